@@ -41,7 +41,9 @@ pub use faults::{Faults, faults};
 pub use netmem_percpu::NoMemory;
 pub use own_line::{CACHE_LINE, OwnLine};
 pub use percpu_ref::{KillError, PercpuRef, ResurrectError};
-pub use ptr::{Borrowed, Count, Dead, InfallibleCount, Owner, RcuCell, Ref};
+#[doc(hidden)]
+pub use ptr::Unsize;
+pub use ptr::{Borrowed, Count, Dead, ExactCount, InfallibleCount, Owner, RcuCell, Ref};
 pub use rcuref::RcuRef;
 pub use refcount::RefCount;
 pub use worker::Worker;

@@ -32,6 +32,7 @@ pub(crate) use seize::Collector;
 use seize::{Guard as _, LocalGuard, OwnedGuard};
 use std::cell::Cell;
 use std::fmt;
+use std::panic::RefUnwindSafe;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -77,6 +78,9 @@ pub struct Guard {
     _depth: Depth,
     slot: Slot,
 }
+
+// A guard lends loads. It also retires, which runs no user code, so no panic interrupts that.
+impl RefUnwindSafe for Guard {}
 
 /// Counts the nested sections that the thread is in.
 struct Depth;

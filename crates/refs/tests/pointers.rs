@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use netmem_refs::{
-    Borrowed, Count, Dead, InfallibleCount, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu,
+    Borrowed, Count, Dead, ExactCount, InfallibleCount, OwnLine, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount,
+    Worker, rcu, unsize,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -105,6 +108,7 @@ macro_rules! named {
 
 named! {
     get kill kill_and_confirm approximate_count try_get try_get_live try_get_live_counting ptr_eq is_dying resurrect value
+    get_mut
 }
 
 /// A pointer hides no method of its value: an owner of a map is used as a map. Proves REF-5.
@@ -309,4 +313,158 @@ fn cleanup_on_a_worker() {
         move |name: String| to.defer(move || tx.send((name, thread::current().name().map(str::to_owned))).unwrap());
     drop(Owner::<_, RcuRef>::with_release("binding".to_owned(), release));
     assert_eq!(rx.recv().unwrap(), ("binding".to_owned(), Some("cleanup".to_owned())));
+}
+
+/// What unwinds past a pointer leaves it whole, so a closure that has one can be passed to `catch_unwind`.
+#[test]
+fn pointers_are_unwind_safe() {
+    fn safe<T: UnwindSafe + RefUnwindSafe>() {}
+    fn over<C: Count>() {
+        safe::<(Owner<String, C>, Ref<String, C>, Borrowed<'static, String, C>, RcuCell<String, C>)>();
+        safe::<(Owner<dyn Shape, C>, Ref<dyn Shape, C>)>();
+    }
+    trait Shape: RefUnwindSafe {}
+    over::<RefCount>();
+    over::<RcuRef>();
+    over::<PercpuRef>();
+    safe::<(RefCount, RcuRef, PercpuRef, OwnLine<RefCount>, Worker)>();
+    let owner: Owner<_, RcuRef> = Owner::new(1);
+    let cell = RcuCell::new(Some(owner));
+    assert!(rcu::read(|guard| catch_unwind(|| cell.load(guard).is_some()).unwrap()));
+}
+
+/// An object of an unsized type is the same object: it has the same count and address, and is released as what it was made.
+/// Proves REF-5.
+#[test]
+fn unsized_pointers() {
+    trait Area: Send + Sync {
+        fn area(&self) -> u64;
+        fn drops(&self) -> &Arc<AtomicU32>;
+    }
+    #[repr(align(256))]
+    struct Square(u64, Value);
+    impl Area for Square {
+        fn area(&self) -> u64 {
+            assert!((&raw const *self).is_aligned());
+            self.0 * self.0
+        }
+        fn drops(&self) -> &Arc<AtomicU32> {
+            &self.1.0
+        }
+    }
+    fn life<C: Count>() {
+        let (value, drops) = Value::new();
+        let (tx, rx) = mpsc::channel();
+        let release = move |square: Square| tx.send(square.0).unwrap();
+        let owner: Owner<_, C> = Owner::try_with_release(Square(3, value), release).unwrap();
+        let sized = Owner::get(&owner);
+        let one: Ref<dyn Area, C> = unsize!(sized.clone() => dyn Area);
+        let owner: Owner<dyn Area, C> = unsize!(owner => dyn Area);
+        let two = Owner::get(&owner);
+        assert!(Ref::ptr_eq(&one, &two.clone()) && Arc::ptr_eq(two.drops(), &drops) && size_of_val(&one) == 16);
+        assert_eq!((one.area(), two.area(), Owner::approximate_count(&owner)), (9, 9, 4));
+        assert!(ptr::addr_eq(&raw const *one, &raw const *sized));
+        drop((owner, one, sized));
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+        thread::spawn(move || drop(two)).join().unwrap();
+        eventually(|| drops.load(Ordering::SeqCst) == 1);
+        assert_eq!(rx.iter().collect::<Vec<_>>(), [3]);
+
+        let values: [(Value, Arc<AtomicU32>); 3] = std::array::from_fn(|_| Value::new());
+        let drops = values.each_ref().map(|(_, drops)| drops.clone());
+        let owner: Owner<[Value], C> = unsize!(Owner::try_new(values.map(|(value, _)| value)).unwrap() => [Value]);
+        assert_eq!(owner.len(), 3);
+        drop(owner);
+        eventually(|| drops.iter().all(|drops| drops.load(Ordering::SeqCst) == 1));
+    }
+    life::<RefCount>();
+    life::<RcuRef>();
+    life::<PercpuRef>();
+}
+
+/// The last reference, be it the owner's or another, has the value out. The callback does not get it.
+#[test]
+fn the_last_reference_takes_the_value_out() {
+    fn taken<C: Count>() {
+        let owner = || {
+            let (value, drops) = Value::new();
+            let owner: Owner<_, C> = Owner::try_with_release(value, |_| panic!("it was taken out")).unwrap();
+            (owner, drops)
+        };
+        // The owner's, also in a critical section.
+        let (alone, drops) = owner();
+        let value = Owner::into_inner(alone).unwrap();
+        let (alone, drops_in_section) = owner();
+        let value_in_section = rcu::read(|_| Owner::into_inner(alone).unwrap());
+        rcu::flush();
+        assert_eq!([&drops, &drops_in_section].map(|drops| drops.load(Ordering::SeqCst)), [0, 0]);
+        drop((value, value_in_section));
+        assert_eq!([&drops, &drops_in_section].map(|drops| drops.load(Ordering::SeqCst)), [1, 1]);
+
+        // Of an owner and references that race, one.
+        for _ in 0..200 {
+            let (owner, drops) = owner();
+            let refs = [Owner::get(&owner), Owner::get(&owner)];
+            let taken = thread::scope(|scope| {
+                let threads = refs.map(|r| scope.spawn(|| Ref::into_inner(r)));
+                let of_owner = Owner::into_inner(owner);
+                threads.map(|t| t.join().unwrap()).into_iter().chain([of_owner]).flatten().count()
+            });
+            assert_eq!((taken, drops.load(Ordering::SeqCst)), (1, 1));
+        }
+
+        // Readers may have found it.
+        let (value, drops) = Value::new();
+        let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
+        rcu::read(|guard| {
+            let found = cell.load(guard).unwrap();
+            assert!(Owner::into_inner(cell.take().unwrap()).is_none());
+            assert_eq!(found.0.load(Ordering::SeqCst), 0);
+        });
+        eventually(|| drops.load(Ordering::SeqCst) == 1);
+    }
+    taken::<RefCount>();
+    taken::<RcuRef>();
+    taken::<PercpuRef>();
+}
+
+/// A value is written only if there is one reference, and no reader can have found the object.
+#[test]
+fn the_only_reference_may_write() {
+    fn written<C: InfallibleCount + ExactCount>() {
+        let mut owner: Owner<_, C> = Owner::new(1);
+        *Owner::get_mut(&mut owner).unwrap() = 2;
+        let mut r = Owner::get(&owner);
+        assert!(Owner::get_mut(&mut owner).is_none() && Ref::get_mut(&mut r).is_none());
+        drop(owner);
+        *Ref::get_mut(&mut r).unwrap() += 1;
+        let again = r.clone();
+        assert!(Ref::get_mut(&mut r).is_none() && *again == 3);
+
+        // What another thread wrote, and then put, is seen.
+        let mut owner: Owner<[u32], C> = unsize!(Owner::new([0; 2]) => [u32]);
+        let mut r = Owner::get(&owner);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    if let Some(values) = Owner::get_mut(&mut owner) {
+                        break values[1] = values[0] + 1;
+                    }
+                    thread::yield_now();
+                }
+            });
+            assert!(Ref::get_mut(&mut r).is_none());
+            drop(r);
+        });
+        assert_eq!(*owner, [0, 1]);
+
+        let cell = RcuCell::new(Some(Owner::<_, C>::new(1)));
+        rcu::read(|guard| {
+            let found = cell.load(guard).unwrap();
+            let mut owner = cell.take().unwrap();
+            assert!(Owner::get_mut(&mut owner).is_none() && *found == 1);
+        });
+    }
+    written::<RefCount>();
+    written::<RcuRef>();
 }

@@ -7,6 +7,7 @@ use crate::sync::{AtomicPtr, Ordering, fence};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 /// An atomic place for an optional [`Owner`], in which readers find the object in a critical section.
@@ -52,6 +53,10 @@ pub struct RcuCell<T, C: Count> {
     /// It owns, sends and shares what an `Owner` does.
     _owns: PhantomData<Owner<T, C>>,
 }
+
+// What is in the cell is replaced by one exchange. For the rest, as for `Owner`.
+impl<T: RefUnwindSafe, C: Count> UnwindSafe for RcuCell<T, C> {}
+impl<T: RefUnwindSafe, C: Count> RefUnwindSafe for RcuCell<T, C> {}
 
 fn into_raw<T, C: Count>(owner: Option<Owner<T, C>>) -> *mut Shared<T, C> {
     owner.map_or(ptr::null_mut(), |owner| {
@@ -157,13 +162,17 @@ impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
 pub struct Borrowed<'g, T, C: Count> {
     /// Found in the section of `'g`, so not released before that ends.
     shared: NonNull<Shared<T, C>>,
-    _section: PhantomData<&'g T>,
+    /// The value is borrowed from the section; invariant: see `shared.rs`.
+    _section: PhantomData<(&'g T, *mut T)>,
 }
 
 // SAFETY: from it one gets `&T`, and a `Ref`. The section may be another thread's, which outlasts `'g`.
 unsafe impl<T: Send + Sync, C: Count> Send for Borrowed<'_, T, C> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync, C: Count> Sync for Borrowed<'_, T, C> {}
+// As for `Owner`.
+impl<T: RefUnwindSafe, C: Count> UnwindSafe for Borrowed<'_, T, C> {}
+impl<T: RefUnwindSafe, C: Count> RefUnwindSafe for Borrowed<'_, T, C> {}
 
 impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// Takes a reference, which outlives the section. Costs what a `try_get` of the count costs.

@@ -74,6 +74,18 @@ pub trait InfallibleCount: Count {
     fn one() -> Self;
 }
 
+/// A count whose number of references is known at each moment: [`RefCount`] and [`RcuRef`]. That of a live [`PercpuRef`] is
+/// not.
+#[diagnostic::on_unimplemented(
+    message = "the number of references of a `{Self}` is not known while it is live",
+    note = "replace the object in an `RcuCell`, or kill it and take the value out by `Owner::into_inner`"
+)]
+pub trait ExactCount: Count {
+    /// Whether there is one reference. If so, all that other threads did before they put theirs happened before.
+    #[must_use]
+    fn is_one(&self) -> bool;
+}
+
 impl sealed::Sealed for RefCount {}
 
 impl Count for RefCount {
@@ -112,6 +124,12 @@ impl InfallibleCount for RefCount {
     }
 }
 
+impl ExactCount for RefCount {
+    fn is_one(&self) -> bool {
+        RefCount::is_one(self)
+    }
+}
+
 impl sealed::Sealed for RcuRef {}
 
 impl Count for RcuRef {
@@ -145,6 +163,12 @@ impl Count for RcuRef {
 impl InfallibleCount for RcuRef {
     fn one() -> Self {
         Self::new(1)
+    }
+}
+
+impl ExactCount for RcuRef {
+    fn is_one(&self) -> bool {
+        RcuRef::is_one(self)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Loom's models of the race that `shared.rs` names, over each count. Sections are those of `rcu_model.rs`. All
 //! interleavings are tried, but where a bound on preemptions is said.
 
-use super::{Borrowed, Count, Owner, RcuCell, Ref};
+use super::{Borrowed, Count, ExactCount, Owner, RcuCell, Ref};
 use crate::{PercpuRef, RcuRef, RefCount, rcu};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -128,6 +128,38 @@ fn get_against_store<C: Count>() {
         assert!(cell.get().is_none());
         new.touch();
     });
+}
+
+/// Writing against put: the owner writes the value as soon as there is no other reference, which comes after all that the
+/// holders of the others did.
+fn get_mut_against_put<C: ExactCount>() {
+    check(None, || {
+        let drops = Arc::new(AtomicU32::new(0));
+        let mut owner: Owner<_, C> = Value::owner(&drops).expect("it needs no memory");
+        let putters = [Owner::get(&owner), Owner::get(&owner)].map(|held| {
+            thread::spawn(move || {
+                held.touch();
+                drop(held);
+            })
+        });
+        if let Some(value) = Owner::get_mut(&mut owner) {
+            // SAFETY: loom checks that nothing else reads or writes.
+            value.alive.with_mut(|alive| unsafe { *alive = true });
+        }
+        drop(owner);
+        putters.map(|putter| putter.join().unwrap());
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn refcount_get_mut_against_put() {
+    get_mut_against_put::<RefCount>();
+}
+
+#[test]
+fn rcuref_get_mut_against_put() {
+    get_mut_against_put::<RcuRef>();
 }
 
 macro_rules! over_each_count {

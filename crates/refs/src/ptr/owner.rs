@@ -1,14 +1,14 @@
 //! The owning pointer: when it is dropped, the object is killed.
 
-use super::count::InfallibleCount;
-use super::shared::Shared;
+use super::count::{ExactCount, InfallibleCount};
+use super::shared::{Shared, Unsize};
 use super::{Count, Ref};
 use crate::{KillError, NoMemory, PercpuRef, faults};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 /// The initial reference to a counted object. Dropping it kills the object; the last [`Ref`] releases it.
@@ -51,17 +51,17 @@ use std::ptr::NonNull;
 /// [`RefCount`]: crate::RefCount
 /// [`RcuRef`]: crate::RcuRef
 #[must_use = "dropping the owner kills the object"]
-pub struct Owner<T, C: Count> {
+pub struct Owner<T: ?Sized, C: Count> {
     shared: NonNull<Shared<T, C>>,
-    /// For drop check and variance.
-    _owns: PhantomData<Shared<T, C>>,
+    /// Invariant: see `shared.rs`.
+    _owns: PhantomData<*mut T>,
 }
 
 // SAFETY: as for `Arc`: it gives `&T` to any thread that it or its references are sent to, and the last of them drops the
 // value. Counts are `Send` and `Sync`.
-unsafe impl<T: Send + Sync, C: Count> Send for Owner<T, C> {}
+unsafe impl<T: ?Sized + Send + Sync, C: Count> Send for Owner<T, C> {}
 // SAFETY: as above: by reference one can get a `Ref`.
-unsafe impl<T: Send + Sync, C: Count> Sync for Owner<T, C> {}
+unsafe impl<T: ?Sized + Send + Sync, C: Count> Sync for Owner<T, C> {}
 
 impl<T: Send + 'static, C: Count> Owner<T, C> {
     /// A counted object, for a count that can always be made. Allocates.
@@ -70,7 +70,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         C: InfallibleCount,
     {
         // SAFETY: the reference of a new count is the owner's.
-        unsafe { Self::from_raw(Shared::allocate(C::one(), value, None)) }
+        unsafe { Self::from_raw(Shared::allocate(C::one(), value)) }
     }
 
     /// As [`new`](Self::new). When the object is released, the value is given to `release`. Allocates twice.
@@ -79,7 +79,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         C: InfallibleCount,
     {
         // SAFETY: the reference of a new count is the owner's.
-        unsafe { Self::from_raw(Shared::allocate(C::one(), value, Some(Box::new(release)))) }
+        unsafe { Self::from_raw(Shared::with_callback(C::one(), value, release)) }
     }
 
     /// A counted object, for any count. Allocates.
@@ -90,7 +90,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
     pub fn try_new(value: T) -> Result<Self, NoMemory> {
         let count = C::try_one()?;
         // SAFETY: the reference of a new count is the owner's.
-        Ok(unsafe { Self::from_raw(Shared::allocate(count, value, None)) })
+        Ok(unsafe { Self::from_raw(Shared::allocate(count, value)) })
     }
 
     /// As [`try_new`](Self::try_new). When the object is released, the value is given to `release`. Allocates twice.
@@ -101,11 +101,11 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
     pub fn try_with_release(value: T, release: impl FnOnce(T) + Send + 'static) -> Result<Self, NoMemory> {
         let count = C::try_one()?;
         // SAFETY: the reference of a new count is the owner's.
-        Ok(unsafe { Self::from_raw(Shared::allocate(count, value, Some(Box::new(release)))) })
+        Ok(unsafe { Self::from_raw(Shared::with_callback(count, value, release)) })
     }
 }
 
-impl<T, C: Count> Owner<T, C> {
+impl<T: ?Sized, C: Count> Owner<T, C> {
     /// # Safety
     ///
     /// `shared` has an initial reference, which is the caller's.
@@ -122,7 +122,7 @@ impl<T, C: Count> Owner<T, C> {
     #[inline]
     pub fn get(this: &Self) -> Ref<T, C> {
         // SAFETY: the owner keeps it.
-        unsafe { &(*this.shared.as_ptr()).count }.get();
+        unsafe { &(*this.shared.as_ptr()).head.count }.get();
         // SAFETY: just got.
         unsafe { Ref::from_raw(this.shared) }
     }
@@ -130,7 +130,7 @@ impl<T, C: Count> Owner<T, C> {
     /// The number of references, the owner's included, for statistics. See [`Ref::approximate_count`].
     pub fn approximate_count(this: &Self) -> u64 {
         // SAFETY: the owner keeps it.
-        unsafe { &(*this.shared.as_ptr()).count }.approximate_count()
+        unsafe { &(*this.shared.as_ptr()).head.count }.approximate_count()
     }
 
     /// Kills the object: puts the initial reference. If the count is a [`PercpuRef`], [`Ref::try_get_live`] fails from now on.
@@ -140,7 +140,46 @@ impl<T, C: Count> Owner<T, C> {
     }
 }
 
-impl<T> Owner<T, PercpuRef> {
+impl<T, C: Count> Owner<T, C> {
+    /// Kills the object, and returns the value if the owner's reference was the last. A release callback is then dropped, and
+    /// not called. Otherwise the last [`Ref`] releases the object, or takes the value out: [`Ref::into_inner`].
+    ///
+    /// `None`, and the object is released as ever, also if it was ever in an [`RcuCell`](crate::RcuCell): readers may still
+    /// be reading the value.
+    pub fn into_inner(this: Self) -> Option<T> {
+        let shared = Self::into_raw(this);
+        // SAFETY: the owner's reference is put here, once; and the value is taken if that was told to be the last.
+        unsafe {
+            let last = (*shared.as_ptr()).head.count.kill();
+            if last { Shared::take(shared) } else { None }
+        }
+    }
+}
+
+impl<T: ?Sized, C: ExactCount> Owner<T, C> {
+    /// The value, to write, if there is no other reference. See [`Ref::get_mut`].
+    pub fn get_mut(this: &mut Self) -> Option<&mut T> {
+        // SAFETY: the owner's reference; the owner is borrowed as long as the value.
+        unsafe { Shared::alone(this.shared, C::is_one) }
+    }
+}
+
+impl<T: ?Sized, C: Count> Unsize for Owner<T, C> {
+    type Pointee = T;
+    type To<U: ?Sized> = Owner<U, C>;
+
+    unsafe fn unsize<U: ?Sized>(this: Self, coerce: impl FnOnce(*mut T) -> *mut U) -> Owner<U, C> {
+        // SAFETY: the caller's promise; the owner's reference goes on as that of the result.
+        unsafe { Owner::from_raw(Shared::coerced(Self::into_raw(this), coerce)) }
+    }
+}
+
+// As for an `Arc`. The pointer lends `&T`, and a value that is `RefUnwindSafe` is whole behind it after a panic. The count is:
+// each change of it is one atomic operation, and no user code runs under its lock. The callback is reached by its call alone.
+impl<T: ?Sized + RefUnwindSafe, C: Count> UnwindSafe for Owner<T, C> {}
+impl<T: ?Sized + RefUnwindSafe, C: Count> RefUnwindSafe for Owner<T, C> {}
+
+impl<T: ?Sized> Owner<T, PercpuRef> {
     /// Kills the object, and calls `confirm` as soon as no [`Ref::try_get_live`] can succeed any more, before the initial
     /// reference is put.
     ///
@@ -155,7 +194,7 @@ impl<T> Owner<T, PercpuRef> {
         let this = ManuallyDrop::new(this);
         let mut confirmed = Ok(());
         // SAFETY: the owner keeps it until the count is killed, and the object is finished if that was told to be the last.
-        let killed = unsafe { &(*this.shared.as_ptr()).count }
+        let killed = unsafe { &(*this.shared.as_ptr()).head.count }
             .kill_and_confirm(|| confirmed = catch_unwind(AssertUnwindSafe(confirm)));
         // SAFETY: only called if the kill returned that it was the last.
         let finish = || unsafe { Shared::finish(this.shared) };
@@ -173,7 +212,7 @@ impl<T> Owner<T, PercpuRef> {
     }
 }
 
-impl<T, C: Count> Deref for Owner<T, C> {
+impl<T: ?Sized, C: Count> Deref for Owner<T, C> {
     type Target = T;
 
     #[inline]
@@ -183,15 +222,15 @@ impl<T, C: Count> Deref for Owner<T, C> {
     }
 }
 
-impl<T, C: Count> Drop for Owner<T, C> {
+impl<T: ?Sized, C: Count> Drop for Owner<T, C> {
     fn drop(&mut self) {
         // SAFETY: ours, and the initial one.
         unsafe { Shared::kill(self.shared) };
     }
 }
 
-impl<T: fmt::Debug, C: Count> fmt::Debug for Owner<T, C> {
+impl<T: ?Sized + fmt::Debug, C: Count> fmt::Debug for Owner<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Owner").field(&**self).finish()
+        f.debug_tuple("Owner").field(&&**self).finish()
     }
 }

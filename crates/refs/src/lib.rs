@@ -43,7 +43,7 @@ pub use own_line::{CACHE_LINE, OwnLine};
 pub use percpu_ref::{KillError, PercpuRef, ResurrectError};
 #[doc(hidden)]
 pub use ptr::Unsize;
-pub use ptr::{Borrowed, Count, Dead, ExactCount, InfallibleCount, Owner, RcuCell, Ref};
+pub use ptr::{Borrowed, Changed, Count, Dead, ExactCount, InfallibleCount, Owner, RcuCell, Ref};
 pub use rcuref::RcuRef;
 pub use refcount::RefCount;
 pub use worker::Worker;

@@ -174,6 +174,21 @@ impl Guard {
         }
     }
 
+    /// Exchanges a pointer, if it is `current`. If it is not, the object that it points to is protected as by
+    /// [`protect`](Self::protect).
+    pub(crate) fn compare_exchange<T>(
+        &self,
+        at: &AtomicPtr<T>,
+        current: *mut T,
+        new: *mut T,
+    ) -> Result<*mut T, *mut T> {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        match &self.slot {
+            Slot::Thread(guard) => guard.compare_exchange(at, current, new, success, failure),
+            Slot::Section(guard) => guard.compare_exchange(at, current, new, success, failure),
+        }
+    }
+
     /// Defers `release(at)` until every section that is open now has ended, including this one. The thread that leaves
     /// the last of them calls it, outside of any section. With `prompt`, the call does not wait for other retired
     /// objects.

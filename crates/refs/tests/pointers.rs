@@ -468,3 +468,52 @@ fn the_only_reference_may_write() {
     written::<RefCount>();
     written::<RcuRef>();
 }
+
+/// An exchange puts an owner in only if the expected object is in the cell, and else hands both back. An update of each of
+/// several threads is kept.
+#[test]
+fn a_cell_compares_and_exchanges() {
+    fn exchanged<C: Count>() {
+        let of = |n: u32| Some(Owner::<_, C>::try_new(n).unwrap());
+        let cell = RcuCell::new(of(1));
+        rcu::read(|guard| {
+            let one = cell.load(guard);
+            assert_eq!(cell.compare_exchange(one, of(2), guard).unwrap().as_deref(), Some(&1));
+            // It is another object, with an equal value.
+            let swapped = cell.swap(of(1));
+            let changed = cell.compare_exchange(one, of(3), guard).unwrap_err();
+            assert_eq!((changed.current.as_deref(), changed.new.as_deref()), (Some(&1), Some(&3)));
+            let changed = cell.compare_exchange(None, changed.new, guard).unwrap_err();
+            assert_eq!((changed.current.as_deref(), changed.new.as_deref()), (Some(&1), Some(&3)));
+            // It was never in a cell, so the value can be taken out.
+            assert_eq!(changed.new.and_then(Owner::into_inner), Some(3));
+            // One that was in a cell stays noted.
+            let changed = cell.compare_exchange(None, swapped, guard).unwrap_err();
+            assert_eq!(changed.new.and_then(Owner::into_inner), None);
+            assert!(cell.compare_exchange(cell.load(guard), None, guard).unwrap().is_some());
+            assert!(cell.compare_exchange(None, of(4), guard).unwrap().is_none());
+        });
+        assert_eq!(cell.get().as_deref(), Some(&4));
+
+        let refused = cell.update(|current| {
+            assert_eq!(current, Some(&4));
+            None
+        });
+        assert!(!refused && cell.get().as_deref() == Some(&4));
+        cell.store(None);
+        assert!(cell.update(|current| current.is_none().then(|| of(0)).flatten()));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        assert!(cell.update(|current| of(current? + 1)));
+                    }
+                });
+            }
+        });
+        assert_eq!(cell.get().as_deref(), Some(&2000));
+    }
+    exchanged::<RefCount>();
+    exchanged::<RcuRef>();
+    exchanged::<PercpuRef>();
+}

@@ -123,6 +123,83 @@ impl<T, C: Count> RcuCell<T, C> {
         old.map(|old| unsafe { Owner::from_raw(old) })
     }
 
+    /// Puts another owner in if `current` is in the cell, and hands out the owner of `current`, which is still alive. One atomic
+    /// compare-and-swap.
+    ///
+    /// `current` was found in a critical section that is still open, so its memory is not used for another object meanwhile:
+    /// if it is in the cell, it is the same object.
+    ///
+    /// # Errors
+    ///
+    /// Another object is in the cell, or none. `new` is handed back as if it had not been tried, with what is in the cell.
+    pub fn compare_exchange<'g>(
+        &self,
+        current: Option<Borrowed<'g, T, C>>,
+        new: Option<Owner<T, C>>,
+        guard: &'g Guard,
+    ) -> Result<Option<Owner<T, C>>, Changed<'g, T, C>> {
+        let current = current.map_or(ptr::null_mut(), |current| current.shared.as_ptr());
+        let new = new.map(Owner::into_raw);
+        // SAFETY: the owner was the caller's, and the cell has it next, or this function hands it back.
+        let before = new.map(|new| unsafe { Shared::enters_cell(new) });
+        let to = new.map_or(ptr::null_mut(), NonNull::as_ptr);
+        // As in `swap`; and what a failure finds is protected by the section, as by a load.
+        match guard.compare_exchange(&self.at, current, to) {
+            // SAFETY: the cell's, and with the exchange ours.
+            Ok(old) => Ok(NonNull::new(old).map(|old| unsafe { Owner::from_raw(old) })),
+            Err(found) => {
+                let new = new.zip(before).map(|(new, before)| {
+                    // SAFETY: the cell did not take it.
+                    unsafe { Shared::did_not_enter(new, before) };
+                    // SAFETY: the caller's owner, as above.
+                    unsafe { Owner::from_raw(new) }
+                });
+                let current = NonNull::new(found);
+                Err(Changed { current: current.map(|shared| Borrowed { shared, _section: PhantomData }), new })
+            }
+        }
+    }
+
+    /// Replaces the object by one that `next` makes from its value, and kills it. If another thread replaces it meanwhile,
+    /// `next` is called again with the new value, and what it made before is dropped. So no update of a thread is lost, without a
+    /// lock.
+    ///
+    /// If `next` returns `None`, the cell stays as it is. Returns whether the object was replaced.
+    ///
+    /// `next` runs in a critical section: it should be short, not block, and have no effect besides its result. Each call costs
+    /// a section, a load and a compare-and-swap. If threads often replace the object at the same time, a lock among them makes
+    /// fewer objects in vain.
+    ///
+    /// ```
+    /// use netmem_refs::{Owner, RcuCell, RcuRef};
+    ///
+    /// let routes: RcuCell<Vec<u32>, RcuRef> = RcuCell::new(Some(Owner::new(vec![1])));
+    /// let add = |route| {
+    ///     routes.update(|current| {
+    ///         let mut next = current?.clone();
+    ///         next.push(route);
+    ///         Some(Owner::new(next))
+    ///     })
+    /// };
+    /// assert!(add(2) && add(3));
+    /// assert_eq!(*routes.get().unwrap(), [1, 2, 3]);
+    /// ```
+    pub fn update(&self, mut next: impl FnMut(Option<&T>) -> Option<Owner<T, C>>) -> bool {
+        loop {
+            let done = rcu::read(|guard| {
+                let current = self.load(guard);
+                let new = next(current.map(Borrowed::value))?;
+                // What is left over is dropped after the section: its release need not wait for it.
+                Some(self.compare_exchange(current, Some(new), guard).map_err(|changed| changed.new))
+            });
+            match done {
+                None => return false,
+                Some(Ok(_old)) => return true,
+                Some(Err(_new)) => (),
+            }
+        }
+    }
+
     /// Puts another owner in, and kills the object that was there. It is released when its last reference has been put and
     /// the readers that found it have left their sections.
     pub fn store(&self, owner: Option<Owner<T, C>>) {
@@ -151,6 +228,22 @@ impl<T, C: Count> Drop for RcuCell<T, C> {
 impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RcuCell").finish_non_exhaustive()
+    }
+}
+
+/// Why [`RcuCell::compare_exchange`] did not put an owner in: the cell has another object than was expected.
+#[derive(thiserror::Error)]
+#[error("the cell has another object than was expected")]
+pub struct Changed<'g, T, C: Count> {
+    /// The object that is in the cell, if any.
+    pub current: Option<Borrowed<'g, T, C>>,
+    /// The owner that was not put in.
+    pub new: Option<Owner<T, C>>,
+}
+
+impl<T, C: Count> fmt::Debug for Changed<'_, T, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changed").finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,7 @@ mod owner;
 mod reference;
 mod shared;
 
-pub use cell::{Borrowed, RcuCell};
+pub use cell::{Borrowed, Changed, RcuCell};
 pub use count::{Count, ExactCount, InfallibleCount};
 pub use owner::Owner;
 pub use reference::Ref;

@@ -95,14 +95,30 @@ impl<T: Send + 'static, C: Count> Shared<T, C> {
 }
 
 impl<T, C: Count> Shared<T, C> {
-    /// Notes that readers can find the object: from now on it is released only after critical sections.
+    /// Notes that readers can find the object: from now on it is released only after critical sections. Returns what was
+    /// noted before.
     ///
     /// # Safety
     ///
     /// The caller is the owner.
-    pub(super) unsafe fn enters_cell(this: NonNull<Self>) {
-        // SAFETY: the owner keeps it.
-        unsafe { &(*this.as_ptr()).head.in_cell }.store(true, Ordering::Relaxed);
+    pub(super) unsafe fn enters_cell(this: NonNull<Self>) -> bool {
+        // SAFETY: the owner keeps it, and is the only thread that writes it.
+        let in_cell = unsafe { &(*this.as_ptr()).head.in_cell };
+        let before = in_cell.load(Ordering::Relaxed);
+        in_cell.store(true, Ordering::Relaxed);
+        before
+    }
+
+    /// Takes the note back: no reader could find the object.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the owner, which did not put the object in a cell since [`enters_cell`](Self::enters_cell) returned
+    /// `before`.
+    pub(super) unsafe fn did_not_enter(this: NonNull<Self>, before: bool) {
+        // SAFETY: the owner keeps it. Another thread reads the flag only after the owner's put, or if it finds no other
+        // reference than its own.
+        unsafe { &(*this.as_ptr()).head.in_cell }.store(before, Ordering::Relaxed);
     }
 
     /// Releases an object of this type.

@@ -2,7 +2,7 @@
 
 use super::{Fragment, Niovs, Receive, Return, Tokens, each, key, page};
 use netmem_devmem::TokenRange;
-use netmem_refs::{Owner, RcuCell, RcuRef, rcu};
+use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, rcu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,12 +29,12 @@ impl<T: Default + Send + Sync + 'static> Node<T> {
         if cell.load(guard).is_none() {
             cell.store(Some(Owner::new(T::default())));
         }
-        Some(cell.load(guard)?.value())
+        Some(Borrowed::value(cell.load(guard)?))
     }
 
     #[inline]
     fn find<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
-        Some(self.0[byte as usize].load(guard)?.value())
+        Some(Borrowed::value(self.0[byte as usize].load(guard)?))
     }
 }
 

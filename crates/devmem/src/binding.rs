@@ -365,7 +365,7 @@ impl<C: BindingCount> Binding<C> {
         let worker = worker.clone();
         let release = move |memory| worker.defer(move || BoundMemory::cleanup(memory));
         let owner = Owner::try_with_release(memory, release)?;
-        let provider = Arc::new(BindingProvider { binding: owner.get() });
+        let provider = Arc::new(BindingProvider { binding: Owner::get(&owner) });
         Ok(Self { owner, provider })
     }
 

@@ -85,7 +85,7 @@ fn bind<C: Count>() -> Bound<C> {
         ends.0.fetch_add(1, Ordering::Relaxed);
     })
     .expect("a slot");
-    let keeps = owner.get();
+    let keeps = Owner::get(&owner);
     // SAFETY: no other thread has the pool yet.
     pool.0.with_mut(|at| unsafe { *at = Some(keeps) });
     assert!(owner.ledger.take(1));

@@ -11,7 +11,7 @@ use crate::{Binding, BindingCount, BindingRef};
 use netmem_inet::wire::{self, Body, EmitError, Flow, HEADROOM, Link, MAX_HEADERS, Mac, Outer};
 use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
 use netmem_pool::{DmaDomain, MapError, OutOfRange, PeerMemory, PeerShared, SharedPool};
-use netmem_refs::PercpuRef;
+use netmem_refs::{PercpuRef, Ref};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -213,7 +213,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         queue: &mut Q,
         message: &Message<C>,
     ) -> Result<(), SendError> {
-        if let Some(other) = message.fragments.iter().find(|f| !f.holder.ptr_eq(&self.binding)) {
+        if let Some(other) = message.fragments.iter().find(|f| !Ref::ptr_eq(&f.holder, &self.binding)) {
             return Err(self.outside(other.dma.wrapping_sub(self.base), other.len));
         }
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -242,7 +242,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
             return Err(SendError::TooLong { bytes, most });
         }
         for &(offset, len) in parts {
-            let Ok(holder) = self.binding.try_get_live() else {
+            let Ok(holder) = Ref::try_get_live(&self.binding) else {
                 to.clear();
                 return Err(SendError::Unbound { binding: self.binding.id() });
             };

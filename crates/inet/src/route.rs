@@ -35,7 +35,7 @@
 use crate::Time;
 use crate::interface::Interface;
 use crate::neighbor::Hop;
-use netmem_refs::{Count, NoMemory, Owner, RcuCell, RcuRef, Ref, rcu};
+use netmem_refs::{Borrowed, Count, NoMemory, Owner, RcuCell, RcuRef, Ref, rcu};
 use prefix_trie::PrefixMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -430,13 +430,13 @@ impl<C: Count> Routes<C> {
                 if found.destination == destination && found.generation == generation {
                     found.touch(now);
                     // The entry may have been removed meanwhile, and its last reference put.
-                    let (got, retries) = found.try_get_live_counting();
+                    let (got, retries) = Borrowed::try_get_live_counting(found);
                     if retries > 0 {
                         self.retries.fetch_add(retries.into(), Ordering::Relaxed);
                     }
                     return got.ok();
                 }
-                at = found.value().next.load(guard);
+                at = Borrowed::value(found).next.load(guard);
             }
             None
         })
@@ -500,23 +500,23 @@ impl<C: Count> Routes<C> {
                     continue;
                 }
                 if found.destination == dst.destination {
-                    return found.try_get_live().ok();
+                    return Borrowed::try_get_live(found).ok();
                 }
                 let used = found.used.load(Ordering::Relaxed);
                 if oldest.is_none_or(|(_, before)| used < before) {
                     oldest = Some((cell, used));
                 }
                 depth += 1;
-                cell = &found.value().next;
+                cell = &Borrowed::value(found).next;
             }
             if let Some((oldest, _)) = oldest.filter(|_| depth == DEPTH) {
                 old.extend(unlink(oldest));
                 cell = bucket;
                 while let Some(found) = cell.load(guard) {
-                    cell = &found.value().next;
+                    cell = &Borrowed::value(found).next;
                 }
             }
-            let found = dst.get();
+            let found = Owner::get(&dst);
             cell.store(Some(dst));
             Some(found)
         })
@@ -696,7 +696,7 @@ mod tests {
         rcu::read(|guard| {
             let (mut at, mut depth) = (bucket.load(guard), 0);
             while let Some(found) = at {
-                (at, depth) = (found.value().next.load(guard), depth + 1);
+                (at, depth) = (Borrowed::value(found).next.load(guard), depth + 1);
             }
             depth
         })

@@ -62,6 +62,6 @@ fn main() -> anyhow::Result<()> {
 
     let now = config().context("a configuration is stored")?;
     println!("{} packets fitted while versions 2 to {} were stored", packets.into_inner(), now.version);
-    println!("version {} is kept by a reference: mtu {}, dying: {}", old.version, old.mtu, old.is_dying());
+    println!("version {} is kept by a reference: mtu {}, dying: {}", old.version, old.mtu, Ref::is_dying(&old));
     Ok(())
 }

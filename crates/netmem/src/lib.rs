@@ -98,13 +98,13 @@
 //! What lives long and is used from many cores is counted per CPU: a get and a put are plain adds, until the owner goes.
 //!
 //! ```
-//! use netmem::refs::{Owner, PercpuRef};
+//! use netmem::refs::{Owner, PercpuRef, Ref};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let binding: Owner<_, PercpuRef> = Owner::try_with_release("64 pages", |pages| println!("{pages} are free"))?;
-//! let r = binding.get(); // on any thread
+//! let r = Owner::get(&binding); // on any thread
 //! drop(binding); // kills it: r drains
-//! assert!(r.try_get_live().is_err());
+//! assert!(Ref::try_get_live(&r).is_err());
 //! drop(r); // the last reference: the release
 //! # Ok(())
 //! # }

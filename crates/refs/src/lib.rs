@@ -18,7 +18,8 @@
 //! * [`OwnLine`] keeps a count away from what is read after a get. The pointers' allocation does so already.
 //!
 //! Names say whether a get can fail, for all counts and pointers alike: `get` is for the holder of a reference and cannot fail;
-//! `try_get` may find the object dead; `try_get_live` also fails if the object was killed.
+//! `try_get` may find the object dead; `try_get_live` also fails if the object was killed. Of the pointers they are functions
+//! and not methods, as those of an `Arc`: `Owner::get(&owner)`. So the pointers hide no method of the value.
 //!
 //! The theory of each count opens its file; `docs/refcount.md`, `docs/rcuref.md` and `docs/percpuref.md` say what proves it.
 
@@ -41,7 +42,9 @@ pub use faults::{Faults, faults};
 pub use netmem_percpu::NoMemory;
 pub use own_line::{CACHE_LINE, OwnLine};
 pub use percpu_ref::{KillError, PercpuRef, ResurrectError};
-pub use ptr::{Borrowed, Count, Dead, InfallibleCount, Owner, RcuCell, Ref};
+#[doc(hidden)]
+pub use ptr::Unsize;
+pub use ptr::{Borrowed, Changed, Count, Dead, ExactCount, InfallibleCount, Owner, RcuCell, Ref};
 pub use rcuref::RcuRef;
 pub use refcount::RefCount;
 pub use worker::Worker;

@@ -32,6 +32,7 @@ pub(crate) use seize::Collector;
 use seize::{Guard as _, LocalGuard, OwnedGuard};
 use std::cell::Cell;
 use std::fmt;
+use std::panic::RefUnwindSafe;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -77,6 +78,9 @@ pub struct Guard {
     _depth: Depth,
     slot: Slot,
 }
+
+// A guard lends loads. It also retires, which runs no user code, so no panic interrupts that.
+impl RefUnwindSafe for Guard {}
 
 /// Counts the nested sections that the thread is in.
 struct Depth;
@@ -167,6 +171,21 @@ impl Guard {
         match &self.slot {
             Slot::Thread(guard) => guard.protect(at, Ordering::Acquire),
             Slot::Section(guard) => guard.protect(at, Ordering::Acquire),
+        }
+    }
+
+    /// Exchanges a pointer, if it is `current`. If it is not, the object that it points to is protected as by
+    /// [`protect`](Self::protect).
+    pub(crate) fn compare_exchange<T>(
+        &self,
+        at: &AtomicPtr<T>,
+        current: *mut T,
+        new: *mut T,
+    ) -> Result<*mut T, *mut T> {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        match &self.slot {
+            Slot::Thread(guard) => guard.compare_exchange(at, current, new, success, failure),
+            Slot::Section(guard) => guard.compare_exchange(at, current, new, success, failure),
         }
     }
 

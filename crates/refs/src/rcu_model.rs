@@ -86,6 +86,15 @@ impl Guard {
         at.load(Ordering::Acquire)
     }
 
+    pub(crate) fn compare_exchange<T>(
+        &self,
+        at: &AtomicPtr<T>,
+        current: *mut T,
+        new: *mut T,
+    ) -> Result<*mut T, *mut T> {
+        at.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
+    }
+
     /// # Safety
     ///
     /// No section entered from now on finds `at`. `release` may be called on it then, once, by any thread.

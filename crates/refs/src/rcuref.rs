@@ -238,6 +238,11 @@ impl RcuRef {
         false
     }
 
+    /// Whether there is one reference, which is then the caller's. What other threads did before their puts happened before.
+    pub(crate) fn is_one(&self) -> bool {
+        self.0.load(Ordering::Acquire) == initial(1)
+    }
+
     /// Whether a put was told to destroy the object. Not the same as a count of zero, which a get can still raise.
     #[must_use]
     pub fn is_dead(&self) -> bool {

@@ -178,6 +178,11 @@ impl RefCount {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Whether there is one reference, which is then the caller's. What other threads did before their puts happened before.
+    pub(crate) fn is_one(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 1
+    }
+
     /// Whether the count overflowed or was unbalanced: its object will not be freed.
     #[must_use]
     pub fn is_saturated(&self) -> bool {

@@ -4,6 +4,7 @@ use crate::faults;
 use std::fmt;
 use std::io;
 use std::mem;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, SendError};
 use std::thread::{self, JoinHandle};
@@ -42,6 +43,10 @@ pub struct Worker {
     /// [`FORKS`] in the process that has the thread.
     process: u32,
 }
+
+// A panic interrupts neither a job in the queue nor the queue: what is sent is whole, and a job's own panic is contained.
+impl UnwindSafe for Worker {}
+impl RefUnwindSafe for Worker {}
 
 /// Differs between a process and its children, from the first worker on: each child adds to it. A process id would not do: a
 /// child in a PID namespace of its own may have its parent's.

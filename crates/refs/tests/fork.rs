@@ -8,7 +8,7 @@ mod emulated;
 mod skip;
 
 use emulated::is_emulated;
-use netmem_refs::{Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
+use netmem_refs::{Borrowed, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
 use skip::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -91,8 +91,8 @@ fn percpu_ref() {
     let ((mine, mine_dropped), (theirs, theirs_dropped)) = (Value::new(), Value::new());
     let mine: Owner<_, PercpuRef> = Owner::try_new(mine).unwrap();
     let theirs: Owner<_, PercpuRef> = Owner::try_new(theirs).unwrap();
-    let r = mine.get();
-    let held = theirs.get();
+    let r = Owner::get(&mine);
+    let held = Owner::get(&theirs);
     let (mine, theirs, r) = (Mutex::new(Some(mine)), Mutex::new(Some(theirs)), Mutex::new(Some(r)));
     let of_parent = |wait: &dyn Fn()| {
         let _held: Ref<_, _> = held;
@@ -101,19 +101,19 @@ fn percpu_ref() {
     let ended = beside(of_parent, || {
         in_child(|| {
             let (mine, r) = (mine.lock().unwrap().take().unwrap(), r.lock().unwrap().take().unwrap());
-            let other = mine.get();
-            assert_eq!(r.approximate_count(), 3);
-            mine.kill();
-            assert!(r.try_get_live().is_err());
-            let again = r.resurrect().unwrap();
-            assert!(r.try_get_live().is_ok());
+            let other = Owner::get(&mine);
+            assert_eq!(Ref::approximate_count(&r), 3);
+            Owner::kill(mine);
+            assert!(Ref::try_get_live(&r).is_err());
+            let again = Ref::resurrect(&r).unwrap();
+            assert!(Ref::try_get_live(&r).is_ok());
             drop((other, again));
             assert_eq!(drops(&mine_dropped), 0);
             drop(r);
             assert_eq!(drops(&mine_dropped), 1);
 
             let theirs = theirs.lock().unwrap().take().unwrap();
-            assert_eq!(theirs.approximate_count(), 2);
+            assert_eq!(Owner::approximate_count(&theirs), 2);
             drop(theirs);
             assert_eq!(drops(&theirs_dropped), 0);
             // The child also makes an object of its own.
@@ -146,7 +146,7 @@ fn rcu_ref_and_cell() {
     };
     let ended = beside(of_parent, || {
         in_child(|| {
-            let found = rcu::read(|guard| cell.load(guard).unwrap().try_get().unwrap());
+            let found = rcu::read(|guard| Borrowed::try_get(cell.load(guard).unwrap()).unwrap());
             let (new, new_dropped) = Value::new();
             cell.store(Some(Owner::new(new)));
             drop(found);
@@ -197,7 +197,7 @@ fn a_section_around_the_fork() {
         in_child(|| {
             thread::scope(|scope| scope.spawn(|| cell.store(None)).join().unwrap());
             assert_eq!(drops(&dropped), 0, "the section is open here, too");
-            assert_eq!(drops(&found.value().0), 0);
+            assert_eq!(drops(&Borrowed::value(found).0), 0);
         })
     });
     assert_eq!(ended, Ok(0));

@@ -9,7 +9,7 @@ mod emulated;
 mod skip;
 
 use emulated::is_emulated;
-use netmem_refs::{Count, KillError, Owner, PercpuRef, RcuCell, RcuRef, RefCount, Worker, faults, rcu};
+use netmem_refs::{Borrowed, Count, KillError, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
 use skip::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -59,7 +59,7 @@ fn panic_of<R>(f: impl FnOnce() -> R) -> String {
 }
 
 fn kill(owner: Owner<Value, PercpuRef>, confirm: impl FnOnce()) {
-    let killed: Result<(), KillError> = owner.kill_and_confirm(confirm).map_err(|(_, e)| e);
+    let killed: Result<(), KillError> = Owner::kill_and_confirm(owner, confirm).map_err(|(_, e)| e);
     killed.unwrap();
 }
 
@@ -76,10 +76,10 @@ fn confirm_panics() {
     // Another reference is the last one.
     let (value, dropped) = Value::new(false);
     let owner: Owner<_, PercpuRef> = Owner::try_new(value).unwrap();
-    let r = owner.get();
+    let r = Owner::get(&owner);
     assert_eq!(panic_of(|| kill(owner, || panic!("{PART}"))), PART);
-    assert!(r.is_dying() && drops(&dropped) == 0);
-    assert_eq!(r.approximate_count(), 1);
+    assert!(Ref::is_dying(&r) && drops(&dropped) == 0);
+    assert_eq!(Ref::approximate_count(&r), 1);
     drop(r);
     assert_eq!(drops(&dropped), 1);
 }
@@ -112,7 +112,7 @@ fn release_panics_at_once() {
     fn panics<C: Count>() {
         let (value, dropped) = Value::new(true);
         let owner: Owner<_, C> = Owner::try_new(value).unwrap();
-        let r = owner.get();
+        let r = Owner::get(&owner);
         drop(owner);
         assert_eq!(panic_of(|| drop(r)), format!("{PART}, in a drop"));
         assert_eq!(drops(&dropped), 1);
@@ -123,7 +123,7 @@ fn release_panics_at_once() {
             panic!("{PART}");
         };
         let owner: Owner<_, C> = Owner::try_with_release(value, release).unwrap();
-        assert_eq!(panic_of(|| owner.kill()), PART);
+        assert_eq!(panic_of(|| Owner::kill(owner)), PART);
         assert_eq!(drops(&dropped), 1);
     }
     let _alone = alone();
@@ -181,7 +181,7 @@ fn release_of_a_replaced_object_panics() {
         let cell: RcuCell<_, C> = RcuCell::new(Some(Owner::try_new(old).unwrap()));
         cell.store(Some(Owner::try_new(new).unwrap()));
         assert_eq!((drops(&old_dropped), drops(&new_dropped), faults().panicked), (1, 0, before + 1));
-        assert!(rcu::read(|guard| cell.load(guard).unwrap().try_get().is_ok()));
+        assert!(rcu::read(|guard| Borrowed::try_get(cell.load(guard).unwrap()).is_ok()));
         drop(cell);
         assert_eq!(drops(&new_dropped), 1);
     }

@@ -7,7 +7,7 @@
 mod no_membarrier;
 
 use netmem_percpu::{Mode, mode};
-use netmem_refs::{KillError, Owner, PercpuRef, faults};
+use netmem_refs::{KillError, Owner, PercpuRef, Ref, faults};
 use no_membarrier::without_membarrier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,19 +27,20 @@ fn a_refused_kill_is_tried_again() {
         .unwrap()
     };
     let is_released = || released.load(Ordering::Relaxed);
-    let many: Vec<_> = (0..100).map(|_| object()).collect();
+    let mut many: Vec<_> = (0..100).map(|_| object()).collect();
     let held = object();
-    let reference = held.get();
+    let reference = Owner::get(&held);
     without_membarrier(|| {
+        assert_eq!(Owner::into_inner(many.pop().unwrap()), None, "it is not killed");
         drop((many, held));
         // A kill that is refused tries nothing again.
         assert!(matches!(PercpuRef::new().unwrap().kill(), Err(KillError::Barrier(_))));
     });
     assert_eq!((is_released(), faults().leaked), (0, 101));
-    assert!(reference.try_get_live().is_ok(), "it is live");
+    assert!(Ref::try_get_live(&reference).is_ok(), "it is live");
     assert!(PercpuRef::new().unwrap().kill().unwrap());
     assert_eq!(is_released(), 100);
-    assert!(reference.try_get_live().is_err(), "it is killed");
+    assert!(Ref::try_get_live(&reference).is_err(), "it is killed");
     drop(reference);
     assert_eq!(is_released(), 101);
     // Nothing is left to try.

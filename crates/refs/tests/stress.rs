@@ -5,7 +5,7 @@
 #[path = "shared/stress_ops.rs"]
 mod stress_ops;
 
-use netmem_refs::{Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
+use netmem_refs::{Borrowed, Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -87,7 +87,7 @@ fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
                         if n % 1024 == 0 {
                             thread::yield_now();
                         }
-                        let got = if n % 2 == 0 { found.try_get() } else { found.try_get_live() };
+                        let got = if n % 2 == 0 { Borrowed::try_get(found) } else { Borrowed::try_get_live(found) };
                         match got {
                             Ok(r) => held.push(r),
                             Err(_) => _ = late.fetch_add(1, Ordering::Relaxed),
@@ -138,14 +138,14 @@ fn clones_against_kill<C: Count>() {
         let owner: Owner<_, C> = Owner::try_new(Object::new(&made)).unwrap();
         thread::scope(|scope| {
             for _ in 0..2 {
-                let mine = owner.get();
+                let mine = Owner::get(&owner);
                 scope.spawn(move || {
                     for _ in 0..20 {
                         mine.clone().look();
                     }
                 });
             }
-            owner.kill();
+            Owner::kill(owner);
         });
     }
     settled(&made);

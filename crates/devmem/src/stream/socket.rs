@@ -12,7 +12,7 @@ use netmem_inet::tcp::{Config, Held};
 use netmem_inet::{Fragment, ListenOptions, Payload, SocketError, Sockets, Stack, TcpListener, TcpStream};
 use netmem_packet::{SplitRxQueue, SplitTxQueue, Wait};
 use netmem_pool::{Frag, MapError, PeerMemory, PeerShared};
-use netmem_refs::PercpuRef;
+use netmem_refs::{PercpuRef, Ref};
 use std::fmt;
 use std::mem;
 use std::net::SocketAddr;
@@ -456,7 +456,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         if self.tcp.is_here() {
             return Err(StreamSendError::Here);
         }
-        let live = from.try_get_live().map_err(|_| StreamSendError::Unbound { binding })?;
+        let live = Ref::try_get_live(from).map_err(|_| StreamSendError::Unbound { binding })?;
         self.streams.context.map(from)?;
         let range = Arc::new(Range::new(self.ranges, live, offset, len, &self.completions));
         match self.tcp.send_chunk(Part::of(range), more) {

@@ -7,6 +7,7 @@ use crate::sync::{AtomicPtr, Ordering, fence};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 /// An atomic place for an optional [`Owner`], in which readers find the object in a critical section.
@@ -42,7 +43,7 @@ use std::ptr::{self, NonNull};
 /// CONFIG.store(Some(Owner::try_new(Config { mtu: 9000 })?)); // kills the old one
 /// assert!(fits(&[0; 4000]));
 /// assert_eq!(old.mtu, 1500); // and `old` keeps it
-/// assert!(old.is_dying());
+/// assert!(Ref::is_dying(&old));
 /// # Ok(())
 /// # }
 /// ```
@@ -53,9 +54,13 @@ pub struct RcuCell<T, C: Count> {
     _owns: PhantomData<Owner<T, C>>,
 }
 
+// What is in the cell is replaced by one exchange. For the rest, as for `Owner`.
+impl<T: RefUnwindSafe, C: Count> UnwindSafe for RcuCell<T, C> {}
+impl<T: RefUnwindSafe, C: Count> RefUnwindSafe for RcuCell<T, C> {}
+
 fn into_raw<T, C: Count>(owner: Option<Owner<T, C>>) -> *mut Shared<T, C> {
     owner.map_or(ptr::null_mut(), |owner| {
-        let shared = owner.into_raw();
+        let shared = Owner::into_raw(owner);
         // SAFETY: the owner was the caller's, and the cell has it next.
         unsafe { Shared::enters_cell(shared) };
         shared.as_ptr()
@@ -97,7 +102,7 @@ impl<T, C: Count> RcuCell<T, C> {
     pub fn get(&self) -> Option<Ref<T, C>> {
         rcu::read(|guard| {
             loop {
-                if let Ok(got) = self.load(guard)?.try_get_live() {
+                if let Ok(got) = Borrowed::try_get_live(self.load(guard)?) {
                     return Some(got);
                 }
                 // The owner keeps its object alive, so it was taken out of the cell before its put.
@@ -116,6 +121,83 @@ impl<T, C: Count> RcuCell<T, C> {
         let old = NonNull::new(self.at.swap(into_raw(owner), Ordering::SeqCst));
         // SAFETY: the cell's, and with the exchange ours.
         old.map(|old| unsafe { Owner::from_raw(old) })
+    }
+
+    /// Puts another owner in if `current` is in the cell, and hands out the owner of `current`, which is still alive. One atomic
+    /// compare-and-swap.
+    ///
+    /// `current` was found in a critical section that is still open, so its memory is not used for another object meanwhile:
+    /// if it is in the cell, it is the same object.
+    ///
+    /// # Errors
+    ///
+    /// Another object is in the cell, or none. `new` is handed back as if it had not been tried, with what is in the cell.
+    pub fn compare_exchange<'g>(
+        &self,
+        current: Option<Borrowed<'g, T, C>>,
+        new: Option<Owner<T, C>>,
+        guard: &'g Guard,
+    ) -> Result<Option<Owner<T, C>>, Changed<'g, T, C>> {
+        let current = current.map_or(ptr::null_mut(), |current| current.shared.as_ptr());
+        let new = new.map(Owner::into_raw);
+        // SAFETY: the owner was the caller's, and the cell has it next, or this function hands it back.
+        let before = new.map(|new| unsafe { Shared::enters_cell(new) });
+        let to = new.map_or(ptr::null_mut(), NonNull::as_ptr);
+        // As in `swap`; and what a failure finds is protected by the section, as by a load.
+        match guard.compare_exchange(&self.at, current, to) {
+            // SAFETY: the cell's, and with the exchange ours.
+            Ok(old) => Ok(NonNull::new(old).map(|old| unsafe { Owner::from_raw(old) })),
+            Err(found) => {
+                let new = new.zip(before).map(|(new, before)| {
+                    // SAFETY: the cell did not take it.
+                    unsafe { Shared::did_not_enter(new, before) };
+                    // SAFETY: the caller's owner, as above.
+                    unsafe { Owner::from_raw(new) }
+                });
+                let current = NonNull::new(found);
+                Err(Changed { current: current.map(|shared| Borrowed { shared, _section: PhantomData }), new })
+            }
+        }
+    }
+
+    /// Replaces the object by one that `next` makes from its value, and kills it. If another thread replaces it meanwhile,
+    /// `next` is called again with the new value, and what it made before is dropped. So no update of a thread is lost, without a
+    /// lock.
+    ///
+    /// If `next` returns `None`, the cell stays as it is. Returns whether the object was replaced.
+    ///
+    /// `next` runs in a critical section: it should be short, not block, and have no effect besides its result. Each call costs
+    /// a section, a load and a compare-and-swap. If threads often replace the object at the same time, a lock among them makes
+    /// fewer objects in vain.
+    ///
+    /// ```
+    /// use netmem_refs::{Owner, RcuCell, RcuRef};
+    ///
+    /// let routes: RcuCell<Vec<u32>, RcuRef> = RcuCell::new(Some(Owner::new(vec![1])));
+    /// let add = |route| {
+    ///     routes.update(|current| {
+    ///         let mut next = current?.clone();
+    ///         next.push(route);
+    ///         Some(Owner::new(next))
+    ///     })
+    /// };
+    /// assert!(add(2) && add(3));
+    /// assert_eq!(*routes.get().unwrap(), [1, 2, 3]);
+    /// ```
+    pub fn update(&self, mut next: impl FnMut(Option<&T>) -> Option<Owner<T, C>>) -> bool {
+        loop {
+            let done = rcu::read(|guard| {
+                let current = self.load(guard);
+                let new = next(current.map(Borrowed::value))?;
+                // What is left over is dropped after the section: its release need not wait for it.
+                Some(self.compare_exchange(current, Some(new), guard).map_err(|changed| changed.new))
+            });
+            match done {
+                None => return false,
+                Some(Ok(_old)) => return true,
+                Some(Err(_new)) => (),
+            }
+        }
     }
 
     /// Puts another owner in, and kills the object that was there. It is released when its last reference has been put and
@@ -149,18 +231,41 @@ impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
     }
 }
 
+/// Why [`RcuCell::compare_exchange`] did not put an owner in: the cell has another object than was expected.
+#[derive(thiserror::Error)]
+#[error("the cell has another object than was expected")]
+pub struct Changed<'g, T, C: Count> {
+    /// The object that is in the cell, if any.
+    pub current: Option<Borrowed<'g, T, C>>,
+    /// The owner that was not put in.
+    pub new: Option<Owner<T, C>>,
+}
+
+impl<T, C: Count> fmt::Debug for Changed<'_, T, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changed").finish_non_exhaustive()
+    }
+}
+
 /// An object found in an [`RcuCell`], for as long as the critical section lasts. It may be dead already; its value can be
 /// read nevertheless.
+///
+/// **Functions instead of methods**, as with an `Arc`: `Borrowed::try_get(found)`. So each method that
+/// is called on it is the value's, but for `clone`.
 pub struct Borrowed<'g, T, C: Count> {
     /// Found in the section of `'g`, so not released before that ends.
     shared: NonNull<Shared<T, C>>,
-    _section: PhantomData<&'g T>,
+    /// The value is borrowed from the section; invariant: see `shared.rs`.
+    _section: PhantomData<(&'g T, *mut T)>,
 }
 
 // SAFETY: from it one gets `&T`, and a `Ref`. The section may be another thread's, which outlasts `'g`.
 unsafe impl<T: Send + Sync, C: Count> Send for Borrowed<'_, T, C> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync, C: Count> Sync for Borrowed<'_, T, C> {}
+// As for `Owner`.
+impl<T: RefUnwindSafe, C: Count> UnwindSafe for Borrowed<'_, T, C> {}
+impl<T: RefUnwindSafe, C: Count> RefUnwindSafe for Borrowed<'_, T, C> {}
 
 impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// Takes a reference, which outlives the section. Costs what a `try_get` of the count costs.
@@ -170,9 +275,9 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// The last reference was put meanwhile, so the object was taken out of the cell. Load the cell
     /// again, as [`RcuCell::get`] does.
     #[inline]
-    pub fn try_get(self) -> Result<Ref<T, C>, Dead> {
+    pub fn try_get(this: Self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
-        unsafe { Ref::got(self.shared, C::try_get) }
+        unsafe { Ref::got(this.shared, C::try_get) }
     }
 
     /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was killed; with the other
@@ -183,14 +288,14 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
     /// The object was killed, so it was taken out of the cell. Load the cell again, as
     /// [`RcuCell::get`] does.
     #[inline]
-    pub fn try_get_live(self) -> Result<Ref<T, C>, Dead> {
+    pub fn try_get_live(this: Self) -> Result<Ref<T, C>, Dead> {
         // SAFETY: released after the section.
-        unsafe { Ref::got(self.shared, C::try_get_live) }
+        unsafe { Ref::got(this.shared, C::try_get_live) }
     }
 
     /// [`try_get_live`](Self::try_get_live), and how often a compare-and-swap had to be repeated: [`Count::try_get_live_counting`].
     #[inline]
-    pub fn try_get_live_counting(self) -> (Result<Ref<T, C>, Dead>, u32) {
+    pub fn try_get_live_counting(this: Self) -> (Result<Ref<T, C>, Dead>, u32) {
         let mut retries = 0;
         let get = |count: &C| {
             let (got, again) = count.try_get_live_counting();
@@ -198,14 +303,14 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
             got
         };
         // SAFETY: released after the section.
-        (unsafe { Ref::got(self.shared, get) }, retries)
+        (unsafe { Ref::got(this.shared, get) }, retries)
     }
 
     /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this `Borrowed`.
     #[inline]
-    pub fn value(self) -> &'g T {
+    pub fn value(this: Self) -> &'g T {
         // SAFETY: released after the section.
-        unsafe { &(*self.shared.as_ptr()).value }
+        unsafe { &(*this.shared.as_ptr()).value }
     }
 }
 
@@ -222,7 +327,7 @@ impl<T, C: Count> Deref for Borrowed<'_, T, C> {
 
     #[inline]
     fn deref(&self) -> &T {
-        self.value()
+        Self::value(*self)
     }
 }
 

@@ -53,19 +53,13 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
     #[must_use]
     fn put(&self) -> bool;
 
-    /// Puts the initial reference. Returns whether it was the last. Must be called once.
-    #[must_use]
-    fn kill(&self) -> bool {
-        self.put()
-    }
-
-    /// [`kill`](Self::kill), which returns why the kernel refused, so that it can be tried again.
+    /// Puts the initial reference. Returns whether it was the last. Must be called until it has succeeded, and not again.
     ///
     /// # Errors
     ///
     /// The kernel refuses the barrier of a [`PercpuRef`], which is live as before. The other counts never fail.
-    fn try_kill(&self) -> Result<bool, KillError> {
-        Ok(self.kill())
+    fn kill(&self) -> Result<bool, KillError> {
+        Ok(self.put())
     }
 
     /// The number of references, which may be wrong while other threads get and put. See
@@ -81,6 +75,18 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
 pub trait InfallibleCount: Count {
     /// A count of one reference.
     fn one() -> Self;
+}
+
+/// A count whose number of references is known at each moment: [`RefCount`] and [`RcuRef`]. That of a live [`PercpuRef`] is
+/// not.
+#[diagnostic::on_unimplemented(
+    message = "the number of references of a `{Self}` is not known while it is live",
+    note = "replace the object in an `RcuCell`, or kill it and take the value out by `Owner::into_inner`"
+)]
+pub trait ExactCount: Count {
+    /// Whether there is one reference. If so, all that other threads did before they put theirs happened before.
+    #[must_use]
+    fn is_one(&self) -> bool;
 }
 
 impl sealed::Sealed for RefCount {}
@@ -121,6 +127,12 @@ impl InfallibleCount for RefCount {
     }
 }
 
+impl ExactCount for RefCount {
+    fn is_one(&self) -> bool {
+        RefCount::is_one(self)
+    }
+}
+
 impl sealed::Sealed for RcuRef {}
 
 impl Count for RcuRef {
@@ -157,6 +169,12 @@ impl InfallibleCount for RcuRef {
     }
 }
 
+impl ExactCount for RcuRef {
+    fn is_one(&self) -> bool {
+        RcuRef::is_one(self)
+    }
+}
+
 impl sealed::Sealed for PercpuRef {}
 
 impl Count for PercpuRef {
@@ -184,20 +202,7 @@ impl Count for PercpuRef {
         PercpuRef::put(self)
     }
 
-    /// The caller is the owner, which does not exist any more after this call. If the kernel refuses the barrier, the
-    /// object is leaked, because it could not be released safely.
-    fn kill(&self) -> bool {
-        match PercpuRef::kill(self) {
-            Ok(last) => last,
-            Err(KillError::AlreadyDying) => false,
-            Err(KillError::Barrier(error)) => {
-                crate::faults::leaked(&error);
-                false
-            }
-        }
-    }
-
-    fn try_kill(&self) -> Result<bool, KillError> {
+    fn kill(&self) -> Result<bool, KillError> {
         PercpuRef::kill(self)
     }
 

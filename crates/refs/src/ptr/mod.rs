@@ -8,10 +8,12 @@ mod owner;
 mod reference;
 mod shared;
 
-pub use cell::{Borrowed, RcuCell};
-pub use count::{Count, InfallibleCount};
+pub use cell::{Borrowed, Changed, RcuCell};
+pub use count::{Count, ExactCount, InfallibleCount};
 pub use owner::Owner;
 pub use reference::Ref;
+#[doc(hidden)]
+pub use shared::Unsize;
 
 /// The object has no references left, or has been killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

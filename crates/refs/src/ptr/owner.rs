@@ -1,14 +1,14 @@
 //! The owning pointer: when it is dropped, the object is killed.
 
-use super::count::InfallibleCount;
-use super::shared::Shared;
+use super::count::{ExactCount, InfallibleCount};
+use super::shared::{Shared, Unsize};
 use super::{Count, Ref};
 use crate::{KillError, NoMemory, PercpuRef, faults};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 /// The initial reference to a counted object. Dropping it kills the object; the last [`Ref`] releases it.
@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 /// use netmem_refs::{Owner, PercpuRef, RefCount};
 ///
 /// fn send(binding: &Owner<Vec<u8>, PercpuRef>) -> usize {
-///     let r = binding.get(); // while there is an owner, the object is alive
+///     let r = Owner::get(binding); // while there is an owner, the object is alive
 ///     r.len() // and the reference is put
 /// }
 ///
@@ -31,6 +31,9 @@ use std::ptr::NonNull;
 /// assert_eq!(file.len(), 3);
 /// # Ok::<(), netmem_refs::NoMemory>(())
 /// ```
+///
+/// **Functions instead of methods**, as with an `Arc`: `Owner::get(&owner)`, `Owner::kill(owner)`. So
+/// each method that is called on an owner is the value's: `owner.get(&key)` looks up in a map.
 ///
 /// **The release** happens once. The thread that puts the last reference does it at once, as with an `Arc`. In three cases it
 /// is deferred until every critical section of [`rcu`](crate::rcu) that is open at the last put has ended: if the count is an
@@ -48,17 +51,17 @@ use std::ptr::NonNull;
 /// [`RefCount`]: crate::RefCount
 /// [`RcuRef`]: crate::RcuRef
 #[must_use = "dropping the owner kills the object"]
-pub struct Owner<T, C: Count> {
+pub struct Owner<T: ?Sized, C: Count> {
     shared: NonNull<Shared<T, C>>,
-    /// For drop check and variance.
-    _owns: PhantomData<Shared<T, C>>,
+    /// Invariant: see `shared.rs`.
+    _owns: PhantomData<*mut T>,
 }
 
 // SAFETY: as for `Arc`: it gives `&T` to any thread that it or its references are sent to, and the last of them drops the
 // value. Counts are `Send` and `Sync`.
-unsafe impl<T: Send + Sync, C: Count> Send for Owner<T, C> {}
+unsafe impl<T: ?Sized + Send + Sync, C: Count> Send for Owner<T, C> {}
 // SAFETY: as above: by reference one can get a `Ref`.
-unsafe impl<T: Send + Sync, C: Count> Sync for Owner<T, C> {}
+unsafe impl<T: ?Sized + Send + Sync, C: Count> Sync for Owner<T, C> {}
 
 impl<T: Send + 'static, C: Count> Owner<T, C> {
     /// A counted object, for a count that can always be made. Allocates.
@@ -67,7 +70,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         C: InfallibleCount,
     {
         // SAFETY: the reference of a new count is the owner's.
-        unsafe { Self::from_raw(Shared::allocate(C::one(), value, None)) }
+        unsafe { Self::from_raw(Shared::allocate(C::one(), value)) }
     }
 
     /// As [`new`](Self::new). When the object is released, the value is given to `release`. Allocates twice.
@@ -76,7 +79,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         C: InfallibleCount,
     {
         // SAFETY: the reference of a new count is the owner's.
-        unsafe { Self::from_raw(Shared::allocate(C::one(), value, Some(Box::new(release)))) }
+        unsafe { Self::from_raw(Shared::with_callback(C::one(), value, release)) }
     }
 
     /// A counted object, for any count. Allocates.
@@ -87,7 +90,7 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
     pub fn try_new(value: T) -> Result<Self, NoMemory> {
         let count = C::try_one()?;
         // SAFETY: the reference of a new count is the owner's.
-        Ok(unsafe { Self::from_raw(Shared::allocate(count, value, None)) })
+        Ok(unsafe { Self::from_raw(Shared::allocate(count, value)) })
     }
 
     /// As [`try_new`](Self::try_new). When the object is released, the value is given to `release`. Allocates twice.
@@ -98,11 +101,11 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
     pub fn try_with_release(value: T, release: impl FnOnce(T) + Send + 'static) -> Result<Self, NoMemory> {
         let count = C::try_one()?;
         // SAFETY: the reference of a new count is the owner's.
-        Ok(unsafe { Self::from_raw(Shared::allocate(count, value, Some(Box::new(release)))) })
+        Ok(unsafe { Self::from_raw(Shared::with_callback(count, value, release)) })
     }
 }
 
-impl<T, C: Count> Owner<T, C> {
+impl<T: ?Sized, C: Count> Owner<T, C> {
     /// # Safety
     ///
     /// `shared` has an initial reference, which is the caller's.
@@ -111,31 +114,69 @@ impl<T, C: Count> Owner<T, C> {
     }
 
     /// Gives up the pointer, not the initial reference.
-    pub(super) fn into_raw(self) -> NonNull<Shared<T, C>> {
-        ManuallyDrop::new(self).shared
+    pub(super) fn into_raw(this: Self) -> NonNull<Shared<T, C>> {
+        ManuallyDrop::new(this).shared
     }
 
     /// Takes a reference. It cannot fail: an object that has an owner is alive.
     #[inline]
-    pub fn get(&self) -> Ref<T, C> {
+    pub fn get(this: &Self) -> Ref<T, C> {
         // SAFETY: the owner keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.get();
+        unsafe { &(*this.shared.as_ptr()).head.count }.get();
         // SAFETY: just got.
-        unsafe { Ref::from_raw(self.shared) }
+        unsafe { Ref::from_raw(this.shared) }
     }
 
     /// The number of references, the owner's included, for statistics. See [`Ref::approximate_count`].
-    pub fn approximate_count(&self) -> u64 {
+    pub fn approximate_count(this: &Self) -> u64 {
         // SAFETY: the owner keeps it.
-        unsafe { &(*self.shared.as_ptr()).count }.approximate_count()
+        unsafe { &(*this.shared.as_ptr()).head.count }.approximate_count()
     }
 
     /// Kills the object: puts the initial reference. If the count is a [`PercpuRef`], [`Ref::try_get_live`] fails from now on.
     /// The drop of the owner does the same.
-    pub fn kill(self) {}
+    pub fn kill(this: Self) {
+        drop(this);
+    }
 }
 
-impl<T> Owner<T, PercpuRef> {
+impl<T, C: Count> Owner<T, C> {
+    /// Kills the object, and returns the value if the owner's reference was the last. A release callback is then dropped, and
+    /// not called. Otherwise the last [`Ref`] releases the object, or takes the value out: [`Ref::into_inner`].
+    ///
+    /// `None`, and the object is released as ever, also if it was ever in an [`RcuCell`](crate::RcuCell): readers may still
+    /// be reading the value.
+    pub fn into_inner(this: Self) -> Option<T> {
+        let shared = Self::into_raw(this);
+        // SAFETY: the owner's reference is put here, once.
+        unsafe { Shared::kill_and_take(shared) }
+    }
+}
+
+impl<T: ?Sized, C: ExactCount> Owner<T, C> {
+    /// The value, to write, if there is no other reference. See [`Ref::get_mut`].
+    pub fn get_mut(this: &mut Self) -> Option<&mut T> {
+        // SAFETY: the owner's reference; the owner is borrowed as long as the value.
+        unsafe { Shared::alone(this.shared, C::is_one) }
+    }
+}
+
+impl<T: ?Sized, C: Count> Unsize for Owner<T, C> {
+    type Pointee = T;
+    type To<U: ?Sized> = Owner<U, C>;
+
+    unsafe fn unsize<U: ?Sized>(this: Self, coerce: impl FnOnce(*mut T) -> *mut U) -> Owner<U, C> {
+        // SAFETY: the caller's promise; the owner's reference goes on as that of the result.
+        unsafe { Owner::from_raw(Shared::coerced(Self::into_raw(this), coerce)) }
+    }
+}
+
+// As for an `Arc`. The pointer lends `&T`, and a value that is `RefUnwindSafe` is whole behind it after a panic. The count is:
+// each change of it is one atomic operation, and no user code runs under its lock. The callback is reached by its call alone.
+impl<T: ?Sized + RefUnwindSafe, C: Count> UnwindSafe for Owner<T, C> {}
+impl<T: ?Sized + RefUnwindSafe, C: Count> RefUnwindSafe for Owner<T, C> {}
+
+impl<T: ?Sized> Owner<T, PercpuRef> {
     /// Kills the object, and calls `confirm` as soon as no [`Ref::try_get_live`] can succeed any more, before the initial
     /// reference is put.
     ///
@@ -146,11 +187,11 @@ impl<T> Owner<T, PercpuRef> {
     /// # Errors
     ///
     /// The kernel refuses the barrier. The owner is handed back, and the object is live as before. `confirm` was not called.
-    pub fn kill_and_confirm(self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
-        let this = ManuallyDrop::new(self);
+    pub fn kill_and_confirm(this: Self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
+        let this = ManuallyDrop::new(this);
         let mut confirmed = Ok(());
         // SAFETY: the owner keeps it until the count is killed, and the object is finished if that was told to be the last.
-        let killed = unsafe { &(*this.shared.as_ptr()).count }
+        let killed = unsafe { &(*this.shared.as_ptr()).head.count }
             .kill_and_confirm(|| confirmed = catch_unwind(AssertUnwindSafe(confirm)));
         // SAFETY: only called if the kill returned that it was the last.
         let finish = || unsafe { Shared::finish(this.shared) };
@@ -168,7 +209,7 @@ impl<T> Owner<T, PercpuRef> {
     }
 }
 
-impl<T, C: Count> Deref for Owner<T, C> {
+impl<T: ?Sized, C: Count> Deref for Owner<T, C> {
     type Target = T;
 
     #[inline]
@@ -178,15 +219,15 @@ impl<T, C: Count> Deref for Owner<T, C> {
     }
 }
 
-impl<T, C: Count> Drop for Owner<T, C> {
+impl<T: ?Sized, C: Count> Drop for Owner<T, C> {
     fn drop(&mut self) {
         // SAFETY: ours, and the initial one.
         unsafe { Shared::kill(self.shared) };
     }
 }
 
-impl<T: fmt::Debug, C: Count> fmt::Debug for Owner<T, C> {
+impl<T: ?Sized + fmt::Debug, C: Count> fmt::Debug for Owner<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Owner").field(&**self).finish()
+        f.debug_tuple("Owner").field(&&**self).finish()
     }
 }

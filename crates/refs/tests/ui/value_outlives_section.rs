@@ -1,7 +1,7 @@
-use netmem_refs::{RcuCell, RcuRef, rcu};
+use netmem_refs::{Borrowed, RcuCell, RcuRef, rcu};
 
 fn main() {
     let cell = RcuCell::<u32, RcuRef>::empty();
-    let found: Option<&u32> = rcu::read(|guard| cell.load(guard).map(|found| found.value()));
+    let found: Option<&u32> = rcu::read(|guard| cell.load(guard).map(Borrowed::value));
     drop(found);
 }

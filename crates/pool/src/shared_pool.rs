@@ -19,6 +19,23 @@
 //! its way between the depot and a CPU: another thread holds it. Then this thread yields and the search begins anew, at
 //! most `YIELDS` times.
 //!
+//! **Allocation against `device_gone`.** A thread may have a magazine in hand while another thread unmaps all pages:
+//!
+//! ```text
+//!   alloc                                   device_gone (under the lock)
+//!   takes a magazine from the depot
+//!                                           gone = true, closes the magazines, unmaps every page
+//!                                           gives what is in the depot to the provider
+//!   takes a page of the magazine
+//!   puts the magazine back: on a closed list
+//!   gone? returns the page, takes the lock, and gives what is in the depot to the provider
+//! ```
+//!
+//! So a thread asks for `gone` after it has put the magazine back. The list orders the two: closing it is a release, and a thread
+//! that puts a magazine back acquires that. If the magazine is back before the list is closed, `device_gone` finds it. If not,
+//! the thread finds `gone` set. A page whose allocation has read `gone` before it was set counts as allocated before
+//! `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
+//!
 //! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
 //! the lock. If such a call allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of
 //! this pool, they are returned without the lock.
@@ -35,7 +52,7 @@ use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
 use crate::provider::{Provider, RegionProvider};
 use crate::region::RegionOptions;
 use crate::shared::{BATCH, REST, Shared};
-use crate::sync::{Mutex, MutexGuard, yield_now};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, yield_now};
 use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
 use std::cell::Cell;
 use std::fmt;
@@ -43,7 +60,7 @@ use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -272,9 +289,17 @@ impl<M: Memory> SharedPool<M> {
         /// How often a search yields to threads that hold magazines. In a model this is more often than loom preempts.
         const YIELDS: usize = if cfg!(loom) { 3 } else { 32 };
         if let Ok(item) = self.cpus().pop() {
-            return Some(desc_of(item));
+            let desc = desc_of(item);
+            if self.gone.load(Ordering::Acquire) {
+                return self.too_late(Some(desc));
+            }
+            return Some(desc);
         }
         let mut owner = self.lock()?;
+        if self.gone.load(Ordering::Relaxed) {
+            drop(owner);
+            return self.too_late(None);
+        }
         let (mut yields, mut has_reclaimed) = (0, false);
         loop {
             let taken = self.cpus().magazines_taken();
@@ -306,6 +331,22 @@ impl<M: Memory> SharedPool<M> {
             yields += 1;
             yield_now();
         }
+    }
+
+    /// The end of an allocation after the device has gone: returns the page that it found, and gives what was put back into
+    /// the depot, and what was returned, to the provider.
+    #[cold]
+    fn too_late(&self, found: Option<NonNull<Desc>>) -> Option<NonNull<Desc>> {
+        let mut panics = Panics::default();
+        // SAFETY: the page is this thread's alone from the commit of the pop on.
+        panics.call(|| drop(found.map(|desc| unsafe { Page::<M>::from_desc(desc, 0, self.page_size) })));
+        if let Some(mut owner) = self.lock() {
+            owner.empty_cpus(&mut panics);
+            panics.call(|| owner.pool.reclaim());
+        }
+        self.owner.failed.fetch_add(1, Ordering::Relaxed);
+        panics.resume();
+        None
     }
 
     /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
@@ -470,11 +511,13 @@ impl<M: Memory> SharedPool<M> {
     }
 
     /// Unmaps every page of the pool, wherever it is, because the device is gone or about to go. From then on the pool
-    /// allocates no pages, and pages that are returned are neither synced nor unmapped. Walks all descriptors in use.
-    /// Takes the lock, and a membarrier.
+    /// allocates no pages, and pages that are returned are neither synced nor unmapped. An allocation of another thread
+    /// that has found its page by then keeps it: that page was in flight, and is unmapped like the others in flight. Walks
+    /// all descriptors in use. Takes the lock, and a membarrier.
     pub fn device_gone(&self) {
         let Some(mut owner) = self.lock() else { return };
-        self.gone.store(true, Ordering::Relaxed);
+        // Before the list of magazines is closed: see the head of this file.
+        self.gone.store(true, Ordering::Release);
         let mut panics = Panics::default();
         // No thread takes a page from a magazine any more.
         owner.close_cpus(&mut panics);

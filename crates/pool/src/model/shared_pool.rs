@@ -142,3 +142,38 @@ fn shared_magazine_against_close() {
         machine.check(1, 0);
     });
 }
+
+/// Allocation against `device_gone`: a magazine of two pages that another thread has in hand meanwhile is put back. No thread
+/// that begins to allocate afterwards gets a page, and none is left in the depot.
+#[test]
+fn shared_alloc_against_device_gone() {
+    model(|| {
+        let machine = Machine::new();
+        let options = PoolOptions::new("model").magazine(2).limit(3);
+        let pool = Arc::new(options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap());
+        // The other two pages of the provider are in one magazine of the depot now.
+        let first = pool.alloc().unwrap();
+        let is_over = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let thread = {
+            let (pool, is_over) = (pool.clone(), is_over.clone());
+            thread::spawn(move || {
+                run_on(1);
+                let late = is_over.load(Ordering::Acquire);
+                let page = pool.alloc();
+                assert!(page.is_none() || !late, "a page after its device had gone");
+                page.is_some()
+            })
+        };
+        owners_turn();
+        pool.device_gone();
+        assert_eq!(machine.domain.mapped(), 0);
+        is_over.store(true, Ordering::Release);
+        assert!(pool.alloc().is_none(), "a page whose address was unmapped");
+        thread.join().unwrap();
+        pool.reclaim();
+        assert_eq!((pool.held(), pool.stats().idle), (1, 0));
+        drop(first);
+        assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}

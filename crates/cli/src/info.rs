@@ -212,7 +212,7 @@ fn hugepages() -> HugePages {
         let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         chosen.map_or("not in this kernel".to_owned(), |(chosen, _)| chosen.to_owned())
     };
-    let region = RegionOptions::new(512).build::<PeerShared>();
+    let region = RegionOptions::new(512).reserved_huge_pages(true).build::<PeerShared>();
     HugePages {
         reserved_2m: number("nr_hugepages"),
         free_2m: number("free_hugepages"),

@@ -146,6 +146,11 @@ impl CpuCache {
         self.capacity
     }
 
+    /// Magazines, on CPUs and in the depot.
+    pub fn magazines(&self) -> usize {
+        self.magazines.len()
+    }
+
     /// Tells loom that no thread touches the cache any more. Only in models.
     #[cfg(loom)]
     pub fn witness(&self) {
@@ -458,6 +463,47 @@ impl CpuCache {
     /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold items.
     pub fn is_shut(&self) -> bool {
         self.gate.is_shut()
+    }
+
+    /// Refuses all pushes until [`reopen`](Self::reopen), and moves what the CPUs hold to the depot, where [`pop`](Self::pop) still
+    /// finds it. Returns how many items were moved. For a thread that waits for an item: each item that is put in from now on is
+    /// refused, or passed to the `past` of its push, so that the pushing thread learns of the wait. One membarrier, if the cache has
+    /// magazines. Not for signal handlers.
+    ///
+    /// If another thread holds a magazine at this moment, the thread puts it back later. A pop that has done so finds
+    /// [`is_closed`](Self::is_closed) true afterwards.
+    ///
+    /// # Errors
+    ///
+    /// The barrier failed: nothing has changed.
+    pub fn pause(&self) -> Result<usize, BarrierError> {
+        let _gatekeeper = self.gatekeeper.lock();
+        let mut moved = 0;
+        if !self.magazines.is_empty()
+            && let Some(quiet) = self.gate.close()?
+        {
+            let taken = self.take_out(&quiet);
+            quiet.stay_closed();
+            moved = self.sort(taken);
+        }
+        self.full.0.close();
+        Ok(moved)
+    }
+
+    /// Ends a [`pause`](Self::pause), or undoes a [`close`](Self::close) that succeeded: pushes are accepted again. Two atomics. The
+    /// caller makes sure that no other thread closes the cache for good meanwhile.
+    pub fn reopen(&self) {
+        self.full.0.reopen();
+        self.gate.reopen();
+    }
+
+    /// Whether the cache is [closed](Self::close) or [paused](Self::pause). A load.
+    ///
+    /// If a thread's pop or push has put a magazine with items into the depot, and the cache was closed before that, the thread
+    /// finds it closed afterwards, unless it was reopened.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.full.0.is_closed()
     }
 
     /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the first of them.

@@ -98,6 +98,15 @@ impl List {
         self.head.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
+    /// Accepts [`push`](Self::push) again.
+    pub(crate) fn reopen(&self) {
+        self.head.fetch_and(!CLOSED, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.head.load(Ordering::Acquire) & CLOSED != 0
+    }
+
     /// How many magazines were ever popped, modulo 2^31.
     pub(crate) fn pops(&self) -> u32 {
         (self.head.load(Ordering::Acquire) / TAG) as u32

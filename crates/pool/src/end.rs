@@ -21,6 +21,9 @@
 //! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
 //! pushed again in between, the link is still right.
 //!
+//! **Waiting.** While threads wait for a page of a [`SharedPool`](crate::SharedPool), the head of the stack is a mark, and the stack
+//! refuses pages as if it were closed. The returning thread passes its page to a waiter instead: [`crate::waiters`].
+//!
 //! **Which thread frees the pool.** A thread that gives a page to the provider takes 1 from `left` afterwards, as its last touch of
 //! the pool. The owner adds `out` as its last touch. The thread whose addition makes `left` zero after the owner's addition frees:
 //!
@@ -67,19 +70,29 @@ use crate::provider::RawPage;
 use crate::shared::Shared;
 use crate::stats::PoolStats;
 use crate::sync::{AtomicI64, AtomicPtr, Mutex, MutexGuard, Ordering};
+use crate::waiters::Waiters;
 use netmem_percpu::CpuCache;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::task::Waker;
 
-/// A value that is never the address of a link.
+/// A value that is never the address of a link: the stack takes no pages any more.
 fn closed() -> *mut Link {
     ptr::without_provenance_mut(1)
 }
 
-/// The pool's return stack is closed.
+/// Another one: threads wait for a page. The stack is empty, and takes none: see [`crate::waiters`].
+fn waited() -> *mut Link {
+    ptr::without_provenance_mut(3)
+}
+
+/// The bit that both have, and no address of a link.
+const REFUSES: usize = 1;
+
+/// The return stack takes no page: it is closed, or threads wait for a page.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Closed;
+pub(crate) struct Refused;
 
 /// The part of a pool that its end needs: the return stack and the [`Record`].
 #[derive(Debug)]
@@ -87,6 +100,8 @@ pub(crate) struct Closed;
 pub(crate) struct End {
     head: AtomicPtr<Link>,
     record: Arc<Record>,
+    /// Of a pool for every thread.
+    waiters: OnceLock<Arc<Waiters>>,
     /// Loom models read this cell wherever a thread touches the pool, and write it where the pool is freed.
     #[cfg(loom)]
     alive: loom::cell::UnsafeCell<()>,
@@ -97,6 +112,7 @@ impl End {
         Self {
             head: AtomicPtr::new(ptr::null_mut()),
             record,
+            waiters: OnceLock::new(),
             #[cfg(loom)]
             alive: loom::cell::UnsafeCell::new(()),
         }
@@ -122,13 +138,13 @@ impl End {
     ///
     /// `page` is live and the caller's to give away, and keeps `this` until then.
     #[inline]
-    unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Closed> {
+    unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Refused> {
         // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
         // SAFETY: the page keeps the pool.
         let at = unsafe { &raw const (*this).head };
         // SAFETY: as above. Acquire: a thread that finds the stack closed comes after all that the owner did before closing it.
         let mut head = unsafe { (*at).load(Ordering::Acquire) };
-        while head != closed() {
+        while head.addr() & REFUSES == 0 {
             Self::touch(this);
             // SAFETY: the page is the caller's, and keeps the pool, until the exchange succeeds.
             unsafe {
@@ -139,12 +155,59 @@ impl End {
                 }
             }
         }
-        Err(Closed)
+        Err(Refused)
     }
 
-    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper.
+    /// Passes a page that the stack has refused to the first of the threads that wait for one. Pushes it if none waits any
+    /// more. Returns false if the stack is closed; the page is then still the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[cold]
+    #[inline(never)]
+    unsafe fn pass(this: *const Self, desc: NonNull<Desc>, panics: &mut Panics) -> bool {
+        // The queue is needed until its lock is released, and the pool may be gone by then.
+        // SAFETY: the page keeps the pool until it is passed on.
+        let Some(waiters) = (unsafe { (*this).waiters.get().cloned() }) else { return false };
+        // SAFETY: as above. Acquire: as in `push`.
+        while unsafe { (*this).head.load(Ordering::Acquire) } != closed() {
+            if let Ok(waker) = waiters.pass(desc) {
+                panics.call(|| waker.map(Waker::wake));
+                return true;
+            }
+            // SAFETY: the page was not passed on.
+            if unsafe { Self::push(this, link_of(desc)) }.is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Lets threads wait for pages of the pool. Before any other thread has the pool.
+    pub(crate) fn set_waiters(&self, waiters: Arc<Waiters>) {
+        let _ = self.waiters.set(waiters);
+    }
+
+    /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all pages off it. Only the owner
+    /// calls it, under the lock of the queue.
+    pub(crate) fn mark(&self) -> *mut Link {
+        Self::touch(self);
+        self.head.swap(waited(), Ordering::AcqRel)
+    }
+
+    /// Removes the mark. Under the lock of the queue.
+    pub(crate) fn unmark(&self) {
+        Self::touch(self);
+        // A marked stack is changed by no other thread: it refuses pages, and the owner finds it empty.
+        self.head.store(ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper, and because the swap would remove
+    /// the mark.
     pub(crate) fn is_empty(&self) -> bool {
-        self.head.load(Ordering::Relaxed).is_null()
+        let head = self.head.load(Ordering::Relaxed);
+        head.is_null() || head == waited()
     }
 
     /// Takes all pages off the stack: a list by [`Link::next`], ended by null. Only the owner calls it.
@@ -272,14 +335,24 @@ impl<M: Memory> Shared<M> {
     pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, front) == 0 && offset_of!(PollHome, home) == 0) };
         let this = home.cast::<Self>().as_ptr();
+        // SAFETY: the page that is being returned keeps the pool until it is pushed. No reference to the pool is held across that.
+        unsafe {
+            if !(*this).circulates || End::push(&raw const (*this).end, link_of(desc)).is_err() {
+                Self::out(this, desc);
+            }
+        }
+    }
+
+    /// The same for a page that the return stack does not take, or has not taken.
+    #[inline(never)]
+    unsafe fn out(this: *mut Self, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
-        // SAFETY: the page that is being returned keeps the pool until it is pushed, or until it is counted by `leave`.
-        // No reference to the pool is held across either.
+        // SAFETY: the page that is being returned keeps the pool until it is pushed or passed on, or until it is counted by `leave`.
+        // No reference to the pool is held across any of them.
         unsafe {
             let end = &raw const (*this).end;
-            let push = || End::push(end, link_of(desc)).is_ok();
-            if (*this).circulates && push() {
-                return;
+            if (*this).circulates && End::pass(end, desc, &mut panics) {
+                return panics.resume();
             }
             if let Some(domain) = &(*this).domain {
                 match desc.as_ref().claim_unmap((*this).id) {
@@ -290,7 +363,7 @@ impl<M: Memory> Shared<M> {
                         desc.as_ref().unmapped(&(*this).unmapped);
                     }
                     // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
-                    None if push() => return,
+                    None if End::push(end, link_of(desc)).is_ok() => return,
                     None => {}
                 }
             }
@@ -310,6 +383,7 @@ impl<M: Memory> Shared<M> {
         unsafe {
             let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
             let end = &raw const (*this).end;
+            // Also while threads wait, whom this page does not help.
             if End::push(end, link_of(desc)).is_err() {
                 // The record may outlive the pool, and is needed until the lock is released.
                 let record = (*end).record.clone();
@@ -333,7 +407,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    fn take_in(&self, mut list: *mut Link, panics: &mut Panics) {
+    /// Counts the pages of a list that was on the stack, and keeps them. Only the owner calls it.
+    pub(crate) fn take_in(&self, mut list: *mut Link, panics: &mut Panics) {
         // SAFETY: pages on the stack belong to the pool.
         while let Some((desc, rest)) = unsafe { first(list) } {
             list = rest;
@@ -525,8 +600,13 @@ mod tests {
             assert!(!end.is_empty());
             assert_eq!(end.take_all(), at);
             assert_eq!(End::push(&end, at), Ok(()));
+            assert_eq!(end.mark(), at);
+            assert!(end.is_empty());
+            assert_eq!(End::push(&end, at), Err(Refused));
+            end.unmark();
+            assert_eq!(End::push(&end, at), Ok(()));
             assert_eq!(end.close(), at);
-            assert_eq!(End::push(&end, at), Err(Closed));
+            assert_eq!(End::push(&end, at), Err(Refused));
         }
     }
 }

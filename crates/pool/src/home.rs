@@ -59,26 +59,48 @@ fn opaque(number: usize) -> usize {
 }
 
 /// Restores the outer context when it is dropped, also after a panic.
-pub(crate) struct InContext(*const PollHome);
+///
+/// Contexts of a thread end in the reverse of the order in which they began, on the thread where they began. Safe Rust has no
+/// other order, because each is the frame of a call. A library that switches stacks (fibres, stackful coroutines) has: a
+/// fibre that is suspended in a poll would leave its context behind, and the thread would return pages into the array cache
+/// of a pool that another thread may poll. So a context that ends in another order ends the process.
+pub(crate) struct InContext {
+    inner: *const PollHome,
+    outer: *const PollHome,
+}
 
 impl InContext {
     /// Makes `inner` this thread's context, or no pool's if it is null, until the value is dropped.
     #[inline]
     pub(crate) fn new(inner: *const PollHome) -> Self {
-        Self(CONTEXT.replace(inner))
+        Self { inner, outer: CONTEXT.replace(inner) }
     }
 
     /// The context outside of this one, or null.
     #[inline]
     pub(crate) fn outer(&self) -> *const PollHome {
-        self.0
+        self.outer
     }
 }
 
 impl Drop for InContext {
+    #[inline]
     fn drop(&mut self) {
-        CONTEXT.set(self.0);
+        if CONTEXT.get() != self.inner {
+            out_of_order();
+        }
+        CONTEXT.set(self.outer);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_order() -> ! {
+    // Not a panic: pages may already be where two threads use them.
+    eprintln!(
+        "netmem: a poll context ended on another thread, or before a context that began in it; was a stack switched in a poll?"
+    );
+    std::process::abort()
 }
 
 /// Runs `f` as if this thread were in no poll context: pages that `f` drops return as from any other thread.
@@ -341,4 +363,47 @@ pub(crate) fn prefetch(desc: NonNull<Desc>) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = desc;
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    /// Contexts that end in another order than the reverse of their beginning abort the process, and so does one that ends on
+    /// another thread. Each case runs in a process of its own.
+    #[test]
+    fn contexts_that_end_out_of_order_abort() {
+        const CASE: &str = "NETMEM_CONTEXTS_END";
+        let at = |n: usize| ptr::without_provenance(n);
+        match std::env::var(CASE).as_deref() {
+            Ok("in order") => {
+                drop([InContext::new(at(128)), InContext::new(at(256))].map(Some).into_iter().rev().collect::<Vec<_>>())
+            }
+            Ok("crossed") => {
+                let (first, second) = (InContext::new(at(128)), InContext::new(at(256)));
+                drop(first);
+                drop(second);
+            }
+            Ok("elsewhere") => {
+                struct Moved(InContext);
+                // SAFETY: it is not sent by safe code; the case does what a switch of stacks would do.
+                unsafe impl Send for Moved {}
+                let moved = Moved(InContext::new(at(128)));
+                let _ = std::thread::spawn(move || drop({ moved }.0)).join();
+            }
+            _ => {
+                for (case, signal) in
+                    [("in order", None), ("crossed", Some(libc::SIGABRT)), ("elsewhere", Some(libc::SIGABRT))]
+                {
+                    let name = "home::tests::contexts_that_end_out_of_order_abort";
+                    let mut child = Command::new(std::env::current_exe().unwrap());
+                    let ended = child.args(["--exact", name, "--nocapture"]).env(CASE, case).output().unwrap();
+                    assert_eq!(ended.status.signal(), signal, "{case}: {ended:?}");
+                    assert_eq!(ended.status.success(), signal.is_none(), "{case}");
+                }
+            }
+        }
+    }
 }

@@ -50,6 +50,7 @@ pub mod sigbus;
 mod span;
 mod stats;
 mod sync;
+mod waiters;
 
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
@@ -70,6 +71,7 @@ pub use provider::{Provider, RawPage, RegionProvider};
 pub use region::{Backing, Region, RegionError, RegionOptions};
 pub use shared_pool::{SharedPool, SharedPoolStats};
 pub use stats::{PoolStats, StatsReader};
+pub use waiters::{AllocFuture, WaitError};
 
 /// Bytes in the smallest page.
 pub const PAGE_SIZE: usize = 4096;

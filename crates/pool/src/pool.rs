@@ -394,6 +394,10 @@ impl<M: Memory> PagePool<M> {
 
     /// Runs `f` in the pool's poll context: if code on this thread drops pages of this pool meanwhile, they go straight
     /// into the array cache. The context ends with `f`, also after a panic.
+    ///
+    /// Polls of several pools nest, and end in the reverse of the order in which they began. **Note:** a library that
+    /// switches stacks (fibres, stackful coroutines) must not suspend `f`: a context that ends on another thread, or before
+    /// one that began in it, aborts the process.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().front.enter();

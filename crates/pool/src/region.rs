@@ -176,18 +176,19 @@ pub struct RegionOptions {
     pub(crate) pages: usize,
     order: u8,
     huge: bool,
+    reserved: bool,
     node: Option<u32>,
     lock: bool,
     populate: bool,
 }
 
 impl RegionOptions {
-    /// `pages` pages of 4 KiB, on huge pages if there are any, resident from the start.
+    /// `pages` pages of 4 KiB, on transparent huge pages if there are any, resident from the start.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         // A fuzzer makes thousands of small regions a second.
         let (huge, populate) = (cfg!(not(fuzzing)), cfg!(not(fuzzing)));
-        Self { pages, order: 0, huge, node: None, lock: false, populate }
+        Self { pages, order: 0, huge, reserved: false, node: None, lock: false, populate }
     }
 
     /// Pages of `4 KiB << order`; at most 9 (2 MiB).
@@ -197,10 +198,21 @@ impl RegionOptions {
         self
     }
 
-    /// Whether to try for huge pages (the default) or to stay with pages of 4 KiB.
+    /// Whether to try for huge pages (the default) or to stay with pages of 4 KiB. They are transparent huge pages, unless
+    /// [`reserved_huge_pages`](Self::reserved_huge_pages) asks for others.
     #[must_use]
     pub fn huge_pages(mut self, huge: bool) -> Self {
         self.huge = huge;
+        self
+    }
+
+    /// Whether to take 2 MiB pages that the administrator has reserved (`vm.nr_hugepages`), if there are enough of them.
+    /// Otherwise the region has transparent ones: [`Region::backing`] says which it got. Off by default, because the
+    /// reserved pages may be meant for another program, which would then start without them. Has no effect if
+    /// [`huge_pages`](Self::huge_pages) is off.
+    #[must_use]
+    pub fn reserved_huge_pages(mut self, reserved: bool) -> Self {
+        self.reserved = reserved;
         self
     }
 
@@ -314,7 +326,7 @@ impl<M: SystemMemory> Region<M> {
             .and_then(|b| b.checked_next_multiple_of(HUGE))
             .ok_or(RegionError::Pages { pages: o.pages })?;
 
-        let huge = if o.huge { Self::prepare(o, bytes, Backing::Huge).ok() } else { None };
+        let huge = if o.huge && o.reserved { Self::prepare(o, bytes, Backing::Huge).ok() } else { None };
         let (mut memory, fd, backing) = match huge {
             Some(region) => region,
             None => Self::prepare(o, bytes, Backing::Plain)?,

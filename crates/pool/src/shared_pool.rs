@@ -13,11 +13,28 @@
 //! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
 //! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
 //!
-//! **A lost race is not "no page".** A thread that finds nothing takes the lock and looks again, because the thread
+//! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again, because the thread
 //! that had the lock may have taken pages from the provider. At the end of its search it compares how many magazines
-//! have left the depot. If another thread has taken one in between, the search begins anew. A magazine may also be on
-//! its way between the depot and a CPU: another thread holds it. Then this thread yields and the search begins anew, at
-//! most `YIELDS` times.
+//! have left the depot. If another thread has taken one in between, or holds one on its way between the depot and a CPU, the
+//! thread releases the lock, yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
+//!
+//! **A thread that needs a page waits for it** ([`SharedPool::alloc_blocking`], [`SharedPool::alloc_async`]): see [`crate::waiters`].
+//!
+//! **Allocation against `device_gone`.** A thread may have a magazine in hand while another thread unmaps all pages:
+//!
+//! ```text
+//!   alloc                                   device_gone (under the lock)
+//!   takes a magazine from the depot
+//!                                           gone = true, closes the magazines, unmaps every page
+//!                                           gives what is in the depot to the provider
+//!   takes a page of the magazine
+//!   puts the magazine back: on a closed list
+//!   list closed? takes the lock. gone? gives its page, and what is in the depot, to the provider
+//! ```
+//!
+//! So a thread that has put a magazine back asks whether the list is closed. If the magazine is back before the list is closed,
+//! `device_gone` finds it. If not, the thread finds the list closed. A page whose allocation has found the list open counts as
+//! allocated before `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
 //!
 //! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
 //! the lock. If such a call allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of
@@ -35,7 +52,8 @@ use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
 use crate::provider::{Provider, RegionProvider};
 use crate::region::RegionOptions;
 use crate::shared::{BATCH, REST, Shared};
-use crate::sync::{Mutex, MutexGuard, yield_now};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, yield_now};
+use crate::waiters::{AllocFuture, Over, WaitError, Waiters, Wakers};
 use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
 use std::cell::Cell;
 use std::fmt;
@@ -43,7 +61,7 @@ use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -76,7 +94,7 @@ use std::time::{Duration, Instant};
 /// Threads share it by reference or by `Arc`. If it is dropped while pages are in flight, it lingers until the last of
 /// them is returned ([`lingering`](crate::lingering)), as a `PagePool` does.
 ///
-/// **Signal handlers** may drop pages, and must not allocate. **Fork**: the child has a copy of the magazines. If another thread of the
+/// **Signal handlers** may drop pages while no thread waits for one, and must not allocate. **Fork**: the child has a copy of the magazines. If another thread of the
 /// parent held the lock, an allocation in the child that needs the lock waits for ever. Pages that threads of the parent held stay held
 /// in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not use the pages.
 pub struct SharedPool<M: Memory> {
@@ -86,6 +104,8 @@ pub struct SharedPool<M: Memory> {
     shared: NonNull<Shared<M>>,
     /// The device is gone.
     gone: AtomicBool,
+    /// Threads and tasks that wait for a page.
+    waiters: Arc<Waiters>,
     owner: Locked<M>,
 }
 
@@ -228,10 +248,13 @@ impl<M: Memory> SharedPool<M> {
             unreachable!("the home was made of them");
         };
         let (page_size, shared) = (pool.shared().front.cache.page_size, NonNull::from(pool.shared()));
+        let waiters = pool.shared().front.home.cpus().map(|cpus| Waiters::new(&pool.shared().end, cpus));
+        let Some(waiters) = waiters else { unreachable!("the home was made of them") };
+        pool.shared().end.set_waiters(waiters.clone());
         let owner = Owner { pool: ManuallyDrop::new(pool), reclaimed: None };
         owner.share();
         let locked = Locked { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) };
-        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), owner: locked })
+        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: locked })
     }
 
     #[inline(always)]
@@ -249,8 +272,9 @@ impl<M: Memory> SharedPool<M> {
     ///
     /// Returns `None` if none of them has a page, or if it is too early to reclaim again. This is counted as
     /// `alloc_failed`. In rare cases it returns `None` although a page is idle: another thread was moving a magazine
-    /// between the depot and its CPU, and did not run while this thread yielded 32 times. Such a search reads a line of
-    /// each magazine. Before a thread sleeps because it got `None`, it must call [`reclaim`](Self::reclaim).
+    /// between the depot and its CPU, and did not run while this thread searched 32 times. Each search but the first
+    /// reads a line of each magazine, without the lock. A thread that needs a page must not sleep because it got `None`:
+    /// [`alloc_blocking`](Self::alloc_blocking) and [`alloc_async`](Self::alloc_async) wait.
     ///
     /// If the pool's own provider or domain calls this, it gets a page only from the magazines, because the pool calls them
     /// under its lock. They are usually empty then. Not for signal handlers.
@@ -269,43 +293,197 @@ impl<M: Memory> SharedPool<M> {
     #[cold]
     #[inline(never)]
     fn slow(&self) -> Option<NonNull<Desc>> {
-        /// How often a search yields to threads that hold magazines. In a model this is more often than loom preempts.
-        const YIELDS: usize = if cfg!(loom) { 3 } else { 32 };
-        if let Ok(item) = self.cpus().pop() {
-            return Some(desc_of(item));
+        match self.cpus().pop() {
+            Ok(item) => self.unless_closed(desc_of(item)),
+            Err(_) => self.search_all(),
         }
-        let mut owner = self.lock()?;
-        let (mut yields, mut has_reclaimed) = (0, false);
-        loop {
+    }
+
+    /// Searches everywhere. In portable mode every allocation calls [`slow`](Self::slow), and few call this.
+    #[cold]
+    #[inline(never)]
+    fn search_all(&self) -> Option<NonNull<Desc>> {
+        /// The most searches of one allocation. In a model there are more than loom preempts.
+        const SEARCHES: usize = if cfg!(loom) { 5 } else { 32 };
+        let mut has_reclaimed = false;
+        for search in 0..SEARCHES {
             let taken = self.cpus().magazines_taken();
-            let refused = match self.cpus().pop() {
-                Ok(item) => return Some(desc_of(item)),
-                Err(why) => why == NothingFound::Refused,
-            };
-            if let Some(desc) = owner.take() {
+            // This reads a line of each magazine. It is asked before the search, because a magazine that a thread holds now may
+            // be on a CPU again when the reclaim is over. If a pop takes a magazine later, that is counted. If a push replaces
+            // a magazine later, the reclaim finds the item.
+            let on_the_way = search > 0 && self.cpus().is_on_the_way();
+            let mut owner = self.lock()?;
+            if self.cpus().is_closed() {
+                drop(owner);
+                return self.while_closed(None);
+            }
+            if let Some(desc) = self.search(&mut owner, &mut has_reclaimed) {
                 return Some(desc);
             }
-            // This is asked before the reclaim, because a magazine that a thread holds now may be on a CPU again when
-            // the reclaim is over. If a pop takes a magazine later, that is counted. If a push replaces a magazine
-            // later, the reclaim finds the item.
-            let on_the_way = self.cpus().is_on_the_way();
-            // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A search that
-            // begins anew looks for pages that the last reclaim has missed. In both cases the pause between reclaims is
-            // ignored.
-            has_reclaimed |= owner.reclaim(if refused || has_reclaimed { Duration::ZERO } else { REST });
-            if let Ok(item) = self.cpus().pop() {
-                return Some(desc_of(item));
-            }
-            if self.cpus().magazines_taken() != taken {
+            drop(owner);
+            if search == 0 {
                 continue;
             }
-            if yields == YIELDS || !on_the_way {
-                self.owner.failed.fetch_add(1, Ordering::Relaxed);
-                return None;
+            if !on_the_way && self.cpus().magazines_taken() == taken {
+                break;
             }
-            yields += 1;
             yield_now();
         }
+        self.owner.failed.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    /// One search: the magazines, the return stack and the provider, the pages of other CPUs.
+    fn search(&self, owner: &mut Owner<M>, has_reclaimed: &mut bool) -> Option<NonNull<Desc>> {
+        let refused = match self.cpus().pop() {
+            Ok(item) => return Some(desc_of(item)),
+            Err(why) => why == NothingFound::Refused,
+        };
+        if let Some(desc) = owner.take() {
+            return Some(desc);
+        }
+        // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A search that
+        // begins anew looks for pages that the last reclaim has missed. In both cases the pause between reclaims is
+        // ignored.
+        *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { REST });
+        self.cpus().pop().ok().map(desc_of)
+    }
+
+    /// A page that was found outside of the lock. Threads may have begun to wait meanwhile, and have not found what this thread
+    /// has put back; or the device may have gone.
+    #[inline]
+    fn unless_closed(&self, desc: NonNull<Desc>) -> Option<NonNull<Desc>> {
+        if self.cpus().is_closed() { self.while_closed(Some(desc)) } else { Some(desc) }
+    }
+
+    /// The end of an allocation that finds the magazines closed, and perhaps has a page: threads wait, or the device is gone.
+    #[cold]
+    #[inline(never)]
+    fn while_closed(&self, found: Option<NonNull<Desc>>) -> Option<NonNull<Desc>> {
+        // SAFETY: the page is this thread's alone from the commit of the pop on.
+        let mut found = found.map(|desc| unsafe { Page::<M>::from_desc(desc, 0, self.page_size) });
+        let mut wakers = Wakers::default();
+        if let Some(mut owner) = self.lock() {
+            if self.gone.load(Ordering::Relaxed) {
+                // The page that was found, what was put back into the depot, and what was returned go to the provider.
+                let mut panics = Panics::default();
+                panics.call(|| drop(found.take()));
+                owner.empty_cpus(&mut panics);
+                panics.call(|| owner.pool.reclaim());
+                panics.resume();
+            } else {
+                self.serve(&mut owner, &mut wakers);
+                match found.take().map(|page| self.waiters.pass(page.into_desc())) {
+                    // Waiters that are left came first.
+                    Some(Ok(waker)) => wakers.0.extend(waker),
+                    // SAFETY: the page is this thread's alone.
+                    Some(Err(desc)) => found = Some(unsafe { Page::from_desc(desc, 0, self.page_size) }),
+                    None if self.cpus().is_closed() => {}
+                    None => return self.search(&mut owner, &mut false),
+                }
+            }
+        } else if self.gone.load(Ordering::Relaxed) {
+            found = None;
+        }
+        if found.is_none() {
+            self.owner.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        found.map(Page::into_desc)
+    }
+
+    /// Allocates a page as soon as there is one, for tasks: a future, which needs no particular executor.
+    ///
+    /// The search is made by this call, and if it finds no page, the future has a place in the pool's queue from then on. Each page that
+    /// is returned, on any thread, is passed to the first of the queue, so waiters are served in the order in which they came. An
+    /// [`alloc`](Self::alloc) finds no page while there are waiters, unless there are more pages than they need.
+    ///
+    /// **Cost.** The first waiter of a queue closes all CPUs' magazines, by a membarrier. As long as there are waiters, each returned page
+    /// takes a lock, and **the thread that drops a page calls the waker** of its waiter. While there are none, a return costs nothing
+    /// in addition.
+    ///
+    /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool gives back to a common provider, or that a
+    /// provider gets later, are found by the next [`alloc`](Self::alloc), `alloc_async`, [`reclaim`](Self::reclaim) or
+    /// [`set_limit`](Self::set_limit), which pass them to the waiters. Signal handlers must not drop pages while there are waiters.
+    ///
+    /// ```
+    /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+    /// let region = RegionOptions::new(1).huge_pages(false).build::<Private>()?;
+    /// let pool = PoolOptions::new("one page").build_shared(RegionProvider::new(region), None)?;
+    /// let page = pool.alloc().ok_or("a page")?;
+    /// let mut next = pin!(pool.alloc_async());
+    /// let mut context = Context::from_waker(Waker::noop());
+    /// assert!(next.as_mut().poll(&mut context).is_pending());
+    /// drop(page); // goes to the waiter
+    /// assert!(matches!(next.poll(&mut context), Poll::Ready(Ok(_))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The future returns a [`WaitError`]: the pool or its device ends, or the pool cannot be waited for.
+    pub fn alloc_async(&self) -> AllocFuture<M> {
+        takes_from(self.cpus.as_ptr());
+        match self.cpus().pop_at_once() {
+            Some(item) => AllocFuture::found(desc_of(item), self.page_size),
+            None => self.wait().unwrap_or_else(AllocFuture::failed),
+        }
+    }
+
+    /// Allocates a page, and sleeps until there is one. The same as [`alloc_async`](Self::alloc_async) for a thread, in the same queue.
+    /// Not for a thread that must return the pages itself.
+    ///
+    /// # Errors
+    ///
+    /// See [`WaitError`].
+    pub fn alloc_blocking(&self) -> Result<Page<M>, WaitError> {
+        self.alloc_async().block()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) -> Result<AllocFuture<M>, WaitError> {
+        let found = |desc| Ok(AllocFuture::found(desc, self.page_size));
+        if let Ok(item) = self.cpus().pop()
+            && let Some(desc) = self.unless_closed(desc_of(item))
+        {
+            return found(desc);
+        }
+        let mut wakers = Wakers::default();
+        let mut owner = self.lock().ok_or(WaitError::InProvider)?;
+        // Without an interrupt of other CPUs first.
+        if !self.cpus().is_closed()
+            && let Some(desc) = owner.take()
+        {
+            return found(desc);
+        }
+        if !self.shared().interrupts && self.cpus().magazines() > 0 {
+            return Err(WaitError::NoInterrupts);
+        }
+        let (number, list, moved) = self.waiters.wait()?;
+        // From here on the place in the queue is given up if the provider panics.
+        let future = AllocFuture::waits(self.waiters.clone(), number, self.page_size);
+        let mut panics = Panics::default();
+        owner.moved(moved);
+        self.shared().take_in(list, &mut panics);
+        panics.resume();
+        self.serve(&mut owner, &mut wakers);
+        Ok(future)
+    }
+
+    /// Passes the pages that there are to the waiters, whose wakers are woken by the caller, after it has released the lock.
+    fn serve(&self, owner: &mut Owner<M>, wakers: &mut Wakers) {
+        // No lock is held across the search, because it calls the provider, which may drop pages of this pool.
+        while self.waiters.any() {
+            let in_depot = self.cpus().take_from_depot().map(desc_of);
+            let Some(desc) = in_depot.or_else(|| owner.pool.alloc().map(Page::into_desc)) else { return };
+            match self.waiters.pass(desc) {
+                Ok(waker) => wakers.0.extend(waker),
+                // SAFETY: the page is this thread's alone.
+                Err(desc) => drop(unsafe { Page::<M>::from_desc(desc, 0, self.page_size) }),
+            }
+        }
+        owner.share();
     }
 
     /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
@@ -321,20 +499,22 @@ impl<M: Memory> SharedPool<M> {
     }
 
     /// Moves the pages that all CPUs hold, and those on the return stack, to the depot, where any thread finds them.
-    /// For a thread that is about to sleep because there is no page: a page that is returned would not wake it. One
-    /// membarrier, if any CPU holds pages.
+    /// Threads that wait for a page get what there is first. One membarrier, if any CPU holds pages.
     pub fn reclaim(&self) {
+        let mut wakers = Wakers::default();
         let Some(mut owner) = self.lock() else { return };
         owner.reclaim(Duration::ZERO);
         owner.pool.reclaim();
-        owner.share();
+        self.serve(&mut owner, &mut wakers);
     }
 
     /// Changes the most pages that the pool may hold from its provider. Pages beyond the limit stay in the pool until
     /// [`shrink`](Self::shrink) gives them back. Takes the lock.
     pub fn set_limit(&self, pages: usize) {
+        let mut wakers = Wakers::default();
         if let Some(mut owner) = self.lock() {
             owner.pool.set_limit(pages);
+            self.serve(&mut owner, &mut wakers);
         }
     }
 
@@ -470,11 +650,15 @@ impl<M: Memory> SharedPool<M> {
     }
 
     /// Unmaps every page of the pool, wherever it is, because the device is gone or about to go. From then on the pool
-    /// allocates no pages, and pages that are returned are neither synced nor unmapped. Walks all descriptors in use.
-    /// Takes the lock, and a membarrier.
+    /// allocates no pages, and pages that are returned are neither synced nor unmapped. An allocation of another thread
+    /// that has found its page by then keeps it: that page was in flight, and is unmapped like the others in flight. Walks
+    /// all descriptors in use. Takes the lock, and a membarrier.
     pub fn device_gone(&self) {
+        let mut wakers = Wakers::default();
         let Some(mut owner) = self.lock() else { return };
-        self.gone.store(true, Ordering::Relaxed);
+        // Before the list of magazines is closed: see the head of this file.
+        self.gone.store(true, Ordering::Release);
+        wakers.0.append(&mut self.waiters.end(Over::DeviceGone).0);
         let mut panics = Panics::default();
         // No thread takes a page from a magazine any more.
         owner.close_cpus(&mut panics);
@@ -493,6 +677,7 @@ impl<M: Memory> SharedPool<M> {
     }
 
     fn end(&mut self) -> PoolClosed {
+        let _wakers = self.waiters.end(Over::Closed);
         let owner = self.owner.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut panics = Panics::default();
         owner.close_cpus(&mut panics);
@@ -544,7 +729,8 @@ impl<M: Memory> Owner<M> {
             let shared = unsafe { CpuCache::push_many(cpus, &items[..n]) };
             cache.counters.alloc_refill.add(shared as u64);
             items[shared..n].iter().for_each(|&item| cache.put(desc_of(item)));
-            if n == 0 {
+            // None is left, or the magazines are closed.
+            if n == 0 || shared < n {
                 return;
             }
         }
@@ -567,8 +753,7 @@ impl<M: Memory> Owner<M> {
         }
         match cpus.reclaim() {
             Ok(n) => {
-                counters.reclaims.bump();
-                counters.reclaimed.add(n as u64);
+                self.moved(n);
                 self.reclaimed = Some(now);
                 true
             }
@@ -577,6 +762,15 @@ impl<M: Memory> Owner<M> {
                 false
             }
         }
+    }
+
+    /// Counts pages that were moved from CPUs to the depot.
+    fn moved(&self, pages: usize) {
+        let counters = &self.pool.shared().front.cache.counters;
+        if pages > 0 {
+            counters.reclaims.bump();
+        }
+        counters.reclaimed.add(pages as u64);
     }
 
     /// From now on no page goes into a magazine.

@@ -61,6 +61,26 @@ fn huge_pages_with_fallback() {
     assert!(RegionOptions::new(512).build::<Private>().is_ok());
 }
 
+/// Proves POOL-13: huge pages that the administrator has reserved are taken only by a region that asks for them.
+#[test]
+fn reserved_huge_pages_are_asked_for() {
+    let setting = "/proc/sys/vm/nr_hugepages";
+    let had: usize = std::fs::read_to_string(setting).unwrap().trim().parse().unwrap();
+    if std::fs::write(setting, format!("{}", had + 2)).is_err() {
+        return skip("it takes root to have two huge pages for a moment");
+    }
+    let backings = [false, true].map(|asked| {
+        let options = RegionOptions::new(512).reserved_huge_pages(asked);
+        let shared = options.clone().build::<PeerShared>().unwrap();
+        [options.build::<Private>().unwrap().backing(), shared.backing()]
+    });
+    std::fs::write(setting, format!("{had}")).unwrap();
+    assert!(!backings[0].contains(&Backing::Huge), "taken without being asked for: {backings:?}");
+    if backings[1] != [Backing::Huge; 2] {
+        skip(&format!("the system has not two huge pages now: {backings:?}"));
+    }
+}
+
 /// Proves POOL-13: errors say what was wrong.
 #[test]
 fn errors() {

@@ -8,11 +8,13 @@ mod forced_mode;
 use common::{Counting, Strict, counting, provider};
 use netmem_percpu::{Index, Mode};
 use netmem_pool::{
-    Bulk, Direction, DmaDomain, Frag, GrowingProvider, MapError, Page, PoolError, PoolOptions, Private, Provider,
-    RawPage, Region, RegionOptions, RegionProvider, SharedPool, lingering,
+    AllocFuture, Bulk, Direction, DmaDomain, Frag, GrowingProvider, MapError, Page, PoolError, PoolOptions, Private,
+    Provider, RawPage, Region, RegionOptions, RegionProvider, SharedPool, WaitError, lingering,
 };
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -529,4 +531,136 @@ fn a_panic_in_the_provider() {
     assert_eq!(alloc(&pool, 200).len(), 200, "none was lost");
     assert_eq!(pool.close().outstanding, 0);
     all_are_back(&rude.pages, 200);
+}
+
+/// A waker that notes in which order it and others like it were called, and on which thread.
+struct Noted(usize, mpsc::Sender<(usize, thread::ThreadId)>);
+
+impl std::task::Wake for Noted {
+    fn wake(self: Arc<Self>) {
+        let _ = self.1.send((self.0, thread::current().id()));
+    }
+}
+
+fn poll<M: netmem_pool::Memory>(future: &mut AllocFuture<M>, waker: &Waker) -> Poll<Result<Page<M>, WaitError>> {
+    Pin::new(future).poll(&mut Context::from_waker(waker))
+}
+
+/// Tasks that wait get pages in the order in which they came, from the thread that drops a page, and before any allocation
+/// that comes later. After the last one the magazines are used again.
+#[test]
+fn waiters_are_served_in_order() {
+    for magazine in [0, 2, 16] {
+        let (pool, domain, memory) = shared(PoolOptions::new("waited").magazine(magazine), 4);
+        let mut out = alloc(&pool, 4);
+        let (sender, woken) = mpsc::channel();
+        let wakers: Vec<_> = (0..3).map(|n| Waker::from(Arc::new(Noted(n, sender.clone())))).collect();
+        let mut waiters: Vec<_> = (0..3).map(|_| pool.alloc_async()).collect();
+        for (waiter, waker) in waiters.iter_mut().zip(&wakers) {
+            assert!(poll(waiter, waker).is_pending());
+        }
+        assert!(pool.alloc().is_none());
+        // The second gives up.
+        drop(waiters.remove(1));
+        let page = out.pop().unwrap();
+        let dropper = thread::spawn(move || {
+            drop(page);
+            thread::current().id()
+        });
+        let dropper = dropper.join().unwrap();
+        assert_eq!(woken.try_recv(), Ok((0, dropper)));
+        assert!(pool.alloc().is_none(), "an allocation got a page although a task waits");
+        assert!(poll(&mut waiters[1], &wakers[2]).is_pending());
+        let Poll::Ready(Ok(first)) = poll(&mut waiters[0], &wakers[0]) else { panic!("no page") };
+        assert!(matches!(poll(&mut waiters[0], &wakers[0]), Poll::Ready(Err(WaitError::Ended))));
+        // A page that was passed to a waiter that is dropped goes to the next waiter.
+        let last = pool.alloc_async();
+        drop(out.pop());
+        drop(waiters);
+        assert_eq!(woken.try_recv().map(|(n, _)| n), Ok(2));
+        drop(last);
+        assert!(woken.try_recv().is_err());
+        drop((first, out));
+        drop(alloc(&pool, 4));
+        if magazine > 0 && !portable() {
+            assert_eq!(pool.stats().recycle_ring_full, 0, "the magazines are still closed");
+        }
+        close_balanced(pool, &domain);
+        all_are_back(&memory, 4);
+    }
+}
+
+/// Threads that wait: each page has one user at a time, and every thread gets its pages.
+#[test]
+fn threads_wait_for_pages() {
+    for magazine in [0, 1, 8] {
+        let (pool, domain, memory) = shared(PoolOptions::new("waited").magazine(magazine), 3);
+        thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for n in 0..2000 {
+                        let page = pool.alloc_blocking().unwrap();
+                        if n % 16 == 0 {
+                            drop(pool.alloc());
+                            drop(pool.alloc_async());
+                            thread::yield_now();
+                        }
+                        drop(page);
+                    }
+                });
+            }
+        });
+        close_balanced(pool, &domain);
+        all_are_back(&memory, 3);
+    }
+}
+
+/// What ends a wait: the device, the pool. And what cannot be waited for.
+#[test]
+fn a_wait_that_ends_with_an_error() {
+    let (pool, ..) = shared(PoolOptions::new("waited"), 1);
+    let page = pool.alloc().unwrap();
+    let mut waiter = pool.alloc_async();
+    assert!(poll(&mut waiter, Waker::noop()).is_pending());
+    pool.device_gone();
+    assert!(matches!(poll(&mut waiter, Waker::noop()), Poll::Ready(Err(WaitError::DeviceGone))));
+    assert!(matches!(pool.alloc_blocking(), Err(WaitError::DeviceGone)));
+    drop(page);
+    assert_eq!(pool.close().outstanding, 0);
+
+    let (pool, _, memory) = shared(PoolOptions::new("waited"), 1);
+    let page = pool.alloc().unwrap();
+    let (mut waiter, mut passed) = (pool.alloc_async(), pool.alloc_async());
+    let slept = thread::spawn({
+        let waiter = pool.alloc_async();
+        move || std::iter::repeat_with(|| ()).scan(waiter, |w, ()| Some(poll(w, Waker::noop()))).find(Poll::is_ready)
+    });
+    drop(page);
+    assert_eq!(pool.close().outstanding, 1);
+    assert!(matches!(poll(&mut passed, Waker::noop()), Poll::Ready(Err(WaitError::Closed))));
+    assert!(matches!(slept.join().unwrap(), Some(Poll::Ready(Err(WaitError::Closed)))));
+    // The page had been passed before the end.
+    assert!(matches!(poll(&mut waiter, Waker::noop()), Poll::Ready(Ok(_))));
+    all_are_back(&memory, 1);
+
+    let (pool, ..) = shared(PoolOptions::new("quiet").magazine(4).interrupt_cpus(false), 1);
+    let _page = pool.alloc().unwrap();
+    assert!(matches!(pool.alloc_blocking(), Err(WaitError::NoInterrupts)));
+}
+
+/// A higher limit, and a reclaim, pass what there is to the waiters.
+#[test]
+fn a_limit_that_grows_serves_waiters() {
+    let (pool, domain, memory) = shared(PoolOptions::new("limited").limit(1), 3);
+    let page = pool.alloc().unwrap();
+    let mut waiters = [pool.alloc_async(), pool.alloc_async()];
+    pool.set_limit(2);
+    assert!(matches!(poll(&mut waiters[0], Waker::noop()), Poll::Ready(Ok(_))));
+    let pages = [memory.page(), memory.page()];
+    pool.set_limit(3);
+    drop(pages);
+    pool.reclaim();
+    assert!(matches!(poll(&mut waiters[1], Waker::noop()), Poll::Ready(Ok(_))));
+    drop((page, waiters));
+    close_balanced(pool, &domain);
 }

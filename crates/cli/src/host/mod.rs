@@ -234,7 +234,7 @@ fn drive(
 ) -> anyhow::Result<()> {
     let each = HELD as usize + 2 * usize::from(RING) + 1024;
     // SAFETY: the back end is the device of this process, which writes to posted buffers alone, and the region's file goes to no other.
-    let net_options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) };
+    let net_options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
     let net_options = net_options.pairs(pairs).ring_size(RING).pages(usize::from(pairs) * each);
     // Frames of more than 1518 bytes: the driver then accepts large segments, which the device would cut and checksum otherwise.
     let net_options = net_options.max_frame(LARGE_FRAME);

@@ -378,7 +378,7 @@ impl<'a> Engine<'a> {
         let in_mailbox = if v.consumer == Where::Other { MAILBOX * longest.div_ceil(3900) } else { 0 };
         let pages = usize::from(v.queues) * (2 * usize::from(plan.ring) + 1024) + in_mailbox;
         let options = NetOptions::new(v.mode).pairs(v.queues).ring_size(plan.ring).max_frame(longest);
-        let options = options.pages(pages).lock(plan.lock).ring_features(plan.ring_features);
+        let options = options.pages(pages).lock(plan.lock).reserved_huge_pages(true).ring_features(plan.ring_features);
         let baseline = if v.mode == RxMode::Big { None } else { Baseline::new(v.alloc, pages, plan.lock, true)? };
         Ok((baseline.iter().fold(options, |options, baseline| baseline.serve(options)), baseline))
     }

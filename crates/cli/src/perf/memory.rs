@@ -22,7 +22,7 @@ impl Baseline {
     /// An allocator of `pages` pages. `maps` says whether the device reaches the pages by mappings. `None` for the page
     /// pool, which is not a baseline.
     pub(super) fn new(alloc: Alloc, pages: usize, lock: bool, maps: bool) -> Result<Option<Self>, RegionError> {
-        let region = |pages| RegionOptions::new(pages).lock(lock).build();
+        let region = |pages| RegionOptions::new(pages).lock(lock).reserved_huge_pages(true).build();
         Ok(match alloc {
             Alloc::Pool => None,
             Alloc::Page => Some(Self::Pages(PageAllocator::new(region(pages)?))),

@@ -243,6 +243,7 @@ fn drive(
         .ring_size(plan.ring)
         .max_frame(size)
         .lock(plan.lock)
+        .reserved_huge_pages(true)
         .ring_features(plan.ring_features & !feature::EVENT_IDX | v.features);
     let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
     let (_net, mut pairs) =

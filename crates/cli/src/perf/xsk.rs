@@ -40,7 +40,9 @@ impl Opened {
         let baseline = Baseline::new(v.alloc, pages, plan.lock, false)?;
         let (memory, provider): (_, Arc<dyn Provider<PeerShared>>) = match &baseline {
             None => {
-                let provider = RegionProvider::new(RegionOptions::new(pages).lock(plan.lock).build::<PeerShared>()?);
+                let provider = RegionProvider::new(
+                    RegionOptions::new(pages).lock(plan.lock).reserved_huge_pages(true).build::<PeerShared>()?,
+                );
                 (provider.region().clone(), provider)
             }
             Some(baseline) => (baseline.region().clone(), baseline.provider()),

@@ -142,3 +142,131 @@ fn shared_magazine_against_close() {
         machine.check(1, 0);
     });
 }
+
+/// Allocation against `device_gone`: a magazine of two pages that another thread has in hand meanwhile is put back. No thread
+/// that begins to allocate afterwards gets a page, and none is left in the depot.
+#[test]
+fn shared_alloc_against_device_gone() {
+    model(|| {
+        let machine = Machine::new();
+        let options = PoolOptions::new("model").magazine(2).limit(3);
+        let pool = Arc::new(options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap());
+        // The other two pages of the provider are in one magazine of the depot now.
+        let first = pool.alloc().unwrap();
+        let is_over = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let thread = {
+            let (pool, is_over) = (pool.clone(), is_over.clone());
+            thread::spawn(move || {
+                run_on(1);
+                let late = is_over.load(Ordering::Acquire);
+                let page = pool.alloc();
+                assert!(page.is_none() || !late, "a page after its device had gone");
+                page.is_some()
+            })
+        };
+        owners_turn();
+        pool.device_gone();
+        assert_eq!(machine.domain.mapped(), 0);
+        is_over.store(true, Ordering::Release);
+        assert!(pool.alloc().is_none(), "a page whose address was unmapped");
+        thread.join().unwrap();
+        pool.reclaim();
+        assert_eq!((pool.held(), pool.stats().idle), (1, 0));
+        drop(first);
+        assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}
+
+/// Wait against return: a thread waits for the only page, which another thread drops: on this CPU or on another, in a
+/// pool with magazines and in one without. A lost wakeup would be a deadlock.
+#[test]
+fn shared_wait_against_return() {
+    for (magazine, cpu) in [(0, 0), (1, 0), (1, 1)] {
+        model(move || {
+            let machine = Machine::new();
+            let options = PoolOptions::new("model").magazine(magazine).limit(1);
+            let pool = options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap();
+            let page = pool.alloc().unwrap();
+            let thread = machine.drop_on(cpu, page);
+            owners_turn();
+            let page = pool.alloc_blocking().unwrap();
+            machine.write(&page);
+            // The thread that passed the page on may still be at it.
+            drop(page);
+            assert_eq!(pool.close().outstanding, 0);
+            thread.join().unwrap();
+            machine.check(1, 0);
+        });
+    }
+}
+
+/// Wait against a magazine in hand: of two pages in one magazine, another thread takes one. The thread that waits gets the
+/// other, which is put back.
+#[test]
+fn shared_wait_against_a_magazine_in_hand() {
+    model(|| {
+        let machine = Machine::new();
+        let options = PoolOptions::new("model").magazine(2).limit(3);
+        let pool = Arc::new(options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap());
+        let first = pool.alloc().unwrap();
+        let thread = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                run_on(1);
+                pool.alloc()
+            })
+        };
+        owners_turn();
+        let mine = pool.alloc_blocking().unwrap();
+        let other = thread.join().unwrap();
+        drop((first, mine, other));
+        assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}
+
+/// Wait against cancel: the first waiter gives up while the page is returned. The second gets it.
+#[test]
+fn shared_wait_against_cancel() {
+    model(|| {
+        let machine = Machine::new();
+        let pool = shared(&machine, 1);
+        let page = pool.alloc().unwrap();
+        let (first, second) = (pool.alloc_async(), pool.alloc_async());
+        let thread = machine.drop_on(0, page);
+        let canceller = thread::spawn(move || drop(first));
+        owners_turn();
+        machine.write(&second.block().unwrap());
+        canceller.join().unwrap();
+        thread.join().unwrap();
+        assert_eq!(pool.close().outstanding, 0);
+        machine.check(1, 0);
+    });
+}
+
+/// Wait against the end: a waiter gets the page or the reason, when the device goes and when the pool is closed.
+#[test]
+fn shared_wait_against_end() {
+    for closes in [false, true] {
+        model(move || {
+            let machine = Machine::new();
+            let pool = shared(&machine, 1);
+            let page = pool.alloc().unwrap();
+            let future = pool.alloc_async();
+            let thread = machine.drop_on(0, page);
+            let waiter = thread::spawn(move || _ = future.block());
+            owners_turn();
+            if closes {
+                let _ = pool.close();
+            } else {
+                pool.device_gone();
+                assert!(pool.alloc().is_none() && pool.alloc_blocking().is_err());
+                let _ = pool.close();
+            }
+            waiter.join().unwrap();
+            thread.join().unwrap();
+            machine.check(1, 0);
+        });
+    }
+}

@@ -74,6 +74,7 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
     pub(super) pages: Option<usize>,
     pub(super) tx_pages: usize,
     pub(super) lock: bool,
+    pub(super) reserved_huge_pages: bool,
     pub(super) cache: usize,
     pub(super) premapped: bool,
     pub(super) memory: Option<GivenMemory<M>>,
@@ -102,7 +103,7 @@ impl NetOptions {
     #[cfg(feature = "device")]
     pub(crate) fn in_process(self) -> Result<NetOptions<TrustedPeer>, NetError> {
         let Self { mode, pairs, ring_size, max_frame, offloads, headroom, per_page, pages, tx_pages, .. } = self;
-        let Self { lock, cache, premapped, memory, domain, device_memory, late, rings, .. } = self;
+        let Self { lock, reserved_huge_pages, cache, premapped, memory, domain, device_memory, late, rings, .. } = self;
         if memory.is_some() {
             return Err(NetError::InProcessMemory);
         }
@@ -118,6 +119,7 @@ impl NetOptions {
             pages,
             tx_pages,
             lock,
+            reserved_huge_pages,
             cache,
             premapped,
             memory,
@@ -195,6 +197,7 @@ impl<M: PeerMemory> NetOptions<M> {
             pages: None,
             tx_pages: 0,
             lock: false,
+            reserved_huge_pages: false,
             cache: 512,
             premapped: true,
             memory: None,
@@ -307,6 +310,14 @@ impl<M: PeerMemory> NetOptions<M> {
     #[must_use]
     pub fn lock(mut self, lock: bool) -> Self {
         self.lock = lock;
+        self
+    }
+
+    /// Whether the pages are taken from the huge pages that the administrator has reserved, if there are enough of them:
+    /// [`RegionOptions::reserved_huge_pages`]. Off by default. The rings never are.
+    #[must_use]
+    pub fn reserved_huge_pages(mut self, reserved: bool) -> Self {
+        self.reserved_huge_pages = reserved;
         self
     }
 
@@ -464,7 +475,8 @@ impl<M: PeerMemory> NetOptions<M> {
         }
         let per_queue = 4 * usize::from(self.ring_size) + self.cache;
         let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue).saturating_add(self.tx_pages);
-        let region = (self.build)(RegionOptions::new(pages).lock(self.lock))?;
+        let options = RegionOptions::new(pages).lock(self.lock).reserved_huge_pages(self.reserved_huge_pages);
+        let region = (self.build)(options)?;
         Ok(Supply::Own(RegionProvider::new(region)))
     }
 

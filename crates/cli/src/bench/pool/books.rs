@@ -55,13 +55,18 @@ impl Books {
     pub(super) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
         // The contents of the pages are not used. Large pages need not be populated, because only descriptors and
         // addresses are passed on.
-        let region = RegionOptions::new(pages).order(order).populate(order == 0).build::<M>().map_err(unavailable)?;
+        let region = RegionOptions::new(pages)
+            .reserved_huge_pages(true)
+            .order(order)
+            .populate(order == 0)
+            .build::<M>()
+            .map_err(unavailable)?;
         self.over(options, RegionProvider::new(region), |provider| provider.region().clone())
     }
 
     /// The same, as a pool that every thread can use.
     pub(super) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
-        let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
+        let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let provider = RegionProvider::new(region);
         self.entries().backing.get_or_insert_with(|| provider.region().backing().to_string());
         let domain = Arc::new(MemoryTable::new(&[provider.region().clone()]));
@@ -71,7 +76,7 @@ impl Books {
 
     /// A page per packet from a general-purpose allocator.
     pub(super) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
-        let region = RegionOptions::new(pages).build::<M>().map_err(unavailable)?;
+        let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let options = PoolOptions::new("page per packet").cache(0);
         self.over(options, PageAllocator::new(region), |provider| provider.region().clone())
     }

@@ -163,7 +163,10 @@ impl Memory {
     pub(super) fn region(&self) -> Result<Arc<RegionProvider<TrustedPeer>>, String> {
         if self.region.get().is_none() {
             let pages = 2 * (self.pages() + SPARE);
-            let region = RegionOptions::new(pages).build::<PeerShared>().map_err(|e| format!("{e}"))?;
+            let region = RegionOptions::new(pages)
+                .reserved_huge_pages(true)
+                .build::<PeerShared>()
+                .map_err(|e| format!("{e}"))?;
             // SAFETY: only devices of this process get the region's file, and they write only to posted buffers.
             let _ = self.region.set(RegionProvider::new(unsafe { region.trust_peer() }));
         }

@@ -222,7 +222,7 @@ impl Parts {
         let (front, back) = UnixStream::pair()?;
         let connection = device.control().serve(back)?;
         // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
-        let options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) };
+        let options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
         let (net, pairs) =
             VirtioNet::probe(VhostUser::own_device(front)?, options.max_frame(LARGE_FRAME).tx_pages(SENT))?;
         let pair = pairs.into_iter().next().context("a queue pair")?;

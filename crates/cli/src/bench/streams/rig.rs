@@ -67,7 +67,7 @@ impl<P: Port> Rig<P> {
         let connection = device.control().serve(back)?;
         let provider = memory.region().map_err(anyhow::Error::msg)?;
         // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
-        let options = unsafe { NetOptions::<host::Mem>::trust_peer(RxMode::Mergeable) };
+        let options = unsafe { NetOptions::<host::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
         let offloads = if link.offloads { Offload::All } else { Offload::None };
         let options =
             options.pairs(pairs).ring_size(RING).offloads(offloads).memory(provider.region().clone(), provider);

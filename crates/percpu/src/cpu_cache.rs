@@ -50,7 +50,7 @@ use crate::magazine::{Magazine, numbered};
 use crate::sequence::pair::{self, LARGEST_ITEM, Popped, Replaced, Turned};
 use crate::sequence::{self, GateClosed, Pushed};
 use crate::sync::{Mutex, Ordering, handover};
-use crate::tagged::List;
+use crate::tagged::{self, List};
 use std::num::NonZeroUsize;
 
 /// A value on lines of its own.
@@ -68,6 +68,22 @@ pub enum NothingFound {
     /// mode, another thread of this CPU is in an operation.
     #[error("the depot is empty, and the gate is closed to this thread")]
     Refused,
+}
+
+/// Why a [`CpuCache`] was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NewCacheError {
+    /// There is no memory.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+    /// A cache has fewer magazines: the heads of its lists have 23 bits for a number.
+    #[error("{magazines} magazines are too many: a cache has at most {most}")]
+    TooMany {
+        /// What was asked for.
+        magazines: usize,
+        /// The most that there can be.
+        most: usize,
+    },
 }
 
 /// Items that any thread puts in and takes out. See the front page of `netmem-percpu`.
@@ -124,9 +140,12 @@ impl CpuCache {
     ///
     /// # Errors
     ///
-    /// There is no memory.
-    pub fn new(capacity: usize, magazines: usize) -> Result<Self, NoMemory> {
-        let count = u32::try_from(magazines).unwrap_or(u32::MAX);
+    /// There is no memory, or there are more than 8,388,607 magazines.
+    pub fn new(capacity: usize, magazines: usize) -> Result<Self, NewCacheError> {
+        if magazines > tagged::MOST {
+            return Err(NewCacheError::TooMany { magazines, most: tagged::MOST });
+        }
+        let count = magazines as u32;
         let cache = Self {
             gate: Gate::new()?,
             magazines: (1..=count).map(|index| Magazine::new(capacity, index)).collect(),
@@ -416,7 +435,7 @@ impl CpuCache {
         self.items() > on_cpus
     }
 
-    /// Full magazines that threads have taken from the depot so far, modulo 2^31. If the number is the same before and
+    /// Full magazines that threads have taken from the depot so far, modulo 2^32. If the number is the same before and
     /// after a search that found nothing, no other thread has taken a magazine during the search. A thread that took
     /// one before the search may still hold it: see [`is_on_the_way`](Self::is_on_the_way).
     pub fn magazines_taken(&self) -> u32 {

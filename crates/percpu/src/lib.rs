@@ -72,7 +72,7 @@ mod tagged;
 
 pub use barrier::BarrierError;
 pub use counter::Counter;
-pub use cpu_cache::{CpuCache, NothingFound};
+pub use cpu_cache::{CpuCache, NewCacheError, NothingFound};
 pub use depot::{Depot, Taker};
 pub use gate::NoMemory;
 pub use magazine::MAGAZINE;

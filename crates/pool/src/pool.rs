@@ -15,7 +15,7 @@ use crate::region::RegionError;
 use crate::shared::{BATCH, REST, Shared};
 use crate::shared_pool::SharedPool;
 use crate::stats::{PoolStats, StatsReader};
-use netmem_percpu::{CpuCache, Depot, MAGAZINE, NoMemory, Taker};
+use netmem_percpu::{CpuCache, Depot, MAGAZINE, NewCacheError, NoMemory, Taker};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -51,6 +51,16 @@ pub enum PoolError {
     /// There is no memory for the magazines of the CPUs.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
+    /// A pool for every thread that can have so many pages needs more magazines than there can be.
+    #[error(
+        "{magazines} magazines are too many for a pool, which has at most {most}: limit its pages, or make magazines larger"
+    )]
+    TooManyMagazines {
+        /// The magazines that the pool would have.
+        magazines: usize,
+        /// The most that there can be.
+        most: usize,
+    },
     /// The provider has fewer pages than were requested in advance, or the limit is lower than that.
     #[error(
         "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
@@ -222,15 +232,23 @@ impl PoolOptions {
     }
 
     /// The magazines of a pool for every thread.
-    pub(crate) fn cpus<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<CpuCache, NoMemory> {
+    pub(crate) fn cpus<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<CpuCache, PoolError> {
         let (pages, slots) = (self.pages(provider), netmem_percpu::cpus());
         let fair = (pages / (8 * slots)).min(MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
+        let made = |capacity, magazines| CpuCache::new(capacity, magazines).map_err(not_made);
         if capacity == 0 {
-            return CpuCache::new(1, 0);
+            return made(1, 0);
         }
         // Two on every CPU, one in the hand of a thread on it, and as many as all pages fill. A reclaim leaves some that are not full.
-        CpuCache::new(capacity, 5 * slots + pages.div_ceil(capacity) + SPARE)
+        made(capacity, (5 * slots + SPARE).saturating_add(pages.div_ceil(capacity)))
+    }
+}
+
+fn not_made(why: NewCacheError) -> PoolError {
+    match why {
+        NewCacheError::TooMany { magazines, most } => PoolError::TooManyMagazines { magazines, most },
+        NewCacheError::NoMemory(why) => why.into(),
     }
 }
 

@@ -181,7 +181,7 @@ pub struct SharedPoolStats {
     /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
     /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`].
     pub inflight: u64,
-    /// Magazines that were fetched from the depot, modulo 2^31. Allocations within a magazine are not counted: a counter would cost half
+    /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are not counted: a counter would cost half
     /// as much as the allocation.
     pub magazines: u64,
     /// Pages taken from the provider.

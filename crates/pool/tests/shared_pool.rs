@@ -664,3 +664,35 @@ fn a_limit_that_grows_serves_waiters() {
     drop((page, waiters));
     close_balanced(pool, &domain);
 }
+
+/// A provider of which no number of pages is known has too many for the lists of magazines: an error, unless the pool has a
+/// limit.
+#[test]
+fn more_pages_than_lists_can_number() {
+    #[derive(Debug)]
+    struct Endless(Arc<RegionProvider<Private>>);
+    // SAFETY: the pages are those of another provider.
+    unsafe impl Provider<Private> for Endless {
+        fn page_size(&self) -> usize {
+            self.0.page_size()
+        }
+        fn pages(&self) -> u64 {
+            u64::MAX
+        }
+        fn take(&self, into: &mut [Option<RawPage<Private>>]) -> usize {
+            self.0.take(into)
+        }
+        unsafe fn give(&self, page: RawPage<Private>) {
+            // SAFETY: the caller's.
+            unsafe { self.0.give(page) }
+        }
+        fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
+            self.0.each(f);
+        }
+    }
+    let endless = Arc::new(Endless(provider(8)));
+    let error = PoolOptions::new("endless").build_shared(endless.clone(), None).unwrap_err();
+    assert!(matches!(error, PoolError::TooManyMagazines { most, .. } if most == (1 << 23) - 1), "{error}");
+    let pool = PoolOptions::new("limited").limit(8).build_shared(endless, None).unwrap();
+    assert!(pool.alloc().is_some());
+}

@@ -10,6 +10,8 @@
 use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Contained faults since the process started, of all counts together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,17 @@ pub(crate) fn leaked(why: &dyn std::fmt::Display) {
         report(
             || tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked until a later kill succeeds"),
         );
+    }
+}
+
+/// A reader stays in its section while retired objects wait. No fault, but reported in the same way: once.
+#[cold]
+pub(crate) fn stalled(age: Duration) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
+        report(|| {
+            tracing::warn!(?age, "a reader has been in a critical section for long: retired objects wait for it")
+        });
     }
 }
 
@@ -99,7 +112,8 @@ impl Faults {
 #[cfg(not(test))]
 mod counters {
     use super::Faults;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use super::Ordering;
+    use std::sync::atomic::AtomicU64;
 
     pub(super) struct Counters {
         pub(super) saturated: AtomicU64,

@@ -18,7 +18,13 @@
 //!   panic; such a section gets a slot for itself.
 //! * **Prompt release.** `seize` gathers retired objects per thread in batches of 32, and lets a batch go only if it has an
 //!   entry for each section that is open then. A file that is to be closed cannot wait for 31 other objects. If the program
-//!   can notice the release, `retire` fills the batch with entries that release nothing, and lets it go.
+//!   can notice the release, `retire` fills the batch with entries that release nothing, and lets it go. A thread that
+//!   retires many objects can let several of them share that cost: [`set_batching`].
+//!
+//! **A reader that stays.** No object that was retired meanwhile is released, so memory grows. The readers' side notes nothing,
+//! because sections are on hot paths. The side that waits does: one entry of a batch is a probe, with the time at which it was let
+//! go. While the probe is out, a section is open that was open then. A thread that retires an object and finds the probe
+//! [too old](report_stalls_after) reports that.
 //!
 //! **Panics.** If a section panics, it ends, and the panic goes on. A panic of a release is counted in
 //! [`faults`](crate::faults()), so it cannot keep other objects from being released.
@@ -35,7 +41,8 @@ use std::fmt;
 use std::panic::RefUnwindSafe;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
 
@@ -51,6 +58,10 @@ thread_local! {
     /// Sections that the thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static EXIT: Exit = const { Exit };
+    /// How the thread retires objects whose release the program can notice.
+    static BATCHING: Cell<Batching> = const { Cell::new(Batching::PROMPT) };
+    /// How many of these wait in the thread's batch, and when the first of them was retired.
+    static WAITING: Cell<(u32, Option<Instant>)> = const { Cell::new((0, None)) };
 }
 
 /// Takes an ending thread out of the participants. Made right after `seize` made its own thread local, so that this one is
@@ -59,6 +70,7 @@ struct Exit;
 
 impl Drop for Exit {
     fn drop(&mut self) {
+        flush_waiting();
         READY.set(None);
         ENDED.set(true);
         PARTICIPANTS.fetch_sub(1, Ordering::SeqCst);
@@ -152,10 +164,121 @@ impl Drop for Leave {
 }
 
 /// Releases the objects that this thread has retired and that wait until a batch is full: at most 31. They have no
-/// destructor and no release callback, because objects with one never wait. Costs a barrier on all CPUs of the process,
-/// some microseconds.
+/// destructor and no release callback, because objects with one never wait, but after [`set_batching`]. Costs a barrier on
+/// all CPUs of the process, some microseconds.
 pub fn flush() {
     read(Guard::flush);
+    report_stall();
+}
+
+/// How long a thread lets objects wait for others, before it lets them go together: [`set_batching`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batching {
+    /// So many objects are let go together: 1 to 31. A larger number counts as 31, 0 as 1.
+    pub objects: u32,
+    /// They are let go, however few, if the first of them was retired that long ago.
+    pub age: Duration,
+}
+
+impl Batching {
+    /// Each object is let go when it is retired: the default.
+    pub const PROMPT: Self = Self { objects: 1, age: Duration::ZERO };
+}
+
+impl Default for Batching {
+    fn default() -> Self {
+        Self::PROMPT
+    }
+}
+
+/// Says how long objects that this thread retires wait for others, before they are let go together.
+///
+/// An object is retired if it cannot be released at its last put: its count is an [`RcuRef`](crate::RcuRef), it was in an
+/// [`RcuCell`](crate::RcuCell), or the thread is in a section. Letting it go costs a barrier on all CPUs of the process, 1 to 17
+/// microseconds. By default, each object with a destructor or a release callback is let go at once. A thread that retires
+/// many thousand objects a second, and can wait for their release, shares that cost among up to 31 objects.
+///
+/// **Note:** no other thread watches the time. The objects are let go by a later call of this thread: by a last put that retires
+/// another object, by [`flush`], by this function, or when the thread ends. A thread that retires nothing for a while calls
+/// [`flush`] before it waits.
+///
+/// ```
+/// use netmem_refs::{Owner, RcuRef, rcu};
+/// use std::time::Duration;
+///
+/// rcu::set_batching(rcu::Batching { objects: 16, age: Duration::from_millis(1) });
+/// for n in 0..1000 {
+///     drop(Owner::<_, RcuRef>::new(format!("flow {n}")));
+/// }
+/// rcu::flush(); // before it waits for work
+/// ```
+pub fn set_batching(batching: Batching) {
+    BATCHING.set(batching);
+    flush_waiting();
+}
+
+/// Lets the objects go that wait for others.
+fn flush_waiting() {
+    if WAITING.get().0 > 0 {
+        flush();
+    }
+}
+
+/// Whether an object that is retired now, and those that wait, are to be let go.
+fn let_go() -> bool {
+    let batching = BATCHING.get();
+    // An ending thread has no other call to come.
+    if batching.objects <= 1 || ENDED.get() {
+        return true;
+    }
+    let (waiting, first) = WAITING.get();
+    let first = first.unwrap_or_else(Instant::now);
+    WAITING.set((waiting + 1, Some(first)));
+    waiting + 1 >= batching.objects.min(31) || first.elapsed() >= batching.age
+}
+
+/// After which time a waiting thread reports a reader: in nanoseconds.
+static STALL: AtomicU64 = AtomicU64::new(1_000_000_000);
+/// When the probe that is out was let go, in nanoseconds since [`START`], plus 1; 0 if none is out.
+static PROBE: AtomicU64 = AtomicU64::new(0);
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+fn now() -> u64 {
+    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX - 1).saturating_add(1)
+}
+
+/// Called when all sections have ended that were open when the probe was let go.
+unsafe fn probe_returns(_: *mut (), _: &Collector) {
+    PROBE.store(0, Ordering::Relaxed);
+}
+
+/// For how long a reader has been in its section at least, while a retired object waits for it. `None` if no object waits, or if
+/// that is known only of objects that are released in batches. For statistics: one load and a reading of the clock.
+#[must_use]
+pub fn stalled() -> Option<Duration> {
+    match PROBE.load(Ordering::Relaxed) {
+        0 => None,
+        since => Some(Duration::from_nanos(now().saturating_sub(since))),
+    }
+}
+
+/// Says how long a reader may be in its section before that is reported: one second if this is not called, for the whole
+/// process.
+///
+/// The report is one warning of `tracing` in a process, with the age. It is made by a thread that retires an object or calls
+/// [`flush`] and finds that an object which was retired that long ago still waits. So there is no report as long as no thread
+/// retires anything; [`stalled`] can be read at any time.
+pub fn report_stalls_after(age: Duration) {
+    STALL.store(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+/// Reports a reader that stays. Called by the side that waits, after its section: a subscriber is user code.
+pub(crate) fn report_stall() {
+    if let Some(age) = stalled()
+        && age.as_nanos() >= STALL.load(Ordering::Relaxed).into()
+    {
+        crate::faults::stalled(age);
+    }
 }
 
 impl Guard {
@@ -200,7 +323,7 @@ impl Guard {
     pub(crate) unsafe fn retire<T>(&self, at: NonNull<T>, release: unsafe fn(*mut T, &Collector), prompt: bool) {
         // SAFETY: the caller's promise.
         unsafe { self.defer(at.as_ptr(), release) };
-        if prompt {
+        if prompt && let_go() {
             self.flush();
         }
     }
@@ -221,6 +344,13 @@ impl Guard {
     /// participant is counted before it enters: if the number has not grown, the batch is gone. If it has grown, try again.
     #[cold]
     fn flush(&self) {
+        WAITING.set((0, None));
+        if PROBE.load(Ordering::Relaxed) == 0
+            && PROBE.compare_exchange(0, now(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            // SAFETY: releases nothing.
+            unsafe { self.defer(ptr::dangling_mut::<()>(), probe_returns) };
+        }
         let mut entries = 0;
         loop {
             let participants = PARTICIPANTS.load(Ordering::SeqCst);

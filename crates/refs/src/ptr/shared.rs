@@ -326,6 +326,7 @@ impl<C: Count> Head<C> {
         // SAFETY: told once. Every cell that had the object held its owner, so no cell has it any more. The value is `Send`
         // and `'static`, the callback `Send`: `allocate` asked for it.
         rcu::read(|guard| unsafe { guard.retire(this, Self::release_after_sections, *prompt) });
+        rcu::report_stall();
     }
 
     /// Called where a thread leaves a critical section. A panic must not keep other objects from being released.

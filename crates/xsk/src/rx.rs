@@ -20,13 +20,16 @@
 //!
 //! # The end
 //!
-//! Dropping a queue returns the frames that were received and not polled. Chunks that the kernel still has are
-//! quarantined, and the pool counts them: the kernel releases a UMEM some time after its last socket was closed, does
-//! not report when, and may write until then. These chunks are not used again until the region is dropped.
+//! Dropping a queue takes its socket out of the maps of XDP programs: frames then go to the kernel, also if the
+//! transmit queue keeps the socket open. The frames that were received and not polled are returned. Chunks that the
+//! kernel still has are quarantined, and the pool counts them: the kernel releases a UMEM some time after its last
+//! socket was closed, does not report when, and may write until then. These chunks are not used again until the region
+//! is dropped.
 
 use crate::accounts::Posted;
 use crate::error::Fault;
 use crate::if_xdp::{Desc, PKT_CONTD};
+use crate::program::leave;
 use crate::ring::{Consumer, Producer, prefetch_to_write};
 use crate::socket::XskSocket;
 use crate::stats::{RxStats, state};
@@ -453,14 +456,20 @@ impl<M: UmemMemory> XskRx<M> {
         &self.umem
     }
 
-    /// Stops the queue: frames that were received and not polled are returned, chunks that the kernel has are
-    /// quarantined, and the pool is closed. The socket is closed together with the other half.
+    /// Stops the queue: its socket leaves the maps into which [`Program::insert`](crate::Program::insert) has put it,
+    /// so that the kernel gets the frames. Frames that were received and not polled are returned, chunks that the
+    /// kernel has are quarantined, and the pool is closed. The socket is closed together with the other half.
     pub fn close(mut self) -> Option<PoolClosed> {
         self.end()
     }
 
     fn end(&mut self) -> Option<PoolClosed> {
-        self.pool.take().map(|pool| self.queue.close(pool))
+        let pool = self.pool.take()?;
+        // If the interface is gone, the kernel has removed the socket, and another one may be in its place.
+        if !self.socket.is_gone() {
+            leave(self.socket.as_fd());
+        }
+        Some(self.queue.close(pool))
     }
 
     /// Makes the driver check the fill ring, and its device.

@@ -6,7 +6,7 @@ mod common;
 mod socket_common;
 
 use common::{command, in_namespace, ip, nics};
-use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
+use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PoolClosed, PoolOptions, RegionProvider, lingering};
 use netmem_xsk::{
     AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
@@ -525,6 +525,41 @@ fn the_halves_of_a_socket_part() {
         drop((tx, program));
         drop(umem);
         assert_eq!(pool.stats().inflight(), 0);
+    });
+}
+
+/// The receive queue ends before the transmit queue: the socket leaves the program's map, so that the kernel gets the frames from then on, and
+/// those that were not polled return to their pool.
+#[test]
+fn a_receive_queue_that_ends_alone_leaves_the_map() {
+    in_namespace(|| {
+        let (ours, theirs) = (name("o"), name("t"));
+        veth(&ours, &theirs, 1, 1500);
+        let (peer, kernel) = (Raw::new(&theirs), Raw::new(&ours));
+        let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
+        let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
+        let options = QueueOptions::new().fill(64);
+        let (mut rx, mut tx) = umem.open(index(&ours), 0, memory.clone(), options).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
+        for _ in 0..2 {
+            peer.send(&frame(60, 1));
+        }
+        until("frames that are not polled", || {
+            let stats = rx.socket().kernel_stats().unwrap();
+            assert_eq!(stats.rx_dropped + stats.rx_ring_full, 0);
+            (rx.arm().unwrap() == Armed::Work).then_some(())
+        });
+        assert_eq!(kernel.try_receive(), None);
+        thread::spawn(move || assert_closed(&rx.close().unwrap())).join().unwrap();
+        for i in 0..100 {
+            peer.send(&frame(60, i));
+            assert_eq!(kernel.receive(), frame(60, i));
+        }
+        // The transmit queue goes on.
+        let page = memory.page().unwrap();
+        tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+        tx.flush();
+        assert_eq!(peer.receive().len(), 60);
     });
 }
 

@@ -5,9 +5,9 @@
 
 use crate::error::{Fault, QueueStopped};
 use crate::fake::Fake;
-use crate::if_xdp::PKT_CONTD;
+use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA};
 use crate::options::UmemOptions;
-use netmem_packet::{Armed, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
+use netmem_packet::{Armed, Checksum, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::KernelShared;
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -174,6 +174,82 @@ fn completions_in_any_order_give_pages_back() {
     }
     let stats = fake.tx().stats();
     assert_eq!((stats.descriptors, stats.stopped), (stats.completed, None));
+}
+
+/// A packet in more parts than the driver sends is copied into as few pages as hold it, and its own pages return at once. A packet that does not
+/// fit as a copy is refused, and a packet for whose copy there is no page comes back as it was.
+#[test]
+fn packets_in_more_parts_than_the_driver_sends_are_copied() {
+    for metadata in [false, true] {
+        let mut fake = Fake::new(256, &UmemOptions::new().tx_metadata(metadata), 16, 8);
+        fake.tx().set_max_descriptors(3);
+        let mut pool = fake.pool();
+        let packet = |pool: &mut netmem_pool::PagePool<_>, parts: usize, len: usize| {
+            let mut frags = (0..parts).map(|part| {
+                let mut page = pool.alloc().unwrap();
+                page.copy_from(64, &vec![part as u8 + 1; len]).unwrap();
+                page.freeze_range(64..64 + len)
+            });
+            let mut packet = Packet::new(frags.next().unwrap());
+            frags.for_each(|frag| packet.push(frag).unwrap());
+            packet
+        };
+        // The parts, the bytes of each, and the bytes of the descriptors.
+        let start = if metadata { 64 } else { 0 };
+        for (parts, len, descriptors) in [
+            (3, 100, vec![100, 100, 100]),
+            (4, 100, vec![400]),
+            (17, 256, vec![4096 - start, 256 + start]),
+            (4, 3056, vec![4096 - start, 4096, 4032 + start]),
+        ] {
+            let mut sent = packet(&mut pool, parts, len);
+            if metadata {
+                sent.meta.checksum = Checksum::Partial { start: 14, offset: 6 };
+            }
+            let bytes = sent.to_vec();
+            assert_eq!(fake.tx().room(&sent), Room::Now);
+            fake.tx().send(sent).unwrap();
+            fake.tx().flush();
+            let copied = descriptors.len() < parts;
+            assert_eq!(pool.stats().inflight(), if copied { 0 } else { parts as u64 });
+            let descs: Vec<_> = std::iter::from_fn(|| fake.take_sent()).collect();
+            assert_eq!(descs.iter().map(|desc| desc.len as usize).collect::<Vec<_>>(), descriptors);
+            let region = fake.umem.region();
+            let read = |desc: &Desc| {
+                // SAFETY: the test's own memory, which no other thread writes.
+                unsafe { std::slice::from_raw_parts(region.as_ptr().add(desc.addr as usize), desc.len as usize) }
+                    .to_vec()
+            };
+            assert_eq!(descs.iter().flat_map(read).collect::<Vec<_>>(), bytes);
+            for (i, desc) in descs.iter().enumerate() {
+                let goes_on = if i + 1 < descs.len() { PKT_CONTD } else { 0 };
+                let asked = if metadata && i == 0 { TX_METADATA } else { 0 };
+                assert_eq!(desc.options, goes_on | asked);
+                fake.complete(desc.addr);
+            }
+            assert_eq!(fake.tx().complete(), descs.len());
+            assert_eq!(pool.stats().inflight(), 0);
+        }
+        assert_eq!((fake.tx().stats().linearised, fake.tx().stats().bad_shape), (3, 0));
+        // One byte too many.
+        let mut long = packet(&mut pool, 4, 3056);
+        let more = 3 * 4096 - start - long.len() + 1;
+        long.push(pool.alloc().unwrap().freeze_range(0..more)).unwrap();
+        assert_eq!(fake.tx().room(&long), Room::Never);
+        drop(fake.tx().send(long).unwrap_err());
+        assert_eq!((fake.tx().stats().bad_shape, fake.tx().outstanding(), pool.stats().inflight()), (1, 0, 0));
+        // All pages are held.
+        let sent = packet(&mut pool, 4, 100);
+        let held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        let holder = fake.pool().alloc();
+        while let Ok(()) = fake.tx().send(sent.clone()) {
+            fake.tx().flush();
+            while fake.take_sent().is_some() {}
+        }
+        assert_eq!(fake.tx().stats().full, 1);
+        assert_eq!(sent.fragments().count(), 4);
+        drop((held, holder, sent));
+    }
 }
 
 /// Descriptors that do not complete are counted as late, once. They are counted again when they complete.

@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::error::XskError;
+use crate::netlink::XdpFeatures;
 use crate::options::{Mode, QueueOptions};
 use crate::quirks::{Effect, Quirk};
 use crate::rx::{Receive, XskRx};
@@ -65,9 +66,12 @@ impl<M: UmemMemory> Umem<M> {
         let mode = mode(&options, &quirks);
         let level = device.level(options.fill.unwrap_or(LEVEL));
         let name = options.name.take().unwrap_or_else(|| format!("{interface}:{queue}"));
-        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider, Some(self.domain()))?;
+        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
 
         let fd = Unbound::descriptor(&mut options)?;
+        // Elsewhere, this index is another interface.
+        let here = sys::is_of_this_namespace(fd.as_fd());
+        let features = if here { XdpFeatures::of(ifindex).ok() } else { None };
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }
@@ -116,7 +120,7 @@ impl<M: UmemMemory> Umem<M> {
         sockets.push(Arc::downgrade(&socket));
         drop(sockets);
         tracing::debug!(%interface, queue, mode = %socket.mode(), level, "AF_XDP socket bound");
-        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, options.tx, sends);
+        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, sends, provider, features);
         Ok((XskRx::new(pool, receive, receives, socket, self.clone()), tx))
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::error::{Fault, QueueStopped};
 use crate::fake::Fake;
+use crate::held;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA};
 use crate::options::UmemOptions;
 use netmem_packet::{Armed, Checksum, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
@@ -116,10 +117,46 @@ fn indices_that_cannot_be_stop_the_queues() {
     let refused = fake.tx().send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).unwrap_err();
     assert_eq!(fake.tx().room(&refused), Room::Never);
     drop(refused);
+    let key = fake.tx().socket().key();
     drop((fake.tx.take(), fake.rx.take()));
-    assert_eq!((pool.stats().inflight(), fake.umem.held()), (1, 1), "kept until the UMEM goes");
+    assert_eq!((pool.stats().inflight(), fake.umem.held()), (1, 1));
     drop(fake);
+    assert_eq!(pool.stats().inflight(), 1, "kept, for the kernel may still read it");
+    held::released(key);
     assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// The pages of the chunks that the kernel has when a receive queue ends return to the provider when the kernel lets the queue be bound again,
+/// and can be used as before; a page of which a user holds another part does not.
+#[test]
+fn posted_pages_return_when_the_queue_is_bound_again() {
+    for chunk in [4096, 2048] {
+        let per_page = 4096 / chunk;
+        let mut fake = Fake::new(64, &UmemOptions::new().chunk(chunk), 16, 8);
+        let held = (chunk == 2048).then(|| {
+            let addr = fake.take_chunk();
+            fake.deliver(addr, 60, 0);
+            receive(&mut fake).remove(0)
+        });
+        let (posted, key) = (fake.rx().posted() as u64, fake.rx().socket().key());
+        let closed = fake.rx.take().unwrap().close().unwrap();
+        // A page that has a part with the user is in quarantine when the user has dropped it.
+        let pages = (posted * chunk as u64).div_ceil(4096) + u64::from(held.is_some() && posted % per_page as u64 == 0);
+        assert_eq!(closed.stats.quarantined + closed.outstanding, pages, "{closed:?}");
+        let all = |fake: &Fake| std::iter::from_fn(|| fake.memory.page()).collect::<Vec<_>>();
+        assert_eq!(all(&fake).len() as u64, 64 - pages);
+        held::released(key);
+        let returned = all(&fake);
+        assert_eq!(returned.len() as u64, 64 - u64::from(held.is_some()));
+        for mut page in returned {
+            let mut tail = page.split_off(100);
+            assert!(!tail.prepend(b"shared"));
+            drop(page);
+            assert!(tail.prepend(b"alone"), "it is in quarantine no more");
+        }
+        drop(held);
+        assert_eq!(all(&fake).len() as u64, 64 - u64::from(chunk == 2048));
+    }
 }
 
 /// The kernel completes a frame that was not sent, or completes a frame once too often: the queue stops.
@@ -146,7 +183,9 @@ fn completions_that_cannot_be_stop_the_queue() {
         fake.complete(wrong);
         fake.tx().complete();
         assert_eq!(fake.tx().stats().stopped, Some(Fault::Address { addr: wrong }));
+        let key = fake.tx().socket().key();
         drop(fake);
+        held::released(key);
         assert_eq!(pool.stats().inflight(), 0);
     }
 }
@@ -495,8 +534,11 @@ fn anything_in_the_rings_is_survived() {
             held.truncate(4);
         }
         let Fake { rx, tx, umem, memory, .. } = fake;
-        let closed = rx.unwrap().close().unwrap();
-        drop((tx, umem, memory));
+        let (rx, key) = (rx.unwrap(), tx.as_ref().unwrap().socket().key());
+        let closed = rx.close().unwrap();
+        drop((tx, umem));
+        held::released(key);
+        drop(memory);
         let parts = |packet: &Packet<_>| packet.fragments().map(netmem_pool::Frag::index).collect::<Vec<_>>();
         let mut pages: Vec<_> = held.iter().flat_map(parts).collect();
         pages.sort_unstable();

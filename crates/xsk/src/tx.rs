@@ -38,12 +38,13 @@
 //!
 //! # The end
 //!
-//! If descriptors have not completed when the queue is dropped, their pages stay out until the UMEM is dropped, that
-//! is, until the last [`Umem`] handle and the last queue are dropped. A device may still be reading these pages, and
-//! the bytes that it sends must not be those of another frame.
+//! A queue that is dropped waits for its descriptors to complete, for a tenth of a second at most. The pages of the
+//! others stay out until the kernel lets the queue be bound again: see `held.rs`. A device may still be reading these
+//! pages, and the bytes that it sends must not be those of another frame.
 
 use crate::accounts::Outstanding;
 use crate::error::Fault;
+use crate::held::keep_sent;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA, TX_METADATA_LEN};
 use crate::metadata::{NoLaunchTimes, Stamps, TxRequest, TxTimestamp, launch_times};
 use crate::netlink::XdpFeatures;
@@ -61,6 +62,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The number of completions that are handled at a time.
@@ -68,6 +70,9 @@ const BATCH: u32 = 64;
 /// If no descriptor completes for this time, the descriptors that are out are late. In unit tests they are late at
 /// once.
 const LATE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+
+/// How long the end of a queue waits for frames to complete. In unit tests it does not wait.
+const CLOSING: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(100) };
 
 /// A transmit queue: see [`TxQueue`]. It is one half of a socket; the other is [`XskRx`](crate::XskRx).
 ///
@@ -671,11 +676,19 @@ impl<M: UmemMemory> Wait for XskTx<M> {
 }
 
 impl<M: UmemMemory> Drop for XskTx<M> {
+    /// Waits for the frames that are being sent, for a tenth of a second at most.
     fn drop(&mut self) {
+        let begin = Instant::now();
         self.complete();
+        while self.out.total() > 0 && self.stats.stopped.is_none() && begin.elapsed() < CLOSING {
+            self.owed = true;
+            sleep(CLOSING / 200);
+            self.complete();
+        }
         if self.out.total() > 0 {
             let layout = self.layout;
-            self.umem.hold(self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)));
+            let counts = self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)).collect();
+            keep_sent(self.socket.key(), self.umem.number(), &self.region, counts);
         }
     }
 }

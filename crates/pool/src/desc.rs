@@ -68,8 +68,8 @@ pub(crate) struct Desc {
     pub(crate) link: Link,
     /// The region's file, which lives as long as the region does, or -1.
     file: Cell<RawFd>,
-    /// A device may still write to a part of the page that was dropped. Once set, it stays set until the region is
-    /// dropped.
+    /// A device may still write to a part of the page that was dropped. Once set, it stays set until a provider claims
+    /// the page anew, or the region is dropped.
     quarantined: AtomicBool,
     /// A [`BytesOwner`](crate::BytesOwner) has a fragment that was the only value on the page: all values on it are fragments.
     frozen: AtomicBool,
@@ -189,6 +189,12 @@ impl Desc {
     pub(crate) fn set_quarantined(&self) {
         // Relaxed: the drop of the count releases it, and a holder that finds itself alone has acquired that.
         self.quarantined.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that no device writes to the page any more. The caller is the page's only owner.
+    #[inline]
+    pub(crate) fn leave_quarantine(&self) {
+        self.quarantined.store(false, Ordering::Relaxed);
     }
 
     /// Whether a device may still write to a part of the page. Only the sole holder may ask.

@@ -219,9 +219,10 @@ impl<M: Memory> Page<M> {
         at as u32
     }
 
-    /// Whether this value is the only one on its page.
+    /// Whether this value is the only one on its page. One load.
     #[inline]
-    pub(crate) fn is_sole(&self) -> bool {
+    #[must_use]
+    pub fn is_sole(&self) -> bool {
         self.desc().is_sole()
     }
 

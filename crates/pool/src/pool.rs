@@ -526,7 +526,8 @@ impl<M: Memory> PagePool<M> {
     }
 
     /// Gives up a page that a device kept when it stopped answering. The device may still write to the page. Therefore
-    /// the page is unmapped, and not used again until its region is dropped. If a page was split or shared, any part
+    /// the page is unmapped, and not used again until its region is dropped, or until its provider claims it anew
+    /// ([`Region::claim`](crate::Region::claim)). If a page was split or shared, any part
     /// can be given: the page is counted as quarantined once, when its last part is dropped. A page of another pool is
     /// only kept from returning, and shows in that pool as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {

@@ -545,18 +545,26 @@ impl<M: Memory> Region<M> {
 
     /// Page `index`, to be handed out by a [`Provider`](crate::Provider) that keeps its pages by number.
     ///
+    /// A page in [quarantine](crate::PagePool::quarantine) leaves it so, after its device has stopped for good. It goes
+    /// back to the provider from which its pool had it ([`Provider::give`](crate::Provider::give)).
+    ///
     /// # Safety
     ///
     /// No pool and no user has the page: each [`RawPage`] that was claimed for it was returned to the caller or
-    /// dropped. No other provider hands out pages of the region, and the region lives until the page is returned.
+    /// dropped, or is in quarantine, whose last part was dropped, and to which no device writes any more. No other
+    /// provider hands out pages of the region, and the region lives until the page is returned.
     ///
     /// # Panics
     ///
     /// If there is no such page.
     #[inline]
     pub unsafe fn claim(&self, index: u32) -> RawPage<M> {
-        // SAFETY: the caller guarantees that the page has no other owner.
-        unsafe { RawPage::from_desc(self.desc(index)) }
+        let desc = self.desc(index);
+        // SAFETY: *described*; and the caller guarantees that the page has no other owner.
+        unsafe {
+            desc.as_ref().leave_quarantine();
+            RawPage::from_desc(desc)
+        }
     }
 
     /// The number of the page that a fragment is in, or `None` if the fragment is in another region. Costs only

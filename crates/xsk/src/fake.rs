@@ -95,8 +95,8 @@ impl Fake {
         let mut queue = Receive::new(&umem, rx, fill, level);
         pool.poll(|napi| queue.refill(napi));
         let waiting = || Waiting::fake(file(0));
-        let rx = Some(XskRx::new(pool, queue, waiting(), socket.clone(), umem.clone()));
-        let tx = Some(XskTx::new(umem.clone(), socket, tx, done, size, waiting()));
+        let rx = Some(XskRx::new(pool, queue, waiting(), socket.clone(), memory.clone(), umem.clone()));
+        let tx = Some(XskTx::new(umem.clone(), socket, tx, done, waiting(), memory.clone(), None));
         Self { rx, tx, umem, memory, rings: theirs, fill: kernel_fill, done: kernel_done, received, sent }
     }
 

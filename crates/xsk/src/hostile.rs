@@ -5,9 +5,10 @@
 
 use crate::error::{Fault, QueueStopped};
 use crate::fake::Fake;
-use crate::if_xdp::PKT_CONTD;
+use crate::held;
+use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA};
 use crate::options::UmemOptions;
-use netmem_packet::{Armed, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
+use netmem_packet::{Armed, Checksum, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::KernelShared;
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -116,10 +117,46 @@ fn indices_that_cannot_be_stop_the_queues() {
     let refused = fake.tx().send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).unwrap_err();
     assert_eq!(fake.tx().room(&refused), Room::Never);
     drop(refused);
+    let key = fake.tx().socket().key();
     drop((fake.tx.take(), fake.rx.take()));
-    assert_eq!((pool.stats().inflight(), fake.umem.held()), (1, 1), "kept until the UMEM goes");
+    assert_eq!((pool.stats().inflight(), fake.umem.held()), (1, 1));
     drop(fake);
+    assert_eq!(pool.stats().inflight(), 1, "kept, for the kernel may still read it");
+    held::released(key);
     assert_eq!(pool.stats().inflight(), 0);
+}
+
+/// The pages of the chunks that the kernel has when a receive queue ends return to the provider when the kernel lets the queue be bound again,
+/// and can be used as before; a page of which a user holds another part does not.
+#[test]
+fn posted_pages_return_when_the_queue_is_bound_again() {
+    for chunk in [4096, 2048] {
+        let per_page = 4096 / chunk;
+        let mut fake = Fake::new(64, &UmemOptions::new().chunk(chunk), 16, 8);
+        let held = (chunk == 2048).then(|| {
+            let addr = fake.take_chunk();
+            fake.deliver(addr, 60, 0);
+            receive(&mut fake).remove(0)
+        });
+        let (posted, key) = (fake.rx().posted() as u64, fake.rx().socket().key());
+        let closed = fake.rx.take().unwrap().close().unwrap();
+        // A page that has a part with the user is in quarantine when the user has dropped it.
+        let pages = (posted * chunk as u64).div_ceil(4096) + u64::from(held.is_some() && posted % per_page as u64 == 0);
+        assert_eq!(closed.stats.quarantined + closed.outstanding, pages, "{closed:?}");
+        let all = |fake: &Fake| std::iter::from_fn(|| fake.memory.page()).collect::<Vec<_>>();
+        assert_eq!(all(&fake).len() as u64, 64 - pages);
+        held::released(key);
+        let returned = all(&fake);
+        assert_eq!(returned.len() as u64, 64 - u64::from(held.is_some()));
+        for mut page in returned {
+            let mut tail = page.split_off(100);
+            assert!(!tail.prepend(b"shared"));
+            drop(page);
+            assert!(tail.prepend(b"alone"), "it is in quarantine no more");
+        }
+        drop(held);
+        assert_eq!(all(&fake).len() as u64, 64 - u64::from(chunk == 2048));
+    }
 }
 
 /// The kernel completes a frame that was not sent, or completes a frame once too often: the queue stops.
@@ -146,7 +183,9 @@ fn completions_that_cannot_be_stop_the_queue() {
         fake.complete(wrong);
         fake.tx().complete();
         assert_eq!(fake.tx().stats().stopped, Some(Fault::Address { addr: wrong }));
+        let key = fake.tx().socket().key();
         drop(fake);
+        held::released(key);
         assert_eq!(pool.stats().inflight(), 0);
     }
 }
@@ -174,6 +213,82 @@ fn completions_in_any_order_give_pages_back() {
     }
     let stats = fake.tx().stats();
     assert_eq!((stats.descriptors, stats.stopped), (stats.completed, None));
+}
+
+/// A packet in more parts than the driver sends is copied into as few pages as hold it, and its own pages return at once. A packet that does not
+/// fit as a copy is refused, and a packet for whose copy there is no page comes back as it was.
+#[test]
+fn packets_in_more_parts_than_the_driver_sends_are_copied() {
+    for metadata in [false, true] {
+        let mut fake = Fake::new(256, &UmemOptions::new().tx_metadata(metadata), 16, 8);
+        fake.tx().set_max_descriptors(3);
+        let mut pool = fake.pool();
+        let packet = |pool: &mut netmem_pool::PagePool<_>, parts: usize, len: usize| {
+            let mut frags = (0..parts).map(|part| {
+                let mut page = pool.alloc().unwrap();
+                page.copy_from(64, &vec![part as u8 + 1; len]).unwrap();
+                page.freeze_range(64..64 + len)
+            });
+            let mut packet = Packet::new(frags.next().unwrap());
+            frags.for_each(|frag| packet.push(frag).unwrap());
+            packet
+        };
+        // The parts, the bytes of each, and the bytes of the descriptors.
+        let start = if metadata { 64 } else { 0 };
+        for (parts, len, descriptors) in [
+            (3, 100, vec![100, 100, 100]),
+            (4, 100, vec![400]),
+            (17, 256, vec![4096 - start, 256 + start]),
+            (4, 3056, vec![4096 - start, 4096, 4032 + start]),
+        ] {
+            let mut sent = packet(&mut pool, parts, len);
+            if metadata {
+                sent.meta.checksum = Checksum::Partial { start: 14, offset: 6 };
+            }
+            let bytes = sent.to_vec();
+            assert_eq!(fake.tx().room(&sent), Room::Now);
+            fake.tx().send(sent).unwrap();
+            fake.tx().flush();
+            let copied = descriptors.len() < parts;
+            assert_eq!(pool.stats().inflight(), if copied { 0 } else { parts as u64 });
+            let descs: Vec<_> = std::iter::from_fn(|| fake.take_sent()).collect();
+            assert_eq!(descs.iter().map(|desc| desc.len as usize).collect::<Vec<_>>(), descriptors);
+            let region = fake.umem.region();
+            let read = |desc: &Desc| {
+                // SAFETY: the test's own memory, which no other thread writes.
+                unsafe { std::slice::from_raw_parts(region.as_ptr().add(desc.addr as usize), desc.len as usize) }
+                    .to_vec()
+            };
+            assert_eq!(descs.iter().flat_map(read).collect::<Vec<_>>(), bytes);
+            for (i, desc) in descs.iter().enumerate() {
+                let goes_on = if i + 1 < descs.len() { PKT_CONTD } else { 0 };
+                let asked = if metadata && i == 0 { TX_METADATA } else { 0 };
+                assert_eq!(desc.options, goes_on | asked);
+                fake.complete(desc.addr);
+            }
+            assert_eq!(fake.tx().complete(), descs.len());
+            assert_eq!(pool.stats().inflight(), 0);
+        }
+        assert_eq!((fake.tx().stats().linearised, fake.tx().stats().bad_shape), (3, 0));
+        // One byte too many.
+        let mut long = packet(&mut pool, 4, 3056);
+        let more = 3 * 4096 - start - long.len() + 1;
+        long.push(pool.alloc().unwrap().freeze_range(0..more)).unwrap();
+        assert_eq!(fake.tx().room(&long), Room::Never);
+        drop(fake.tx().send(long).unwrap_err());
+        assert_eq!((fake.tx().stats().bad_shape, fake.tx().outstanding(), pool.stats().inflight()), (1, 0, 0));
+        // All pages are held.
+        let sent = packet(&mut pool, 4, 100);
+        let held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        let holder = fake.pool().alloc();
+        while let Ok(()) = fake.tx().send(sent.clone()) {
+            fake.tx().flush();
+            while fake.take_sent().is_some() {}
+        }
+        assert_eq!(fake.tx().stats().full, 1);
+        assert_eq!(sent.fragments().count(), 4);
+        drop((held, holder, sent));
+    }
 }
 
 /// Descriptors that do not complete are counted as late, once. They are counted again when they complete.
@@ -419,8 +534,11 @@ fn anything_in_the_rings_is_survived() {
             held.truncate(4);
         }
         let Fake { rx, tx, umem, memory, .. } = fake;
-        let closed = rx.unwrap().close().unwrap();
-        drop((tx, umem, memory));
+        let (rx, key) = (rx.unwrap(), tx.as_ref().unwrap().socket().key());
+        let closed = rx.close().unwrap();
+        drop((tx, umem));
+        held::released(key);
+        drop(memory);
         let parts = |packet: &Packet<_>| packet.fragments().map(netmem_pool::Frag::index).collect::<Vec<_>>();
         let mut pages: Vec<_> = held.iter().flat_map(parts).collect();
         pages.sort_unstable();

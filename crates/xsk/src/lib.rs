@@ -44,6 +44,7 @@ mod error;
 mod ethtool;
 #[cfg(all(test, not(loom)))]
 mod fake;
+mod held;
 pub mod helper;
 #[cfg(all(test, not(loom)))]
 mod hostile;
@@ -75,6 +76,7 @@ mod watch;
 mod xsk;
 
 pub use error::{Fault, QueueStopped, XskError};
+pub use held::reclaim;
 pub use helper::Grant;
 pub use info::{InterfaceInfo, check};
 pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};

@@ -2,10 +2,12 @@
 
 use crate::device::Device;
 use crate::error::XskError;
+use crate::held::{self, Key};
+use crate::netlink::XdpFeatures;
 use crate::options::{Mode, QueueOptions};
 use crate::quirks::{Effect, Quirk};
 use crate::rx::{Receive, XskRx};
-use crate::socket::{Unbound, failed, poll_busily};
+use crate::socket::{Tries, Unbound, failed, poll_busily};
 use crate::sys;
 use crate::tx::XskTx;
 use crate::umem::{Umem, UmemMemory};
@@ -65,9 +67,12 @@ impl<M: UmemMemory> Umem<M> {
         let mode = mode(&options, &quirks);
         let level = device.level(options.fill.unwrap_or(LEVEL));
         let name = options.name.take().unwrap_or_else(|| format!("{interface}:{queue}"));
-        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider, Some(self.domain()))?;
+        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
 
         let fd = Unbound::descriptor(&mut options)?;
+        // Elsewhere, this index is another interface.
+        let here = sys::is_of_this_namespace(fd.as_fd());
+        let features = if here { XdpFeatures::of(ifindex).ok() } else { None };
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }
@@ -89,12 +94,21 @@ impl<M: UmemMemory> Umem<M> {
         let mut receive = Receive::new(self, rings.rx, rings.fill, level);
         // This is done before the socket is bound, because a driver fills its own ring then.
         pool.poll(|napi| receive.refill(napi));
-        let (got, want) = (receive.posted() as usize, level as usize);
-        let bound = if got == want {
-            unbound.bind((interface.clone(), ifindex), queue, &options, mode, first.as_deref())
-        } else {
-            drop(unbound);
-            Err(XskError::Pages { want, got })
+        let key = Key::new(unbound.as_fd(), ifindex, queue);
+        let short = |receive: &Receive<M>| {
+            let (got, want) = (receive.posted() as usize, level as usize);
+            (got < want).then_some(XskError::Pages { want, got })
+        };
+        // The missing pages may be those that are kept until the queue is bound.
+        let bound = match short(&receive).filter(|_| !held::any(key)) {
+            None => {
+                let at = (interface.clone(), ifindex);
+                unbound.bind(at, queue, &options, mode, first.as_deref(), Tries::Patient)
+            }
+            Some(error) => {
+                drop(unbound);
+                Err(error)
+            }
         };
         let socket = match bound {
             Ok(socket) => Arc::new(socket),
@@ -104,20 +118,32 @@ impl<M: UmemMemory> Umem<M> {
                 return Err(error);
             }
         };
+        held::released(key);
+        let close = |mut receive: Receive<M>, pool| {
+            // No page has left the pool but those that the kernel has.
+            let (_, pages) = receive.close(pool);
+            held::keep_posted(key, self.number(), (&provider, self.region()), pages);
+        };
+        if short(&receive).is_some() {
+            pool.poll(|napi| receive.refill(napi));
+            if let Some(error) = short(&receive) {
+                close(receive, pool);
+                return Err(error);
+            }
+        }
         let sets = Waiting::receive(watch.clone()).and_then(|rx| Ok((rx, Waiting::transmit(socket.mode(), watch)?)));
         let (receives, sends) = match sets {
             Ok(sets) => sets,
             Err(error) => {
-                // No page has left the pool but those that the kernel has.
-                let _ = receive.close(pool);
+                close(receive, pool);
                 return Err(failed("make an epoll set")(error));
             }
         };
         sockets.push(Arc::downgrade(&socket));
         drop(sockets);
         tracing::debug!(%interface, queue, mode = %socket.mode(), level, "AF_XDP socket bound");
-        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, options.tx, sends);
-        Ok((XskRx::new(pool, receive, receives, socket, self.clone()), tx))
+        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, sends, provider.clone(), features);
+        Ok((XskRx::new(pool, receive, receives, socket, provider, self.clone()), tx))
     }
 }
 

@@ -20,20 +20,23 @@
 //!
 //! # The end
 //!
-//! Dropping a queue returns the frames that were received and not polled. Chunks that the kernel still has are
-//! quarantined, and the pool counts them: the kernel releases a UMEM some time after its last socket was closed, does
-//! not report when, and may write until then. These chunks are not used again until the region is dropped.
+//! Dropping a queue takes its socket out of the maps of XDP programs: frames then go to the kernel, also if the
+//! transmit queue keeps the socket open. The frames that were received and not polled are returned. Chunks that the
+//! kernel still has are quarantined, and the pool counts them: the kernel may write to them until some time after the
+//! socket was closed. Their pages return to the provider when it lets the queue be bound again: see `held.rs`.
 
 use crate::accounts::Posted;
 use crate::error::Fault;
+use crate::held::keep_posted;
 use crate::if_xdp::{Desc, PKT_CONTD};
+use crate::program::leave;
 use crate::ring::{Consumer, Producer, prefetch_to_write};
 use crate::socket::XskSocket;
 use crate::stats::{RxStats, state};
 use crate::umem::{Layout, Umem, UmemMemory};
 use crate::waiting::Waiting;
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Verdict, Wait, XdpFrame};
-use netmem_pool::{KernelShared, Napi, Page, PagePool, PoolClosed, PoolStats, Region};
+use netmem_pool::{KernelShared, Napi, Page, PagePool, PoolClosed, PoolStats, Provider, Region};
 use std::fmt;
 use std::io;
 use std::mem;
@@ -64,6 +67,7 @@ pub struct XskRx<M: UmemMemory = KernelShared> {
     sleep: Waiting,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
+    provider: Arc<dyn Provider<M>>,
     umem: Umem<M>,
 }
 
@@ -332,8 +336,9 @@ impl<M: UmemMemory> Receive<M> {
         }
     }
 
-    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the pool.
-    pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> PoolClosed {
+    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the pool. Returns the numbers
+    /// of the pages that are in no other use.
+    pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> (PoolClosed, Vec<u32>) {
         pool.poll(|_| {
             self.partial = None;
             while self.rx.available(1).is_ok_and(|n| n > 0) {
@@ -344,10 +349,16 @@ impl<M: UmemMemory> Receive<M> {
             // This is done first, so that no part of a page is left here when another part of the page is quarantined.
             self.parts.clear();
         });
+        let mut pages = Vec::with_capacity(self.posted.count() as usize);
         while let Some(chunk) = self.posted.pop() {
-            pool.quarantine(self.page(chunk));
+            let page = self.page(chunk);
+            // Of the chunks in a page, the last one.
+            if page.is_sole() {
+                pages.push(self.layout.page_of(chunk).0);
+            }
+            pool.quarantine(page);
         }
-        pool.close()
+        (pool.close(), pages)
     }
 }
 
@@ -413,9 +424,10 @@ impl<M: UmemMemory> XskRx<M> {
         queue: Receive<M>,
         sleep: Waiting,
         socket: Arc<XskSocket>,
+        provider: Arc<dyn Provider<M>>,
         umem: Umem<M>,
     ) -> Self {
-        Self { pool: Some(pool), queue, sleep, socket, umem }
+        Self { pool: Some(pool), queue, sleep, socket, provider, umem }
     }
 
     /// The queue's counters.
@@ -453,14 +465,22 @@ impl<M: UmemMemory> XskRx<M> {
         &self.umem
     }
 
-    /// Stops the queue: frames that were received and not polled are returned, chunks that the kernel has are
-    /// quarantined, and the pool is closed. The socket is closed together with the other half.
+    /// Stops the queue: its socket leaves the maps into which [`Program::insert`](crate::Program::insert) has put it,
+    /// so that the kernel gets the frames. Frames that were received and not polled are returned, chunks that the
+    /// kernel has are quarantined, and the pool is closed. The socket is closed together with the other half.
     pub fn close(mut self) -> Option<PoolClosed> {
         self.end()
     }
 
     fn end(&mut self) -> Option<PoolClosed> {
-        self.pool.take().map(|pool| self.queue.close(pool))
+        let pool = self.pool.take()?;
+        // If the interface is gone, the kernel has removed the socket, and another one may be in its place.
+        if !self.socket.is_gone() {
+            leave(self.socket.as_fd());
+        }
+        let (closed, pages) = self.queue.close(pool);
+        keep_posted(self.socket.key(), self.umem.number(), (&self.provider, self.umem.region()), pages);
+        Some(closed)
     }
 
     /// Makes the driver check the fill ring, and its device.

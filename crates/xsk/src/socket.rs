@@ -1,6 +1,7 @@
 //! A socket: it is made, gets its rings, and is bound to one queue of an interface.
 
 use crate::error::{Fault, QueueStopped, XskError};
+use crate::held::Key;
 use crate::if_xdp::Desc;
 use crate::options::{BusyPoll, Mode, QueueOptions};
 use crate::ring::{Consumer, Entry, Parts, Producer};
@@ -22,6 +23,14 @@ const MAX_RING: u32 = 32_768;
 const BUSY_TRIES: u32 = 100;
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
+/// How often binding is tried if the queue has another socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tries {
+    Once,
+    /// For half a second.
+    Patient,
+}
+
 /// A socket that is bound to a queue of an interface. Its two halves, [`XskRx`](crate::XskRx) and
 /// [`XskTx`](crate::XskTx), share it. It is closed when both are gone.
 #[derive(Debug)]
@@ -29,6 +38,7 @@ pub struct XskSocket {
     // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket whose rings are mapped.
     _rings: [Mapping; 4],
     fd: OwnedFd,
+    key: Key,
     interface: String,
     ifindex: u32,
     queue: u32,
@@ -51,6 +61,12 @@ pub(crate) struct Rings {
 pub(crate) struct Unbound {
     rings: [Mapping; 4],
     fd: OwnedFd,
+}
+
+impl AsFd for Unbound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 pub(crate) fn failed(step: &'static str) -> impl FnOnce(io::Error) -> XskError {
@@ -116,6 +132,7 @@ impl Unbound {
         options: &QueueOptions,
         mode: Option<Mode>,
         shared: Option<&XskSocket>,
+        tries: Tries,
     ) -> Result<XskSocket, XskError> {
         let mut flags = match mode {
             None => 0,
@@ -129,7 +146,7 @@ impl Unbound {
         let what = if mode == Some(Mode::ZeroCopy) { "zero-copy mode" } else { "AF_XDP sockets with these options" };
         let bind = || sys::bind(self.fd.as_fd(), ifindex, queue, flags, shared.map(AsFd::as_fd));
         let mut bound = bind();
-        for _ in 0..BUSY_TRIES {
+        for _ in 0..if tries == Tries::Once { 0 } else { BUSY_TRIES } {
             // The kernel releases a queue some time after its last socket was closed. The socket may be that of a
             // process that was killed.
             if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
@@ -160,6 +177,7 @@ impl Unbound {
         };
         Ok(XskSocket {
             _rings: self.rings,
+            key: Key::new(self.fd.as_fd(), ifindex, queue),
             fd: self.fd,
             interface,
             ifindex,
@@ -212,9 +230,14 @@ pub(crate) fn poll_busily(fd: BorrowedFd<'_>, poll: BusyPoll) -> Result<(), XskE
 impl XskSocket {
     /// For [`crate::fake`].
     pub(crate) fn fake(rings: [Mapping; 4], fd: OwnedFd, mode: Mode) -> Self {
-        let (interface, ifindex, queue, gone) = ("fake".to_owned(), 0, 0, AtomicBool::new(false));
+        use std::sync::atomic::AtomicU32;
+        // No other fake has its queue.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let (interface, queue, gone) = ("fake".to_owned(), 0, AtomicBool::new(false));
+        let ifindex = NEXT.fetch_add(1, Ordering::Relaxed);
+        let key = Key::new(fd.as_fd(), ifindex, queue);
         let (need_wakeup, multi_buffer, busy_poll) = (true, true, false);
-        Self { _rings: rings, fd, interface, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
+        Self { _rings: rings, fd, key, interface, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
     }
 }
 
@@ -242,6 +265,10 @@ impl XskSocket {
     #[must_use]
     pub fn queue(&self) -> u32 {
         self.queue
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.key
     }
 
     /// Whether frames may be in several buffers.

@@ -68,14 +68,18 @@ pub struct TxStats {
     pub descriptors: u64,
     /// Descriptors that the kernel is done with.
     pub completed: u64,
-    /// Frames refused because the queue was full.
+    /// Frames refused because the queue was full, or because a frame must be copied and there was no page.
     pub full: u64,
     /// Frames refused because their pages are not in the UMEM.
     pub unreachable: u64,
     /// Frames refused because they need an offload that the socket does not have.
     pub no_offload: u64,
-    /// Frames refused because they have no bytes, or are in more parts than a frame can have.
+    /// Frames refused because they have no bytes, or are in more parts than a frame can have and too long to be copied
+    /// into fewer.
     pub bad_shape: u64,
+    /// Frames that were copied before they were sent, because they were in more parts than the driver sends
+    /// ([`XskTx::max_descriptors`](crate::XskTx::max_descriptors)).
+    pub linearised: u64,
     /// System calls that notified the kernel of frames.
     pub kicks: u64,
     /// Those of these system calls that were a repetition, because the kernel had taken only a part of the frames.

@@ -88,14 +88,23 @@ pub(crate) fn take_error(fd: BorrowedFd<'_>) -> bool {
     get(fd, libc::SOL_SOCKET, libc::SO_ERROR).is_ok_and(|error: i32| error != 0)
 }
 
+/// The number of a socket, which no other socket gets until the system is restarted.
+pub(crate) fn cookie(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    get(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
+}
+
+/// The number of a socket's network namespace (Linux 5.14).
+pub(crate) fn netns(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    get(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+}
+
 /// Whether a socket is of the network namespace of this thread. Returns true if the kernel does not report this (before
 /// Linux 5.14).
 pub(crate) fn is_of_this_namespace(fd: BorrowedFd<'_>) -> bool {
-    let cookie = |fd: BorrowedFd<'_>| get::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
     let Ok(ours) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return true;
     };
-    match (cookie(fd), cookie(ours.as_fd())) {
+    match (netns(fd), netns(ours.as_fd())) {
         (Ok(of), Ok(ours)) => of == ours,
         _ => true,
     }

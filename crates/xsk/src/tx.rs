@@ -9,6 +9,13 @@
 //! fragment's page for each descriptor. A completion names an address, and so a chunk. Completions arrive in any order.
 //! Descriptors of one chunk are not distinguished: each completion puts one count of the page.
 //!
+//! # Descriptors of a frame
+//!
+//! A frame has at most 18 descriptors in copy mode, and in zero-copy mode as many as the driver reports
+//! (`xdp-zc-max-segs`). The kernel does not check this in zero-copy mode: it would drop the first descriptors, never
+//! complete them, and send the rest as a frame. A packet that needs more is copied into pages of its own, if its bytes
+//! fit.
+//!
 //! # Kicks
 //!
 //! In copy mode the kernel sends in a system call, up to 32 frames by default, and returns `EAGAIN` if there are more.
@@ -31,15 +38,17 @@
 //!
 //! # The end
 //!
-//! If descriptors have not completed when the queue is dropped, their pages stay out until the UMEM is dropped, that
-//! is, until the last [`Umem`] handle and the last queue are dropped. A device may still be reading these pages, and
-//! the bytes that it sends must not be those of another frame.
+//! A queue that is dropped waits for its descriptors to complete, for a tenth of a second at most. The pages of the
+//! others stay out until the kernel lets the queue be bound again: see `held.rs`. A device may still be reading these
+//! pages, and the bytes that it sends must not be those of another frame.
 
 use crate::accounts::Outstanding;
 use crate::error::Fault;
+use crate::held::keep_sent;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA, TX_METADATA_LEN};
 use crate::metadata::{NoLaunchTimes, Stamps, TxRequest, TxTimestamp, launch_times};
 use crate::netlink::XdpFeatures;
+use crate::options::Mode;
 use crate::ring::{Consumer, Producer};
 use crate::socket::XskSocket;
 use crate::stats::{TxStats, state};
@@ -47,12 +56,13 @@ use crate::sys;
 use crate::umem::{Layout, Umem, UmemMemory};
 use crate::waiting::Waiting;
 use netmem_packet::{Armed, Checksum, MAX_FRAGS, Meta, Packet, Reach, Room, TxQueue, Wait};
-use netmem_pool::{Frag, KernelShared, Region};
+use netmem_pool::{Frag, KernelShared, PoolOptions, Provider, Region, SharedPool};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The number of completions that are handled at a time.
@@ -60,6 +70,9 @@ const BATCH: u32 = 64;
 /// If no descriptor completes for this time, the descriptors that are out are late. In unit tests they are late at
 /// once.
 const LATE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+
+/// How long the end of a queue waits for frames to complete. In unit tests it does not wait.
+const CLOSING: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(100) };
 
 /// A transmit queue: see [`TxQueue`]. It is one half of a socket; the other is [`XskRx`](crate::XskRx).
 ///
@@ -79,6 +92,10 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     out: Outstanding,
     /// The largest number of descriptors that are out: the number of entries of the completion ring.
     limit: u32,
+    /// The largest number of descriptors of a frame.
+    most: u32,
+    /// The pages of packets that are copied.
+    copies: Copies<M>,
     /// Whether the kernel has taken fewer frames than there were, and must be notified again.
     owed: bool,
     /// The time since which nothing has completed, although descriptors are out.
@@ -94,10 +111,72 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     umem: Umem<M>,
 }
 
-/// The reason why a packet is not sent.
+/// The reason why a packet is not sent as it is.
 enum Refusal {
     Unreachable,
     Shape,
+    /// It has more descriptors than a frame may have. As a copy it has this number.
+    Copy(u32),
+}
+
+impl Refusal {
+    /// The number of descriptors, if the packet is sent as a copy.
+    fn copied(self) -> Result<u32, Self> {
+        if let Self::Copy(pieces) = self { Ok(pieces) } else { Err(self) }
+    }
+}
+
+/// Pages for packets that are in more parts than a frame may have. The pool is made when the first one is copied.
+struct Copies<M: UmemMemory> {
+    provider: Arc<dyn Provider<M>>,
+    pool: Option<SharedPool<M>>,
+}
+
+impl<M: UmemMemory> Copies<M> {
+    /// The same packet in pages of its own, of which each but the last is full. The bytes begin at `start` of the first
+    /// page. `None` if there are no pages.
+    fn copy(&mut self, packet: &Packet<M>, start: usize, umem: &Umem<M>) -> Option<Packet<M>> {
+        if self.pool.is_none() {
+            // It keeps no pages for itself: copies are rare, and take more time than the provider's lock.
+            let pool = PoolOptions::new("copies of sent packets").cache(0).magazine(0);
+            self.pool = pool.build_shared(self.provider.clone(), Some(umem.domain())).ok();
+        }
+        let pool = self.pool.as_ref()?;
+        let (mut copy, mut done, mut start): (Option<Packet<M>>, _, _) = (None, 0, start);
+        let mut bounce = [0; 512];
+        while done < packet.len() {
+            let mut page = pool.alloc()?;
+            let end = page.len().min(start + packet.len() - done);
+            let mut at = start;
+            while at < end {
+                let now = &mut bounce[..(end - at).min(512)];
+                packet.copy_to(done, now).ok()?;
+                page.copy_from(at, now).ok()?;
+                at += now.len();
+                done += now.len();
+            }
+            let frag = page.freeze_range(start..end);
+            match &mut copy {
+                None => copy = Some(Packet::new(frag)),
+                Some(copy) => copy.push(frag).ok()?,
+            }
+            start = 0;
+        }
+        let mut copy = copy?;
+        copy.meta = packet.meta;
+        Some(copy)
+    }
+}
+
+/// The largest number of descriptors of a sent frame. `zero_copy` is that of the driver in zero-copy mode, or `None` if
+/// it is unknown.
+pub(crate) fn most_descriptors(mode: Mode, multi_buffer: bool, zero_copy: Option<u32>) -> u32 {
+    const KERNEL: u32 = MAX_FRAGS as u32 + 1;
+    match mode {
+        _ if !multi_buffer => 1,
+        Mode::Copy => KERNEL,
+        Mode::ZeroCopy => zero_copy.unwrap_or(1).clamp(1, KERNEL),
+    }
 }
 
 impl<M: UmemMemory> XskTx<M> {
@@ -106,19 +185,23 @@ impl<M: UmemMemory> XskTx<M> {
         socket: Arc<XskSocket>,
         tx: Producer<Desc>,
         done: Consumer<u64>,
-        limit: u32,
         sleep: Waiting,
+        provider: Arc<dyn Provider<M>>,
+        features: Option<XdpFeatures>,
     ) -> Self {
         let layout = *umem.layout();
-        let features = || XdpFeatures::of(socket.ifindex()).ok();
-        let launch_times = launch_times(layout.tx_metadata, sys::kernel(), features);
+        let launch_times = launch_times(layout.tx_metadata, sys::kernel(), || features);
+        let zero_copy = features.map(|features| features.zero_copy_fragments);
+        let most = most_descriptors(socket.mode(), socket.is_multi_buffer(), zero_copy);
         Self {
             region: umem.region().clone(),
             layout,
+            limit: tx.size(),
             tx,
             done,
             out: Outstanding::new(layout.chunks()),
-            limit,
+            most,
+            copies: Copies { provider, pool: None },
             owed: false,
             waiting: None,
             late: 0,
@@ -143,6 +226,20 @@ impl<M: UmemMemory> XskTx<M> {
         self.out.total() as usize
     }
 
+    /// The largest number of descriptors of a frame: 1 without frames of several buffers, 18 in copy mode, and what the
+    /// driver reports in zero-copy mode. A packet that needs more is copied when it is sent
+    /// ([`TxStats::linearised`]).
+    #[must_use]
+    pub fn max_descriptors(&self) -> u32 {
+        self.most
+    }
+
+    /// For [`crate::hostile`]: sends as if the driver had this limit.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn set_max_descriptors(&mut self, most: u32) {
+        self.most = most;
+    }
+
     /// The socket. The receive queue is its other half.
     #[must_use]
     pub fn socket(&self) -> &XskSocket {
@@ -161,7 +258,7 @@ impl<M: UmemMemory> XskTx<M> {
     ///
     /// # Errors
     ///
-    /// As for [`TxQueue::send`]. The head of the packet needs 24 free bytes in front of it, in its chunk, and no other
+    /// As for [`TxQueue::send`]. The head of a packet that is not copied needs 24 free bytes in front of it, in its chunk, and no other
     /// holder. A launch time needs [`launch_times`](Self::launch_times).
     pub fn send_with(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
@@ -202,8 +299,41 @@ impl<M: UmemMemory> XskTx<M> {
         for frag in packet.frags() {
             n += pieces(frag)?;
         }
-        let most = if self.socket.is_multi_buffer() { MAX_FRAGS as u32 + 1 } else { 1 };
-        if n == 0 || n > most { Err(Refusal::Shape) } else { Ok(n) }
+        if n.wrapping_sub(1) >= self.most { Err(self.too_many(packet)) } else { Ok(n) }
+    }
+
+    /// The reason why a packet without descriptors, or with more than a frame may have, is not sent as it is.
+    #[cold]
+    #[inline(never)]
+    fn too_many(&self, packet: &Packet<M>) -> Refusal {
+        match self.layout.chunks_of(self.copy_start() as u64, packet.len()) {
+            n if n == 0 || n > self.most => Refusal::Shape,
+            n => Refusal::Copy(n),
+        }
+    }
+
+    /// Where the bytes of a copied packet begin in its first page.
+    fn copy_start(&self) -> usize {
+        if self.layout.tx_metadata { TX_METADATA_LEN.next_multiple_of(64) } else { 0 }
+    }
+
+    /// Copies a packet that has more descriptors than a frame may have.
+    #[cold]
+    #[inline(never)]
+    fn linearise(&mut self, packet: Packet<M>, pieces: u32) -> Result<Packet<M>, Packet<M>> {
+        match self.has_room(pieces) {
+            Ok(true) => {
+                if let Some(copy) = self.copies.copy(&packet, self.copy_start(), &self.umem) {
+                    self.stats.linearised += 1;
+                    return Ok(copy);
+                }
+            }
+            // It would be copied in vain.
+            Ok(false) => {}
+            Err(fault) => self.stop(fault),
+        }
+        self.stats.full += 1;
+        Err(packet)
     }
 
     /// Whether this number of descriptors can be queued.
@@ -244,15 +374,15 @@ impl<M: UmemMemory> XskTx<M> {
         if packet.meta.gso.is_some() || matches!(packet.meta.checksum, Checksum::Partial { .. }) {
             return self.send_metadata(packet, TxRequest::default());
         }
-        self.queue(packet, 0)
+        let (packet, pieces) = match self.pieces(&packet) {
+            Ok(pieces) => (packet, pieces),
+            Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
+        };
+        self.queue(packet, pieces, 0)
     }
 
     /// Queues a packet that has no request, or that has its metadata in front of it.
-    fn queue(&mut self, packet: Packet<M>, options: u32) -> Result<(), Packet<M>> {
-        let pieces = match self.pieces(&packet) {
-            Ok(pieces) => pieces,
-            Err(refusal) => return self.refuse(packet, &refusal),
-        };
+    fn queue(&mut self, packet: Packet<M>, pieces: u32, options: u32) -> Result<(), Packet<M>> {
         match self.has_room(pieces) {
             Ok(true) => {}
             Ok(false) => {
@@ -299,10 +429,12 @@ impl<M: UmemMemory> XskTx<M> {
     }
 
     #[cold]
-    fn refuse(&mut self, packet: Packet<M>, refusal: &Refusal) -> Result<(), Packet<M>> {
-        match refusal {
+    #[inline(never)]
+    fn copy_or_refuse(&mut self, packet: Packet<M>, refusal: &Refusal) -> Result<(Packet<M>, u32), Packet<M>> {
+        match *refusal {
             Refusal::Unreachable => self.stats.unreachable += 1,
             Refusal::Shape => self.stats.bad_shape += 1,
+            Refusal::Copy(pieces) => return self.linearise(packet, pieces).map(|copy| (copy, pieces)),
         }
         Err(packet)
     }
@@ -310,12 +442,16 @@ impl<M: UmemMemory> XskTx<M> {
     /// Queues a packet whose checksum the device computes, or with another request.
     #[cold]
     #[inline(never)]
-    fn send_metadata(&mut self, mut packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
+    fn send_metadata(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
         let possible = self.takes(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
         let metadata = if possible { request.encode(packet.meta) } else { None };
         let Some(metadata) = metadata else {
             self.stats.no_offload += 1;
             return Err(packet);
+        };
+        let (mut packet, pieces) = match self.pieces(&packet) {
+            Ok(pieces) => (packet, pieces),
+            Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
         };
         let room = self.addr(packet.head()).map(|addr| addr as usize & (self.layout.chunk - 1));
         if !self.layout.tx_metadata || room.is_none_or(|room| room < TX_METADATA_LEN) {
@@ -331,7 +467,7 @@ impl<M: UmemMemory> XskTx<M> {
         debug_assert!(undone.is_ok());
         packet.meta = meta;
         let addr = self.addr(packet.head());
-        self.queue(packet, TX_METADATA)?;
+        self.queue(packet, pieces, TX_METADATA)?;
         if let (Some(addr), Some(id)) = (addr, request.timestamp) {
             self.stamps.expect(addr, id, &metadata);
         }
@@ -448,7 +584,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         if self.stats.stopped.is_some() || !self.takes(packet.meta) {
             return Room::Never;
         }
-        match self.pieces(packet) {
+        match self.pieces(packet).or_else(Refusal::copied) {
             Err(_) => Room::Never,
             Ok(pieces) if self.limit - self.out.total() >= pieces && self.tx.seems_free() >= pieces => Room::Now,
             Ok(_) => Room::Later,
@@ -540,11 +676,19 @@ impl<M: UmemMemory> Wait for XskTx<M> {
 }
 
 impl<M: UmemMemory> Drop for XskTx<M> {
+    /// Waits for the frames that are being sent, for a tenth of a second at most.
     fn drop(&mut self) {
+        let begin = Instant::now();
         self.complete();
+        while self.out.total() > 0 && self.stats.stopped.is_none() && begin.elapsed() < CLOSING {
+            self.owed = true;
+            sleep(CLOSING / 200);
+            self.complete();
+        }
         if self.out.total() > 0 {
             let layout = self.layout;
-            self.umem.hold(self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)));
+            let counts = self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)).collect();
+            keep_sent(self.socket.key(), self.umem.number(), &self.region, counts);
         }
     }
 }
@@ -552,5 +696,27 @@ impl<M: UmemMemory> Drop for XskTx<M> {
 impl<M: UmemMemory> fmt::Debug for XskTx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "XskTx({}, {}, {} out)", self.socket, state(self.stats.stopped), self.out.total())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_limits_the_descriptors_of_a_frame() {
+        use Mode::{Copy, ZeroCopy};
+        for (mode, multi_buffer, zero_copy, most) in [
+            (Copy, false, Some(8), 1),
+            (Copy, true, Some(1), 18),
+            (Copy, true, None, 18),
+            (ZeroCopy, false, Some(8), 1),
+            (ZeroCopy, true, Some(8), 8),
+            (ZeroCopy, true, Some(64), 18),
+            (ZeroCopy, true, Some(0), 1),
+            (ZeroCopy, true, None, 1),
+        ] {
+            assert_eq!(most_descriptors(mode, multi_buffer, zero_copy), most, "{mode} {multi_buffer} {zero_copy:?}");
+        }
     }
 }

@@ -9,14 +9,14 @@
 //! The kernel pins the whole region when the first socket is opened, and releases it when the last socket is closed.
 
 use crate::error::XskError;
+use crate::held;
 use crate::options::UmemOptions;
 use crate::socket::XskSocket;
 use crate::sys;
 use netmem_pool::{Direction, DmaDomain, KernelShared, MapError, Mapped, PeerShared, Region, TrustedPeer};
 use std::fmt;
-use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Bytes that the kernel leaves free in front of each received frame.
 pub(crate) const KERNEL_HEADROOM: usize = 256;
@@ -58,8 +58,8 @@ struct Inner<M: UmemMemory> {
     layout: Layout,
     /// The sockets that use the UMEM. While there is one, others share its registration.
     sockets: Mutex<Vec<Weak<XskSocket>>>,
-    /// Counts of pages, each with the page's number, that transmit queues did not get back before they ended.
-    held: Mutex<Vec<(u32, u32)>>,
+    /// The number by which pages are kept for it that the kernel has: see `held.rs`.
+    number: u64,
 }
 
 /// The division of a UMEM into chunks.
@@ -82,6 +82,18 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// A UMEM of one chunk.
+    pub(crate) const ONE_CHUNK: Self = Self {
+        len: 4096,
+        chunk: 4096,
+        shift: 12,
+        per_page: 1,
+        page_shift: 12,
+        headroom: 0,
+        tx_metadata: false,
+        software_checksums: false,
+    };
+
     /// The number of chunks.
     pub(crate) fn chunks(&self) -> u32 {
         (self.len >> self.shift) as u32
@@ -151,8 +163,8 @@ impl<M: UmemMemory> Umem<M> {
             tx_metadata: options.tx_metadata,
             software_checksums: options.software_checksums,
         };
-        let (sockets, held) = (Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { region, domain, layout, sockets, held })))
+        let (sockets, number) = (Mutex::default(), held::number());
+        Ok(Self(Arc::new(Inner { region, domain, layout, sockets, number })))
     }
 
     /// The memory of the UMEM.
@@ -191,16 +203,17 @@ impl<M: UmemMemory> Umem<M> {
         })
     }
 
-    /// Keeps counts of pages, each with the page's number, until the UMEM is dropped.
-    pub(crate) fn hold(&self, counts: impl Iterator<Item = (u32, u32)>) {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).extend(counts);
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
     }
 
-    /// The number of pages that are kept because a transmit queue ended before the kernel was done with them. They are
-    /// returned to their pools when the UMEM is dropped.
+    /// The number of sent pages that are kept because a transmit queue ended before the kernel was done with them. They
+    /// return to their pools when a socket is bound to the same queue again, because the kernel allows that only when it
+    /// is done. When the UMEM ends, its last handle waits for that, for half a second at most; for what is kept then,
+    /// see [`reclaim`](crate::reclaim).
     #[must_use]
     pub fn held(&self) -> usize {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).len()
+        held::sent_of(self.0.number)
     }
 
     /// Bytes in a chunk.
@@ -218,11 +231,7 @@ impl<M: UmemMemory> Umem<M> {
 
 impl<M: UmemMemory> Drop for Inner<M> {
     fn drop(&mut self) {
-        let held = mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for (page, n) in held {
-            // SAFETY: `XskTx` had so many counts of the page, and gave them to this list. All sockets are closed.
-            unsafe { self.region.put(page, n) };
-        }
+        held::end(self.number);
     }
 }
 

@@ -191,8 +191,10 @@ impl<M: UmemMemory> Xsk<M> {
                 (own.device, own.watch) = (device.clone(), watch.clone());
             }
             let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
-            if let (Some(program), true) = (&program, fill_map) {
-                program.insert(*number, rx.socket().as_fd())?;
+            match &program {
+                Some(program) if fill_map => program.insert(*number, rx.socket().as_fd())?,
+                Some(program) => program.has(*number, rx.socket().as_fd()),
+                None => {}
             }
             pairs.push((rx, tx));
         }

@@ -6,11 +6,11 @@ mod common;
 mod socket_common;
 
 use common::{command, in_namespace, ip, nics};
-use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
-use netmem_pool::{KernelShared, PoolClosed, PoolOptions, RegionProvider, lingering};
+use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
+use netmem_pool::{KernelShared, PagePool, PoolClosed, PoolOptions, RegionProvider, lingering};
 use netmem_xsk::{
     AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
-    XskRx, XskTx,
+    XskError, XskRx, XskTx, reclaim,
 };
 use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use std::cell::Cell;
@@ -270,7 +270,80 @@ fn sockets_are_closed_with_frames_in_flight() {
         assert!(quarantined > 0 && echoed >= rounds * 200);
         let all = Arc::downgrade(memory.region());
         drop((memory, umem, program));
-        until("the end of all pools", || all.upgrade().is_none().then_some(()));
+        until("the end of all pools", || {
+            // Frames that the peer has not received keep their pages.
+            while peer.try_receive().is_some() {}
+            reclaim();
+            all.upgrade().is_none().then_some(())
+        });
+    });
+}
+
+/// Proves XSK-1: a queue is opened many times on memory for two openings. The pages that the kernel had return when it lets the queue be bound
+/// again. `NETMEM_OPENINGS` says how often.
+#[test]
+fn a_queue_is_opened_many_times_on_a_small_region() {
+    let openings = std::env::var("NETMEM_OPENINGS").map_or(100, |openings| openings.parse().unwrap());
+    in_namespace(|| {
+        let (ours, theirs) = (name("o"), name("t"));
+        veth(&ours, &theirs, 1, 1500);
+        let peer = Raw::new(&theirs);
+        let (memory, umem) = memory::<KernelShared>(160, &UmemOptions::new());
+        for i in 0..openings {
+            let options = || QueueOptions::new().fill(64).rx_ring(64).tx_ring(64).cache(0);
+            let (rx, mut tx) = reopen(&ours, &umem, &memory, options).unwrap();
+            assert_eq!((rx.posted(), umem.held()), (64, 0), "opening {i}");
+            tx.send(Packet::new(memory.page().unwrap().freeze_range(0..60))).unwrap();
+            tx.flush();
+            assert_eq!(peer.receive().len(), 60);
+            let closed = rx.close().unwrap();
+            assert_eq!((closed.stats.quarantined, closed.outstanding), (64, 0));
+        }
+        drop(reopen(&ours, &umem, &memory, || QueueOptions::new().fill(64).cache(0)).unwrap());
+        let rest: Vec<_> = std::iter::from_fn(|| memory.page()).collect();
+        assert_eq!(rest.len(), 160 - 64);
+    });
+}
+
+/// The queues end while frames are in the ring, and the kernel has the socket still, because another descriptor of it is open. The pages are kept,
+/// also beyond the end of the UMEM, and return when the kernel has released the queue.
+#[test]
+fn sent_pages_are_kept_until_the_kernel_has_released_the_queue() {
+    in_namespace(|| {
+        let (ours, theirs) = (name("o"), name("t"));
+        veth(&ours, &theirs, 1, 1500);
+        let (memory, umem) = memory::<KernelShared>(1024, &UmemOptions::new());
+        let mut pool = PoolOptions::new("tx").build(memory.clone(), Some(umem.domain())).unwrap();
+        let options = || QueueOptions::new().fill(64).cache(0);
+        let close = |pool: &mut PagePool<_>| {
+            let (rx, mut tx) = reopen(&ours, &umem, &memory, options).unwrap();
+            assert_eq!((pool.stats().inflight(), umem.held()), (0, 0));
+            // While it is down, the kernel takes no frames.
+            ip(&format!("link set {ours} down"));
+            for _ in 0..10 {
+                tx.send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).unwrap();
+            }
+            tx.flush();
+            let other = tx.socket().as_fd().try_clone_to_owned().unwrap();
+            drop((tx, rx));
+            ip(&format!("link set {ours} up"));
+            assert_eq!((pool.stats().inflight(), umem.held()), (10, 10));
+            other
+        };
+        let other = close(&mut pool);
+        let busy = umem.open(index(&ours), 0, memory.clone(), options()).unwrap_err();
+        assert!(matches!(busy, XskError::Busy { .. }), "{busy}");
+        assert_eq!(umem.held(), 10);
+        drop(other);
+        let other = close(&mut pool);
+        drop(umem);
+        assert_eq!(pool.stats().inflight(), 10);
+        assert!(reclaim() >= 10);
+        drop(other);
+        until("the queue's release", || {
+            reclaim();
+            (pool.stats().inflight() == 0).then_some(())
+        });
     });
 }
 
@@ -361,7 +434,10 @@ fn an_interface_that_goes() {
             assert!(closed.outstanding <= out as u64, "{closed:?}, {out} out");
             let all = Arc::downgrade(memory.region());
             drop((memory, umem));
-            until("the end of all pools", || all.upgrade().is_none().then_some(()));
+            until("the end of all pools", || {
+                reclaim();
+                all.upgrade().is_none().then_some(())
+            });
         });
     }
 }
@@ -525,6 +601,41 @@ fn the_halves_of_a_socket_part() {
         drop((tx, program));
         drop(umem);
         assert_eq!(pool.stats().inflight(), 0);
+    });
+}
+
+/// The receive queue ends before the transmit queue: the socket leaves the program's map, so that the kernel gets the frames from then on, and
+/// those that were not polled return to their pool.
+#[test]
+fn a_receive_queue_that_ends_alone_leaves_the_map() {
+    in_namespace(|| {
+        let (ours, theirs) = (name("o"), name("t"));
+        veth(&ours, &theirs, 1, 1500);
+        let (peer, kernel) = (Raw::new(&theirs), Raw::new(&ours));
+        let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
+        let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
+        let options = QueueOptions::new().fill(64);
+        let (mut rx, mut tx) = umem.open(index(&ours), 0, memory.clone(), options).unwrap();
+        program.insert(0, rx.socket().as_fd()).unwrap();
+        for _ in 0..2 {
+            peer.send(&frame(60, 1));
+        }
+        until("frames that are not polled", || {
+            let stats = rx.socket().kernel_stats().unwrap();
+            assert_eq!(stats.rx_dropped + stats.rx_ring_full, 0);
+            (rx.arm().unwrap() == Armed::Work).then_some(())
+        });
+        assert_eq!(kernel.try_receive(), None);
+        thread::spawn(move || assert_closed(&rx.close().unwrap())).join().unwrap();
+        for i in 0..100 {
+            peer.send(&frame(60, i));
+            assert_eq!(kernel.receive(), frame(60, i));
+        }
+        // The transmit queue goes on.
+        let page = memory.page().unwrap();
+        tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+        tx.flush();
+        assert_eq!(peer.receive().len(), 60);
     });
 }
 

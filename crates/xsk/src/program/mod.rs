@@ -16,16 +16,19 @@
 
 mod asm;
 mod bpf;
+mod entries;
 mod filter;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::entries::leave;
 pub use self::filter::{Filter, MAX_RULES, Rule, TooManyRules};
 use crate::netlink::{AttachMode, Attached, Interface};
 use crate::privileges::{MissingPrivilege, Privileges};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The options of a program.
 #[derive(Clone, Debug)]
@@ -147,7 +150,7 @@ fn flags(mode: AttachMode) -> Result<u32, AttachError> {
 pub struct Program {
     /// The link, or `None` if the user has attached the program.
     link: Option<OwnedFd>,
-    map: OwnedFd,
+    map: Arc<OwnedFd>,
     entries: u32,
     mode: Option<AttachMode>,
     frags: bool,
@@ -169,7 +172,7 @@ impl Program {
         let map = bpf::create_xskmap(entries).map_err(system("making the map of sockets"))?;
         let program = load(&options.filter, map.as_fd(), options.frags)?;
         let (link, mode) = attach_somehow(&interface, options.mode, program.as_fd())?;
-        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags: options.frags })
+        Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags: options.frags })
     }
 
     /// Checks whether this thread can load a program: makes a map, has the kernel verify a program, and drops both. It
@@ -205,7 +208,8 @@ impl Program {
     }
 
     /// Uses a map of sockets that is pinned at `map`, and that belongs to a program which the user has attached. This
-    /// value puts sockets into the map. It neither attaches nor detaches a program.
+    /// value puts sockets into the map. It neither attaches nor detaches a program. Keep it as long as the queues: an
+    /// [`XskRx`](crate::XskRx) that is dropped leaves the map through it.
     ///
     /// # Errors
     ///
@@ -215,7 +219,7 @@ impl Program {
         let entries = bpf::xskmap_entries(fd.as_fd()).map_err(system("looking at a pinned map"))?;
         let what = "what is pinned there is no map of AF_XDP sockets (BPF_MAP_TYPE_XSKMAP)";
         let entries = entries.ok_or_else(|| AttachError::Pinned { path: map.to_owned(), what })?;
-        Ok(Self { link: None, map: fd, entries, mode: None, frags: false })
+        Ok(Self { link: None, map: Arc::new(fd), entries, mode: None, frags: false })
     }
 
     /// Makes this value from descriptors that another process has sent.
@@ -225,7 +229,7 @@ impl Program {
             what: "a descriptor is not that of a map of sockets",
             source: io::ErrorKind::InvalidData.into(),
         })?;
-        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags })
+        Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags })
     }
 
     /// The descriptors of link and map, the mode of the program, and whether it accepts frames of several buffers.
@@ -242,15 +246,24 @@ impl Program {
     /// Redirects frames of receive queue `queue` to an AF_XDP socket. A previous socket of the queue gets no more
     /// frames.
     ///
-    /// The kernel drops frames for a socket that is not bound to this interface and queue. One system call.
+    /// The kernel drops frames for a socket that is not bound to this interface and queue. When the
+    /// [`XskRx`](crate::XskRx) of the socket is dropped, the socket leaves the map, and frames of the queue go to the
+    /// kernel again. Two system calls and a lock.
     ///
     /// # Errors
     ///
     /// [`AttachError::Queue`]; [`AttachError::System`] if the descriptor is no AF_XDP socket.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), AttachError> {
         self.check_queue(queue)?;
-        let what = "putting a socket into the program's map";
-        bpf::update(self.map.as_fd(), queue, socket.as_raw_fd() as u32).map_err(system(what))
+        entries::insert(&self.map, queue, socket, || {
+            let what = "putting a socket into the program's map";
+            bpf::update(self.map.as_fd(), queue, socket.as_raw_fd() as u32).map_err(system(what))
+        })
+    }
+
+    /// Records that another process has put a socket into the map, as [`insert`](Self::insert) does.
+    pub(crate) fn has(&self, queue: u32, socket: BorrowedFd<'_>) {
+        let _ = entries::insert(&self.map, queue, socket, || Ok::<_, AttachError>(()));
     }
 
     /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no socket. One system

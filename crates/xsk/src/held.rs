@@ -1,0 +1,209 @@
+//! Pages that the kernel may still read or write although their socket is closed.
+//!
+//! ```text
+//!   a half of a socket ends ──► pages that the kernel has are kept ──► the kernel lets the queue be bound again ──► they return
+//! ```
+//!
+//! The kernel releases a socket's memory some time after the socket was closed, on a thread of its own: the driver then
+//! lets go of the chunks that it has posted, and the frames that were being sent are gone. It reports this in one way:
+//! another socket can be bound to the same queue, which is refused (`EBUSY`) until then. So the pages are kept by queue,
+//! and the next socket that is bound to the queue, of whichever UMEM, returns them.
+//!
+//! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask: when the last handle of
+//! the UMEM ends, and in [`reclaim`].
+
+use crate::error::XskError;
+use crate::ethtool;
+use crate::options::{Mode, QueueOptions};
+use crate::socket::{Tries, Unbound};
+use crate::sys;
+use crate::umem::{Layout, UmemMemory};
+use netmem_pool::{Provider, RawPage, Region};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A queue of an interface, in any network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// The kernel's number of the network namespace. `None` if the kernel does not report it (before Linux 5.14).
+    netns: Option<u64>,
+    ifindex: u32,
+    queue: u32,
+}
+
+impl Key {
+    /// A queue of an interface in the network namespace of this socket.
+    pub(crate) fn new(socket: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Self {
+        Self { netns: sys::netns(socket).ok(), ifindex, queue }
+    }
+}
+
+/// Pages that return when the kernel is done with them.
+trait Pages: Send {
+    fn give_back(self: Box<Self>);
+    /// Pages of frames that were being sent.
+    fn sent(&self) -> usize;
+    /// Whether the memory is gone, and nothing is to be returned.
+    fn is_gone(&self) -> bool;
+}
+
+/// Counts of pages, each with the page's number, that a transmit queue did not get back.
+struct Sent<M: UmemMemory> {
+    region: Arc<Region<M>>,
+    counts: Vec<(u32, u32)>,
+}
+
+impl<M: UmemMemory> Pages for Sent<M> {
+    fn give_back(self: Box<Self>) {
+        for (page, n) in self.counts {
+            // SAFETY: `XskTx` had so many counts of the page, and gave them to this list.
+            unsafe { self.region.put(page, n) };
+        }
+    }
+
+    fn sent(&self) -> usize {
+        self.counts.len()
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// Pages that a receive queue has put in quarantine. They do not keep the region.
+struct Posted<M: UmemMemory> {
+    provider: Weak<dyn Provider<M>>,
+    region: Weak<Region<M>>,
+    pages: Vec<u32>,
+}
+
+impl<M: UmemMemory> Pages for Posted<M> {
+    fn give_back(self: Box<Self>) {
+        let (Some(provider), Some(region)) = (self.provider.upgrade(), self.region.upgrade()) else { return };
+        for page in self.pages {
+            // SAFETY: the page was in no use but the receive queue's, which put it in quarantine, and the kernel writes
+            // to it no more. It is one of this provider: `Umem::open` has checked that all of them are of this region.
+            unsafe {
+                let page: RawPage<M> = region.claim(page);
+                provider.give(page);
+            }
+        }
+    }
+
+    fn sent(&self) -> usize {
+        0
+    }
+
+    fn is_gone(&self) -> bool {
+        self.provider.strong_count() == 0
+    }
+}
+
+struct Held {
+    key: Key,
+    /// The UMEM, while it has handles.
+    umem: Option<u64>,
+    pages: Box<dyn Pages>,
+}
+
+static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
+
+fn held() -> MutexGuard<'static, Vec<Held>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number for a UMEM.
+pub(crate) fn number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn keep(key: Key, umem: u64, pages: Box<dyn Pages>) {
+    let mut held = held();
+    held.retain(|held| !held.pages.is_gone());
+    held.push(Held { key, umem: Some(umem), pages });
+}
+
+/// Keeps counts of pages, each with the page's number, that are being sent.
+pub(crate) fn keep_sent<M: UmemMemory>(key: Key, umem: u64, region: &Arc<Region<M>>, counts: Vec<(u32, u32)>) {
+    keep(key, umem, Box::new(Sent { region: region.clone(), counts }));
+}
+
+/// Remembers pages in quarantine, by their numbers.
+pub(crate) fn keep_posted<M: UmemMemory>(
+    key: Key,
+    umem: u64,
+    (provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
+    pages: Vec<u32>,
+) {
+    let (provider, region) = (Arc::downgrade(provider), Arc::downgrade(region));
+    keep(key, umem, Box::new(Posted { provider, region, pages }));
+}
+
+/// Whether pages are kept for this queue.
+pub(crate) fn any(key: Key) -> bool {
+    held().iter().any(|held| held.key == key)
+}
+
+/// The number of sent pages that are kept for a UMEM.
+pub(crate) fn sent_of(umem: u64) -> usize {
+    held().iter().filter(|held| held.umem == Some(umem)).map(|held| held.pages.sent()).sum()
+}
+
+/// A socket was bound to this queue: the kernel is done with all pages that were kept for it.
+pub(crate) fn released(key: Key) {
+    let back: Vec<_> = held().extract_if(.., |held| held.key == key).collect();
+    // Outside of the lock: the drop of a page can be user code.
+    back.into_iter().for_each(|held| held.pages.give_back());
+}
+
+/// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to let go of its sent
+/// pages, for half a second at most for each queue.
+pub(crate) fn end(umem: u64) {
+    let mut keys = Vec::new();
+    for held in held().iter_mut().filter(|held| held.umem == Some(umem)) {
+        held.umem = None;
+        if held.pages.sent() > 0 && !keys.contains(&held.key) {
+            keys.push(held.key);
+        }
+    }
+    keys.into_iter().filter(|key| is_free(*key, Tries::Patient)).for_each(released);
+}
+
+/// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile. Returns the number
+/// of those that are still kept.
+///
+/// A frame that was sent can outlive its socket for as long as its receiver holds it. Its pages are kept until another
+/// socket is bound to the queue, which [`Umem::open`](crate::Umem::open) does, or until this function finds that one
+/// can be bound. For that it binds a socket for a moment, which needs CAP_NET_RAW, and the network namespace of the
+/// interface. About ten system calls for each queue.
+pub fn reclaim() -> usize {
+    let orphans = |held: &&Held| held.umem.is_none() && held.pages.sent() > 0;
+    let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
+    keys.into_iter().filter(|key| is_free(*key, Tries::Once)).for_each(released);
+    held().iter().filter(orphans).map(|held| held.pages.sent()).sum()
+}
+
+/// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot ask.
+fn is_free(key: Key, tries: Tries) -> bool {
+    /// A UMEM that no frame is in.
+    #[repr(align(4096))]
+    struct Chunk([u8; 4096]);
+
+    let Ok(fd) = sys::socket() else { return false };
+    if sys::netns(fd.as_fd()).ok() != key.netns {
+        return false;
+    }
+    let Some(name) = ethtool::name(key.ifindex) else { return true };
+    let mut memory = Box::new(Chunk([0; 4096]));
+    let options = QueueOptions::new().rx_ring(2).tx_ring(2).multi_buffer(false).mode(Mode::Copy);
+    let bind = || {
+        let step = "register the memory as a UMEM";
+        sys::register(fd.as_fd(), memory.0.as_mut_ptr(), &Layout::ONE_CHUNK)
+            .map_err(|source| XskError::System { step, source })?;
+        let (unbound, _) = Unbound::new(fd, 2, &options)?;
+        unbound.bind((name, key.ifindex), key.queue, &options, Some(Mode::Copy), None, tries)
+    };
+    matches!(bind(), Ok(_) | Err(XskError::NoInterface { .. } | XskError::NoQueue { .. }))
+}

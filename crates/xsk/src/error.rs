@@ -1,5 +1,6 @@
 //! Errors of opening a socket, and faults that stop a queue.
 
+use crate::helper::HelperError;
 use crate::privileges::MissingPrivilege;
 use crate::program::AttachError;
 use netmem_pool::{PoolError, RegionError};
@@ -55,6 +56,9 @@ pub enum XskError {
     /// The program could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// The helper has not put the sockets into the map of its program.
+    #[error(transparent)]
+    Helper(#[from] HelperError),
     /// The memory could not be allocated.
     #[error(transparent)]
     Region(#[from] RegionError),

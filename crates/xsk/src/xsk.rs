@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::error::XskError;
 use crate::ethtool;
-use crate::helper::Grant;
+use crate::helper::{Connection, Grant};
 use crate::netlink::Interface;
 use crate::options::{QueueOptions, UmemOptions};
 use crate::privileges::Privileges;
@@ -155,10 +155,10 @@ impl<M: UmemMemory> Xsk<M> {
         let XskOptions { name, queues, pages, memory, umem, program, grant } = options;
         let privileges = Privileges::current();
         let (ifindex, queues, mut sockets, granted) = match grant {
-            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch }) => {
+            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch, helper }) => {
                 let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
                 let device = Device { name: Some(name), driver, ring: rx_ring, ..Device::default() };
-                (ifindex, queues, sockets, Some((program, device, Arc::new(watch))))
+                (ifindex, queues, sockets, Some((program, device, Arc::new(watch), helper)))
             }
             None => {
                 privileges.check_socket()?;
@@ -178,10 +178,9 @@ impl<M: UmemMemory> Xsk<M> {
         let region = provider.region();
         privileges.check_memory(u64::from(region.pages()) * region.page_size() as u64)?;
         let umem = Umem::new(region.clone(), &umem)?;
-        let (program, device, watch, fill_map) = match granted {
-            // The helper has put the sockets into its map.
-            Some((program, device, watch)) => (program, Some(device), Some(watch), false),
-            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, true),
+        let (program, device, watch, helper) = match granted {
+            Some((program, device, watch, helper)) => (program, Some(device), Some(watch), helper),
+            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, None),
         };
         let mut pairs = Vec::with_capacity(queues.len());
         for number in &queues {
@@ -191,11 +190,13 @@ impl<M: UmemMemory> Xsk<M> {
                 (own.device, own.watch) = (device.clone(), watch.clone());
             }
             let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
-            if let (Some(program), true) = (&program, fill_map) {
+            // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is not sufficient.
+            if let (Some(program), None) = (&program, &helper) {
                 program.insert(*number, rx.socket().as_fd())?;
             }
             pairs.push((rx, tx));
         }
+        helper.map_or(Ok(()), Connection::bound)?;
         Ok(Self { program, pairs, umem, provider })
     }
 

@@ -9,9 +9,9 @@ mod socket_common;
 use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
-use netmem::xsk::helper::HelperError;
+use netmem::xsk::helper::{HelperError, Refusal};
 use netmem::xsk::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
 use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
@@ -318,11 +318,14 @@ fn workers_without_privileges_are_granted_queues() {
                     }
                     (got >= 100).then_some(())
                 });
-                assert!(matches!(ask(), Err(HelperError::Closed)));
+                let refused = ask().unwrap_err();
+                assert!(matches!(&refused, HelperError::Refused { why: Refusal::Busy, .. }), "{refused}");
+                let says = "the helper refuses: interface v0 has an XDP program already";
+                assert!(refused.to_string().starts_with(says), "{refused}");
             };
             std::thread::scope(|scope| {
                 let working = scope.spawn(work);
-                // The kernel drops what the program takes until the worker has bound its sockets.
+                // The kernel's network stack has what the program would take until the worker has bound its sockets.
                 let mut back = 0;
                 until("the worker's end", || {
                     peer.send(&ipv4(2, 60 + worker));
@@ -342,8 +345,53 @@ fn workers_without_privileges_are_granted_queues() {
         let output = end(helper);
         let said = text(&output);
         assert!(output.status.success() && said.matches("has 2 queue(s) of xsk:v0").count() == 2, "{said}");
-        assert_eq!(said.matches("a worker gets nothing: interface v0 has an XDP program already").count(), 2, "{said}");
+        assert_eq!(said.matches(" gets nothing: interface v0 has an XDP program already").count(), 2, "{said}");
         assert!(!socket.exists());
+    });
+}
+
+/// Proves XSK-4: a process that connects and does not ask, ends at once, or does not bind keeps no other worker from its queues. When the helper can accept no
+/// connection it says so once, and goes on when it can again.
+#[test]
+fn workers_that_do_not_proceed_block_no_other_worker() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("grant.sock");
+        let mut helper =
+            start(netmem(&format!("grant v0 --listen {}", socket.display())), "ready: 1 queue(s) of xsk:v0");
+        let (pid, connect) = (Pid::from_child(&helper), || UnixStream::connect(&socket).unwrap());
+        let work = || {
+            let options = XskOptions::granted(Grant::receive(connect(), LIMIT).unwrap()).pages(2048);
+            drop(Xsk::<KernelShared>::open(options, |_| QueueOptions::new().cache(64)).unwrap());
+        };
+        let silent: Vec<_> = (0..50).map(|_| connect()).collect();
+        // They have ended when the helper accepts them.
+        kill_process(pid, Signal::STOP).unwrap();
+        (0..2000).for_each(|_| drop(connect()));
+        kill_process(pid, Signal::CONT).unwrap();
+        work();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = |current| prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).unwrap().current;
+        // It has as many descriptors, so that it cannot have one more. Fewer are too few to wait for.
+        let before = limit(Some(silent.len() as u64 + 6));
+        let refused = connect();
+        let mut said = String::new();
+        let mut stderr = BufReader::new(helper.stderr.as_mut().unwrap());
+        while !said.contains("no worker can connect") && stderr.read_line(&mut said).unwrap() > 0 {}
+        limit(before);
+        work();
+        drop((silent, refused));
+        let output = end(helper);
+        said.push_str(&text(&output));
+        assert!(output.status.success() && said.matches("has 1 queue(s) of xsk:v0").count() == 2, "{said}");
+        assert_eq!(
+            (said.matches("no worker can connect").count(), said.matches("gets nothing").count()),
+            (1, 0),
+            "{said}"
+        );
+        assert_eq!(programs("v0"), []);
     });
 }
 

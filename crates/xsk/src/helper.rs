@@ -22,9 +22,13 @@
 //! The worker can bind each socket to *any* interface and queue of that namespace, and send any frame there. If workers
 //! must not be able to do this, the helper opens its sockets in a namespace that has only one interface.
 //!
-//! [`Grant::send`] is for one worker at a connected socket.
+//! [`Server`] listens on a path, and serves workers one after another, whatever they do. [`Grant::send`] is for one
+//! worker at a connected socket.
 
+mod listener;
+mod names;
 mod protocol;
+mod server;
 
 use crate::device::Device;
 use crate::netlink::{AttachMode, Interface};
@@ -35,9 +39,11 @@ use crate::watch::Watch;
 pub(crate) use protocol::Connection;
 use protocol::{DRIVER, Deadline, Incoming, NAME, PRELUDE, REQUEST_LEN};
 use rustix::net::{AddressFamily, sockopt};
+pub use server::{Event, Peer, Server, ServerOptions, ServerStats};
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The largest number of sockets of a grant.
@@ -148,6 +154,38 @@ pub enum HelperError {
         /// The interface of the helper.
         has: String,
     },
+    /// The worker's user may not have queues.
+    #[error("user {user} may not have queues of this helper")]
+    User {
+        /// The number of the user.
+        user: u32,
+    },
+    /// So many workers wait for queues that an older one had to go.
+    #[error("more than {0} workers wait for queues")]
+    TooMany(usize),
+    /// There is no user of this name, and it is no number.
+    #[error("there is no user {0:?}")]
+    NoUser(String),
+    /// There is no group of this name, and it is no number.
+    #[error("there is no group {0:?}")]
+    NoGroup(String),
+    /// The path cannot be listened on.
+    #[error("cannot listen on {}", path.display())]
+    Listen {
+        /// The path.
+        path: PathBuf,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
+    /// The path is in use. It is left as it is.
+    #[error("{}: {what}", path.display())]
+    Occupied {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
     /// The system refused a step.
     #[error("{what}")]
     System {
@@ -166,7 +204,8 @@ impl HelperError {
             Self::Attach(AttachError::Occupied { .. }) => Refusal::Busy,
             Self::Attach(AttachError::NoInterface(_)) | Self::Interface { .. } => Refusal::Interface,
             Self::Version { .. } | Self::Malformed(_) => Refusal::Version,
-            Self::TimedOut(_) => Refusal::Late,
+            Self::TimedOut(_) | Self::TooMany(_) => Refusal::Late,
+            Self::User { .. } => Refusal::User,
             _ => Refusal::Failed,
         }
     }
@@ -330,6 +369,11 @@ impl Grant {
             Ok(()) | Err(HelperError::Closed) => {}
             Err(error) => return Err(error),
         }
+        Self::answer(from, limit, deadline)
+    }
+
+    /// Receives the answer to a request.
+    fn answer(from: BorrowedFd<'_>, limit: Duration, deadline: Deadline) -> Result<Self, HelperError> {
         let mut fds = Vec::new();
         let mut prelude = [0; PRELUDE];
         protocol::fill(from, &mut prelude, &mut fds, deadline)?;

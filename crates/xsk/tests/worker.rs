@@ -153,7 +153,7 @@ fn a_worker_without_privileges_moves_frames() {
     });
 }
 
-/// A socket gets frames only when it is bound: until then the kernel has them, and none is lost.
+/// Proves XSK-4: a socket gets frames only when it is bound. Until then the kernel has them, and none is lost.
 #[test]
 fn the_kernel_has_the_frames_until_the_worker_has_bound() {
     in_namespace(|| {

@@ -4,10 +4,9 @@
 
 use crate::args::GrantArgs;
 use crate::{limits, output, signals};
-use anyhow::Context;
 use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
-use netmem::xsk::{AttachError, Filter, Interface, ProgramOptions, Rule};
+use netmem::xsk::{Filter, ProgramOptions, Rule};
 use std::error::Error;
 
 /// Workers that may wait for queues. Each has a descriptor here.
@@ -22,7 +21,6 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     let host = |address: &_| Rule { address: Some(*address), ..Rule::default() };
     let program = ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
     privileges.check_program(&program.filter)?;
-    Interface::by_name(interface).map_err(|_| AttachError::NoInterface(interface.clone()))?;
     let queues = args.interface.queues(args.queues).collect();
     let grants = HelperOptions { queues, program: Some(program), ..HelperOptions::default() };
     // Those of one grant, and some for the system calls that open it.
@@ -31,7 +29,7 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     // So that the signals are handled before a worker can connect.
     let (_stop, signal) = (signals::stop_flag()?, signals::stop_descriptor()?);
     let options = ServerOptions::new().pending(PENDING);
-    let mut server = Server::bind(&args.listen, interface, grants, options).context("--listen")?;
+    let mut server = Server::bind(&args.listen, interface, grants, options)?;
     let what = format!("{} queue(s) of {}", args.queues, args.interface);
     eprintln!("ready: {what} at {}", args.listen.display());
     server.serve(signal, |event| match event {

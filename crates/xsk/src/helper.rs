@@ -121,6 +121,21 @@ pub enum HelperError {
         /// The number of sockets.
         asked: usize,
     },
+    /// The interface has fewer queues.
+    #[error(
+        "interface {interface} has {has} queue(s), with numbers from 0: there is no queue {queue}, which is one of the {asked} that \
+         were asked for"
+    )]
+    Queue {
+        /// The name of the interface.
+        interface: String,
+        /// The number of the queue that it does not have.
+        queue: u32,
+        /// How many queues were asked for.
+        asked: usize,
+        /// How many queues it has in use.
+        has: u32,
+    },
     /// The process at the other end did not send, or did not read, in time.
     #[error("the other side of the helper's socket took more than {} s", .0.as_secs_f64())]
     TimedOut(Duration),
@@ -256,19 +271,11 @@ impl Grant {
     ///
     /// [`HelperError`], for example a missing privilege. If there is an error, nothing has changed.
     pub fn open(name: &str, options: &HelperOptions) -> Result<Self, HelperError> {
-        let asked = options.queues.len();
-        if !(1..=MAX_SOCKETS).contains(&asked) {
-            return Err(HelperError::Sockets { asked });
-        }
+        let (interface, Device { driver, ring: rx_ring, .. }) = check_queues(name, options)?;
         Privileges::current().check_socket()?;
-        let interface = Interface::by_name(name).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENODEV) => AttachError::NoInterface(name.to_owned()).into(),
-            _ => HelperError::System { what: "looking at the interface", source },
-        })?;
         let open = |queue: &u32| Ok((*queue, open_socket(options.busy_poll)?));
         let sockets = options.queues.iter().map(open).collect::<Result<Vec<_>, HelperError>>()?;
         let program = options.program.as_ref().map(|options| Program::attach(interface.index, options)).transpose()?;
-        let Device { driver, ring: rx_ring, .. } = Device::of(name.to_owned());
         let watch = Watch::new(interface.index).map_err(system("watching for the end of the interface"))?;
         let (ifindex, name) = (interface.index, interface.name);
         Ok(Self { ifindex, name, sockets, program, driver, rx_ring, watch, helper: None })
@@ -435,6 +442,26 @@ impl Grant {
     /// [`HelperError`]: [`HelperError::Refused`] if the helper has waited for too long, and has detached the program.
     pub fn bound(&mut self) -> Result<(), HelperError> {
         self.helper.take().map_or(Ok(()), Connection::bound)
+    }
+}
+
+/// The interface, if it has the queues that are asked for.
+fn check_queues(name: &str, options: &HelperOptions) -> Result<(Interface, Device), HelperError> {
+    let asked = options.queues.len();
+    if !(1..=MAX_SOCKETS).contains(&asked) {
+        return Err(HelperError::Sockets { asked });
+    }
+    let interface = Interface::by_name(name).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENODEV) => AttachError::NoInterface(name.to_owned()).into(),
+        _ => HelperError::System { what: "looking at the interface", source },
+    })?;
+    let device = Device::of(name.to_owned());
+    let (rx, tx) = device.queues.unwrap_or((interface.rx_queues, interface.tx_queues));
+    // Only receive queues have frames for the program.
+    let has = if options.program.is_some() { rx } else { rx.max(tx) };
+    match options.queues.iter().find(|queue| **queue >= has) {
+        Some(&queue) => Err(HelperError::Queue { interface: interface.name, queue, asked, has }),
+        None => Ok((interface, device)),
     }
 }
 
@@ -607,6 +634,29 @@ mod tests {
             let error = Grant::receive(&theirs, LONG).unwrap_err();
             let HelperError::Refused { why: Refusal::Busy, text } = error else { panic!("{error}") };
             assert!(text.starts_with(" [2J\u{fc}") && (1000..=1024).contains(&text.len()), "{text:?}");
+        });
+    }
+
+    /// More queues than the interface has are an error before anything is opened.
+    #[test]
+    fn queues_that_the_interface_does_not_have() {
+        in_namespace(|| {
+            ip("link add v0 numrxqueues 2 numtxqueues 3 type veth peer name v1 numrxqueues 3");
+            let of = |queues, program| HelperOptions { queues, program, ..HelperOptions::default() };
+            let all = || Some(ProgramOptions::default());
+            let error = Grant::open("v0", &of(vec![0, 1, 2], all())).unwrap_err();
+            let says = "interface v0 has 2 queue(s), with numbers from 0: there is no queue 2, which is one of the 3 that were \
+                        asked for";
+            assert_eq!(error.to_string(), says);
+            assert_eq!(programs(), 0);
+            Grant::open("v0", &of(vec![1], all())).unwrap();
+            // A program is of no use for queues that only send.
+            Grant::open("v0", &of(vec![2], None)).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("s");
+            let error = Server::bind(&path, "v0", of(vec![2], all()), ServerOptions::new()).unwrap_err();
+            assert!(matches!(error, HelperError::Queue { queue: 2, asked: 1, has: 2, .. }), "{error}");
+            assert!(!path.exists());
         });
     }
 

@@ -11,7 +11,9 @@
 //! until that is decided, because the queues may become free.
 
 use super::listener::Listener;
-use super::{Grant, HelperError, HelperOptions, Incoming, PRELUDE, REQUEST_LEN, check_request, names, system};
+use super::{
+    Grant, HelperError, HelperOptions, Incoming, PRELUDE, REQUEST_LEN, check_queues, check_request, names, system,
+};
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -236,6 +238,7 @@ impl Server {
         options: ServerOptions,
     ) -> Result<Self, HelperError> {
         let interface = interface.into();
+        check_queues(&interface, &grants)?;
         let listener = Listener::bind(path.as_ref(), options.mode, options.group)?;
         let (workers, stats) = (Vec::new(), ServerStats::default());
         Ok(Self { listener, interface, grants, options, workers, paused: None, stats })

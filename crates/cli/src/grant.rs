@@ -2,7 +2,7 @@
 //! connects and asks gets sockets of an interface, and the XDP program that redirects frames to them. A worker asks by
 //! `Grant::receive`.
 
-use crate::args::GrantArgs;
+use crate::args::{BadArgument, GrantArgs};
 use crate::{limits, output, signals};
 use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
@@ -23,12 +23,12 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     privileges.check_program(&program.filter)?;
     let queues = args.interface.queues(args.queues).collect();
     let grants = HelperOptions { queues, program: Some(program), ..HelperOptions::default() };
+    let options = options(args)?;
     // Those of one grant, and some for the system calls that open it.
     limits::descriptors(PENDING + MAX_SOCKETS + 16, "netmem grant")?;
 
     // So that the signals are handled before a worker can connect.
     let (_stop, signal) = (signals::stop_flag()?, signals::stop_descriptor()?);
-    let options = ServerOptions::new().pending(PENDING);
     let mut server = Server::bind(&args.listen, interface, grants, options)?;
     let what = format!("{} queue(s) of {}", args.queues, args.interface);
     eprintln!("ready: {what} at {}", args.listen.display());
@@ -43,6 +43,21 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
         _ => {}
     })?;
     Ok(())
+}
+
+/// Who may have queues. An unknown user or group is a bad argument.
+fn options(args: &GrantArgs) -> Result<ServerOptions, BadArgument> {
+    let mut options = ServerOptions::new().pending(PENDING);
+    if let Some(mode) = args.mode {
+        options = options.mode(mode);
+    }
+    if let Some(group) = &args.group {
+        options = options.group(group).map_err(|error| BadArgument(format!("--group: {error}")))?;
+    }
+    for user in &args.user {
+        options = options.user(user).map_err(|error| BadArgument(format!("--user: {error}")))?;
+    }
+    Ok(options)
 }
 
 fn named(worker: Peer) -> String {

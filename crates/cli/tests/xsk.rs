@@ -17,7 +17,7 @@ use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -392,6 +392,49 @@ fn workers_that_do_not_proceed_block_no_other_worker() {
             "{said}"
         );
         assert_eq!(programs("v0"), []);
+    });
+}
+
+/// `--mode` and `--group` are the socket's when the helper is ready, and a user that `--user` does not name is refused, with the reason. Root
+/// never is.
+#[test]
+fn a_helper_chooses_its_workers() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let socket = dir.path().join("grant.sock");
+        let words = format!("grant v0 --listen {}", socket.display());
+        for (bad, says) in [
+            ("--user root,nosuch", "--user: there is no user \"nosuch\""),
+            ("--group nosuch", "--group: there is no group \"nosuch\""),
+            ("--mode 888", "an octal number up to 777"),
+            ("--mode 1777", "an octal number up to 777"),
+        ] {
+            let output = netmem(&format!("{words} {bad}")).output().unwrap();
+            assert!(output.status.code() == Some(2) && text(&output).contains(says), "{bad}: {}", text(&output));
+        }
+        let output = netmem(&format!("{words} --queues 2")).output().unwrap();
+        let says = "interface v0 has 1 queue(s), with numbers from 0: there is no queue 1";
+        assert!(output.status.code() == Some(1) && text(&output).contains(says), "{}", text(&output));
+        assert!(!socket.exists());
+
+        let helper = start(netmem(&format!("{words} --mode 666 --group 4321 --user 7,12345")), "ready: ");
+        let there = std::fs::symlink_metadata(&socket).unwrap();
+        assert_eq!((there.mode() & 0o7777, there.gid()), (0o666, 4321));
+        let ask = || Grant::receive(UnixStream::connect(&socket).unwrap(), LIMIT);
+        let refused = || {
+            drop_privileges();
+            let user = rustix::process::getuid().as_raw();
+            (user, ask().unwrap_err())
+        };
+        let (user, refused) = std::thread::scope(|scope| scope.spawn(refused).join().unwrap());
+        let HelperError::Refused { why: Refusal::User, text: says } = &refused else { panic!("{refused}") };
+        assert_eq!(*says, format!("user {user} may not have queues of this helper"));
+        ask().unwrap();
+        let said = text(&end(helper));
+        assert!(said.contains(&format!("of user {user} gets nothing: {says}")), "{said}");
     });
 }
 

@@ -1,6 +1,6 @@
 //! The path on which a helper listens.
 
-use super::HelperError;
+use super::{HelperError, system};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -66,12 +66,13 @@ impl Listener {
         }
         if let Some(group) = group {
             rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
-                .map_err(|e| failed(e.into()))?;
+                .map_err(system("setting the group of the helper's socket"))?;
         }
         if let Some(mode) = mode {
             // The mode cannot be changed by a descriptor like this one, but by its path.
             let file = format!("/proc/self/fd/{}", file.as_raw_fd());
-            fs::set_permissions(file, Permissions::from_mode(mode)).map_err(failed)?;
+            fs::set_permissions(file, Permissions::from_mode(mode))
+                .map_err(system("setting the permissions of the helper's socket"))?;
         }
         Ok(listener)
     }

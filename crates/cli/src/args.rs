@@ -229,7 +229,8 @@ pub(crate) struct GrantArgs {
     /// can have them
     #[arg(long, value_name = "SOCKET")]
     pub(crate) listen: PathBuf,
-    /// The number of queues that a worker gets
+    /// The number of queues that a worker gets. A worker locks 8192 pages (33554432 bytes) for each queue by default,
+    /// for which it needs a limit of locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
     /// Take from the kernel only the frames that are sent to these addresses [default: all frames of the queues]

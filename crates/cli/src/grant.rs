@@ -6,7 +6,7 @@ use crate::args::{BadArgument, GrantArgs};
 use crate::{limits, output, signals};
 use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
-use netmem::xsk::{Filter, ProgramOptions, Rule};
+use netmem::xsk::{Filter, ProgramOptions, Rule, XskOptions};
 use std::error::Error;
 
 /// Workers that may wait for queues. Each has a descriptor here.
@@ -31,6 +31,12 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     let (_stop, signal) = (signals::stop_flag()?, signals::stop_descriptor()?);
     let mut server = Server::bind(&args.listen, interface, grants, options)?;
     let what = format!("{} queue(s) of {}", args.queues, args.interface);
+    let bytes = XskOptions::PAGES * rustix::param::page_size();
+    eprintln!(
+        "a worker locks {bytes} bytes for each queue by default: its limit (RLIMIT_MEMLOCK) has to be {} bytes, or it has \
+         CAP_IPC_LOCK",
+        bytes * usize::from(args.queues)
+    );
     eprintln!("ready: {what} at {}", args.listen.display());
     server.serve(signal, |event| match event {
         Event::Granted(worker) => output::offer(&format!("{} has {what}", named(worker))),

@@ -279,7 +279,15 @@ fn workers_without_privileges_are_granted_queues() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("grant.sock");
         let words = format!("grant v0 --listen {} --queues 2 --addr 198.18.7.2", socket.display());
-        let helper = start(netmem(&words), "ready: 2 queue(s) of xsk:v0");
+        let mut helper = netmem(&words).spawn().unwrap();
+        let said = says(&mut helper, "ready: 2 queue(s) of xsk:v0");
+        let page = rustix::param::page_size();
+        let memory = format!(
+            "{} bytes for each queue by default: its limit (RLIMIT_MEMLOCK) has to be {} bytes",
+            8192 * page,
+            16384 * page
+        );
+        assert!(said.contains(&memory) && said.contains("ready:"), "{said}");
         // The workers are another user, whom the mode of the socket admits.
         for (path, mode) in [(dir.path(), 0o755), (&socket, 0o777)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();

@@ -29,14 +29,18 @@ pub struct XskOptions {
 }
 
 impl XskOptions {
-    /// The defaults: all queues of the interface `name`, 8192 pages for each queue, and a program that redirects every
+    /// The default number of pages for each queue. Pages have 4096 bytes on most systems, so that a process without
+    /// `CAP_IPC_LOCK` needs a limit of locked memory (`RLIMIT_MEMLOCK`) of 32 MiB for each queue.
+    pub const PAGES: usize = 8192;
+
+    /// The defaults: all queues of the interface `name`, [`PAGES`](Self::PAGES) for each queue, and a program that redirects every
     /// frame.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             queues: None,
-            pages: 8192,
+            pages: Self::PAGES,
             memory: None,
             umem: UmemOptions::new(),
             program: Some(ProgramOptions::default()),
@@ -176,7 +180,9 @@ impl<M: UmemMemory> Xsk<M> {
         let memory = memory.unwrap_or_else(|| RegionOptions::new(pages.saturating_mul(queues.len())));
         let provider = RegionProvider::new(memory.build::<M>()?);
         let region = provider.region();
-        privileges.check_memory(u64::from(region.pages()) * region.page_size() as u64)?;
+        let for_queues = |error: XskError| error.for_queues(queues.len());
+        let bytes = u64::from(region.pages()) * region.page_size() as u64;
+        privileges.check_memory(bytes).map_err(|error| for_queues(error.into()))?;
         let umem = Umem::new(region.clone(), &umem)?;
         let (program, device, watch, helper) = match granted {
             Some((program, device, watch, helper)) => (program, Some(device), Some(watch), helper),
@@ -189,7 +195,7 @@ impl<M: UmemMemory> Xsk<M> {
                 own = own.socket(socket);
                 (own.device, own.watch) = (device.clone(), watch.clone());
             }
-            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
+            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own).map_err(for_queues)?;
             // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is not sufficient.
             if let (Some(program), None) = (&program, &helper) {
                 program.insert(*number, rx.socket().as_fd())?;

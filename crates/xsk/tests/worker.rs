@@ -11,6 +11,7 @@ use netmem_xsk::helper::{HelperError, HelperOptions};
 use netmem_xsk::{AttachError, Filter, Grant, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket_common::{Raw, frame, index, memory, until, veth};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -176,6 +177,40 @@ fn the_kernel_has_the_frames_until_the_worker_has_bound() {
             until("the frame", || (rx.poll(|poll| poll.receive(64, &mut receive)) > 0).then_some(()));
         }
         assert_eq!(kernel.try_receive(), None);
+    });
+}
+
+/// The errors about locked memory have the bytes of all queues and of each: the one before anything is registered, and that of the kernel, which
+/// also counts what the user has locked before.
+#[test]
+fn a_worker_is_told_how_much_memory_a_queue_locks() {
+    in_namespace(|| {
+        veth("v0", "v1", 2, 1500);
+        veth("w0", "w1", 2, 1500);
+        // The usual limit. Nothing in the other tests needs more.
+        let limit = Rlimit { current: Some(8 << 20), ..getrlimit(Resource::Memlock) };
+        setrlimit(Resource::Memlock, limit).unwrap();
+        let options = HelperOptions { queues: vec![0, 1], ..HelperOptions::default() };
+        let [first, second, third] = ["v0", "w0", "v1"].map(|name| Grant::open(name, &options).unwrap());
+        let worker = || {
+            drop_privileges();
+            let open = |grant, pages| {
+                let options = XskOptions::granted(grant).memory(RegionOptions::new(pages).huge_pages(false));
+                let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
+                Xsk::<KernelShared>::open(options, queue)
+            };
+            let _holds = open(first, 1536).unwrap();
+            let error = open(second, 1536).unwrap_err();
+            assert!(matches!(error, XskError::Memlock { bytes: 6291456, queues: 2, limit: 8388608, .. }), "{error}");
+            let says = "may not pin 6291456 bytes (3145728 for each of 2 queues) for the UMEM";
+            assert!(error.to_string().contains(says), "{error}");
+            let error = open(third, 4096).unwrap_err().to_string();
+            assert!(
+                error.starts_with("a UMEM of 16777216 bytes (8388608 for each of 2 queues) is more than"),
+                "{error}"
+            );
+        };
+        std::thread::scope(|scope| scope.spawn(worker).join().unwrap());
     });
 }
 

@@ -1,26 +1,18 @@
-//! `netmem grant`: a helper with privileges, which opens AF_XDP sockets for workers without privileges. Each process
-//! that connects gets sockets of an interface, and the XDP program that redirects frames to them. A worker receives
-//! both with `Grant::receive`.
+//! `netmem grant`: a helper with privileges, which opens AF_XDP sockets for workers without privileges. A process that
+//! connects and asks gets sockets of an interface, and the XDP program that redirects frames to them. A worker asks by
+//! `Grant::receive`.
 
-use crate::args::GrantArgs;
-use crate::{output, signals};
-use anyhow::Context;
-use netmem::virtio::socket::Listener;
-use netmem::xsk::helper::HelperOptions;
+use crate::args::{BadArgument, GrantArgs};
+use crate::{limits, output, signals};
+use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
-use netmem::xsk::{AttachError, Filter, Grant, Interface, ProgramOptions, Rule};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
-use std::io;
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use netmem::xsk::{Filter, ProgramOptions, Rule, XskOptions};
+use std::error::Error;
 
-/// How long a worker may take to receive the descriptors.
-const LIMIT: Duration = Duration::from_secs(1);
+/// Workers that may wait for queues. Each has a descriptor here.
+const PENDING: usize = 64;
 
-/// Serves one worker after another, until a signal comes.
+/// Serves workers until a signal comes.
 pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     let interface = &args.interface.interface;
     // Missing privileges are reported now, and not when a worker connects.
@@ -29,33 +21,60 @@ pub(crate) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     let host = |address: &_| Rule { address: Some(*address), ..Rule::default() };
     let program = ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
     privileges.check_program(&program.filter)?;
-    Interface::by_name(interface).map_err(|_| AttachError::NoInterface(interface.clone()))?;
     let queues = args.interface.queues(args.queues).collect();
-    let options = HelperOptions { queues, program: Some(program), ..HelperOptions::default() };
+    let grants = HelperOptions { queues, program: Some(program), ..HelperOptions::default() };
+    let options = options(args)?;
+    // Those of one grant, and some for the system calls that open it.
+    limits::descriptors(PENDING + MAX_SOCKETS + 16, "netmem grant")?;
 
-    let (stop, signal) = (signals::stop_flag()?, signals::stop_descriptor()?);
-    let listener = Listener::bind(&args.listen).context("--listen")?;
-    eprintln!("ready: {} queue(s) of {} at {}", args.queues, args.interface, args.listen.display());
-    while !stop.load(Ordering::Relaxed) {
-        match poll(&mut [PollFd::new(&signal, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)], None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(e) => return Err(io::Error::from(e)).context("waiting for workers"),
+    // So that the signals are handled before a worker can connect.
+    let (_stop, signal) = (signals::stop_flag()?, signals::stop_descriptor()?);
+    let mut server = Server::bind(&args.listen, interface, grants, options)?;
+    let what = format!("{} queue(s) of {}", args.queues, args.interface);
+    let bytes = XskOptions::PAGES * rustix::param::page_size();
+    eprintln!(
+        "a worker locks {bytes} bytes for each queue by default: its limit (RLIMIT_MEMLOCK) has to be {} bytes, or it has \
+         CAP_IPC_LOCK",
+        bytes * usize::from(args.queues)
+    );
+    eprintln!("ready: {what} at {}", args.listen.display());
+    server.serve(signal, |event| match event {
+        Event::Granted(worker) => output::offer(&format!("{} has {what}", named(worker))),
+        Event::Refused(worker, error) => {
+            output::Log.line(&format!("{} gets nothing: {}", named(worker), chain(error)));
         }
-        // There is no connection if the worker has closed it already.
-        let Ok(worker) = listener.accept(Duration::ZERO) else { continue };
-        match grant(interface, &options, &worker) {
-            Ok(pid) => output::offer(&format!("process {pid} has {} queue(s) of {}", args.queues, args.interface)),
-            // The worker's connection is closed when `worker` is dropped.
-            Err(e) => output::Log.line(&format!("a worker gets nothing: {e:#}")),
+        Event::NotAccepting(error) => {
+            output::Log.line(&format!("no worker can connect until the system accepts connections again: {error}"));
         }
-    }
+        _ => {}
+    })?;
     Ok(())
 }
 
-/// Opens the sockets and the program, and passes them to the worker. Returns the worker's process id, in this process's
-/// PID namespace.
-fn grant(interface: &str, options: &HelperOptions, worker: &UnixStream) -> anyhow::Result<i32> {
-    let pid = socket_peercred(worker).context("asking for the worker's process")?.pid.as_raw_nonzero().get();
-    Grant::open(interface, options)?.send(worker, LIMIT)?;
-    Ok(pid)
+/// Who may have queues. An unknown user or group is a bad argument.
+fn options(args: &GrantArgs) -> Result<ServerOptions, BadArgument> {
+    let mut options = ServerOptions::new().pending(PENDING);
+    if let Some(mode) = args.mode {
+        options = options.mode(mode);
+    }
+    if let Some(group) = &args.group {
+        options = options.group(group).map_err(|error| BadArgument(format!("--group: {error}")))?;
+    }
+    for user in &args.user {
+        options = options.user(user).map_err(|error| BadArgument(format!("--user: {error}")))?;
+    }
+    Ok(options)
+}
+
+fn named(worker: Peer) -> String {
+    match worker.pid {
+        Some(pid) => format!("process {pid} of user {}", worker.user),
+        // It is in a PID namespace that this process cannot see.
+        None => format!("a process of user {}", worker.user),
+    }
+}
+
+/// An error and its causes.
+fn chain(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {}", chain(cause)))
 }

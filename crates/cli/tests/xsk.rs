@@ -9,15 +9,15 @@ mod socket_common;
 use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
-use netmem::xsk::helper::HelperError;
+use netmem::xsk::helper::{HelperError, Refusal};
 use netmem::xsk::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
 use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -279,7 +279,15 @@ fn workers_without_privileges_are_granted_queues() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("grant.sock");
         let words = format!("grant v0 --listen {} --queues 2 --addr 198.18.7.2", socket.display());
-        let helper = start(netmem(&words), "ready: 2 queue(s) of xsk:v0");
+        let mut helper = netmem(&words).spawn().unwrap();
+        let said = says(&mut helper, "ready: 2 queue(s) of xsk:v0");
+        let page = rustix::param::page_size();
+        let memory = format!(
+            "{} bytes for each queue by default: its limit (RLIMIT_MEMLOCK) has to be {} bytes",
+            8192 * page,
+            16384 * page
+        );
+        assert!(said.contains(&memory) && said.contains("ready:"), "{said}");
         // The workers are another user, whom the mode of the socket admits.
         for (path, mode) in [(dir.path(), 0o755), (&socket, 0o777)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
@@ -318,11 +326,14 @@ fn workers_without_privileges_are_granted_queues() {
                     }
                     (got >= 100).then_some(())
                 });
-                assert!(matches!(ask(), Err(HelperError::Closed)));
+                let refused = ask().unwrap_err();
+                assert!(matches!(&refused, HelperError::Refused { why: Refusal::Busy, .. }), "{refused}");
+                let says = "the helper refuses: interface v0 has an XDP program already";
+                assert!(refused.to_string().starts_with(says), "{refused}");
             };
             std::thread::scope(|scope| {
                 let working = scope.spawn(work);
-                // The kernel drops what the program takes until the worker has bound its sockets.
+                // The kernel's network stack has what the program would take until the worker has bound its sockets.
                 let mut back = 0;
                 until("the worker's end", || {
                     peer.send(&ipv4(2, 60 + worker));
@@ -342,8 +353,96 @@ fn workers_without_privileges_are_granted_queues() {
         let output = end(helper);
         let said = text(&output);
         assert!(output.status.success() && said.matches("has 2 queue(s) of xsk:v0").count() == 2, "{said}");
-        assert_eq!(said.matches("a worker gets nothing: interface v0 has an XDP program already").count(), 2, "{said}");
+        assert_eq!(said.matches(" gets nothing: interface v0 has an XDP program already").count(), 2, "{said}");
         assert!(!socket.exists());
+    });
+}
+
+/// Proves XSK-4: a process that connects and does not ask, ends at once, or does not bind keeps no other worker from its queues. When the helper can accept no
+/// connection it says so once, and goes on when it can again.
+#[test]
+fn workers_that_do_not_proceed_block_no_other_worker() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("grant.sock");
+        let mut helper =
+            start(netmem(&format!("grant v0 --listen {}", socket.display())), "ready: 1 queue(s) of xsk:v0");
+        let (pid, connect) = (Pid::from_child(&helper), || UnixStream::connect(&socket).unwrap());
+        let work = || {
+            let options = XskOptions::granted(Grant::receive(connect(), LIMIT).unwrap()).pages(2048);
+            drop(Xsk::<KernelShared>::open(options, |_| QueueOptions::new().cache(64)).unwrap());
+        };
+        let silent: Vec<_> = (0..50).map(|_| connect()).collect();
+        // They have ended when the helper accepts them.
+        kill_process(pid, Signal::STOP).unwrap();
+        (0..2000).for_each(|_| drop(connect()));
+        kill_process(pid, Signal::CONT).unwrap();
+        work();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = |current| prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).unwrap().current;
+        // It has as many descriptors, so that it cannot have one more. Fewer are too few to wait for.
+        let before = limit(Some(silent.len() as u64 + 6));
+        let refused = connect();
+        let mut said = String::new();
+        let mut stderr = BufReader::new(helper.stderr.as_mut().unwrap());
+        while !said.contains("no worker can connect") && stderr.read_line(&mut said).unwrap() > 0 {}
+        limit(before);
+        work();
+        drop((silent, refused));
+        let output = end(helper);
+        said.push_str(&text(&output));
+        assert!(output.status.success() && said.matches("has 1 queue(s) of xsk:v0").count() == 2, "{said}");
+        assert_eq!(
+            (said.matches("no worker can connect").count(), said.matches("gets nothing").count()),
+            (1, 0),
+            "{said}"
+        );
+        assert_eq!(programs("v0"), []);
+    });
+}
+
+/// `--mode` and `--group` are the socket's when the helper is ready, and a user that `--user` does not name is refused, with the reason. Root
+/// never is.
+#[test]
+fn a_helper_chooses_its_workers() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let socket = dir.path().join("grant.sock");
+        let words = format!("grant v0 --listen {}", socket.display());
+        for (bad, says) in [
+            ("--user root,nosuch", "--user: there is no user \"nosuch\""),
+            ("--group nosuch", "--group: there is no group \"nosuch\""),
+            ("--mode 888", "an octal number up to 777"),
+            ("--mode 1777", "an octal number up to 777"),
+        ] {
+            let output = netmem(&format!("{words} {bad}")).output().unwrap();
+            assert!(output.status.code() == Some(2) && text(&output).contains(says), "{bad}: {}", text(&output));
+        }
+        let output = netmem(&format!("{words} --queues 2")).output().unwrap();
+        let says = "interface v0 has 1 queue(s), with numbers from 0: there is no queue 1";
+        assert!(output.status.code() == Some(1) && text(&output).contains(says), "{}", text(&output));
+        assert!(!socket.exists());
+
+        let helper = start(netmem(&format!("{words} --mode 666 --group 4321 --user 7,12345")), "ready: ");
+        let there = std::fs::symlink_metadata(&socket).unwrap();
+        assert_eq!((there.mode() & 0o7777, there.gid()), (0o666, 4321));
+        let ask = || Grant::receive(UnixStream::connect(&socket).unwrap(), LIMIT);
+        let refused = || {
+            drop_privileges();
+            let user = rustix::process::getuid().as_raw();
+            (user, ask().unwrap_err())
+        };
+        let (user, refused) = std::thread::scope(|scope| scope.spawn(refused).join().unwrap());
+        let HelperError::Refused { why: Refusal::User, text: says } = &refused else { panic!("{refused}") };
+        assert_eq!(*says, format!("user {user} may not have queues of this helper"));
+        ask().unwrap();
+        let said = text(&end(helper));
+        assert!(said.contains(&format!("of user {user} gets nothing: {says}")), "{said}");
     });
 }
 

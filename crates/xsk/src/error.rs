@@ -1,6 +1,7 @@
 //! Errors of opening a socket, and faults that stop a queue.
 
-use crate::privileges::MissingPrivilege;
+use crate::helper::HelperError;
+use crate::privileges::{MissingPrivilege, of_queues};
 use crate::program::AttachError;
 use netmem_pool::{PoolError, RegionError};
 use std::io;
@@ -55,6 +56,9 @@ pub enum XskError {
     /// The program could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// The helper has not put the sockets into the map of its program.
+    #[error(transparent)]
+    Helper(#[from] HelperError),
     /// The memory could not be allocated.
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -66,16 +70,21 @@ pub enum XskError {
         /// The number of buffers that were posted.
         got: usize,
     },
-    /// The process may not pin the memory.
+    /// The process may not pin the memory, or the system has no room for that.
     #[error(
-        "the kernel may not pin {bytes} bytes for the UMEM: the limit (RLIMIT_MEMLOCK) is {limit} bytes for all sockets of this \
-         user; raise it with `ulimit -l` or `LimitMEMLOCK=`, use less memory, or have CAP_IPC_LOCK"
+        "the kernel may not pin {bytes} bytes{} for the UMEM: the limit (RLIMIT_MEMLOCK) is {limit} bytes for all sockets of this \
+         user; raise it with `ulimit -l` or `LimitMEMLOCK=`, use less memory, or have CAP_IPC_LOCK",
+        of_queues(*bytes as u64, *queues)
     )]
     Memlock {
         /// Bytes of the UMEM.
         bytes: usize,
+        /// The number of queues that the memory is for, or 1 if it is unknown.
+        queues: usize,
         /// The process's limit.
         limit: u64,
+        /// The error of the system call.
+        source: io::Error,
     },
     /// The system refused a step because a privilege is missing.
     #[error("cannot {step}; this needs {privilege}")]
@@ -135,6 +144,16 @@ pub enum XskError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+impl XskError {
+    /// This error, with the number of queues that the memory is for.
+    pub(crate) fn for_queues(mut self, number: usize) -> Self {
+        if let Self::Memlock { queues, .. } | Self::Missing(MissingPrivilege::LockedMemory { queues, .. }) = &mut self {
+            *queues = number;
+        }
+        self
+    }
 }
 
 /// The reason why a queue has stopped: the kernel has written an invalid value to a ring, or the socket is not bound

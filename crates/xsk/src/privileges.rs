@@ -88,15 +88,26 @@ pub enum MissingPrivilege {
     },
     /// The memory is more than this user may lock.
     #[error(
-        "a UMEM of {bytes} bytes is more than the limit of locked memory, {limit} bytes: raise it (ulimit -l, LimitMEMLOCK= of a \
-         service, --ulimit memlock of a container), or give the program CAP_IPC_LOCK"
+        "a UMEM of {bytes} bytes{} is more than the limit of locked memory, {limit} bytes: raise it (ulimit -l, LimitMEMLOCK= of a \
+         service, --ulimit memlock of a container), or give the program CAP_IPC_LOCK",
+        of_queues(*bytes, *queues)
     )]
     LockedMemory {
         /// Bytes to be registered.
         bytes: u64,
+        /// The number of queues that the memory is for, or 1 if it is unknown.
+        queues: usize,
         /// Bytes that the user may lock.
         limit: u64,
     },
+}
+
+/// The share of each queue, for an error about the memory of several.
+pub(crate) fn of_queues(bytes: u64, queues: usize) -> String {
+    match queues {
+        0 | 1 => String::new(),
+        _ => format!(" ({} for each of {queues} queues)", bytes / queues as u64),
+    }
 }
 
 fn list(capabilities: &[Capability]) -> String {
@@ -171,7 +182,7 @@ impl Privileges {
     pub fn check_memory(&self, bytes: u64) -> Result<(), MissingPrivilege> {
         match self.locked_memory {
             Some(limit) if bytes > limit && !self.has(Capability::IpcLock) => {
-                Err(MissingPrivilege::LockedMemory { bytes, limit })
+                Err(MissingPrivilege::LockedMemory { bytes, queues: 1, limit })
             }
             _ => Ok(()),
         }

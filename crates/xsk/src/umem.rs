@@ -193,7 +193,9 @@ impl<M: UmemMemory> Umem<M> {
         let bytes = self.0.layout.len;
         sys::register(fd.as_fd(), self.0.region.as_ptr(), &self.0.layout).map_err(|source| {
             match source.raw_os_error() {
-                Some(libc::ENOBUFS) => XskError::Memlock { bytes, limit: sys::memlock_limit() },
+                Some(libc::ENOBUFS | libc::EPERM | libc::ENOMEM) => {
+                    XskError::Memlock { bytes, queues: 1, limit: sys::memlock_limit(), source }
+                }
                 Some(libc::EINVAL) if self.0.layout.tx_metadata && sys::kernel() < (6, 11) => {
                     let step = "register a UMEM with metadata of sent frames, which takes Linux 6.11";
                     XskError::System { step, source }

@@ -29,14 +29,18 @@ pub struct XskOptions {
 }
 
 impl XskOptions {
-    /// The defaults: all queues of the interface `name`, 8192 pages for each queue, and a program that redirects every
+    /// The default number of pages for each queue. Pages have 4096 bytes on most systems, so that a process without
+    /// `CAP_IPC_LOCK` needs a limit of locked memory (`RLIMIT_MEMLOCK`) of 32 MiB for each queue.
+    pub const PAGES: usize = 8192;
+
+    /// The defaults: all queues of the interface `name`, [`PAGES`](Self::PAGES) for each queue, and a program that redirects every
     /// frame.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             queues: None,
-            pages: 8192,
+            pages: Self::PAGES,
             memory: None,
             umem: UmemOptions::new(),
             program: Some(ProgramOptions::default()),
@@ -155,10 +159,10 @@ impl<M: UmemMemory> Xsk<M> {
         let XskOptions { name, queues, pages, memory, umem, program, grant } = options;
         let privileges = Privileges::current();
         let (ifindex, queues, mut sockets, granted) = match grant {
-            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch }) => {
+            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch, helper }) => {
                 let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
                 let device = Device { name: Some(name), driver, ring: rx_ring, ..Device::default() };
-                (ifindex, queues, sockets, Some((program, device, Arc::new(watch))))
+                (ifindex, queues, sockets, Some((program, device, Arc::new(watch), helper)))
             }
             None => {
                 privileges.check_socket()?;
@@ -176,12 +180,13 @@ impl<M: UmemMemory> Xsk<M> {
         let memory = memory.unwrap_or_else(|| RegionOptions::new(pages.saturating_mul(queues.len())));
         let provider = RegionProvider::new(memory.build::<M>()?);
         let region = provider.region();
-        privileges.check_memory(u64::from(region.pages()) * region.page_size() as u64)?;
+        let for_queues = |error: XskError| error.for_queues(queues.len());
+        let bytes = u64::from(region.pages()) * region.page_size() as u64;
+        privileges.check_memory(bytes).map_err(|error| for_queues(error.into()))?;
         let umem = Umem::new(region.clone(), &umem)?;
-        let (program, device, watch, fill_map) = match granted {
-            // The helper has put the sockets into its map.
-            Some((program, device, watch)) => (program, Some(device), Some(watch), false),
-            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, true),
+        let (program, device, watch, helper) = match granted {
+            Some((program, device, watch, helper)) => (program, Some(device), Some(watch), helper),
+            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, None),
         };
         let mut pairs = Vec::with_capacity(queues.len());
         for number in &queues {
@@ -190,13 +195,18 @@ impl<M: UmemMemory> Xsk<M> {
                 own = own.socket(socket);
                 (own.device, own.watch) = (device.clone(), watch.clone());
             }
-            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own)?;
-            match &program {
-                Some(program) if fill_map => program.insert(*number, rx.socket().as_fd())?,
-                Some(program) => program.has(*number, rx.socket().as_fd()),
-                None => {}
+            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own).map_err(for_queues)?;
+            // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is not sufficient.
+            if let (Some(program), None) = (&program, &helper) {
+                program.insert(*number, rx.socket().as_fd())?;
             }
             pairs.push((rx, tx));
+        }
+        if let Some(helper) = helper {
+            helper.bound()?;
+            for (number, (rx, _)) in queues.iter().zip(&pairs) {
+                program.iter().for_each(|program| program.has(*number, rx.socket().as_fd()));
+            }
         }
         Ok(Self { program, pairs, umem, provider })
     }

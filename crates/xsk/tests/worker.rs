@@ -7,14 +7,23 @@ mod socket_common;
 use common::{drop_privileges, in_namespace, ip};
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PoolOptions, RegionOptions};
-use netmem_xsk::helper::HelperOptions;
+use netmem_xsk::helper::{HelperError, HelperOptions};
 use netmem_xsk::{AttachError, Filter, Grant, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket_common::{Raw, frame, index, memory, until, veth};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Passes a grant to a worker. The thread ends when the worker has bound its sockets.
+fn send(grant: Grant, to: UnixStream) -> JoinHandle<Result<(), HelperError>> {
+    std::thread::spawn(move || grant.send(to, LIMIT))
+}
 
 /// Proves XSK-4: a process opens an interface as root, becomes another user without capabilities, and receives, sends, sleeps and closes as
 /// before. What would need a privilege is refused by name.
@@ -79,14 +88,13 @@ fn an_interface_that_has_gone_is_named() {
 /// interface, with fewer queues, which changes nothing.
 #[test]
 fn a_worker_without_privileges_moves_frames() {
-    const LIMIT: Duration = Duration::from_secs(60);
     const LAST: usize = 200;
     in_namespace(|| {
         veth("v0", "v1", 2, 1500);
         let peer = Raw::new("v1");
         let (ours, theirs) = UnixStream::pair().unwrap();
         let options = HelperOptions { queues: vec![0, 1], ..HelperOptions::default() };
-        Grant::open("v0", &options).unwrap().send(&ours, LIMIT).unwrap();
+        let helper = send(Grant::open("v0", &options).unwrap(), ours);
         let number = index("v0");
         let worker = move || {
             // SAFETY: this thread uses nothing of its old namespace but what it is passed.
@@ -126,7 +134,7 @@ fn a_worker_without_privileges_moves_frames() {
             });
         };
         let worker = std::thread::spawn(worker);
-        // The kernel drops frames until the worker has bound both sockets.
+        // Until the worker has bound both sockets, the kernel has the frames.
         until("the first frame comes back", || {
             peer.offer(&frame(60, 1));
             peer.try_receive()
@@ -141,7 +149,68 @@ fn a_worker_without_privileges_moves_frames() {
             });
         }
         worker.join().unwrap();
+        helper.join().unwrap().unwrap();
         assert_eq!(Interface::by_name("v0").unwrap().programs, []);
+    });
+}
+
+/// Proves XSK-4: a socket gets frames only when it is bound. Until then the kernel has them, and none is lost.
+#[test]
+fn the_kernel_has_the_frames_until_the_worker_has_bound() {
+    in_namespace(|| {
+        veth("v0", "v1", 1, 1500);
+        let (peer, kernel) = (Raw::new("v1"), Raw::new("v0"));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let helper = send(Grant::open("v0", &HelperOptions::default()).unwrap(), ours);
+        let grant = Grant::receive(&theirs, LIMIT).unwrap();
+        for number in 0..50 {
+            peer.send(&frame(60, number));
+            assert_eq!(kernel.receive(), frame(60, number));
+        }
+        let open = |_| QueueOptions::new().cache(64);
+        let mut xsk = Xsk::<KernelShared>::open(XskOptions::granted(grant).pages(2048), open).unwrap();
+        helper.join().unwrap().unwrap();
+        for number in 50..100 {
+            peer.send(&frame(60, number));
+            let (rx, _) = &mut xsk.pairs[0];
+            let mut receive = |packet: Packet<_>| assert_eq!(packet.to_vec(), frame(60, number));
+            until("the frame", || (rx.poll(|poll| poll.receive(64, &mut receive)) > 0).then_some(()));
+        }
+        assert_eq!(kernel.try_receive(), None);
+    });
+}
+
+/// The errors about locked memory have the bytes of all queues and of each: the one before anything is registered, and that of the kernel, which
+/// also counts what the user has locked before.
+#[test]
+fn a_worker_is_told_how_much_memory_a_queue_locks() {
+    in_namespace(|| {
+        veth("v0", "v1", 2, 1500);
+        veth("w0", "w1", 2, 1500);
+        // The usual limit. Nothing in the other tests needs more.
+        let limit = Rlimit { current: Some(8 << 20), ..getrlimit(Resource::Memlock) };
+        setrlimit(Resource::Memlock, limit).unwrap();
+        let options = HelperOptions { queues: vec![0, 1], ..HelperOptions::default() };
+        let [first, second, third] = ["v0", "w0", "v1"].map(|name| Grant::open(name, &options).unwrap());
+        let worker = || {
+            drop_privileges();
+            let open = |grant, pages| {
+                let options = XskOptions::granted(grant).memory(RegionOptions::new(pages).huge_pages(false));
+                let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
+                Xsk::<KernelShared>::open(options, queue)
+            };
+            let _holds = open(first, 1536).unwrap();
+            let error = open(second, 1536).unwrap_err();
+            assert!(matches!(error, XskError::Memlock { bytes: 6291456, queues: 2, limit: 8388608, .. }), "{error}");
+            let says = "may not pin 6291456 bytes (3145728 for each of 2 queues) for the UMEM";
+            assert!(error.to_string().contains(says), "{error}");
+            let error = open(third, 4096).unwrap_err().to_string();
+            assert!(
+                error.starts_with("a UMEM of 16777216 bytes (8388608 for each of 2 queues) is more than"),
+                "{error}"
+            );
+        };
+        std::thread::scope(|scope| scope.spawn(worker).join().unwrap());
     });
 }
 
@@ -149,11 +218,10 @@ fn a_worker_without_privileges_moves_frames() {
 /// deleted.
 #[test]
 fn a_worker_is_told_that_its_interface_is_gone() {
-    const LIMIT: Duration = Duration::from_secs(60);
     in_namespace(|| {
         veth("v0", "v1", 1, 1500);
         let (ours, theirs) = UnixStream::pair().unwrap();
-        Grant::open("v0", &HelperOptions::default()).unwrap().send(&ours, LIMIT).unwrap();
+        let helper = send(Grant::open("v0", &HelperOptions::default()).unwrap(), ours);
         let (armed, is_armed) = std::sync::mpsc::channel();
         let worker = std::thread::spawn(move || {
             // SAFETY: this thread uses nothing of its old namespace but what it is passed.
@@ -170,6 +238,7 @@ fn a_worker_is_told_that_its_interface_is_gone() {
             rx.arm().unwrap_err().to_string()
         });
         is_armed.recv().unwrap();
+        helper.join().unwrap().unwrap();
         ip("link delete v0");
         let error = worker.join().unwrap();
         assert!(error.starts_with("queue 0 of v0 has stopped: the interface is gone"), "{error}");

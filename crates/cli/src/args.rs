@@ -229,21 +229,23 @@ pub(crate) struct GrantArgs {
     /// can have them
     #[arg(long, value_name = "SOCKET")]
     pub(crate) listen: PathBuf,
-    /// The number of queues that a worker gets. A worker locks 8192 pages (33554432 bytes) for each queue by default,
-    /// for which it needs a limit of locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK
+    /// The number of queues that a worker gets. A worker locks 8192 pages (33554432 bytes) for each
+    /// queue by default, for which it needs a limit of locked memory (RLIMIT_MEMLOCK) or
+    /// CAP_IPC_LOCK
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
     /// Take from the kernel only the frames that are sent to these addresses [default: all frames of the queues]
     #[arg(long, value_name = "ADDR,..", value_delimiter = ',')]
     pub(crate) addr: Vec<IpAddr>,
-    /// The permissions of the socket, in octal, such as 660. A process needs write permission to connect [default: what
-    /// the umask leaves]
+    /// The permissions of the socket, in octal, such as 660. A process needs write permission to
+    /// connect [default: what the umask leaves]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub(crate) mode: Option<u32>,
     /// The group of the socket: a name or a number [default: this process's group]
     #[arg(long, value_name = "GROUP")]
     pub(crate) group: Option<String>,
-    /// Users that get queues, by name or number, and root. Other users are refused [default: each user that may connect]
+    /// Users that get queues, by name or number, and root. Other users are refused [default: each
+    /// user that may connect]
     #[arg(long, value_name = "USER,..", value_delimiter = ',')]
     pub(crate) user: Vec<String>,
 }

@@ -1,6 +1,6 @@
-//! `netmem grant`: a helper with privileges, which opens AF_XDP sockets for workers without privileges. A process that
-//! connects and asks gets sockets of an interface, and the XDP program that redirects frames to them. A worker asks by
-//! `Grant::receive`.
+//! `netmem grant`: a helper with privileges, which opens AF_XDP sockets for workers without
+//! privileges. A process that connects and asks gets sockets of an interface, and the XDP program
+//! that redirects frames to them. A worker asks by `Grant::receive`.
 
 use crate::args::{BadArgument, GrantArgs};
 use crate::{limits, output, signals};

@@ -333,7 +333,8 @@ fn workers_without_privileges_are_granted_queues() {
             };
             std::thread::scope(|scope| {
                 let working = scope.spawn(work);
-                // The kernel's network stack has what the program would take until the worker has bound its sockets.
+                // The kernel's network stack has what the program would take until the worker has
+                // bound its sockets.
                 let mut back = 0;
                 until("the worker's end", || {
                     peer.send(&ipv4(2, 60 + worker));
@@ -358,8 +359,9 @@ fn workers_without_privileges_are_granted_queues() {
     });
 }
 
-/// Proves XSK-4: a process that connects and does not ask, ends at once, or does not bind keeps no other worker from its queues. When the helper can accept no
-/// connection it says so once, and goes on when it can again.
+/// Proves XSK-4: a process that connects and does not ask, ends at once, or does not bind keeps no
+/// other worker from its queues. When the helper can accept no connection it says so once, and goes
+/// on when it can again.
 #[test]
 fn workers_that_do_not_proceed_block_no_other_worker() {
     const LIMIT: Duration = Duration::from_secs(60);
@@ -382,7 +384,8 @@ fn workers_that_do_not_proceed_block_no_other_worker() {
         work();
         let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = |current| prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).unwrap().current;
-        // It has as many descriptors, so that it cannot have one more. Fewer are too few to wait for.
+        // It has as many descriptors, so that it cannot have one more. Fewer are too few to wait
+        // for.
         let before = limit(Some(silent.len() as u64 + 6));
         let refused = connect();
         let mut said = String::new();
@@ -403,8 +406,8 @@ fn workers_that_do_not_proceed_block_no_other_worker() {
     });
 }
 
-/// `--mode` and `--group` are the socket's when the helper is ready, and a user that `--user` does not name is refused, with the reason. Root
-/// never is.
+/// `--mode` and `--group` are the socket's when the helper is ready, and a user that `--user` does
+/// not name is refused, with the reason. Root never is.
 #[test]
 fn a_helper_chooses_its_workers() {
     const LIMIT: Duration = Duration::from_secs(60);

@@ -5,25 +5,26 @@
 //!                       ◄─────────────── request ────────── Grant::receive
 //!   Grant::open    sockets, their options,
 //!                  program, link, map
-//!   Grant::send ──────── descriptors (SCM_RIGHTS) ────────► registers its own memory, makes rings, binds
+//!   Grant::send ──────── descriptors (SCM_RIGHTS) ────────► registers memory, makes rings, binds
 //!                       ◄──────── sockets are bound ─────── Grant::bound, which Xsk::open calls
 //!   puts the sockets into the map ─────── done ───────────► moves frames
 //!   and it has no descriptor any more
 //! ```
 //!
-//! The kernel drops frames that the program redirects to a socket that is not bound. So a socket is put into the map
-//! when the worker has bound it; until then the kernel's network stack has the frames. If the worker ends before, or
-//! takes too long, the helper detaches the program.
+//! The kernel drops frames that the program redirects to a socket that is not bound. So a socket is
+//! put into the map when the worker has bound it; until then the kernel's network stack has the
+//! frames. If the worker ends before, or takes too long, the helper detaches the program.
 //!
-//! The worker then holds the only descriptors: when the worker ends, the program is detached from the interface. The
-//! helper can end before. The worker may be another user, in a container with another network namespace: a socket stays
-//! in the namespace in which it was opened.
+//! The worker then holds the only descriptors: when the worker ends, the program is detached from
+//! the interface. The helper can end before. The worker may be another user, in a container with
+//! another network namespace: a socket stays in the namespace in which it was opened.
 //!
-//! The worker can bind each socket to *any* interface and queue of that namespace, and send any frame there. If workers
-//! must not be able to do this, the helper opens its sockets in a namespace that has only one interface.
+//! The worker can bind each socket to *any* interface and queue of that namespace, and send any
+//! frame there. If workers must not be able to do this, the helper opens its sockets in a namespace
+//! that has only one interface.
 //!
-//! [`Server`] listens on a path, and serves workers one after another, whatever they do. [`Grant::send`] is for one
-//! worker at a connected socket.
+//! [`Server`] listens on a path, and serves workers one after another, whatever they do.
+//! [`Grant::send`] is for one worker at a connected socket.
 
 mod listener;
 mod names;
@@ -49,11 +50,13 @@ use std::time::Duration;
 /// The largest number of sockets of a grant.
 pub const MAX_SOCKETS: usize = 64;
 
-/// The bytes that the socket of a transmit queue may have in flight in copy mode: more than any ring of frames needs.
+/// The bytes that the socket of a transmit queue may have in flight in copy mode: more than any
+/// ring of frames needs.
 const SEND_BUFFER: libc::c_int = 64 << 20;
 
-/// The length of a grant's header: a prelude, the interface, the mode of the program, the number of sockets, the
-/// entries of the device's receive ring, the name of its driver, and the name of the interface.
+/// The length of a grant's header: a prelude, the interface, the mode of the program, the number of
+/// sockets, the entries of the device's receive ring, the name of its driver, and the name of the
+/// interface.
 const HEADER: usize = PRELUDE + 16 + DRIVER + NAME;
 
 /// The options of a helper.
@@ -63,7 +66,8 @@ pub struct HelperOptions {
     pub queues: Vec<u32>,
     /// The program. `None`: the worker only sends, or the user has a program of their own.
     pub program: Option<ProgramOptions>,
-    /// Busy polling by the worker (`SO_PREFER_BUSY_POLL`): how long to poll, and how many frames at a time.
+    /// Busy polling by the worker (`SO_PREFER_BUSY_POLL`): how long to poll, and how many frames at
+    /// a time.
     pub busy_poll: Option<(Duration, u16)>,
 }
 
@@ -240,7 +244,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> HelperErr
     move |source| HelperError::System { what, source: source.into() }
 }
 
-/// AF_XDP sockets of an interface that were opened and not bound, and the program that redirects frames to them.
+/// AF_XDP sockets of an interface that were opened and not bound, and the program that redirects
+/// frames to them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Grant {
@@ -250,13 +255,14 @@ pub struct Grant {
     pub name: String,
     /// The sockets, each with its queue.
     pub sockets: Vec<(u32, OwnedFd)>,
-    /// The program. Its map has no socket until they are bound. It is detached when the last descriptor of its link is
-    /// closed.
+    /// The program. Its map has no socket until they are bound. It is detached when the last
+    /// descriptor of its link is closed.
     pub program: Option<Program>,
-    /// The driver of the interface, for its [quirks](crate::quirks). `None`: it is unknown. The worker may be in a
-    /// network namespace in which it cannot read it.
+    /// The driver of the interface, for its [quirks](crate::quirks). `None`: it is unknown. The
+    /// worker may be in a network namespace in which it cannot read it.
     pub driver: Option<String>,
-    /// Entries of the receive ring of the device. The worker's fill level must be above this. 0: it is unknown.
+    /// Entries of the receive ring of the device. The worker's fill level must be above this. 0: it
+    /// is unknown.
     pub rx_ring: u32,
     /// Tells the worker that the interface is gone.
     pub(crate) watch: Watch,
@@ -281,13 +287,14 @@ impl Grant {
         Ok(Self { ifindex, name, sockets, program, driver, rx_ring, watch, helper: None })
     }
 
-    /// Serves one worker at the other end of a Unix stream socket: waits for its request, passes everything, waits
-    /// until the worker has bound the sockets, puts them into the program's map, and keeps nothing. The worker may take
-    /// `limit` for each step.
+    /// Serves one worker at the other end of a Unix stream socket: waits for its request, passes
+    /// everything, waits until the worker has bound the sockets, puts them into the program's map,
+    /// and keeps nothing. The worker may take `limit` for each step.
     ///
     /// # Errors
     ///
-    /// [`HelperError`]. The sockets are closed, and the program is detached. The worker is told why.
+    /// [`HelperError`]. The sockets are closed, and the program is detached. The worker is told
+    /// why.
     pub fn send(self, to: impl AsFd, limit: Duration) -> Result<(), HelperError> {
         let to = to.as_fd();
         let served = || {
@@ -302,7 +309,8 @@ impl Grant {
         Ok(())
     }
 
-    /// Sends the grant and its descriptors. This process keeps copies of them until the worker has bound the sockets.
+    /// Sends the grant and its descriptors. This process keeps copies of them until the worker has
+    /// bound the sockets.
     fn offer(&self, to: BorrowedFd<'_>, deadline: Option<Deadline>) -> Result<(), HelperError> {
         let asked = self.sockets.len();
         if !(1..=MAX_SOCKETS).contains(&asked) {
@@ -328,7 +336,8 @@ impl Grant {
         protocol::send(to, &bytes, &fds, deadline)
     }
 
-    /// Puts the sockets into the map of the program, because the worker says that they are bound, and tells the worker.
+    /// Puts the sockets into the map of the program, because the worker says that they are bound,
+    /// and tells the worker.
     fn finish(&self, worker: BorrowedFd<'_>, bound: &[u8; PRELUDE]) -> Result<(), HelperError> {
         if protocol::kind(bound)? != protocol::BOUND {
             return Err(HelperError::Malformed("the worker does not say that its sockets are bound"));
@@ -346,21 +355,22 @@ impl Grant {
         }
     }
 
-    /// Asks a helper for a grant, over a connected Unix stream socket, and receives it. Needs no privilege. The helper
-    /// may take `limit` for each answer.
+    /// Asks a helper for a grant, over a connected Unix stream socket, and receives it. Needs no
+    /// privilege. The helper may take `limit` for each answer.
     ///
-    /// [`Xsk::open`](crate::Xsk::open) binds the sockets and reports it to the helper. A worker that binds them by
-    /// itself calls [`bound`](Self::bound).
+    /// [`Xsk::open`](crate::Xsk::open) binds the sockets and reports it to the helper. A worker
+    /// that binds them by itself calls [`bound`](Self::bound).
     ///
     /// # Errors
     ///
-    /// [`HelperError`]: [`HelperError::Refused`] has the helper's reason. Received descriptors are closed.
+    /// [`HelperError`]: [`HelperError::Refused`] has the helper's reason. Received descriptors are
+    /// closed.
     pub fn receive(from: impl AsFd, limit: Duration) -> Result<Self, HelperError> {
         Self::request(from.as_fd(), None, limit)
     }
 
-    /// Like [`receive`](Self::receive), from a helper that must have the interface `name`: a helper of another
-    /// interface refuses.
+    /// Like [`receive`](Self::receive), from a helper that must have the interface `name`: a helper
+    /// of another interface refuses.
     ///
     /// # Errors
     ///
@@ -434,12 +444,14 @@ impl Grant {
         })
     }
 
-    /// Tells the helper that all sockets are bound, and waits until they are in the program's map. Does nothing if
-    /// there is no helper, or if it was told before. [`Xsk::open`](crate::Xsk::open) calls this.
+    /// Tells the helper that all sockets are bound, and waits until they are in the program's map.
+    /// Does nothing if there is no helper, or if it was told before.
+    /// [`Xsk::open`](crate::Xsk::open) calls this.
     ///
     /// # Errors
     ///
-    /// [`HelperError`]: [`HelperError::Refused`] if the helper has waited for too long, and has detached the program.
+    /// [`HelperError`]: [`HelperError::Refused`] if the helper has waited for too long, and has
+    /// detached the program.
     pub fn bound(&mut self) -> Result<(), HelperError> {
         self.helper.take().map_or(Ok(()), Connection::bound)
     }
@@ -479,8 +491,8 @@ fn open_socket(busy_poll: Option<(Duration, u16)>) -> Result<OwnedFd, HelperErro
         sys::set(socket.as_fd(), libc::SOL_SOCKET, option, &value)
             .map_err(system("setting an option of an AF_XDP socket"))
     };
-    // This needs CAP_NET_ADMIN. Without it, the send buffer is smaller, and the worker has fewer frames in flight in
-    // copy mode.
+    // This needs CAP_NET_ADMIN. Without it, the send buffer is smaller, and the worker has fewer
+    // frames in flight in copy mode.
     let _ = set(libc::SO_SNDBUFFORCE, SEND_BUFFER);
     if let Some((time, budget)) = busy_poll {
         set(libc::SO_PREFER_BUSY_POLL, 1)?;
@@ -508,8 +520,8 @@ mod tests {
         Interface::by_name("v0").unwrap().programs.len()
     }
 
-    /// Proves XSK-4: with a helper's grant, a thread without any capability has sockets, their options and a program
-    /// with its map. Nothing stays open afterwards.
+    /// Proves XSK-4: with a helper's grant, a thread without any capability has sockets, their
+    /// options and a program with its map. Nothing stays open afterwards.
     #[test]
     fn a_worker_without_capabilities() {
         in_namespace(|| {
@@ -547,8 +559,8 @@ mod tests {
         });
     }
 
-    /// Neither the helper nor the worker is trusted: a message that is no grant is refused, and its descriptors are
-    /// closed.
+    /// Neither the helper nor the worker is trusted: a message that is no grant is refused, and its
+    /// descriptors are closed.
     #[test]
     fn what_is_no_grant_is_refused() {
         in_namespace(|| {
@@ -660,8 +672,8 @@ mod tests {
         });
     }
 
-    /// A worker that ends, or that takes too long, before its sockets are bound leaves no program, although it has the
-    /// descriptors. It is told why.
+    /// A worker that ends, or that takes too long, before its sockets are bound leaves no program,
+    /// although it has the descriptors. It is told why.
     #[test]
     fn a_worker_that_does_not_bind_loses_the_program() {
         in_namespace(|| {

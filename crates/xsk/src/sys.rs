@@ -52,8 +52,8 @@ unsafe impl Integers for u64 {}
 // SAFETY: made of integers.
 unsafe impl Integers for libc::ucred {}
 
-/// The process and the user at the other end of a connected Unix socket, as they were when it was connected. The number
-/// of the process is 0 if it has none in the PID namespace of this process.
+/// The process and the user at the other end of a connected Unix socket, as they were when it was
+/// connected. The number of the process is 0 if it has none in the PID namespace of this process.
 pub(crate) fn peer(fd: BorrowedFd<'_>) -> io::Result<(libc::pid_t, libc::uid_t)> {
     get(fd, libc::SOL_SOCKET, libc::SO_PEERCRED).map(|peer: libc::ucred| (peer.pid, peer.uid))
 }

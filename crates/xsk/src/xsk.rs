@@ -29,12 +29,13 @@ pub struct XskOptions {
 }
 
 impl XskOptions {
-    /// The default number of pages for each queue. Pages have 4096 bytes on most systems, so that a process without
-    /// `CAP_IPC_LOCK` needs a limit of locked memory (`RLIMIT_MEMLOCK`) of 32 MiB for each queue.
+    /// The default number of pages for each queue. Pages have 4096 bytes on most systems, so that a
+    /// process without `CAP_IPC_LOCK` needs a limit of locked memory (`RLIMIT_MEMLOCK`) of 32 MiB
+    /// for each queue.
     pub const PAGES: usize = 8192;
 
-    /// The defaults: all queues of the interface `name`, [`PAGES`](Self::PAGES) for each queue, and a program that redirects every
-    /// frame.
+    /// The defaults: all queues of the interface `name`, [`PAGES`](Self::PAGES) for each queue, and
+    /// a program that redirects every frame.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -196,7 +197,8 @@ impl<M: UmemMemory> Xsk<M> {
                 (own.device, own.watch) = (device.clone(), watch.clone());
             }
             let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own).map_err(for_queues)?;
-            // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is not sufficient.
+            // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is
+            // not sufficient.
             if let (Some(program), None) = (&program, &helper) {
                 program.insert(*number, rx.socket().as_fd())?;
             }

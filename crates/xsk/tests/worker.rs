@@ -154,7 +154,8 @@ fn a_worker_without_privileges_moves_frames() {
     });
 }
 
-/// Proves XSK-4: a socket gets frames only when it is bound. Until then the kernel has them, and none is lost.
+/// Proves XSK-4: a socket gets frames only when it is bound. Until then the kernel has them, and
+/// none is lost.
 #[test]
 fn the_kernel_has_the_frames_until_the_worker_has_bound() {
     in_namespace(|| {
@@ -180,8 +181,8 @@ fn the_kernel_has_the_frames_until_the_worker_has_bound() {
     });
 }
 
-/// The errors about locked memory have the bytes of all queues and of each: the one before anything is registered, and that of the kernel, which
-/// also counts what the user has locked before.
+/// The errors about locked memory have the bytes of all queues and of each: the one before anything
+/// is registered, and that of the kernel, which also counts what the user has locked before.
 #[test]
 fn a_worker_is_told_how_much_memory_a_queue_locks() {
     in_namespace(|| {

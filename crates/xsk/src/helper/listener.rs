@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 /// The largest number of connections that wait to be accepted, unless `net.core.somaxconn` is less.
 const BACKLOG: i32 = 4096;
 
-/// A listening socket. Its path is removed when it is dropped, unless another file has the path by then.
+/// A listening socket. Its path is removed when it is dropped, unless another file has the path by
+/// then.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
@@ -24,8 +25,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on `path`. A process can connect only after the path has its mode and its group, because a socket that
-    /// does not listen yet refuses connections.
+    /// Listens on `path`. A process can connect only after the path has its mode and its group,
+    /// because a socket that does not listen yet refuses connections.
     pub(super) fn bind(path: &Path, mode: Option<u32>, group: Option<u32>) -> Result<Self, HelperError> {
         let listener = Self::place(path, mode, group)?;
         let failed = |e: Errno| HelperError::Listen { path: path.to_owned(), source: e.into() };
@@ -55,7 +56,8 @@ impl Listener {
             bound => bound,
         }
         .map_err(|e| failed(e.into()))?;
-        // The file is held by a descriptor: if another process replaces it, that file is left as it is.
+        // The file is held by a descriptor: if another process replaces it, that file is left as it
+        // is.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let found = rustix::fs::fstat(&file).map_err(|e| failed(e.into()))?;
@@ -78,8 +80,9 @@ impl Listener {
     }
 }
 
-/// Whether the socket at a path is left over from a process that has ended. A datagram socket cannot be connected to
-/// it, and the error tells whether there is a process. A connection would take a place in that process's queue.
+/// Whether the socket at a path is left over from a process that has ended. A datagram socket
+/// cannot be connected to it, and the error tells whether there is a process. A connection would
+/// take a place in that process's queue.
 fn is_stale(address: &SocketAddrUnix) -> bool {
     let probe = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;

@@ -13,8 +13,8 @@ pub(super) fn user(user: &str) -> Result<u32, HelperError> {
         // SAFETY: made of integers and pointers, which may be 0.
         let mut entry: libc::passwd = unsafe { mem::zeroed() };
         let mut found = ptr::null_mut();
-        // SAFETY: a string that ends, and an entry and a buffer that are there. The result is read before the buffer is
-        // used again.
+        // SAFETY: a string that ends, and an entry and a buffer that are there. The result is read
+        // before the buffer is used again.
         let error = unsafe {
             libc::getpwnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
         };
@@ -38,7 +38,8 @@ pub(super) fn group(group: &str) -> Result<u32, HelperError> {
     number(group, find).ok_or_else(|| HelperError::NoGroup(group.to_owned()))
 }
 
-/// A number as it is, or that of a name. The largest number is no user and no group: to the kernel it means "unchanged".
+/// A number as it is, or that of a name. The largest number is no user and no group: to the kernel
+/// it means "unchanged".
 fn number(text: &str, find: impl Fn(&CStr, &mut [libc::c_char]) -> (i32, Option<u32>)) -> Option<u32> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok().filter(|number| *number != u32::MAX);

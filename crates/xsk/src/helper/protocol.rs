@@ -5,15 +5,15 @@
 //!   REQUEST  the worker's version, an interface ──────────────►
 //!                     ◄── GRANT   interface, queues, descriptors (SCM_RIGHTS)
 //!   registers its memory, makes rings, binds
-//!   BOUND    ─────────────────────────────────────────────────►  puts the sockets into the program's map
+//!   BOUND    ─────────────────────────────────────────────────►  puts the sockets into the map
 //!                     ◄── DONE
 //! ```
 //!
 //! Instead of a GRANT or a DONE the helper may send a REFUSAL, and then closes the connection.
 //!
-//! Each message begins with a prelude: a name, a version, and the kind of the message. The prelude, the REQUEST and the
-//! REFUSAL are the same in all versions, so that a worker of another version receives the reason. Numbers are in the
-//! byte order of the machine.
+//! Each message begins with a prelude: a name, a version, and the kind of the message. The prelude,
+//! the REQUEST and the REFUSAL are the same in all versions, so that a worker of another version
+//! receives the reason. Numbers are in the byte order of the machine.
 
 use super::{HelperError, Refusal, system};
 use rustix::cmsg_space;
@@ -140,7 +140,8 @@ impl<const N: usize> Incoming<N> {
         Self { bytes: [0; N], filled: 0 }
     }
 
-    /// The message, if all of it has arrived. Never waits. Descriptors that come with it are closed by the kernel.
+    /// The message, if all of it has arrived. Never waits. Descriptors that come with it are closed
+    /// by the kernel.
     ///
     /// # Errors
     ///
@@ -182,8 +183,8 @@ impl Deadline {
     }
 }
 
-/// Sends a message. Its descriptors go with the first byte. Without a deadline, a socket without room is an error: a
-/// message has some hundred bytes, and the buffer of a new connection is empty.
+/// Sends a message. Its descriptors go with the first byte. Without a deadline, a socket without
+/// room is an error: a message has some hundred bytes, and the buffer of a new connection is empty.
 pub(super) fn send(
     to: BorrowedFd<'_>,
     mut bytes: &[u8],

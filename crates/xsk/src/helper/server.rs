@@ -1,14 +1,14 @@
 //! A helper for any number of workers, which ask at the path of a Unix socket.
 //!
 //! ```text
-//!   connected ──► asks ──► waits ──► has the descriptors ──► bound: the helper has nothing of it any more
+//!   connected ──► asks ──► waits ──► has the descriptors ──► bound, and forgotten
 //!       │           │        │               │
-//!       └───────────┴────────┴───────────────┴──► refused, ended, or late: its connection is closed
+//!       └───────────┴────────┴───────────────┴──► refused, ended, or late: closed
 //! ```
 //!
-//! One thread serves all workers, and waits for none of them: each connection is a state, and has a time limit while
-//! the helper waits for the worker. A worker that asks while another one has the descriptors and has not bound waits
-//! until that is decided, because the queues may become free.
+//! One thread serves all workers, and waits for none of them: each connection is a state, and has a
+//! time limit while the helper waits for the worker. A worker that asks while another one has the
+//! descriptors and has not bound waits until that is decided, because the queues may become free.
 
 use super::listener::Listener;
 use super::{
@@ -44,39 +44,41 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// The defaults: a limit of 10 s for each step of a worker, 64 pending workers, a pause of 0.1 s, the mode that the
-    /// umask leaves, the group of this process, and every user who may connect.
+    /// The defaults: a limit of 10 s for each step of a worker, 64 pending workers, a pause of 0.1
+    /// s, the mode that the umask leaves, the group of this process, and every user who may
+    /// connect.
     #[must_use]
     pub fn new() -> Self {
         let (limit, pause) = (Duration::from_secs(10), Duration::from_millis(100));
         Self { limit, pending: 64, pause, mode: None, group: None, users: None }
     }
 
-    /// How long a worker may take to ask, and then to receive the descriptors, register its memory and bind its
-    /// sockets. A worker that takes longer loses its connection and the program.
+    /// How long a worker may take to ask, and then to receive the descriptors, register its memory
+    /// and bind its sockets. A worker that takes longer loses its connection and the program.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The largest number of workers that have no descriptors yet; at least 1. If there are more, the oldest is
-    /// refused, first of those that have not asked.
+    /// The largest number of workers that have no descriptors yet; at least 1. If there are more,
+    /// the oldest is refused, first of those that have not asked.
     #[must_use]
     pub fn pending(mut self, workers: usize) -> Self {
         self.pending = workers.max(1);
         self
     }
 
-    /// How long no connection is accepted after the system could not accept one, for instance because this process has
-    /// too many descriptors.
+    /// How long no connection is accepted after the system could not accept one, for instance
+    /// because this process has too many descriptors.
     #[must_use]
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// The permissions of the socket's path, such as `0o660`. Write permission is needed to connect.
+    /// The permissions of the socket's path, such as `0o660`. Write permission is needed to
+    /// connect.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = Some(mode & 0o777);
@@ -93,8 +95,9 @@ impl ServerOptions {
         Ok(self)
     }
 
-    /// Allows a user, by name or number, to have queues. Root always may. Users that are not allowed are refused. If no
-    /// user is allowed by this option, each process that may connect gets queues.
+    /// Allows a user, by name or number, to have queues. Root always may. Users that are not
+    /// allowed are refused. If no user is allowed by this option, each process that may connect
+    /// gets queues.
     ///
     /// # Errors
     ///
@@ -224,13 +227,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `path`, for workers that get queues of `interface`. A socket there that no process listens on any
-    /// more is replaced. The path has its mode and its group before a process can connect. It is removed when this
-    /// value is dropped.
+    /// Listens on `path`, for workers that get queues of `interface`. A socket there that no
+    /// process listens on any more is replaced. The path has its mode and its group before a
+    /// process can connect. It is removed when this value is dropped.
     ///
     /// # Errors
     ///
-    /// [`HelperError`]: [`HelperError::Listen`], [`HelperError::Occupied`], and those of the interface.
+    /// [`HelperError`]: [`HelperError::Listen`], [`HelperError::Occupied`], and those of the
+    /// interface.
     pub fn bind(
         path: impl AsRef<Path>,
         interface: impl Into<String>,
@@ -260,14 +264,15 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// [`HelperError::System`] if the system cannot wait. What goes wrong with a worker is an event.
+    /// [`HelperError::System`] if the system cannot wait. What goes wrong with a worker is an
+    /// event.
     pub fn serve(&mut self, stop: impl AsFd, mut report: impl FnMut(Event<'_>)) -> Result<(), HelperError> {
         while !self.turn(stop.as_fd(), None, &mut report)? {}
         Ok(())
     }
 
-    /// Waits for workers, at most for `patience` and until `stop` is readable, and handles them. Returns whether `stop`
-    /// is readable.
+    /// Waits for workers, at most for `patience` and until `stop` is readable, and handles them.
+    /// Returns whether `stop` is readable.
     fn turn(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -281,7 +286,8 @@ impl Server {
         let timeout = times.min().and_then(|time| Timespec::try_from(time).ok());
         let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
         fds.extend(self.workers.iter().map(|worker| {
-            // A worker that waits for the helper has nothing to say. Its end is reported in any case.
+            // A worker that waits for the helper has nothing to say. Its end is reported in any
+            // case.
             let events = if matches!(worker.state, State::Asked) { PollFlags::empty() } else { PollFlags::IN };
             PollFd::new(&worker.socket, events)
         }));
@@ -341,7 +347,8 @@ impl Server {
         }
     }
 
-    /// Accepts the connections that wait. A connection that has ended already costs nothing but this.
+    /// Accepts the connections that wait. A connection that has ended already costs nothing but
+    /// this.
     fn accept(&mut self, report: &mut dyn FnMut(Event<'_>)) {
         for _ in 0..BATCH {
             let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
@@ -349,7 +356,8 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
-                    // The listener stays readable: without a pause this thread would do nothing else.
+                    // The listener stays readable: without a pause this thread would do nothing
+                    // else.
                     self.paused = Some(Instant::now() + self.options.pause);
                     self.stats.failed += 1;
                     if !std::mem::replace(&mut self.listener.failing, true) {
@@ -381,7 +389,8 @@ impl Server {
         }
     }
 
-    /// Opens the queues for the worker that has waited longest, unless another one has them and has not bound.
+    /// Opens the queues for the worker that has waited longest, unless another one has them and has
+    /// not bound.
     fn open(&mut self, report: &mut dyn FnMut(Event<'_>)) {
         while !self.workers.iter().any(Worker::is_open)
             && let Some(at) = self.workers.iter().position(|worker| matches!(worker.state, State::Asked))
@@ -473,8 +482,8 @@ mod tests {
         Interface::by_name("v0").unwrap().programs.len()
     }
 
-    /// Proves XSK-4: workers at any step that do not go on are no reason for another one to wait for longer than their limit, and are
-    /// told that they were too slow.
+    /// Proves XSK-4: workers at any step that do not go on are no reason for another one to wait
+    /// for longer than their limit, and are told that they were too slow.
     #[test]
     fn a_worker_that_does_not_proceed_blocks_no_other() {
         in_namespace(|| {
@@ -488,7 +497,8 @@ mod tests {
             assert_eq!((bench.server.pending(), bench.server.stats().opened), (2, 0));
             let (first, second) = (bench.ask(), bench.ask());
             bench.settle();
-            // The first has the descriptors in the buffer of its socket, and the second waits for what becomes of that.
+            // The first has the descriptors in the buffer of its socket, and the second waits for
+            // what becomes of that.
             assert_eq!((bench.server.pending(), bench.server.stats().opened, programs()), (3, 1, 1));
             // The times of the others are over.
             let past = Instant::now();
@@ -544,7 +554,8 @@ mod tests {
         });
     }
 
-    /// Connections that have ended before they are accepted cost no grant, and no other worker's place.
+    /// Connections that have ended before they are accepted cost no grant, and no other worker's
+    /// place.
     #[test]
     fn connections_that_have_ended_are_forgotten() {
         in_namespace(|| {
@@ -562,7 +573,8 @@ mod tests {
         });
     }
 
-    /// A listener that is readable and cannot accept is left alone for the pause, and is reported once.
+    /// A listener that is readable and cannot accept is left alone for the pause, and is reported
+    /// once.
     #[test]
     fn a_failing_accept_does_not_spin() {
         in_namespace(|| {

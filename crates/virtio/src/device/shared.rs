@@ -40,6 +40,10 @@ use crate::net::feature;
 use crate::notify::{Kick, Kicks};
 use crate::virtqueue::Negotiated;
 
+/// The bit of the device status that says that the device does not go on before it is reset: DEVICE_NEEDS_RESET (virtio
+/// 1.2, section 2.1).
+const NEEDS_RESET: u8 = 64;
+
 /// A pair and its lock. Cells of different workers have no cache line in common.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -298,12 +302,18 @@ impl Shared {
         self.every(|_, pair| pair.rings.iter_mut().for_each(|ring| ring.set_enabled(false)));
     }
 
+    /// The status that the front end has set last, with [`NEEDS_RESET`] if a ring was taken out of service because of
+    /// its driver. Waits for a pass over each pair that is in one.
     pub(super) fn status(&self) -> u8 {
-        self.front().status
+        let (status, mut broken) = (self.front().status, false);
+        self.every(|_, pair| broken |= pair.needs_reset());
+        if broken { status | NEEDS_RESET } else { status }
     }
 
+    /// Only the device sets [`NEEDS_RESET`], and only a reset clears it. A front end that adds a bit to the status sends
+    /// the others as it has read them.
     pub(super) fn set_status(&self, status: u8) {
-        self.front().status = status;
+        self.front().status = status & !NEEDS_RESET;
     }
 
     /// Whether the front end's rings are packed.

@@ -171,10 +171,12 @@ impl Shared {
         if cell.waiting.load(Ordering::Relaxed) != 0 { None } else { cell.try_lock() }
     }
 
-    /// Whether the driver has said how many pairs it uses, and pair `n` is beyond that.
+    /// Whether pair `n` is beyond those that the driver uses, as far as it says so by the control queue.
     #[inline]
     pub(super) fn unused(&self, n: usize, features: Negotiated) -> bool {
-        features.has(feature::MQ | feature::CTRL_VQ) && n >= usize::from(self.in_use.load(Ordering::Relaxed))
+        self.options.serve_control
+            && features.has(feature::MQ | feature::CTRL_VQ)
+            && n >= usize::from(self.in_use.load(Ordering::Relaxed))
     }
 
     /// Sets the number of queue pairs in use to `pairs`. Returns false if a worker is in a pass over a pair that must
@@ -237,7 +239,7 @@ impl Shared {
 
     fn check(&self, ring: usize) -> Result<(), DeviceError> {
         let rings = self.rings;
-        if ring < rings { Ok(()) } else { Err(DeviceError::NoSuchRing { ring, rings }) }
+        if ring < rings { Ok(()) } else { Err(DeviceError::NoSuchRing { ring, pairs: self.options.max_pairs }) }
     }
 
     /// The same for a change that needs the data that the rings have in common.
@@ -478,7 +480,8 @@ mod tests {
     /// A number of pairs holds when no pass over the others is under way.
     #[test]
     fn pairs_out_of_use_are_waited_for() {
-        let shared = shared(3);
+        let options = Options { max_pairs: 3, serve_control: true, ..Options::default() };
+        let shared = Shared::new(options, u64::MAX).unwrap();
         let busy = shared.try_pair(2).unwrap();
         assert!(!shared.use_pairs(1));
         assert!(shared.use_pairs(3), "all are in use");

@@ -12,7 +12,8 @@
 //! end. Therefore the descriptor is neither written nor read here:
 //!
 //! ```text
-//!   Notifier   io_submit: an empty read of our own pipe, completion counted into the peer's eventfd (IOCB_FLAG_RESFD)
+//!   Notifier   io_submit: an empty read of our own pipe, completion counted into the peer's eventfd (IOCB_FLAG_RESFD);
+//!              where the kernel refuses that, a thread for each eventfd (writer.rs)
 //!   Kick       epoll, edge-triggered: the kernel reports each write of the peer once, and the counter stays as it is
 //! ```
 //!
@@ -21,6 +22,10 @@
 //! not an eventfd, before it does anything. The flags of the open file are neither read nor changed. The alternatives
 //! fail: `pwritev2(RWF_NOWAIT)` is not supported on eventfds, `poll` before `write` is a race, and io_uring (which also
 //! has eventfd completions) is disabled in many containers, which allow `io_submit`.
+//!
+//! The kernel refuses it where all contexts of `fs.aio-max-nr` are taken, and a seccomp filter may forbid it. The eventfd is then
+//! told from other files by its name in /proc, and a thread of its own writes it ([`writer`]). A peer may block that thread, and
+//! no other.
 //!
 //! A signal costs 0.40 us, and a `write` 0.17 us (Linux 6.18, one virtual CPU, a million of each). Signals are rare: a ring
 //! that is polled suppresses them.
@@ -33,11 +38,14 @@
 //! because `io_destroy` waits 30 ms for a grace period of the kernel. It counts as 1 against `fs.aio-max-nr`. A child of a fork
 //! has no contexts: it makes one of its own with its first event descriptor, and cannot signal by descriptors of its parent.
 
+mod writer;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Once};
 
+use self::writer::Writer;
 use crate::vhost_user::advice;
 use libc::c_long;
 use rustix::event::{Timespec, epoll};
@@ -71,9 +79,13 @@ pub enum NotifyError {
 
 /// An eventfd that signals the peer. A signal never blocks, whatever the peer does to the eventfd.
 #[derive(Debug)]
-pub(crate) struct Notifier {
-    fd: OwnedFd,
-    context: &'static Context,
+pub(crate) struct Notifier(Way);
+
+/// How an eventfd is signalled.
+#[derive(Debug)]
+enum Way {
+    Aio { fd: OwnedFd, context: &'static Context },
+    Thread(Writer),
 }
 
 impl Notifier {
@@ -82,28 +94,66 @@ impl Notifier {
     ///
     /// # Errors
     ///
-    /// [`NotifyError`]: it is not an eventfd, or there is no asynchronous I/O.
+    /// [`NotifyError`]: it is not an eventfd, or there is neither asynchronous I/O nor a thread.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, NotifyError> {
-        let context = Context::of_the_process()?;
-        context.check(fd.as_fd())?;
-        Ok(Self { fd, context })
+        Ok(Self(match check_eventfd(fd.as_fd())? {
+            Some(context) => Way::Aio { fd, context },
+            None => {
+                let failed = |source| NotifyError::Io { what: "starting the thread of an eventfd", source };
+                Way::Thread(Writer::new(fd).map_err(failed)?)
+            }
+        }))
     }
 
     /// Adds 1 to the counter and wakes its readers. If the counter is full, it stays full; its readers are woken.
     ///
     /// Cost: one system call, and a second one for each hundred signals or so. The signal is lost only if the kernel has no
-    /// memory for a request; this is logged.
+    /// memory for a request; this is logged. Without asynchronous I/O a thread is woken, which adds 1 for all signals since
+    /// its last write, and nothing to a full counter.
     pub(crate) fn signal(&self) {
-        if let Err(error) = self.context.signal(self.fd.as_fd()) {
-            tracing::warn!(%error, "a signal to a peer is lost");
+        match &self.0 {
+            Way::Aio { fd, context } => {
+                if let Err(error) = context.signal(fd.as_fd()) {
+                    tracing::warn!(%error, "a signal to a peer is lost");
+                }
+            }
+            Way::Thread(writer) => writer.signal(),
         }
     }
 }
 
 impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match &self.0 {
+            Way::Aio { fd, .. } => fd.as_fd(),
+            Way::Thread(writer) => writer.fd(),
+        }
     }
+}
+
+/// Checks that a descriptor is an eventfd, which is not signalled. Returns the context that signals it; none if the kernel
+/// has no asynchronous I/O for this process.
+fn check_eventfd(fd: BorrowedFd<'_>) -> Result<Option<&'static Context>, NotifyError> {
+    // Whatever such a descriptor names, it cannot be used.
+    if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
+        return Err(NotifyError::NotEventfd);
+    }
+    let source = match Context::of_the_process() {
+        Ok(context) => return context.check(fd).map(|()| Some(context)),
+        Err(source) => source,
+    };
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        tracing::warn!(
+            "no asynchronous I/O ({source}; see the sysctl fs.aio-max-nr, and seccomp filters): a thread for each \
+             eventfd signals peers instead"
+        );
+    });
+    let failed =
+        |e: rustix::io::Errno| NotifyError::Io { what: "reading the name of a descriptor in /proc", source: e.into() };
+    let name = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).map_err(failed)?;
+    // Names of other files begin with `/`, or with another kind.
+    if name.as_bytes() == b"anon_inode:[eventfd]" { Ok(None) } else { Err(NotifyError::NotEventfd) }
 }
 
 /// An epoll descriptor with every [`Kick`], on which a thread sleeps until a peer kicks. Clones are the same
@@ -157,7 +207,7 @@ impl Kicks {
     ///
     /// [`NotifyError`]: it is not an eventfd, or it cannot be waited for.
     pub(crate) fn watch(&self, fd: OwnedFd) -> Result<Kick, NotifyError> {
-        Context::of_the_process()?.check(fd.as_fd())?;
+        check_eventfd(fd.as_fd())?;
         self.add(fd.as_fd(), about::KICK, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Kick { fd, epoll: Some(Arc::clone(&self.0)) })
     }
@@ -248,7 +298,7 @@ const RESFD: u32 = 1;
 const ATTEMPTS: usize = 8;
 
 impl Context {
-    fn of_the_process() -> Result<&'static Self, NotifyError> {
+    fn of_the_process() -> io::Result<&'static Self> {
         static CONTEXT: AtomicPtr<Context> = AtomicPtr::new(std::ptr::null_mut());
         loop {
             let current = CONTEXT.load(Ordering::Acquire);
@@ -256,7 +306,7 @@ impl Context {
             if let Some(context) = unsafe { current.as_ref() }.filter(|context| context.is_ours()) {
                 return Ok(context);
             }
-            let new = Box::into_raw(Box::new(Self::new().map_err(|source| NotifyError::Aio { source })?));
+            let new = Box::into_raw(Box::new(Self::new()?));
             if CONTEXT.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: just made here, and no other thread has seen it: another one was faster.
                 drop(unsafe { Box::from_raw(new) });
@@ -267,10 +317,13 @@ impl Context {
     /// Whether the context is one of this process, and not of the process that this one was forked from. The number of the
     /// process alone does not tell: the first process of a PID namespace may have its parent's.
     fn is_ours(&self) -> bool {
+        self.exists().is_ok() && self.process == rustix::process::getpid()
+    }
+
+    fn exists(&self) -> io::Result<()> {
         let none = std::ptr::null_mut::<*mut Iocb>();
         // SAFETY: the kernel reads none of no requests.
-        let exists = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 0 as c_long, none) } == 0;
-        exists && self.process == rustix::process::getpid()
+        check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, 0 as c_long, none) })
     }
 
     fn new() -> io::Result<Self> {
@@ -278,15 +331,14 @@ impl Context {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word to `id`.
         check(unsafe { libc::syscall(libc::SYS_io_setup, 1 as c_long, &raw mut id) })?;
-        Ok(Self { id, source, process: rustix::process::getpid() })
+        let context = Self { id, source, process: rustix::process::getpid() };
+        // A filter may allow the one call and forbid the other.
+        context.exists()?;
+        Ok(context)
     }
 
-    /// Whether a descriptor is an eventfd. It is not signalled.
+    /// Whether a descriptor is an eventfd. It is not signalled. The answer for a descriptor that only names a file is wrong.
     fn check(&self, fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        // The kernel answers EBADF for a descriptor that only names a file, and so it does below for an eventfd.
-        if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
-            return Err(NotifyError::NotEventfd);
-        }
         // The kernel looks at the eventfd first, then refuses to write to the end of a pipe that is for reading.
         match self.retry(PWRITE, fd) {
             Err(e) if e.raw_os_error() == Some(libc::EBADF) => Ok(()),
@@ -469,6 +521,58 @@ mod tests {
         assert_eq!(status, 0);
         notifier.signal();
         assert_eq!(count(&peer), 2, "one of each process");
+    }
+
+    /// Forbids system calls to the thread: they fail with EPERM.
+    fn forbid(calls: [c_long; 2]) {
+        const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+        let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let mut filter = [
+            op(LOAD, 0, 0, 0),
+            op(EQUAL, 2, 0, calls[0] as u32),
+            op(EQUAL, 1, 0, calls[1] as u32),
+            op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+            op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, whose length is right. It holds for this thread and those that it starts.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        }
+    }
+
+    /// Where asynchronous I/O is forbidden, in whole or in part, signals and kicks work, and other files are refused.
+    #[test]
+    fn without_asynchronous_io() {
+        for forbidden in [[libc::SYS_io_setup, libc::SYS_io_submit], [libc::SYS_io_submit; 2]] {
+            let body = move || {
+                forbid(forbidden);
+                let (peer, fd) = pair(EventfdFlags::empty());
+                let notifier = Notifier::new(fd).unwrap();
+                assert!(matches!(notifier.0, Way::Thread(_)));
+                for _ in 0..1000 {
+                    notifier.signal();
+                    assert_eq!(count(&peer), 1);
+                }
+                let kicks = Kicks::new().unwrap();
+                let kick = kicks.watch(peer.try_clone().unwrap()).unwrap();
+                rustix::io::write(&peer, &1u64.to_ne_bytes()).unwrap();
+                assert!(ready(&kicks));
+                drop(kick);
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+                let path = rustix::fs::open("/proc/self/fd", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+                let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+                let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+                let null = std::fs::File::open("/dev/null").unwrap();
+                for other in [reader, writer, path, socket.into(), epoll, null.into()] {
+                    assert!(matches!(Notifier::new(other), Err(NotifyError::NotEventfd)));
+                }
+            };
+            std::thread::spawn(body).join().unwrap();
+        }
     }
 
     /// The kernel tells an eventfd from other files; `tests/hostile_events.rs` has more kinds.

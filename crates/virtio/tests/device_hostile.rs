@@ -305,6 +305,21 @@ fn messages_out_of_order_or_out_of_range() {
     }
 }
 
+/// A front end that reads the answer to GET_QUEUE_NUM as pairs may begin with more pairs than there are. The refusal says how many
+/// there are, and what raises the number.
+#[test]
+fn a_ring_that_does_not_exist_is_refused_by_name() {
+    let device = echo(2, false);
+    let mut driver = Driver::connect(&device, PLAIN);
+    driver.front.acknowledged = false;
+    driver.front.set_vring_call(4, &EventFd::new()).unwrap();
+    let DeviceError::Refused { why, .. } = driver.connection.take().unwrap().wait().unwrap_err() else { panic!() };
+    let why = why.to_string();
+    for part in ["no ring 4", "at least 3 queue pairs", "the device has 2", "Options::max_pairs", "--queues"] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+}
+
 #[test]
 fn a_second_front_end_is_refused() {
     let device = echo(1, false);

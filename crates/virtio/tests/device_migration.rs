@@ -346,6 +346,44 @@ fn status_and_reset() {
     assert!(set_status(&driver, 256).is_err());
 }
 
+/// A driver that breaks a rule finds so in the status, until it resets the device. Nothing else clears the bit: neither a status that
+/// lacks it, nor a ring that is stopped, or started again.
+#[test]
+fn a_broken_ring_needs_a_reset() {
+    const NEEDS_RESET: u64 = 64;
+    let mut device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 4);
+    let status = |d: &Driver| d.front.ask(request::GET_STATUS, &[], &[]).unwrap().u64();
+    let set_status = |d: &Driver, status| d.front.tell(request::SET_STATUS, &u64s([status]), &[]).unwrap();
+    for (ring, reset) in [(3, request::SET_STATUS), (0, request::RESET_DEVICE)] {
+        set_status(&driver, 15);
+        device.poll();
+        assert_eq!(status(&driver), 15);
+        driver.rings[ring].post(SIZE);
+        poll_until(&mut device, || driver.rings[ring].err.read().is_ok());
+        assert_eq!(status(&driver), 15 | NEEDS_RESET);
+        set_status(&driver, 15);
+        assert_eq!(status(&driver), 15 | NEEDS_RESET, "a status without the bit does not clear it");
+        driver.front.get_vring_base(ring).unwrap();
+        driver.rings[ring].ring.clear();
+        driver.describe(ring, SIZE, 0);
+        assert_eq!(status(&driver), 15 | NEEDS_RESET, "nor does the start of the ring");
+        // A front end that adds a bit writes the others as it has read them.
+        set_status(&driver, 15 | NEEDS_RESET);
+        let body = if reset == request::SET_STATUS { u64s([0]) } else { Vec::new() };
+        driver.front.tell(reset, &body, &[]).unwrap();
+        assert_eq!(status(&driver), 0);
+        driver.front.set_features(MERGEABLE).unwrap();
+        for index in 0..4 {
+            driver.rings[index].ring.clear();
+            (driver.rings[index].avail, driver.rings[index].used) = (0, 0);
+            driver.describe(index, SIZE, 0);
+            driver.front.set_vring_enable(index, true).unwrap();
+        }
+    }
+    assert_eq!(driver.stats.queue_error("head_out_of_range"), 2);
+}
+
 #[test]
 fn an_mtu_is_compared_with_the_offer() {
     for (offered, mtu, good) in [

@@ -391,9 +391,14 @@ fn the_control_queue_sets_the_pairs() {
     assert_eq!(set_pairs(&mut device, &mut driver, 4, 2), ctrl::OK);
     poll_until(&mut device, || driver.rings[2].ring.used_idx() == SIZE);
     assert_eq!(driver.stats.commands.load(Relaxed), 3);
-    // A front end that serves itself is not offered one.
-    let device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
-    assert_eq!(device.control().offered() & (feature::CTRL_VQ | feature::MQ), feature::MQ);
+    // A front end that serves the queue itself is offered the feature, but no ring, and its pairs are all in use.
+    let mut device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
+    let control = feature::CTRL_VQ | feature::MQ | feature::GUEST_ANNOUNCE;
+    assert_eq!(device.control().offered() & control, feature::CTRL_VQ | feature::MQ);
+    let mut driver = Driver::start(&device, PLAIN | feature::MQ | feature::CTRL_VQ, 4);
+    assert!(driver.front.set_vring_num(4, SIZE).is_err());
+    driver.post_rx(2, 0, SIZE, 2048);
+    poll_until(&mut device, || driver.rings[2].ring.used_idx() == SIZE);
 }
 
 #[test]
@@ -577,7 +582,7 @@ fn questions_are_answered_in_a_pass() {
             in_pass.recv().unwrap();
             for _ in 0..3 {
                 assert_eq!(front.get_features().unwrap() & PLAIN, PLAIN);
-                assert_eq!(front.get_queue_num().unwrap(), 1);
+                assert_eq!(front.get_queue_num().unwrap(), 2);
             }
             answered.send(()).unwrap();
         });
@@ -591,7 +596,7 @@ fn configuration_space_is_readable() {
     let options = Options { max_pairs: 3, mac: Some(mac), mtu: Some(9000), ..Options::default() };
     let device = NetDevice::new(options, |_| Ok(Sink)).unwrap();
     let driver = Driver::connect(&device, PLAIN);
-    assert_eq!(driver.front.get_queue_num().unwrap(), 3);
+    assert_eq!(driver.front.get_queue_num().unwrap(), 6);
     let config = driver.front.get_config(0, 12).unwrap();
     assert_eq!((&config[..6], &config[8..]), (&mac[..], &[3, 0, 0x28, 0x23][..]));
 }

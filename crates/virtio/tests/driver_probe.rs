@@ -14,7 +14,8 @@ use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile, WITHOUT_CONTRO
 use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
-use netmem_virtio::device::port::Gen;
+use netmem_virtio::device::port::{Gen, Sink};
+use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, Offload, RxMode, VirtioNet, VirtioRx, VirtioTx};
 use netmem_virtio::net::feature;
 use netmem_virtio::socket::Listener;
@@ -201,6 +202,32 @@ fn a_back_end_that_connects() {
         assert_eq!(backend.pairs(), pairs);
         device.kill();
     }
+}
+
+/// Our device answers with rings, and the driver knows that: it has the number of pairs, and finds a control queue only where the
+/// device serves one. A foreign back end answers with pairs.
+#[test]
+fn our_device_counts_rings() {
+    for (max_pairs, serve_control, split_headers) in
+        [(1, false, true), (3, false, false), (3, true, true), (1, true, true)]
+    {
+        let options = Options { max_pairs, serve_control, split_headers, ..Options::default() };
+        let device = NetDevice::new(options, |_| Ok(Sink)).unwrap();
+        for connect in [VhostUser::own_device, VhostUser::from_stream] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let connection = device.control().serve(theirs).unwrap();
+            let backend = connect(ours).unwrap();
+            assert_eq!(backend.pairs(), max_pairs as u64);
+            let wanted = NetOptions::<PeerShared>::new(RxMode::Small).pairs(max_pairs as u16 + 1);
+            let error = VirtioNet::probe(backend, wanted).unwrap_err();
+            assert!(matches!(error, NetError::Backend(VhostUserError::TooFewQueues { .. })), "{error}");
+            drop(connection);
+        }
+    }
+    let behaviour = Behaviour { pairs: 3, protocol: 1, ..Behaviour::default() };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let _device = Hostile::over(theirs, behaviour);
+    assert_eq!(VhostUser::from_stream(ours).unwrap().pairs(), 3);
 }
 
 /// Proves NET-1 as far as its needs go: what is missing is named, with its bit.

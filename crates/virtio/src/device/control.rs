@@ -44,6 +44,7 @@ const PROTOCOL: u64 = protocol::MQ
     | protocol::RESET_DEVICE
     | protocol::CONFIGURE_MEM_SLOTS
     | protocol::STATUS
+    | protocol::NETMEM_RINGS
     | protocol::NETMEM_SPLIT;
 
 /// The control side of a device. Clones serve the same device.
@@ -293,8 +294,9 @@ impl Session {
                 }
                 self.protocol = features;
             }
-            // For network devices, front ends (QEMU, DPDK) understand this as pairs.
-            Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.options.max_pairs as u64))),
+            // The specification counts queues, and Cloud Hypervisor compares the answer with the rings that it wants. QEMU and
+            // DPDK understand pairs, and so may ask for a ring that there is not, which is refused by name.
+            Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.rings as u64))),
             Message::SetMemTable(regions) => self.set_memory(regions)?,
             Message::SetVringNum { index, num } => {
                 let (index, packed) = (index as usize, self.shared.packed());

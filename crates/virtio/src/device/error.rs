@@ -49,13 +49,18 @@ pub enum DeviceError {
         /// The ring.
         ring: usize,
     },
-    /// A ring number beyond the device's.
-    #[error("ring {ring} of a device with {rings} rings")]
+    /// A ring number beyond the device's. Front ends that read the answer to `GET_QUEUE_NUM` as a number of pairs find
+    /// out by this that there are fewer.
+    #[error(
+        "there is no ring {ring}: a front end with that ring has at least {} queue pairs, and the device has {pairs}; \
+         Options::max_pairs (netmem device --queues) raises that",
+        .ring / 2 + 1
+    )]
     NoSuchRing {
-        /// The number.
+        /// The number, counted from 0.
         ring: usize,
-        /// How many there are.
-        rings: usize,
+        /// How many queue pairs the device has, with two rings each.
+        pairs: usize,
     },
     /// A ring size that is no power of two, or out of range.
     #[error("a ring of {size} entries: a power of two up to 32768 is needed")]

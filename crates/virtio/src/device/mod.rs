@@ -75,8 +75,9 @@ pub struct Options {
     pub mtu: Option<u16>,
     /// The speed to report, in Mbit/s, for both directions together. It limits nothing.
     pub speed: Option<u32>,
-    /// Whether there is a control queue, ring `2 x max_pairs`. Front ends such as QEMU and DPDK answer control commands
-    /// themselves and must not see one here.
+    /// Whether the device answers the control queue, ring `2 x max_pairs`. Front ends such as QEMU, DPDK and Cloud Hypervisor
+    /// answer control commands themselves. For their sake the feature is offered with several pairs in any case: multiple
+    /// queues need it, and Cloud Hypervisor offers its guest only what the back end offers.
     pub serve_control: bool,
     /// Whether a driver that asks for it gets frames that are split behind their headers. If not, the device fills every chain in
     /// order, as foreign devices do.
@@ -126,7 +127,8 @@ impl Options {
             | ALL_OFFLOADS
             | Negotiated::RING
             | bit(self.max_pairs > 1, feature::MQ)
-            | bit(self.serve_control, feature::CTRL_VQ | feature::GUEST_ANNOUNCE)
+            | bit(self.max_pairs > 1 || self.serve_control, feature::CTRL_VQ)
+            | bit(self.serve_control, feature::GUEST_ANNOUNCE)
             | bit(self.mac.is_some(), feature::MAC)
             | bit(self.mtu.is_some(), feature::MTU)
             | bit(self.speed.is_some(), feature::SPEED_DUPLEX);

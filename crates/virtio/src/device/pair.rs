@@ -58,6 +58,8 @@ pub(super) struct Ring {
     enabled: bool,
     /// Set if the ring ran and its memory was removed: the ring goes on when a table has this user address again.
     waits_for: Option<u64>,
+    /// The ring was taken out of service because of its driver, and the device was not reset since.
+    needs_reset: bool,
     /// Set while the ring runs.
     pub(super) queue: Option<AnyDeviceQueue>,
 }
@@ -152,6 +154,7 @@ impl Ring {
         tracing::warn!(ring = index, "ring stopped: {e}");
         stats.count_queue_error(e);
         self.stop();
+        self.needs_reset = true;
         if let Some(err) = &self.err {
             err.signal();
         }
@@ -280,6 +283,11 @@ impl Pair {
     /// Whether a ring runs.
     pub(super) fn runs(&self) -> bool {
         self.rings.iter().any(|ring| ring.queue.is_some())
+    }
+
+    /// Whether a ring was taken out of service because of its driver, since the last reset.
+    pub(super) fn needs_reset(&self) -> bool {
+        self.rings.iter().any(|ring| ring.needs_reset)
     }
 
     /// Asks the driver for no more notifications.

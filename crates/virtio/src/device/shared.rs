@@ -40,6 +40,10 @@ use crate::net::feature;
 use crate::notify::{Kick, Kicks};
 use crate::virtqueue::Negotiated;
 
+/// The bit of the device status that says that the device does not go on before it is reset: DEVICE_NEEDS_RESET (virtio
+/// 1.2, section 2.1).
+const NEEDS_RESET: u8 = 64;
+
 /// A pair and its lock. Cells of different workers have no cache line in common.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -167,10 +171,12 @@ impl Shared {
         if cell.waiting.load(Ordering::Relaxed) != 0 { None } else { cell.try_lock() }
     }
 
-    /// Whether the driver has said how many pairs it uses, and pair `n` is beyond that.
+    /// Whether pair `n` is beyond those that the driver uses, as far as it says so by the control queue.
     #[inline]
     pub(super) fn unused(&self, n: usize, features: Negotiated) -> bool {
-        features.has(feature::MQ | feature::CTRL_VQ) && n >= usize::from(self.in_use.load(Ordering::Relaxed))
+        self.options.serve_control
+            && features.has(feature::MQ | feature::CTRL_VQ)
+            && n >= usize::from(self.in_use.load(Ordering::Relaxed))
     }
 
     /// Sets the number of queue pairs in use to `pairs`. Returns false if a worker is in a pass over a pair that must
@@ -233,7 +239,7 @@ impl Shared {
 
     fn check(&self, ring: usize) -> Result<(), DeviceError> {
         let rings = self.rings;
-        if ring < rings { Ok(()) } else { Err(DeviceError::NoSuchRing { ring, rings }) }
+        if ring < rings { Ok(()) } else { Err(DeviceError::NoSuchRing { ring, pairs: self.options.max_pairs }) }
     }
 
     /// The same for a change that needs the data that the rings have in common.
@@ -298,12 +304,18 @@ impl Shared {
         self.every(|_, pair| pair.rings.iter_mut().for_each(|ring| ring.set_enabled(false)));
     }
 
+    /// The status that the front end has set last, with [`NEEDS_RESET`] if a ring was taken out of service because of
+    /// its driver. Waits for a pass over each pair that is in one.
     pub(super) fn status(&self) -> u8 {
-        self.front().status
+        let (status, mut broken) = (self.front().status, false);
+        self.every(|_, pair| broken |= pair.needs_reset());
+        if broken { status | NEEDS_RESET } else { status }
     }
 
+    /// Only the device sets [`NEEDS_RESET`], and only a reset clears it. A front end that adds a bit to the status sends
+    /// the others as it has read them.
     pub(super) fn set_status(&self, status: u8) {
-        self.front().status = status;
+        self.front().status = status & !NEEDS_RESET;
     }
 
     /// Whether the front end's rings are packed.
@@ -468,7 +480,8 @@ mod tests {
     /// A number of pairs holds when no pass over the others is under way.
     #[test]
     fn pairs_out_of_use_are_waited_for() {
-        let shared = shared(3);
+        let options = Options { max_pairs: 3, serve_control: true, ..Options::default() };
+        let shared = Shared::new(options, u64::MAX).unwrap();
         let busy = shared.try_pair(2).unwrap();
         assert!(!shared.use_pairs(1));
         assert!(shared.use_pairs(3), "all are in use");

@@ -35,6 +35,7 @@ const WANTED: u64 = protocol::MQ
     | protocol::CONFIG
     | protocol::STATUS
     | protocol::CONFIGURE_MEM_SLOTS
+    | protocol::NETMEM_RINGS
     | protocol::NETMEM_SPLIT;
 
 /// Most queue pairs that a back end can name: rings have 16-bit numbers.
@@ -68,7 +69,10 @@ pub struct VhostUser {
     /// Protocol features in use.
     protocol: u64,
     pairs: u64,
-    control_queue: bool,
+    /// The back end is our own device, as the user says.
+    own: bool,
+    /// If the back end is our own device: whether it serves the control queue that it offers.
+    serves_control: bool,
     /// The back end is our own device in this process, and gets the files that no other may have.
     in_process: bool,
     /// The device status as it was set last.
@@ -106,7 +110,7 @@ impl VhostUser {
         Self::over(stream, false)
     }
 
-    /// Uses a stream that is connected to one of our own [devices](crate::device), which serves the control queue itself.
+    /// Uses a stream that is connected to one of our own [devices](crate::device), which may serve the control queue itself.
     ///
     /// # Errors
     ///
@@ -125,10 +129,10 @@ impl VhostUser {
         Ok(Self { in_process: true, ..Self::over(stream, true)? })
     }
 
-    fn over(stream: UnixStream, control_queue: bool) -> Result<Self, VhostUserError> {
-        let (line, in_process) = (Line::new(stream, LIMIT), false);
+    fn over(stream: UnixStream, own: bool) -> Result<Self, VhostUserError> {
+        let (line, in_process, serves_control) = (Line::new(stream, LIMIT), false, own);
         let (offered, protocol, pairs, status, enabled) = (0, 0, 1, 0, Vec::new());
-        let mut this = Self { line, offered, protocol, pairs, control_queue, in_process, status, enabled };
+        let mut this = Self { line, offered, protocol, pairs, own, serves_control, in_process, status, enabled };
         this.offered = this.number(Message::GetFeatures)?;
         if this.offered & feature::VHOST_USER_PROTOCOL != 0 {
             let take = this.number(Message::GetProtocolFeatures)? & WANTED;
@@ -137,8 +141,12 @@ impl VhostUser {
             this.protocol = take;
         }
         if this.has(protocol::MQ) {
-            // The specification speaks of queues. For network devices, front ends and back ends mean pairs.
-            this.pairs = this.number(Message::GetQueueNum)?;
+            // The specification speaks of queues. Most back ends of network devices mean pairs, and our own rings.
+            let number = this.number(Message::GetQueueNum)?;
+            (this.pairs, this.serves_control) = match this.has(protocol::NETMEM_RINGS) {
+                true => (number / 2, own && number % 2 == 1),
+                false => (number, own),
+            };
             if this.pairs > MAX_PAIRS {
                 let (request, field, value) = (Request::GET_QUEUE_NUM, "number of queue pairs", this.pairs);
                 return Err(this.failed(request, Malformed::Field { request, field, value }.into()));
@@ -162,7 +170,7 @@ impl VhostUser {
 
     /// Whether the back end answers on a control queue. Foreign ones leave that to the front end.
     pub(crate) fn has_control_queue(&self) -> bool {
-        self.control_queue && self.offered & feature::CTRL_VQ != 0
+        self.serves_control && self.offered & feature::CTRL_VQ != 0
     }
 
     /// Whether the back end can put the headers of a frame into the first segment of a buffer, and the payload into the others. Only our
@@ -322,7 +330,7 @@ impl VhostUser {
     ) -> Result<(), VhostUserError> {
         self.start_ring(index, at, call, kick)?;
         for other in 0..self.enabled.len() {
-            if other != index && self.enabled[other] && !self.control_queue {
+            if other != index && self.enabled[other] && !self.own {
                 self.enable_ring(other, false)?;
                 self.enable_ring(other, true)?;
             }

@@ -185,6 +185,12 @@ impl Driver {
 
     /// Makes the next ring known and starts it, disabled.
     pub fn start_ring(&mut self, size: u16) {
+        self.lay_out_ring(size);
+        self.describe(self.rings.len() - 1, size, 0);
+    }
+
+    /// The next ring, of which the device knows nothing.
+    pub fn lay_out_ring(&mut self, size: u16) {
         let index = self.rings.len();
         // SAFETY: inside the mapping, aligned; `RING_ROOM` is enough for the sizes used here.
         let ring = unsafe { SplitRing::from_layout(self.memory.base.add(index * RING_ROOM), size) };
@@ -192,7 +198,6 @@ impl Driver {
         ring.set_avail_flags(AVAIL_NO_INTERRUPT);
         let fd = EventFd::new;
         self.rings.push(Ring { ring, index, avail: 0, used: 0, kick: fd(), call: fd(), err: fd() });
-        self.describe(index, size, 0);
     }
 
     /// Where ring `index` of `size` entries lies, in the front end's addresses.

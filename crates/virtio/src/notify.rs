@@ -208,6 +208,15 @@ impl Drop for Kick {
     }
 }
 
+/// Checks that a descriptor is an eventfd. Its file is asked nothing: the kernel compares what kind of file it is.
+///
+/// # Errors
+///
+/// [`NotifyError`]: it is not an eventfd, or there is no asynchronous I/O.
+pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
+    Context::of_the_process()?.check(fd)
+}
+
 /// An asynchronous I/O context, and what its requests read.
 #[derive(Debug)]
 struct Context {

@@ -234,7 +234,7 @@ fn memory_tables_are_checked() {
     // Not a file that can be measured.
     let (pipe, _w) = rustix::pipe::pipe().unwrap();
     let e = MemoryTable::new(&[info(0, 0, 1, 0)], vec![pipe], &limits);
-    assert!(matches!(e, Err(DeviceError::RegionBeyondFile { .. })));
+    assert!(matches!(e, Err(DeviceError::RegionNotMemory { index: 0 })), "{e:?}");
 }
 
 #[test]

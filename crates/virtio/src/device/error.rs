@@ -211,6 +211,16 @@ pub enum DeviceError {
         /// Its number.
         index: usize,
     },
+    /// A region of a file that is not kernel memory, where [`super::Options::any_memory_file`] is not set. The file system of
+    /// such a file can block the device.
+    #[error(
+        "memory region {index} is not of a memory file (memfd, tmpfs, hugetlbfs or dma-buf): have the front end share such \
+         memory, or accept any file (any_memory_file, --any-memory-file), whose file system can then block the device"
+    )]
+    RegionNotMemory {
+        /// Its number.
+        index: usize,
+    },
     /// More memory than [`super::Options::max_memory`], or [`super::memory::MAX_BYTES`].
     #[error("{bytes} bytes of memory, and {max} are the limit for a front end")]
     MemoryLimit {

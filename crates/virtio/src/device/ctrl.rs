@@ -2,6 +2,7 @@
 //! has announced itself. All other commands are refused: filters, hashes, RSS, and offloads that change while queues run.
 
 use super::DriverFault;
+use super::budget::Budget;
 use super::config::Config;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
@@ -45,7 +46,8 @@ fn answer<S: Side>(
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
     q.refresh()?;
-    for _ in 0..BATCH {
+    let mut budget = Budget::of(BATCH, tally);
+    while budget.lasts(tally) {
         let mut buffers = Vec::new();
         let lent = q.lend(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
         let Some(head) = lent else { break };
@@ -69,6 +71,7 @@ fn answer<S: Side>(
         q.wrote(&buffers[answer..], 1);
         q.give_back(head, 1);
         tally.commands += 1;
+        budget.spend_pieces(1, buffers.len());
     }
     Ok(())
 }

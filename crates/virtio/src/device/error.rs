@@ -157,6 +157,24 @@ pub enum DeviceError {
         /// Its offset in the file.
         offset: u64,
     },
+    /// A region whose place is not made of whole pages. Regions of a few bytes would let a front end cut each buffer into
+    /// as many pieces.
+    #[error(
+        "memory region {index}: {size:#x} bytes at {addr:#x} (user address {user:#x}), file offset {offset:#x}, are not whole \
+         pages of 4096 bytes"
+    )]
+    RegionUnaligned {
+        /// Its number.
+        index: usize,
+        /// Its guest address.
+        addr: u64,
+        /// Its user address.
+        user: u64,
+        /// Its bytes.
+        size: u64,
+        /// Its offset in the file.
+        offset: u64,
+    },
     /// Two regions with an address in common.
     #[error("memory regions {a} and {b} overlap")]
     RegionOverlap {

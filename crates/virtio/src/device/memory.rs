@@ -52,6 +52,9 @@ use crate::vhost_user::received::Received;
 /// The most regions of a table, as many as other back ends have.
 pub const MAX_REGIONS: usize = 509;
 
+/// What the addresses, the size and the file offset of a region are multiples of: a page of every guest.
+const PAGE: u64 = 4096;
+
 /// The most bytes of a table, and of each other file of a front end, where no lower limit is set. A process has 128 TiB of
 /// addresses on most systems. Without this limit a front end could map a sparse file over all of them, and no mapping and no
 /// larger allocation of this process would succeed any more. Up to six mappings of this size exist at once: table, log and
@@ -347,8 +350,8 @@ impl MemoryTable {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionOverlap`],
-    /// [`DeviceError::RegionUnsealed`], [`DeviceError::RegionNotMemory`], [`DeviceError::MemoryLimit`],
+    /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionUnaligned`],
+    /// [`DeviceError::RegionOverlap`], [`DeviceError::RegionUnsealed`], [`DeviceError::RegionNotMemory`], [`DeviceError::MemoryLimit`],
     /// [`DeviceError::RegionBeyondFile`], [`DeviceError::RegionMap`], [`DeviceError::RegionImport`].
     pub fn add(&self, info: RegionInfo, file: OwnedFd, limits: &MemoryLimits) -> Result<Self, DeviceError> {
         let (index, file) = (self.regions.len(), Received::from(file));
@@ -597,12 +600,16 @@ impl MemoryTable {
     }
 }
 
-/// A region with bytes, none of whose addresses wraps around.
+/// A region with bytes, none of whose addresses wraps around, and all of whose words are multiples of a page.
 fn check(index: usize, r: &RegionInfo) -> Result<(), DeviceError> {
     let ends = [r.guest_addr, r.user_addr, r.mmap_offset].map(|at| at.checked_add(r.size));
     if r.size == 0 || ends.contains(&None) {
         let (addr, size, offset) = (r.guest_addr, r.size, r.mmap_offset);
         return Err(DeviceError::RegionRange { index, addr, size, offset });
+    }
+    if !(r.guest_addr | r.user_addr | r.size | r.mmap_offset).is_multiple_of(PAGE) {
+        let (addr, user, size, offset) = (r.guest_addr, r.user_addr, r.size, r.mmap_offset);
+        return Err(DeviceError::RegionUnaligned { index, addr, user, size, offset });
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //!   front end ── vhost-user messages ──> Control (its own thread) ─┐
 //!                                                                  ├─ one mutex per pair: rings, features, memory table
 //!   Port ─ frames ─> Worker::poll (the caller's threads) ──────────┘
-//!        <─ frames ─        │ copies, in order, 256 frames a pass
+//!        <─ frames ─        │ copies, in order, up to 256 frames a pass
 //!                     the driver's memory
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! trusted: its words are checked on a private copy, and a ring that breaks a rule is stopped and counted
 //! ([`DriverFault`], [`Stats`]) while the others go on.
 
+mod budget;
 mod config;
 mod connect;
 mod control;

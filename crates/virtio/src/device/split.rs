@@ -24,10 +24,11 @@ use netmem_packet::{Checksum, Headers, Join, Joinable, MAX_SEGMENTS};
 use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
+use super::budget::{Budget, CHAINS};
 use super::copy::{CopyFailed, put};
 use super::memory::{MemoryTable, View};
 use super::port::Port;
-use super::rx::{BATCH, Scratch};
+use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Side};
@@ -38,7 +39,7 @@ const PUBLISH_BYTES: usize = 512 << 10;
 /// Chains are given back after so many chains, too.
 const PUBLISH_CHAINS: usize = 64;
 /// The most frames that are taken in one pass: those of some large segments.
-const FRAMES: usize = 4 * BATCH as usize;
+const FRAMES: usize = 4 * CHAINS as usize;
 /// How many of the last chains are searched for the one that a frame continues.
 const FLOWS: usize = 16;
 /// Bytes of a frame that are searched for its headers, if these are longer than those of [`Joinable`].
@@ -74,7 +75,7 @@ struct Allowed {
     ecn: bool,
 }
 
-/// Fills chains of `q` from `port`, at most [`BATCH`].
+/// Fills chains of `q` from `port`, for the [budget](Budget) of a pass.
 ///
 /// # Errors
 ///
@@ -103,9 +104,12 @@ fn fill<'t, S: Side, P: Port>(
     let (v4, v6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
     let allowed = Allowed { sums: has(0), v4, v6, ecn: has(feature::GUEST_ECN) };
     let mut open: Vec<Open<S::At>> = Vec::new();
-    let (mut cursor, mut chains, mut bytes) = (q.cursor(), 0, 0);
+    let (mut cursor, mut budget, mut bytes) = (q.cursor(), Budget::new(tally), 0);
     let (table, mut result) = (memory.table(), Ok(()));
     for _ in 0..FRAMES {
+        if !budget.lasts(tally) {
+            break;
+        }
         let Some((header, frame)) = port.peek().and_then(|wire| wire.split_first_chunk()) else { break };
         let (mut header, mut frame) = (VnetHdr::from_bytes(*header), frame);
         let looked = look(&mut header, &mut frame, &allowed);
@@ -124,10 +128,6 @@ fn fill<'t, S: Side, P: Port>(
             port.consume();
             continue;
         }
-        if chains == usize::from(BATCH) {
-            tally.rx_bytes -= frame.len() as u64;
-            break;
-        }
         let (start, before) = (buffers.len(), cursor);
         let head = match q.lend(&mut cursor, memory, Direction::Write, buffers) {
             Ok(Some(head)) => head,
@@ -142,9 +142,11 @@ fn fill<'t, S: Side, P: Port>(
             }
         };
         let range = start..buffers.len();
+        // Also if the frame is dropped, and its chain stays.
+        budget.spend_pieces(1, range.len());
         match Open::new(head, range, (table, buffers), (header, frame), &looked, &allowed) {
             Ok(chain) => {
-                (bytes, chains) = (bytes + chain.payload, chains + 1);
+                bytes += chain.payload;
                 tally.rx_frames += 1;
                 open.push(chain);
             }

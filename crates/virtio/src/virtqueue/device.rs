@@ -401,7 +401,8 @@ impl<S: Side> DeviceQueue<S> {
     /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
     /// the driver has made no chain available there.
     ///
-    /// At most as many descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes
+    /// At most as many descriptors as the ring has are read, and at most [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are
+    /// appended. A buffer may span regions whose guest addresses meet: it becomes
     /// several.
     pub(crate) fn lend<'t>(
         &mut self,
@@ -419,7 +420,7 @@ impl<S: Side> DeviceQueue<S> {
                 break;
             }
             judge.buffer(index, &desc)?;
-            buffer(memory, index, &desc, out)?;
+            buffer(&mut judge, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 break;
             }
@@ -458,7 +459,7 @@ impl<S: Side> DeviceQueue<S> {
                 self.table[Desc::LEN * usize::from(number)..].split_first_chunk().unwrap_or((&[0; 16], &[]));
             let desc = self.side.entry(*bytes, number, entries);
             judge.entry(index, &desc)?;
-            buffer(memory, index, &desc, out)?;
+            buffer(judge, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(());
             }
@@ -561,8 +562,14 @@ impl<S: Side> DeviceQueue<S> {
 
 /// Appends the buffer of a checked descriptor.
 #[inline]
-fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
-    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(memory, index, d, out) };
+fn buffer<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
+    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(judge, memory, index, d, out) };
     let write = d.flags & DESC_WRITE != 0;
     out.push(Buffer { host, len: d.len as usize, write, guest: d.addr, table: PhantomData });
     Ok(())
@@ -570,9 +577,18 @@ fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<
 
 /// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
 #[cold]
-fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
+fn pieces<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
     let (mut addr, mut left) = (d.addr, d.len);
     while left > 0 {
+        if left < d.len {
+            judge.piece()?;
+        }
         let imported = |memory: &View<'_>| Some((std::ptr::null_mut(), memory.imported(addr, left)?));
         let piece = memory.piece(addr, left).or_else(|| imported(memory));
         let (host, n) = DriverFault::inside(index, d.addr, d.len, piece)?;

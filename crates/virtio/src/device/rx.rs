@@ -15,7 +15,7 @@ use super::split;
 use super::stats::{DropReason, Tally};
 use crate::net::{Offloads, VnetHdr};
 use crate::virtqueue::device::{
-    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Head, Side, Whole, each,
+    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each,
 };
 
 /// The used index is published after so many bytes, or after a group of frames.
@@ -167,30 +167,22 @@ fn read_frame<'t, S: Side, P: Port>(
 ) -> Result<Option<(u16, usize)>, DriverFault> {
     let mut cursor = q.cursor();
     let Some(first) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { return Ok(None) };
-    let (mut room, mut more) = (first.bytes(), Vec::new());
-    let most = if q.negotiated().mergeable() { usize::from(q.size()) - 1 } else { 0 };
-    while room < bytes && more.len() < most {
+    let mut heads = Heads::new(first);
+    let most = if q.negotiated().mergeable() { usize::from(q.size()) } else { 1 };
+    while heads.bytes() < bytes && heads.len() < most {
         let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { break };
-        room += head.bytes();
-        more.push(head);
+        heads.push(head);
     }
-    let Some((header, len)) = port.read(accepts, Posted::new(buffers, q.header())) else { return Ok(None) };
-    let mut left = q.header() + len;
-    q.wrote(buffers, left);
-    let (mut taken, mut held) = (1, first.bytes());
-    while held < left {
-        held += more[taken - 1].bytes();
-        taken += 1;
-    }
-    let header = VnetHdr { num_buffers: taken as u16, ..header }.to_bytes();
-    // It cannot fail: all buffers are mapped, see `fill`.
-    let _ = scatter(memory.table(), [&header[..q.header()], &[]], buffers);
-    for head in std::iter::once(first).chain(more).take(taken) {
-        let n = left.min(head.bytes());
-        q.give_back(head, n as u32);
-        left -= n;
-    }
-    Ok(Some((taken as u16, len)))
+    let (table, header_len, mut read) = (memory.table(), q.header(), 0);
+    let chains = q.complete(heads, buffers, |heads| {
+        let (header, len) = port.read(accepts, Posted::new(buffers, header_len)).ok_or(())?;
+        read = len;
+        let header = VnetHdr { num_buffers: heads.with_bytes(header_len + len), ..header }.to_bytes();
+        // It cannot fail: all buffers are mapped, see `fill`.
+        let _ = scatter(table, [&header[..header_len], &[]], buffers);
+        Ok::<_, ()>(header_len + len)
+    });
+    Ok(chains.ok().map(|chains| (chains, read)))
 }
 
 /// Why a group of frames ended.
@@ -314,31 +306,34 @@ fn spread<'t, S: Side>(
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
     let most = if q.negotiated().mergeable() { q.size() } else { 1 };
-    let (mut cursor, mut room, mut chains) = (q.cursor(), 0, Vec::<Head<S::At>>::new());
-    while room < total {
-        if chains.len() == usize::from(most) {
+    let mut cursor = q.cursor();
+    let mut lend = |q: &mut DeviceQueue<S>| {
+        let head = q.lend(&mut cursor, memory, Direction::Write, buffers)?;
+        if head.is_none() {
+            q.starve(cursor);
+        }
+        Ok::<_, DriverFault>(head)
+    };
+    let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+    let mut heads = Heads::new(head);
+    while heads.bytes() < total {
+        if heads.len() == usize::from(most) {
             return Ok(Fit::Never);
         }
-        let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else {
-            q.starve(cursor);
-            return Ok(Fit::Waits);
-        };
-        room += head.bytes();
-        chains.push(head);
+        let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+        heads.push(head);
     }
+    let (table, header_len) = (memory.table(), q.header());
     let mut first = [0; VnetHdr::LEN];
     first.copy_from_slice(header);
-    first[10..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
+    first[10..].copy_from_slice(&(heads.len() as u16).to_le_bytes());
     // A legacy header ends before the number of buffers.
-    if let Err(CopyFailed) = scatter(memory.table(), [&first[..q.header()], frame], buffers) {
-        return Ok(Fit::Lost);
-    }
-    q.wrote(buffers, total);
-    let (mut left, taken) = (total, chains.len() as u16);
-    for head in chains {
-        let n = left.min(head.bytes());
-        q.give_back(head, n as u32);
-        left -= n;
-    }
-    Ok(Fit::Done(taken))
+    let written = q.complete(heads, buffers, |_| {
+        scatter(table, [&first[..header_len], frame], buffers)?;
+        Ok(total)
+    });
+    Ok(match written {
+        Ok(chains) => Fit::Done(chains),
+        Err(CopyFailed) => Fit::Lost,
+    })
 }

@@ -19,10 +19,11 @@ use std::slice;
 /// Guest and user addresses differ from each other and from this process's, so that mixing them up shows.
 const GUEST: u64 = 0x1_0000_0000;
 const USER: u64 = 0x7000_0000_0000;
-/// The file: canaries, the memory of the driver, canaries. The borders are not at the borders of pages.
+/// The file: a page of canaries, the memory of the driver, a page of canaries.
 const FILE: usize = 96 << 10;
-const BEGIN: usize = 4096 + 512;
-const END: usize = FILE - 4096 - 512;
+const PAGE: usize = 4096;
+const BEGIN: usize = PAGE;
+const END: usize = FILE - PAGE;
 const CANARY: u8 = 0xca;
 const RING: usize = 2048;
 const RINGS: usize = 5;
@@ -146,7 +147,7 @@ impl Driver<'_> {
 
     /// The memory as one region, or as several that meet.
     fn table(&mut self, pieces: usize) {
-        let each = (END - BEGIN) / pieces;
+        let each = (END - BEGIN) / pieces / PAGE * PAGE;
         let mut payload = u32s(&[pieces as u32, 0]);
         for i in 0..pieces {
             let at = i * each;

@@ -178,6 +178,10 @@ pub(crate) struct DeviceArgs {
     /// Accept only memory that the front end cannot shorten: memfds that are sealed with F_SEAL_SHRINK
     #[arg(long)]
     pub(crate) require_sealed: bool,
+    /// Accept memory in files of any kind, and not only memfds and files on tmpfs and hugetlbfs. Warning: a front end that
+    /// serves the file system of its memory (FUSE) can then block this device for itself and all later front ends
+    #[arg(long)]
+    pub(crate) any_memory_file: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
     /// allocate [default: 16 TiB]
     #[arg(long, value_name = "BYTES")]

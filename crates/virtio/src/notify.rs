@@ -96,7 +96,7 @@ impl Notifier {
     ///
     /// [`NotifyError`]: it is not an eventfd, or there is neither asynchronous I/O nor a thread.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, NotifyError> {
-        Ok(Self(match check_eventfd(fd.as_fd())? {
+        Ok(Self(match context_for(fd.as_fd())? {
             Some(context) => Way::Aio { fd, context },
             None => {
                 let failed = |source| NotifyError::Io { what: "starting the thread of an eventfd", source };
@@ -131,9 +131,22 @@ impl AsFd for Notifier {
     }
 }
 
-/// Checks that a descriptor is an eventfd, which is not signalled. Returns the context that signals it; none if the kernel
-/// has no asynchronous I/O for this process.
-fn check_eventfd(fd: BorrowedFd<'_>) -> Result<Option<&'static Context>, NotifyError> {
+/// Checks that a descriptor is an eventfd, which is not signalled. Its file is asked nothing: the kernel compares what kind
+/// of file it is.
+///
+/// # Errors
+///
+/// [`NotifyError`]: it is not an eventfd, or there is no way to find out.
+pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
+    context_for(fd).map(drop)
+}
+
+/// The context that signals an eventfd; none if the kernel has no asynchronous I/O for this process.
+///
+/// # Errors
+///
+/// As [`check_eventfd`].
+fn context_for(fd: BorrowedFd<'_>) -> Result<Option<&'static Context>, NotifyError> {
     // Whatever such a descriptor names, it cannot be used.
     if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
         return Err(NotifyError::NotEventfd);

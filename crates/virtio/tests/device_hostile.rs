@@ -212,29 +212,31 @@ fn memory_tables_are_checked() {
         MemoryTable::new(&many[..2], vec![memfd(1 << 20).into()], &limits),
         Err(DeviceError::RegionFds { .. })
     ));
-    for (size, offset) in [(mib + 1, 0), (mib, 1), (1, mib), (1 << 40, 0)] {
+    for (size, offset) in [(mib + 4096, 0), (mib, 4096), (4096, mib), (1 << 40, 0)] {
         let e = table(&[info(0, 0, size, offset)]);
         assert!(matches!(e, Err(DeviceError::RegionBeyondFile { file: 1_048_576, .. })), "{e:?}");
     }
     for r in [info(0, 0, 0, 0), info(u64::MAX, 0, 2, 0), info(0, u64::MAX, 2, 0), info(0, 0, 2, u64::MAX)] {
         assert!(matches!(table(&[r]), Err(DeviceError::RegionRange { .. })));
     }
-    for (a, b) in [(0, 8 * mib), (8 * mib, 0), (8 * mib, mib - 1), (mib / 2, mib / 2)] {
+    for (a, b) in [(0, 8 * mib), (8 * mib, 0), (8 * mib, mib - 4096), (mib / 2, mib / 2)] {
         let e = table(&[info(0, 0, mib, 0), info(a, b, mib, 0)]);
         assert!(matches!(e, Err(DeviceError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
     }
-    // An offset that is not a multiple of a page, and both ends of what can be reached.
-    let t = table(&[info(0x1000, 0x9000, 100, 12345)]).unwrap();
-    assert!(t.translate(0x1000, 100).is_some() && t.translate(0x1000 + 99, 1).is_some());
+    // Both ends of what can be reached.
+    let t = table(&[info(0x1000, 0x9000, 4096, 12288)]).unwrap();
+    assert!(t.translate(0x1000, 4096).is_some() && t.translate(0x1000 + 4095, 1).is_some());
     assert!(
-        t.translate(0x1000, 101).is_none() && t.translate(0x1000 + 100, 1).is_none() && t.translate(0xfff, 1).is_none()
+        t.translate(0x1000, 4097).is_none()
+            && t.translate(0x1000 + 4096, 1).is_none()
+            && t.translate(0xfff, 1).is_none()
     );
-    assert_eq!(t.translate_user(0x9000 + 7, 93), t.translate(0x1000 + 7, 93));
-    assert!(t.translate_user(0x9000 + 7, 94).is_none() && t.translate_user(0x8fff, 1).is_none());
+    assert_eq!(t.translate_user(0x9000 + 7, 4089), t.translate(0x1000 + 7, 4089));
+    assert!(t.translate_user(0x9000 + 7, 4090).is_none() && t.translate_user(0x8fff, 1).is_none());
     // Not a file that can be measured.
     let (pipe, _w) = rustix::pipe::pipe().unwrap();
-    let e = MemoryTable::new(&[info(0, 0, 1, 0)], vec![pipe], &limits);
-    assert!(matches!(e, Err(DeviceError::RegionBeyondFile { .. })));
+    let e = MemoryTable::new(&[info(0, 0, 4096, 0)], vec![pipe], &limits);
+    assert!(matches!(e, Err(DeviceError::RegionNotMemory { index: 0 })), "{e:?}");
 }
 
 #[test]
@@ -267,7 +269,7 @@ fn messages_out_of_order_or_out_of_range() {
             d.front.set_vring_addr(0, Driver::addresses(1, SIZE))
         }),
         ("SET_MEM_TABLE", "RegionBeyondFile", |d| {
-            let r = region(&d.memory.file, GUEST, USER, MEMORY as u64 + 1, 0);
+            let r = region(&d.memory.file, GUEST, USER, MEMORY as u64 + 4096, 0);
             d.front.set_mem_table(&[r])
         }),
         ("SET_MEM_TABLE", "RegionOverlap", |d| {

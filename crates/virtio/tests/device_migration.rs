@@ -3,23 +3,32 @@
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
+#[path = "shared/skip.rs"]
+#[allow(dead_code)]
+mod skip;
+#[path = "shared/wire.rs"]
+#[allow(dead_code)]
+mod wire;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::Duration;
 
 use device_common::front::{request, u64s};
 use device_common::rings::*;
 use device_common::*;
-use netmem_virtio::device::port::{Gen, Port, Sink};
+use netmem_virtio::device::port::{Gen, Port, Sink, Tap};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, PackedLayout, Position};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use skip::skip;
+use wire::{Wire, tap_name, taps};
 
 /// A port that keeps what the driver sends, and counts the front ends that left.
 #[derive(Default)]
@@ -144,7 +153,7 @@ fn set_log(driver: &Driver, features: u64, on: bool) {
 }
 
 /// A driver with two rings that are enabled, and not logged yet.
-fn logged(device: &NetDevice<Gen>, features: u64) -> Driver {
+fn logged<P: Port>(device: &NetDevice<P>, features: u64) -> Driver {
     let mut driver = Driver::connect(device, features);
     driver.share_memory();
     for index in 0..2 {
@@ -212,6 +221,70 @@ fn the_dirty_log_is_what_was_written() {
         }
         assert_eq!(driver.stats.log_misses.load(Relaxed), 0);
         driver.hang_up();
+    }
+}
+
+/// Frames of a tap, which the kernel writes into the driver's buffers, while the guest moves: the pages whose bits are set are copied
+/// all the time, and once more when the rings have stopped. The copy then has all that the device has written. (The order of writes
+/// and bits is shown by `bytes_are_noted_after_they_are_written`, without luck.)
+#[test]
+fn a_guest_on_a_tap_moves() {
+    if !taps() {
+        return;
+    }
+    for (features, each) in [(PLAIN, PAGE), (MERGEABLE, 512)] {
+        let name = tap_name();
+        let mut taps = Tap::open(&name, 1, true).unwrap();
+        let wire = match Wire::new(&name) {
+            Ok(wire) => wire,
+            Err(e) => return skip(&format!("no packet sockets here: {e}")),
+        };
+        let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+        let mut driver = logged(&device, features);
+        driver.memory.write(BUFFERS, &vec![0xee; MEMORY - BUFFERS]);
+        let log = Shared::log(LOG);
+        log.set(&driver.front).unwrap();
+        set_log(&driver, features, true);
+        let mut copy = driver.memory.read(0, MEMORY);
+        let mut move_pages = |driver: &Driver| {
+            for (at, first) in (0..LOG).map(|at| (at, 8 * at)).skip(GUEST as usize / PAGE / 8) {
+                // SAFETY: inside the mapping.
+                let bits = unsafe { &*log.at(at).cast::<AtomicU8>() }.swap(0, SeqCst);
+                for page in (0..8).filter(|bit| bits & 1 << bit != 0).map(|bit| first + bit - GUEST as usize / PAGE) {
+                    copy[page * PAGE..(page + 1) * PAGE].copy_from_slice(&driver.memory.read(page * PAGE, PAGE));
+                }
+            }
+        };
+        driver.post_rx(0, 0, 400, each);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let control = device.control();
+            s.spawn(|| {
+                while !stop.load(Relaxed) {
+                    device.poll();
+                }
+            });
+            let _ends = Ends { stop: &stop, control: &control };
+            let mut sent = 0;
+            until(|| {
+                // The tap's queue has room for these.
+                if sent < frames(&driver.stats).0 + 32 {
+                    wire.send(&[0x5a; 1000]);
+                    sent += 1;
+                }
+                move_pages(&driver);
+                driver.rings[0].ring.used_idx() >= 300
+            });
+        });
+        (0..2).for_each(|ring| _ = driver.front_base(ring));
+        move_pages(&driver);
+        let now = driver.memory.read(0, MEMORY);
+        for part in [used_at(0)..used_at(0) + 4 + 8 * usize::from(LOGGED), BUFFERS..MEMORY] {
+            let differs = part.clone().find(|&at| copy[at] != now[at]);
+            assert_eq!(differs, None, "{part:?}");
+        }
+        assert!(driver.stats.rx_in_place.load(Relaxed) > 50);
+        assert_eq!(driver.queue_errors(), []);
     }
 }
 

@@ -4,15 +4,16 @@
 mod device_common;
 #[path = "shared/skip.rs"]
 mod skip;
+#[path = "shared/wire.rs"]
+mod wire;
 
 use std::borrow::Cow;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use device_common::*;
@@ -28,6 +29,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pcap_file::pcapng::blocks::simple_packet::SimplePacketBlock;
 use skip::{installed, skip};
+use wire::{Wire, tap_name, taps};
 
 fn sample(n: usize, max: usize) -> Vec<Vec<u8>> {
     (0..n).map(|i| (0..14 + i * 97 % (max - 13)).map(|j| (i * 31 + j) as u8).collect()).collect()
@@ -161,19 +163,6 @@ fn bad_captures_are_named() {
     assert!(matches!(missing, PortError::Capture { source: CaptureError::Read(_), .. }));
 }
 
-/// A name that no other test run uses.
-fn tap_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("nm{}x{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
-
-/// Whether taps can be made here; says so if not.
-fn taps() -> bool {
-    let Err(e) = Tap::open(&tap_name(), 1, false) else { return true };
-    skip(&format!("no tap devices here: {e}: {}", std::error::Error::source(&e).unwrap()));
-    false
-}
-
 /// Whether taps can be made and changed here; says so if not.
 fn taps_and_ip() -> bool {
     if let Err(why) = installed(&["ip"]) {
@@ -210,52 +199,6 @@ fn bad_tap_names_are_named() {
     let _held = Tap::open(&name, 1, false).unwrap();
     assert!(matches!(tap_error(&name, 1), TapError::Taken));
     assert!(matches!(tap_error(&name, 2), TapError::Taken));
-}
-
-/// Gives the kernel frames to send through an interface. No address, no neighbour and no IPv6 is needed.
-#[derive(Debug)]
-struct Wire {
-    socket: OwnedFd,
-    to: libc::sockaddr_ll,
-}
-
-impl Wire {
-    fn new(interface: &str) -> std::io::Result<Self> {
-        let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex"))?;
-        // SAFETY: a call without pointers, and then a descriptor that is only here.
-        let socket = unsafe {
-            match libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) {
-                -1 => return Err(std::io::Error::last_os_error()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
-        // SAFETY: all zero is a valid address.
-        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        to.sll_family = libc::AF_PACKET as u16;
-        to.sll_ifindex = index.trim().parse().unwrap();
-        Ok(Self { socket, to })
-    }
-
-    /// A broadcast of a protocol for experiments.
-    fn send(&self, payload: &[u8]) {
-        self.send_frame(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[0x88, 0xb5], payload].concat());
-    }
-
-    fn send_frame(&self, frame: &[u8]) {
-        // SAFETY: the frame and the address, each with its length.
-        let sent = unsafe {
-            let len = size_of_val(&self.to) as u32;
-            libc::sendto(
-                self.socket.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                0,
-                (&raw const self.to).cast(),
-                len,
-            )
-        };
-        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
-    }
 }
 
 fn exists(name: &str) -> bool {

@@ -153,6 +153,7 @@ fn serve<P: Port>(
         mtu: args.mtu,
         withhold: args.ring_features.as_ref().map_or(0, |list| Negotiated::RING & !RingArg::features(list)),
         require_sealed: args.require_sealed,
+        any_memory_file: args.any_memory_file,
         max_memory: args.max_memory,
         importer: importer(args)?,
         ..Options::default()

@@ -25,6 +25,7 @@ use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
 use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
+use crate::vhost_user::received::Received;
 use crate::virtqueue::SplitLayout;
 
 /// How long a front end may take to send one message, from its first byte on, and to read an answer.
@@ -204,10 +205,12 @@ impl Drop for Connection {
 /// Takes an event descriptor of the front end, which `accept` checks.
 fn event<T>(
     ring: u8,
-    fd: Option<OwnedFd>,
+    fd: Option<Received>,
     accept: impl FnOnce(OwnedFd) -> Result<T, NotifyError>,
 ) -> Result<Option<T>, DeviceError> {
-    fd.map(accept).transpose().map_err(|source| DeviceError::Event { ring: ring.into(), source })
+    fd.map(|fd| fd.eventfd().and_then(accept))
+        .transpose()
+        .map_err(|source| DeviceError::Event { ring: ring.into(), source })
 }
 
 /// Converts a region of a message into one of the memory table.
@@ -271,7 +274,7 @@ impl Session {
     /// # Errors
     ///
     /// Why the message cannot be carried out. It has changed nothing.
-    pub(crate) fn handle(&mut self, message: Message<OwnedFd>) -> Result<Option<Reply<OwnedFd>>, DeviceError> {
+    pub(crate) fn handle(&mut self, message: Message<Received>) -> Result<Option<Reply<OwnedFd>>, DeviceError> {
         let needed = belongs_to(message.request());
         if needed & !self.protocol != 0 {
             return Err(DeviceError::NotNegotiated { feature: protocol::name(needed) });
@@ -364,7 +367,7 @@ impl Session {
             Message::GetMaxMemSlots => return Ok(Some(Reply::Number(MAX_REGIONS as u64))),
             Message::AddMemReg(region, fd) => {
                 let limits = self.shared.options.memory_limits();
-                self.shared.exchange_memory(|table| table.add(info(&region), fd, &limits))?;
+                self.shared.exchange_memory(|table| table.add(info(&region), fd.into_inner(), &limits))?;
             }
             Message::RemMemReg(region) => self.shared.exchange_memory(|table| table.remove(&info(&region)))?,
             Message::Other(_) => return Err(DeviceError::Unsupported),
@@ -378,15 +381,16 @@ impl Session {
 
     /// Maps a file that is not the guest's memory. The limit for memory holds for each such file, too, because their
     /// pages are allocated when the device touches them.
-    fn map(&self, what: &'static str, fd: OwnedFd, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
+    fn map(&self, what: &'static str, fd: Received, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
         self.shared.options.memory_limits().check(bytes)?;
-        Mapping::new(what, fd, offset, bytes)
+        Mapping::new(what, &fd, offset, bytes)
     }
 
-    fn set_memory(&self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), DeviceError> {
+    fn set_memory(&self, regions: Vec<(MemoryRegion, Received)>) -> Result<(), DeviceError> {
         let (regions, files): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
         let regions: Vec<_> = regions.iter().map(info).collect();
         // Mapping takes a while. No lock is held, so passes go on.
+        let files = files.into_iter().map(Received::into_inner).collect();
         let memory = MemoryTable::new(&regions, files, &self.shared.options.memory_limits())?;
         self.shared.set_memory(memory);
         Ok(())

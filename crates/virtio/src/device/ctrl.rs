@@ -1,14 +1,17 @@
 //! The control queue, for drivers whose front end does not serve it: how many queue pairs are in use, and that the driver
 //! has announced itself. All other commands are refused: filters, hashes, RSS, and offloads that change while queues run.
 
+use std::convert::Infallible;
+
 use super::DriverFault;
+use super::budget::Budget;
 use super::config::Config;
 use super::copy::{gather, scatter};
 use super::memory::MemoryTable;
 use super::stats::Tally;
 use crate::net::{ctrl, feature};
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Side, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Heads, Side, each};
 
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
@@ -45,7 +48,8 @@ fn answer<S: Side>(
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
     q.refresh()?;
-    for _ in 0..BATCH {
+    let mut budget = Budget::of(BATCH, tally);
+    while budget.lasts(tally) {
         let mut buffers = Vec::new();
         let lent = q.lend(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
         let Some(head) = lent else { break };
@@ -64,11 +68,14 @@ fn answer<S: Side>(
             }
             _ => ctrl::ERR,
         };
-        // The command was carried out, whether or not its answer can be written.
-        let _ = scatter(memory.table(), [&[verdict], &[]], &buffers[answer..]);
-        q.wrote(&buffers[answer..], 1);
-        q.give_back(head, 1);
+        let answer = &buffers[answer..];
+        let _chains = q.complete(Heads::new(head), answer, |_| {
+            // The command was carried out, whether or not its answer can be written.
+            let _ = scatter(memory.table(), [&[verdict], &[]], answer);
+            Ok::<_, Infallible>(1)
+        });
         tally.commands += 1;
+        budget.spend_pieces(1, buffers.len());
     }
     Ok(())
 }

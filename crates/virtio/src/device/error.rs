@@ -162,6 +162,24 @@ pub enum DeviceError {
         /// Its offset in the file.
         offset: u64,
     },
+    /// A region whose place is not made of whole pages. Regions of a few bytes would let a front end cut each buffer into
+    /// as many pieces.
+    #[error(
+        "memory region {index}: {size:#x} bytes at {addr:#x} (user address {user:#x}), file offset {offset:#x}, are not whole \
+         pages of 4096 bytes"
+    )]
+    RegionUnaligned {
+        /// Its number.
+        index: usize,
+        /// Its guest address.
+        addr: u64,
+        /// Its user address.
+        user: u64,
+        /// Its bytes.
+        size: u64,
+        /// Its offset in the file.
+        offset: u64,
+    },
     /// Two regions with an address in common.
     #[error("memory regions {a} and {b} overlap")]
     RegionOverlap {
@@ -213,6 +231,16 @@ pub enum DeviceError {
     /// A region that can be shortened, where [`super::Options::require_sealed`] is set.
     #[error("memory region {index} is not sealed against shrinking (F_SEAL_SHRINK), and sealed memory is required")]
     RegionUnsealed {
+        /// Its number.
+        index: usize,
+    },
+    /// A region of a file that is not kernel memory, where [`super::Options::any_memory_file`] is not set. The file system of
+    /// such a file can block the device.
+    #[error(
+        "memory region {index} is not of a memory file (memfd, tmpfs, hugetlbfs or dma-buf): have the front end share such \
+         memory, or accept any file (any_memory_file, --any-memory-file), whose file system can then block the device"
+    )]
+    RegionNotMemory {
         /// Its number.
         index: usize,
     },

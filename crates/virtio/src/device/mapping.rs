@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use netmem_pool::FileMapping;
 
 use super::DeviceError;
+use crate::vhost_user::received::is_memory;
 
 /// A mapped piece of a file, readable and writable, unmapped when it is dropped.
 ///
@@ -35,7 +36,9 @@ impl Mapping {
         let failed = |source: std::io::Error| DeviceError::Io { what, source };
         // Only memory files have seals, and the kernel answers this by itself. On another file, the next calls could wait for
         // a file system that the front end serves.
-        rustix::fs::fcntl_get_seals(&file).map_err(|_| DeviceError::NotMemory { what })?;
+        if !is_memory(file.as_fd()) {
+            return Err(DeviceError::NotMemory { what });
+        }
         let stat = rustix::fs::fstat(&file).map_err(|e| failed(e.into()))?;
         let file_len = u64::try_from(stat.st_size).unwrap_or(0);
         let outside = DeviceError::SharedFile { what, offset, len, file: file_len };

@@ -27,23 +27,33 @@
 //!   bound is therefore the number of bytes mapped, [`Options::max_memory`](super::Options::max_memory). By default it
 //!   is [`MAX_BYTES`], which only keeps addresses free: the device does not know how large a guest's memory may be, and
 //!   most of it is charged to other processes. [`MemoryUse`] says how much the files have grown.
-//! * *It can share a file whose accesses are slow*, of its own file system (FUSE). Measuring and mapping such a file,
-//!   and each access, wait for that file system. Sealed files are memfds, so they do not have this problem.
+//! * *It can share a file of its own file system* (FUSE), and then not answer. Measuring and mapping such a file, and each
+//!   access, wait for that file system without a limit, and an access is made by a pass, with the pair locked. By default
+//!   the memory must therefore be a file of kernel memory: one that has seals (memfd, tmpfs, hugetlbfs), or a dma-buf. Both
+//!   questions are answered by the kernel alone, and come before all others. [`Options::any_memory_file`] accepts other
+//!   files, with this risk.
+//!
+//! [`Options::any_memory_file`]: super::Options::any_memory_file
 
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use netmem_pool::FileMapping;
-use rustix::fs::SealFlags;
+use rustix::fs::{AtFlags, FileType, SealFlags, Statx, StatxFlags, statx};
+use rustix::io::Errno;
 
 use super::DeviceError;
 use super::copy::CopyFailed;
 use super::import::{ImportedMemory, Importer};
+use crate::vhost_user::received::Received;
 
 /// The most regions of a table, as many as other back ends have.
 pub const MAX_REGIONS: usize = 509;
+
+/// What the addresses, the size and the file offset of a region are multiples of: a page of every guest.
+const PAGE: u64 = 4096;
 
 /// The most bytes of a table, and of each other file of a front end, where no lower limit is set. A process has 128 TiB of
 /// addresses on most systems. Without this limit a front end could map a sparse file over all of them, and no mapping and no
@@ -77,6 +87,8 @@ impl RegionInfo {
 pub struct MemoryLimits {
     /// See [`Options::require_sealed`](super::Options::require_sealed).
     pub require_sealed: bool,
+    /// See [`Options::any_memory_file`](super::Options::any_memory_file).
+    pub any_memory_file: bool,
     /// See [`Options::max_memory`](super::Options::max_memory).
     pub max_bytes: Option<u64>,
     /// See [`Options::importer`](super::Options::importer).
@@ -192,15 +204,58 @@ impl<'t> View<'t> {
 /// A file, and its allocated size when it was first mapped.
 #[derive(Debug)]
 struct Source {
-    fd: OwnedFd,
-    id: (u64, u64),
+    fd: Received,
+    /// The file system and the number of the file there.
+    id: (u32, u32, u64),
     sealed: bool,
     before: u64,
 }
 
+/// The kind of a file, as far as the kernel can tell it without a question to the file's own file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A memfd, or a file on tmpfs or hugetlbfs, with these seals.
+    Memory(SealFlags),
+    /// A buffer of a driver, which has a size, and can be mapped.
+    DmaBuf,
+    /// Any other file: one of a disk, one that another process serves, a device, a socket.
+    Other,
+}
+
+impl Kind {
+    fn of(fd: &Received) -> Self {
+        match rustix::fs::fcntl_get_seals(fd) {
+            Ok(seals) => Self::Memory(seals),
+            Err(_) if is_dma_buf(fd) => Self::DmaBuf,
+            Err(_) => Self::Other,
+        }
+    }
+}
+
+/// Whether a descriptor is a dma-buf: its `fdinfo` then has a line with the name of the exporter, which no other kind of file
+/// has. The file's name does not tell: a peer can give a file of its own file system the name that a dma-buf has.
+#[cold]
+fn is_dma_buf(fd: &Received) -> bool {
+    let info = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd()));
+    info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
+}
+
+/// What the kernel knows of a file already: no file system is asked.
+fn measure(fd: &Received) -> Result<Statx, Errno> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::BLOCKS;
+    statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
+}
+
+/// Whether a descriptor may be what a GPU's driver exports: a device, a socket or an anonymous file, without a size. A
+/// regular file or a directory may be one of a file system that the peer serves, and what an importer asks of it could wait.
+fn is_driver_file(stat: &Statx) -> bool {
+    let kind = FileType::from_raw_mode(stat.stx_mode.into());
+    stat.stx_size == 0 && !matches!(kind, FileType::RegularFile | FileType::Directory)
+}
+
 /// The allocated size of a file, in bytes.
-fn allocated(stat: &rustix::fs::Stat) -> u64 {
-    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+fn allocated(stat: &Statx) -> u64 {
+    stat.stx_blocks.saturating_mul(512)
 }
 
 /// How the bytes of a region are reached.
@@ -268,6 +323,8 @@ impl MemoryTable {
     ///
     /// [`DeviceError::RegionCount`], [`DeviceError::RegionFds`], and those of [`add`](Self::add).
     pub fn new(regions: &[RegionInfo], files: Vec<OwnedFd>, limits: &MemoryLimits) -> Result<Self, DeviceError> {
+        // From here on, every way to close them is one that does not wait.
+        let files: Vec<_> = files.into_iter().map(Received::from).collect();
         if regions.is_empty() || regions.len() > MAX_REGIONS {
             return Err(DeviceError::RegionCount { count: regions.len(), max: MAX_REGIONS });
         }
@@ -293,11 +350,11 @@ impl MemoryTable {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionOverlap`],
-    /// [`DeviceError::RegionUnsealed`], [`DeviceError::MemoryLimit`], [`DeviceError::RegionBeyondFile`],
-    /// [`DeviceError::RegionMap`], [`DeviceError::RegionImport`].
+    /// [`DeviceError::RegionCount`], [`DeviceError::RegionRange`], [`DeviceError::RegionUnaligned`],
+    /// [`DeviceError::RegionOverlap`], [`DeviceError::RegionUnsealed`], [`DeviceError::RegionNotMemory`], [`DeviceError::MemoryLimit`],
+    /// [`DeviceError::RegionBeyondFile`], [`DeviceError::RegionMap`], [`DeviceError::RegionImport`].
     pub fn add(&self, info: RegionInfo, file: OwnedFd, limits: &MemoryLimits) -> Result<Self, DeviceError> {
-        let index = self.regions.len();
+        let (index, file) = (self.regions.len(), Received::from(file));
         if index >= MAX_REGIONS {
             return Err(DeviceError::RegionCount { count: index + 1, max: MAX_REGIONS });
         }
@@ -333,19 +390,29 @@ impl MemoryTable {
         &mut self,
         index: usize,
         info: RegionInfo,
-        fd: OwnedFd,
+        fd: Received,
         limits: &MemoryLimits,
     ) -> Result<(), DeviceError> {
-        let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        // Checked first: if a file can be sealed, it is a memfd, and no system call on it waits for another process.
+        // The kind of the file comes first: the other system calls on a file of unknown kind can wait for the front end.
+        let kind = Kind::of(&fd);
+        let sealed = match kind {
+            Kind::Memory(seals) => seals.contains(SealFlags::SHRINK),
+            // Its size never changes, but that is not a seal, which `require_sealed` asks for.
+            Kind::DmaBuf => !limits.require_sealed,
+            Kind::Other => false,
+        };
         if limits.require_sealed && !sealed {
             return Err(DeviceError::RegionUnsealed { index });
         }
-        limits.check(self.mapped().saturating_add(info.size))?;
         let failed = |source| DeviceError::RegionMap { index, source };
-        let stat = rustix::fs::fstat(&fd).map_err(|e| failed(e.into()))?;
-        let (end, file) = (info.mmap_offset + info.size, u64::try_from(stat.st_size).unwrap_or(0));
-        let id = (stat.st_dev, stat.st_ino);
+        let stat = measure(&fd).map_err(|e| failed(e.into()))?;
+        let known = limits.any_memory_file || kind != Kind::Other;
+        if !known && (limits.importer.is_none() || !is_driver_file(&stat)) {
+            return Err(DeviceError::RegionNotMemory { index });
+        }
+        limits.check(self.mapped().saturating_add(info.size))?;
+        let (end, file) = (info.mmap_offset + info.size, stat.stx_size);
+        let id = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
         let (place, source) = match &limits.importer {
             Some(importer) if file == 0 => {
                 let memory = importer.import(fd.as_fd(), end);
@@ -436,7 +503,7 @@ impl MemoryTable {
                 seen.push(source);
             }
         }
-        let now = |source: &Arc<Source>| rustix::fs::fstat(&source.fd).map_or(source.before, |stat| allocated(&stat));
+        let now = |source: &Arc<Source>| measure(&source.fd).map_or(source.before, |stat| allocated(&stat));
         let sum = |bytes: &dyn Fn(&Arc<Source>) -> u64| seen.iter().map(|s| bytes(s)).fold(0, u64::saturating_add);
         MemoryUse {
             regions: self.len(),
@@ -533,12 +600,16 @@ impl MemoryTable {
     }
 }
 
-/// A region with bytes, none of whose addresses wraps around.
+/// A region with bytes, none of whose addresses wraps around, and all of whose words are multiples of a page.
 fn check(index: usize, r: &RegionInfo) -> Result<(), DeviceError> {
     let ends = [r.guest_addr, r.user_addr, r.mmap_offset].map(|at| at.checked_add(r.size));
     if r.size == 0 || ends.contains(&None) {
         let (addr, size, offset) = (r.guest_addr, r.size, r.mmap_offset);
         return Err(DeviceError::RegionRange { index, addr, size, offset });
+    }
+    if !(r.guest_addr | r.user_addr | r.size | r.mmap_offset).is_multiple_of(PAGE) {
+        let (addr, user, size, offset) = (r.guest_addr, r.user_addr, r.size, r.mmap_offset);
+        return Err(DeviceError::RegionUnaligned { index, addr, user, size, offset });
     }
     Ok(())
 }

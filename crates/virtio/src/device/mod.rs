@@ -4,7 +4,7 @@
 //!   front end ── vhost-user messages ──> Control (its own thread) ─┐
 //!                                                                  ├─ one mutex per pair: rings, features, memory table
 //!   Port ─ frames ─> Worker::poll (the caller's threads) ──────────┘
-//!        <─ frames ─        │ copies, in order, 256 frames a pass
+//!        <─ frames ─        │ copies, in order, up to 256 frames a pass
 //!                     the driver's memory
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! trusted: its words are checked on a private copy, and a ring that breaks a rule is stopped and counted
 //! ([`DriverFault`], [`Stats`]) while the others go on.
 
+mod budget;
 mod config;
 mod connect;
 mod control;
@@ -86,6 +87,12 @@ pub struct Options {
     /// is accepted and shortened, the rings stop, and the process goes on if the [handler](netmem_pool::sigbus) of
     /// SIGBUS is installed.
     pub require_sealed: bool,
+    /// Whether to accept memory in files of any kind. By default the device accepts files of kernel memory alone: memfds, files
+    /// on tmpfs and hugetlbfs, dma-bufs, and what the [`importer`](Self::importer) imports.
+    ///
+    /// **Warning**: an access to another file waits for its file system. If the front end serves that file system (FUSE) and
+    /// does not answer, a thread of the device waits without a limit, and with it every later front end.
+    pub any_memory_file: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
     /// allocate. By default, and at most, [`memory::MAX_BYTES`].
     pub max_memory: Option<u64>,
@@ -105,6 +112,7 @@ impl Default for Options {
             serve_control: false,
             split_headers: true,
             require_sealed: false,
+            any_memory_file: false,
             max_memory: None,
             importer: None,
         }
@@ -114,7 +122,8 @@ impl Default for Options {
 impl Options {
     fn memory_limits(&self) -> MemoryLimits {
         let importer = self.importer.clone();
-        MemoryLimits { require_sealed: self.require_sealed, max_bytes: self.max_memory, importer }
+        let Self { require_sealed, any_memory_file, .. } = *self;
+        MemoryLimits { require_sealed, any_memory_file, max_bytes: self.max_memory, importer }
     }
 
     fn offered(&self) -> u64 {

@@ -7,6 +7,7 @@
 use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
+use super::budget::Budget;
 use super::copy::{CopyFailed, scatter};
 use super::memory::{MemoryTable, View};
 use super::port::{Port, Posted};
@@ -14,11 +15,9 @@ use super::split;
 use super::stats::{DropReason, Tally};
 use crate::net::{Offloads, VnetHdr};
 use crate::virtqueue::device::{
-    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Head, Side, Whole, each,
+    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each,
 };
 
-/// Chains taken in one pass.
-pub(super) const BATCH: u16 = 256;
 /// The used index is published after so many bytes, or after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
 
@@ -44,7 +43,7 @@ impl Default for Scratch {
     }
 }
 
-/// Fills up to [`BATCH`] chains of `q` from `port`.
+/// Fills chains of `q` from `port`, for the [budget](Budget) of a pass.
 ///
 /// # Errors
 ///
@@ -92,63 +91,61 @@ fn fill<S: Side, P: Port>(
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let (mut group, mut left) = (Group::EMPTY, BATCH);
-    while left > 0 && q.available() {
+    let (mut group, mut budget) = (Group::EMPTY, Budget::new(tally));
+    while budget.lasts(tally) && q.available() {
         // The kernel cannot read into imported memory.
         if P::READS
             && !memory.table().imports()
             && let Some(bytes) = port.expects()
         {
-            let chains = read_frames(q, memory, port, bytes, left, scratch, tally)?;
-            left = left.saturating_sub(chains);
+            read_frames(q, memory, port, bytes, &mut budget, scratch, tally)?;
             if port.expects().is_some() {
                 break;
             }
         }
-        if left == 0 || !q.available() || port.peek().is_none() {
+        if !budget.lasts(tally) || !q.available() || port.peek().is_none() {
             break;
         }
         if q.plain() {
             // Of a port that reads into buffers, only one frame is copied: the next frame is read into the buffers
             // again.
-            let most = if P::READS { 1 } else { left };
+            let most = if P::READS { 1 } else { budget.chains() };
             q.look_ahead(memory, most, Direction::Write, &mut group);
         }
         let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
         q.give_back_group(&mut group, taken);
         q.publish();
-        left -= taken as u16;
-        if end == End::Look {
-            match one(q, memory, port, scratch, tally)? {
-                0 => break,
-                chains => left = left.saturating_sub(chains),
-            }
+        budget.spend(taken as u16);
+        if end == End::Look && !one(q, memory, port, scratch, &mut budget, tally)? {
+            break;
         }
     }
     Ok(())
 }
 
-/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. Returns the
-/// chains they took. If a frame must be delivered in another way, [`Port::peek`] shows it afterwards.
+/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. If a frame must be
+/// delivered in another way, [`Port::peek`] shows it afterwards.
 fn read_frames<S: Side, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
     mut bytes: usize,
-    most: u16,
+    budget: &mut Budget,
     scratch: &mut Scratch,
     tally: &mut Tally,
-) -> Result<u16, DriverFault> {
-    let (accepts, mut taken, mut unpublished) = (q.negotiated().received(), 0, 0);
-    while taken < most && q.available() {
+) -> Result<(), DriverFault> {
+    let (accepts, mut unpublished) = (q.negotiated().received(), 0);
+    while budget.lasts(tally) && q.available() {
         let mut buffers = scratch.buffers.lend();
         let read = read_frame(q, memory, port, (accepts, bytes), &mut buffers);
+        budget.spend_pieces(0, buffers.len());
         scratch.buffers.put(buffers);
         let Some((chains, len)) = read? else { break };
         tally.rx_frames += 1;
         tally.rx_bytes += len as u64;
         tally.rx_in_place += 1;
-        (taken, unpublished) = (taken + chains, unpublished + len + PUBLISH_BYTES / PUBLISH_READS);
+        budget.spend(chains);
+        unpublished += len + PUBLISH_BYTES / PUBLISH_READS;
         if unpublished >= PUBLISH_BYTES {
             q.publish();
             unpublished = 0;
@@ -156,7 +153,7 @@ fn read_frames<S: Side, P: Port>(
         let Some(next) = port.expects() else { break };
         bytes = next;
     }
-    Ok(taken)
+    Ok(())
 }
 
 /// Has the port read a frame into chains of about `bytes` bytes. Returns the chains that it took, and its length.
@@ -170,30 +167,22 @@ fn read_frame<'t, S: Side, P: Port>(
 ) -> Result<Option<(u16, usize)>, DriverFault> {
     let mut cursor = q.cursor();
     let Some(first) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { return Ok(None) };
-    let (mut room, mut more) = (first.bytes(), Vec::new());
-    let most = if q.negotiated().mergeable() { usize::from(q.size()) - 1 } else { 0 };
-    while room < bytes && more.len() < most {
+    let mut heads = Heads::new(first);
+    let most = if q.negotiated().mergeable() { usize::from(q.size()) } else { 1 };
+    while heads.bytes() < bytes && heads.len() < most {
         let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { break };
-        room += head.bytes();
-        more.push(head);
+        heads.push(head);
     }
-    let Some((header, len)) = port.read(accepts, Posted::new(buffers, q.header())) else { return Ok(None) };
-    let mut left = q.header() + len;
-    q.wrote(buffers, left);
-    let (mut taken, mut held) = (1, first.bytes());
-    while held < left {
-        held += more[taken - 1].bytes();
-        taken += 1;
-    }
-    let header = VnetHdr { num_buffers: taken as u16, ..header }.to_bytes();
-    // It cannot fail: all buffers are mapped, see `fill`.
-    let _ = scatter(memory.table(), [&header[..q.header()], &[]], buffers);
-    for head in std::iter::once(first).chain(more).take(taken) {
-        let n = left.min(head.bytes());
-        q.give_back(head, n as u32);
-        left -= n;
-    }
-    Ok(Some((taken as u16, len)))
+    let (table, header_len, mut read) = (memory.table(), q.header(), 0);
+    let chains = q.complete(heads, buffers, |heads| {
+        let (header, len) = port.read(accepts, Posted::new(buffers, header_len)).ok_or(())?;
+        read = len;
+        let header = VnetHdr { num_buffers: heads.with_bytes(header_len + len), ..header }.to_bytes();
+        // It cannot fail: all buffers are mapped, see `fill`.
+        let _ = scatter(table, [&header[..header_len], &[]], buffers);
+        Ok::<_, ()>(header_len + len)
+    });
+    Ok(chains.ok().map(|chains| (chains, read)))
 }
 
 /// Why a group of frames ended.
@@ -252,19 +241,21 @@ fn whole_frames<P: Port>(
     (taken, end)
 }
 
-/// Delivers the next frame into the available buffers, of any form. Returns the number of chains that it took, at least
-/// 1; 0 if it must wait.
+/// Delivers the next frame into the available buffers, of any form. Returns whether the pass goes on: not if the frame must
+/// wait.
 #[cold]
 fn one<S: Side, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
     scratch: &mut Scratch,
+    budget: &mut Budget,
     tally: &mut Tally,
-) -> Result<u16, DriverFault> {
-    let Some(wire) = port.peek() else { return Ok(0) };
+) -> Result<bool, DriverFault> {
+    let Some(wire) = port.peek() else { return Ok(false) };
     let mut buffers = scratch.buffers.lend();
     let fit = spread(q, memory, wire, &mut buffers);
+    budget.spend_pieces(0, buffers.len());
     scratch.buffers.put(buffers);
     let chains = match fit? {
         Fit::Done(chains) => {
@@ -274,7 +265,7 @@ fn one<S: Side, P: Port>(
         }
         Fit::Waits => {
             tally.starved += 1;
-            return Ok(0);
+            return Ok(false);
         }
         Fit::Never => {
             tally.drop(DropReason::TooBig);
@@ -287,7 +278,8 @@ fn one<S: Side, P: Port>(
     };
     port.consume();
     q.publish();
-    Ok(chains)
+    budget.spend(chains);
+    Ok(true)
 }
 
 /// The result of the delivery of a frame.
@@ -314,31 +306,34 @@ fn spread<'t, S: Side>(
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
     let most = if q.negotiated().mergeable() { q.size() } else { 1 };
-    let (mut cursor, mut room, mut chains) = (q.cursor(), 0, Vec::<Head<S::At>>::new());
-    while room < total {
-        if chains.len() == usize::from(most) {
+    let mut cursor = q.cursor();
+    let mut lend = |q: &mut DeviceQueue<S>| {
+        let head = q.lend(&mut cursor, memory, Direction::Write, buffers)?;
+        if head.is_none() {
+            q.starve(cursor);
+        }
+        Ok::<_, DriverFault>(head)
+    };
+    let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+    let mut heads = Heads::new(head);
+    while heads.bytes() < total {
+        if heads.len() == usize::from(most) {
             return Ok(Fit::Never);
         }
-        let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else {
-            q.starve(cursor);
-            return Ok(Fit::Waits);
-        };
-        room += head.bytes();
-        chains.push(head);
+        let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+        heads.push(head);
     }
+    let (table, header_len) = (memory.table(), q.header());
     let mut first = [0; VnetHdr::LEN];
     first.copy_from_slice(header);
-    first[10..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
+    first[10..].copy_from_slice(&(heads.len() as u16).to_le_bytes());
     // A legacy header ends before the number of buffers.
-    if let Err(CopyFailed) = scatter(memory.table(), [&first[..q.header()], frame], buffers) {
-        return Ok(Fit::Lost);
-    }
-    q.wrote(buffers, total);
-    let (mut left, taken) = (total, chains.len() as u16);
-    for head in chains {
-        let n = left.min(head.bytes());
-        q.give_back(head, n as u32);
-        left -= n;
-    }
-    Ok(Fit::Done(taken))
+    let written = q.complete(heads, buffers, |_| {
+        scatter(table, [&first[..header_len], frame], buffers)?;
+        Ok(total)
+    });
+    Ok(match written {
+        Ok(chains) => Fit::Done(chains),
+        Err(CopyFailed) => Fit::Lost,
+    })
 }

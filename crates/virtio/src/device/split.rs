@@ -18,19 +18,21 @@
 //! * If the port has not verified a frame's checksum, it is verified here. If it is right, the frame is delivered with
 //!   `DATA_VALID`. If it is wrong, the frame is delivered without that mark, and is joined to no other.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use netmem_packet::{Checksum, Headers, Join, Joinable, MAX_SEGMENTS};
 use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
+use super::budget::{Budget, CHAINS};
 use super::copy::{CopyFailed, put};
 use super::memory::{MemoryTable, View};
 use super::port::Port;
-use super::rx::{BATCH, Scratch};
+use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
 use crate::net::{VnetHdr, feature};
-use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Side};
+use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Heads, Side};
 
 /// Chains are given back to the driver after so many bytes of payload, or at the end of the pass. This is a large
 /// segment for each of some flows.
@@ -38,7 +40,7 @@ const PUBLISH_BYTES: usize = 512 << 10;
 /// Chains are given back after so many chains, too.
 const PUBLISH_CHAINS: usize = 64;
 /// The most frames that are taken in one pass: those of some large segments.
-const FRAMES: usize = 4 * BATCH as usize;
+const FRAMES: usize = 4 * CHAINS as usize;
 /// How many of the last chains are searched for the one that a frame continues.
 const FLOWS: usize = 16;
 /// Bytes of a frame that are searched for its headers, if these are longer than those of [`Joinable`].
@@ -47,8 +49,7 @@ const LOOK: usize = 512;
 const LEAST: usize = 14;
 
 /// A chain that was filled, and was not given back yet.
-struct Open<A> {
-    head: Head<A>,
+struct Open {
     buffers: Range<usize>,
     header: VnetHdr,
     /// Bytes of the frame in the first buffer.
@@ -74,7 +75,7 @@ struct Allowed {
     ecn: bool,
 }
 
-/// Fills chains of `q` from `port`, at most [`BATCH`].
+/// Fills chains of `q` from `port`, for the [budget](Budget) of a pass.
 ///
 /// # Errors
 ///
@@ -102,10 +103,13 @@ fn fill<'t, S: Side, P: Port>(
     let has = |bits| q.negotiated().has(feature::GUEST_CSUM | bits);
     let (v4, v6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
     let allowed = Allowed { sums: has(0), v4, v6, ecn: has(feature::GUEST_ECN) };
-    let mut open: Vec<Open<S::At>> = Vec::new();
-    let (mut cursor, mut chains, mut bytes) = (q.cursor(), 0, 0);
+    let mut open: Vec<(Head<S::At>, Open)> = Vec::new();
+    let (mut cursor, mut budget, mut bytes) = (q.cursor(), Budget::new(tally), 0);
     let (table, mut result) = (memory.table(), Ok(()));
     for _ in 0..FRAMES {
+        if !budget.lasts(tally) {
+            break;
+        }
         let Some((header, frame)) = port.peek().and_then(|wire| wire.split_first_chunk()) else { break };
         let (mut header, mut frame) = (VnetHdr::from_bytes(*header), frame);
         let looked = look(&mut header, &mut frame, &allowed);
@@ -124,10 +128,6 @@ fn fill<'t, S: Side, P: Port>(
             port.consume();
             continue;
         }
-        if chains == usize::from(BATCH) {
-            tally.rx_bytes -= frame.len() as u64;
-            break;
-        }
         let (start, before) = (buffers.len(), cursor);
         let head = match q.lend(&mut cursor, memory, Direction::Write, buffers) {
             Ok(Some(head)) => head,
@@ -142,11 +142,13 @@ fn fill<'t, S: Side, P: Port>(
             }
         };
         let range = start..buffers.len();
-        match Open::new(head, range, (table, buffers), (header, frame), &looked, &allowed) {
+        // Also if the frame is dropped, and its chain stays.
+        budget.spend_pieces(1, range.len());
+        match Open::new(head.bytes(), range, (table, buffers), (header, frame), &looked, &allowed) {
             Ok(chain) => {
-                (bytes, chains) = (bytes + chain.payload, chains + 1);
+                bytes += chain.payload;
                 tally.rx_frames += 1;
-                open.push(chain);
+                open.push((head, chain));
             }
             // The chain stays the next one.
             Err(reason) => {
@@ -202,11 +204,12 @@ fn look(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> Looked {
 /// The chain that a frame continues. If the frame does not continue a chain of its flow, no later frame may continue
 /// that chain.
 #[inline]
-fn continued<'o, A>(open: &'o mut [Open<A>], frame: &Joinable, checksum: Checksum) -> Option<&'o mut Open<A>> {
+fn continued<'o, A>(open: &'o mut [(Head<A>, Open)], frame: &Joinable, checksum: Checksum) -> Option<&'o mut Open> {
     let chain = open
         .iter_mut()
         .rev()
         .take(FLOWS)
+        .map(|(_, chain)| chain)
         .find(|chain| chain.continues && chain.join.as_ref().is_some_and(|join| join.is_flow(frame)))?;
     let join = chain.join.as_mut()?;
     let (more, known) = (frame.payload().unwrap_or(0), checksum != Checksum::Unknown);
@@ -220,14 +223,14 @@ fn continued<'o, A>(open: &'o mut [Open<A>], frame: &Joinable, checksum: Checksu
     None
 }
 
-impl<A> Open<A> {
-    /// Puts a frame into a chain.
+impl Open {
+    /// Puts a frame into a chain of `bytes` bytes.
     ///
     /// # Errors
     ///
     /// The reason why the frame is dropped: it does not fit, or its payload cannot be copied. Headers go to mapped memory only.
     fn new(
-        head: Head<A>,
+        bytes: usize,
         range: Range<usize>,
         (table, buffers): (&MemoryTable, &[Buffer<'_>]),
         (header, frame): (VnetHdr, &[u8]),
@@ -241,7 +244,7 @@ impl<A> Open<A> {
         let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= LEAST).ok_or(DropReason::TooBig)?;
         let behind = looked.payload.filter(|&at| at <= room && at < frame.len());
         let split = behind.unwrap_or(frame.len().min(room).min(usize::from(u16::MAX)));
-        let beyond = head.bytes() - first.len;
+        let beyond = bytes - first.len;
         if frame.len() - split > beyond {
             return Err(DropReason::TooBig);
         }
@@ -254,7 +257,7 @@ impl<A> Open<A> {
         unsafe { copy_in(&frame[..split], first.host.wrapping_add(VnetHdr::LEN)) };
         let at = (range.start + 1, 0);
         let continues = join.is_some();
-        let mut chain = Self { head, buffers: range, header, split, payload: 0, at, room: beyond, join, continues };
+        let mut chain = Self { buffers: range, header, split, payload: 0, at, room: beyond, join, continues };
         match chain.write(table, buffers, &frame[split..]) {
             Ok(()) => Ok(chain),
             Err(CopyFailed) => Err(DropReason::CopyFailed),
@@ -325,10 +328,9 @@ impl<A> Open<A> {
 }
 
 /// Gives all chains back. The driver sees them when they are published.
-fn give_back<S: Side>(q: &mut DeviceQueue<S>, open: &mut Vec<Open<S::At>>, buffers: &[Buffer<'_>]) {
-    for mut chain in open.drain(..) {
-        let len = chain.finish(buffers);
-        q.wrote(&buffers[chain.buffers], len);
-        q.give_back(chain.head, len as u32);
+fn give_back<S: Side>(q: &mut DeviceQueue<S>, open: &mut Vec<(Head<S::At>, Open)>, buffers: &[Buffer<'_>]) {
+    for (head, mut chain) in open.drain(..) {
+        let range = chain.buffers.clone();
+        let _chains = q.complete(Heads::new(head), &buffers[range], |_| Ok::<_, Infallible>(chain.finish(buffers)));
     }
 }

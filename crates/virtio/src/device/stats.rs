@@ -240,6 +240,12 @@ impl Tally {
         self.drops[why as usize] += 1;
     }
 
+    /// Frames dropped.
+    #[inline]
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
     /// Frames and commands handled, dropped ones included.
     pub(super) fn moved(&self) -> usize {
         (self.rx_frames + self.tx_frames + self.commands + self.dropped) as usize

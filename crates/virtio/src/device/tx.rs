@@ -3,10 +3,11 @@
 use netmem_pool::foreign::copy_out;
 
 use super::DriverFault;
+use super::budget::Budget;
 use super::copy::{CopyFailed, gather};
 use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port};
-use super::rx::{BATCH, Scratch};
+use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Group, Head, Side, Whole, each};
@@ -16,7 +17,7 @@ const PUBLISH_FRAMES: u16 = 32;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
 
-/// Takes up to [`BATCH`] chains of `q`, while `port` has room, and gives their frames to it, if their headers ask for no more
+/// Takes chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and gives their frames to it, if their headers ask for no more
 /// than what it `accepts`; a ring that is disabled accepts no frame. `wire` is private memory of at least [`MAX_WIRE`] bytes.
 ///
 /// # Errors
@@ -63,10 +64,10 @@ fn drain<S: Side, P: Port>(
     wire: &mut [u8],
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let (mut group, mut done, mut fresh) = (Group::EMPTY, 0, 0);
+    let (mut group, mut budget, mut fresh) = (Group::EMPTY, Budget::new(tally), 0);
     // Whether the last chain had several buffers. The next one often has, too, and then a group has no chains.
     let mut several = false;
-    while done < BATCH && (accepts.is_none() || port.room()) {
+    while budget.lasts(tally) && (accepts.is_none() || port.room()) {
         let most = PUBLISH_FRAMES - fresh;
         if q.plain() && !several {
             q.look_ahead(memory, most, Direction::Read, &mut group);
@@ -79,14 +80,19 @@ fn drain<S: Side, P: Port>(
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
-            let Some((head, buffers)) = chain(q, memory, P::WANTS_BYTES, scratch, wire, tally)? else { break };
+            let Some((head, buffers, copied)) = chain(q, memory, P::WANTS_BYTES, scratch, wire)? else { break };
             let total = head.bytes() + short(q);
-            frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally);
+            match copied {
+                Ok(()) => frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally),
+                Err(CopyFailed) => tally.drop(DropReason::CopyFailed),
+            }
             q.give_back_read(head);
             several = buffers > 1;
             taken += 1;
+            budget.spend_pieces(0, buffers);
         }
-        (done, fresh) = (done + taken, fresh + taken);
+        budget.spend(taken);
+        fresh += taken;
         if fresh == PUBLISH_FRAMES {
             q.publish();
             fresh = 0;
@@ -125,12 +131,11 @@ fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
 
-/// A chain that is lent, and the number of its buffers.
-type Lent<S> = (Head<<S as Side>::At>, usize);
+/// A chain that is lent, the number of its buffers, and whether its bytes were copied.
+type Lent<S> = (Head<<S as Side>::At>, usize, Result<(), CopyFailed>);
 
-/// The next chain, of any form, if there is one, and the number of its buffers. The first [`MAX_WIRE`] bytes of its frame are copied into
-/// `wire` if `copied` is set.
-/// Chains whose bytes cannot be copied are given back and counted before that.
+/// The next chain, of any form, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is
+/// set.
 #[inline(never)]
 fn chain<S: Side>(
     q: &mut DeviceQueue<S>,
@@ -138,29 +143,20 @@ fn chain<S: Side>(
     copied: bool,
     scratch: &mut Scratch,
     wire: &mut [u8],
-    tally: &mut Tally,
 ) -> Result<Option<Lent<S>>, DriverFault> {
-    loop {
-        let mut buffers = scratch.buffers.lend();
-        let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
-        let (short, mut result) = (short(q), Ok(0));
-        if copied && matches!(lent, Ok(Some(_))) {
-            result = gather(memory.table(), &buffers, &mut wire[short..]);
-            if short > 0 {
-                wire.copy_within(short..VnetHdr::LEN, 0);
-                wire[q.header()..VnetHdr::LEN].fill(0);
-            }
-        }
-        let number = buffers.len();
-        scratch.buffers.put(buffers);
-        match (lent?, result) {
-            (Some(head), Err(CopyFailed)) => {
-                tally.drop(DropReason::CopyFailed);
-                q.give_back_read(head);
-            }
-            (lent, _) => return Ok(lent.map(|head| (head, number))),
+    let mut buffers = scratch.buffers.lend();
+    let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
+    let (short, mut result) = (short(q), Ok(()));
+    if copied && matches!(lent, Ok(Some(_))) {
+        result = gather(memory.table(), &buffers, &mut wire[short..]).map(drop);
+        if short > 0 {
+            wire.copy_within(short..VnetHdr::LEN, 0);
+            wire[q.header()..VnetHdr::LEN].fill(0);
         }
     }
+    let number = buffers.len();
+    scratch.buffers.put(buffers);
+    Ok(lent?.map(|head| (head, number, result)))
 }
 
 /// Checks a frame of `total` bytes, header included, and hands it on.

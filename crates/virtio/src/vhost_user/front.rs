@@ -16,11 +16,12 @@
 use super::VhostUserError;
 use super::line::{Line, LineError};
 use super::message::{MAX_FDS, Malformed, MemoryRegion, Message, Reply, Request, VringAddresses, protocol};
+use super::received::Received;
 use super::socket::{self, Listener};
 use crate::net::config::NetConfig;
 use crate::net::feature;
 use netmem_pool::TableEntry;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -368,7 +369,7 @@ impl VhostUser {
     }
 
     /// Sends a message that has an answer, and waits for the answer.
-    pub(crate) fn ask(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<OwnedFd>, VhostUserError> {
+    pub(crate) fn ask(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<Received>, VhostUserError> {
         self.exchange(&message, false)
     }
 
@@ -392,7 +393,7 @@ impl VhostUser {
         }
     }
 
-    fn exchange(&self, message: &Message<BorrowedFd<'_>>, confirm: bool) -> Result<Reply<OwnedFd>, VhostUserError> {
+    fn exchange(&self, message: &Message<BorrowedFd<'_>>, confirm: bool) -> Result<Reply<Received>, VhostUserError> {
         let request = message.request();
         let answer = self.line.send(&message.encode(confirm)).and_then(|()| self.line.recv());
         let reply = answer.and_then(|packet| Ok(Reply::decode(packet, request)?));

@@ -1,6 +1,7 @@
 //! The codec for `fuzz/`.
 
 use super::message::{HEADER, MAX_FDS, MAX_PAYLOAD, Message, Packet, Reply, Request};
+use super::received::Received;
 use std::os::fd::OwnedFd;
 
 /// A packet as [`Line`](super::line::Line) would make it of these parts. The descriptors are closed if it would make none.
@@ -12,19 +13,20 @@ fn packet(request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option
     }
     let (packet, size) = Packet::with_header(&header).ok()?;
     assert!(size <= MAX_PAYLOAD);
+    let fds: Vec<_> = fds.into_iter().map(Received::from).collect();
     (fds.len() <= MAX_FDS).then(|| Packet { payload: payload[..size].to_vec(), fds, ..packet })
 }
 
 /// The parts of what was encoded, as they would come again; `fds` in the place of its descriptors.
-fn again(bytes: &[u8], fds: Vec<OwnedFd>) -> Packet {
+fn again(bytes: &[u8], fds: Vec<Received>) -> Packet {
     let (header, payload) = bytes.split_first_chunk().expect("a header");
     let (packet, size) = Packet::with_header(header).expect("our own messages have a valid header");
     assert_eq!(size, payload.len());
     Packet { payload: payload.to_vec(), fds, ..packet }
 }
 
-fn duplicates(fds: &[std::os::fd::BorrowedFd<'_>]) -> Vec<OwnedFd> {
-    fds.iter().map(|fd| fd.try_clone_to_owned().expect("a descriptor")).collect()
+fn duplicates(fds: &[std::os::fd::BorrowedFd<'_>]) -> Vec<Received> {
+    fds.iter().map(|fd| fd.try_clone_to_owned().expect("a descriptor").into()).collect()
 }
 
 /// Decodes a message of a front end, and what is decoded again after it was encoded.
@@ -55,6 +57,6 @@ pub fn reply(asked: u32, answered: u32, flags: u32, payload: &[u8], fds: Vec<Own
 }
 
 /// A message for a device's session.
-pub(crate) fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<OwnedFd>> {
+pub(crate) fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<Received>> {
     Message::decode(packet(request, 1, payload, fds)?).ok()
 }

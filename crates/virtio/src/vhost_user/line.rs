@@ -21,6 +21,7 @@ use rustix::net::{
 };
 
 use super::message::{Frame, HEADER, MAX_FDS, Malformed, Packet};
+use super::received::{MAX_CLOSING, Received, closing};
 
 /// Why a message could not be sent or received. The connection has ended.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,15 @@ pub enum LineError {
          raise the limit (`ulimit -n`, or LimitNOFILE of the service)"
     )]
     TooFewDescriptors,
+    /// The peer sent descriptors, and too many of earlier ones are still being closed: their files let no `close` end.
+    #[error(
+        "this process is still closing {descriptors} descriptors that peers have sent, and the peers' files (FUSE, or \
+         sockets that linger) delay it; end the processes that serve these files"
+    )]
+    StillClosing {
+        /// How many there may be.
+        descriptors: usize,
+    },
     /// The peer broke the protocol.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -152,7 +162,7 @@ impl Line {
 
     /// One message without its descriptors, or `None` at the end of the connection. Reads not a byte more. The descriptors go
     /// to `fds`; without it the message must have none.
-    fn packet(&self, mut fds: Option<&mut Vec<OwnedFd>>, deadline: Instant) -> Result<Option<Packet>, LineError> {
+    fn packet(&self, mut fds: Option<&mut Vec<Received>>, deadline: Instant) -> Result<Option<Packet>, LineError> {
         let mut header = [0; HEADER];
         match self.fill(&mut header, fds.as_deref_mut(), deadline)? {
             0 => return Ok(None),
@@ -171,7 +181,7 @@ impl Line {
     fn fill(
         &self,
         buffer: &mut [u8],
-        mut fds: Option<&mut Vec<OwnedFd>>,
+        mut fds: Option<&mut Vec<Received>>,
         deadline: Instant,
     ) -> Result<usize, LineError> {
         let mut filled = 0;
@@ -179,7 +189,10 @@ impl Line {
             // Room for one too many, which tells a peer that sends too many from a process that can hold too few. Descriptors
             // that are not drained are closed with the buffer.
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS + 1))];
+            let stuck = closing() >= MAX_CLOSING;
             let mut control = match fds {
+                // The kernel drops the descriptors, and says so.
+                Some(_) if stuck => RecvAncillaryBuffer::default(),
                 Some(_) => RecvAncillaryBuffer::new(&mut space),
                 None => RecvAncillaryBuffer::default(),
             };
@@ -198,11 +211,14 @@ impl Line {
                 Some(fds) => {
                     for message in control.drain() {
                         if let RecvAncillaryMessage::ScmRights(more) = message {
-                            fds.extend(more);
+                            fds.extend(more.map(Received::from));
                         }
                     }
                     if fds.len() > MAX_FDS {
                         return Err(Malformed::TooManyDescriptors.into());
+                    }
+                    if cut && stuck {
+                        return Err(LineError::StillClosing { descriptors: MAX_CLOSING });
                     }
                     if cut {
                         return Err(LineError::TooFewDescriptors);

@@ -10,11 +10,13 @@
 //! ```
 //!
 //! [`Message`] and [`Reply`] are generic over the descriptors: a message to send borrows them (`BorrowedFd`), a received one
-//! owns them (`OwnedFd`). `decode` checks every length and the number of descriptors. A message that is refused closes its
+//! owns them ([`Received`]). `decode` checks every length and the number of descriptors. A message that is refused closes its
 //! descriptors, because it is dropped.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::received::Received;
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 12;
@@ -206,7 +208,7 @@ pub(crate) struct Packet {
     /// At most [`MAX_PAYLOAD`] bytes.
     pub(crate) payload: Vec<u8>,
     /// At most [`MAX_FDS`].
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<Received>,
 }
 
 impl Packet {
@@ -288,7 +290,7 @@ struct Reader {
     payload: Vec<u8>,
     at: usize,
     came: usize,
-    fds: std::vec::IntoIter<OwnedFd>,
+    fds: std::vec::IntoIter<Received>,
 }
 
 impl Reader {
@@ -344,12 +346,12 @@ impl Reader {
         Inflight { mmap_size, mmap_offset, queues, queue_size }
     }
 
-    fn fd(&mut self) -> Result<OwnedFd, Malformed> {
+    fn fd(&mut self) -> Result<Received, Malformed> {
         self.fds.next().ok_or(Malformed::Descriptors { request: self.request, got: self.came })
     }
 
     /// A ring and its descriptor, as `SET_VRING_KICK`, `_CALL` and `_ERR` have them.
-    fn ring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), Malformed> {
+    fn ring_fd(&mut self) -> Result<(u8, Option<Received>), Malformed> {
         let value = self.u64();
         let fd = if value & NO_FD == 0 { Some(self.fd()?) } else { None };
         Ok((value as u8, fd))
@@ -407,7 +409,7 @@ pub(crate) struct Inflight {
     pub(crate) queue_size: u16,
 }
 
-/// A message of the front end. `F` is the type of its descriptors: `BorrowedFd` to send, `OwnedFd` once received.
+/// A message of the front end. `F` is the type of its descriptors: `BorrowedFd` to send, [`Received`] once received.
 #[derive(Debug)]
 pub(crate) enum Message<F> {
     GetFeatures,
@@ -583,7 +585,7 @@ impl<F: AsFd> Message<F> {
     }
 }
 
-impl Message<OwnedFd> {
+impl Message<Received> {
     /// Decodes a received message. Its lengths and its number of descriptors are checked; the meaning of its numbers is
     /// not.
     pub(crate) fn decode(packet: Packet) -> Result<Self, Malformed> {
@@ -725,7 +727,7 @@ impl<F: AsFd> Reply<F> {
     }
 }
 
-impl Reply<OwnedFd> {
+impl Reply<Received> {
     /// The answer to `asked`.
     pub(crate) fn decode(packet: Packet, asked: Request) -> Result<Self, Malformed> {
         let (request, flags) = (packet.request, packet.flags);
@@ -758,20 +760,23 @@ impl Reply<OwnedFd> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec};
     use std::io::{Read, pipe};
 
     /// A message with these bytes of payload, and with descriptors that are ends of pipes: the other ends tell whether a
     /// descriptor was closed.
     fn packet(request: Request, payload: &[u8], fds: usize) -> (Packet, Vec<std::io::PipeReader>) {
         let (readers, writers): (Vec<_>, Vec<_>) = (0..fds).map(|_| pipe().unwrap()).unzip();
-        let fds = writers.into_iter().map(OwnedFd::from).collect();
+        let fds = writers.into_iter().map(|fd| std::os::fd::OwnedFd::from(fd).into()).collect();
         (Packet { request, flags: VERSION, payload: payload.to_vec(), fds }, readers)
     }
 
     fn all_closed(readers: Vec<std::io::PipeReader>) {
         for mut reader in readers {
-            rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).unwrap();
-            // An open writer would make this "try again".
+            // A pipe is closed by a thread of its own.
+            let mut end = [PollFd::new(&reader, PollFlags::IN)];
+            let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+            assert_eq!(rustix::event::poll(&mut end, Some(&minute)), Ok(1), "a writer is left open");
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
     }

@@ -4,6 +4,7 @@
 //!
 //! * `message` has the messages of the specification, for both sides: one definition that encodes and decodes.
 //! * `line` is one connected socket: messages go out and come in, each within a time limit.
+//! * `received` closes a peer's descriptors without a wait for the peer.
 //! * [`socket`] makes a connection, in either role.
 //! * `front` is the front end, by which the [driver](crate::driver) reaches its device. The back end is in
 //!   [`device`](crate::device).
@@ -14,6 +15,7 @@ mod front;
 pub(crate) mod fuzz;
 pub(crate) mod line;
 pub(crate) mod message;
+pub(crate) mod received;
 pub mod socket;
 
 pub use error::VhostUserError;

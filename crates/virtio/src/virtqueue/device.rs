@@ -2,12 +2,16 @@
 //! the same order.
 //!
 //! ```text
-//!   refresh ──► cursor ──► lend ──► Head + buffers ──► give_back ──► publish ──► should_notify
+//!   refresh ──► cursor ──► lend ──► Head + buffers ──► complete, or give_back_read ──► publish ──► should_notify
 //!                 ▲          │                             │
 //!                 └──────────┘                             └─ the queue's position moves here, and only here
 //! ```
 //!
-//! * *A chain is given back once.* [`Head`] can neither be copied nor cloned, and `give_back` takes it by value.
+//! * *A chain is given back once.* [`Head`] can neither be copied nor cloned, and both functions take it by value.
+//! * *Bytes are written, then noted in the dirty log, then given back.* A front end that sees a page noted may copy it at once, and
+//!   a driver that sees a chain may read it at once. Only [`complete`](DeviceQueue::complete) gives back a chain that was
+//!   written, and it has the three steps in this order. A group of [`look_ahead`](DeviceQueue::look_ahead) is of a queue
+//!   without a log.
 //! * *A chain is not forgotten.* Lending does not move the queue: a caller walks ahead with a
 //!   [cursor](DeviceQueue::cursor) of its own. If a head is dropped, its chain stays available, and the next pass finds
 //!   it again.
@@ -87,7 +91,7 @@ impl Buffers {
     }
 }
 
-/// A chain that is lent. It goes back with [`DeviceQueue::give_back`]; a head that is dropped leaves its chain where it is.
+/// A chain that is lent. It goes back with [`DeviceQueue::complete`] or [`DeviceQueue::give_back_read`]; a head that is dropped leaves its chain where it is.
 #[derive(Debug)]
 #[must_use = "the chain stays the queue's next one until its head is given back"]
 pub(crate) struct Head<A> {
@@ -110,6 +114,53 @@ impl<A> Head<A> {
     /// The driver's id of the chain.
     pub(crate) fn id(&self) -> u16 {
         self.id
+    }
+}
+
+/// The chains that are lent for one frame. Only a frame of several chains allocates.
+#[derive(Debug)]
+pub(crate) struct Heads<A> {
+    first: Head<A>,
+    more: Vec<Head<A>>,
+    bytes: usize,
+}
+
+impl<A> Heads<A> {
+    /// One chain.
+    #[inline]
+    pub(crate) fn new(first: Head<A>) -> Self {
+        Self { bytes: first.bytes(), first, more: Vec::new() }
+    }
+
+    /// Adds the chain that follows.
+    pub(crate) fn push(&mut self, head: Head<A>) {
+        self.bytes += head.bytes();
+        self.more.push(head);
+    }
+
+    /// Bytes in the buffers of all chains.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Chains.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        1 + self.more.len()
+    }
+
+    /// How many of the chains have the first `bytes` bytes.
+    #[inline]
+    pub(crate) fn with_bytes(&self, bytes: usize) -> u16 {
+        let (mut chains, mut held) = (1, self.first.bytes());
+        for head in &self.more {
+            if held >= bytes {
+                break;
+            }
+            (held, chains) = (held + head.bytes(), chains + 1);
+        }
+        chains
     }
 }
 
@@ -372,6 +423,7 @@ impl<S: Side> DeviceQueue<S> {
     /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
     #[inline(always)]
     pub(crate) fn give_back_group(&mut self, group: &mut Group, taken: usize) {
+        debug_assert!(taken == 0 || self.logged.is_none(), "the bytes of a group are not noted");
         self.side.give_back_group(&group.chains[..taken]);
         group.found = 0;
     }
@@ -401,7 +453,8 @@ impl<S: Side> DeviceQueue<S> {
     /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
     /// the driver has made no chain available there.
     ///
-    /// At most as many descriptors as the ring has are read. A buffer may span regions whose guest addresses meet: it becomes
+    /// At most as many descriptors as the ring has are read, and at most [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are
+    /// appended. A buffer may span regions whose guest addresses meet: it becomes
     /// several.
     pub(crate) fn lend<'t>(
         &mut self,
@@ -419,7 +472,7 @@ impl<S: Side> DeviceQueue<S> {
                 break;
             }
             judge.buffer(index, &desc)?;
-            buffer(memory, index, &desc, out)?;
+            buffer(&mut judge, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 break;
             }
@@ -458,7 +511,7 @@ impl<S: Side> DeviceQueue<S> {
                 self.table[Desc::LEN * usize::from(number)..].split_first_chunk().unwrap_or((&[0; 16], &[]));
             let desc = self.side.entry(*bytes, number, entries);
             judge.entry(index, &desc)?;
-            buffer(memory, index, &desc, out)?;
+            buffer(judge, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(());
             }
@@ -466,8 +519,39 @@ impl<S: Side> DeviceQueue<S> {
         }
     }
 
+    /// Writes a frame into chains, notes it in the dirty log, and gives the chains back, in this order.
+    ///
+    /// `write` writes into `buffers`, which are those of `heads`, and returns how many bytes from the first one on count as
+    /// written. The chains that have these bytes are given back, each with its part; the driver sees them after
+    /// [`publish`](Self::publish). The others stay available. Returns how many chains were given back.
+    ///
+    /// # Errors
+    ///
+    /// That of `write`. All chains stay available then. What was written of the frame is noted with the next frame that they
+    /// get; until then their bytes mean nothing to the driver.
+    #[inline]
+    pub(crate) fn complete<E>(
+        &mut self,
+        heads: Heads<S::At>,
+        buffers: &[Buffer<'_>],
+        write: impl FnOnce(&Heads<S::At>) -> Result<usize, E>,
+    ) -> Result<u16, E> {
+        let mut left = write(&heads)?;
+        self.note(buffers, left);
+        let mut chains = 0;
+        for head in std::iter::once(heads.first).chain(heads.more) {
+            if left == 0 {
+                break;
+            }
+            let n = left.min(head.bytes());
+            self.give_back(head, n as u32);
+            (left, chains) = (left - n, chains + 1);
+        }
+        Ok(chains)
+    }
+
     /// Notes that the first `len` bytes of `buffers` were written.
-    pub(crate) fn wrote(&self, buffers: &[Buffer<'_>], len: usize) {
+    fn note(&self, buffers: &[Buffer<'_>], len: usize) {
         let Some(Logged { log, .. }) = &self.logged else { return };
         let mut left = len;
         for b in buffers {
@@ -479,13 +563,13 @@ impl<S: Side> DeviceQueue<S> {
 
     /// Gives back a chain with `len` bytes written. The driver sees it after [`Self::publish`].
     #[inline(always)]
-    pub(crate) fn give_back(&mut self, head: Head<S::At>, len: u32) {
+    fn give_back(&mut self, head: Head<S::At>, len: u32) {
         debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
         self.side.give_back(head.id, head.span, len);
     }
 
     /// Gives back a chain that was only read. With `VIRTIO_F_IN_ORDER` the chains up to the next [`Self::publish`] share one
-    /// used entry. A queue uses either this or [`give_back`](Self::give_back).
+    /// used entry. A queue uses either this or [`complete`](Self::complete).
     #[inline(always)]
     pub(crate) fn give_back_read(&mut self, head: Head<S::At>) {
         debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
@@ -561,8 +645,14 @@ impl<S: Side> DeviceQueue<S> {
 
 /// Appends the buffer of a checked descriptor.
 #[inline]
-fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
-    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(memory, index, d, out) };
+fn buffer<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
+    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(judge, memory, index, d, out) };
     let write = d.flags & DESC_WRITE != 0;
     out.push(Buffer { host, len: d.len as usize, write, guest: d.addr, table: PhantomData });
     Ok(())
@@ -570,9 +660,18 @@ fn buffer<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<
 
 /// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
 #[cold]
-fn pieces<'t>(memory: &mut View<'t>, index: u16, d: &Desc, out: &mut Vec<Buffer<'t>>) -> Result<(), DriverFault> {
+fn pieces<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
     let (mut addr, mut left) = (d.addr, d.len);
     while left > 0 {
+        if left < d.len {
+            judge.piece()?;
+        }
         let imported = |memory: &View<'_>| Some((std::ptr::null_mut(), memory.imported(addr, left)?));
         let piece = memory.piece(addr, left).or_else(|| imported(memory));
         let (host, n) = DriverFault::inside(index, d.addr, d.len, piece)?;

@@ -212,6 +212,15 @@ pub enum DriverFault {
         /// Bytes, as far as they were counted.
         len: u64,
     },
+    /// A chain that is more pieces of memory than a chain may be: [`MAX_PIECES`]. A buffer that lies across regions is a piece
+    /// in each of them.
+    #[error("the chain at {head} has more than {most} pieces of memory")]
+    TooManyPieces {
+        /// The chain's head.
+        head: u16,
+        /// As many as there may be.
+        most: u16,
+    },
     /// A control command without room for its answer.
     #[error("the command at {head} leaves no byte for its answer")]
     NoAnswerByte {
@@ -235,7 +244,7 @@ pub enum DriverFault {
 
 impl DriverFault {
     /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in the order of [`Self::index`].
-    pub const NAMES: [&'static str; 16] = [
+    pub const NAMES: [&'static str; 17] = [
         "avail_jump",
         "head_out_of_range",
         "next_out_of_range",
@@ -252,6 +261,7 @@ impl DriverFault {
         "indirect_length",
         "indirect_nested",
         "unfinished",
+        "too_many_pieces",
     ];
 
     /// Its index in [`Self::NAMES`].
@@ -274,6 +284,7 @@ impl DriverFault {
             Self::IndirectLength { .. } => 13,
             Self::IndirectNested { .. } => 14,
             Self::Unfinished { .. } => 15,
+            Self::TooManyPieces { .. } => 16,
         }
     }
 }
@@ -334,6 +345,10 @@ pub(crate) enum Direction {
     ReadThenWrite,
 }
 
+/// The most pieces of memory of one chain: as many buffers as QEMU and DPDK allow. Without this limit, a chain of 32,768
+/// descriptors, each across 509 regions, would be 16 million pieces.
+pub(crate) const MAX_PIECES: u16 = 1024;
+
 /// Checks the descriptors of one chain in their order. The device's queue has read copies of them.
 #[derive(Debug)]
 pub(crate) struct ChainJudge {
@@ -345,6 +360,7 @@ pub(crate) struct ChainJudge {
     /// Whether there was a writable buffer already.
     writing: bool,
     buffers: u16,
+    pieces: u16,
     bytes: u64,
 }
 
@@ -352,7 +368,7 @@ impl ChainJudge {
     /// For the chain at `head` in a ring of `size`.
     #[inline]
     pub(crate) fn new(head: u16, size: u16, direction: Direction) -> Self {
-        Self { head, size, direction, writing: direction == Direction::Write, buffers: 0, bytes: 0 }
+        Self { head, size, direction, writing: direction == Direction::Write, buffers: 0, pieces: 0, bytes: 0 }
     }
 
     /// Checks the next buffer, that of `d`, which is descriptor `id` or in its table.
@@ -362,6 +378,7 @@ impl ChainJudge {
             return Err(DriverFault::ChainTooLong { head: self.head, size: self.size });
         }
         self.buffers += 1;
+        self.piece()?;
         if d.len == 0 {
             return Err(DriverFault::ZeroLength { id });
         }
@@ -378,6 +395,17 @@ impl ChainJudge {
         Ok(())
     }
 
+    /// Checks that the chain may have one more piece of memory. [`buffer`](Self::buffer) does it for the first one of a
+    /// buffer.
+    #[inline]
+    pub(crate) fn piece(&mut self) -> Result<(), DriverFault> {
+        if self.pieces == MAX_PIECES {
+            return Err(DriverFault::TooManyPieces { head: self.head, most: MAX_PIECES });
+        }
+        self.pieces += 1;
+        Ok(())
+    }
+
     /// Checks the indirect table of `d`, which is descriptor `id` and ends the chain. Returns how many descriptors the
     /// table has.
     pub(crate) fn table(&self, id: u16, d: &Desc, negotiated: bool) -> Result<u16, DriverFault> {
@@ -387,9 +415,10 @@ impl ChainJudge {
         if d.flags & DESC_NEXT != 0 {
             return Err(DriverFault::IndirectNext { id });
         }
-        let entries = d.len / Desc::LEN as u32;
-        if !d.len.is_multiple_of(Desc::LEN as u32) || !(1..=u32::from(self.size)).contains(&entries) {
-            return Err(DriverFault::IndirectLength { id, len: d.len, most: self.size });
+        // A longer table would be copied, and have more pieces than a chain may have.
+        let (entries, most) = (d.len / Desc::LEN as u32, self.size.min(MAX_PIECES));
+        if !d.len.is_multiple_of(Desc::LEN as u32) || !(1..=u32::from(most)).contains(&entries) {
+            return Err(DriverFault::IndirectLength { id, len: d.len, most });
         }
         Ok(entries as u16)
     }

@@ -82,6 +82,17 @@ impl<'p> Posted<'p> {
         usize::try_from(read).map(|n| (n, room)).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Writes a frame behind the header, for tests of what happens to it then.
+    #[cfg(test)]
+    pub(in crate::device) fn fill(self, mut frame: &[u8]) {
+        for (at, len) in self.pieces() {
+            let (now, rest) = frame.split_at(frame.len().min(len));
+            // SAFETY: the piece is *mapped*, and foreign memory does not overlap ours.
+            unsafe { netmem_pool::foreign::copy_in(now, at) };
+            frame = rest;
+        }
+    }
+
     /// The first bytes behind the header, as many as `into` has.
     fn copy_out(self, mut into: &mut [u8]) {
         for (host, len) in self.pieces() {

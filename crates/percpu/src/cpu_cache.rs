@@ -435,9 +435,10 @@ impl CpuCache {
         self.items() > on_cpus
     }
 
-    /// Full magazines that threads have taken from the depot so far, modulo 2^32. If the number is the same before and
-    /// after a search that found nothing, no other thread has taken a magazine during the search. A thread that took
-    /// one before the search may still hold it: see [`is_on_the_way`](Self::is_on_the_way).
+    /// Full magazines that threads have taken from the depot so far, modulo 2^32. If the number is
+    /// the same before and after a search that found nothing, no other thread has taken a magazine
+    /// during the search. A thread that took one before the search may still hold it: see
+    /// [`is_on_the_way`](Self::is_on_the_way).
     pub fn magazines_taken(&self) -> u32 {
         self.full.0.pops()
     }
@@ -484,13 +485,14 @@ impl CpuCache {
         self.gate.is_shut()
     }
 
-    /// Refuses all pushes until [`reopen`](Self::reopen), and moves what the CPUs hold to the depot, where [`pop`](Self::pop) still
-    /// finds it. Returns how many items were moved. For a thread that waits for an item: each item that is put in from now on is
-    /// refused, or passed to the `past` of its push, so that the pushing thread learns of the wait. One membarrier, if the cache has
-    /// magazines. Not for signal handlers.
+    /// Refuses all pushes until [`reopen`](Self::reopen), and moves what the CPUs hold to the
+    /// depot, where [`pop`](Self::pop) still finds it. Returns how many items were moved. For a
+    /// thread that waits for an item: each item that is put in from now on is refused, or passed to
+    /// the `past` of its push, so that the pushing thread learns of the wait. One membarrier, if
+    /// the cache has magazines. Not for signal handlers.
     ///
-    /// If another thread holds a magazine at this moment, the thread puts it back later. A pop that has done so finds
-    /// [`is_closed`](Self::is_closed) true afterwards.
+    /// If another thread holds a magazine at this moment, the thread puts it back later. A pop that
+    /// has done so finds [`is_closed`](Self::is_closed) true afterwards.
     ///
     /// # Errors
     ///
@@ -509,8 +511,9 @@ impl CpuCache {
         Ok(moved)
     }
 
-    /// Ends a [`pause`](Self::pause), or undoes a [`close`](Self::close) that succeeded: pushes are accepted again. Two atomics. The
-    /// caller makes sure that no other thread closes the cache for good meanwhile.
+    /// Ends a [`pause`](Self::pause), or undoes a [`close`](Self::close) that succeeded: pushes are
+    /// accepted again. Two atomics. The caller makes sure that no other thread closes the cache for
+    /// good meanwhile.
     pub fn reopen(&self) {
         self.full.0.reopen();
         self.gate.reopen();
@@ -518,8 +521,8 @@ impl CpuCache {
 
     /// Whether the cache is [closed](Self::close) or [paused](Self::pause). A load.
     ///
-    /// If a thread's pop or push has put a magazine with items into the depot, and the cache was closed before that, the thread
-    /// finds it closed afterwards, unless it was reopened.
+    /// If a thread's pop or push has put a magazine with items into the depot, and the cache was
+    /// closed before that, the thread finds it closed afterwards, unless it was reopened.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.full.0.is_closed()

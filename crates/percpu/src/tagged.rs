@@ -12,9 +12,10 @@
 //!                                        pop X, pop Y, push X         X is the head again, Y is in use
 //!   head: X -> Y ?                       Y would be handed out twice
 //! ```
-//! So every pop increments the tag, and the exchange of thread A fails. The tag wraps after 2^40 pops, all of which would have to
-//! happen between two instructions of thread A. At ten million pops a second, which is more than the line of the head can move between
-//! CPUs, that takes a day; 2^31 pops would take less than four minutes, and a thread can be stopped for as long.
+//! So every pop increments the tag, and the exchange of thread A fails. The tag wraps after 2^40
+//! pops, all of which would have to happen between two instructions of thread A. At ten million
+//! pops a second, which is more than the line of the head can move between CPUs, that takes a day;
+//! 2^31 pops would take less than four minutes, and a thread can be stopped for as long.
 //!
 //! **Closed.** A closed list refuses [`push`](List::push), which threads use to put items. [`put_back`](List::put_back)
 //! and [`pop`](List::pop) work as before: a thread that had popped a magazine when the list was closed still returns
@@ -124,8 +125,8 @@ impl List {
 mod tests {
     use super::*;
 
-    /// The tag differs after 2^31 pops, and after 2^32. When it wraps, it changes neither the index nor whether the list is
-    /// closed.
+    /// The tag differs after 2^31 pops, and after 2^32. When it wraps, it changes neither the index
+    /// nor whether the list is closed.
     #[test]
     fn the_tag_wraps_after_all_its_bits() {
         let magazines: Vec<_> = (1..=2).map(|index| Magazine::new(1, index)).collect();

@@ -23,12 +23,12 @@ impl PollHome {
     pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<(Depot, Taker)>, cache: Cache) -> Self {
         let (depot, taker) = depot.unzip();
         cache.taker.set(taker);
-        Self { home: Home::new(elsewhere, domain, depot), cache }
+        Self { home: Home::new(elsewhere, domain, depot, cache.page_size), cache }
     }
 
     /// With magazines from which any thread takes pages.
     pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, cache: Cache) -> Self {
-        Self { home: Home::of_cpus(elsewhere, domain, cpus), cache }
+        Self { home: Home::of_cpus(elsewhere, domain, cpus, cache.page_size), cache }
     }
 
     /// Runs `f` on the depot and its taker. `None` if there is no depot, or if an `f` is running. For the pool's owner.

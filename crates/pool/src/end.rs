@@ -21,8 +21,9 @@
 //! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
 //! pushed again in between, the link is still right.
 //!
-//! **Waiting.** While threads wait for a page of a [`SharedPool`](crate::SharedPool), the head of the stack is a mark, and the stack
-//! refuses pages as if it were closed. The returning thread passes its page to a waiter instead: [`crate::waiters`].
+//! **Waiting.** While threads wait for a page of a [`SharedPool`](crate::SharedPool), the head of
+//! the stack is a mark, and the stack refuses pages as if it were closed. The returning thread
+//! passes its page to a waiter instead: [`crate::waiters`].
 //!
 //! **Which thread frees the pool.** A thread that gives a page to the provider takes 1 from `left` afterwards, as its last touch of
 //! the pool. The owner adds `out` as its last touch. The thread whose addition makes `left` zero after the owner's addition frees:
@@ -82,7 +83,8 @@ fn closed() -> *mut Link {
     ptr::without_provenance_mut(1)
 }
 
-/// Another one: threads wait for a page. The stack is empty, and takes none: see [`crate::waiters`].
+/// Another one: threads wait for a page. The stack is empty, and takes none: see
+/// [`crate::waiters`].
 fn waited() -> *mut Link {
     ptr::without_provenance_mut(3)
 }
@@ -158,8 +160,9 @@ impl End {
         Err(Refused)
     }
 
-    /// Passes a page that the stack has refused to the first of the threads that wait for one. Pushes it if none waits any
-    /// more. Returns false if the stack is closed; the page is then still the caller's.
+    /// Passes a page that the stack has refused to the first of the threads that wait for one.
+    /// Pushes it if none waits any more. Returns false if the stack is closed; the page is then
+    /// still the caller's.
     ///
     /// # Safety
     ///
@@ -189,8 +192,8 @@ impl End {
         let _ = self.waiters.set(waiters);
     }
 
-    /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all pages off it. Only the owner
-    /// calls it, under the lock of the queue.
+    /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all
+    /// pages off it. Only the owner calls it, under the lock of the queue.
     pub(crate) fn mark(&self) -> *mut Link {
         Self::touch(self);
         self.head.swap(waited(), Ordering::AcqRel)
@@ -199,12 +202,13 @@ impl End {
     /// Removes the mark. Under the lock of the queue.
     pub(crate) fn unmark(&self) {
         Self::touch(self);
-        // A marked stack is changed by no other thread: it refuses pages, and the owner finds it empty.
+        // A marked stack is changed by no other thread: it refuses pages, and the owner finds it
+        // empty.
         self.head.store(ptr::null_mut(), Ordering::Release);
     }
 
-    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper, and because the swap would remove
-    /// the mark.
+    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper,
+    /// and because the swap would remove the mark.
     pub(crate) fn is_empty(&self) -> bool {
         let head = self.head.load(Ordering::Relaxed);
         head.is_null() || head == waited()
@@ -335,7 +339,8 @@ impl<M: Memory> Shared<M> {
     pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, front) == 0 && offset_of!(PollHome, home) == 0) };
         let this = home.cast::<Self>().as_ptr();
-        // SAFETY: the page that is being returned keeps the pool until it is pushed. No reference to the pool is held across that.
+        // SAFETY: the page that is being returned keeps the pool until it is pushed. No reference
+        // to the pool is held across that.
         unsafe {
             if !(*this).circulates || End::push(&raw const (*this).end, link_of(desc)).is_err() {
                 Self::out(this, desc);
@@ -347,8 +352,8 @@ impl<M: Memory> Shared<M> {
     #[inline(never)]
     unsafe fn out(this: *mut Self, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
-        // SAFETY: the page that is being returned keeps the pool until it is pushed or passed on, or until it is counted by `leave`.
-        // No reference to the pool is held across any of them.
+        // SAFETY: the page that is being returned keeps the pool until it is pushed or passed on,
+        // or until it is counted by `leave`. No reference to the pool is held across any of them.
         unsafe {
             let end = &raw const (*this).end;
             if (*this).circulates && End::pass(end, desc, &mut panics) {

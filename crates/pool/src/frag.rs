@@ -4,8 +4,10 @@ use crate::bytes::OutOfRange;
 use crate::desc::Desc;
 use crate::memory::{Device, Mapped, Memory, PeerShared, Readable, TrustedPeer};
 use crate::page::Page;
+use std::borrow::Borrow;
 use std::fmt;
-use std::ops::{Deref, Range};
+use std::hash::{Hash, Hasher};
+use std::ops::{Deref, RangeBounds};
 use std::ptr::NonNull;
 
 /// Shared, read-only bytes of one page: what a packet is made of.
@@ -113,7 +115,7 @@ impl<M: Memory> Frag<M> {
     ///
     /// If the range reaches beyond the fragment.
     #[must_use]
-    pub fn slice(&self, range: Range<usize>) -> Self {
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         self.clone().0.freeze_range(range)
     }
 
@@ -316,6 +318,35 @@ impl<M: Readable> Deref for Frag<M> {
 impl<M: Readable> AsRef<[u8]> for Frag<M> {
     fn as_ref(&self) -> &[u8] {
         self
+    }
+}
+
+/// For maps whose keys are fragments, and are found by bytes.
+impl<M: Readable> Borrow<[u8]> for Frag<M> {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Compares the bytes, wherever they are.
+impl<M: Readable, N: Readable> PartialEq<Frag<N>> for Frag<M> {
+    fn eq(&self, other: &Frag<N>) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl<M: Readable> Eq for Frag<M> {}
+
+impl<M: Readable> PartialEq<[u8]> for Frag<M> {
+    fn eq(&self, other: &[u8]) -> bool {
+        self.as_slice() == other
+    }
+}
+
+/// As the bytes: see [`Borrow`].
+impl<M: Readable> Hash for Frag<M> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_slice().hash(state);
     }
 }
 

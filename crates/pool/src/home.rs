@@ -60,10 +60,11 @@ fn opaque(number: usize) -> usize {
 
 /// Restores the outer context when it is dropped, also after a panic.
 ///
-/// Contexts of a thread end in the reverse of the order in which they began, on the thread where they began. Safe Rust has no
-/// other order, because each is the frame of a call. A library that switches stacks (fibres, stackful coroutines) has: a
-/// fibre that is suspended in a poll would leave its context behind, and the thread would return pages into the array cache
-/// of a pool that another thread may poll. So a context that ends in another order ends the process.
+/// Contexts of a thread end in the reverse of the order in which they began, on the thread where
+/// they began. Safe Rust has no other order, because each is the frame of a call. A library that
+/// switches stacks (fibres, stackful coroutines) has: a fibre that is suspended in a poll would
+/// leave its context behind, and the thread would return pages into the array cache of a pool that
+/// another thread may poll. So a context that ends in another order ends the process.
 pub(crate) struct InContext {
     inner: *const PollHome,
     outer: *const PollHome,
@@ -144,16 +145,23 @@ pub(crate) struct Home {
     /// For a pool that is polled: collects pages that are dropped outside of the poll context, if the owner wants them
     /// collected.
     depot: Option<Depot>,
+    /// Bytes in each page. The last field, because no return reads it.
+    page_size: u32,
 }
 
 impl Home {
-    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<Depot>) -> Self {
-        Self { elsewhere, domain, cpus: None, depot }
+    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<Depot>, page_size: u32) -> Self {
+        Self { elsewhere, domain, cpus: None, depot, page_size }
     }
 
     /// The home of pages that any thread allocates.
-    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache) -> Self {
-        Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None }
+    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, page_size: u32) -> Self {
+        Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None, page_size }
+    }
+
+    #[inline]
+    pub(crate) fn page_size(&self) -> u32 {
+        self.page_size
     }
 
     #[inline]
@@ -371,8 +379,8 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    /// Contexts that end in another order than the reverse of their beginning abort the process, and so does one that ends on
-    /// another thread. Each case runs in a process of its own.
+    /// Contexts that end in another order than the reverse of their beginning abort the process,
+    /// and so does one that ends on another thread. Each case runs in a process of its own.
     #[test]
     fn contexts_that_end_out_of_order_abort() {
         const CASE: &str = "NETMEM_CONTEXTS_END";
@@ -388,7 +396,8 @@ mod tests {
             }
             Ok("elsewhere") => {
                 struct Moved(InContext);
-                // SAFETY: it is not sent by safe code; the case does what a switch of stacks would do.
+                // SAFETY: it is not sent by safe code; the case does what a switch of stacks would
+                // do.
                 unsafe impl Send for Moved {}
                 let moved = Moved(InContext::new(at(128)));
                 let _ = std::thread::spawn(move || drop({ moved }.0)).join();

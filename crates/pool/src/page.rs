@@ -1,6 +1,6 @@
 //! A page, or a part of one, that has one owner.
 
-use crate::bytes::OutOfRange;
+use crate::bytes::{OutOfRange, within};
 use crate::desc::{self, Desc};
 use crate::foreign;
 use crate::frag::Frag;
@@ -9,7 +9,7 @@ use crate::span::Span;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
 /// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
@@ -233,6 +233,30 @@ impl<M: Memory> Page<M> {
         self.is_sole() && !self.desc().is_quarantined()
     }
 
+    /// Bytes behind these in the page, which are no other value's. 0 if the page has another value,
+    /// or is in quarantine.
+    #[inline]
+    pub(crate) fn room_behind(&self) -> usize {
+        if !self.has_whole_page() {
+            return 0;
+        }
+        // SAFETY: *home stays* while the page is ours.
+        let page_size = unsafe { (*self.desc().home()).page_size() };
+        page_size as usize - (self.offset() + self.len())
+    }
+
+    /// Takes in the `n` bytes behind these.
+    ///
+    /// # Panics
+    ///
+    /// If there is [no room](Self::room_behind) for so many.
+    #[inline]
+    pub(crate) fn grow(&mut self, n: usize) {
+        let room = self.room_behind();
+        assert!(n <= room, "{n} bytes behind a page's, where {room} are free");
+        self.span = Span::new(self.span.offset(), self.span.len() + n as u32);
+    }
+
     /// Drops the page. The same as `drop`, but always inlined.
     #[inline(always)]
     pub fn release(self) {
@@ -254,8 +278,8 @@ impl<M: Memory> Page<M> {
     /// If the range reaches beyond the page.
     #[inline]
     #[must_use]
-    pub fn freeze_range(mut self, range: Range<usize>) -> Frag<M> {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+    pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
+        let range = within(range, self.len());
         self.span = self.span.to(range.end as u32).from(range.start as u32);
         self.freeze()
     }

@@ -160,11 +160,14 @@ impl PoolOptions {
     /// Whether a pool that is short of pages may interrupt other CPUs to take the pages in their magazines (a membarrier, which
     /// interrupts each CPU that runs a thread of this process). Default: true.
     ///
-    /// With `false` the threads on isolated cores are not interrupted. A pool without pages then takes the pages that
-    /// were returned by other ways: full magazines and the return stack. Pages in magazines that are not full stay
-    /// there until the magazine is full, and count as in flight. [`PoolStats::unasked`] says how often the pool could
-    /// have used them. [`PoolOptions::magazine`] bounds how many they are: the magazine's size for each CPU. The end of
-    /// the pool interrupts once in any case, because no page may be left on a CPU.
+    /// With `false` the threads on isolated cores are not interrupted. A pool without pages then
+    /// takes the pages that were returned by other ways: full magazines and the return stack. Pages
+    /// in magazines that are not full stay there until the magazine is full, and count as in
+    /// flight. [`PoolStats::unasked`] says how often the pool could have used them.
+    /// [`PoolOptions::magazine`] bounds how many they are: the magazine's size for each CPU. The
+    /// end of the pool interrupts once in any case, because no page may be left on a CPU. Threads
+    /// cannot wait for a page of a [`SharedPool`] that may not interrupt and has magazines:
+    /// [`WaitError::NoInterrupts`](crate::WaitError::NoInterrupts).
     #[must_use]
     pub fn interrupt_cpus(mut self, allowed: bool) -> Self {
         self.interrupts = allowed;
@@ -363,7 +366,7 @@ impl<M: Memory> PagePool<M> {
         let shared = Box::new(Shared {
             front: front(Shared::<M>::elsewhere, domain_id, Cache::new(cache, page_size, Shared::<M>::overflow)),
             end: End::new(record.clone()),
-            kept: Home::new(Shared::<M>::keep, domain_id, None),
+            kept: Home::new(Shared::<M>::keep, domain_id, None, page_size),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             limit: Cell::new(o.limit),
             provider,
@@ -413,9 +416,9 @@ impl<M: Memory> PagePool<M> {
     /// Runs `f` in the pool's poll context: if code on this thread drops pages of this pool meanwhile, they go straight
     /// into the array cache. The context ends with `f`, also after a panic.
     ///
-    /// Polls of several pools nest, and end in the reverse of the order in which they began. **Note:** a library that
-    /// switches stacks (fibres, stackful coroutines) must not suspend `f`: a context that ends on another thread, or before
-    /// one that began in it, aborts the process.
+    /// Polls of several pools nest, and end in the reverse of the order in which they began.
+    /// **Note:** a library that switches stacks (fibres, stackful coroutines) must not suspend `f`:
+    /// a context that ends on another thread, or before one that began in it, aborts the process.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> R) -> R {
         let _in_context = self.shared().front.enter();

@@ -243,7 +243,9 @@ impl<M: Memory> RegionProvider<M> {
     pub fn new(region: Region<M>) -> Arc<Self> {
         let region = Arc::new(region);
         let supply = Mutex::new(Supply::new());
-        Arc::new(Self { home: Home::new(Self::free_page, 0, None), region, supply })
+        // A page has at most 2 MiB.
+        let home = Home::new(Self::free_page, 0, None, region.page_size() as u32);
+        Arc::new(Self { home, region, supply })
     }
 
     /// The memory, in the form that a [`MemoryTable`](crate::MemoryTable) needs. Only this provider hands out its

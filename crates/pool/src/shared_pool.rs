@@ -13,14 +13,17 @@
 //! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
 //! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
 //!
-//! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again, because the thread
-//! that had the lock may have taken pages from the provider. At the end of its search it compares how many magazines
-//! have left the depot. If another thread has taken one in between, or holds one on its way between the depot and a CPU, the
-//! thread releases the lock, yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
+//! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again,
+//! because the thread that had the lock may have taken pages from the provider. At the end of its
+//! search it compares how many magazines have left the depot. If another thread has taken one in
+//! between, or holds one on its way between the depot and a CPU, the thread releases the lock,
+//! yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
 //!
-//! **A thread that needs a page waits for it** ([`SharedPool::alloc_blocking`], [`SharedPool::alloc_async`]): see [`crate::waiters`].
+//! **A thread that needs a page waits for it** ([`SharedPool::alloc_blocking`],
+//! [`SharedPool::alloc_async`]): see [`crate::waiters`].
 //!
-//! **Allocation against `device_gone`.** A thread may have a magazine in hand while another thread unmaps all pages:
+//! **Allocation against `device_gone`.** A thread may have a magazine in hand while another thread
+//! unmaps all pages:
 //!
 //! ```text
 //!   alloc                                   device_gone (under the lock)
@@ -32,9 +35,10 @@
 //!   list closed? takes the lock. gone? gives its page, and what is in the depot, to the provider
 //! ```
 //!
-//! So a thread that has put a magazine back asks whether the list is closed. If the magazine is back before the list is closed,
-//! `device_gone` finds it. If not, the thread finds the list closed. A page whose allocation has found the list open counts as
-//! allocated before `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
+//! So a thread that has put a magazine back asks whether the list is closed. If the magazine is
+//! back before the list is closed, `device_gone` finds it. If not, the thread finds the list
+//! closed. A page whose allocation has found the list open counts as allocated before
+//! `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
 //!
 //! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
 //! the lock. If such a call allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of
@@ -94,9 +98,16 @@ use std::time::{Duration, Instant};
 /// Threads share it by reference or by `Arc`. If it is dropped while pages are in flight, it lingers until the last of
 /// them is returned ([`lingering`](crate::lingering)), as a `PagePool` does.
 ///
-/// **Signal handlers** may drop pages while no thread waits for one, and must not allocate. **Fork**: the child has a copy of the magazines. If another thread of the
-/// parent held the lock, an allocation in the child that needs the lock waits for ever. Pages that threads of the parent held stay held
-/// in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not use the pages.
+/// **If there is no page**, [`alloc`](Self::alloc) returns `None`.
+/// [`alloc_blocking`](Self::alloc_blocking) sleeps until there is one, and
+/// [`alloc_async`](Self::alloc_async) is a future.
+///
+/// **Signal handlers** may drop pages while no thread waits for one, and must not allocate.
+/// **Fork**: the child has a copy of the magazines. If another thread of the parent held the lock,
+/// an allocation in the child that needs the lock waits for ever. The same holds for a drop in the
+/// child, if threads of the parent waited for a page at the fork. Pages that threads of the parent
+/// held stay held in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not
+/// use the pages.
 pub struct SharedPool<M: Memory> {
     /// Lies in the owner's home, which lives as long as the owner or a page in flight.
     cpus: NonNull<CpuCache>,
@@ -181,8 +192,8 @@ pub struct SharedPoolStats {
     /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
     /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`].
     pub inflight: u64,
-    /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are not counted: a counter would cost half
-    /// as much as the allocation.
+    /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are
+    /// not counted: a counter would cost half as much as the allocation.
     pub magazines: u64,
     /// Pages taken from the provider.
     pub alloc_slow: u64,
@@ -270,10 +281,11 @@ impl<M: Memory> SharedPool<M> {
     /// * under the lock: the return stack, then the provider, from which up to 64 pages are taken;
     /// * under the lock, at most every 100 us: the pages that other CPUs hold, by a membarrier.
     ///
-    /// Returns `None` if none of them has a page, or if it is too early to reclaim again. This is counted as
-    /// `alloc_failed`. In rare cases it returns `None` although a page is idle: another thread was moving a magazine
-    /// between the depot and its CPU, and did not run while this thread searched 32 times. Each search but the first
-    /// reads a line of each magazine, without the lock. A thread that needs a page must not sleep because it got `None`:
+    /// Returns `None` if none of them has a page, or if it is too early to reclaim again. This is
+    /// counted as `alloc_failed`. In rare cases it returns `None` although a page is idle: another
+    /// thread was moving a magazine between the depot and its CPU, and did not run while this
+    /// thread searched 32 times. Each search but the first reads a line of each magazine, without
+    /// the lock. A thread that needs a page must not sleep because it got `None`:
     /// [`alloc_blocking`](Self::alloc_blocking) and [`alloc_async`](Self::alloc_async) wait.
     ///
     /// If the pool's own provider or domain calls this, it gets a page only from the magazines, because the pool calls them
@@ -299,7 +311,8 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Searches everywhere. In portable mode every allocation calls [`slow`](Self::slow), and few call this.
+    /// Searches everywhere. In portable mode every allocation calls [`slow`](Self::slow), and few
+    /// call this.
     #[cold]
     #[inline(never)]
     fn search_all(&self) -> Option<NonNull<Desc>> {
@@ -308,9 +321,10 @@ impl<M: Memory> SharedPool<M> {
         let mut has_reclaimed = false;
         for search in 0..SEARCHES {
             let taken = self.cpus().magazines_taken();
-            // This reads a line of each magazine. It is asked before the search, because a magazine that a thread holds now may
-            // be on a CPU again when the reclaim is over. If a pop takes a magazine later, that is counted. If a push replaces
-            // a magazine later, the reclaim finds the item.
+            // This reads a line of each magazine. It is asked before the search, because a magazine
+            // that a thread holds now may be on a CPU again when the reclaim is over. If a pop
+            // takes a magazine later, that is counted. If a push replaces a magazine later, the
+            // reclaim finds the item.
             let on_the_way = search > 0 && self.cpus().is_on_the_way();
             let mut owner = self.lock()?;
             if self.cpus().is_closed() {
@@ -342,21 +356,22 @@ impl<M: Memory> SharedPool<M> {
         if let Some(desc) = owner.take() {
             return Some(desc);
         }
-        // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A search that
-        // begins anew looks for pages that the last reclaim has missed. In both cases the pause between reclaims is
-        // ignored.
+        // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A
+        // search that begins anew looks for pages that the last reclaim has missed. In both cases
+        // the pause between reclaims is ignored.
         *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { REST });
         self.cpus().pop().ok().map(desc_of)
     }
 
-    /// A page that was found outside of the lock. Threads may have begun to wait meanwhile, and have not found what this thread
-    /// has put back; or the device may have gone.
+    /// A page that was found outside of the lock. Threads may have begun to wait meanwhile, and
+    /// have not found what this thread has put back; or the device may have gone.
     #[inline]
     fn unless_closed(&self, desc: NonNull<Desc>) -> Option<NonNull<Desc>> {
         if self.cpus().is_closed() { self.while_closed(Some(desc)) } else { Some(desc) }
     }
 
-    /// The end of an allocation that finds the magazines closed, and perhaps has a page: threads wait, or the device is gone.
+    /// The end of an allocation that finds the magazines closed, and perhaps has a page: threads
+    /// wait, or the device is gone.
     #[cold]
     #[inline(never)]
     fn while_closed(&self, found: Option<NonNull<Desc>>) -> Option<NonNull<Desc>> {
@@ -365,7 +380,8 @@ impl<M: Memory> SharedPool<M> {
         let mut wakers = Wakers::default();
         if let Some(mut owner) = self.lock() {
             if self.gone.load(Ordering::Relaxed) {
-                // The page that was found, what was put back into the depot, and what was returned go to the provider.
+                // The page that was found, what was put back into the depot, and what was returned
+                // go to the provider.
                 let mut panics = Panics::default();
                 panics.call(|| drop(found.take()));
                 owner.empty_cpus(&mut panics);
@@ -391,19 +407,24 @@ impl<M: Memory> SharedPool<M> {
         found.map(Page::into_desc)
     }
 
-    /// Allocates a page as soon as there is one, for tasks: a future, which needs no particular executor.
+    /// Allocates a page as soon as there is one, for tasks: a future, which needs no particular
+    /// executor.
     ///
-    /// The search is made by this call, and if it finds no page, the future has a place in the pool's queue from then on. Each page that
-    /// is returned, on any thread, is passed to the first of the queue, so waiters are served in the order in which they came. An
-    /// [`alloc`](Self::alloc) finds no page while there are waiters, unless there are more pages than they need.
+    /// The search is made by this call, and if it finds no page, the future has a place in the
+    /// pool's queue from then on. Each page that is returned, on any thread, is passed to the first
+    /// of the queue, so waiters are served in the order in which they came. An
+    /// [`alloc`](Self::alloc) finds no page while there are waiters, unless there are more pages
+    /// than they need.
     ///
-    /// **Cost.** The first waiter of a queue closes all CPUs' magazines, by a membarrier. As long as there are waiters, each returned page
-    /// takes a lock, and **the thread that drops a page calls the waker** of its waiter. While there are none, a return costs nothing
-    /// in addition.
+    /// **Cost.** The first waiter of a queue closes all CPUs' magazines, by a membarrier. As long
+    /// as there are waiters, each returned page takes a lock, and **the thread that drops a page
+    /// calls the waker** of its waiter. While there are none, a return costs nothing in addition.
     ///
-    /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool gives back to a common provider, or that a
-    /// provider gets later, are found by the next [`alloc`](Self::alloc), `alloc_async`, [`reclaim`](Self::reclaim) or
-    /// [`set_limit`](Self::set_limit), which pass them to the waiters. Signal handlers must not drop pages while there are waiters.
+    /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool gives
+    /// back to a common provider, or that a provider gets later, are found by the next
+    /// [`alloc`](Self::alloc), `alloc_async`, [`reclaim`](Self::reclaim) or
+    /// [`set_limit`](Self::set_limit), which pass them to the waiters. Signal handlers must not
+    /// drop pages while there are waiters.
     ///
     /// ```
     /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -421,7 +442,8 @@ impl<M: Memory> SharedPool<M> {
     ///
     /// # Errors
     ///
-    /// The future returns a [`WaitError`]: the pool or its device ends, or the pool cannot be waited for.
+    /// The future returns a [`WaitError`]: the pool or its device ends, or the pool cannot be
+    /// waited for.
     pub fn alloc_async(&self) -> AllocFuture<M> {
         takes_from(self.cpus.as_ptr());
         match self.cpus().pop_at_once() {
@@ -430,8 +452,9 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Allocates a page, and sleeps until there is one. The same as [`alloc_async`](Self::alloc_async) for a thread, in the same queue.
-    /// Not for a thread that must return the pages itself.
+    /// Allocates a page, and sleeps until there is one. The same as
+    /// [`alloc_async`](Self::alloc_async) for a thread, in the same queue. Not for a thread that
+    /// must return the pages itself.
     ///
     /// # Errors
     ///
@@ -471,9 +494,11 @@ impl<M: Memory> SharedPool<M> {
         Ok(future)
     }
 
-    /// Passes the pages that there are to the waiters, whose wakers are woken by the caller, after it has released the lock.
+    /// Passes the pages that there are to the waiters, whose wakers are woken by the caller, after
+    /// it has released the lock.
     fn serve(&self, owner: &mut Owner<M>, wakers: &mut Wakers) {
-        // No lock is held across the search, because it calls the provider, which may drop pages of this pool.
+        // No lock is held across the search, because it calls the provider, which may drop pages of
+        // this pool.
         while self.waiters.any() {
             let in_depot = self.cpus().take_from_depot().map(desc_of);
             let Some(desc) = in_depot.or_else(|| owner.pool.alloc().map(Page::into_desc)) else { return };
@@ -498,8 +523,9 @@ impl<M: Memory> SharedPool<M> {
         Some(Held { owner, holder })
     }
 
-    /// Moves the pages that all CPUs hold, and those on the return stack, to the depot, where any thread finds them.
-    /// Threads that wait for a page get what there is first. One membarrier, if any CPU holds pages.
+    /// Moves the pages that all CPUs hold, and those on the return stack, to the depot, where any
+    /// thread finds them. Threads that wait for a page get what there is first. One membarrier, if
+    /// any CPU holds pages.
     pub fn reclaim(&self) {
         let mut wakers = Wakers::default();
         let Some(mut owner) = self.lock() else { return };
@@ -649,10 +675,11 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Unmaps every page of the pool, wherever it is, because the device is gone or about to go. From then on the pool
-    /// allocates no pages, and pages that are returned are neither synced nor unmapped. An allocation of another thread
-    /// that has found its page by then keeps it: that page was in flight, and is unmapped like the others in flight. Walks
-    /// all descriptors in use. Takes the lock, and a membarrier.
+    /// Unmaps every page of the pool, wherever it is, because the device is gone or about to go.
+    /// From then on the pool allocates no pages, and pages that are returned are neither synced nor
+    /// unmapped. An allocation of another thread that has found its page by then keeps it: that
+    /// page was in flight, and is unmapped like the others in flight. Walks all descriptors in use.
+    /// Takes the lock, and a membarrier.
     pub fn device_gone(&self) {
         let mut wakers = Wakers::default();
         let Some(mut owner) = self.lock() else { return };

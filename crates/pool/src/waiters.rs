@@ -1,50 +1,59 @@
-//! Threads and tasks that wait for a page of a [`SharedPool`](crate::SharedPool), first come first served.
+//! Threads and tasks that wait for a page of a [`SharedPool`](crate::SharedPool), first come first
+//! served.
 //!
 //! ```text
-//!   waiter, under the owner's lock                   a thread that drops a page
+//!   waiter, under the owner's lock                a thread that drops a page
 //!   takes a number in the queue
 //!   if it is the first of the queue:
-//!     pauses the magazines: they refuse pages        the magazines refuse the page
-//!     marks the return stack, takes what is on it    the stack is marked: passes the page to the first of the queue, and wakes it.
-//!   searches the depot, the stack's pages,           The queue is empty now: the mark is removed, the magazines go on
-//!     the provider; passes what it finds to the
-//!     first of the queue
+//!     pauses the magazines                        the magazines refuse the page
+//!     marks the return stack,                     the stack is marked: passes the page to
+//!     takes what is on it                         the first of the queue, and wakes it
+//!   searches the depot, the stack's pages and     the queue is empty now: the mark is removed,
+//!     the provider; passes what it finds to         the magazines go on
+//!     the first of the queue
 //!   sleeps
 //! ```
 //!
-//! **The waiter pays.** While no thread waits, a drop is what it was: a store on this CPU's magazine, or a push on the return stack.
-//! The mark is one of the values of the stack's head by which the stack refuses pages, so a push tests nothing in addition.
+//! **The waiter pays.** While no thread waits, a drop is what it was: a store on this CPU's
+//! magazine, or a push on the return stack. The mark is one of the values of the stack's head by
+//! which the stack refuses pages, so a push tests nothing in addition.
 //!
-//! **The page is passed, not only the news of it.** The page goes to the waiter whose number is the lowest, so no thread that comes
-//! later can take it meanwhile.
+//! **The page is passed, not only the news of it.** The page goes to the waiter whose number is the
+//! lowest, so no thread that comes later can take it meanwhile.
 //!
-//! Invariant (*marked*): the stack is marked, and the magazines are paused, exactly while the queue has waiters. Both change under
-//! the queue's lock only. A queue with waiters has a pool: the pool's end empties the queue first, under that lock.
+//! Invariant (*marked*): the stack is marked, and the magazines are paused, exactly while the queue
+//! has waiters. Both change under the queue's lock only. A queue with waiters has a pool: the
+//! pool's end empties the queue first, under that lock.
 //!
-//! **Wait against return.** A drop finds the mark, or it pushes its page before the mark is set. The mark is set by the exchange that
-//! takes what is on the stack. So the page is found by the waiter, or the waiter is found by the page. The same holds for a magazine
-//! and the depot's list, which is closed meanwhile: a full magazine that comes later is refused, and its pages are returned one by one.
+//! **Wait against return.** A drop finds the mark, or it pushes its page before the mark is set.
+//! The mark is set by the exchange that takes what is on the stack. So the page is found by the
+//! waiter, or the waiter is found by the page. The same holds for a magazine and the depot's list,
+//! which is closed meanwhile: a full magazine that comes later is refused, and its pages are
+//! returned one by one.
 //!
 //! ```text
-//!   waiter                                           drop
-//!   closes the gate, a barrier                       a push commits before: the waiter takes it out of the CPU's magazine
-//!   exchanges the stack's head for the mark          a push comes before: the page is in what the waiter has taken
-//!   searches                                         a push comes later: finds the mark, takes the queue's lock
-//!   sleeps                                           passes the page on
+//!   waiter                                        drop
+//!   closes the gate, a barrier                    a push commits before: the waiter takes it
+//!                                                   out of the CPU's magazine
+//!   exchanges the stack's head for the mark       a push comes before: the page is in what
+//!                                                   the waiter has taken
+//!   searches                                      a push comes later: finds the mark, takes
+//!   sleeps                                          the queue's lock, passes the page on
 //! ```
 //!
-//! **Wait against a magazine in hand.** An allocation has taken a magazine from the depot, and puts it back after the waiter's search.
-//! It has put it back on a list that is closed by then. So each allocation that used the depot asks afterwards whether the list is
-//! closed, and passes what is in the depot to the waiters.
+//! **Wait against a magazine in hand.** An allocation has taken a magazine from the depot, and puts
+//! it back after the waiter's search. It has put it back on a list that is closed by then. So each
+//! allocation that used the depot asks afterwards whether the list is closed, and passes what is in
+//! the depot to the waiters.
 //!
-//! **Wait against cancel.** A waiter that gives up leaves the queue under the lock. If a page had been passed to it, the page is
-//! dropped, and goes to the next waiter like any other page.
+//! **Wait against cancel.** A waiter that gives up leaves the queue under the lock. If a page had
+//! been passed to it, the page is dropped, and goes to the next waiter like any other page.
 //!
-//! **Wait against the end.** The end of the pool, or of its device, takes all waiters out of the queue under the lock and wakes them
-//! with the reason.
+//! **Wait against the end.** The end of the pool, or of its device, takes all waiters out of the
+//! queue under the lock and wakes them with the reason.
 //!
-//! A thread that passes a page on holds the queue, which is shared, and not the pool: from the moment at which the page is passed,
-//! the pool may be gone.
+//! A thread that passes a page on holds the queue, which is shared, and not the pool: from the
+//! moment at which the page is passed, the pool may be gone.
 
 use crate::desc::Desc;
 use crate::end::End;
@@ -69,19 +78,22 @@ use std::task::{Context, Poll, Wake, Waker};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// [`SharedPool::device_gone`](crate::SharedPool::device_gone): the pool allocates no pages any more.
+    /// [`SharedPool::device_gone`](crate::SharedPool::device_gone): the pool allocates no pages any
+    /// more.
     #[error("the device of the pool is gone, so the pool allocates no pages any more")]
     DeviceGone,
     /// The pool has been closed or dropped.
     #[error("the pool was closed while a page of it was awaited")]
     Closed,
-    /// The pool may not interrupt other CPUs ([`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus)), and pages that
-    /// are dropped there stay in their magazines. Without magazines the pool needs no interrupts.
+    /// The pool may not interrupt other CPUs
+    /// ([`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus)), and pages that are
+    /// dropped there stay in their magazines. Without magazines the pool needs no interrupts.
     #[error(
         "the pool may not interrupt other CPUs, so a page that is dropped there would wake no thread; use magazine(0)"
     )]
     NoInterrupts,
-    /// A call of the pool's provider or domain asked for a page of this pool: the pool is locked until the call returns.
+    /// A call of the pool's provider or domain asked for a page of this pool: the pool is locked
+    /// until the call returns.
     #[error("the pool's own provider or domain cannot wait for the pool")]
     InProvider,
     /// The magazines of other CPUs could not be paused.
@@ -111,13 +123,15 @@ impl From<Over> for WaitError {
 /// The queue of a pool. It is shared with the futures, and may outlive the pool.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    /// Both are of the pool, and used under the lock while the queue has waiters, or by the pool's owner.
+    /// Both are of the pool, and used under the lock while the queue has waiters, or by the pool's
+    /// owner.
     end: NonNull<End>,
     cpus: NonNull<CpuCache>,
     queue: Mutex<Queue>,
 }
 
-// SAFETY: the pool is shared by all threads, and the pointers are used only while it exists (*marked*).
+// SAFETY: the pool is shared by all threads, and the pointers are used only while it exists
+// (*marked*).
 unsafe impl Send for Waiters {}
 // SAFETY: as above.
 unsafe impl Sync for Waiters {}
@@ -143,8 +157,9 @@ impl Waiters {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a number. For the first of the queue, also what was on the return stack, as a list; and how many pages other CPUs held,
-    /// which are in the depot now. Under the owner's lock. After that the caller searches.
+    /// Takes a number. For the first of the queue, also what was on the return stack, as a list;
+    /// and how many pages other CPUs held, which are in the depot now. Under the owner's lock.
+    /// After that the caller searches.
     pub(crate) fn wait(&self) -> Result<(u64, *mut Link, usize), WaitError> {
         let mut queue = self.queue();
         if let Some(why) = queue.over {
@@ -169,7 +184,8 @@ impl Waiters {
         !self.queue().waiting.is_empty()
     }
 
-    /// Passes a page to the first of the queue, whose waker the caller wakes. If there is none, the page is still the caller's.
+    /// Passes a page to the first of the queue, whose waker the caller wakes. If there is none, the
+    /// page is still the caller's.
     ///
     /// The caller owns the page, which keeps the pool until it is passed.
     pub(crate) fn pass(&self, desc: NonNull<Desc>) -> Result<Option<Waker>, NonNull<Desc>> {
@@ -180,10 +196,12 @@ impl Waiters {
         Ok(waker)
     }
 
-    /// Removes the mark and lets the magazines go on, if no waiter is left. A waiter has just been taken out of the queue.
+    /// Removes the mark and lets the magazines go on, if no waiter is left. A waiter has just been
+    /// taken out of the queue.
     fn resume_if_empty(&self, queue: &Queue) {
         if queue.waiting.is_empty() {
-            // SAFETY: *marked*: the queue had a waiter, so the pool exists until the lock is released.
+            // SAFETY: *marked*: the queue had a waiter, so the pool exists until the lock is
+            // released.
             unsafe {
                 self.end.as_ref().unmark();
                 self.cpus.as_ref().reopen();
@@ -191,7 +209,8 @@ impl Waiters {
         }
     }
 
-    /// Ends all waiting, and returns the wakers. The magazines stay paused. Under the owner's lock, or by the owner alone.
+    /// Ends all waiting, and returns the wakers. The magazines stay paused. Under the owner's lock,
+    /// or by the owner alone.
     pub(crate) fn end(&self, why: Over) -> Wakers {
         let mut queue = self.queue();
         queue.over = Some(why);
@@ -203,7 +222,8 @@ impl Waiters {
         Wakers(waiting.into_values().flatten().collect())
     }
 
-    /// Fetches the page of a waiter, or leaves the waker. Returns the waker that is not needed, too: its drop is code of the user.
+    /// Fetches the page of a waiter, or leaves the waker. Returns the waker that is not needed,
+    /// too: its drop is code of the user.
     fn poll(&self, number: u64, waker: Waker) -> (Poll<Result<NonNull<Desc>, WaitError>>, Option<Waker>) {
         let mut queue = self.queue();
         if let Some(item) = queue.passed.remove(&number) {
@@ -240,11 +260,13 @@ impl Drop for Wakers {
     }
 }
 
-/// A page of a [`SharedPool`](crate::SharedPool), as soon as there is one: from [`alloc_async`](crate::SharedPool::alloc_async).
+/// A page of a [`SharedPool`](crate::SharedPool), as soon as there is one: from
+/// [`alloc_async`](crate::SharedPool::alloc_async).
 ///
-/// It has its place in the queue from the call on, not from the first poll. It does not borrow the pool, and ends with an error when the
-/// pool or its device ends. If it is dropped, its place is free, and a page that had been passed to it goes to the next waiter. A value
-/// that is leaked keeps the page that is passed to it.
+/// It has its place in the queue from the call on, not from the first poll. It does not borrow the
+/// pool, and ends with an error when the pool or its device ends. If it is dropped, its place is
+/// free, and a page that had been passed to it goes to the next waiter. A value that is leaked
+/// keeps the page that is passed to it.
 #[must_use = "a future has a place in the queue, and is to be polled or dropped"]
 pub struct AllocFuture<M: Memory> {
     state: State,

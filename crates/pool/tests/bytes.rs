@@ -3,9 +3,11 @@
 
 mod common;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 use common::{alloc, close_balanced, pool, provider};
-use netmem_pool::{Page, PoolOptions, Private, lingering};
+use netmem_pool::{Page, PoolOptions, Private, RegionOptions, RegionProvider, lingering};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -157,5 +159,77 @@ fn only_bytes_of_one_page_of_these_regions_are_found() {
         assert!(pool.frag_of(&both[4090..4100]).is_none());
         assert_eq!(pool.frag_of(&both[4090..4096]).unwrap().offset(), 4090);
         assert_eq!(pool.frag_of(&both[4096..4097]).unwrap().offset(), 0);
+    }
+}
+
+/// Fragments compare and hash as their bytes, and are found in a map by bytes.
+#[test]
+fn fragments_are_keys() {
+    let (mut pool, domain) = pool(PoolOptions::new("keys"), 4);
+    let [first, second, other] = [b"key", b"key", b"yek"].map(|text| {
+        let mut page = pool.alloc().unwrap();
+        page.copy_from(100, text).unwrap();
+        page.freeze_range(100..103)
+    });
+    assert!(first == second && first != other && first == b"key"[..]);
+    let mut map = HashMap::from([(first, 1), (other, 2)]);
+    assert_eq!((map.get(&b"key"[..]), map.get(&second)), (Some(&1), Some(&1)));
+    assert_eq!(map.insert(second, 3), Some(1));
+    assert_eq!(map.remove(&b"yek"[..]), Some(2));
+    drop(map);
+    close_balanced(pool, &domain);
+}
+
+/// A fragment is a `Buf`: what is read is taken off, and bytes that are taken out of it are not
+/// copied.
+#[test]
+fn a_fragment_is_read_as_a_buffer() {
+    let (mut pool, domain) = pool(PoolOptions::new("buf"), 1);
+    let mut page = pool.alloc().unwrap();
+    page.copy_from(0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    let mut frag = page.freeze_range(..=7);
+    let at = frag.as_ptr();
+    assert_eq!((frag.get_u8(), frag.get_u16(), frag.remaining(), frag.len()), (1, 0x0203, 5, 5));
+    let bytes = frag.copy_to_bytes(2);
+    assert_eq!((&bytes[..], bytes.as_ptr()), (&[4, 5][..], at.wrapping_add(3)));
+    assert_eq!((frag.slice(1..), frag.slice(..=1)), (frag.slice(1..3), frag.slice(0..2)));
+    let mut rest = [0; 3];
+    frag.copy_to_slice(&mut rest);
+    assert_eq!((rest, frag.has_remaining()), ([6, 7, 8], false));
+    assert!(catch_unwind(AssertUnwindSafe(|| frag.get_u8())).is_err());
+    drop((frag, bytes));
+    close_balanced(pool, &domain);
+}
+
+/// A page is a `BufMut`: it grows up to its end, of pages of any size, and only while it is the
+/// only value on the page.
+#[test]
+fn a_page_is_written_as_a_buffer() {
+    for order in [0, 2] {
+        let size = 4096 << order;
+        let region = RegionOptions::new(2).order(order).huge_pages(false).build::<Private>().unwrap();
+        let provider = RegionProvider::new(region);
+        let mut pool = PoolOptions::new("bufmut").build(provider.clone(), None).unwrap();
+        let mut page = pool.alloc().unwrap();
+        assert_eq!((page.remaining_mut(), page.chunk_mut().len()), (0, 0));
+        page.advance(10);
+        page.truncate(0);
+        assert_eq!(page.remaining_mut(), size - 10);
+        page.put_u32(0x0102_0304);
+        page.put_bytes(9, size - 16);
+        assert_eq!((page.len(), &page[..5], page.remaining_mut()), (size - 12, &[1, 2, 3, 4, 9][..], 2));
+        assert!(catch_unwind(AssertUnwindSafe(|| page.put_slice(&[0; 3]))).is_err());
+        assert_eq!(page.len(), size - 12);
+        // Another value has the last bytes now.
+        let tail = page.split_off(100);
+        assert_eq!(page.remaining_mut(), 0);
+        drop(tail);
+        assert_eq!(page.remaining_mut(), size - 110);
+        drop(page);
+        assert_eq!(pool.close().outstanding, 0);
+        // A page of no pool.
+        let mut page = provider.page().unwrap();
+        page.truncate(1);
+        assert_eq!(page.remaining_mut(), size - 1);
     }
 }

@@ -61,7 +61,8 @@ fn huge_pages_with_fallback() {
     assert!(RegionOptions::new(512).build::<Private>().is_ok());
 }
 
-/// Proves POOL-13: huge pages that the administrator has reserved are taken only by a region that asks for them.
+/// Proves POOL-13: huge pages that the administrator has reserved are taken only by a region that
+/// asks for them.
 #[test]
 fn reserved_huge_pages_are_asked_for() {
     let setting = "/proc/sys/vm/nr_hugepages";

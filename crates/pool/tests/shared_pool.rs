@@ -546,8 +546,8 @@ fn poll<M: netmem_pool::Memory>(future: &mut AllocFuture<M>, waker: &Waker) -> P
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-/// Tasks that wait get pages in the order in which they came, from the thread that drops a page, and before any allocation
-/// that comes later. After the last one the magazines are used again.
+/// Tasks that wait get pages in the order in which they came, from the thread that drops a page,
+/// and before any allocation that comes later. After the last one the magazines are used again.
 #[test]
 fn waiters_are_served_in_order() {
     for magazine in [0, 2, 16] {
@@ -665,8 +665,8 @@ fn a_limit_that_grows_serves_waiters() {
     close_balanced(pool, &domain);
 }
 
-/// A provider of which no number of pages is known has too many for the lists of magazines: an error, unless the pool has a
-/// limit.
+/// A provider of which no number of pages is known has too many for the lists of magazines: an
+/// error, unless the pool has a limit.
 #[test]
 fn more_pages_than_lists_can_number() {
     #[derive(Debug)]

@@ -143,8 +143,9 @@ fn shared_magazine_against_close() {
     });
 }
 
-/// Allocation against `device_gone`: a magazine of two pages that another thread has in hand meanwhile is put back. No thread
-/// that begins to allocate afterwards gets a page, and none is left in the depot.
+/// Allocation against `device_gone`: a magazine of two pages that another thread has in hand
+/// meanwhile is put back. No thread that begins to allocate afterwards gets a page, and none is
+/// left in the depot.
 #[test]
 fn shared_alloc_against_device_gone() {
     model(|| {
@@ -178,8 +179,8 @@ fn shared_alloc_against_device_gone() {
     });
 }
 
-/// Wait against return: a thread waits for the only page, which another thread drops: on this CPU or on another, in a
-/// pool with magazines and in one without. A lost wakeup would be a deadlock.
+/// Wait against return: a thread waits for the only page, which another thread drops: on this CPU
+/// or on another, in a pool with magazines and in one without. A lost wakeup would be a deadlock.
 #[test]
 fn shared_wait_against_return() {
     for (magazine, cpu) in [(0, 0), (1, 0), (1, 1)] {
@@ -201,8 +202,8 @@ fn shared_wait_against_return() {
     }
 }
 
-/// Wait against a magazine in hand: of two pages in one magazine, another thread takes one. The thread that waits gets the
-/// other, which is put back.
+/// Wait against a magazine in hand: of two pages in one magazine, another thread takes one. The
+/// thread that waits gets the other, which is put back.
 #[test]
 fn shared_wait_against_a_magazine_in_hand() {
     model(|| {
@@ -245,7 +246,8 @@ fn shared_wait_against_cancel() {
     });
 }
 
-/// Wait against the end: a waiter gets the page or the reason, when the device goes and when the pool is closed.
+/// Wait against the end: a waiter gets the page or the reason, when the device goes and when the
+/// pool is closed.
 #[test]
 fn shared_wait_against_end() {
     for closes in [false, true] {

@@ -313,8 +313,9 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Whether the pages are taken from the huge pages that the administrator has reserved, if there are enough of them:
-    /// [`RegionOptions::reserved_huge_pages`]. Off by default. The rings never are.
+    /// Whether the pages are taken from the huge pages that the administrator has reserved, if
+    /// there are enough of them: [`RegionOptions::reserved_huge_pages`]. Off by default. The rings
+    /// never are.
     #[must_use]
     pub fn reserved_huge_pages(mut self, reserved: bool) -> Self {
         self.reserved_huge_pages = reserved;

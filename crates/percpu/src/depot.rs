@@ -11,7 +11,14 @@
 //! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. Once in `capacity` items there is
 //! an exchange: the bit of an empty magazine is cleared, and the full magazine is pushed on the list, one atomic each.
 //! All magazines are made with the depot, and are used again and again. If no empty magazine is left, or the gate is
-//! closed, an item is *refused*, and the giver keeps it.
+//! closed, an item is *refused*, and the giver keeps it. If no empty magazine is left, the full one is handed over for *nothing*: the
+//! taker gets its items and can empty it, and the CPU has no magazine then. So no magazine stays on a CPU because it is full.
+//!
+//! **Large machines.** There can be more indices than a depot has magazines for. [`Depot::loaded_at_most`] bounds how many magazines lie
+//! on CPUs. A giver whose CPU has none is refused then, and notes that CPUs are *crowded*. [`Taker::reclaim_idle`] then looks what the
+//! CPUs hold. Those that hold the same as at the look before are idle: the taker takes their magazines, and others can have them. The
+//! number of loaded magazines is a guess, for a CPU may get its first magazine in an exchange that was to replace one; each look and
+//! each reclaim counts them again.
 //!
 //! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the exchange that carries it in the
 //! new magazine. After an exchange the giver holds a full magazine. The items in it keep the depot alive (in a pool: each page
@@ -55,6 +62,18 @@ const CLOSED: u32 = u32::MAX;
 #[derive(Debug)]
 struct Line<T>(T);
 
+/// How many magazines lie on CPUs. Givers change it when a CPU gets its first magazine or hands over its last one.
+#[derive(Debug)]
+struct Loaded {
+    /// A guess, and below 0 at times.
+    count: AtomicU32,
+    /// 1 if a giver was refused a magazine since the taker last looked.
+    crowded: AtomicU32,
+}
+
+/// No bound of the magazines on CPUs.
+const ANY_NUMBER: u32 = i32::MAX.cast_unsigned();
+
 /// Items of all CPUs on their way to one [`Taker`]. See the front page of `netmem-percpu`.
 ///
 /// Items are words that are not zero. The user decides what they mean. A depot that is dropped forgets the items that are in it.
@@ -89,6 +108,9 @@ pub struct Depot {
     full: Line<AtomicU32>,
     /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may have it.
     empty: Box<[Line<AtomicU64>]>,
+    /// The most magazines that may lie on CPUs, about.
+    most_loaded: u32,
+    loaded: Line<Loaded>,
     /// Read wherever a giver touches the depot, and written by the thread that frees it.
     #[cfg(loom)]
     witness: loom::cell::UnsafeCell<()>,
@@ -120,6 +142,8 @@ pub struct Taker {
     word: usize,
     /// How many bits are set at once: few enough for the givers to have most of the empty magazines.
     lot: u32,
+    /// What each CPU held when [`reclaim_idle`](Self::reclaim_idle) last looked: the magazine's address plus its length, or 0.
+    seen: Vec<usize>,
 }
 
 impl Depot {
@@ -141,11 +165,61 @@ impl Depot {
             capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(AtomicU32::new(0)),
             empty: (0..count.div_ceil(64)).map(|_| Line(AtomicU64::new(0))).collect(),
+            most_loaded: ANY_NUMBER,
+            loaded: Line(Loaded { count: AtomicU32::new(0), crowded: AtomicU32::new(0) }),
             #[cfg(loom)]
             witness: loom::cell::UnsafeCell::new(()),
         };
         depot.magazines.iter().for_each(|magazine| depot.push_empty(magazine));
-        Ok((depot, Taker { depot: id, pending: 0, emptied: 0, word: 0, lot: (count / 16).clamp(1, 8) }))
+        Ok((
+            depot,
+            Taker { depot: id, pending: 0, emptied: 0, word: 0, lot: (count / 16).clamp(1, 8), seen: Vec::new() },
+        ))
+    }
+
+    /// The same depot, in which about `magazines` lie on CPUs at a time, at least 1. More can for a moment, if threads are moved in the
+    /// middle of an exchange. A giver on a CPU without a magazine is refused while there are so many.
+    #[must_use]
+    pub fn loaded_at_most(mut self, magazines: usize) -> Self {
+        self.most_loaded = u32::try_from(magazines).unwrap_or(ANY_NUMBER).clamp(1, ANY_NUMBER);
+        self
+    }
+
+    /// Whether a giver was refused a magazine since the taker last looked for idle ones. A load.
+    pub fn is_crowded(&self) -> bool {
+        self.loaded.0.crowded.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes that a giver was refused a magazine.
+    #[cold]
+    fn crowd(&self) {
+        if !self.is_crowded() {
+            self.loaded.0.crowded.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reserves a place for a magazine on a CPU that has none. Returns false if there is none.
+    fn reserve(&self) -> bool {
+        if self.most_loaded == ANY_NUMBER {
+            return true;
+        }
+        let count = &self.loaded.0.count;
+        let may = |loaded: u32| (loaded.cast_signed() < self.most_loaded.cast_signed()).then(|| loaded.wrapping_add(1));
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, may).is_ok()
+    }
+
+    /// Gives up such a place.
+    fn unreserve(&self) {
+        if self.most_loaded != ANY_NUMBER {
+            self.loaded.0.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes how many magazines lie on CPUs. The gate is quiet.
+    fn set_loaded(&self, count: usize) {
+        if self.most_loaded != ANY_NUMBER {
+            self.loaded.0.count.store(count as u32, Ordering::Relaxed);
+        }
     }
 
     /// Items in a magazine.
@@ -204,18 +278,30 @@ impl Depot {
             handover::release(&(*this).capacity);
             match sequence::push((*this).gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
-                Ok(Pushed::Full | Pushed::Missing) => Self::exchange(this, item, past),
+                Ok(Pushed::Full) => Self::exchange(this, item, false, past),
+                Ok(Pushed::Missing) => Self::exchange(this, item, true, past),
                 Err(GateClosed) => false,
             }
         }
     }
 
-    /// Gives `item` in a new magazine for this CPU, and hands on the old one.
-    unsafe fn exchange(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+    /// Gives `item` in a new magazine for this CPU, and hands on the old one, unless the CPU has none (`is_first`).
+    unsafe fn exchange(this: *const Self, item: NonZeroUsize, is_first: bool, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until the exchange has succeeded.
         unsafe {
             prefetch_to_write(&(*this).full.0);
-            let Some(new) = (*this).pop_empty() else { return false };
+            if is_first && !(*this).reserve() {
+                (*this).crowd();
+                return false;
+            }
+            let Some(new) = (*this).pop_empty() else {
+                (*this).crowd();
+                if is_first {
+                    (*this).unreserve();
+                    return false;
+                }
+                return Self::hand_over_for_nothing(this, item, past);
+            };
             new.prefetch_to_write();
             new.set_only(item.get());
             let address = std::ptr::from_ref(new).expose_provenance();
@@ -224,22 +310,57 @@ impl Depot {
             match sequence::exchange((*this).gate.word(), address) {
                 Ok(Exchanged::Old(0)) => true,
                 Ok(Exchanged::Old(old)) => {
-                    handover::acquire(&(*this).capacity);
-                    let old = std::ptr::with_exposed_provenance::<Magazine>(old);
                     // The old one's items keep it now.
-                    if !Self::push_full(this, old) {
-                        Magazine::pass_items(old, past);
+                    if is_first {
+                        (*this).unreserve();
                     }
+                    Self::hand_over(this, old, past);
                     true
                 }
                 refused => {
                     new.clear();
                     (*this).push_empty(new);
+                    if is_first {
+                        (*this).unreserve();
+                    }
                     handover::release(&(*this).capacity);
                     // Another thread was faster, or this one is on another CPU now: there is room, unless that filled up meanwhile.
                     matches!(refused, Ok(Exchanged::NotNeeded))
                         && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
                 }
+            }
+        }
+    }
+
+    /// Hands on this CPU's full magazine, and leaves the CPU without one. `item` is refused, unless there is room after all.
+    #[cold]
+    #[inline(never)]
+    unsafe fn hand_over_for_nothing(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+        // SAFETY: the item keeps the depot, for it is not given.
+        unsafe {
+            match sequence::exchange((*this).gate.word(), 0) {
+                Ok(Exchanged::Old(0)) | Err(GateClosed) => false,
+                Ok(Exchanged::Old(old)) => {
+                    (*this).unreserve();
+                    Self::hand_over(this, old, past);
+                    false
+                }
+                Ok(Exchanged::NotNeeded) => {
+                    handover::release(&(*this).capacity);
+                    matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
+                }
+            }
+        }
+    }
+
+    /// Puts a full magazine, which came out of a CPU's word, on the list. If that is closed, its items are passed to `past`.
+    unsafe fn hand_over(this: *const Self, old: usize, past: impl FnMut(NonZeroUsize)) {
+        // SAFETY: the magazine is the caller's, and its items keep the depot.
+        unsafe {
+            handover::acquire(&(*this).capacity);
+            let old = std::ptr::with_exposed_provenance::<Magazine>(old);
+            if !Self::push_full(this, old) {
+                Magazine::pass_items(old, past);
             }
         }
     }
@@ -419,7 +540,7 @@ impl Taker {
         }
         let Some(quiet) = depot.gate.close()? else { return Ok(()) };
         handover::acquire(&depot.capacity);
-        let mut taken = 0;
+        let (mut taken, mut left) = (0, 0);
         for word in quiet.words() {
             // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
             let Some(magazine) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
@@ -428,13 +549,60 @@ impl Taker {
                 clear(word);
                 self.add(magazine);
                 taken += 1;
+            } else {
+                left += 1;
             }
         }
+        depot.set_loaded(left);
         quiet.reopen();
         (0..taken).for_each(|_| {
             self.empty_one(depot, &mut take);
         });
         Ok(())
+    }
+
+    /// Takes the magazines of the CPUs that are idle, if the depot is [crowded](Depot::is_crowded), so that other CPUs can have
+    /// them. A CPU is idle if it holds the same as when this was last called. Returns whether there were any. Reads a line of each
+    /// magazine on a CPU; one membarrier if a CPU is idle. Not for signal handlers. If `take` panics, the items that it has not seen
+    /// stay pending.
+    ///
+    /// # Errors
+    ///
+    /// The barrier failed, and the items are where they were.
+    pub fn reclaim_idle(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<bool, BarrierError> {
+        if !self.is_of(depot) || !depot.is_crowded() {
+            return Ok(false);
+        }
+        depot.loaded.0.crowded.store(0, Ordering::Relaxed);
+        let now: Vec<usize> = depot.gate.peek().map(held).collect();
+        let before = std::mem::replace(&mut self.seen, now);
+        let is_idle = |now: usize, before: usize| now != 0 && now == before;
+        if !self.seen.iter().zip(&before).any(|(&now, &before)| is_idle(now, before)) {
+            return Ok(false);
+        }
+        let Some(quiet) = depot.gate.close()? else { return Ok(false) };
+        handover::acquire(&depot.capacity);
+        let (mut taken, mut left) = (0, 0);
+        for (word, &before) in quiet.words().zip(&before) {
+            let at = word.load(Ordering::Relaxed);
+            // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
+            let Some(magazine) = (unsafe { magazine(at) }) else { continue };
+            if !is_idle(held(at), before) {
+                left += 1;
+                continue;
+            }
+            clear(word);
+            // Also an empty one, which goes on to the empty ones when it is emptied.
+            self.add(magazine);
+            taken += 1;
+        }
+        depot.set_loaded(left);
+        quiet.reopen();
+        (0..taken).for_each(|_| {
+            self.empty_one(depot, &mut take);
+        });
+        self.flush(depot);
+        Ok(taken > 0)
     }
 
     /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If `take` panics, the items that
@@ -502,10 +670,93 @@ impl Emptied<'_> {
     }
 }
 
+/// A number that changes when the CPU whose word this is gets or hands on an item: magazines are further apart than they have items.
+fn held(word: usize) -> usize {
+    // SAFETY: a magazine of the depot, which is borrowed, or null; its length may be read by any thread.
+    word + unsafe { magazine(word) }.map_or(0, Magazine::len)
+}
+
 /// # Safety
 ///
 /// `word` is null or a magazine that lives.
 unsafe fn magazine<'d>(word: usize) -> Option<&'d Magazine> {
     // SAFETY: the caller's.
     unsafe { std::ptr::with_exposed_provenance::<Magazine>(word).as_ref() }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::gate::word;
+    use crate::mode::areas;
+
+    /// What threads on a CPU of that index do: the index gets a magazine with these items.
+    fn load(depot: &Depot, index: usize, items: std::ops::Range<usize>) -> bool {
+        let Some(magazine) = depot.reserve().then(|| depot.pop_empty()).flatten() else {
+            depot.crowd();
+            return false;
+        };
+        items.for_each(|item| assert!(magazine.push(item)));
+        let slot = depot.gate.word().load(Ordering::Relaxed);
+        // SAFETY: the depot's slot, which is open, and that no other thread uses.
+        unsafe { word(slot, index) }.store(magazine.address(), Ordering::Relaxed);
+        true
+    }
+
+    /// A CPU whose magazine is full hands it over also if there is no empty one: the taker gets its items without a barrier.
+    #[test]
+    fn a_full_magazine_is_handed_over_for_nothing() {
+        let (depot, mut taker) = Depot::new(2, 1).unwrap();
+        let (mut given, mut found) = (Vec::new(), Vec::new());
+        let (mut refused, mut reclaims) = (0, 0);
+        for n in 1..=600 {
+            let item = NonZeroUsize::new(n).unwrap();
+            // SAFETY: the depot is there.
+            if unsafe { Depot::give(&depot, item, |_| unreachable!("it is open")) } {
+                given.push(n);
+                refused = 0;
+                continue;
+            }
+            // Each third item: then the magazine is handed over, and has been emptied when the next one comes.
+            refused += 1;
+            while taker.refill(&depot, |item| found.push(item.get())) {}
+            if refused == 2 {
+                // The thread was moved, and the magazine is on another CPU; or, in portable mode, a test beside this one had the
+                // lock of this CPU.
+                taker.reclaim(&depot, |item| found.push(item.get())).unwrap();
+                (reclaims, refused) = (reclaims + 1, 0);
+            }
+        }
+        taker.close(&depot, |item| found.push(item.get())).unwrap();
+        found.sort_unstable();
+        assert_eq!(found, given);
+        assert!(reclaims < 50, "{reclaims}");
+    }
+
+    /// An index that was used once gives up its magazine when others need it: not at the first look, and not if it is used.
+    #[test]
+    fn idle_magazines_are_reclaimed() {
+        let (depot, mut taker) = Depot::new(4, 16).unwrap();
+        let depot = depot.loaded_at_most(8);
+        let loaded = |depot: &Depot| depot.gate.peek().filter(|word| *word != 0).count();
+        let mut found = Vec::new();
+        for index in 0..areas() {
+            assert_eq!(load(&depot, index, 1 + index..3 + index), index < 8, "{index}");
+        }
+        assert!(depot.is_crowded() && loaded(&depot) == 8);
+        assert!(!taker.reclaim_idle(&depot, |_| unreachable!()).unwrap(), "all may be in use");
+        // Index 5 goes on.
+        let slot = depot.gate.word().load(Ordering::Relaxed);
+        // SAFETY: as above.
+        let fifth = unsafe { magazine(word(slot, 5).load(Ordering::Relaxed)) }.unwrap();
+        assert!(fifth.push(100));
+        assert!(!taker.reclaim_idle(&depot, |_| unreachable!()).unwrap(), "no thread was refused since");
+        assert!(!load(&depot, 8, 300..301));
+        assert!(taker.reclaim_idle(&depot, |item| found.push(item.get())).unwrap());
+        assert_eq!((found.len(), loaded(&depot)), (14, 1));
+        // The others have room now.
+        assert_eq!((10..areas()).filter(|&index| load(&depot, index, 200..201)).count(), 7);
+        taker.close(&depot, |item| found.push(item.get())).unwrap();
+        assert_eq!(found.len(), 14 + 3 + 7);
+    }
 }

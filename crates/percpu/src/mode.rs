@@ -6,20 +6,26 @@
 //! (`glibc.pthread.rseq=0`) turns it off. Its layout is the kernel's: `cpu_id` at 4, `rseq_cs` at 8, `mm_cid` at 24.
 //!
 //! **Two numbers of CPUs.** [`areas`] bounds every index that a sequence can see; chunks, sums and locks all use it. It
-//! comes from the kernel, for memory safety depends on it. [`cpus`] is how many CPUs this process may use now. Sizes that
-//! follow the number of CPUs use it; nothing else depends on it.
+//! comes from the kernel, for memory safety depends on it. [`cpus`] is how many indices may come. Sizes use it; nothing else
+//! depends on it. Neither the affinity of today's threads bounds them, for a thread may start later or be moved, nor the CPU time that
+//! a cgroup gives: any number of threads may run at once until it is used up.
 //!
-//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id` or `portable` chooses the mode, so that tests run in each. If the value is
+//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id`, `portable` or `portable_256` chooses the mode, so that tests run in each. If the value is
 //! unknown or the mode is not available, the best mode is used, and one warning of `tracing` says so: a library does not end its
 //! host because of a variable. A test that asked for one mode and ran in another would prove nothing: tests and the command
 //! therefore fail where [`forced_mode`] is an error. Unset or empty, the variable has no effect. Neither has it in a program that
 //! runs with more rights than its user (set-user-ID; `AT_SECURE`): there the environment is another user's, and nothing is reported.
+//! `portable_256` is the portable mode of a machine with 256 CPUs: each thread has an index of its own, whichever CPU it is on.
 
 use crate::{barrier, pin, rseq};
+#[cfg(not(loom))]
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use thiserror::Error;
 
@@ -59,6 +65,8 @@ pub enum Why {
     NotPinned,
     /// The environment says `NETMEM_PERCPU=portable`.
     Forced,
+    /// The environment says `NETMEM_PERCPU=portable_256`: as if the machine had 256 CPUs, and each thread one of its own. For tests.
+    Forced256,
 }
 
 impl fmt::Display for Mode {
@@ -89,6 +97,7 @@ impl fmt::Display for Why {
             Why::NoMembarrier => "the kernel offers no membarrier for restartable sequences (Linux 5.10 or later does)",
             Why::NotPinned => "the dynamic linker refused to keep the library loaded",
             Why::Forced => "NETMEM_PERCPU=portable",
+            Why::Forced256 => "NETMEM_PERCPU=portable_256",
         })
     }
 }
@@ -98,7 +107,7 @@ impl fmt::Display for Why {
 #[non_exhaustive]
 pub enum ForcedModeError {
     /// There is no mode of this name.
-    #[error("NETMEM_PERCPU: unknown mode {value:?}; there are mm_cid, cpu_id and portable")]
+    #[error("NETMEM_PERCPU: unknown mode {value:?}; there are mm_cid, cpu_id, portable and portable_256")]
     Unknown {
         /// The variable's value.
         value: OsString,
@@ -134,6 +143,9 @@ struct Offer {
 /// Bytes of the area up to the end of `mm_cid`.
 const WITH_MM_CID: usize = 28;
 
+/// Indices of a process that pretends to be on a large machine.
+const PRETENDED: usize = 256;
+
 /// No index beyond this is used: CPUs with higher numbers use the shared path.
 pub(crate) const MAX_CPUS: usize = 4096;
 
@@ -158,6 +170,7 @@ impl Offer {
         let asked = match value.to_str() {
             Some("") => return Ok(None),
             Some("portable") => return Ok(Some(Mode::Portable(Why::Forced))),
+            Some("portable_256") => return Ok(Some(Mode::Portable(Why::Forced256))),
             Some("mm_cid") => Index::MmCid,
             Some("cpu_id") => Index::CpuId,
             _ => return Err(ForcedModeError::Unknown { value: value.to_owned() }),
@@ -178,6 +191,9 @@ struct Decided {
     area: isize,
     #[cfg_attr(loom, allow(dead_code, reason = "a model has no chunks"))]
     areas: usize,
+    /// Whether indices are those of [`Why::Forced256`].
+    #[cfg_attr(loom, allow(dead_code, reason = "as above"))]
+    pretends: bool,
     /// What the environment asked for, and whether it is so.
     forced: Result<Option<Mode>, ForcedModeError>,
 }
@@ -210,7 +226,9 @@ fn decide(decided: &AtomicPtr<Decided>) -> &'static Decided {
     let forced = offer.forced(&asked());
     let mode = forced.as_ref().ok().copied().flatten().unwrap_or_else(|| offer.mode());
     let area = offer.area.map_or(0, |(area, _)| area);
-    let mine = Box::into_raw(Box::new(Decided { mode, area, areas: kernel_set(), forced }));
+    let pretends = mode == Mode::Portable(Why::Forced256);
+    let areas = if pretends { kernel_set().max(PRETENDED) } else { kernel_set() };
+    let mine = Box::into_raw(Box::new(Decided { mode, area, areas, pretends, forced }));
     let first = FIRST.compare_exchange(ptr::null_mut(), mine, Ordering::AcqRel, Ordering::Acquire);
     let (at, is_first) = match first {
         Ok(_) => (mine, true),
@@ -251,7 +269,7 @@ fn report(error: &ForcedModeError) {
 
 /// How per-CPU data is reached in this process. This is decided at the first use, and does not change.
 ///
-/// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id` or `portable`) chooses the mode, for tests. If the value is
+/// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id`, `portable` or `portable_256`) chooses the mode, for tests. If the value is
 /// unknown, or the mode is not available, the mode is the best one, and the first use warns of that by an event of `tracing`. See
 /// [`forced_mode`].
 pub fn mode() -> Mode {
@@ -270,54 +288,66 @@ pub fn forced_mode() -> Result<Option<Mode>, ForcedModeError> {
     decided().forced.clone()
 }
 
-/// CPUs that this process may use now: those in the affinity of any of its threads, which is within what its cgroup's cpuset
-/// allows. With [`Index::MmCid`], no more than the CPU time that its cgroup gives it: few threads then have low numbers, on
-/// whichever CPUs they run. At least 1.
+/// How many indices this process's threads may have, at any time: the CPUs that the machine can have, those included that are not
+/// online. At least 1.
 ///
-/// For sizes. A thread's index may be larger: with [`Index::CpuId`] it is the CPU's number. One system call for each thread, and
-/// files that are read.
+/// For sizes. With [`Index::MmCid`] a process with few threads uses few of them, but more threads may start. With [`Index::CpuId`] the
+/// index is the CPU's number, and can be larger. Reads a file.
 pub fn cpus() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
-    let tasks = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
-    // 0 is this thread: without `/proc` it is all there is to ask.
-    let all = usable(std::iter::once(0).chain(tasks).map(affinity));
-    let available = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    sized(mode(), all, usable(std::iter::once(affinity(0))), available).clamp(1, MAX_CPUS)
+    if decided().pretends {
+        return PRETENDED;
+    }
+    let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+    listed.ok().and_then(|list| possible(&list)).unwrap_or_else(kernel_set).clamp(1, MAX_CPUS)
 }
 
-/// Of `all` CPUs those that count. This thread may use `here` of them; `available` is the smaller one of that and of the cgroup's
-/// limit, so it is the limit if it is smaller.
-fn sized(mode: Mode, all: usize, here: usize, available: usize) -> usize {
-    match mode {
-        Mode::Rseq(Index::MmCid) if available < here => all.min(available),
-        _ => all,
+/// How many CPUs are in a list such as `0-3,8`.
+fn possible(list: &str) -> Option<usize> {
+    list.trim().split(',').try_fold(0_usize, |sum, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let count = last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)?;
+        sum.checked_add(count)?.checked_add(1)
+    })
+}
+
+/// The index of this thread in the portable version. It may be out of date at once.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn this_cpu() -> usize {
+    let decided = decided();
+    if decided.pretends {
+        return pretended();
     }
+    // SAFETY: takes nothing; -1 where the kernel cannot say.
+    let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0);
+    if cpu < decided.areas { cpu } else { 0 }
+}
+
+/// An index for each thread, far from that of the thread before.
+#[cfg(not(loom))]
+#[cold]
+#[inline(never)]
+fn pretended() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        /// Number of the thread and 1, or 0.
+        static NUMBER: Cell<usize> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        number.get().wrapping_mul(37) % PRETENDED
+    })
 }
 
 /// A set of CPUs, a bit for each.
 type CpuSet = [u64; MAX_CPUS / 64];
 
-/// CPUs that are in any of these sets.
-fn usable(sets: impl Iterator<Item = CpuSet>) -> usize {
-    let mut all: CpuSet = [0; _];
-    for set in sets {
-        all.iter_mut().zip(set).for_each(|(all, bits)| *all |= bits);
-    }
-    all.iter().map(|bits| bits.count_ones() as usize).sum()
-}
-
-/// The CPUs that a thread may run on. `None` if it has ended.
-fn affinity(thread: libc::pid_t) -> CpuSet {
-    let mut set: CpuSet = [0; _];
-    ask(thread, &mut set);
-    set
-}
-
-/// Asks the kernel for a thread's set of CPUs. Returns false if the kernel's own set is larger, or there is no such
-/// thread.
-fn ask(thread: libc::pid_t, set: &mut [u64]) -> bool {
+/// Asks the kernel for this thread's set of CPUs. Returns false if the kernel's own set is larger.
+fn ask(set: &mut [u64]) -> bool {
     // SAFETY: a place of the size that is given; the kernel writes no more than that.
-    unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, size_of_val(set), set.as_mut_ptr()) >= 0 }
+    unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(set), set.as_mut_ptr()) >= 0 }
 }
 
 /// Areas in a chunk, words in a sum, locks: one for every index that there can be. An index is below the number of bits in the
@@ -330,7 +360,7 @@ pub(crate) fn areas() -> usize {
 /// Bits in the kernel's own set of CPUs, up to the next multiple of 64: a smaller set is refused.
 fn kernel_set() -> usize {
     let mut set: CpuSet = [0; _];
-    let words = (1..=set.len()).find(|&words| ask(0, &mut set[..words]));
+    let words = (1..=set.len()).find(|&words| ask(&mut set[..words]));
     words.map_or(MAX_CPUS, |words| words * 64)
 }
 
@@ -403,6 +433,7 @@ mod tests {
         for offer in [ALL, old, none] {
             assert_eq!(forced(offer, ""), Ok(None));
             assert_eq!(forced(offer, "portable"), Ok(Some(Mode::Portable(Why::Forced))));
+            assert_eq!(forced(offer, "portable_256"), Ok(Some(Mode::Portable(Why::Forced256))));
             assert_eq!(forced(offer, "cpuid"), Err(ForcedModeError::Unknown { value: "cpuid".into() }));
         }
         assert_eq!(forced(ALL, "mm_cid"), Ok(Some(Mode::Rseq(Index::MmCid))));
@@ -419,33 +450,23 @@ mod tests {
         assert!(forced_mode().is_ok_and(|forced| forced.is_none_or(|forced| forced == mode())), "{:?}", forced_mode());
     }
 
-    /// CPUs with high numbers count as any others, and one that two threads may use counts once.
+    /// Every CPU that the machine can have counts, and nothing else is a list.
     #[test]
-    fn usable_cpus_are_counted_not_numbered() {
-        let set = |cpus: &[usize]| {
-            let mut set: CpuSet = [0; _];
-            cpus.iter().for_each(|cpu| set[cpu / 64] |= 1 << (cpu % 64));
-            set
-        };
-        assert_eq!(usable([set(&[3, 100, 200, 239])].into_iter()), 4);
-        assert_eq!(usable([set(&[0]), set(&[]), set(&[239]), set(&[0, 1])].into_iter()), 3);
-    }
-
-    /// A machine of 240 CPUs: all of them; four by affinity; four by a limit of CPU time, which does not limit the numbers of CPUs; and
-    /// a thread on a CPU of its own.
-    #[test]
-    fn sizes_follow_what_the_process_may_use() {
-        let [mm_cid, cpu_id] = [Mode::Rseq(Index::MmCid), Mode::Rseq(Index::CpuId)];
-        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 240, 240, 240)), [240, 240]);
-        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 4, 4, 4)), [4, 4]);
-        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 240, 240, 4)), [4, 240]);
-        assert_eq!([mm_cid, cpu_id].map(|mode| sized(mode, 4, 1, 1)), [4, 4]);
+    fn possible_cpus_are_counted() {
+        for (list, count) in [("0\n", 1), ("0-1\n", 2), ("0-255", 256), ("0-3,8,10-11", 7)] {
+            assert_eq!(possible(list), Some(count), "{list}");
+        }
+        for list in ["", "\n", "x", "3-1", "0-", "0,", "0-18446744073709551615", "-1"] {
+            assert_eq!(possible(list), None, "{list}");
+        }
     }
 
     /// Each CPU that this thread may use has an area.
     #[test]
     fn every_cpu_has_an_area() {
-        let last = affinity(0).iter().rposition(|bits| *bits != 0);
+        let mut set: CpuSet = [0; _];
+        ask(&mut set);
+        let last = set.iter().rposition(|bits| *bits != 0);
         assert!(last.is_some_and(|at| (at + 1) * 64 <= areas()));
     }
 

@@ -213,6 +213,31 @@ fn exchange_against_refill() {
     });
 }
 
+/// A depot without an empty magazine: the full one is handed over for nothing while the taker takes it, and another thread of the CPU
+/// gives. Each item is found once, with what was written before, or it was refused.
+#[test]
+fn hand_over_for_nothing_against_refill() {
+    check(Some(3), || {
+        let (depot, mut taker) = Depot::new(1, 1).unwrap();
+        let (depot, contents) = (Arc::new(depot), Contents::new());
+        contents.write();
+        assert!(give(&depot, 7));
+        let givers = [8, 9].map(|n| {
+            let depot = depot.clone();
+            on(0, move || give(&depot, n))
+        });
+        let mut found = Vec::new();
+        thread::yield_now();
+        while taker.refill(&depot, |item| found.push(item)) {}
+        assert!(!found.contains(&item(7)) || contents.read() == 1);
+        let given = givers.map(|giver| giver.join().unwrap());
+        take_all(&depot, &mut taker, &mut found);
+        found.sort_unstable();
+        let given = [(7, true), (8, given[0]), (9, given[1])].into_iter().filter(|(_, given)| *given);
+        assert_eq!(found, given.map(|(n, _)| item(n)).collect::<Vec<_>>());
+    });
+}
+
 /// The same against reclaim: either has the old magazine, and what it holds.
 #[test]
 fn exchange_against_reclaim() {

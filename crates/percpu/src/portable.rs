@@ -39,10 +39,7 @@ pub(crate) fn areas() -> usize {
 pub(crate) use model::areas;
 
 #[cfg(not(loom))]
-fn this_cpu() -> usize {
-    // SAFETY: takes nothing; -1 where the kernel cannot say.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0) % areas()
-}
+use crate::mode::this_cpu;
 
 #[cfg(loom)]
 use model::this_cpu;

@@ -203,7 +203,7 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
 ///
 /// # Safety
 ///
-/// As for [`push_at`]; `new` is a magazine and the caller's to give.
+/// As for [`push_at`]; `new` is a magazine and the caller's to give, or null.
 #[inline(always)]
 unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     const CLOSED: usize = 1;

@@ -35,6 +35,10 @@ const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
 /// Magazines of a pool for every thread, in addition to those that it needs.
 const SPARE: usize = if cfg!(loom) { 0 } else { 16 };
 
+/// The most CPUs of which each has its magazine without asking. A machine can have hundreds, of which a process uses few. More than so
+/// many take turns: idle ones are reclaimed for them.
+const MOST_CPUS: usize = 32;
+
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -128,7 +132,9 @@ impl PoolOptions {
     ///
     /// The default follows from the pool's size, so that a small pool does not strand its pages: a quarter of the pages beyond the
     /// cache, divided by the CPUs, 4 to 62; no magazines if there are fewer than 8 pages for each CPU. The CPUs
-    /// are those that this process may use when the pool is made ([`netmem_percpu::cpus`]).
+    /// are those that the machine can have ([`netmem_percpu::cpus`]), or 32 if there are more. On such a machine, the magazines of CPUs
+    /// hold a quarter of the pages at most. If more CPUs return pages than there are magazines for, the pool takes those of CPUs that
+    /// have been idle for 10 ms; meanwhile a page comes back by one compare-and-swap.
     #[must_use]
     pub fn magazine(mut self, pages: usize) -> Self {
         self.magazine = Some(pages);
@@ -177,24 +183,34 @@ impl PoolOptions {
     /// The depot for pages that are dropped outside of the poll context, and its taker. `None` for a pool that does not
     /// reuse pages.
     fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
-        let magazines = self.magazines(self.pages(provider), netmem_percpu::cpus());
-        Ok(magazines.map(|(capacity, count)| Depot::new(capacity, count)).transpose()?)
+        let cpus = netmem_percpu::cpus();
+        let Some(Magazines { capacity, loaded, count }) = self.magazines(self.pages(provider), cpus) else {
+            return Ok(None);
+        };
+        let (depot, taker) = Depot::new(capacity, count)?;
+        // Where each CPU can have one, they are not counted.
+        Ok(Some((if loaded < cpus { depot.loaded_at_most(loaded) } else { depot }, taker)))
     }
 
-    /// The capacity and the number of magazines of a pool with this many pages, on this many CPUs. `None` for a pool
-    /// without a depot.
-    fn magazines(&self, pages: usize, cpus: usize) -> Option<(usize, usize)> {
-        let fair = (pages.saturating_sub(self.cache) / (4 * cpus)).clamp(LEAST_MAGAZINE, MAGAZINE);
+    /// The magazines of a pool with this many pages, on a machine with this many CPUs. `None` for a pool without a depot.
+    fn magazines(&self, pages: usize, cpus: usize) -> Option<Magazines> {
+        let cpus_used = cpus.min(MOST_CPUS);
+        let fair = (pages.saturating_sub(self.cache) / (4 * cpus_used)).clamp(LEAST_MAGAZINE, MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
         // If magazines could strand half of the pages or more, each page returns by itself: that costs less than to
         // reclaim it.
-        let few = self.magazine.is_none() && pages < 2 * 4 * cpus;
+        let few = self.magazine.is_none() && pages < 2 * 4 * cpus_used;
         if self.cache == 0 || capacity == 0 || few {
             return None;
         }
-        // Each CPU has a magazine and another on its way to it. In addition there are as many as can be full, and a few
+        // If the user chose the size, each CPU has one.
+        let loaded = match self.magazine {
+            Some(_) => cpus,
+            None => (pages / 4 / capacity).max(cpus_used).min(cpus),
+        };
+        // Each of them has another on its way to it. In addition there are as many as can be full, and a few
         // for bulks that do not fill theirs.
-        Some((capacity, 2 * cpus + (pages / capacity).clamp(LEAST_FULL, MOST_FULL)))
+        Some(Magazines { capacity, loaded, count: 2 * loaded + (pages / capacity).clamp(LEAST_FULL, MOST_FULL) })
     }
 
     /// Makes the pool. A `domain` of `None` means that the device uses this process's addresses.
@@ -215,7 +231,8 @@ impl PoolOptions {
 
     /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is not used: the CPUs' magazines are the
     /// cache. [`magazine`](Self::magazine) is the size of a magazine, of which each CPU has two. Without that option it is chosen from the
-    /// pool's size, so that the CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU has no magazines.
+    /// pool's size, so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU, or for each of
+    /// 32 if the machine can have more, has no magazines.
     /// With 0, each allocation takes a lock, and each return is a compare-and-swap.
     ///
     /// # Errors
@@ -236,7 +253,7 @@ impl PoolOptions {
 
     /// The magazines of a pool for every thread.
     pub(crate) fn cpus<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<CpuCache, PoolError> {
-        let (pages, slots) = (self.pages(provider), netmem_percpu::cpus());
+        let (pages, slots) = (self.pages(provider), netmem_percpu::cpus().min(MOST_CPUS));
         let fair = (pages / (8 * slots)).min(MAGAZINE);
         let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
         let made = |capacity, magazines| CpuCache::new(capacity, magazines).map_err(not_made);
@@ -253,6 +270,17 @@ fn not_made(why: NewCacheError) -> PoolError {
         NewCacheError::TooMany { magazines, most } => PoolError::TooManyMagazines { magazines, most },
         NewCacheError::NoMemory(why) => why.into(),
     }
+}
+
+/// Sizes of a pool's depot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Magazines {
+    /// Pages in each.
+    capacity: usize,
+    /// The most that CPUs hold.
+    loaded: usize,
+    /// All of them.
+    count: usize,
 }
 
 /// A page pool, owned by one receive queue.
@@ -374,6 +402,7 @@ impl<M: Memory> PagePool<M> {
             direction: o.direction,
             unmapped: Unmapped::new(),
             looked: Cell::new(None),
+            looked_for_idle: Cell::new(None),
             interrupts: o.interrupts,
             gone: Cell::new(false),
             circulates: o.cache > 0,
@@ -599,14 +628,20 @@ pub struct PoolClosed {
 mod tests {
     use super::*;
 
-    /// A pool of 1024 pages has magazines if its process may use 4 CPUs, however many CPUs the machine has. If the
-    /// process may use 240, the pool has magazines only if the options ask for them.
+    /// A pool of 1024 pages has magazines on a machine of any size, and those on CPUs hold at most a quarter of the pages.
     #[test]
-    fn magazines_follow_the_cpus_of_the_process() {
+    fn a_small_pool_on_a_large_machine_has_magazines() {
         let options = PoolOptions::new("sized");
-        assert_eq!(options.magazines(1024, 4), Some((32, 8 + 32)));
-        assert_eq!(options.magazines(1024, 240), None);
-        assert_eq!(options.clone().magazine(16).magazines(1024, 240), Some((16, 480 + 64)));
+        let sizes = |capacity, loaded, count| Some(Magazines { capacity, loaded, count });
+        assert_eq!(options.magazines(1024, 4), sizes(32, 4, 8 + 32));
+        assert_eq!(options.magazines(1024, 32), sizes(4, 32, 64 + 256));
+        assert_eq!(options.magazines(1024, 256), sizes(4, 64, 128 + 256));
+        for pages in 600..5000 {
+            let Some(Magazines { capacity, loaded, .. }) = options.magazines(pages, 256) else { panic!("{pages}") };
+            assert!(4 * capacity * loaded <= pages, "{pages}: {loaded} of {capacity}");
+        }
+        assert_eq!(options.magazines(255, 256), None);
+        assert_eq!(options.clone().magazine(16).magazines(1024, 240), sizes(16, 240, 480 + 64));
         assert_eq!(options.clone().magazine(0).magazines(1024, 4), None);
         assert_eq!(options.cache(0).magazines(1024, 4), None);
     }

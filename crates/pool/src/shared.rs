@@ -14,7 +14,7 @@ use crate::page::Page;
 use crate::panics::Panics;
 use crate::provider::{Provider, RawPage};
 use crate::stats::Counter;
-use netmem_percpu::MAGAZINE;
+use netmem_percpu::{Depot, MAGAZINE};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -27,6 +27,9 @@ pub(crate) const BATCH: usize = 64;
 /// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it
 /// costs a membarrier, and meanwhile threads that return pages take a slower path.
 pub(crate) const REST: Duration = Duration::from_micros(100);
+
+/// The least time between two looks for idle CPUs. A CPU that has returned no page for so long is idle.
+const IDLE: Duration = Duration::from_millis(10);
 
 /// The state that the owner and the pages share. Its first field is the pages' [`Home`].
 ///
@@ -47,6 +50,8 @@ pub(crate) struct Shared<M: Memory> {
     pub(crate) unmapped: Unmapped,
     /// When the owner last looked at the pages that other CPUs hold.
     pub(crate) looked: Cell<Option<Instant>>,
+    /// When the owner last looked for CPUs that are idle and hold a magazine.
+    pub(crate) looked_for_idle: Cell<Option<Instant>>,
     /// Whether the owner may interrupt other CPUs to take their pages.
     pub(crate) interrupts: bool,
     /// Set once the device is gone.
@@ -130,6 +135,9 @@ impl<M: Memory> Shared<M> {
             s.drain(panics);
         }
         if cache.capacity() > 0 {
+            if s.front.home.depot().is_some_and(Depot::is_crowded) {
+                s.reclaim_idle(panics);
+            }
             s.refill(panics);
             if let Some(found) = refilled() {
                 return Some(found);
@@ -245,6 +253,37 @@ impl<M: Memory> Shared<M> {
             });
         }
         matches!(done, Some(Ok(())))
+    }
+
+    /// Takes the magazines of idle CPUs, for other CPUs that have none.
+    #[cold]
+    #[inline(never)]
+    fn reclaim_idle(&self, panics: &mut Panics) {
+        let now = Instant::now();
+        let rests = self.looked_for_idle.get().is_some_and(|last| now.duration_since(last) < IDLE);
+        if rests || !self.interrupts {
+            return;
+        }
+        self.looked_for_idle.set(Some(now));
+        let c = &self.front.cache.counters;
+        let mut n = 0;
+        let done = self.front.with_taker(|taker, depot| {
+            taker.reclaim_idle(depot, |item| {
+                self.keep_or_give(desc_of(item), panics);
+                n += 1;
+            })
+        });
+        c.reclaimed.add(n);
+        c.recycle_ring.add(n);
+        match done {
+            Some(Ok(true)) => c.reclaims.bump(),
+            Some(Err(error)) => {
+                panics.call(|| {
+                    tracing::warn!(pool = self.name(), %error, "magazines of idle CPUs cannot be reclaimed");
+                });
+            }
+            _ => {}
+        }
     }
 
     /// Takes a returned page, to be used again, unless the pool has no place for it.

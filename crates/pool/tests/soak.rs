@@ -15,7 +15,7 @@ mod stress_ops;
 use common::{Counting, counting, provider};
 use disturb::{Disturbed, on_signal, stress_threads};
 use fastrand::Rng;
-use netmem_percpu::{Mode, aborts, mode};
+use netmem_percpu::{Mode, aborts, cpus, mode};
 use netmem_pool::{Bulk, Frag, Page, PagePool, PoolOptions, PoolStats, Private, RegionProvider, lingering};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -101,7 +101,11 @@ impl Drop for Ends<'_> {
 fn build(n: usize, life: usize, memory: &Arc<RegionProvider<Private>>) -> (PagePool<Private>, Arc<Counting>) {
     let domain = counting();
     let cache = [1, 8, 32, 32, 0][life % 5];
-    let options = PoolOptions::new(format!("soak-{n}-{life}")).cache(cache);
+    let mut options = PoolOptions::new(format!("soak-{n}-{life}")).cache(cache);
+    // With so few pages, a pool on a large machine has magazines only if it is asked to.
+    if PAGES < 8 * cpus() {
+        options = options.magazine(4);
+    }
     (options.build(memory.clone(), Some(domain.clone())).unwrap(), domain)
 }
 

@@ -91,7 +91,7 @@ impl Drop for Writer {
             }
             if let Ok(signal) = interruption() {
                 // SAFETY: the thread was not joined, so its name is valid; the signal has a handler, which does nothing.
-                unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
+                unsafe { libc::pthread_kill(thread.as_pthread_t() as libc::pthread_t, signal) };
             }
             thread::sleep(Duration::from_micros(50));
         }

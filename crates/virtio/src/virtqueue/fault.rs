@@ -212,7 +212,7 @@ pub enum DriverFault {
         /// Bytes, as far as they were counted.
         len: u64,
     },
-    /// A chain that is more pieces of memory than a chain may be: [`MAX_PIECES`]. A buffer that lies across regions is a piece
+    /// A chain that is more pieces of memory than a chain may be: 1,024. A buffer that lies across regions is a piece
     /// in each of them.
     #[error("the chain at {head} has more than {most} pieces of memory")]
     TooManyPieces {

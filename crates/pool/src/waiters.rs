@@ -326,13 +326,15 @@ impl<M: Memory> Future for AllocFuture<M> {
     type Output = Result<Page<M>, WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // Before the state is taken, because this is code of the user, and may panic.
+        let waker = cx.waker().clone();
         match std::mem::replace(&mut self.state, State::Ended) {
             // SAFETY: the page was the future's.
             State::Found(desc) => Poll::Ready(Ok(unsafe { self.page(desc) })),
             State::Failed(why) => Poll::Ready(Err(why)),
             State::Ended => Poll::Ready(Err(WaitError::Ended)),
             State::Waits(waiters, number) => {
-                let (answer, waker) = waiters.poll(number, cx.waker().clone());
+                let (answer, waker) = waiters.poll(number, waker);
                 let answer = match answer {
                     Poll::Pending => {
                         self.state = State::Waits(waiters, number);

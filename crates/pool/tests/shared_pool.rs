@@ -648,6 +648,24 @@ fn a_wait_that_ends_with_an_error() {
     assert!(matches!(pool.alloc_blocking(), Err(WaitError::NoInterrupts)));
 }
 
+/// A waker is code of the user: if its clone panics, the future keeps its place, and its page is not lost.
+#[test]
+fn a_waker_that_panics() {
+    use std::task::{RawWaker, RawWakerVTable};
+    const PANICS: RawWakerVTable = RawWakerVTable::new(|_| panic!("a clone"), |_| {}, |_| {}, |_| {});
+    // SAFETY: the functions use no data.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &PANICS)) };
+    let (pool, domain, memory) = shared(PoolOptions::new("waited"), 1);
+    let page = pool.alloc().unwrap();
+    let mut waiter = pool.alloc_async();
+    let polled = std::panic::AssertUnwindSafe(|| poll(&mut waiter, &waker).is_pending());
+    std::panic::catch_unwind(polled).unwrap_err();
+    drop(page);
+    assert!(matches!(poll(&mut waiter, Waker::noop()), Poll::Ready(Ok(_))), "the place in the queue is lost");
+    close_balanced(pool, &domain);
+    all_are_back(&memory, 1);
+}
+
 /// A higher limit, and a reclaim, pass what there is to the waiters.
 #[test]
 fn a_limit_that_grows_serves_waiters() {

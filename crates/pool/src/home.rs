@@ -374,7 +374,16 @@ pub(crate) fn prefetch(desc: NonNull<Desc>) {
 }
 
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/shared/emulated.rs"]
+mod emulated;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/shared/skip.rs"]
+mod skip;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use super::emulated::is_emulated;
+    use super::skip::skip;
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
@@ -402,6 +411,7 @@ mod tests {
                 let moved = Moved(InContext::new(at(128)));
                 let _ = std::thread::spawn(move || drop({ moved }.0)).join();
             }
+            _ if is_emulated() => skip("it is emulated, and this program is for another machine"),
             _ => {
                 for (case, signal) in
                     [("in order", None), ("crossed", Some(libc::SIGABRT)), ("elsewhere", Some(libc::SIGABRT))]

@@ -25,7 +25,7 @@
 //! front end has its answer.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -123,6 +123,8 @@ pub(super) struct Shared {
     pub(super) rings: usize,
     /// Queue pairs in use, as far as the control queue says so.
     in_use: AtomicU16,
+    /// The pairs from here on may still be in a pass that began when there were more.
+    left: AtomicUsize,
     /// One per worker. Changes only while there is no front end.
     wakers: RwLock<Arc<[Waker]>>,
     pub(super) connected: AtomicBool,
@@ -141,6 +143,7 @@ impl Shared {
             pairs,
             rings: 2 * options.max_pairs + control,
             in_use: AtomicU16::new(1),
+            left: AtomicUsize::new(1),
             wakers: RwLock::new(Arc::new([Waker::new()?])),
             connected: AtomicBool::new(false),
             config: Config::new(&options),
@@ -183,13 +186,18 @@ impl Shared {
     /// not receive any more. The caller then calls again later, and answers its driver only when this has returned
     /// true.
     pub(super) fn use_pairs(&self, pairs: u16) -> bool {
-        self.in_use.store(pairs, Ordering::Relaxed);
-        // A worker that takes one of these locks from now on sees the new number.
-        let over = self.pairs[usize::from(pairs)..self.options.max_pairs].iter().all(|cell| cell.try_lock().is_some());
-        if over {
+        if self.in_use.swap(pairs, Ordering::Relaxed) != pairs {
+            self.left.store(pairs.into(), Ordering::Relaxed);
+        }
+        // A worker that takes a lock after this one was free sees the new number: no pair is waited for twice, so that
+        // workers that are always in some pair do not keep the answer back.
+        let first = self.left.load(Ordering::Relaxed);
+        let busy = (first..self.options.max_pairs).find(|&n| self.pairs[n].try_lock().is_none());
+        self.left.store(busy.unwrap_or(self.options.max_pairs), Ordering::Relaxed);
+        if busy.is_none() {
             self.wake();
         }
-        over
+        busy.is_none()
     }
 
     /// Ends the sleep of every worker.
@@ -487,6 +495,14 @@ mod tests {
         assert!(shared.use_pairs(3), "all are in use");
         assert!(!shared.use_pairs(2));
         drop(busy);
+        assert!(shared.use_pairs(2));
+        // Passes over the others that alternate do not keep the number from being answered.
+        let first = shared.try_pair(2).unwrap();
+        assert!(!shared.use_pairs(1));
+        let second = shared.try_pair(1).unwrap();
+        drop(first);
+        assert!(shared.use_pairs(1), "a pass that begins now sees the number");
+        drop(second);
         assert!(shared.use_pairs(2));
         let told = Negotiated::new(feature::MQ | feature::CTRL_VQ);
         assert_eq!([0, 1, 2].map(|n| shared.unused(n, told)), [false, false, true]);

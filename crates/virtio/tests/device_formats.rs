@@ -529,6 +529,43 @@ fn a_ring_goes_on_where_it_stopped() {
     }
 }
 
+/// A used position whose bits are all 0 is one, if the ring shows that nothing was used behind it: another back end took
+/// three chains, gave none back, and stopped.
+#[test]
+fn a_used_position_of_zero() {
+    const SIZE: u16 = 8;
+    let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
+    for taken in [1, 3, SIZE - 1] {
+        let ring = feature::RING_PACKED;
+        let mut driver = Driver::connect(&device, PLAIN | ring);
+        driver.share_memory();
+        let mut tx = Queue::start(&mut driver, 1, SIZE, ring);
+        let post = |tx: &mut Queue, id| tx.post_as_is(id, &[(tx.buffer(id), 76, 0)]);
+        (0..SIZE).for_each(|id| post(&mut tx, id));
+        poll_until(&mut device, || tx.packed().used_desc(0).is_used(Position::START));
+        driver.front.get_vring_base(1).unwrap();
+        // Each chain has a used descriptor, as other back ends have it.
+        for n in 0..SIZE {
+            let at = Position::START.step(n, SIZE);
+            tx.packed().set_used_desc(n, PackedDesc { addr: 0, len: 0, id: n, flags: at.used() });
+        }
+        assert_eq!(tx.take().len(), SIZE.into());
+        (0..taken).for_each(|id| post(&mut tx, id));
+        tx.describe(&driver, u32::from(tx.position().bits()));
+        post(&mut tx, 7);
+        let zero = Position::from_bits(0);
+        poll_until(&mut device, || !tx.packed().used_desc(0).is_available(zero) || used_at(&tx, taken));
+        let d = tx.packed().used_desc(0);
+        assert!(d.is_used(zero) && d.id == 7, "{taken} taken: {d:?}");
+        driver.hang_up();
+    }
+}
+
+/// Whether the device has used the descriptor at `offset` of the second turn.
+fn used_at(queue: &Queue, offset: u16) -> bool {
+    queue.packed().used_desc(offset).is_used(Position::from_bits(offset))
+}
+
 /// A position that the ring does not have, and a size that only a packed ring can have.
 #[test]
 fn a_base_and_a_size_are_judged() {

@@ -23,6 +23,7 @@
 //! ends a list, and a false mark makes the device give back a chain that the driver did not post. The driver's own
 //! front end has then harmed the driver.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -253,8 +254,8 @@ pub(crate) struct PackedInflight {
     size: u16,
     /// Where the queue begins: the next chain to take, and the next used descriptor.
     start: (Position, Position),
-    /// The chains of the earlier back end that must still be given back, in their order.
-    again: Vec<Again>,
+    /// The chains of the earlier back end that must still be given back: one behind the other, from the used position on.
+    again: VecDeque<Again>,
     /// The free list, of which the region has a copy.
     free_head: u16,
     next: Vec<u16>,
@@ -279,12 +280,20 @@ struct Again {
 
 impl PackedInflight {
     /// For `ring`, whose front end says that it stands at `base`.
-    pub(crate) fn new(part: Part, ring: &PackedRing, base: [Position; 2]) -> Self {
+    ///
+    /// A batch that the earlier back end has not published is rolled back in the ring. `rolled_back` is then called with the
+    /// first position and the number of descriptors that may have been written, for the dirty log.
+    pub(crate) fn new(
+        part: Part,
+        ring: &PackedRing,
+        base: [Position; 2],
+        rolled_back: impl FnOnce(Position, u32),
+    ) -> Self {
         let (size, entries) = (ring.size(), part.entries);
         let mut state = Self {
             size,
             start: (base[0], base[1]),
-            again: Vec::new(),
+            again: VecDeque::new(),
             free_head: 0,
             next: vec![0; entries.into()],
             counter: 0,
@@ -294,11 +303,14 @@ impl PackedInflight {
             part,
         };
         if state.part.version().load(Ordering::Relaxed) == VERSION {
-            state.recover(ring);
+            state.recover(ring, rolled_back);
         }
         // The entries that are not in flight are free.
-        let used: Vec<u16> = state.again.iter().flat_map(|again| state.entries_of(again)).collect();
-        let free: Vec<u16> = (0..entries).filter(|entry| !used.contains(entry)).collect();
+        let mut used = vec![false; entries.into()];
+        for entry in state.again.iter().flat_map(|again| state.entries_of(again)) {
+            used[usize::from(entry)] = true;
+        }
+        let free: Vec<u16> = (0..entries).filter(|&entry| !used[usize::from(entry)]).collect();
         for (n, &entry) in free.iter().enumerate() {
             state.inflight(entry).store(0, Ordering::Relaxed);
             state.set_next(entry, free.get(n + 1).copied().unwrap_or(entries));
@@ -312,7 +324,7 @@ impl PackedInflight {
     }
 
     /// Reads the state that the earlier back end has left. A position or an entry that the ring cannot have is ignored.
-    fn recover(&mut self, ring: &PackedRing) {
+    fn recover(&mut self, ring: &PackedRing, rolled_back: impl FnOnce(Position, u32)) {
         let position = |index: usize, wrap: usize| {
             let wrap = u16::from(self.part.at::<AtomicU8>(wrap).load(Ordering::Relaxed) & 1) << 15;
             let index = self.part.at::<AtomicU16>(index).load(Ordering::Relaxed);
@@ -322,7 +334,7 @@ impl PackedInflight {
         let shown = new == old || !ring.used_desc(old.offset()).is_available(old);
         let used = if shown { new } else { old };
         if !shown {
-            roll_back(ring, old, new);
+            rolled_back(old, roll_back(ring, old, new));
         }
         let mut free = self.part.at::<AtomicU16>(if shown { 12 } else { 14 }).load(Ordering::Relaxed);
         for _ in 0..self.part.entries {
@@ -342,7 +354,7 @@ impl PackedInflight {
             let Some(again) = self.chain(entry, at, left, &mut seen) else { continue };
             left -= again.chain.len() as u16;
             at = at.step(again.chain.len() as u16, self.size);
-            self.again.push(again);
+            self.again.push_back(again);
         }
         if !self.again.is_empty() {
             tracing::info!("{} chains were in flight, and are taken again", self.again.len());
@@ -420,7 +432,11 @@ impl PackedInflight {
     /// The chain that is taken again at position `at`: at least one descriptor, out of the front end's region, and not
     /// checked.
     pub(crate) fn again(&self, at: Position) -> Option<&[PackedDesc]> {
-        self.again.iter().find(|again| again.at == at).map(|again| &again.chain[..])
+        // A position is looked up for each chain and for each of its descriptors, and there may be 32,768.
+        let first = self.again.front()?.at;
+        let behind = |again: &Again| again.at.since(first, self.size);
+        let n = self.again.binary_search_by_key(&at.since(first, self.size), behind).ok()?;
+        Some(&self.again[n].chain)
     }
 
     /// Adds a used descriptor to the current batch, which is not its first.
@@ -435,9 +451,8 @@ impl PackedInflight {
         let chains: Vec<_> = [from].into_iter().chain(held.iter().map(|&(at, _)| at)).zip(ends).collect();
         let mut back = Vec::new();
         for &(at, end) in &chains {
-            if self.again.first().is_some_and(|again| again.at == at) {
-                let again = self.again.remove(0);
-                back.push((again.entry, again.last));
+            if self.again.front().is_some_and(|again| again.at == at) {
+                back.extend(self.again.pop_front().map(|again| (again.entry, again.last)));
             } else if !held.is_empty() {
                 back.extend(self.keep(ring, at, end.since(at, self.size)));
             }
@@ -491,21 +506,28 @@ impl PackedInflight {
 }
 
 /// Rolls back a batch. The earlier back end ended while it published the used descriptors from `old` to `new`, and has
-/// not written the first. Those that it has written already must not be taken for descriptors of this back end.
-fn roll_back(ring: &PackedRing, old: Position, new: Position) {
+/// not written the first. Those that it has written already must not be taken for descriptors of this back end. Returns how
+/// many there are at most, from `old` on.
+fn roll_back(ring: &PackedRing, old: Position, new: Position) -> u32 {
     let size = ring.size();
-    for n in 1..new.since(old, size).min(size.into()) {
+    let count = new.since(old, size).min(size.into());
+    for n in 1..count {
         let at = old.step(n as u16, size);
         let d = ring.used_desc(at.offset());
         if d.is_used(at) {
             ring.set_used_desc(at.offset(), PackedDesc { flags: at.available(), ..d });
         }
     }
+    count
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::log::DirtyLog;
+    use crate::net::feature;
+    use crate::virtqueue::Negotiated;
+    use crate::virtqueue::device::{BASE, Logged, MappedRing, PackedSide, Side, Start};
     use crate::virtqueue::{DESC_NEXT, DESC_WRITE, PackedLayout};
 
     const SIZE: u16 = 16;
@@ -538,7 +560,7 @@ mod tests {
         }
 
         fn inflight(&self) -> PackedInflight {
-            PackedInflight::new(self.part(), &self.ring(), [Position::START; 2])
+            PackedInflight::new(self.part(), &self.ring(), [Position::START; 2], |_, _| {})
         }
 
         /// Makes a chain of descriptors available at `at`, of which the first has address `addr`.
@@ -616,6 +638,73 @@ mod tests {
                 assert_eq!(bench.inflight().start(), (end, end));
             }
         }
+    }
+
+    /// The positions that are rolled back are noted in the dirty log before the ring is used.
+    #[test]
+    fn what_is_rolled_back_is_noted() {
+        let bench = Bench::new();
+        let mut inflight = bench.inflight();
+        let at = Position::START;
+        (0..3).for_each(|n| bench.post(at.step(n, SIZE), 0, n, 1));
+        (1..3).for_each(|n| inflight.hold(at.step(n, SIZE), used(at.step(n, SIZE), n)));
+        inflight.before(&bench.ring(), at, at.step(3, SIZE));
+        drop(inflight);
+        let file = rustix::fs::memfd_create(c"netmem-log", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let log = Arc::new(DirtyLog::new(Mapping::new("a test", &file, 0, 4096).unwrap(), Arc::default()));
+        let start = Start {
+            base: BASE,
+            negotiated: Negotiated::new(feature::VERSION_1 | feature::RING_PACKED),
+            splits: false,
+            inflight: Some(bench.part()),
+            logged: Some(Logged { log, used: Some(3 * 4096) }),
+        };
+        let ring = MappedRing { ring: bench.ring(), descriptors: 3 * 4096, event: 0 };
+        let _side = <PackedSide as Side>::new(ring, start);
+        assert!(!bench.ring().used_desc(1).is_used(at.step(1, SIZE)), "it is rolled back");
+        let mut bits = [0];
+        rustix::io::pread(&file, &mut bits, 0).unwrap();
+        assert_eq!(bits, [1 << 3]);
+    }
+
+    /// Each chain of a region of the largest size is found at its position, and given back once. Linear searches would make
+    /// this test run for minutes.
+    #[test]
+    fn a_region_of_the_largest_size() {
+        const LARGEST: u16 = 32768;
+        let mut bench = Bench::new();
+        let file = rustix::fs::memfd_create(c"netmem-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        let bytes = InflightRegion::bytes(1, LARGEST, true);
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        bench.region = InflightRegion::new(Mapping::new("a test", &file, 0, bytes).unwrap(), 1, LARGEST, true).unwrap();
+        bench.block = vec![0; PackedLayout::new(LARGEST).total / 8 + 16];
+        let base = bench.block.as_ptr().cast_mut().cast::<u8>();
+        // SAFETY: as in `Bench::ring`.
+        let ring = unsafe { PackedRing::from_layout(base.add(base.align_offset(PackedLayout::ALIGN)), LARGEST) };
+        let part = || bench.region.queue(0, LARGEST, true).unwrap().unwrap();
+        let state = part();
+        for entry in 0..LARGEST {
+            let at = PACKED + PACKED * usize::from(entry);
+            state.at::<AtomicU8>(at).store(1, Ordering::Relaxed);
+            state.at::<AtomicU16>(at + 6).store(1, Ordering::Relaxed);
+            state.at::<AtomicU64>(at + 8).store(entry.into(), Ordering::Relaxed);
+            state.at::<AtomicU16>(at + 16).store(entry, Ordering::Relaxed);
+        }
+        // The free list is empty, and the used positions are the first.
+        state.at::<AtomicU16>(12).store(LARGEST, Ordering::Relaxed);
+        state.at::<AtomicU16>(20).store(0x0101, Ordering::Relaxed);
+        state.version().store(VERSION, Ordering::Relaxed);
+        let mut inflight = PackedInflight::new(part(), &ring, [Position::START; 2], |_, _| {});
+        assert_eq!(inflight.again.len(), LARGEST.into());
+        for n in 0..LARGEST {
+            let (at, to) = (Position::START.step(n, LARGEST), Position::START.step(n + 1, LARGEST));
+            assert_eq!(inflight.again(at).map(|chain| (chain.len(), chain[0].id)), Some((1, n)));
+            assert!(inflight.again(to).is_some() == (n + 1 < LARGEST));
+            inflight.before(&ring, at, to);
+            inflight.after();
+        }
+        assert!(!inflight.has_again());
     }
 
     /// A region of any bytes gives chains that the ring can have, and no more.

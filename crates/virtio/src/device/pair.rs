@@ -17,7 +17,7 @@ use super::memory::MemoryTable;
 use super::{DeviceError, DriverFault, Stats};
 use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Notifier};
-use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, BASE, MappedRing, Start, is_base};
+use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, BASE, Logged, MappedRing, Start, is_base};
 use crate::virtqueue::{Desc, MAX_SIZE, Negotiated, PackedRing, SplitRing};
 
 /// The data that the pairs of one front end have in common, with which a ring is started.
@@ -107,9 +107,10 @@ impl Ring {
             Some(region) => region.queue(index, size, packed)?,
             None => None,
         };
-        let start = Start { base, negotiated: common.features, splits: self.splits, inflight };
+        // The log is there from the beginning: the ring is written when a batch in flight is rolled back.
+        let logged = common.log().map(|log| Logged { log: log.clone(), used: self.used_log });
+        let start = Start { base, negotiated: common.features, splits: self.splits, inflight, logged };
         self.queue = Some(AnyDeviceQueue::new(at, start));
-        self.set_log(common);
         Ok(())
     }
 

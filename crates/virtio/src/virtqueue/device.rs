@@ -271,7 +271,7 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
 }
 
 /// The dirty log of a queue's writes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Logged {
     pub(crate) log: Arc<DirtyLog>,
     /// Guest address of the used ring, if writes to it are noted too.
@@ -287,6 +287,8 @@ pub(crate) struct Start {
     /// Whether frames are split behind their headers.
     pub(crate) splits: bool,
     pub(crate) inflight: Option<Part>,
+    /// See [`DeviceQueue::set_log`].
+    pub(crate) logged: Option<Logged>,
 }
 
 /// A running queue of one format.
@@ -317,13 +319,14 @@ impl<S: Side> DeviceQueue<S> {
     /// Takes over `ring`.
     pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
         let (negotiated, kept, splits) = (start.negotiated, start.inflight.is_some(), start.splits);
+        let logged = start.logged.clone();
         let mut queue = Self {
             side: S::new(ring, start),
             negotiated,
             header: negotiated.header_len(),
             // Header split needs a header of full length. Netmem's own drivers have no shorter (legacy) one.
             splits: splits && negotiated.header_len() == VnetHdr::LEN && !negotiated.mergeable(),
-            logged: None,
+            logged,
             kept,
             again: kept,
             watched: false,
@@ -333,6 +336,7 @@ impl<S: Side> DeviceQueue<S> {
         };
         queue.side.disarm();
         queue.watch();
+        queue.log_event();
         queue
     }
 

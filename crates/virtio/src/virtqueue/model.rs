@@ -83,7 +83,7 @@ struct DeviceEnd<S: Side> {
 
 impl<S: Side> DeviceEnd<S> {
     fn new(ring: S::Ring, base: u32, negotiated: Negotiated) -> Self {
-        let mut side = S::new(ring, Start { base, negotiated, inflight: None, splits: false });
+        let mut side = S::new(ring, Start { base, negotiated, inflight: None, splits: false, logged: None });
         side.disarm();
         Self { at: side.next(), side }
     }

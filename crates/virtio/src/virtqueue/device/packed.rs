@@ -107,9 +107,11 @@ impl Side for PackedSide {
 
     fn new(mapped: MappedRing, start: Start) -> Self {
         let MappedRing { ring, descriptors, event } = mapped;
-        let (size, [mut next, mut used]) = (ring.size(), positions(start.base));
+        let (size, [mut next, mut used]) = (ring.size(), positions(start.base, &ring));
         let inflight = start.inflight.map(|part| {
-            let inflight = PackedInflight::new(part, &ring, [next, used]);
+            let inflight = PackedInflight::new(part, &ring, [next, used], |from, count| {
+                note(start.logged.as_ref(), descriptors, size, from, count);
+            });
             (next, used) = inflight.start();
             inflight
         });
@@ -261,14 +263,7 @@ impl Side for PackedSide {
         if let Some(inflight) = &mut self.inflight {
             inflight.after();
         }
-        if let Some(Logged { log, used: Some(_) }) = log {
-            // A batch that goes around the end is two runs.
-            let (first, count) = (from.offset(), self.published.since(from, self.size));
-            let straight = count.min(u32::from(self.size - first));
-            let bytes = |n: u32| u64::from(n) * Desc::LEN as u64;
-            log.mark(self.descriptors.wrapping_add(bytes(first.into())), bytes(straight));
-            log.mark(self.descriptors, bytes(count - straight));
-        }
+        note(log, self.descriptors, self.size, from, self.published.since(from, self.size));
         self.inflight.as_ref().is_some_and(PackedInflight::has_again)
     }
 
@@ -348,16 +343,51 @@ fn link(first: Position, at: Position, d: &PackedDesc, span: u16) -> Link<Positi
 /// The answer to `GET_VRING_BASE` for a packed ring that has not run.
 pub(crate) const BASE: u32 = Position::START.bits() as u32 * 0x1_0001;
 
+/// Notes in the dirty log that `count` descriptors from `from` on were written, in the ring of `size` at guest address
+/// `descriptors`.
+fn note(log: Option<&Logged>, descriptors: u64, size: u16, from: Position, count: u32) {
+    if let Some(Logged { log, used: Some(_) }) = log {
+        // Descriptors that go around the end are two runs.
+        let straight = count.min(u32::from(size - from.offset()));
+        let bytes = |n: u32| u64::from(n) * Desc::LEN as u64;
+        log.mark(descriptors.wrapping_add(bytes(from.offset().into())), bytes(straight));
+        log.mark(descriptors, bytes(count - straight));
+    }
+}
+
 /// The available and the used position in the `base` of a front end.
 ///
 /// Some front ends send the available position alone, because that is what some back ends answer. The used position is the
-/// same then.
-fn positions(base: u32) -> [Position; 2] {
-    let (available, used) = (base as u16, (base >> 16) as u16);
-    [available, if used == 0 { available } else { used }].map(Position::from_bits)
+/// same then. A used half of 0 is either that, or the beginning of a turn whose wrap counter is 0; the ring tells which.
+fn positions(base: u32, ring: &PackedRing) -> [Position; 2] {
+    let [available, used] = [base as u16, (base >> 16) as u16].map(Position::from_bits);
+    [available, if used == ZERO && !is_used_to_zero(ring, available) { available } else { used }]
+}
+
+/// The position whose bits are 0.
+const ZERO: Position = Position::from_bits(0);
+
+/// Whether the device has used the descriptors of `ring` up to [`ZERO`] and none behind it, and `available` is ahead of it.
+///
+/// All from there to `available` are then as the driver has made them available. This is also so if one chain or one batch
+/// began in the turn before and ends at `available`; then the last descriptor of the ring continues a chain, or the last
+/// used one has the id of the chain that ends at `available`. Both are read as used up to `available`: back ends that
+/// answer one half have used all, and of those that answer both, few stop with chains in flight.
+fn is_used_to_zero(ring: &PackedRing, available: Position) -> bool {
+    let size = ring.size();
+    let ahead = available.since(ZERO, size);
+    let untouched = |n| ring.used_desc(n).is_available(ZERO.step(n, size));
+    let last_used = || {
+        let mut used = (0..size).rev().filter(|&n| ring.used_desc(n).is_used(Position::START.step(n, size)));
+        used.next().map(|n| ring.used_desc(n).id)
+    };
+    (1..=u32::from(size)).contains(&ahead)
+        && (0..ahead as u16).all(untouched)
+        && ring.used_desc(size - 1).flags & DESC_NEXT == 0
+        && last_used() != Some(ring.used_desc((ahead - 1) as u16).id)
 }
 
 /// Whether a ring of `size` entries has the positions of `base`.
 pub(crate) fn is_base(base: u32, size: u16) -> bool {
-    positions(base).iter().all(|at| at.offset() < size)
+    [base as u16, (base >> 16) as u16].iter().all(|&bits| Position::from_bits(bits).offset() < size)
 }

@@ -5,6 +5,7 @@ mod serve;
 
 pub(crate) use serve::{ServeArg, ServeArgs};
 
+use crate::xdp::XdpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
@@ -72,6 +73,8 @@ pub(crate) struct PerfArgs {
     /// variant
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "against"])]
     pub(crate) fd: Option<i32>,
+    #[command(flatten)]
+    pub(crate) af_xdp: XdpArgs,
     /// The embedded device's source of frames: gen, a generator; tap:NAME, a tap; pcap:FILE, a capture [default: gen]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortArg>,
@@ -196,6 +199,8 @@ pub(crate) struct DeviceArgs {
     /// AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
+    #[command(flatten)]
+    pub(crate) af_xdp: XdpArgs,
     /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,

@@ -25,6 +25,7 @@ mod signals;
 mod stats;
 mod turns;
 mod units;
+mod xdp;
 
 use args::{BadArgument, Cli, Command};
 use clap::Parser;

@@ -14,7 +14,7 @@ use netmem::device::port::PortError;
 use netmem::device::{NetDevice, Options};
 use netmem::virtio::Spin;
 use netmem::virtio::socket::Listener;
-use netmem::xsk::ProgramOptions;
+use netmem::xsk::{ProgramOptions, QueueOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ const LOOK: Duration = Duration::from_millis(100);
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [socket, interface] = &arguments[..] else { anyhow::bail!("usage: xsk_vm SOCKET INTERFACE") };
-    let mut ports = XskPort::open(interface, Some(vec![0]), ProgramOptions::default())?.into_iter();
+    let mut ports =
+        XskPort::open(interface, Some(vec![0]), ProgramOptions::default(), |_| QueueOptions::new())?.into_iter();
     let mut device =
         NetDevice::new(Options::default(), |_| ports.next().ok_or_else(|| PortError::Other("no queue".into())))?;
     let (control, stats, over) = (device.control(), device.stats(), AtomicBool::new(false));

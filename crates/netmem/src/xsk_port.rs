@@ -64,16 +64,21 @@ struct Interface {
 
 impl XskPort {
     /// Ports of the interface `name`, one for each of `queues`; without them, for each queue that is in use. The interface then receives
-    /// frames for every MAC address, and `program` brings them here.
+    /// frames for every MAC address, and `program` brings them here. `queue` is called for the options of each queue.
     ///
     /// # Errors
     ///
     /// [`PortError::Other`] has an [`XskError`](crate::xsk::XskError).
-    pub fn open(name: &str, queues: Option<Vec<u32>>, program: ProgramOptions) -> Result<Vec<Self>, PortError> {
+    pub fn open(
+        name: &str,
+        queues: Option<Vec<u32>>,
+        program: ProgramOptions,
+        queue: impl Fn(u32) -> QueueOptions,
+    ) -> Result<Vec<Self>, PortError> {
         let open = || {
             let options = XskOptions::new(name).pages(PAGES).program(program);
             let options = queues.into_iter().fold(options, XskOptions::queues);
-            let xsk = Xsk::<KernelShared>::open(options, |_| QueueOptions::new())?;
+            let xsk = Xsk::<KernelShared>::open(options, queue)?;
             let ifindex = xsk.pairs.first().map_or(0, |(rx, _)| rx.socket().ifindex());
             let promiscuous = Promiscuous::new(ifindex)
                 .map_err(|source| XskError::System { step: "receive frames for every address", source })?;

@@ -14,7 +14,7 @@ use netmem::device::port::Port;
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::packet::{Meta, Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{PoolOptions, SharedPool};
-use netmem::xsk::{Interface, ProgramOptions};
+use netmem::xsk::{Interface, ProgramOptions, QueueOptions};
 use netmem::{NetOptions, PeerShared, QueuePair, RxMode, VhostUser, VirtioNet, XskPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket_common::{Raw, frame, until, veth};
@@ -35,7 +35,8 @@ struct Rig {
 impl Rig {
     fn new(mtu: u32) -> Self {
         veth("v0", "v1", 1, mtu);
-        let mut ports = XskPort::open("v0", None, ProgramOptions::default()).unwrap().into_iter();
+        let mut ports =
+            XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new()).unwrap().into_iter();
         let device = NetDevice::new(Options::default(), |_| Ok(ports.next().unwrap())).unwrap();
         let (front, back) = UnixStream::pair().unwrap();
         let connection = device.control().serve(back).unwrap();
@@ -189,7 +190,7 @@ fn frames_for_a_front_end_that_has_left_are_dropped() {
     in_namespace(|| {
         veth("v0", "v1", 1, 1500);
         let peer = Raw::new("v1");
-        let mut ports = XskPort::open("v0", None, ProgramOptions::default()).unwrap();
+        let mut ports = XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new()).unwrap();
         let port = &mut ports[0];
         (0..100).for_each(|i| peer.send(&frame(60, i)));
         let mut dropped = 0;
@@ -215,12 +216,13 @@ fn a_port_leaves_nothing_and_notices_the_end_of_its_interface() {
                 common::command("ip -d link show v0").contains("promiscuity 1"),
             )
         };
-        let ports = XskPort::open("v0", None, ProgramOptions::default()).unwrap();
+        let ports = XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new()).unwrap();
         assert_eq!((ports.len(), look()), (2, (1, true)));
         drop(ports);
         assert_eq!(look(), (0, false));
-        let mut ports =
-            until("the queues are free", || XskPort::open("v0", Some(vec![1]), ProgramOptions::default()).ok());
+        let mut ports = until("the queues are free", || {
+            XskPort::open("v0", Some(vec![1]), ProgramOptions::default(), |_| QueueOptions::new()).ok()
+        });
         assert!(ports[0].take_error().is_none());
         // A thread that sleeps is woken, and then has the error. The time is only there so that a
         // failure ends.
@@ -234,7 +236,10 @@ fn a_port_leaves_nothing_and_notices_the_end_of_its_interface() {
         let error = ports[0].take_error().unwrap().to_string();
         assert!(error.starts_with("queue 1 of v0 has stopped: the interface is gone"), "{error}");
         assert!(
-            XskPort::open("v0", None, ProgramOptions::default()).unwrap_err().to_string().contains("no interface v0")
+            XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new())
+                .unwrap_err()
+                .to_string()
+                .contains("no interface v0")
         );
     });
 }

@@ -12,6 +12,7 @@
 //! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask: when the last handle of
 //! the UMEM ends, and in [`reclaim`].
 
+use crate::binding::{Binding, Limits};
 use crate::error::XskError;
 use crate::ethtool;
 use crate::options::{Mode, QueueOptions};
@@ -198,12 +199,13 @@ fn is_free(key: Key, tries: Tries) -> bool {
     let Some(name) = ethtool::name(key.ifindex) else { return true };
     let mut memory = Box::new(Chunk([0; 4096]));
     let options = QueueOptions::new().rx_ring(2).tx_ring(2).multi_buffer(false).mode(Mode::Copy);
+    let binding = Binding::new(&options, &[], Limits::default(), 0);
     let bind = || {
         let step = "register the memory as a UMEM";
         sys::register(fd.as_fd(), memory.0.as_mut_ptr(), &Layout::ONE_CHUNK)
             .map_err(|source| XskError::System { step, source })?;
         let (unbound, _) = Unbound::new(fd, 2, &options)?;
-        unbound.bind((name, key.ifindex), key.queue, &options, Some(Mode::Copy), None, tries)
+        unbound.bind((name, key.ifindex), key.queue, &options, &binding, None, tries)
     };
     matches!(bind(), Ok(_) | Err(XskError::NoInterface { .. } | XskError::NoQueue { .. }))
 }

@@ -39,6 +39,7 @@
 //! ```
 
 mod accounts;
+mod binding;
 mod device;
 mod error;
 mod ethtool;
@@ -75,6 +76,7 @@ mod waiting;
 mod watch;
 mod xsk;
 
+pub use binding::CopyReason;
 pub use error::{Fault, QueueStopped, XskError};
 pub use held::reclaim;
 pub use helper::Grant;

@@ -265,6 +265,12 @@ impl XdpFeatures {
         self.xsk & 0b100 != 0
     }
 
+    /// Zero-copy with frames of at most so many buffers; no zero-copy, if 0.
+    #[cfg(test)]
+    pub(crate) fn with_zero_copy(fragments: u32) -> Self {
+        Self { bits: if fragments > 0 { 0b1011 } else { 0b11 }, zero_copy_fragments: fragments, ..Self::default() }
+    }
+
     #[cfg(test)]
     pub(crate) fn with_launch_time() -> Self {
         Self { xsk: 0b100, ..Self::default() }

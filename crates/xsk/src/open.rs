@@ -1,11 +1,11 @@
 //! Opens a queue: makes its pool, fills its rings, and binds its socket.
 
+use crate::binding::{Binding, Limits};
 use crate::device::Device;
 use crate::error::XskError;
 use crate::held::{self, Key};
-use crate::netlink::XdpFeatures;
-use crate::options::{Mode, QueueOptions};
-use crate::quirks::{Effect, Quirk};
+use crate::options::QueueOptions;
+use crate::quirks::Quirk;
 use crate::rx::{Receive, XskRx};
 use crate::socket::{Tries, Unbound, failed, poll_busily};
 use crate::sys;
@@ -64,7 +64,6 @@ impl<M: UmemMemory> Umem<M> {
             None => Some(Arc::new(Watch::new(ifindex).map_err(failed("watch for the end of the interface"))?)),
         };
         let quirks = device.quirks();
-        let mode = mode(&options, &quirks);
         let level = device.level(options.fill.unwrap_or(LEVEL));
         let name = options.name.take().unwrap_or_else(|| format!("{interface}:{queue}"));
         let mut pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
@@ -72,7 +71,8 @@ impl<M: UmemMemory> Umem<M> {
         let fd = Unbound::descriptor(&mut options)?;
         // Elsewhere, this index is another interface.
         let here = sys::is_of_this_namespace(fd.as_fd());
-        let features = if here { XdpFeatures::of(ifindex).ok() } else { None };
+        let limits = if here { Limits::of(ifindex) } else { Limits::default() };
+        let binding = Binding::new(&options, &quirks, limits, self.room());
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }
@@ -103,7 +103,7 @@ impl<M: UmemMemory> Umem<M> {
         let bound = match short(&receive).filter(|_| !held::any(key)) {
             None => {
                 let at = (interface.clone(), ifindex);
-                unbound.bind(at, queue, &options, mode, first.as_deref(), Tries::Patient)
+                unbound.bind(at, queue, &options, &binding, first.as_deref(), Tries::Patient)
             }
             Some(error) => {
                 drop(unbound);
@@ -141,8 +141,11 @@ impl<M: UmemMemory> Umem<M> {
         };
         sockets.push(Arc::downgrade(&socket));
         drop(sockets);
-        tracing::debug!(%interface, queue, mode = %socket.mode(), level, "AF_XDP socket bound");
-        let tx = XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, sends, provider.clone(), features);
+        let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
+        let reason = socket.copy_reason().map(tracing::field::display);
+        tracing::info!(%interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
+        let tx =
+            XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, sends, provider.clone(), limits.features);
         Ok((XskRx::new(pool, receive, receives, socket, provider, self.clone()), tx))
     }
 }
@@ -162,13 +165,6 @@ pub fn defer_interrupts(interface: &str, empty_polls: u32, timeout: Duration) ->
     let write = |name, value: u128| fs::write(format!("/sys/class/net/{interface}/{name}"), value.to_string());
     write("gro_flush_timeout", timeout.as_nanos())?;
     write("napi_defer_hard_irqs", empty_polls.into())
-}
-
-/// The mode to request: that of the options, or the one that the driver's quirks require, unless the options ignore
-/// them. `None` leaves the choice to the kernel.
-fn mode(options: &QueueOptions, quirks: &[&Quirk]) -> Option<Mode> {
-    let copy = options.quirks && quirks.iter().any(|quirk| quirk.effect == Effect::CopyMode);
-    options.mode.or(copy.then_some(Mode::Copy))
 }
 
 /// The interfaces of whose drivers' quirks this process has warned. A program may open an interface
@@ -191,21 +187,5 @@ fn warn(ifindex: u32, interface: &str, quirks: &[&Quirk]) {
     }
     for quirk in quirks {
         tracing::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::quirks::quirks;
-
-    #[test]
-    fn quirks_decide_about_the_mode_unless_the_options_do() {
-        let options = QueueOptions::new;
-        let copy: Vec<_> = quirks("ice", (4, 18)).collect();
-        let warning: Vec<_> = quirks("ice", (6, 0)).collect();
-        assert_eq!((mode(&options(), &copy), mode(&options(), &warning)), (Some(Mode::Copy), None));
-        assert_eq!(mode(&options().ignore_quirks(), &copy), None);
-        assert_eq!(mode(&options().mode(Mode::ZeroCopy), &copy), Some(Mode::ZeroCopy));
     }
 }

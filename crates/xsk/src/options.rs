@@ -106,7 +106,7 @@ pub struct QueueOptions {
     pub(crate) cache: usize,
     pub(crate) mode: Option<Mode>,
     pub(crate) need_wakeup: bool,
-    pub(crate) multi_buffer: bool,
+    pub(crate) multi_buffer: Option<bool>,
     pub(crate) busy_poll: Option<BusyPoll>,
     pub(crate) quirks: bool,
     pub(crate) socket: Option<OwnedFd>,
@@ -123,8 +123,8 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
-    /// The defaults: RX and TX rings of 2048 entries, multi-buffer frames, need-wakeup, and the best mode of the
-    /// driver.
+    /// The defaults: RX and TX rings of 2048 entries, need-wakeup, and the best mode of the driver, with frames of
+    /// several buffers where that mode has them or frames need them.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -135,7 +135,7 @@ impl QueueOptions {
             cache: 512,
             mode: None,
             need_wakeup: true,
-            multi_buffer: true,
+            multi_buffer: None,
             busy_poll: None,
             quirks: true,
             socket: None,
@@ -200,12 +200,16 @@ impl QueueOptions {
         self
     }
 
-    /// Whether a frame may be in several buffers (the default; Linux 6.6). Frames that are longer than a chunk, and
-    /// packets of several fragments, need this option. In zero-copy mode the driver must support it. If a driver does
-    /// not, copy mode is used.
+    /// Whether a frame may be in several buffers (Linux 6.6). Frames that are longer than a chunk, and packets of
+    /// several fragments, need it. In zero-copy mode the driver must support it; if a driver does not, copy mode is
+    /// used ([`CopyReason::Fragments`](crate::CopyReason)).
+    ///
+    /// Without this option the interface decides when the socket is bound: frames may be in several buffers, unless
+    /// the driver has zero-copy for frames of one buffer only and a frame of the MTU fits into a chunk, or the kernel
+    /// does not know such frames.
     #[must_use]
     pub fn multi_buffer(mut self, multi_buffer: bool) -> Self {
-        self.multi_buffer = multi_buffer;
+        self.multi_buffer = Some(multi_buffer);
         self
     }
 

@@ -91,8 +91,8 @@ const TABLE: &[Quirk] = &[
         driver: "virtio_net",
         until: None,
         effect: Effect::Warning,
-        text: "zero-copy needs a device that uses the DMA API (iommu_platform=on of QEMU) and a socket without frames of several buffers \
-             (QueueOptions::multi_buffer); otherwise the socket is bound in copy mode",
+        text: "zero-copy needs a device that uses the DMA API (iommu_platform=on of QEMU) and frames of one buffer: an MTU that fits into a chunk, \
+             or QueueOptions::multi_buffer; otherwise the socket is bound in copy mode",
         source: "crates/xsk/tests/quirks.rs",
     },
     Quirk {

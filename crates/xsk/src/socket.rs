@@ -1,5 +1,6 @@
 //! A socket: it is made, gets its rings, and is bound to one queue of an interface.
 
+use crate::binding::{Binding, CopyReason};
 use crate::error::{Fault, QueueStopped, XskError};
 use crate::held::Key;
 use crate::if_xdp::Desc;
@@ -43,6 +44,7 @@ pub struct XskSocket {
     ifindex: u32,
     queue: u32,
     mode: Mode,
+    reason: Option<CopyReason>,
     need_wakeup: bool,
     multi_buffer: bool,
     busy_poll: bool,
@@ -130,21 +132,35 @@ impl Unbound {
         (interface, ifindex): (String, u32),
         queue: u32,
         options: &QueueOptions,
-        mode: Option<Mode>,
+        binding: &Binding,
         shared: Option<&XskSocket>,
         tries: Tries,
     ) -> Result<XskSocket, XskError> {
-        let mut flags = match mode {
+        let &Binding { mode, reason, .. } = binding;
+        let base = match mode {
             None => 0,
             Some(Mode::Copy) => libc::XDP_COPY,
             Some(Mode::ZeroCopy) => libc::XDP_ZEROCOPY,
         };
-        flags |= if options.need_wakeup { libc::XDP_USE_NEED_WAKEUP } else { 0 };
-        flags |= if options.multi_buffer { libc::XDP_USE_SG } else { 0 };
-        // The kernel takes the flags from the first socket of the UMEM, and refuses others.
-        let flags = if shared.is_some() { libc::XDP_SHARED_UMEM } else { flags };
+        let base = base | if options.need_wakeup { libc::XDP_USE_NEED_WAKEUP } else { 0 };
         let what = if mode == Some(Mode::ZeroCopy) { "zero-copy mode" } else { "AF_XDP sockets with these options" };
-        let bind = || sys::bind(self.fd.as_fd(), ifindex, queue, flags, shared.map(AsFd::as_fd));
+        let mut multi_buffer = binding.multi_buffer;
+        let mut bind = || {
+            let mut bound = Ok(());
+            for several in binding.attempts() {
+                // The kernel takes the flags from the first socket of the UMEM, and refuses others.
+                let flags = match shared {
+                    Some(_) => libc::XDP_SHARED_UMEM,
+                    None => base | if several { libc::XDP_USE_SG } else { 0 },
+                };
+                bound = sys::bind(self.fd.as_fd(), ifindex, queue, flags, shared.map(AsFd::as_fd));
+                multi_buffer = several;
+                if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
+                    break;
+                }
+            }
+            bound
+        };
         let mut bound = bind();
         for _ in 0..if tries == Tries::Once { 0 } else { BUSY_TRIES } {
             // The kernel releases a queue some time after its last socket was closed. The socket may be that of a
@@ -171,9 +187,9 @@ impl Unbound {
                 io::Error::other("the UMEM's first socket is in copy mode, and all have the mode of the first");
             return Err(XskError::Unsupported { interface, queue, what, source });
         }
-        let (need_wakeup, multi_buffer) = match shared {
-            Some(first) => (first.need_wakeup, first.multi_buffer),
-            None => (options.need_wakeup, options.multi_buffer),
+        let (need_wakeup, multi_buffer, reason) = match shared {
+            Some(first) => (first.need_wakeup, first.multi_buffer, CopyReason::First),
+            None => (options.need_wakeup, multi_buffer, reason),
         };
         Ok(XskSocket {
             _rings: self.rings,
@@ -183,6 +199,7 @@ impl Unbound {
             ifindex,
             queue,
             mode: now,
+            reason: (now == Mode::Copy).then_some(reason),
             need_wakeup,
             multi_buffer,
             busy_poll: options.busy_poll.is_some(),
@@ -237,7 +254,21 @@ impl XskSocket {
         let ifindex = NEXT.fetch_add(1, Ordering::Relaxed);
         let key = Key::new(fd.as_fd(), ifindex, queue);
         let (need_wakeup, multi_buffer, busy_poll) = (true, true, false);
-        Self { _rings: rings, fd, key, interface, ifindex, queue, mode, need_wakeup, multi_buffer, busy_poll, gone }
+        let reason = (mode == Mode::Copy).then_some(CopyReason::Requested);
+        Self {
+            _rings: rings,
+            fd,
+            key,
+            interface,
+            ifindex,
+            queue,
+            mode,
+            reason,
+            need_wakeup,
+            multi_buffer,
+            busy_poll,
+            gone,
+        }
     }
 }
 
@@ -246,6 +277,12 @@ impl XskSocket {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Why the mode is [`Mode::Copy`]; `None` in zero-copy mode.
+    #[must_use]
+    pub fn copy_reason(&self) -> Option<CopyReason> {
+        self.reason
     }
 
     /// The interface's name at the time when the socket was bound; its index, if the name is
@@ -346,6 +383,7 @@ impl AsFd for XskSocket {
 
 impl fmt::Display for XskSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interface {} queue {}, {}", self.interface, self.queue, self.mode)
+        write!(f, "interface {} queue {}, {}", self.interface, self.queue, self.mode)?;
+        self.reason.map_or(Ok(()), |reason| write!(f, " ({reason})"))
     }
 }

@@ -15,8 +15,8 @@ use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_xsk::{
-    BusyPoll, Fault, Mode, NoLaunchTimes, Program, ProgramOptions, QueueOptions, QueueStopped, TxRequest, Umem,
-    UmemMemory, UmemOptions, XskRx, XskTx,
+    BusyPoll, CopyReason, Fault, Mode, NoLaunchTimes, Program, ProgramOptions, QueueOptions, QueueStopped, TxRequest,
+    Umem, UmemMemory, UmemOptions, XskRx, XskTx,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
@@ -84,6 +84,10 @@ fn eight_sockets_on_one_umem() {
         let (_a, mut near) = open(&ours, 4, &umem, &memory);
         let (_b, mut far) = open(&theirs, 4, &umem, &memory);
         assert!(near.iter().all(|(rx, _)| rx.socket().mode() == Mode::Copy && rx.socket().is_multi_buffer()));
+        // veth has no zero-copy, which a kernel before 6.3 does not say.
+        let reasons: Vec<_> = near.iter().map(|(rx, _)| rx.socket().copy_reason().unwrap()).collect();
+        assert!(matches!(reasons[0], CopyReason::Driver | CopyReason::Unknown), "{reasons:?}");
+        assert!(reasons[1..].iter().all(|&reason| reason == CopyReason::First), "{reasons:?}");
         let mut pool = PoolOptions::new("tx").build(memory.clone(), Some(umem.domain())).unwrap();
         let n = 300;
         for i in 0..n {

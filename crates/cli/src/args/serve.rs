@@ -2,6 +2,7 @@
 
 use super::{BadArgument, CpusArg, PortArg, duration};
 use crate::cpus;
+use crate::xdp::XdpArgs;
 use clap::{Args, ValueEnum};
 use netmem::host::kernel_has;
 use netmem::packet::link::LinkOptions;
@@ -19,6 +20,8 @@ pub(crate) struct ServeArgs {
     /// out). The kernel keeps all frames that are not for the server's addresses
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
+    #[command(flatten)]
+    pub(crate) af_xdp: XdpArgs,
     /// Queues of the tap or interface. Each has a stack and a thread. With more than 1, a tap that
     /// exists already must have been made with several queues (ip tuntap add NAME mode tap vnet_hdr
     /// multi_queue)
@@ -68,6 +71,7 @@ pub(crate) struct ServeArgs {
 impl ServeArgs {
     /// Checks the meaning of the arguments.
     pub(crate) fn check(&self) -> Result<(), BadArgument> {
+        self.af_xdp.check(matches!(self.port, PortArg::Xsk(_)), "give --port xsk:IFACE")?;
         // Both would answer.
         if let Some(Address { addr, .. }) = self.addr.iter().find(|own| kernel_has(own.addr)) {
             return BadArgument::new(format!(

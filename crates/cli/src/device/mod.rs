@@ -9,7 +9,6 @@ use crate::link::AskedLink;
 use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
-use netmem::XskPort;
 use netmem::device::import::Importer;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
@@ -47,8 +46,7 @@ pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
             serve_over(args, &stop, queues, |_| taps.next().ok_or_else(missing))
         }
         (PortArg::Xsk(xsk), _) => {
-            let queues = xsk.queues(args.queues).collect();
-            let mut ports = XskPort::open(&xsk.interface, Some(queues), ProgramOptions::default())?.into_iter();
+            let mut ports = args.af_xdp.ports(xsk, args.queues, ProgramOptions::default())?.into_iter();
             serve_over(args, &stop, None, |_| ports.next().ok_or_else(|| PortError::Other("no queue is left".into())))
         }
         (_, Some(capture)) => serve_over(args, &stop, None, |_| Ok(capture.clone())),
@@ -57,6 +55,7 @@ pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
 }
 
 fn check(args: &DeviceArgs) -> Result<(), BadArgument> {
+    args.af_xdp.check(matches!(args.port, PortArg::Xsk(_)), "give --port xsk:IFACE")?;
     if !(1..=MAX_PAIRS).contains(&usize::from(args.queues)) {
         return BadArgument::new(format!("--queues {}: 1 to {MAX_PAIRS} queue pairs are possible", args.queues));
     }

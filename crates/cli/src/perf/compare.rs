@@ -138,6 +138,7 @@ mod tests {
             errors: BTreeMap::new(),
             backing: Backing::Plain,
             features: 0,
+            sockets: Vec::new(),
             cpus: BTreeSet::new(),
         };
         ns.map(sample).to_vec()

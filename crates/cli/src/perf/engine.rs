@@ -12,6 +12,7 @@
 
 use super::driver::{Counts, Driver, Queues, Until, Virtio, consume, idle};
 use super::error::PerfError;
+use super::json::SocketMode;
 use super::memory::Baseline;
 use super::plan::{Consumer as Where, Plan, Variant};
 use super::xsk::Opened;
@@ -66,6 +67,8 @@ pub(crate) struct Sample {
     pub(crate) backing: Backing,
     /// The features that driver and device have negotiated; 0 if there are none.
     pub(crate) features: u64,
+    /// The modes of the AF_XDP sockets; empty without them.
+    pub(crate) sockets: Vec<SocketMode>,
     /// The CPUs that threads were moved to.
     pub(crate) cpus: BTreeSet<usize>,
 }
@@ -464,7 +467,7 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
         pool.unmapped += unmapped;
     }
     let (device, cpus) = (embedded.then_some(device), BTreeSet::new());
-    Ok(Sample { counts, device, pool, leaked, errors, backing, features, cpus })
+    Ok(Sample { counts, device, pool, leaked, errors, backing, features, sockets: Vec::new(), cpus })
 }
 
 fn spawn<'s, T: Send + 's>(

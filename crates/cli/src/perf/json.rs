@@ -12,9 +12,11 @@ use crate::machine::Machine;
 use crate::report::{Done, SCHEMA, names};
 use crate::stats::{Change, Spread};
 use netmem::pool::PoolStats;
+use netmem::xsk::XskSocket;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// One object on standard output.
 #[derive(Debug, Serialize)]
@@ -85,12 +87,40 @@ pub(crate) struct Row {
     /// The names of the features that driver and device have negotiated. Empty if there are none, as with AF_XDP.
     #[serde(default)]
     pub(crate) features: Vec<Name>,
+    /// How the AF_XDP socket of each queue was bound. Empty without AF_XDP.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) sockets: Vec<SocketMode>,
     /// The CPUs that threads were moved to.
     #[serde(default)]
     pub(crate) cpus: BTreeSet<usize>,
     /// Run by run, in the order in which they were made.
     #[serde(default)]
     pub(crate) samples: Vec<Run>,
+}
+
+/// How an AF_XDP socket was bound.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(crate) struct SocketMode {
+    pub(crate) mode: String,
+    /// Why frames are copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) copy_reason: Option<String>,
+    pub(crate) multi_buffer: bool,
+}
+
+impl SocketMode {
+    pub(crate) fn of(socket: &XskSocket) -> Self {
+        let copy_reason = socket.copy_reason().map(|reason| reason.to_string());
+        Self { mode: socket.mode().to_string(), copy_reason, multi_buffer: socket.is_multi_buffer() }
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.mode)?;
+        self.copy_reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))?;
+        f.write_str(if self.multi_buffer { ", frames of several buffers" } else { ", frames of one buffer" })
+    }
 }
 
 /// One run of a row.
@@ -305,6 +335,7 @@ impl Row {
             skipped: v.skipped.map(Into::into),
             measured: (!samples.is_empty()).then(|| Measured::new(samples, twin)),
             features: samples.first().map_or_else(Vec::new, |s| names(s.features).map(Into::into).collect()),
+            sockets: samples.first().map_or_else(Vec::new, |s| s.sockets.clone()),
             cpus: samples.iter().flat_map(|s| s.cpus.iter().copied()).collect(),
             samples: samples.iter().map(Run::new).collect(),
         }

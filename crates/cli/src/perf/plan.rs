@@ -2,6 +2,7 @@
 
 use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
 use crate::cpus::{self, Placement};
+use crate::xdp::XdpArgs;
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
 use netmem::packet::link::LinkOptions;
@@ -89,6 +90,8 @@ pub(crate) struct Plan {
     /// A bad link before the port, if there is one.
     pub(crate) link: Option<LinkOptions>,
     pub(crate) xdp: XdpArg,
+    /// How queues of an interface are opened.
+    pub(crate) af_xdp: XdpArgs,
     pub(crate) variants: Vec<Variant>,
     pub(crate) cpus: Placement,
     /// The online CPUs, and those that this process may use.
@@ -134,6 +137,7 @@ impl Plan {
             device: device(args),
             link: args.link,
             xdp: args.xdp,
+            af_xdp: args.af_xdp,
             variants,
             cpus,
             allowed: allowed.to_vec(),
@@ -193,6 +197,7 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
         return BadArgument::new("--link is before the embedded device's port; `netmem device` has a --link, too");
     }
     let xsk = matches!(device(args), DeviceArg::Xsk(_));
+    args.af_xdp.check(xsk, "give --device xsk:IFACE")?;
     if xsk && !args.size.is_empty() {
         return BadArgument::new(
             "--size is for the generator; frames of an interface are as long as their sender makes them",
@@ -416,6 +421,8 @@ mod tests {
             ("--device xsk:eth0 --ring-features packed", "--ring-features"),
             ("--device xsk:eth0 --port gen", "--port"),
             ("--device xsk:eth0 --size 64", "--size"),
+            ("--xdp-mode copy", "--device xsk:IFACE"),
+            ("--busy-poll", "--device xsk:IFACE"),
             ("--port xsk:eth0", "--device xsk:eth0"),
             ("--alloc pool --mode big", "no pool"),
             ("--spin 50 --port tap:t", "embedded device"),

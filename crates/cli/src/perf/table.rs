@@ -6,12 +6,17 @@ use crate::goals::Unmet;
 use crate::stats::Change;
 use crate::units::{show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Formats the whole report: machine, rows, pools.
 pub(crate) fn render(report: &Report) -> String {
     let mut out = header(report);
     let _ = writeln!(out, "{}", rows(report));
+    let sockets: BTreeSet<_> = report.variants.iter().flat_map(|row| &row.sockets).collect();
+    for socket in sockets {
+        let _ = writeln!(out, "AF_XDP: {socket}");
+    }
     if let Some(first) = report.comparisons.first() {
         let Change { confidence_pct, .. } = first.rate;
         let _ = writeln!(out, "\n{}", compare::render(&report.comparisons));

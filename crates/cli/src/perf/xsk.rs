@@ -3,13 +3,12 @@
 use super::driver::{Counts, Queues};
 use super::engine::Sample;
 use super::error::PerfError;
+use super::json::SocketMode;
 use super::memory::Baseline;
 use super::plan::{Plan, Variant};
 use crate::args::{DeviceArg, XskArg};
 use netmem::pool::{Backing, PoolStats};
-use netmem::xsk::{
-    AttachError, Interface, Program, ProgramOptions, QueueOptions, Umem, UmemOptions, XskError, XskRx, XskTx,
-};
+use netmem::xsk::{AttachError, Interface, Program, ProgramOptions, Umem, UmemOptions, XskError, XskRx, XskTx};
 use netmem::{PeerShared, Provider, RegionOptions, RegionProvider, TxQueue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -53,11 +52,11 @@ impl Opened {
             let ifindex = Interface::by_name(&arg.interface).map_err(no_interface)?.index;
             let umem = Umem::new(memory, &UmemOptions::new())?;
             // Attached first, because some drivers make the queues for zero-copy at that moment.
-            let program = Program::attach(ifindex, &ProgramOptions::default())?;
+            let program = Program::attach(ifindex, &plan.af_xdp.program(ProgramOptions::default()))?;
             let mut pairs = Vec::new();
             for queue in arg.queues(v.queues) {
                 let options = || {
-                    let options = QueueOptions::new().rx_ring(plan.ring.into()).tx_ring(plan.ring.into());
+                    let options = plan.af_xdp.queue().rx_ring(plan.ring.into()).tx_ring(plan.ring.into());
                     if baseline.is_some() { options.cache(0) } else { options }
                 };
                 let begin = Instant::now();
@@ -88,6 +87,7 @@ impl Opened {
         let Self { program, pairs, baseline, backing } = self;
         drop(program);
         let (mut pool, mut leaked) = (PoolStats::default(), 0);
+        let sockets = pairs.iter().map(|(rx, _)| SocketMode::of(rx.socket())).collect();
         let mut errors = BTreeMap::new();
         let mut count = |name, n| {
             if n > 0 {
@@ -114,7 +114,7 @@ impl Opened {
             leaked = leaked.max(baseline.out().saturating_sub(pool.quarantined));
         }
         let cpus = BTreeSet::new();
-        Ok(Sample { counts, device: None, pool, leaked, errors, backing, features: 0, cpus })
+        Ok(Sample { counts, device: None, pool, leaked, errors, backing, features: 0, sockets, cpus })
     }
 }
 

@@ -35,7 +35,6 @@ use crate::{cpus, limits, output, signals};
 use admission::Admission;
 use anyhow::Context as _;
 use client::{Client, Counts, End, Patience, Shared};
-use netmem::XskPort;
 use netmem::device::port::{Port, PortError, Tap, TapError};
 use netmem::packet::{Armed, Wait};
 use netmem::pool::SharedPool;
@@ -99,8 +98,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             let host = |own: &Address| Rule { address: Some(own.addr), ..Rule::default() };
             let program =
                 ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
-            let queues = xsk.queues(args.queues).collect();
-            let mut ports = XskPort::open(&xsk.interface, Some(queues), program)?.into_iter();
+            let mut ports = args.af_xdp.ports(xsk, args.queues, program)?.into_iter();
             let missing = || PortError::Other("no queue is left".into());
             serve_over(args, mtu(&xsk.interface)?, |_| ports.next().ok_or_else(missing))
         }

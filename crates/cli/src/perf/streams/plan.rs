@@ -70,6 +70,7 @@ impl Plan {
         if args.check {
             return BadArgument::new("--check is for goals, and measurements with --proto have none");
         }
+        args.af_xdp.check(false, "leave out --proto, and give --device xsk:IFACE")?;
         if args.device != DeviceArg::Embedded || args.fd.is_some() {
             return BadArgument::new("--proto: the stacks are on the embedded device; leave out --device and --fd");
         }

@@ -3,10 +3,11 @@
 //!
 //! ```text
 //!   the front end's file ──┬── it has a size ────► mapped:   bytes are stored and loaded
+//!                          ├── a dma-buf ────────► imported: bytes go by write and read, each between two calls of the kernel
 //!                          └── it has no size ───► imported: an Importer makes ImportedMemory of it, bytes go by write and read
 //! ```
 //!
-//! A file of memory (memfd, dma-buf, hugetlbfs) has a size. What a GPU's driver exports is a file of the driver's own,
+//! A file of memory (memfd, tmpfs, hugetlbfs) has a size. What a GPU's driver exports is a file of the driver's own,
 //! without a size. Rings, indirect tables and the answers of the control queue must be in mapped memory. Every call costs a
 //! system call or more, so headers should be in mapped memory, too: a driver posts such memory for payload only. Buffers
 //! that follow each other in one region are copied by one call.

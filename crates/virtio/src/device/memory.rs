@@ -12,8 +12,9 @@
 //!   pair that the pass has locked. Between two passes a queue keeps the number of the region that it used last and no
 //!   address.
 //!
-//! A file that has no size is not mapped but [imported](super::import), if the device has an importer. Such a region has no
-//! address here: a translation does not find it, and its bytes are copied by their guest addresses.
+//! A file that has no size is not mapped but [imported](super::import), if the device has an importer. So is a
+//! [dma-buf](super::dma_buf), by the device itself. Such a region has no address here: a translation does not find it, and
+//! its bytes are copied by their guest addresses.
 //!
 //! # What a front end can do with its files
 //!
@@ -46,6 +47,7 @@ use rustix::io::Errno;
 
 use super::DeviceError;
 use super::copy::CopyFailed;
+use super::dma_buf::DmaBuf;
 use super::import::{ImportedMemory, Importer};
 use crate::vhost_user::received::Received;
 
@@ -423,6 +425,13 @@ impl MemoryTable {
                 (Place::Imported(memory, AtomicBool::new(false)), Arc::new(source))
             }
             _ if end > file => return Err(DeviceError::RegionBeyondFile { index, end, file }),
+            _ if kind == Kind::DmaBuf => {
+                let memory = DmaBuf::new(fd.as_fd(), info.mmap_offset, info.size).map_err(failed)?;
+                self.imported += 1;
+                // One inode is one buffer, but it is counted by region: none of its pages are of a file system.
+                let source = Source { fd, id, sealed, before: allocated(&stat) };
+                (Place::Imported(Box::new(memory), AtomicBool::new(false)), Arc::new(source))
+            }
             _ => {
                 let map = FileMapping::new(fd.as_fd(), info.mmap_offset, info.size).map_err(failed)?;
                 let known = self.regions.iter().map(|region| &region.source).find(|source| source.id == id);

@@ -21,6 +21,7 @@ mod copy;
 mod ctrl;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod dma_buf;
 mod error;
 mod flow;
 #[cfg(fuzzing)]

@@ -225,6 +225,12 @@ mod peers {
         script("tests/peers/csum.py", &[DEBIAN13]);
     }
 
+    /// QEMU and virtio_user with as many queue pairs as the device has, and with one more.
+    #[test]
+    fn the_most_pairs_and_one_more() {
+        script("tests/peers/pairs.py", &[DEBIAN13]);
+    }
+
     /// A guest with a card for each ring format: two queue pairs with MSI-X, large frames, offloads that are on and used, and iperf3
     /// both ways over IPv4 and IPv6; cards without any of these beside them. Proves NET-7 and NET-9.
     #[test]

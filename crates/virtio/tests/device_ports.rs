@@ -339,6 +339,87 @@ fn the_kernel_writes_into_posted_buffers() {
     }
 }
 
+/// Large frames from the driver reach the kernel byte for byte, however their chains are cut, and of those of 16 KiB and
+/// more only the first bytes are copied.
+#[test]
+fn the_kernel_reads_large_frames_in_place() {
+    if !taps() {
+        return;
+    }
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 2);
+    let wire = match Wire::new(&name) {
+        Ok(wire) => wire,
+        Err(e) => return skip(&format!("no packet sockets here: {e}")),
+    };
+    wire.listen();
+    let mut word = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move || {
+        word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (word >> 33) as usize
+    };
+    let (mut in_place, mut sent) = (0, 0);
+    // Bytes in wire form, and the most descriptors of the chain: in one call of the kernel there is room for 62.
+    for len in [1000, 16383, 16384, 20000, 40000, 64000, 65535] {
+        for most in [1, 2, 3, 17, 62, 63, 200] {
+            let mut bytes = VnetHdr::default().to_bytes().to_vec();
+            bytes.extend([0xff; 6].into_iter().chain([2, 0, 0, 0, 0, 9, 0x88, 0xb5]));
+            bytes.extend((bytes.len()..len).map(|_| random() as u8));
+            let (addr, at) = driver.buffer(1, 0, 1 << 17);
+            driver.memory.write(at, &bytes);
+            let mut cuts: Vec<usize> = (1..most).map(|_| 1 + random() % (len - 1)).collect();
+            cuts.extend([0, len]);
+            cuts.sort_unstable();
+            cuts.dedup();
+            let chain: Vec<_> = cuts.windows(2).map(|c| (addr + c[0] as u64, (c[1] - c[0]) as u32, 0)).collect();
+            driver.rings[1].chain(0, &chain);
+            poll_until(&mut device, || driver.rings[1].take().is_some());
+            let mut got = None;
+            until(|| {
+                got = wire.receive();
+                got.is_some()
+            });
+            assert!(got.unwrap() == bytes[12..], "{len} bytes in {} parts", chain.len());
+            (in_place, sent) = (in_place + u64::from(len >= 16384 && chain.len() <= 62), sent + 1);
+        }
+    }
+    assert_eq!(driver.stats.tx_in_place.load(Relaxed), in_place);
+    assert_eq!(frames(&driver.stats).1, sent);
+    // A header that asks for what was not negotiated, or for nonsense, is refused as it is for small frames.
+    let (addr, at) = driver.buffer(1, 0, 1 << 17);
+    let (needs, segment) = (VnetHdr { flags: VnetHdr::NEEDS_CSUM, ..VnetHdr::default() }, 1);
+    for header in [needs, VnetHdr { gso_type: segment, gso_size: 1000, ..needs }] {
+        driver.memory.write(at, &header.to_bytes());
+        driver.rings[1].chain(0, &[(addr, 64000, 0)]);
+        poll_until(&mut device, || driver.rings[1].take().is_some());
+    }
+    assert_eq!(driver.stats.tx_in_place.load(Relaxed), in_place + 2, "without offloads, a header has no meaning");
+    assert!(driver.queue_errors().is_empty());
+}
+
+/// The driver's memory is gone when the kernel reads a frame there: the ring stops for that, and the port goes on.
+#[test]
+fn a_large_frame_of_memory_that_is_gone() {
+    if !taps() {
+        return;
+    }
+    netmem_pool::sigbus::install().unwrap();
+    let name = tap_name();
+    let mut taps = Tap::open(&name, 1, true).unwrap();
+    let mut device = NetDevice::new(one_pair(), |_| Ok(taps.remove(0))).unwrap();
+    let mut driver = Driver::start(&device, MERGEABLE, 2);
+    let (addr, at) = driver.buffer(1, 0, 1 << 17);
+    driver.memory.write(at, &VnetHdr::default().to_bytes());
+    rustix::fs::ftruncate(&driver.memory.file, at as u64 + 8192).unwrap();
+    driver.rings[1].chain(0, &[(addr, 64000, 0)]);
+    poll_until(&mut device, || !driver.queue_errors().is_empty());
+    assert!(driver.queue_errors().iter().all(|(name, _)| *name == "memory_lost"), "{:?}", driver.queue_errors());
+    assert!(device.ports()[0].take_error().is_none());
+    rustix::fs::ftruncate(&driver.memory.file, MEMORY as u64).unwrap();
+}
+
 /// The driver's memory is gone when the kernel writes a frame there: the ring stops for that, and the port goes on.
 #[test]
 fn a_frame_for_memory_that_is_gone() {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use netmem_packet::{Checksum, Meta, SegmentPlan, Sum, complete_checksum};
 
-use super::port::{Port, PortError, Posted};
+use super::port::{Port, PortError, Posted, Rest};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
 
@@ -157,13 +157,13 @@ impl Parts {
     }
 }
 
-/// Whether the receiver does not accept a frame as it is. False for a header that makes no sense: the receiver checks
+/// Whether the receiver does not accept a frame of `total` bytes in wire form, which begins with `wire`, as it is. False for a header that makes no sense: the receiver checks
 /// it.
 #[inline]
-fn lacks(to: Offloads, wire: &[u8]) -> bool {
+fn lacks(to: Offloads, wire: &[u8], total: usize) -> bool {
     match wire.split_first_chunk::<{ VnetHdr::LEN }>() {
-        Some((header, frame)) if header[..2] != [0, 0] => {
-            to.check(VnetHdr::from_bytes(*header), frame.len()) == Err(HeaderFault::NotNegotiated)
+        Some((header, _)) if header[..2] != [0, 0] => {
+            to.check(VnetHdr::from_bytes(*header), total - VnetHdr::LEN) == Err(HeaderFault::NotNegotiated)
         }
         _ => false,
     }
@@ -209,6 +209,7 @@ impl<P: Port> Port for Over<'_, P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
     const FEATURES: u64 = P::FEATURES;
     const READS: bool = P::READS;
+    const SENDS_IN_PLACE: bool = P::SENDS_IN_PLACE;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
@@ -220,7 +221,7 @@ impl<P: Port> Port for Over<'_, P> {
             if self.software.rx.left > 0 {
                 return Some(&self.software.rx.wire);
             }
-            if !self.port.peek().is_some_and(|wire| lacks(self.received, wire)) {
+            if !self.port.peek().is_some_and(|wire| lacks(self.received, wire, wire.len())) {
                 return self.port.peek();
             }
             self.load();
@@ -249,11 +250,18 @@ impl<P: Port> Port for Over<'_, P> {
     fn send(&mut self, wire: &[u8]) -> bool {
         if wire[..2] != [0, 0] {
             let takes = self.port.takes();
-            if lacks(takes, wire) {
+            if lacks(takes, wire, wire.len()) {
                 return self.send_parts(wire, takes);
             }
         }
         self.port.send(wire)
+    }
+
+    fn send_in_place(&mut self, head: &[u8], rest: Rest<'_>) -> Option<bool> {
+        if head[..2] != [0, 0] && lacks(self.port.takes(), head, head.len() + rest.len()) {
+            return None;
+        }
+        self.port.send_in_place(head, rest)
     }
 
     fn takes(&self) -> Offloads {

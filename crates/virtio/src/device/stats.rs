@@ -65,6 +65,8 @@ pub struct Stats {
     pub tx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
     pub tx_bytes: AtomicU64,
+    /// Those of them whose payload the port has read from the driver's buffers itself, without a copy by the device.
+    pub tx_in_place: AtomicU64,
     /// Frames, in either direction, whose checksum was computed because the next hop does not.
     pub checksummed: AtomicU64,
     /// Frames, in either direction, that were cut because the next hop does not. They count as their segments elsewhere
@@ -124,6 +126,7 @@ impl Stats {
             ("rx_joined", &self.rx_joined),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
+            ("tx_in_place", &self.tx_in_place),
             ("checksummed", &self.checksummed),
             ("segmented", &self.segmented),
             ("polls", &self.polls),
@@ -201,6 +204,7 @@ impl Stats {
         add(&self.rx_joined, t.joined);
         add(&self.tx_frames, t.tx_frames);
         add(&self.tx_bytes, t.tx_bytes);
+        add(&self.tx_in_place, t.tx_in_place);
         add(&self.checksummed, t.checksummed);
         add(&self.segmented, t.segmented);
         add(&self.starved, t.starved);
@@ -224,6 +228,7 @@ pub(super) struct Tally {
     pub(super) joined: u64,
     pub(super) tx_frames: u64,
     pub(super) tx_bytes: u64,
+    pub(super) tx_in_place: u64,
     pub(super) checksummed: u64,
     pub(super) segmented: u64,
     pub(super) starved: u64,

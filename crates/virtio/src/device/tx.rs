@@ -6,14 +6,20 @@ use super::DriverFault;
 use super::budget::Budget;
 use super::copy::{CopyFailed, gather};
 use super::memory::{MemoryTable, View};
-use super::port::{MAX_WIRE, Port};
+use super::port::{MAX_WIRE, Port, Rest};
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Group, Head, Side, Whole, each};
+use crate::virtqueue::device::{AnyDeviceQueue, Buffer, DeviceQueue, Direction, Group, Head, Side, Whole, each};
 
 /// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
+/// Frames of this length, in wire form, go to a port in place if it takes them so. A `writev` costs more than a copy of
+/// fewer bytes.
+const IN_PLACE: usize = 16 << 10;
+/// Bytes of such a frame that are copied: the virtio header, and the headers up to that of the transport, with IPv6
+/// extension headers.
+const HEAD: usize = 512;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
 
@@ -80,10 +86,14 @@ fn drain<S: Side, P: Port>(
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
-            let Some((head, buffers, copied)) = chain(q, memory, P::WANTS_BYTES, scratch, wire)? else { break };
+            let Some((head, buffers, copied)) = chain(q, memory, port, accepts, scratch, wire)? else { break };
             let total = head.bytes() + short(q);
             match copied {
-                Ok(()) => frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally),
+                Ok(Copied::All) => frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally),
+                Ok(Copied::Sent(sent)) => {
+                    tally.tx_in_place += u64::from(sent);
+                    count(sent, total, tally);
+                }
                 Err(CopyFailed) => tally.drop(DropReason::CopyFailed),
             }
             q.give_back_read(head);
@@ -110,9 +120,10 @@ fn whole_frames<P: Port>(
     wire: &mut [u8],
     tally: &mut Tally,
 ) -> u16 {
+    let longest = if P::SENDS_IN_PLACE { IN_PLACE - 1 } else { MAX_WIRE };
     for (n, w) in (0..).zip(group) {
         let total = w.len as usize;
-        if !(VnetHdr::LEN..=MAX_WIRE).contains(&total) || accepts.is_some() && !port.room() {
+        if !(VnetHdr::LEN..=longest).contains(&total) || accepts.is_some() && !port.room() {
             return n;
         }
         let wire = &mut wire[..total];
@@ -131,24 +142,40 @@ fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
 
-/// A chain that is lent, the number of its buffers, and whether its bytes were copied.
-type Lent<S> = (Head<<S as Side>::At>, usize, Result<(), CopyFailed>);
+/// What became of a frame's bytes.
+enum Copied {
+    /// The first [`MAX_WIRE`] are in private memory, if the port wants bytes.
+    All,
+    /// The port was given the frame in place, and took it or not.
+    Sent(bool),
+}
 
-/// The next chain, of any form, if there is one. The first [`MAX_WIRE`] bytes of its frame are copied into `wire` if `copied` is
-/// set.
+/// A chain that is lent, the number of its buffers, and what became of its bytes.
+type Lent<S> = (Head<<S as Side>::At>, usize, Result<Copied, CopyFailed>);
+
+/// The next chain, of any form, if there is one. Its frame is copied into `wire`, or given to the port in place.
 #[inline(never)]
-fn chain<S: Side>(
+fn chain<S: Side, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
-    copied: bool,
+    port: &mut P,
+    accepts: Option<Offloads>,
     scratch: &mut Scratch,
     wire: &mut [u8],
 ) -> Result<Option<Lent<S>>, DriverFault> {
     let mut buffers = scratch.buffers.lend();
     let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
-    let (short, mut result) = (short(q), Ok(()));
-    if copied && matches!(lent, Ok(Some(_))) {
-        result = gather(memory.table(), &buffers, &mut wire[short..]).map(drop);
+    let (short, mut result) = (short(q), Ok(Copied::All));
+    if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &lent) {
+        let large = P::SENDS_IN_PLACE && (IN_PLACE..=MAX_WIRE).contains(&head.bytes());
+        let sent = match accepts.filter(|_| large && short == 0) {
+            Some(offloads) => in_place(memory.table(), port, offloads, &buffers, head.bytes(), wire),
+            None => None,
+        };
+        result = match sent {
+            Some(sent) => Ok(Copied::Sent(sent)),
+            None => gather(memory.table(), &buffers, &mut wire[short..]).map(|_| Copied::All),
+        };
         if short > 0 {
             wire.copy_within(short..VnetHdr::LEN, 0);
             wire[q.header()..VnetHdr::LEN].fill(0);
@@ -157,6 +184,38 @@ fn chain<S: Side>(
     let number = buffers.len();
     scratch.buffers.put(buffers);
     Ok(lent?.map(|head| (head, number, result)))
+}
+
+/// Gives the port a frame of `total` bytes, of which only the [`HEAD`] is copied. `None` if it must be copied as a whole: the
+/// port does not take it as it is, or its header is refused, or it is in memory that the kernel cannot read. What was copied
+/// here is then not used: the header is read and checked again, with the rest of the frame.
+fn in_place<P: Port>(
+    table: &MemoryTable,
+    port: &mut P,
+    offloads: Offloads,
+    buffers: &[Buffer<'_>],
+    total: usize,
+    wire: &mut [u8],
+) -> Option<bool> {
+    if table.imports() {
+        return None;
+    }
+    let (rest, wire) = (Rest::new(buffers, HEAD)?, &mut wire[..HEAD]);
+    gather(table, buffers, wire).ok()?;
+    if wire[..2] != [0, 0] {
+        header(offloads, wire, total).ok()?;
+    }
+    port.send_in_place(wire, rest)
+}
+
+/// Counts a frame of `total` bytes, header included, that the port was given.
+#[inline(always)]
+fn count(sent: bool, total: usize, tally: &mut Tally) {
+    if !sent {
+        return tally.drop(DropReason::PortRefused);
+    }
+    tally.tx_frames += 1;
+    tally.tx_bytes += (total - VnetHdr::LEN) as u64;
 }
 
 /// Checks a frame of `total` bytes, header included, and hands it on.
@@ -172,29 +231,26 @@ fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], tota
     if P::WANTS_BYTES {
         // Flags and kind of segment: most frames have neither.
         if wire[..2] != [0, 0]
-            && let Err(reason) = header(offloads, wire)
+            && let Err(reason) = header(offloads, wire, total)
         {
             return tally.drop(reason);
         }
-        if !port.send(wire) {
-            return tally.drop(DropReason::PortRefused);
-        }
+        return count(port.send(wire), total, tally);
     }
-    tally.tx_frames += 1;
-    tally.tx_bytes += (total - VnetHdr::LEN) as u64;
+    count(true, total, tally);
 }
 
-/// Checks the header of a frame that asks for offloads, and clears the fields that are ignored.
+/// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that are ignored.
 #[cold]
-fn header(offloads: Offloads, wire: &mut [u8]) -> Result<(), DropReason> {
-    let (bytes, frame) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
+fn header(offloads: Offloads, wire: &mut [u8], total: usize) -> Result<(), DropReason> {
+    let (bytes, _) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
     // If no offload was negotiated, the header has no meaning, and not every driver clears it: DPDK's vectorised
     // transmission sends the bytes that a buffer had there from its last use.
     if offloads == Offloads::default() {
         *bytes = VnetHdr::PLAIN.to_bytes();
         return Ok(());
     }
-    let checked = offloads.check(VnetHdr::from_bytes(*bytes), frame.len()).map_err(|fault| match fault {
+    let checked = offloads.check(VnetHdr::from_bytes(*bytes), total - VnetHdr::LEN).map_err(|fault| match fault {
         HeaderFault::NotNegotiated => DropReason::NotNegotiated,
         HeaderFault::Nonsense => DropReason::BadHeader,
     })?;

@@ -45,6 +45,30 @@ impl Wire {
         Ok(Self { socket, to })
     }
 
+    /// Receives the frames of the protocol for experiments that the kernel gets from the interface, from now on.
+    #[allow(dead_code, reason = "not every test receives")]
+    pub fn listen(&self) {
+        let mut at = self.to;
+        at.sll_protocol = 0x88b5_u16.to_be();
+        // SAFETY: the address with its length.
+        let bound =
+            unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const at).cast(), size_of_val(&at) as libc::socklen_t) };
+        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// The next frame that has come, if there is one.
+    #[allow(dead_code, reason = "not every test receives")]
+    pub fn receive(&self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; 1 << 17];
+        // SAFETY: the buffer with its length.
+        let len = unsafe {
+            let (fd, at) = (self.socket.as_raw_fd(), frame.as_mut_ptr().cast());
+            libc::recv(fd, at, frame.len(), libc::MSG_DONTWAIT)
+        };
+        frame.truncate(usize::try_from(len).ok()?);
+        Some(frame)
+    }
+
     /// A broadcast of a protocol for experiments.
     pub fn send(&self, payload: &[u8]) {
         self.send_frame(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, 7], &[0x88, 0xb5], payload].concat());

@@ -15,6 +15,7 @@ mod sink;
 mod steering;
 mod store;
 mod tap;
+mod writer;
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -29,6 +30,7 @@ pub use self::reader::Posted;
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapError, TapQueues};
+pub use self::writer::Rest;
 use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr, feature};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
@@ -49,6 +51,8 @@ pub trait Port: Send {
     const FEATURES: u64;
     /// Whether [`Self::read`] does anything.
     const READS: bool = false;
+    /// Whether [`Self::send_in_place`] does anything.
+    const SENDS_IN_PLACE: bool = false;
 
     /// The next frame towards the driver, in wire form, or `None` if there is none at present. It is the same frame
     /// until [`Self::consume`].
@@ -77,6 +81,15 @@ pub trait Port: Send {
     /// most [`MAX_WIRE`] bytes), and with no offloads except those that the port [takes](Self::takes). Returns false if
     /// the port could not take it; the frame is then lost.
     fn send(&mut self, wire: &[u8]) -> bool;
+
+    /// Takes a large frame from the driver, of which only `head` was copied out and checked: the virtio header, and at
+    /// least the headers up to that of the transport. `rest` is in the driver's buffers. Returns whether the port could
+    /// take it; `None` if it must come by [`Self::send`] instead.
+    ///
+    /// This saves a copy if the kernel reads the frames. Other ports do not implement it.
+    fn send_in_place(&mut self, _head: &[u8], _rest: Rest<'_>) -> Option<bool> {
+        None
+    }
 
     /// Which offloads [`Self::send`] accepts at present, if not those of [`Self::FEATURES`]. Called only for frames
     /// with offloads.

@@ -24,7 +24,7 @@ use crate::virtqueue::device::Buffer;
 /// The smallest page of memory.
 const PAGE: usize = 4096;
 /// The most buffers of the driver in one call. The rest of a frame goes into private memory.
-const MOST: usize = 62;
+pub(super) const MOST: usize = 62;
 /// The same, if few buffers are enough.
 const FEW: usize = 2;
 /// The expected length of the first frame: one of the standard MTU, with a VLAN tag and its virtio header.
@@ -45,12 +45,7 @@ impl<'p> Posted<'p> {
 
     /// The pieces behind the header: where each is, and its bytes.
     fn pieces(self) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
-        let mut skip = self.header;
-        self.buffers.iter().filter_map(move |buffer| {
-            let n = skip.min(buffer.len);
-            skip -= n;
-            (buffer.len > n).then(|| (buffer.host.wrapping_add(n), buffer.len - n))
-        })
+        pieces(self.buffers, self.header)
     }
 
     /// Reads from `fd`: first into `head`, then into the posted buffers (at most [`MOST`] of them), then into `rest` from the byte on
@@ -106,15 +101,29 @@ impl<'p> Posted<'p> {
     /// Reads a byte of each page of the first `len` bytes behind the header. If the kernel could not write to a page,
     /// it does not say which; Linux' tap reports no error at all. An access of this process finds such a page. The
     /// kernel has just written these lines, so they are in the cache.
-    fn touch(self, mut len: usize) {
-        for (host, piece) in self.pieces() {
-            let n = piece.min(len);
-            for at in (0..n).step_by(PAGE).chain(n.checked_sub(1)) {
-                // SAFETY: the buffer is *mapped* for `piece` bytes, of which `at` is one.
-                unsafe { copy_out(host.wrapping_add(at), &mut [0]) };
-            }
-            len -= n;
+    fn touch(self, len: usize) {
+        touch(self.pieces(), len);
+    }
+}
+
+/// The bytes of `buffers` behind the first `skip`: where each piece is, and its bytes.
+pub(super) fn pieces<'p>(buffers: &'p [Buffer<'p>], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
+    buffers.iter().filter_map(move |buffer| {
+        let n = skip.min(buffer.len);
+        skip -= n;
+        (buffer.len > n).then(|| (buffer.host.wrapping_add(n), buffer.len - n))
+    })
+}
+
+/// Reads a byte of each page of the first `len` bytes of these pieces of buffers.
+pub(super) fn touch(pieces: impl Iterator<Item = (*mut u8, usize)>, mut len: usize) {
+    for (host, piece) in pieces {
+        let n = piece.min(len);
+        for at in (0..n).step_by(PAGE).chain(n.checked_sub(1)) {
+            // SAFETY: the buffer is *mapped* for `piece` bytes, of which `at` is one.
+            unsafe { copy_out(host.wrapping_add(at), &mut [0]) };
         }
+        len -= n;
     }
 }
 

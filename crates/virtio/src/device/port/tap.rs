@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::reader::{Posted, Reader};
-use super::{ALL_OFFLOADS, Port, PortError};
+use super::{ALL_OFFLOADS, Port, PortError, Rest};
 use crate::net::{Offloads, VnetHdr, feature};
 
 const CONTROL: &str = "/dev/net/tun";
@@ -303,6 +303,7 @@ impl Port for Tap {
     const WANTS_BYTES: bool = true;
     const FEATURES: u64 = ALL_OFFLOADS;
     const READS: bool = true;
+    const SENDS_IN_PLACE: bool = true;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
@@ -343,6 +344,11 @@ impl Port for Tap {
     #[inline]
     fn send(&mut self, wire: &[u8]) -> bool {
         (&self.file).write(wire).is_ok_and(|n| n == wire.len())
+    }
+
+    fn send_in_place(&mut self, head: &[u8], rest: Rest<'_>) -> Option<bool> {
+        // The kernel takes a frame as a whole, or refuses it.
+        Some(rest.write(&self.file, head).is_ok())
     }
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {

@@ -13,7 +13,7 @@
 //!   address.
 //!
 //! A file that has no size is not mapped but [imported](super::import), if the device has an importer. So is a
-//! [dma-buf](super::dma_buf), by the device itself. Such a region has no address here: a translation does not find it, and
+//! dma-buf, by the device itself. Such a region has no address here: a translation does not find it, and
 //! its bytes are copied by their guest addresses.
 //!
 //! # What a front end can do with its files

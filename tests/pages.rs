@@ -88,7 +88,7 @@ fn pages_say_what_the_files_say() {
         ("devmem/src/table", "tokens"),
     ] {
         let file = read_to_string(tree().join(format!("crates/{file}.rs"))).unwrap();
-        let page = read_to_string(tree().join(format!("docs/{page}.md"))).unwrap();
+        let page = read_to_string(tree().join(format!("docs/design/{page}.md"))).unwrap();
         let theory: String = file.lines().take_while(|line| line.starts_with("//!")).flat_map(|l| [l, "\n"]).collect();
         let mut page_lines = lines(&page);
         for line in lines(&theory) {
@@ -100,7 +100,7 @@ fn pages_say_what_the_files_say() {
 /// The table of MUSTs names each requirement once, and files and tests that exist.
 #[test]
 fn the_table_of_musts_is_complete_and_names_tests_that_exist() {
-    let table = read_to_string(tree().join("docs/rfc9293.md")).unwrap();
+    let table = read_to_string(tree().join("docs/reference/rfc9293.md")).unwrap();
     let code = tree().join("crates/inet/src");
     let known = tests(&tree().join("crates/inet"));
     let mut numbers = Vec::new();
@@ -117,7 +117,7 @@ fn the_table_of_musts_is_complete_and_names_tests_that_exist() {
 
 /// The names in backticks in the last column of a table. The row that begins with `head` is the table's first.
 fn named(page: &str, head: &str) -> Vec<String> {
-    let page = read_to_string(tree().join("docs").join(page)).unwrap();
+    let page = read_to_string(tree().join("docs/design").join(page)).unwrap();
     let rows = page.lines().skip_while(|line| !line.starts_with(head)).skip(2).take_while(|line| line.starts_with('|'));
     let cells = rows.filter_map(|row| row.trim_matches('|').rsplit('|').next());
     // Every second piece was between backticks.

@@ -33,7 +33,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 
 #[test]
 fn each_promise_is_on_the_page_and_has_a_test() {
-    let page = std::fs::read_to_string(Path::new(TREE).join("docs/promises.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(TREE).join("docs/reference/promises.md")).unwrap();
     let mut promised = BTreeSet::new();
     for row in page.lines().filter_map(|line| line.strip_prefix("| ")) {
         let [id, _, tests, _] = row.trim_end_matches('|').splitn(4, '|').map(str::trim).collect::<Vec<_>>()[..] else {
@@ -57,6 +57,6 @@ fn each_promise_is_on_the_page_and_has_a_test() {
     for file in all {
         let text = std::fs::read_to_string(&file).unwrap();
         let unknown: BTreeSet<_> = ids(&text).filter(|id| !promised.contains(id)).collect();
-        assert!(unknown.is_empty(), "{}: not in docs/promises.md: {unknown:?}", file.display());
+        assert!(unknown.is_empty(), "{}: not in docs/reference/promises.md: {unknown:?}", file.display());
     }
 }

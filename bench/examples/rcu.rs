@@ -1,5 +1,5 @@
 //! What a read-side section costs, how retired memory is released, and what that makes of `RcuRef` against `RefCount`: the
-//! two libraries that `netmem-refs` could stand on, and itself. The tables in `docs/rcuref.md` are this program's output:
+//! two libraries that `netmem-refs` could stand on, and itself. The tables in `docs/design/rcuref.md` are this program's output:
 //!
 //! ```text
 //! cargo run --release -p netmem-bench --example rcu

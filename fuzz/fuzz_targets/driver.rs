@@ -296,7 +296,7 @@ fn run(input: &mut Input) {
     let offered = if shape & 1 == 0 { OFFERED } else { OFFERED & !input.number(&[]) };
     let split = (shape & 6 == 6 && mode != RxMode::Mergeable)
         .then(|| RegionProvider::new(Region::unmapped(file(64 * 4096), 0).expect("device memory")));
-    // A device that says where it has split a frame: see `NETMEM_SPLIT` in docs/vhost-user.md.
+    // A device that says where it has split a frame: see `NETMEM_SPLIT` in docs/design/vhost-user.md.
     let splits = split.is_some() && shape & 8 != 0;
     let offered = if splits { offered | feature::VHOST_USER_PROTOCOL } else { offered };
     if let Some(provider) = &split {

@@ -524,7 +524,7 @@ fn without_privileges_the_error_says_which() {
     });
 }
 
-/// The rows of AF_XDP in docs/packages.md: with exactly the capabilities of its row a subcommand gets ready, and without one of them it ends
+/// The rows of AF_XDP in docs/reference/packages.md: with exactly the capabilities of its row a subcommand gets ready, and without one of them it ends
 /// with an error that names what is missing.
 #[test]
 fn subcommands_need_the_capabilities_of_their_rows() {

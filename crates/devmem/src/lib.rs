@@ -6,7 +6,7 @@
 //!                  └──► Sender ──► SplitTxQueue                               page returned ◄─── Returner ◄───┘
 //! ```
 //!
-//! * [`Binding`] is bound device memory; [`Netdev`] says which queues receive into it. `docs/devmem.md` says which value keeps
+//! * [`Binding`] is bound device memory; [`Netdev`] says which queues receive into it. `docs/design/devmem.md` says which value keeps
 //!   which other value alive.
 //! * [`FlowTable`] finds the [`Socket`] for a received frame.
 //! * [`Sender`] sends from a binding.
@@ -61,7 +61,7 @@
 //! # }
 //! ```
 //!
-//! The theory of tokens is at the top of `table.rs`. `docs/tokens.md` lists the tests that prove it, and the costs.
+//! The theory of tokens is at the top of `table.rs`. `docs/design/tokens.md` lists the tests that prove it, and the costs.
 
 #[cfg(not(loom))]
 mod area;

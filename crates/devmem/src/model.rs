@@ -1,4 +1,4 @@
-//! Loom's models of token tables. `docs/tokens.md` says what each model proves, and which changes make it fail.
+//! Loom's models of token tables. `docs/design/tokens.md` says what each model proves, and which changes make it fail.
 
 use crate::{Pages, Returner, TokenRange, TokenTable};
 use loom::cell::UnsafeCell;

@@ -1,5 +1,5 @@
 //! Loom's models of a binding's end. Counts, pointers, ledger and token table are the real ones; pages, pool and device are
-//! simulated. `docs/devmem.md` says what each model proves, and which changes make it fail.
+//! simulated. `docs/design/devmem.md` says what each model proves, and which changes make it fail.
 
 use crate::ledger::Ledger;
 use crate::{Pages, TokenRange, TokenTable};

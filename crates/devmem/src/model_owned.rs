@@ -1,4 +1,4 @@
-//! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races; `docs/tokens.md` says how to see the models fail.
+//! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races; `docs/design/tokens.md` says how to see the models fail.
 
 use crate::TokenRange;
 use crate::model::{Handle, binding, fill};

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
-//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/streams.md lists the scripts
+//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/design/streams.md lists the scripts
 //! that pass.
 //!
 //! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C

@@ -57,7 +57,7 @@
 //! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing is a
 //! release, too: a thread that finds the stack closed sees what the owner did before. The additions to `left` are
 //! acquire-release, so every other thread's last access to the pool happens before the thread that frees it.
-//! `docs/return-path.md` lists the models; they run this file.
+//! `docs/design/return-path.md` lists the models; they run this file.
 
 use crate::cache::PollHome;
 use crate::desc::Desc;

@@ -300,7 +300,7 @@ struct Magazines {
 /// A child process has a copy of the pool's books, and none of the pages' memory ([`Region`](crate::Region) says more). It may drop
 /// pages. It may close a pool only if the pool has no domain, or one whose state is in the memory of the process: otherwise the child
 /// would unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or of its provider.
-/// `docs/return-path.md` has the table.
+/// `docs/design/return-path.md` has the table.
 pub struct PagePool<M: Memory> {
     shared: NonNull<Shared<M>>,
 }

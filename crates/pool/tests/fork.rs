@@ -1,4 +1,4 @@
-//! What a child process may do with a pool of its parent. `docs/return-path.md` has the table.
+//! What a child process may do with a pool of its parent. `docs/design/return-path.md` has the table.
 //!
 //! One test: a child has only the thread that forked, so no other test's thread may hold a lock meanwhile.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! What a child process may do with a shared pool of its parent, as `docs/shared-pool.md` says.
+//! What a child process may do with a shared pool of its parent, as `docs/design/shared-pool.md` says.
 //!
 //! One test: no thread of another test may hold a lock when a child is made.
 #![allow(clippy::unwrap_used)]

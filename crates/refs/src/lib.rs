@@ -21,7 +21,7 @@
 //! `try_get` may find the object dead; `try_get_live` also fails if the object was killed. Of the pointers they are functions
 //! and not methods, as those of an `Arc`: `Owner::get(&owner)`. So the pointers hide no method of the value.
 //!
-//! The theory of each count opens its file; `docs/refcount.md`, `docs/rcuref.md` and `docs/percpuref.md` say what proves it.
+//! The theory of each count opens its file; `docs/design/refcount.md`, `docs/design/rcuref.md` and `docs/design/percpuref.md` say what proves it.
 
 mod faults;
 mod own_line;

@@ -8,7 +8,7 @@
 //!   })  ── the last to leave ──────────────► the object is released here, by the reader, outside the section
 //! ```
 //!
-//! The collector is `seize` (why, and what it costs, is in `docs/rcuref.md`), one for the whole process. Three things are
+//! The collector is `seize` (why, and what it costs, is in `docs/design/rcuref.md`), one for the whole process. Three things are
 //! added to it:
 //!
 //! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot, and gives the slot to another thread

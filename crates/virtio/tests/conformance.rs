@@ -1,4 +1,4 @@
-//! Compares `docs/virtio.md` with the device and the driver: feature bits, the configuration space, the commands of the
+//! Compares `docs/design/virtio.md` with the device and the driver: feature bits, the configuration space, the commands of the
 //! control queue.
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The device against the table of messages in `docs/vhost-user.md`, and against front ends that take their time.
+//! The device against the table of messages in `docs/design/vhost-user.md`, and against front ends that take their time.
 #![allow(clippy::unwrap_used)]
 
 mod device_common;
@@ -70,7 +70,7 @@ fn payload(asked: u32) -> (Vec<u8>, usize) {
     }
 }
 
-/// Each message of the specification does what the table in docs/vhost-user.md says: it is followed, or refused by name.
+/// Each message of the specification does what the table in docs/design/vhost-user.md says: it is followed, or refused by name.
 #[test]
 fn every_message_by_number() {
     let page = include_str!("pages/vhost-user.md");

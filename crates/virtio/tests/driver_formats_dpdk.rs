@@ -112,7 +112,7 @@ fn dpdk_vhost_in_every_format() {
         for chosen in 0..1 << features.len() {
             let ring = (0..features.len()).filter(|i| chosen >> i & 1 == 1).map(|i| features[i]).sum();
             // Each mode meets each feature on and off, and each number of pairs. But for big mode on packed rings, which DPDK
-            // fills wrongly: see "Where a peer differs" in docs/virtio.md.
+            // fills wrongly: see "Where a peer differs" in docs/design/virtio.md.
             let modes = &MODES[..if ring & feature::RING_PACKED == 0 { 3 } else { 2 }];
             let mode = modes[(chosen + chosen / 3 + dpdk as usize) % modes.len()];
             let pairs = 1 + (chosen / 2 % 2) as u16;

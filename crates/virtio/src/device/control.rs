@@ -1,6 +1,6 @@
 //! The control side: vhost-user messages of one front end at a time, each checked and then applied to the shared state.
 //!
-//! `docs/vhost-user.md` has the table of messages. If the device cannot carry out a message, the message changes
+//! `docs/design/vhost-user.md` has the table of messages. If the device cannot carry out a message, the message changes
 //! nothing. If the front end has asked for an acknowledgement, it gets a non-zero one, and the connection goes on. If
 //! not, the front end would not notice the refusal, so the connection ends. A malformed message always ends the
 //! connection.

@@ -1,7 +1,7 @@
 //! The commands of the control queue: a class, a command, their argument, and one byte of answer.
 //!
 //! Netmem speaks two of them: how many queue pairs are in use, and that the driver has announced itself. Its device refuses
-//! all others with [`ERR`]; `docs/virtio.md` lists them.
+//! all others with [`ERR`]; `docs/design/virtio.md` lists them.
 
 /// Class `VIRTIO_NET_CTRL_ANNOUNCE`.
 pub const CLASS_ANNOUNCE: u8 = 3;

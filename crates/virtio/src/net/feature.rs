@@ -1,4 +1,4 @@
-//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/virtio.md` says what the driver and the device do with
+//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/design/virtio.md` says what the driver and the device do with
 //! each of them.
 
 macro_rules! features {

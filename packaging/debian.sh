@@ -33,11 +33,12 @@ install -Dm644 "$completions/_netmem" "$root/usr/share/zsh/vendor-completions/_n
 install -Dm644 "$completions/netmem.fish" "$root/usr/share/fish/vendor_completions.d/netmem.fish"
 
 doc=$root/usr/share/doc/netmem
-mkdir -p "$doc/docs/guides" "$doc/docs/notes"
+mkdir -p "$doc"/docs/{design,guides,notes,reference}
 install -m644 README.md SECURITY.md "$doc"
 install -m644 docs/*.md "$doc/docs"
-install -m644 docs/guides/*.md "$doc/docs/guides"
-install -m644 docs/notes/*.md "$doc/docs/notes"
+for folder in design guides notes reference; do
+    install -m644 docs/$folder/*.md "$doc/docs/$folder"
+done
 gzip -9n < CHANGELOG.md > "$doc/changelog.gz"
 # Debian's own, which must be there. Its date is the program's, so that the same program makes the same package.
 printf 'netmem (%s) unstable; urgency=medium\n\n  * Made by packaging/debian.sh.\n\n -- %s  %s\n' "$version" "$maintainer" "$(date -Rr "$binary")" |

@@ -16,7 +16,7 @@ use netmem_bench::{Forward, LockedPool, PageAllocator, PageFrags};
 use netmem_devmem::TokenRange;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    DmaDomain, MemoryTable, PagePool, PeerShared, PoolOptions, Provider, Region, RegionOptions, RegionProvider,
+    DmaDomain, PagePool, PeerShared, PoolOptions, Provider, Region, RegionOptions, RegionProvider, VhostDomain,
 };
 use netmem_refs::{PercpuRef, RcuRef, RefCount, rcu};
 use netmem_virtio::VhostUser;
@@ -132,13 +132,13 @@ fn elsewhere(mut pool: PagePool<M>) -> Blocks {
 }
 
 fn cached(provider: Arc<RegionProvider<M>>) -> PagePool<M> {
-    let domain: Arc<dyn DmaDomain> = Arc::new(MemoryTable::new(&[provider.region().clone()]));
+    let domain: Arc<dyn DmaDomain> = Arc::new(VhostDomain::new(&[provider.region().clone()]));
     PoolOptions::new("pool").prefill(512).build(provider, Some(domain)).unwrap()
 }
 
 /// A pool without a cache, as the rows of `perf` have it.
 fn uncached(provider: Arc<dyn Provider<M>>, region: &Arc<Region<M>>) -> PagePool<M> {
-    let domain: Arc<dyn DmaDomain> = Arc::new(MemoryTable::new(std::slice::from_ref(region)));
+    let domain: Arc<dyn DmaDomain> = Arc::new(VhostDomain::new(std::slice::from_ref(region)));
     PoolOptions::new("old").cache(0).build(provider, Some(domain)).unwrap()
 }
 
@@ -156,7 +156,7 @@ fn frags() -> PagePool<M> {
 
 fn shared() -> Blocks {
     let provider = RegionProvider::new(region());
-    let domain = Arc::new(MemoryTable::new(&[provider.region().clone()]));
+    let domain = Arc::new(VhostDomain::new(&[provider.region().clone()]));
     let pool = PoolOptions::new("shared").prefill(1024).build_shared(provider, Some(domain)).unwrap();
     Box::new(move |blocks| {
         for _ in 0..black_box(BLOCK) * blocks {

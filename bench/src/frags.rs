@@ -15,7 +15,7 @@
 //! Each thread has a cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
 
 use crate::buddy::Buddy;
-use netmem_pool::{Direction, DmaDomain, Memory, MemoryTable, PeerShared, Provider, RawPage, Region};
+use netmem_pool::{Direction, DmaDomain, Memory, PeerShared, Provider, RawPage, Region, VhostDomain};
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,7 +51,7 @@ struct Zone {
     id: u64,
     region: Arc<Region<M>>,
     /// The domain in which blocks are mapped.
-    domain: Option<MemoryTable>,
+    domain: Option<VhostDomain>,
     /// References of each block.
     counts: Box<[Count]>,
     buddy: Mutex<Buddy>,
@@ -157,7 +157,7 @@ impl Cache {
     #[inline(never)]
     fn free_block(&mut self, zone: &Zone, block: u32) {
         if let Some(domain) = &zone.domain {
-            let base = domain.entries().first().map_or(0, |entry| entry.bus());
+            let base = domain.regions().first().map_or(0, |entry| entry.bus());
             domain.unmap(base + u64::from(block) * zone.block_size() as u64, zone.block_size());
             self.unmapped += 1;
         }
@@ -237,7 +237,7 @@ impl PageFrags {
         let blocks = region.pages() / BUFFERS;
         let zone = Zone {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            domain: maps.then(|| MemoryTable::new(std::slice::from_ref(&region))),
+            domain: maps.then(|| VhostDomain::new(std::slice::from_ref(&region))),
             counts: (0..blocks).map(|_| Count::default()).collect(),
             buddy: Mutex::new(Buddy::new(blocks * BUFFERS)),
             region,

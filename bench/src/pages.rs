@@ -235,7 +235,7 @@ impl fmt::Debug for PageAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netmem_pool::{CountingDomain, MemoryTable, Page, PoolOptions, RegionOptions};
+    use netmem_pool::{CountingDomain, Page, PoolOptions, RegionOptions, VhostDomain};
     use std::collections::HashSet;
 
     fn allocator(pages: usize) -> Arc<PageAllocator> {
@@ -303,7 +303,7 @@ mod tests {
     fn a_pool_without_cache_maps_and_unmaps_every_page() {
         const ROUNDS: u64 = if cfg!(miri) { 10 } else { 2000 };
         let a = allocator(1024);
-        let domain = Arc::new(CountingDomain::new(MemoryTable::new(&[a.region().clone()])));
+        let domain = Arc::new(CountingDomain::new(VhostDomain::new(&[a.region().clone()])));
         let mut pool = PoolOptions::new("page").cache(0).build(a.clone(), Some(domain.clone())).unwrap();
         let (send, receive) = std::sync::mpsc::sync_channel::<Page<M>>(64);
         let elsewhere = std::thread::spawn(move || receive.into_iter().count() as u64);

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use netmem_fuzz::{Input, file, next_descriptor};
 use netmem_packet::{Checksum, Gso, GsoKind, Handler, Packet, Poll, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    CountingDomain, DmaDomain, MemoryTable, PeerShared, PoolClosed, PoolOptions, Region, RegionProvider,
+    CountingDomain, DmaDomain, PeerShared, PoolClosed, PoolOptions, Region, RegionProvider, VhostDomain,
 };
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, QueuePair, RestartError, RxMode, SplitOptions, VirtioNet, VirtioSplitRx};
@@ -267,7 +267,7 @@ fn closed(closed: &PoolClosed, held: bool) {
     assert!(held || closed.outstanding == 0, "{s:?}: {} are out", closed.outstanding);
 }
 
-type Books = Arc<OnceLock<Arc<CountingDomain<MemoryTable>>>>;
+type Books = Arc<OnceLock<Arc<CountingDomain<VhostDomain>>>>;
 
 fn options(input: &mut Input, books: Books) -> (RxMode, NetOptions) {
     let shape = input.u8();

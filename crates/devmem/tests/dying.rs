@@ -16,8 +16,8 @@ use netmem_devmem::{
 };
 use netmem_packet::TxQueue;
 use netmem_pool::{
-    CountingDomain, Device as DeviceMemory, Direction, DmaDomain, MemoryTable, PeerShared, PoolOptions, Provider,
-    RegionOptions, RegionProvider,
+    CountingDomain, Device as DeviceMemory, Direction, DmaDomain, PeerShared, PoolOptions, Provider, RegionOptions,
+    RegionProvider, VhostDomain,
 };
 use netmem_virtio::driver::{
     NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRxQueues,
@@ -108,7 +108,7 @@ struct Lab {
 /// The parts that stay after the driver is dropped.
 struct Peer {
     device: Rc<RefCell<Hostile>>,
-    domain: Arc<CountingDomain<MemoryTable>>,
+    domain: Arc<CountingDomain<VhostDomain>>,
 }
 
 fn probe(binding: &Binding, pairs: u16) -> (Lab, Peer) {

@@ -8,7 +8,7 @@ use memory_common::{Memory, bind, worker};
 use netmem_devmem::{Binding, BindingRef, Endpoint, SendError, Sender, SenderError};
 use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, Room, SplitTxQueue, TxQueue};
 use netmem_pool::{
-    CountingDomain, DmaDomain, Frag, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool,
+    CountingDomain, DmaDomain, Frag, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool, VhostDomain,
 };
 use std::sync::Arc;
 
@@ -83,15 +83,15 @@ fn headers(pages: usize) -> SharedPool<PeerShared> {
 struct Rig {
     memory: Memory,
     binding: Binding,
-    domain: Arc<CountingDomain<MemoryTable>>,
+    domain: Arc<CountingDomain<VhostDomain>>,
     base: u64,
 }
 
 impl Rig {
     fn new() -> (Self, Sender) {
         let (memory, binding) = bind(8, &worker());
-        let table = MemoryTable::new::<PeerShared>(&[]).and_device(binding.region().clone());
-        let base = table.entries()[0].bus();
+        let table = VhostDomain::new::<PeerShared>(&[]).and_device(binding.region().clone());
+        let base = table.regions()[0].bus();
         let rig = Self { memory, binding, domain: Arc::new(CountingDomain::new(table)), base };
         let sender = rig.sender("10.0.0.1:7", "10.0.0.2:9");
         (rig, sender)
@@ -173,7 +173,7 @@ fn what_cannot_be_sent() {
     let (v4, v6) = (endpoint("10.0.0.1:7", 2), endpoint("[fd00::2]:9", 4));
     let error = Sender::new(&rig.binding, &rig.domain(), headers(16), v4, v6).unwrap_err();
     assert!(matches!(error, SenderError::Family { .. }), "{error:?}");
-    let stranger: Arc<dyn DmaDomain> = Arc::new(MemoryTable::new::<PeerShared>(&[]));
+    let stranger: Arc<dyn DmaDomain> = Arc::new(VhostDomain::new::<PeerShared>(&[]));
     let error = Sender::new(&rig.binding, &stranger, headers(16), v4, v4).unwrap_err();
     assert!(matches!(error, SenderError::Map(_)), "{error:?}");
     drop((queue, sender));

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 #[non_exhaustive]
 pub enum MapError {
     /// The domain does not cover the address.
-    #[error("{len} bytes at {addr:#x} are in none of the domain's regions; put the region into the table before use")]
+    #[error("{len} bytes at {addr:#x} are in none of the domain's regions; put the region into the domain before use")]
     Outside {
         /// Where the memory began.
         addr: usize,
@@ -121,10 +121,10 @@ pub(crate) unsafe fn map_page<M: Memory>(
     domain.map_file(file, desc.addr().addr() as u64, len, direction)
 }
 
-/// One region of a [`MemoryTable`].
+/// One region of a [`VhostDomain`]: what a vhost-user front end sends of it in `SET_MEM_TABLE`.
 #[derive(Clone, Debug)]
-pub struct TableEntry {
-    memory: Arc<dyn SharedRegion>,
+pub struct VhostRegion {
+    memory: Arc<dyn FileRegion>,
     /// The first byte in this process; `None` if the memory is not mapped here. As the next, it stands here because a page is mapped
     /// for each packet where no pool keeps it.
     at: Option<usize>,
@@ -133,7 +133,7 @@ pub struct TableEntry {
 }
 
 /// A region of any kind that is shared by file descriptor.
-trait SharedRegion: fmt::Debug + Send + Sync {
+trait FileRegion: fmt::Debug + Send + Sync {
     fn fd(&self) -> Option<BorrowedFd<'_>>;
     /// # Safety
     ///
@@ -142,7 +142,7 @@ trait SharedRegion: fmt::Debug + Send + Sync {
     fn file_offset(&self) -> u64;
 }
 
-impl<M: Memory> SharedRegion for Region<M> {
+impl<M: Memory> FileRegion for Region<M> {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd()
     }
@@ -157,7 +157,7 @@ impl<M: Memory> SharedRegion for Region<M> {
     }
 }
 
-impl TableEntry {
+impl VhostRegion {
     /// A region that the device knows by this process's addresses.
     #[must_use]
     pub fn plain<M: PeerMemory>(region: Arc<Region<M>>) -> Self {
@@ -244,11 +244,14 @@ impl TableEntry {
 /// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
 const NOWHERE: u64 = 1 << 62;
 
-/// The bus address of the first region that was added to a table in use. Other regions have lower addresses.
+/// The bus address of the first region that is added to a domain in use. Other regions have lower
+/// addresses.
 const ADDED: u64 = 1 << 50;
 
-/// Device memory that is added to a [`MemoryTable`] and removed from it while the table is a domain in use. A handle, from
-/// [`MemoryTable::added`]. An address is never used twice, so that one that is kept for too long is of no region.
+/// Device memory that is added to a [`VhostDomain`] and removed from it while the domain is in use.
+///
+/// A handle, from [`VhostDomain::added`]. No bus address is used twice, so that an address that is
+/// kept for too long is in no region.
 #[derive(Clone, Debug, Default)]
 pub struct AddedMemory(Arc<RwLock<Added>>);
 
@@ -257,15 +260,15 @@ struct Added {
     /// Bytes of address space that were ever given out.
     used: u64,
     /// Each with the number of mappings that there are of it.
-    entries: Vec<(TableEntry, AtomicUsize)>,
+    entries: Vec<(VhostRegion, AtomicUsize)>,
 }
 
 impl AddedMemory {
     /// Adds a region. From now on the domain can map it. The caller makes sure that the device knows the region.
     #[must_use]
-    pub fn add(&self, region: Arc<Region<Device>>) -> TableEntry {
+    pub fn add(&self, region: Arc<Region<Device>>) -> VhostRegion {
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = TableEntry::new(region, ADDED + added.used);
+        let entry = VhostRegion::new(region, ADDED + added.used);
         added.used += (entry.len() as u64).next_multiple_of(HUGE as u64);
         added.entries.push((entry.clone(), AtomicUsize::new(0)));
         entry
@@ -298,44 +301,48 @@ impl AddedMemory {
     #[cold]
     fn unmap(&self, dma: u64) {
         let added = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let within = |entry: &TableEntry| dma >= entry.bus && dma - entry.bus < entry.len as u64;
+        let within = |entry: &VhostRegion| dma >= entry.bus && dma - entry.bus < entry.len as u64;
         if let Some((_, mapped)) = added.entries.iter().find(|(entry, _)| within(entry)) {
             mapped.fetch_sub(1, Ordering::Release);
         }
     }
 }
 
-/// A vhost memory table: whole regions at fixed bus addresses, so that mapping a page is an addition. The device process maps
-/// the files, for reading and writing: the table limits it to the regions, and to no [`Direction`].
+/// The DMA domain of a vhost-user device, as its driver sees it: the regions of the memory table
+/// that the driver sends, each at a fixed bus address.
+///
+/// Mapping a page is an addition, because whole regions are in the domain. The device process maps
+/// the regions' files for reading and writing, so the domain restricts the device to the regions,
+/// and to no [`Direction`].
 ///
 /// ```
-/// use netmem_pool::{Direction, DmaDomain, MemoryTable, PeerShared, RegionOptions};
+/// use netmem_pool::{Direction, DmaDomain, PeerShared, RegionOptions, VhostDomain};
 /// use std::sync::Arc;
 ///
 /// let [pages, rings] = [64, 4].map(|n| RegionOptions::new(n).huge_pages(false).build::<PeerShared>());
-/// // SAFETY: the peer of this table writes nothing but posted buffers.
+/// // SAFETY: the peer of this domain writes nothing but posted buffers.
 /// let pages = Arc::new(unsafe { pages?.trust_peer() });
 /// let rings = Arc::new(rings?);
-/// let table = MemoryTable::new(&[pages.clone()]).and_shared(rings.clone());
-/// assert_eq!(table.map(pages.as_ptr(), 4096, Direction::Bidirectional)?, table.entries()[0].bus());
-/// assert_eq!(table.map(rings.as_ptr(), 4096, Direction::Bidirectional)?, table.entries()[1].bus());
+/// let domain = VhostDomain::new(&[pages.clone()]).and_shared(rings.clone());
+/// assert_eq!(domain.map(pages.as_ptr(), 4096, Direction::Bidirectional)?, domain.regions()[0].bus());
+/// assert_eq!(domain.map(rings.as_ptr(), 4096, Direction::Bidirectional)?, domain.regions()[1].bus());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct MemoryTable {
-    entries: Vec<TableEntry>,
+pub struct VhostDomain {
+    regions: Vec<VhostRegion>,
     /// The bus address behind the last.
     end: u64,
     added: AddedMemory,
 }
 
-impl MemoryTable {
+impl VhostDomain {
     /// Puts the regions one after another into a bus address space that begins at 64 GiB, where no small integer and no
     /// pointer of this process passes for an address by accident.
     #[must_use]
     pub fn new<M: PeerMemory>(regions: &[Arc<Region<M>>]) -> Self {
-        let table = Self { entries: Vec::new(), end: 64 << 30, added: AddedMemory::default() };
-        regions.iter().cloned().fold(table, Self::and_shared)
+        let domain = Self { regions: Vec::new(), end: 64 << 30, added: AddedMemory::default() };
+        regions.iter().cloned().fold(domain, Self::and_shared)
     }
 
     /// The same with another region behind the others. It may be of another kind.
@@ -353,13 +360,13 @@ impl MemoryTable {
     }
 
     fn push<M: Memory>(&mut self, region: Arc<Region<M>>) {
-        let entry = TableEntry::new(region, self.end);
+        let entry = VhostRegion::new(region, self.end);
         // Each begins where a huge page can, as those of the system's memory do anyway.
         self.end += (entry.len() as u64).next_multiple_of(HUGE as u64);
-        self.entries.push(entry);
+        self.regions.push(entry);
     }
 
-    /// A handle to add device memory while the table is in use.
+    /// A handle to add device memory while the domain is in use.
     #[must_use]
     pub fn added(&self) -> AddedMemory {
         self.added.clone()
@@ -367,15 +374,15 @@ impl MemoryTable {
 
     /// The regions, in order of address, but those that were [added](Self::added) later.
     #[must_use]
-    pub fn entries(&self) -> &[TableEntry] {
-        &self.entries
+    pub fn regions(&self) -> &[VhostRegion] {
+        &self.regions
     }
 }
 
-impl DmaDomain for MemoryTable {
+impl DmaDomain for VhostDomain {
     fn map(&self, addr: *mut u8, len: usize, _: Direction) -> Result<u64, MapError> {
         let addr = addr.addr();
-        for e in &self.entries {
+        for e in &self.regions {
             let Some(start) = e.at else { continue };
             if addr >= start && addr - start <= e.len && len <= e.len - (addr - start) {
                 return Ok(e.bus + (addr - start) as u64);
@@ -385,7 +392,7 @@ impl DmaDomain for MemoryTable {
     }
 
     fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, _: Direction) -> Result<u64, MapError> {
-        let fixed = self.entries.iter().find(|e| e.is_device() && e.has(file, offset, len)).map(|e| e.bus + offset);
+        let fixed = self.regions.iter().find(|e| e.is_device() && e.has(file, offset, len)).map(|e| e.bus + offset);
         fixed.or_else(|| self.added.map_file(file, offset, len)).ok_or(MapError::File { offset, len })
     }
 

@@ -22,7 +22,7 @@ const BELIEVED: u32 = 1024;
 /// when the system has no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
 /// [`starved`](Self::starved).
 ///
-/// Use it with domains that map any memory. A [`MemoryTable`](crate::MemoryTable) knows only the regions that it was made of.
+/// Use it with domains that map any memory. A [`VhostDomain`](crate::VhostDomain) knows only the regions that it was made of.
 /// There, use a sparse region ([`RegionOptions::populate`]), which grows by being touched; the pools' limits are then the limit
 /// of growth. [`Page::index`](crate::Page::index) is the page's number in its region, of which there are several here.
 ///

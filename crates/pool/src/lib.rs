@@ -55,7 +55,7 @@ mod waiters;
 pub use bulk::Bulk;
 pub use bytes::OutOfRange;
 pub use bytes_owner::BytesOwner;
-pub use dma::{AddedMemory, CountingDomain, Direction, DmaDomain, MapError, MemoryTable, TableEntry};
+pub use dma::{AddedMemory, CountingDomain, Direction, DmaDomain, MapError, VhostDomain, VhostRegion};
 pub use file::FileMapping;
 pub use frag::{Frag, WriteError};
 pub use grow::GrowingProvider;

@@ -149,10 +149,10 @@ impl PoolOptions {
     /// because a device may not read it at [`Page::dma_addr`]. Its [`dma_domain`](Page::dma_domain) is 0.
     ///
     /// ```
-    /// # use netmem_pool::{Direction, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider};
+    /// # use netmem_pool::{Direction, VhostDomain, PeerShared, PoolOptions, RegionOptions, RegionProvider};
     /// # use std::sync::Arc;
     /// let memory = RegionProvider::new(RegionOptions::new(64).build::<PeerShared>()?);
-    /// let domain = Arc::new(MemoryTable::new(&[memory.region().clone()]));
+    /// let domain = Arc::new(VhostDomain::new(&[memory.region().clone()]));
     /// let headers = PoolOptions::new("tx-headers").direction(Direction::ToDevice).build(memory, Some(domain))?;
     /// assert_ne!(headers.dma_domain(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

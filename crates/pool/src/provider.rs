@@ -248,7 +248,7 @@ impl<M: Memory> RegionProvider<M> {
         Arc::new(Self { home, region, supply })
     }
 
-    /// The memory, in the form that a [`MemoryTable`](crate::MemoryTable) needs. Only this provider hands out its
+    /// The memory, in the form that a [`VhostDomain`](crate::VhostDomain) needs. Only this provider hands out its
     /// pages.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {

@@ -5,8 +5,8 @@ mod common;
 
 use common::alloc;
 use netmem_pool::{
-    Backing, Frag, KernelShared, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region,
-    RegionError, RegionProvider, SystemMemory,
+    Backing, Frag, KernelShared, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region, RegionError,
+    RegionProvider, SystemMemory, VhostDomain,
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -123,8 +123,8 @@ fn a_file_of_the_users() {
             (bytes & !((4096 << order) - 1), (bytes >> (12 + order)) as u32)
         );
         assert_eq!((region.backing(), region.page_size()), (Backing::Provided, 4096 << order));
-        let table = MemoryTable::new(&[region]);
-        let bus = table.entries()[0].bus();
+        let table = VhostDomain::new(&[region]);
+        let bus = table.regions()[0].bus();
         let mut pool = PoolOptions::new("provided").build(memory, Some(Arc::new(table))).unwrap();
         let mut page = pool.alloc().unwrap();
         page.copy_from(5, b"from here").unwrap();
@@ -157,8 +157,8 @@ fn memory_of_a_trusted_peer() {
 
     let memory = RegionProvider::new(region);
     let rings = Arc::new(Region::from_fd(memfd(4096, MemfdFlags::ALLOW_SEALING), .., 0).unwrap());
-    let table = MemoryTable::new(std::slice::from_ref(&rings)).and_shared(memory.region().clone());
-    let [first, second] = table.entries() else { panic!("two regions") };
+    let table = VhostDomain::new(std::slice::from_ref(&rings)).and_shared(memory.region().clone());
+    let [first, second] = table.regions() else { panic!("two regions") };
     assert_eq!((first.user_addr(), second.user_addr()), (rings.as_ptr().addr() as u64, at.addr() as u64));
     assert_eq!((first.is_device(), second.is_device(), second.len()), (false, false, 64 << 12));
     let bus = second.bus();
@@ -213,9 +213,9 @@ fn a_range_of_a_file() {
     let rest = Region::from_fd(file, 63 << 12..=(64 << 12) - 1, 0).unwrap();
     assert_eq!([&rings, &pages, &rest].map(|r| (r.pages(), r.file_offset() >> 12)), [(16, 0), (23, 16), (1, 63)]);
     let memory = RegionProvider::new(pages);
-    let table = MemoryTable::new(&[Arc::new(rings), memory.region().clone(), Arc::new(rest)]);
-    assert_eq!(table.entries().iter().map(|e| e.file_offset() >> 12).collect::<Vec<_>>(), [0, 16, 63]);
-    let bus = table.entries()[1].bus();
+    let table = VhostDomain::new(&[Arc::new(rings), memory.region().clone(), Arc::new(rest)]);
+    assert_eq!(table.regions().iter().map(|e| e.file_offset() >> 12).collect::<Vec<_>>(), [0, 16, 63]);
+    let bus = table.regions()[1].bus();
     let mut pool = PoolOptions::new("range").build(memory, Some(Arc::new(table))).unwrap();
     let mut pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
     assert_eq!(pages.len(), 23);

@@ -7,8 +7,8 @@ mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
-    Backing, Direction, DmaDomain, KernelShared, MapError, MemoryTable, PAGE_SIZE, PeerShared, PoolOptions, Private,
-    Region, RegionError, RegionOptions, RegionProvider, SystemMemory,
+    Backing, Direction, DmaDomain, KernelShared, MapError, PAGE_SIZE, PeerShared, PoolOptions, Private, Region,
+    RegionError, RegionOptions, RegionProvider, SystemMemory, VhostDomain,
 };
 use skip::skip;
 use std::os::fd::AsRawFd;
@@ -191,10 +191,10 @@ fn populated_regions_are_resident() {
 #[test]
 fn the_file_of_a_region_for_this_process_stays_here() {
     let region = Arc::new(RegionOptions::new(4).huge_pages(false).build_in_process().unwrap());
-    let table = MemoryTable::new(std::slice::from_ref(&region));
-    assert!(region.fd().is_none() && table.entries()[0].fd().is_none());
+    let table = VhostDomain::new(std::slice::from_ref(&region));
+    assert!(region.fd().is_none() && table.regions()[0].fd().is_none());
     // SAFETY: nothing writes to it.
-    let fds = unsafe { [region.in_process_fd(), table.entries()[0].in_process_fd()] };
+    let fds = unsafe { [region.in_process_fd(), table.regions()[0].in_process_fd()] };
     let [Some(one), Some(two)] = fds else { panic!("the device gets the file") };
     assert_eq!(one.as_raw_fd(), two.as_raw_fd());
     let shared = plain::<PeerShared>(4);
@@ -206,8 +206,8 @@ fn the_file_of_a_region_for_this_process_stays_here() {
 #[test]
 fn the_memory_table_knows_its_regions() {
     let (a, b) = (provider::<PeerShared>(512), provider::<PeerShared>(1));
-    let table = MemoryTable::new(&[a.region().clone(), b.region().clone()]);
-    let [first, second] = table.entries() else { panic!("two regions") };
+    let table = VhostDomain::new(&[a.region().clone(), b.region().clone()]);
+    let [first, second] = table.regions() else { panic!("two regions") };
     assert_eq!(second.bus(), first.bus() + a.region().len() as u64);
     let at = |region: &Region<PeerShared>, offset| region.as_ptr().wrapping_add(offset);
     assert_eq!(table.map(at(a.region(), 4096), 4096, Direction::default()).unwrap(), first.bus() + 4096);
@@ -219,7 +219,7 @@ fn the_memory_table_knows_its_regions() {
     let mut pool = PoolOptions::new("table").build(b, Some(std::sync::Arc::new(table))).unwrap();
     assert_eq!(pool.alloc().unwrap().dma_addr() % 4096, 0);
     let stranger = provider::<PeerShared>(1);
-    let other = MemoryTable::new(&[a.region().clone()]);
+    let other = VhostDomain::new(&[a.region().clone()]);
     let mut pool = PoolOptions::new("stranger").build(stranger, Some(std::sync::Arc::new(other))).unwrap();
     assert!(pool.alloc().is_none(), "memory outside of the table cannot be mapped");
 }

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Flat, counting};
 use netmem_pool::{
-    CountingDomain, Device, Direction, DmaDomain, MapError, Memory, MemoryTable, PAGE_SIZE, PagePool, PeerShared,
-    PoolOptions, Region, RegionError, RegionOptions, RegionProvider, TableEntry,
+    CountingDomain, Device, Direction, DmaDomain, MapError, Memory, PAGE_SIZE, PagePool, PeerShared, PoolOptions,
+    Region, RegionError, RegionOptions, RegionProvider, VhostDomain, VhostRegion,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::{File, OpenOptions};
@@ -180,10 +180,10 @@ fn errors() {
 fn the_memory_table_knows_files() {
     let pages = RegionOptions::new(512).build::<PeerShared>().unwrap();
     let (pages, a, b) = (Arc::new(pages), device(5 * 4096, 0), device(GB_80, 0));
-    let table = MemoryTable::new(std::slice::from_ref(&pages));
+    let table = VhostDomain::new(std::slice::from_ref(&pages));
     let table = table.and_device(a.region().clone()).and_device(b.region().clone());
-    let [mapped, first, second] = table.entries() else { panic!("three regions") };
-    assert_eq!([mapped, first, second].map(TableEntry::is_device), [false, true, true]);
+    let [mapped, first, second] = table.regions() else { panic!("three regions") };
+    assert_eq!([mapped, first, second].map(VhostRegion::is_device), [false, true, true]);
     assert_eq!((first.len(), second.len() as u64), (5 * 4096, GB_80));
     assert!(first.bus() >= mapped.bus() + mapped.len() as u64 && second.bus() >= first.bus() + first.len() as u64);
     assert!(second.bus() % (2 << 20) == 0, "where huge pages can be");

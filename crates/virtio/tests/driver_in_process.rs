@@ -49,7 +49,7 @@ fn the_memory_stays_in_the_process() {
     let seen = Arc::clone(&tables);
     // Without offloads, which the other back end does not have.
     let options = NetOptions::new(RxMode::Small).offloads(Offload::None).domain(move |table| {
-        seen.lock().unwrap().extend(table.entries().to_vec());
+        seen.lock().unwrap().extend(table.regions().to_vec());
         Arc::new(table)
     });
     let InProcess { mut pairs, mut net, connection } = device.control().connect(options).unwrap();

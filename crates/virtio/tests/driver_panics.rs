@@ -8,8 +8,8 @@ use driver_common::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
 use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{
-    Direction, DmaDomain, MapError, MemoryTable, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions,
-    RegionProvider,
+    Direction, DmaDomain, MapError, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions, RegionProvider,
+    VhostDomain,
 };
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
@@ -71,7 +71,7 @@ struct Calls {
 }
 
 #[derive(Debug)]
-struct Domain(MemoryTable, Calls);
+struct Domain(VhostDomain, Calls);
 
 impl DmaDomain for Domain {
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {

@@ -18,7 +18,7 @@ use driver_common::hostile::{Behaviour, Bench, OnStop};
 use driver_common::*;
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    Direction, DmaDomain, MapError, MemoryTable, PeerShared, PoolOptions, RegionOptions, RegionProvider, lingering,
+    Direction, DmaDomain, MapError, PeerShared, PoolOptions, RegionOptions, RegionProvider, VhostDomain, lingering,
 };
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 
@@ -264,7 +264,7 @@ fn dead(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
 /// A domain that says what it is asked, in order, and can be told to refuse.
 #[derive(Debug)]
 struct Fussy {
-    table: MemoryTable,
+    table: VhostDomain,
     left: Arc<AtomicU64>,
     /// Maps, and unmaps negated.
     asked: Arc<Mutex<Vec<i64>>>,

@@ -13,8 +13,8 @@ use netmem_packet::{
     SplitTxQueue, Sum, TxQueue, Wait,
 };
 use netmem_pool::{
-    Device, DmaDomain, Frag, MemoryTable, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider,
-    SharedPool,
+    Device, DmaDomain, Frag, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool,
+    VhostDomain,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
@@ -272,8 +272,8 @@ impl Side {
     pub fn of(host: &Host<OnDevice>, pages: usize, held: u32, cuts: bool) -> Self {
         let (memory, binding) = bind(pages, &worker());
         let memory = Rc::new(memory);
-        let table = MemoryTable::new::<PeerShared>(&[]).and_device(binding.region().clone());
-        let base = table.entries()[0].bus();
+        let table = VhostDomain::new::<PeerShared>(&[]).and_device(binding.region().clone());
+        let base = table.regions()[0].bus();
         let domain: Arc<dyn DmaDomain> = Arc::new(table);
         let nic = Rc::new(RefCell::new(Nic {
             head: None,

@@ -53,8 +53,8 @@ use alive::Ended;
 use ctrl::ControlQueue;
 use headers::{HEADER_STRIDE, HeaderArray};
 use netmem_pool::{
-    AddedMemory, Device, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError,
-    PoolOptions, Provider, Region, RegionError, RegionOptions, RegionProvider, SharedPool, TableEntry,
+    AddedMemory, Device, DmaDomain, MapError, PAGE_SIZE, PagePool, PeerMemory, PeerShared, PoolError, PoolOptions,
+    Provider, Region, RegionError, RegionOptions, RegionProvider, SharedPool, VhostDomain, VhostRegion,
 };
 use options::Supply;
 use page_buffers::BufferLayout;
@@ -239,7 +239,7 @@ pub(crate) struct Link<M: PeerMemory> {
 struct Attached {
     backend: VhostUser,
     /// The memory table that the back end has.
-    table: Vec<TableEntry>,
+    table: Vec<VhostRegion>,
     rings: RingMemory,
     /// Rings that the back end has started after a [reconnect](reconnect) and that their queues have not taken yet.
     ready: Vec<Option<RingHandle>>,
@@ -507,12 +507,12 @@ impl<M: PeerMemory> VirtioNet<M> {
         let rings = Arc::new(plan.memory()?);
         // The pages' region comes first, so that devices which share it have the same addresses for it, also if their
         // rings differ in size.
-        let table = MemoryTable::new(std::slice::from_ref(&region)).and_shared(rings.clone());
-        let table = options.device_memory.iter().cloned().fold(table, MemoryTable::and_device);
-        let entries: Vec<TableEntry> = if options.premapped {
-            table.entries().to_vec()
+        let table = VhostDomain::new(std::slice::from_ref(&region)).and_shared(rings.clone());
+        let table = options.device_memory.iter().cloned().fold(table, VhostDomain::and_device);
+        let entries: Vec<VhostRegion> = if options.premapped {
+            table.regions().to_vec()
         } else {
-            vec![TableEntry::plain(region.clone()), TableEntry::plain(rings.clone())]
+            vec![VhostRegion::plain(region.clone()), VhostRegion::plain(rings.clone())]
         };
         backend.set_memory(&entries)?;
         let rings = RingMemory { region: rings, bus: entries[RingMemory::ENTRY].bus(), connection: 0 };
@@ -662,7 +662,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// [`NetError::MemoryInUse`]: nothing has changed. [`NetError::Backend`]: the connection has failed, and the region is
     /// removed here.
     pub fn remove_device_memory(&self, region: &Region<Device>) -> Result<bool, NetError> {
-        let Some(bus) = self.link.lock().table.iter().find(|entry| entry.is(region)).map(TableEntry::bus) else {
+        let Some(bus) = self.link.lock().table.iter().find(|entry| entry.is(region)).map(VhostRegion::bus) else {
             return Ok(false);
         };
         self.link.remove_device_memory(bus)

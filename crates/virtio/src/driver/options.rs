@@ -6,8 +6,8 @@ use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;
 use netmem_pool::{
-    Device, DmaDomain, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, Provider, Region, RegionError, RegionOptions,
-    RegionProvider, TrustedPeer,
+    Device, DmaDomain, PAGE_SIZE, PeerMemory, PeerShared, Provider, Region, RegionError, RegionOptions, RegionProvider,
+    TrustedPeer, VhostDomain,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub enum Offload {
 }
 
 type GivenMemory<M> = (Arc<Region<M>>, Arc<dyn Provider<M>>);
-type WrapDomain = Box<dyn FnOnce(MemoryTable) -> Arc<dyn DmaDomain>>;
+type WrapDomain = Box<dyn FnOnce(VhostDomain) -> Arc<dyn DmaDomain>>;
 
 /// The driver's options for a device. Start with [`NetOptions::new`], or with [`NetOptions::trust_peer`].
 ///
@@ -350,7 +350,7 @@ impl<M: PeerMemory> NetOptions<M> {
     /// ([`memory`](Self::memory)) can be put into one domain: give the second that of the first, and frames go from one to
     /// the other without being mapped again.
     #[must_use]
-    pub fn domain(mut self, wrap: impl FnOnce(MemoryTable) -> Arc<dyn DmaDomain> + 'static) -> Self {
+    pub fn domain(mut self, wrap: impl FnOnce(VhostDomain) -> Arc<dyn DmaDomain> + 'static) -> Self {
         self.domain = Some(Box::new(wrap));
         self
     }

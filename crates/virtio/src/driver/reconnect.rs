@@ -44,7 +44,7 @@ use super::{Link, NetError, Plan, RingMemory, VirtioNet, config};
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::Negotiated;
-use netmem_pool::{PeerMemory, TableEntry};
+use netmem_pool::{PeerMemory, VhostRegion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -108,8 +108,8 @@ impl<M: PeerMemory> VirtioNet<M> {
 
         let region = Arc::new(plan.memory()?);
         let entry = match &link.recipe.domain {
-            Some(_) => TableEntry::at(region.clone(), at.rings.bus),
-            None => TableEntry::plain(region.clone()),
+            Some(_) => VhostRegion::at(region.clone(), at.rings.bus),
+            None => VhostRegion::plain(region.clone()),
         };
         let rings = RingMemory { region, bus: entry.bus(), connection: at.rings.connection.wrapping_add(1) };
         let mut table = at.table.clone();

@@ -20,7 +20,7 @@ use super::received::Received;
 use super::socket::{self, Listener};
 use crate::net::config::NetConfig;
 use crate::net::feature;
-use netmem_pool::TableEntry;
+use netmem_pool::VhostRegion;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -260,7 +260,7 @@ impl VhostUser {
 
     /// Gives the back end the memory: each region at the bus address of its entry. One message has eight of them; the others
     /// are added, where the back end can do that.
-    pub(crate) fn set_memory(&mut self, entries: &[TableEntry]) -> Result<(), VhostUserError> {
+    pub(crate) fn set_memory(&mut self, entries: &[VhostRegion]) -> Result<(), VhostUserError> {
         let (table, others) = entries.split_at(entries.len().min(MAX_FDS));
         if !others.is_empty() && entries.len() as u64 > self.memory_slots()? {
             return Err(VhostUserError::TooManyRegions { count: entries.len(), max: MAX_FDS });
@@ -272,7 +272,7 @@ impl VhostUser {
     }
 
     /// The file of a region, if the back end may have it.
-    fn file<'e>(&self, entry: &'e TableEntry) -> Result<BorrowedFd<'e>, VhostUserError> {
+    fn file<'e>(&self, entry: &'e VhostRegion) -> Result<BorrowedFd<'e>, VhostUserError> {
         let file = if self.in_process {
             // SAFETY: the back end is our own device in this process. It writes to a buffer only
             // from when the driver has posted it until it has handed it back, or has confirmed that
@@ -290,13 +290,13 @@ impl VhostUser {
     }
 
     /// Adds a region to the back end's memory. The back end must have [slots](Self::memory_slots).
-    pub(crate) fn add_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
+    pub(crate) fn add_memory(&mut self, entry: &VhostRegion) -> Result<(), VhostUserError> {
         let file = self.file(entry)?;
         self.tell(Message::AddMemReg(region(entry), file))
     }
 
     /// Takes a region away from the back end. Once the back end has confirmed it the region is not accessed any more.
-    pub(crate) fn remove_memory(&mut self, entry: &TableEntry) -> Result<(), VhostUserError> {
+    pub(crate) fn remove_memory(&mut self, entry: &VhostRegion) -> Result<(), VhostUserError> {
         self.tell(Message::RemMemReg(region(entry)))
     }
 
@@ -414,7 +414,7 @@ impl VhostUser {
 }
 
 /// A region in the form of a message to the back end.
-fn region(e: &TableEntry) -> MemoryRegion {
+fn region(e: &VhostRegion) -> MemoryRegion {
     let (guest_addr, size) = (e.bus(), e.len() as u64);
     MemoryRegion { guest_addr, size, user_addr: e.user_addr(), mmap_offset: e.file_offset() }
 }

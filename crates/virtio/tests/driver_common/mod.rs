@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{
-    CountingDomain, Direction, DmaDomain, MapError, MemoryTable, PAGE_SIZE, PeerMemory, PeerShared, PoolClosed,
-    RegionOptions, RegionProvider,
+    CountingDomain, Direction, DmaDomain, MapError, PAGE_SIZE, PeerMemory, PeerShared, PoolClosed, RegionOptions,
+    RegionProvider, VhostDomain,
 };
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Pcap, Play, Port};
@@ -94,7 +94,7 @@ impl<P: Port + 'static> Drop for Rig<P> {
 /// times, each is unmapped as often, and what is synced is mapped in that direction.
 #[derive(Debug)]
 pub struct Ledger {
-    table: MemoryTable,
+    table: VhostDomain,
     /// In which directions, by address and length: one for each time.
     mapped: Mutex<BTreeMap<(u64, usize), Vec<Direction>>>,
     synced: Arc<Synced>,

@@ -1,7 +1,7 @@
 //! The pools that are measured, and the sum of what they counted.
 
 use crate::bench::error::BenchError;
-use netmem::pool::{MemoryTable, Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider};
+use netmem::pool::{Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider, VhostDomain};
 use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions, SharedPool};
 use netmem_bench::PageAllocator;
 use std::error::Error;
@@ -69,7 +69,7 @@ impl Books {
         let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let provider = RegionProvider::new(region);
         self.entries().backing.get_or_insert_with(|| provider.region().backing().to_string());
-        let domain = Arc::new(MemoryTable::new(&[provider.region().clone()]));
+        let domain = Arc::new(VhostDomain::new(&[provider.region().clone()]));
         let pool = options.prefill(pages).build_shared(provider, Some(domain)).map_err(unavailable)?;
         Ok(Everyones { pool: ManuallyDrop::new(pool), books: self.clone() })
     }
@@ -89,7 +89,7 @@ impl Books {
     ) -> Result<Pool, BenchError> {
         let region = region(&provider);
         self.entries().backing.get_or_insert_with(|| region.backing().to_string());
-        let domain = Arc::new(MemoryTable::new(&[region]));
+        let domain = Arc::new(VhostDomain::new(&[region]));
         let pool = options.build(provider as Arc<dyn Provider<M>>, Some(domain)).map_err(unavailable)?;
         Ok(Pool { pool: Some(pool), books: self.clone() })
     }

@@ -7,10 +7,10 @@ pub(crate) use serve::{ServeArg, ServeArgs};
 
 use crate::xdp::XdpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
 use netmem::virtio::net::feature;
 use netmem_inet::Address;
+use netmem_netem::LinkOptions;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;

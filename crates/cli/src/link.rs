@@ -4,7 +4,7 @@ use crate::args::{BadArgument, LinkArgs, PortArg};
 use crate::{output, signals};
 use anyhow::Context;
 use netmem::device::port::{LinkStats, Linked, Port, PortError, Tap};
-use netmem::packet::link::LinkOptions;
+use netmem_netem::LinkOptions;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;

@@ -20,7 +20,6 @@ mod frags;
 mod gro;
 mod headers;
 mod join;
-pub mod link;
 mod meta;
 mod packet;
 mod queues;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use device_common::*;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
-use netmem_packet::link::{Link, LinkOptions, flip};
+use netmem_netem::{Link, LinkOptions, flip};
 use netmem_virtio::Spin;
 use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::{Echo, LinkStats, Linked, Port};

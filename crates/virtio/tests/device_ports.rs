@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use device_common::*;
-use netmem_packet::link::{Link, flip};
+use netmem_netem::{Link, flip};
 use netmem_virtio::device::port::{CaptureError, LinkStats, Linked, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr, feature};

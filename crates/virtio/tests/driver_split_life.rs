@@ -12,7 +12,7 @@ use std::time::Duration;
 use driver_common::split::{Bound, DeviceMemory, assert_split_closed, bind, take};
 use driver_common::tcp::{RINGS, Wires, flow, payload, receive, tcp};
 use driver_common::*;
-use netmem_packet::link::LinkOptions;
+use netmem_netem::LinkOptions;
 use netmem_packet::{
     Checksum, DeviceFrag, Gso, GsoKind, Headers, Meta, Packet, PollThenSleep, Queues, RxQueue, SplitTxQueue, TxQueue,
 };

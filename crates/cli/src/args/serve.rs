@@ -5,8 +5,8 @@ use crate::cpus;
 use crate::xdp::XdpArgs;
 use clap::{Args, ValueEnum};
 use netmem::host::kernel_has;
-use netmem::packet::link::LinkOptions;
 use netmem_inet::{Address, StackOptions};
+use netmem_netem::LinkOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@ use crate::cpus::{self, Placement};
 use crate::xdp::XdpArgs;
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
-use netmem::packet::link::LinkOptions;
 use netmem::virtio::Spin;
 use netmem::virtio::net::MIN_FRAME;
+use netmem_netem::LinkOptions;
 use std::time::Duration;
 
 /// The allocator of pages.

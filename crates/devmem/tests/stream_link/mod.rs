@@ -7,7 +7,7 @@ use netmem_devmem::Binding;
 use netmem_devmem::stream::{Bindings, InFlight, OnDevice, StreamRx, StreamTx, Streams};
 use netmem_inet::wire::{self, MAX_HEAD, Mac, Network, Transport};
 use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
-use netmem_packet::link::{Delivery, Link, LinkOptions, flip};
+use netmem_netem::{Delivery, Link, LinkOptions, flip};
 use netmem_packet::{
     Armed, Checksum, DeviceFrag, DevicePayload, EitherFrame, Gso, Meta, Packet, Reach, Room, SplitFrame, SplitRxQueue,
     SplitTxQueue, Sum, TxQueue, Wait,

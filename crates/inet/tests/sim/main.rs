@@ -32,7 +32,7 @@ use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{Config, Congestion, Ecn, Error, Flags, KeepAlive, Listener, Seq};
 use netmem_inet::wire::Flow;
-use netmem_packet::link::{Link, LinkOptions, flip};
+use netmem_netem::{Link, LinkOptions, flip};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;

@@ -4,7 +4,7 @@ use crate::host::{End, Host, Plan, Ring};
 use crate::{World, flow};
 use netmem_inet::Time;
 use netmem_inet::tcp::{Config, Listener};
-use netmem_packet::link::LinkOptions;
+use netmem_netem::LinkOptions;
 use std::time::Duration;
 
 /// Mbit/s of a stream of 1,000,000 bytes. If `merges` is set, the receiver answers packets that arrive at the same time

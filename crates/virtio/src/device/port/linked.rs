@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use netmem_packet::link::{Delivery, Link, LinkCounts, LinkOptions, flip};
+use netmem_netem::{Delivery, Link, LinkCounts, LinkOptions, flip};
 
 use super::{Port, PortError};
 use crate::net::{VnetHdr, feature};
@@ -100,7 +100,7 @@ fn damage(wire: &mut [u8], draw: u64) {
     }
 }
 
-/// A port whose frames cross a bad link, in both directions. Memory is bounded, see [`netmem_packet::link`].
+/// A port whose frames cross a bad link, in both directions. Memory is bounded, see [`netmem_netem`].
 ///
 /// A frame that the driver sends is always accepted. The link decides whether it arrives. If the inner port then
 /// refuses it, [`LinkStats::refused`] counts it.

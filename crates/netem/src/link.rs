@@ -32,14 +32,14 @@ pub const MAX_BYTES: usize = 32 << 20;
 /// have their defaults.
 ///
 /// ```
-/// use netmem_packet::link::LinkOptions;
+/// use netmem_netem::LinkOptions;
 /// use std::time::Duration;
 ///
 /// let options: LinkOptions = "loss=1%,delay=10ms,rate=100M".parse()?;
 /// assert_eq!((options.loss, options.delay), (0.01, Duration::from_millis(10)));
 /// assert_eq!(options.rate.map(|rate| rate.get()), Some(100_000_000));
 /// assert_eq!("loss=0.5".parse::<LinkOptions>().unwrap_err().to_string(), "loss=0.5: a share has a percent sign, such as loss=1%");
-/// # Ok::<(), netmem_packet::link::LinkError>(())
+/// # Ok::<(), netmem_netem::LinkError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkOptions {
@@ -279,7 +279,7 @@ struct Flying<T> {
 /// Memory is bounded: at most [`MAX_PACKETS`] packets and [`MAX_BYTES`] bytes are on a link.
 ///
 /// ```
-/// use netmem_packet::link::{Link, LinkOptions};
+/// use netmem_netem::{Link, LinkOptions};
 /// use std::time::Duration;
 ///
 /// let ms = Duration::from_millis;

@@ -1,211 +1,22 @@
-//! A bad link as a value: which packets are lost, duplicated or damaged, and when the others arrive.
+//! One direction of a link, and the packets on it.
 //!
-//! ```text
-//!   send ──► queue of the rate ──► lost? ──► delayed, in order ──┬──► receive
-//!            100 ms, else dropped     └────► ahead: no delay ────┘
-//! ```
-//!
-//! A [`Link`] is one direction. It has no clock and does no I/O: the caller passes the time and the length of each
-//! packet, and gets back the packets that have arrived. So a simulation and a device's port have the same faults.
-//!
-//! The fate of a packet depends on the seed, the number of the link and how many packets were sent before it; not on times and not
-//! on lengths. The same seed has the same faults in every run, if the same packets come in the same order.
+//! The fate of a packet depends on the seed, the number of the link and how many packets were sent
+//! before it; not on times and not on lengths. The same seed has the same faults in every run, if
+//! the same packets come in the same order. [`Link::fate`] draws the same number of random values
+//! for each packet, so that an option that is changed does not change which packets the others hit.
 
+use crate::options::LinkOptions;
 use std::collections::VecDeque;
-use std::fmt;
 use std::num::NonZeroU64;
-use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest time that a packet waits for the packets before it to be sent at the link's rate. A packet that would wait longer is
-/// dropped.
+/// The longest time that a packet waits for the packets before it to be sent at the link's rate. A
+/// packet that would wait longer is dropped.
 pub const MAX_WAIT: Duration = Duration::from_millis(100);
 /// The most packets on a link, duplicates included. Further ones are dropped.
 pub const MAX_PACKETS: usize = 65536;
 /// The most bytes on a link. Further packets are dropped.
 pub const MAX_BYTES: usize = 32 << 20;
-
-/// What a link does to packets. The default is a perfect link.
-///
-/// As text it is a list such as
-/// `loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7`; options that are left out
-/// have their defaults.
-///
-/// ```
-/// use netmem_netem::LinkOptions;
-/// use std::time::Duration;
-///
-/// let options: LinkOptions = "loss=1%,delay=10ms,rate=100M".parse()?;
-/// assert_eq!((options.loss, options.delay), (0.01, Duration::from_millis(10)));
-/// assert_eq!(options.rate.map(|rate| rate.get()), Some(100_000_000));
-/// assert_eq!("loss=0.5".parse::<LinkOptions>().unwrap_err().to_string(), "loss=0.5: a share has a percent sign, such as loss=1%");
-/// # Ok::<(), netmem_netem::LinkError>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LinkOptions {
-    /// The share of packets that do not arrive, from 0 to 1.
-    pub loss: f64,
-    /// The time from the moment that a packet was sent, at the link's rate, to its arrival.
-    pub delay: Duration,
-    /// The delay varies by as much, up and down, evenly. The order of packets does not change: a packet arrives with the one before
-    /// it or later.
-    pub jitter: Duration,
-    /// The share of packets that are not delayed, and so overtake the packets on the link.
-    pub reorder: f64,
-    /// The share of packets that arrive twice. The two copies arrive one after the other, at the same time.
-    pub duplicate: f64,
-    /// The share of packets in which one bit is changed.
-    pub corrupt: f64,
-    /// Bits in a second. A packet takes the link for as long as its bytes take at this rate, also one that is lost later.
-    pub rate: Option<NonZeroU64>,
-    /// The seed of the faults.
-    pub seed: u64,
-}
-
-/// Why a text is no [`LinkOptions`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LinkError {
-    /// Nothing was given.
-    #[error("an option is needed, such as loss=1%")]
-    Empty,
-    /// Not of the form `name=value`.
-    #[error("`{0}` is not NAME=VALUE, such as loss=1%")]
-    Form(String),
-    /// No such option.
-    #[error("`{0}` is no option; there are loss, delay, jitter, reorder, duplicate, corrupt, rate, seed")]
-    Name(String),
-    /// The option was given before.
-    #[error("`{0}` is given twice")]
-    Twice(String),
-    /// Not a share in percent.
-    #[error("{name}={value}: a share has a percent sign, such as {name}=1%")]
-    Percent {
-        /// The option.
-        name: &'static str,
-        /// What it was given.
-        value: String,
-    },
-    /// A share that is no number from 0 to 100.
-    #[error("{name}={value}: a share is from 0% to 100%")]
-    Share {
-        /// The option.
-        name: &'static str,
-        /// What it was given.
-        value: String,
-    },
-    /// Not a time.
-    #[error("{name}={value}: a time is a number and us, ms or s, at most an hour, such as {name}=10ms")]
-    Time {
-        /// The option.
-        name: &'static str,
-        /// What it was given.
-        value: String,
-    },
-    /// Not a rate.
-    #[error(
-        "rate={0}: a rate is a number of bits per second from 1000 to 1000G, such as rate=100M; there are k, M and G"
-    )]
-    Rate(String),
-    /// Not a seed.
-    #[error("seed={0}: a seed is a whole number")]
-    Seed(String),
-    /// A variation of more than the delay.
-    #[error("jitter={jitter:?} is more than delay={delay:?}: the delay varies by as much, up and down")]
-    Jitter {
-        /// The variation.
-        jitter: Duration,
-        /// The delay.
-        delay: Duration,
-    },
-    /// Reordering without a delay: packets can only overtake others that are delayed.
-    #[error("reorder needs a delay: packets overtake those that are delayed")]
-    NoDelay,
-}
-
-fn share(name: &'static str, text: &str) -> Result<f64, LinkError> {
-    let value = || text.to_owned();
-    let Some(number) = text.strip_suffix('%') else { return Err(LinkError::Percent { name, value: value() }) };
-    let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    percent.map(|percent| percent / 100.0).ok_or_else(|| LinkError::Share { name, value: value() })
-}
-
-/// A number, with a suffix behind it that says how many units it counts.
-fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
-    let (number, suffix) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
-    let (_, unit) = units.iter().find(|(name, _)| *name == suffix)?;
-    Some(number.parse::<f64>().ok()? * unit)
-}
-
-fn time(name: &'static str, text: &str) -> Result<Duration, LinkError> {
-    let nanos = scaled(text, &[("us", 1e3), ("ms", 1e6), ("s", 1e9)]).filter(|nanos| (0.0..=3600e9).contains(nanos));
-    let nanos = nanos.ok_or_else(|| LinkError::Time { name, value: text.to_owned() })?;
-    Ok(Duration::from_nanos(nanos.round() as u64))
-}
-
-fn rate(text: &str) -> Result<Option<NonZeroU64>, LinkError> {
-    let bits =
-        scaled(text, &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)]).filter(|bits| (1e3..=1e12).contains(bits));
-    let bits = bits.and_then(|bits| NonZeroU64::new(bits.round() as u64));
-    bits.map(Some).ok_or_else(|| LinkError::Rate(text.to_owned()))
-}
-
-impl FromStr for LinkOptions {
-    type Err = LinkError;
-
-    fn from_str(text: &str) -> Result<Self, LinkError> {
-        if text.is_empty() {
-            return Err(LinkError::Empty);
-        }
-        let (mut options, mut given) = (Self::default(), Vec::new());
-        for part in text.split(',') {
-            let (name, value) = part.split_once('=').ok_or_else(|| LinkError::Form(part.to_owned()))?;
-            match name {
-                "loss" => options.loss = share("loss", value)?,
-                "delay" => options.delay = time("delay", value)?,
-                "jitter" => options.jitter = time("jitter", value)?,
-                "reorder" => options.reorder = share("reorder", value)?,
-                "duplicate" => options.duplicate = share("duplicate", value)?,
-                "corrupt" => options.corrupt = share("corrupt", value)?,
-                "rate" => options.rate = rate(value)?,
-                "seed" => options.seed = value.parse().map_err(|_| LinkError::Seed(value.to_owned()))?,
-                _ => return Err(LinkError::Name(name.to_owned())),
-            }
-            if given.contains(&name) {
-                return Err(LinkError::Twice(name.to_owned()));
-            }
-            given.push(name);
-        }
-        let Self { delay, jitter, reorder, .. } = options;
-        if jitter > delay {
-            return Err(LinkError::Jitter { jitter, delay });
-        }
-        if reorder > 0.0 && delay.is_zero() {
-            return Err(LinkError::NoDelay);
-        }
-        Ok(options)
-    }
-}
-
-/// The list that [`FromStr`] reads, with all options that differ from the default.
-impl fmt::Display for LinkOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares = |list: &[(&str, f64)]| -> Vec<String> {
-            list.iter()
-                .filter(|(_, share)| *share > 0.0)
-                .map(|(name, share)| format!("{name}={}%", (share * 1e8).round() / 1e6))
-                .collect()
-        };
-        let mut parts = shares(&[("loss", self.loss)]);
-        let times = [("delay", self.delay), ("jitter", self.jitter)];
-        let millis = |(name, time): (&str, Duration)| format!("{name}={}ms", time.as_nanos() as f64 / 1e6);
-        parts.extend(times.into_iter().filter(|(_, time)| !time.is_zero()).map(millis));
-        parts.extend(shares(&[("reorder", self.reorder), ("duplicate", self.duplicate), ("corrupt", self.corrupt)]));
-        parts.extend(self.rate.map(|rate| format!("rate={rate}")));
-        parts.push(format!("seed={}", self.seed));
-        f.write_str(&parts.join(","))
-    }
-}
 
 /// The counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -215,7 +26,8 @@ pub struct LinkCounts {
     pub sent: u64,
     /// Packets that did not arrive.
     pub lost: u64,
-    /// Packets that were dropped because too many were waiting or on the link: [`MAX_WAIT`], [`MAX_PACKETS`], [`MAX_BYTES`].
+    /// Packets that were dropped because too many were waiting or on the link: [`MAX_WAIT`],
+    /// [`MAX_PACKETS`], [`MAX_BYTES`].
     pub overflowed: u64,
     /// Packets that arrive twice.
     pub duplicated: u64,
@@ -293,7 +105,8 @@ struct Flying<T> {
 pub struct Link<T> {
     options: LinkOptions,
     rng: fastrand::Rng,
-    /// Packets that are delayed, and those that are not. Each of the two is in the order of arrival.
+    /// Packets that are delayed, and those that are not. Each of the two is in the order of
+    /// arrival.
     delayed: VecDeque<Flying<T>>,
     ahead: VecDeque<Flying<T>>,
     bytes: usize,
@@ -303,8 +116,8 @@ pub struct Link<T> {
 }
 
 impl<T> Link<T> {
-    /// A link without packets. Links with the same seed and different `number`s, such as the two directions, have
-    /// different faults.
+    /// A link without packets. Links with the same seed and different `number`s, such as the two
+    /// directions, have different faults.
     #[must_use]
     pub fn new(options: LinkOptions, number: u64) -> Self {
         Self {
@@ -333,7 +146,8 @@ impl<T> Link<T> {
         }
     }
 
-    /// Sends a packet of `len` bytes. `now` is the time since a moment that the caller chooses; it does not go back.
+    /// Sends a packet of `len` bytes. `now` is the time since a moment that the caller chooses; it
+    /// does not go back.
     pub fn send(&mut self, packet: T, len: usize, now: Duration)
     where
         T: Clone,
@@ -431,7 +245,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Sends `packets` of 1000 bytes, one each microsecond, and returns those that arrive, with their times.
+    /// Sends `packets` of 1000 bytes, one each microsecond, and returns those that arrive, with
+    /// their times.
     fn run(options: LinkOptions, number: u64, packets: u64) -> (Vec<(Duration, u64, Option<u64>)>, LinkCounts) {
         let (mut link, mut arrived) = (Link::new(options, number), Vec::new());
         let mut take = |link: &mut Link<u64>, until: Option<Duration>| {
@@ -458,7 +273,8 @@ mod tests {
         assert_eq!(counts, LinkCounts { sent: 1000, received: 1000, ..LinkCounts::default() });
     }
 
-    /// Each share is met: the deviation of `n` draws with probability `p` is the root of `n p (1 - p)`.
+    /// Each share is met: the deviation of `n` draws with probability `p` is the root of
+    /// `n p (1 - p)`.
     #[test]
     fn shares_are_met() {
         let options = options("loss=1%,delay=10ms,reorder=2%,duplicate=3%,corrupt=4%,seed=7");
@@ -478,7 +294,8 @@ mod tests {
         assert!(ahead >= counts.reordered, "{ahead} arrived at once");
     }
 
-    /// The same seed has the same faults, at other times and lengths too; another seed and the other direction have others.
+    /// The same seed has the same faults, at other times and lengths too; another seed and the
+    /// other direction have others.
     #[test]
     fn faults_depend_on_the_seed() {
         let fates = |text: &str, number| {
@@ -495,7 +312,8 @@ mod tests {
         assert_eq!(run(options(one), 3, 1000), run(options(one), 3, 1000));
     }
 
-    /// Packets that are not reordered stay in order, whatever the jitter, and arrive within the bounds of the delay.
+    /// Packets that are not reordered stay in order, whatever the jitter, and arrive within the
+    /// bounds of the delay.
     #[test]
     fn jitter_keeps_the_order() {
         let (arrived, _) = run(options("delay=10ms,jitter=5ms"), 0, 10_000);
@@ -551,40 +369,5 @@ mod tests {
             assert_eq!(bytes[(draw % 24 / 8) as usize], 1 << (draw % 8));
         }
         flip(&mut [], 5);
-    }
-
-    #[test]
-    fn options_are_read_and_shown() {
-        let all = "loss=1%,delay=10ms,jitter=1.5ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100000000,seed=7";
-        assert_eq!(options(all).to_string(), all);
-        let other = "rate=0.1G,seed=7,corrupt=0.1%,duplicate=0.1%,reorder=1%,jitter=1500us,delay=0.01s,loss=1%";
-        assert_eq!(options(all), options(other));
-        assert_eq!(options("seed=0"), LinkOptions::default());
-        assert_eq!(options("loss=100%").loss, 1.0);
-        for (text, says) in [
-            ("", "an option is needed"),
-            ("loss", "`loss` is not NAME=VALUE"),
-            ("loss=1%,", "`` is not NAME=VALUE"),
-            ("los=1%", "there are loss, delay"),
-            ("loss=1%,loss=2%", "`loss` is given twice"),
-            ("loss=1", "percent sign, such as loss=1%"),
-            ("reorder=101%", "reorder=101%: a share is from 0% to 100%"),
-            ("corrupt=-1%", "from 0%"),
-            ("corrupt=nan%", "from 0%"),
-            ("delay=10", "us, ms or s"),
-            ("delay=10m", "us, ms or s"),
-            ("delay=-1ms", "us, ms or s"),
-            ("jitter=2h", "such as jitter=10ms"),
-            ("delay=3601s", "at most an hour"),
-            ("rate=0", "rate=0: a rate is"),
-            ("rate=1T", "there are k, M and G"),
-            ("rate=infG", "there are k"),
-            ("seed=x", "whole number"),
-            ("delay=1ms,jitter=2ms", "jitter=2ms is more than delay=1ms"),
-            ("reorder=1%", "reorder needs a delay"),
-        ] {
-            let error = text.parse::<LinkOptions>().unwrap_err().to_string();
-            assert!(error.contains(says), "{text}: {error}");
-        }
     }
 }

@@ -14,33 +14,26 @@
 //! There are no indirect calls for a frame: the handler is a type parameter.
 
 mod bulk;
-mod checksum;
 mod device;
 mod frags;
-mod gro;
-mod headers;
-mod join;
 mod meta;
+mod offload;
 mod packet;
 mod queues;
-mod segment;
-mod software;
 mod split;
 mod wait;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
-pub use checksum::{ChecksumError, Sum, complete_checksum};
 pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
 pub use frags::MAX_FRAGS;
-pub use gro::{Gro, GroStats};
-pub use headers::{Headers, Transport};
-pub use join::{Join, Joinable};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
+pub use offload::{
+    ChecksumError, Gro, GroStats, Headers, Join, Joinable, MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan,
+    Segments, SoftwareStats, SoftwareTx, Sum, Transport, complete_checksum,
+};
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::{Queues, Unbind};
-pub use segment::{MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan, Segments};
-pub use software::{SoftwareStats, SoftwareTx};
 pub use split::{DeviceFrag, DevicePayload, EitherFrame, Extent, SplitFrame, SplitHandler, SplitRxQueue, SplitTxQueue};
 pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait, arm_all};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

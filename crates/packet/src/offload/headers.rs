@@ -8,6 +8,8 @@
 //! It runs for every frame that is joined, so it is written by hand: fixed offsets, no allocation, on a private copy of the first
 //! [`MAX_HEADERS`] bytes.
 
+use super::checksum::Sum;
+
 /// The longest headers that are parsed. Ethernet with two VLAN tags, IPv6 and TCP with all options are 122 bytes; the
 /// rest is for extensions of IPv6.
 pub(crate) const MAX_HEADERS: usize = 192;
@@ -62,7 +64,7 @@ pub(crate) struct Covered {
     pub(crate) at: usize,
     pub(crate) len: usize,
     /// The sum of the pseudo header.
-    pub(crate) pseudo: crate::Sum,
+    pub(crate) pseudo: Sum,
 }
 
 /// Where the headers of a TCP or UDP frame are, in bytes from its first. All offsets are at most the length of the bytes that were
@@ -183,7 +185,7 @@ impl Headers {
     pub(crate) fn write_ip_checksum(&self, head: &mut [u8]) {
         let (l3, header) = (self.l3, self.l3..self.l3 + usize::from(head[self.l3] & 15) * 4);
         head[l3 + 10..l3 + 12].fill(0);
-        let mut sum = crate::Sum::default();
+        let mut sum = Sum::default();
         sum.add(&head[header]);
         head[l3 + 10..l3 + 12].copy_from_slice(&(!sum.value()).to_be_bytes());
     }
@@ -228,8 +230,8 @@ impl Headers {
 
     /// The sum of the pseudo header of a transport segment of `len` bytes, its header included.
     #[inline]
-    pub(crate) fn pseudo(&self, head: &[u8], len: usize) -> crate::Sum {
-        let mut sum = crate::Sum::default();
+    pub(crate) fn pseudo(&self, head: &[u8], len: usize) -> Sum {
+        let mut sum = Sum::default();
         sum.add(self.addresses(head));
         sum.add_word(u16::from(self.transport.number()));
         // A length beyond 16 bits (jumbograms) does not occur: frames are shorter.

@@ -10,10 +10,10 @@
 //! fragments. Payload is not copied. It is not read either, if the device has verified its checksum. The joined packet
 //! can be sent as it is by a queue with segmentation offload, or cut into its segments again by [`Packet::segment`].
 
+use super::headers::Covered;
+use super::join::{Join, Joinable, LOOK};
 use crate::device::Handler;
 use crate::frags::MAX_FRAGS;
-use crate::headers::Covered;
-use crate::join::{Join, Joinable, LOOK};
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};

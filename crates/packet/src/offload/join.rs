@@ -2,7 +2,7 @@
 //! before it, and the headers of the joined segment. [`Gro`](crate::Gro) joins packets with it, and a device joins the
 //! frames that it writes to a driver.
 
-use crate::headers::{Covered, Headers, Transport, tcp, udp};
+use super::headers::{Covered, Headers, Transport, tcp, udp};
 use crate::meta::{Checksum, Gso, GsoKind, Meta};
 use std::fmt;
 

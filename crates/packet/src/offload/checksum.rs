@@ -1,5 +1,6 @@
 //! The Internet checksum (RFC 1071) in software: of bytes, and of packets whose checksum was not computed yet.
 
+use crate::frags::MAX_FRAGS;
 use crate::meta::Checksum;
 use crate::packet::Packet;
 use netmem_pool::{Frag, Mapped, OutOfRange, Page, WriteError};
@@ -228,7 +229,7 @@ impl<M: Mapped> Packet<M> {
     /// Copies the first `len` bytes into a page of their own, and the whole head if the packet has no room for another
     /// fragment.
     fn own_front(&mut self, len: usize, page: impl FnOnce() -> Option<Page<M>>) -> Result<(), ChecksumError> {
-        let len = if self.frags().len() == crate::MAX_FRAGS { len.max(self.head().len()) } else { len };
+        let len = if self.frags().len() == MAX_FRAGS { len.max(self.head().len()) } else { len };
         let page = page().ok_or(ChecksumError::NoPage)?;
         let headroom = HEADROOM.min(page.len().checked_sub(len).ok_or(ChecksumError::TooLong)?);
         self.copy_head(len, page, headroom).map_err(|_| ChecksumError::TooLong)

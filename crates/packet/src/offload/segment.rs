@@ -23,9 +23,9 @@
 //! [`SegmentPlan`] has the headers of each segment, and the place of its payload. [`Packet::segment`] uses it to make
 //! packets. If frames are slices, the caller cuts them by the plan itself.
 
-use crate::checksum::{ChecksumError, Sum, sum};
+use super::checksum::{ChecksumError, Sum, sum};
+use super::headers::{Headers, MAX_HEADERS, Transport, tcp, udp};
 use crate::frags::{Frags, MAX_FRAGS};
-use crate::headers::{Headers, MAX_HEADERS, Transport, tcp, udp};
 use crate::meta::{Checksum, Gso, GsoKind, Meta};
 use crate::packet::Packet;
 use netmem_pool::{Frag, Mapped, Memory, OutOfRange, Page};

@@ -173,6 +173,62 @@ fn segments_are_joined_to_the_frame_they_were() {
     }
 }
 
+/// Changes one property of some frames, so that they do not continue the frame before. Returns the length of the
+/// payload, and whether the checksum is to be wrong.
+fn vary(kind: &mut Kind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) {
+    match rng.u8(0..40) {
+        0 => return (rng.usize(0..=size + 5), false),
+        1 => kind.tos ^= 1,
+        2 => kind.id = kind.id.wrapping_add(1),
+        3 => return (size, true),
+        4..12 => {
+            if let Some(tcp) = &mut kind.tcp {
+                match rng.u8(0..9) {
+                    0 => tcp.flags |= FIN,
+                    1 => tcp.flags |= PSH,
+                    2 => tcp.flags |= URG,
+                    3 => tcp.flags |= ECE,
+                    4 => tcp.flags |= CWR,
+                    5 => tcp.window ^= 1,
+                    6 => tcp.sequence = tcp.sequence.wrapping_add(3),
+                    7 => tcp.options = (tcp.options + 4) % 44,
+                    _ => tcp.flags &= !ACK,
+                }
+            }
+        }
+        _ => {}
+    }
+    (size, false)
+}
+
+/// The frames of each flow, after packets that were joined are cut again. `want` are the frames that were received.
+fn cut_again(
+    passed: Vec<Packet<PeerShared>>,
+    base: &Kind,
+    want: &[Vec<Vec<u8>>],
+    pool: &mut Pool,
+) -> Vec<Vec<Vec<u8>>> {
+    let mut got: Vec<Vec<Vec<u8>>> = vec![Vec::new(); want.len()];
+    for packet in passed {
+        let cut: Vec<Vec<u8>> = if packet.meta.gso.is_some() {
+            packet.segment(true, || pool.alloc()).unwrap().map(|p| p.to_vec()).collect()
+        } else {
+            vec![packet.to_vec()]
+        };
+        for mut frame in cut {
+            let flow = usize::from(if base.v6 { frame[22] } else { frame[29] });
+            // The identification of packets that may not be fragmented has no meaning.
+            if !base.v6 && !base.may_fragment {
+                let n = got[flow].len();
+                frame[18..20].copy_from_slice(&want[flow][n][18..20]);
+                frame[24..26].copy_from_slice(&want[flow][n][24..26]);
+            }
+            got[flow].push(frame);
+        }
+    }
+    got
+}
+
 /// Proves NET-9: joined frames stand for exactly the frames that were received, in all cases. When they are cut again,
 /// each flow is the same as before, in order and byte for byte. Frames that are not joined are not changed.
 #[test]
@@ -189,31 +245,7 @@ fn nothing_is_lost_by_joining() {
         for _ in 0..rng.usize(1..200) {
             let flow = rng.usize(..flows);
             let mut kind = next[flow];
-            // Most frames continue the frame before. Some differ in one property.
-            let mut len = size;
-            let mut bad = false;
-            match rng.u8(0..40) {
-                0 => len = rng.usize(0..=size + 5),
-                1 => kind.tos ^= 1,
-                2 => kind.id = kind.id.wrapping_add(1),
-                3 => bad = true,
-                4..12 => {
-                    if let Some(tcp) = &mut kind.tcp {
-                        match rng.u8(0..9) {
-                            0 => tcp.flags |= FIN,
-                            1 => tcp.flags |= PSH,
-                            2 => tcp.flags |= URG,
-                            3 => tcp.flags |= ECE,
-                            4 => tcp.flags |= CWR,
-                            5 => tcp.window ^= 1,
-                            6 => tcp.sequence = tcp.sequence.wrapping_add(3),
-                            7 => tcp.options = (tcp.options + 4) % 44,
-                            _ => tcp.flags &= !ACK,
-                        }
-                    }
-                }
-                _ => {}
-            }
+            let (len, bad) = vary(&mut kind, size, &mut rng);
             let payload: Vec<u8> = (0..len).map(|_| rng.u8(..)).collect();
             let mut frame = kind.frame(&payload);
             next[flow].id = kind.id.wrapping_add(1);
@@ -236,24 +268,7 @@ fn nothing_is_lost_by_joining() {
         }
         let (passed, _) = joined(frames, turn % 3 != 0);
         made += passed.len();
-        let mut got: Vec<Vec<Vec<u8>>> = vec![Vec::new(); flows];
-        for packet in passed {
-            let cut: Vec<Vec<u8>> = if packet.meta.gso.is_some() {
-                packet.segment(true, || pool.alloc()).unwrap().map(|p| p.to_vec()).collect()
-            } else {
-                vec![packet.to_vec()]
-            };
-            for mut frame in cut {
-                let flow = if base.v6 { frame[22] } else { frame[29] };
-                // The identification of packets that may not be fragmented has no meaning.
-                if !base.v6 && !base.may_fragment {
-                    let n = got[usize::from(flow)].len();
-                    frame[18..20].copy_from_slice(&want[usize::from(flow)][n][18..20]);
-                    frame[24..26].copy_from_slice(&want[usize::from(flow)][n][24..26]);
-                }
-                got[usize::from(flow)].push(frame);
-            }
-        }
+        let got = cut_again(passed, &base, &want, &mut pool);
         assert!(got == want, "turn {turn}: {base:?}");
     }
     assert!(made < came * 2 / 3, "{came} frames became {made}");

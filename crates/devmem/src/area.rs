@@ -11,8 +11,7 @@
 //! The interface is that of io_uring's zero-copy receive, as a [`Provider`]. The user is not trusted: if a page was not delivered,
 //! or is returned more often than it was delivered, the return is ignored and counted.
 
-use crate::DeliverError;
-use crate::counts::{Counter, Counts};
+use crate::tokens::{Counter, Counts, DeliverError};
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;

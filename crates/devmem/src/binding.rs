@@ -13,8 +13,8 @@
 //! A received fragment keeps its page, the page keeps its pool, and the pool keeps the provider. The provider holds one reference
 //! to the binding. So receiving a fragment does not touch the binding's count.
 
-use crate::Pages;
 use crate::ledger::Ledger;
+use crate::tokens::Pages;
 use netmem_packet::Unbind;
 use netmem_pool::{Device, Direction, DmaDomain, MapError, Provider, RawPage, Region, RegionError, RegionProvider};
 use netmem_refs::{Count, NoMemory, Owner, PercpuRef, RcuRef, Ref, RefCount, Worker};

@@ -61,50 +61,27 @@
 //! # }
 //! ```
 //!
-//! The theory of tokens is at the top of `table.rs`. `docs/design/tokens.md` lists the tests that prove it, and the costs.
+//! The theory of tokens is at the top of `tokens/table.rs`. `docs/design/tokens.md` lists the tests
+//! that prove it, and the costs.
 
 #[cfg(not(loom))]
 mod area;
-#[cfg(any(test, not(loom)))]
-mod bell;
 #[cfg(not(loom))]
 mod binding;
 #[cfg(not(loom))]
-mod bound;
-mod counts;
-mod error;
-#[cfg(not(loom))]
-mod flow;
+mod bound_frag;
 #[cfg(any(test, not(loom)))]
 mod ledger;
-#[cfg(not(loom))]
-mod mailbox;
-#[cfg(all(test, loom))]
-mod model;
-#[cfg(all(test, loom))]
-mod model_bell;
 #[cfg(all(test, loom))]
 mod model_binding;
-#[cfg(all(test, loom))]
-mod model_owned;
 #[cfg(not(loom))]
 mod netdev;
-#[cfg(any(test, not(loom)))]
-mod owned;
-mod pages;
-mod receive;
-mod returner;
-#[cfg(not(loom))]
-mod socket;
-mod space;
-mod stats;
 #[cfg(not(loom))]
 pub mod stream;
 mod sync;
-mod table;
-mod token;
-#[cfg(not(loom))]
-mod tx;
+mod tokens;
+#[cfg(any(test, not(loom)))]
+mod udp;
 
 #[cfg(not(loom))]
 pub use area::{AreaError, AreaProvider, AreaStats, Buffer, RefillRing};
@@ -113,9 +90,6 @@ pub use binding::{
     BindError, Binding, BindingCount, BindingRef, BindingStats, BoundMemory, CountMode, StillAttached, cleaned_up,
     lost_pages,
 };
-pub use error::{DeliverError, TooManyRanges};
-#[cfg(not(loom))]
-pub use flow::{FlowBindError, FlowQueue, FlowStats, FlowTable};
 #[cfg(not(loom))]
 pub use netdev::{AttachError, DetachError, Netdev, UnbindError};
 #[cfg(not(loom))]
@@ -124,15 +98,15 @@ pub use netmem_inet::wire::Mac;
 pub use netmem_inet::{Address, Interface};
 #[cfg(not(loom))]
 pub use netmem_packet::Queues;
-pub use pages::Pages;
-pub use receive::{Receive, ReceiveOne, TokenTable};
-pub use returner::{MAX_FRAGMENTS, MAX_RANGES, Returner};
+pub use tokens::{
+    DeliverError, MAX_FRAGMENTS, MAX_RANGES, Pages, Receive, ReceiveOne, Returner, Token, TokenRange, TokenStats,
+    TokenTable, TooManyRanges,
+};
 #[cfg(not(loom))]
-pub use socket::{Fragment, Received, RecvError, Socket, SocketOptions, SocketStats};
-pub use stats::TokenStats;
-pub use token::{Token, TokenRange};
-#[cfg(not(loom))]
-pub use tx::{Endpoint, Message, SendError, Sender, SenderError};
+pub use udp::{
+    Endpoint, FlowBindError, FlowQueue, FlowStats, FlowTable, Fragment, Message, Received, RecvError, SendError,
+    Sender, SenderError, Socket, SocketOptions, SocketStats,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -2,7 +2,7 @@
 //! simulated. `docs/design/devmem.md` says what each model proves, and which changes make it fail.
 
 use crate::ledger::Ledger;
-use crate::{Pages, TokenRange, TokenTable};
+use crate::tokens::{Pages, TokenRange, TokenTable};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};

@@ -6,7 +6,7 @@
 //!             as it was ◄── restart queue 3 ◄── restart queue 5 ◄────┘   in reverse, with host memory
 //! ```
 
-use crate::{Binding, BindingCount};
+use crate::binding::{Binding, BindingCount};
 use netmem_packet::Queues;
 use std::error::Error;
 use std::fmt;

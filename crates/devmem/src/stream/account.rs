@@ -11,10 +11,8 @@
 //! When the list is twice as long as after its last shortening, it is shortened to the tokens that are still held. So
 //! shortening costs constant time for each token.
 
-use crate::owned::Owned;
-use crate::receive::Receiver;
-use crate::table::Shared;
-use crate::{BindingCount, BindingRef, TokenRange, TokenStats, TooManyRanges};
+use crate::binding::{BindingCount, BindingRef};
+use crate::tokens::{Owned, Receiver, Shared, TokenRange, TokenStats, TooManyRanges};
 use netmem_inet::tcp::Budget;
 use netmem_refs::PercpuRef;
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! The context that the streams of a stack share with its transmit queue: the DMA domain, and wakers.
 
-use crate::{BindingCount, BindingRef};
+use crate::binding::{BindingCount, BindingRef};
 use netmem_pool::{DmaDomain, MapError};
 use std::marker::PhantomData;
 use std::mem;

@@ -2,8 +2,8 @@
 
 use super::range::{InFlight, Range};
 use super::tx::StreamTx;
-use crate::mailbox::Payload as Place;
-use crate::{BindingCount, BindingRef};
+use crate::binding::{BindingCount, BindingRef};
+use crate::bound_frag::BoundFrag;
 use netmem_inet::tcp::{Carrier, Chunk};
 use netmem_inet::{Frame, HeaderTicket, Payload, Transmit, Unsent};
 use netmem_packet::{DeviceFrag, DevicePayload, Meta, Packet, SplitFrame, SplitTxQueue, Sum};
@@ -35,7 +35,7 @@ pub(crate) enum PieceIn<C: BindingCount, M: PeerMemory> {
     /// In the head of its frame, behind the headers.
     Host(Frag<M>),
     /// In a page of a binding.
-    Device(Place<C>),
+    Device(BoundFrag<C>),
 }
 
 impl<C: BindingCount, M: PeerMemory> Clone for Piece<C, M> {
@@ -366,7 +366,7 @@ unsafe fn pieces<C: BindingCount, M: PeerMemory>(
         let n = frag.len().min(left);
         left -= n;
         // SAFETY: the caller's promise; this fragment keeps the provider.
-        let place = unsafe { Place::new(frag, binding.as_ref(), n as u32) }?;
+        let place = unsafe { BoundFrag::new(frag, binding.as_ref(), n as u32) }?;
         Some(Piece(PieceIn::Device(place)))
     });
     linear.into_iter().chain(device.filter(|piece| Chunk::len(piece) > 0))

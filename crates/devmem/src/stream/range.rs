@@ -12,7 +12,7 @@
 //! one more reference, which an unbound binding does not refuse. So ranges in flight are sent completely, and lost segments are sent again.
 
 use super::context::Context;
-use crate::{BindingCount, BindingRef};
+use crate::binding::{BindingCount, BindingRef};
 use netmem_refs::PercpuRef;
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! The receive queue of a stack with device streams.
 
 use super::payload::{DeviceFrame, OnDevice};
-use crate::binding::BindingProvider;
-use crate::{Binding, BindingCount, Pages};
+use crate::binding::{Binding, BindingCount, BindingProvider};
+use crate::tokens::Pages;
 use netmem_inet::Source;
 use netmem_packet::{Armed, EitherFrame, SplitFrame, SplitRxQueue, Wait};
 use netmem_pool::PeerMemory;

@@ -6,8 +6,9 @@ use super::payload::{OnDevice, Part, Piece, PieceIn};
 use super::range::{Completions, Range, Sent};
 use super::rx::StreamRx;
 use super::tx::StreamTx;
-use crate::mailbox::Payload as Place;
-use crate::{BindingCount, BindingRef, DeliverError, Pages, TokenRange, TokenStats};
+use crate::binding::{BindingCount, BindingRef};
+use crate::bound_frag::BoundFrag;
+use crate::tokens::{DeliverError, Owned, Pages, TokenRange, TokenStats};
 use netmem_inet::tcp::{Config, Held};
 use netmem_inet::{Fragment, ListenOptions, Payload, SocketError, Sockets, Stack, TcpListener, TcpStream};
 use netmem_packet::{SplitRxQueue, SplitTxQueue, Wait};
@@ -273,7 +274,7 @@ enum Next {
     /// It is in host memory, and is put into the next entry.
     Linear,
     /// It gets this token. If `on` is true it extends the last extent; otherwise it is put into the next entry.
-    Device { token: u32, on: bool, count: std::ptr::NonNull<crate::owned::Owned> },
+    Device { token: u32, on: bool, count: std::ptr::NonNull<Owned> },
     /// No token can be given to it.
     Refused(DeliverError),
 }
@@ -546,7 +547,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
 fn next_in_device<C: BindingCount, M: PeerMemory>(
     desk: &Desk<C>,
     holder: u32,
-    place: &Place<C>,
+    place: &BoundFrag<C>,
     last: Option<&StreamFragment<M>>,
     room: bool,
     tokens: bool,

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::range::{InFlight, Range};
-use crate::BindingCount;
+use crate::binding::BindingCount;
 use netmem_inet::Unsent;
 use netmem_packet::{Armed, DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Room, SplitTxQueue, TxQueue, Wait};
 use netmem_pool::{DmaDomain, Frag};

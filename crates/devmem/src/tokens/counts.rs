@@ -10,7 +10,7 @@
 //! makes no memory resident. Bits are set and read relaxed: the reader is the last handle or the end of an area, and it
 //! reads after all threads that set bits have finished.
 
-use crate::error::DeliverError;
+use super::error::DeliverError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ptr::NonNull;
 

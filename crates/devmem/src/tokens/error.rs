@@ -1,6 +1,6 @@
 //! Errors of deliveries and returns.
 
-use crate::{MAX_RANGES, TokenRange};
+use super::token::{MAX_RANGES, TokenRange};
 use thiserror::Error;
 
 /// The reason why a fragment got no token. Nothing was counted, and the caller still owns the reference to its page.

@@ -1,6 +1,9 @@
 //! Loom's models of token tables. `docs/design/tokens.md` says what each model proves, and which changes make it fail.
 
-use crate::{Pages, Returner, TokenRange, TokenTable};
+use super::pages::Pages;
+use super::receive::TokenTable;
+use super::returner::Returner;
+use super::token::TokenRange;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};

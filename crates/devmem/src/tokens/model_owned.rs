@@ -1,11 +1,11 @@
 //! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races; `docs/design/tokens.md` says how to see the models fail.
 
-use crate::TokenRange;
-use crate::model::{Handle, binding, fill};
-use crate::owned::Owned;
-use crate::receive::Receiver;
+use super::model::{Handle, binding, fill};
+use super::owned::Owned;
+use super::receive::Receiver;
+use super::table::Shared;
+use super::token::TokenRange;
 use crate::sync::Arc;
-use crate::table::Shared;
 use loom::sync::atomic::Ordering;
 use loom::thread;
 

@@ -10,7 +10,7 @@
 //! socket that it delivers to, no other thread changes that before this thread adds. So a count of 0 is overwritten by a plain store, which
 //! costs no atomic read-modify-write.
 //!
-//! The theory of [`table`](crate::table) holds here, too: if a count is n, the table owns n references to the page. In addition, the word
+//! The theory of [`table`](super::table) holds here, too: if a count is n, the table owns n references to the page. In addition, the word
 //! says which socket holds them:
 //!
 //! ```text
@@ -66,10 +66,10 @@
 //! release sequence. This is correct, because the page was returned before: the pool orders all earlier accesses before those of the thread that
 //! takes the page next.
 
-use crate::Pages;
-use crate::counts::Counter;
+use super::counts::Counter;
+use super::pages::Pages;
+use super::table::{Range, Shared};
 use crate::sync::{AtomicU64, Ordering};
-use crate::table::{Range, Shared};
 
 /// How often a page was delivered to one socket of a stack and not returned yet, and the number of this socket.
 #[derive(Default)]

@@ -1,9 +1,13 @@
 //! The receive side of a socket's token table.
 
-use crate::counts::{Base, Count, Counter, Counts};
+use super::counts::{Base, Count, Counter, Counts};
+use super::error::DeliverError;
+use super::pages::Pages;
+use super::returner::Returner;
+use super::stats::TokenStats;
+use super::table::Shared;
+use super::token::Token;
 use crate::sync::Arc;
-use crate::table::Shared;
-use crate::{DeliverError, Pages, Returner, Token, TokenStats};
 use std::fmt;
 use std::ptr::NonNull;
 

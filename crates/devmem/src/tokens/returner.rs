@@ -1,17 +1,15 @@
 //! The handles that return tokens.
 
-use crate::counts::{Count, Counter};
+use super::counts::{Count, Counter};
+use super::error::TooManyRanges;
+use super::pages::Pages;
+use super::stats::TokenStats;
+use super::table::{Range, Shared, Table};
+use super::token::{MAX_FRAGMENTS, TokenRange};
 use crate::sync::Arc;
-use crate::table::{Range, Shared, Table};
-use crate::{Pages, TokenRange, TokenStats, TooManyRanges};
 use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ptr;
-
-/// The largest number of ranges in a call.
-pub const MAX_RANGES: usize = 128;
-/// The largest number of fragments, valid or not, that a call processes. After them the call stops.
-pub const MAX_FRAGMENTS: u32 = 1024;
 
 /// A handle that gives a socket's tokens back. It can be used on any thread, while other threads give tokens back and the socket
 /// receives.

@@ -108,11 +108,11 @@
 //! before its first token is told; so a thread that has the token finds the range. The last handle reads the counts relaxed,
 //! because it comes after the drops of all other handles.
 
-use crate::Pages;
-use crate::counts::{Base, Count, Counter, Counts};
-use crate::error::DeliverError;
-use crate::space::Space;
-use crate::stats::TokenStats;
+use super::counts::{Base, Count, Counter, Counts};
+use super::error::DeliverError;
+use super::pages::Pages;
+use super::space::Space;
+use super::stats::TokenStats;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Replaced, Snapshot};
 use std::mem;
 use std::sync::PoisonError;

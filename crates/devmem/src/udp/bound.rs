@@ -1,7 +1,7 @@
 //! The sockets of a flow table by their local addresses, as receive queues look them up.
 
-use crate::BindingCount;
-use crate::mailbox::Mailbox;
+use super::mailbox::Mailbox;
+use crate::binding::BindingCount;
 use std::net::IpAddr;
 use std::sync::Arc;
 

@@ -10,11 +10,11 @@
 //! Each receive queue has a [`FlowQueue`] of its own, which knows the binding that the queue
 //! receives into. All queues read one table, by RCU.
 
-use crate::binding::BindingProvider;
-use crate::bound::{Addresses, Sockets};
-use crate::mailbox::{Datagram, InDevice, Mailbox};
+use super::bound::{Addresses, Sockets};
+use super::mailbox::{Datagram, InDevice, Mailbox};
+use super::socket::{Socket, SocketOptions};
+use crate::binding::{Binding, BindingCount, BindingProvider};
 use crate::sync::Snapshot;
-use crate::{Binding, BindingCount, Socket, SocketOptions};
 use netmem_inet::wire::{self, Drop as Why, Network, Part, Transport, protocol};
 use netmem_inet::{Interface, Ports};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};

@@ -9,8 +9,9 @@
 //! that had found the mailbox before may push a datagram after that. Such a datagram is dropped
 //! with the mailbox, when the critical section of that receive queue has ended.
 
-use crate::bell::{Bell, EventFd};
-use crate::{BindingCount, BindingRef};
+use super::bell::{Bell, EventFd};
+use crate::binding::{BindingCount, BindingRef};
+use crate::bound_frag::BoundFrag;
 use crossbeam_queue::ArrayQueue;
 use netmem_packet::{Armed, DevicePayload, MAX_FRAGS};
 use netmem_pool::{Device, Frag, PeerShared};
@@ -19,104 +20,16 @@ use std::fmt;
 use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Payload in device memory.
-///
-/// Invariant: `binding` points to the reference in the provider to which the page of `frag`
-/// belongs. The fragment keeps its page, the page keeps its pool, and the pool keeps the provider.
-/// So the reference exists as long as the fragment, without a count.
-pub(crate) struct Payload<C: BindingCount> {
-    frag: Frag<Device>,
-    binding: NonNull<BindingRef<C>>,
-    /// Bytes of payload. The fragment may be longer; the rest is padding.
-    len: u32,
-    /// The page's index. It is stored here so that the receiver does not read the page's
-    /// descriptor, which the CPU of the network side wrote last.
-    index: u32,
-}
-
-// SAFETY: a fragment and a reference to a binding are both `Send` and `Sync`.
-unsafe impl<C: BindingCount> Send for Payload<C> {}
-// SAFETY: as above.
-unsafe impl<C: BindingCount> Sync for Payload<C> {}
-
-impl<C: BindingCount> Payload<C> {
-    /// The first `len` bytes of `frag`. Returns `None` if `frag` is in a page of another binding.
-    ///
-    /// # Safety
-    ///
-    /// `binding` must be the reference in its binding's provider. Every pool with pages of the
-    /// binding keeps this provider.
-    #[inline]
-    pub(crate) unsafe fn new(frag: Frag<Device>, binding: &BindingRef<C>, len: u32) -> Option<Self> {
-        let index = binding.region().index_of(&frag)?;
-        Some(Self { frag, binding: NonNull::from(binding), len, index })
-    }
-
-    /// The binding in which the payload is. The reference is valid as long as this value exists.
-    #[inline]
-    pub(crate) fn binding(&self) -> &BindingRef<C> {
-        // SAFETY: the invariant.
-        unsafe { self.binding.as_ref() }
-    }
-
-    /// The page's index in the binding.
-    #[inline]
-    pub(crate) fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// The offset in the binding of the first byte.
-    #[inline]
-    pub(crate) fn offset(&self) -> u64 {
-        let page = u64::from(self.index) * self.binding().region().page_size() as u64;
-        page + self.frag.offset() as u64
-    }
-
-    /// The length in bytes.
-    #[inline]
-    pub(crate) fn len(&self) -> u32 {
-        self.len
-    }
-
-    /// Drops the first `n` bytes. The payload must have at least `n` bytes.
-    #[inline]
-    pub(crate) fn advance(&mut self, n: usize) {
-        self.frag.advance(n);
-        self.len -= n as u32;
-    }
-
-    /// Drops all but the first `len` bytes.
-    #[inline]
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len as u32);
-    }
-
-    /// Drops this value but keeps the fragment's count of its page. The caller then owns this
-    /// count.
-    #[inline]
-    pub(crate) fn into_count(self) {
-        let _ = self.frag.into_count();
-    }
-}
-
-/// A clone refers to the same bytes, and has a count of its own.
-impl<C: BindingCount> Clone for Payload<C> {
-    fn clone(&self) -> Self {
-        Self { frag: self.frag.clone(), ..*self }
-    }
-}
 
 /// The part of a datagram that is in device memory: up to 17 fragments, of one binding. One
 /// fragment needs no allocation.
 pub(crate) struct InDevice<C: BindingCount> {
-    pub(crate) first: Option<Payload<C>>,
+    pub(crate) first: Option<BoundFrag<C>>,
     /// The fragments behind the first one, the last one first. `None` for a datagram in one page,
     /// which costs that a test. If there are some, there is a first one.
     #[allow(clippy::box_collection, reason = "a vector in place is three words in each datagram of the queue")]
-    pub(crate) more: Option<Box<Vec<Payload<C>>>>,
+    pub(crate) more: Option<Box<Vec<BoundFrag<C>>>>,
 }
 
 impl<C: BindingCount> InDevice<C> {
@@ -126,7 +39,7 @@ impl<C: BindingCount> InDevice<C> {
     ///
     /// # Safety
     ///
-    /// As for [`Payload::new`].
+    /// As for [`BoundFrag::new`].
     #[inline]
     pub(crate) unsafe fn new(mut payload: DevicePayload, binding: &BindingRef<C>, len: usize) -> Option<Self> {
         if len == 0 {
@@ -138,7 +51,7 @@ impl<C: BindingCount> InDevice<C> {
             return unsafe { Self::several(first, payload, binding, len) };
         }
         // SAFETY: the caller's.
-        let first = unsafe { Payload::new(first, binding, len as u32) }?;
+        let first = unsafe { BoundFrag::new(first, binding, len as u32) }?;
         Some(Self { first: Some(first), more: None })
     }
 
@@ -146,7 +59,7 @@ impl<C: BindingCount> InDevice<C> {
     ///
     /// # Safety
     ///
-    /// As for [`Payload::new`].
+    /// As for [`BoundFrag::new`].
     #[cold]
     unsafe fn several(
         first: Frag<Device>,
@@ -160,7 +73,7 @@ impl<C: BindingCount> InDevice<C> {
             if here > 0 {
                 len -= here;
                 // SAFETY: the caller's.
-                all.push(unsafe { Payload::new(frag, binding, here as u32) }?);
+                all.push(unsafe { BoundFrag::new(frag, binding, here as u32) }?);
             }
         }
         all.reverse();
@@ -169,7 +82,7 @@ impl<C: BindingCount> InDevice<C> {
 
     /// Takes the next fragment. The caller restores the invariant of `more`.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Payload<C>> {
+    pub(crate) fn next(&mut self) -> Option<BoundFrag<C>> {
         self.first.take().or_else(|| self.more.as_mut()?.pop())
     }
 }

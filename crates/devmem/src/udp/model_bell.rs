@@ -3,7 +3,7 @@
 //! Each of these changes was observed to make a model fail: the fence on either side is removed (`bell.rs`, `ordered`);
 //! the receiver sets the flag after it reads the queue; the deliverer reads the flag before the push.
 
-use crate::bell::{Bell, Event};
+use super::bell::{Bell, Event};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;

@@ -7,7 +7,7 @@
 //!
 //! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the unbinding can still be sent.
 
-use crate::{Binding, BindingCount, BindingRef};
+use crate::binding::{Binding, BindingCount, BindingRef};
 use netmem_inet::wire::{self, Body, EmitError, Flow, HEADROOM, Link, MAX_HEADERS, Mac, Outer};
 use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
 use netmem_pool::{DmaDomain, MapError, OutOfRange, PeerMemory, PeerShared, SharedPool};

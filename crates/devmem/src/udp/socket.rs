@@ -1,9 +1,11 @@
 //! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the
 //! device wrote to host memory are delivered as fragments of host memory.
 
-use crate::flow::Flows;
-use crate::mailbox::{Datagram, Mailbox, Payload};
-use crate::{BindingCount, BindingRef, DeliverError, ReceiveOne, Returner, Token, TokenTable};
+use super::flow::Flows;
+use super::mailbox::{Datagram, Mailbox};
+use crate::binding::{BindingCount, BindingRef};
+use crate::bound_frag::BoundFrag;
+use crate::tokens::{DeliverError, ReceiveOne, Returner, Token, TokenTable};
 use netmem_packet::{Armed, Wait};
 use netmem_pool::{Frag, PeerShared};
 use netmem_refs::PercpuRef;
@@ -348,7 +350,7 @@ impl<C: BindingCount> Socket<C> {
 ///
 /// `one` is reserved for the page of the fragment.
 #[inline]
-unsafe fn deliver<C: BindingCount>(payload: Payload<C>, one: ReceiveOne<'_>) -> Fragment {
+unsafe fn deliver<C: BindingCount>(payload: BoundFrag<C>, one: ReceiveOne<'_>) -> Fragment {
     let (binding, offset, len) = (payload.binding().id(), payload.offset(), payload.len());
     payload.into_count();
     // SAFETY: the reference is the count of the page that the fragment had; the caller's.

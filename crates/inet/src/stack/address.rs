@@ -5,7 +5,7 @@ use std::net::{SocketAddr, SocketAddrV6};
 /// The same address without scope, flow label and the IPv6 form of an IPv4 address. A host has one
 /// interface, so that the scope of a link-local address says nothing (RFC 4007), and packets have
 /// no scope.
-pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr {
         SocketAddr::V4(_) => addr,
         SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {

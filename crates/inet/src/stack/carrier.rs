@@ -57,14 +57,14 @@ impl<M: Mapped> Chunk for Frag<M> {
 }
 
 /// The content of an IP fragment that waits for reassembly. Its pages are counted.
-pub(super) struct Part<M: Memory> {
-    pub(super) packet: Packet<M>,
+pub(crate) struct Part<M: Memory> {
+    pub(crate) packet: Packet<M>,
     /// Count until the last clone is dropped.
     charges: Rc<Charges>,
 }
 
 impl<M: Memory> Part<M> {
-    pub(super) fn new(packet: Packet<M>, charges: Charges) -> Self {
+    pub(crate) fn new(packet: Packet<M>, charges: Charges) -> Self {
         Self { packet, charges: Rc::new(charges) }
     }
 }
@@ -107,12 +107,12 @@ pub struct HeaderTicket<M: Memory>(Option<Frag<M>>);
 impl<M: Memory> HeaderTicket<M> {
     /// A transmission whose headers are `head`. The page has no other values than `head`, its
     /// clones, and those that are dropped with the packet.
-    pub(super) fn new(head: Frag<M>) -> Self {
+    pub(crate) fn new(head: Frag<M>) -> Self {
         Self(Some(head))
     }
 
     /// A transmission without payload, which need not be waited for.
-    pub(super) fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self(None)
     }
 }

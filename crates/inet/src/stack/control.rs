@@ -1,12 +1,12 @@
 //! Address resolution and ICMP: the messages that keep a host reachable.
 
-use super::core::Core;
-use super::input::Back;
-use super::path::{NextHop, Path};
-use super::payload::Payload;
 use crate::icmp;
 use crate::interface::Cast;
 use crate::neighbor::{Event, Sent};
+use crate::stack::core::Core;
+use crate::stack::input::Back;
+use crate::stack::path::{NextHop, Path};
+use crate::stack::payload::Payload;
 use crate::tcp::{Flags, Header, IpFields};
 use crate::wire::{
     Arp, Body, Flow, Icmp, IcmpKind, Ip, Link, MAX_HEADERS, Outer, Part, Transport, emit_echo_reply, emit_icmp_error,
@@ -21,7 +21,7 @@ const MOST_ECHO: usize = 2048;
 
 impl<P: Payload> Core<P> {
     /// Runs the timers of neighbours, and carries out the events. Returns how many there were.
-    pub(super) fn neighbors<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
+    pub(crate) fn neighbors<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
         if self.host.neighbors_due().is_none_or(|at| at > self.now) {
             return 0;
         }
@@ -69,7 +69,7 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    pub(super) fn arp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, arp: &Arp) {
+    pub(crate) fn arp<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, arp: &Arp) {
         let mut frame = [0; 128];
         if let Some(len) = self.host.interface().answer_arp(arp, &mut frame) {
             self.send_control(tx, &frame[..len]);
@@ -80,7 +80,7 @@ impl<P: Payload> Core<P> {
         host.neighbors_changed(&neighbors, true);
     }
 
-    pub(super) fn icmp<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn icmp<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         (ip, back): (&Ip, Back),
@@ -149,7 +149,7 @@ impl<P: Payload> Core<P> {
 
     /// Sends a segment of no connection back to where a segment came from. It is lost if there is
     /// no room for it.
-    pub(super) fn reply<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn reply<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         flow: &Flow,
@@ -177,7 +177,7 @@ impl<P: Payload> Core<P> {
 
     /// Sends a packet as soon as the address of its next hop is known. The first six bytes are
     /// written then.
-    pub(super) fn await_next_hop<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn await_next_hop<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         path: &Path<P::Count>,
@@ -202,7 +202,7 @@ impl<P: Payload> Core<P> {
 
     /// Sends an ICMP error: no socket has taken a packet. `packet` are its first bytes, from the
     /// link's header on. No error is sent about a datagram that was in fragments.
-    pub(super) fn unreachable<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn unreachable<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         (ip, back): (&Ip, Back),

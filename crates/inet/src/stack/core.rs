@@ -1,22 +1,22 @@
 //! The parts of a stack that its sockets share with it: connections, listeners, sockets for
 //! datagrams, budgets.
 
-use super::SocketError;
-use super::StackOptions;
-use super::carrier::Part;
-use super::connections::{ConnectionId, Connections, Role, Slot};
-use super::directory::StackId;
-use super::egress::Egress;
-use super::host::Host;
-use super::input::Back;
-use super::listeners::{Begins, Listeners, Reused, headers};
-use super::pages::SendPages;
-use super::path::Path;
-use super::payload::{Payload, Transmit};
-use super::schedule::Schedule;
-use super::udp::Datagrams;
 use crate::Time;
 use crate::reassembly::Reassembly;
+use crate::stack::SocketError;
+use crate::stack::StackOptions;
+use crate::stack::carrier::Part;
+use crate::stack::egress::Egress;
+use crate::stack::input::Back;
+use crate::stack::pages::SendPages;
+use crate::stack::path::Path;
+use crate::stack::payload::{Payload, Transmit};
+use crate::stack::shared::directory::StackId;
+use crate::stack::shared::host::Host;
+use crate::stack::transport::connections::{ConnectionId, Connections, Role, Slot};
+use crate::stack::transport::datagrams::Datagrams;
+use crate::stack::transport::listeners::{Begins, Listeners, Reused, headers};
+use crate::stack::transport::schedule::Schedule;
 use crate::tcp::{self, Budget, Config, Connection, Flags, Header, IpFields, Seq, State, reset_for};
 use crate::wire::{Flow, IcmpKind, Ip, Segment};
 use netmem_packet::TxQueue;
@@ -30,39 +30,39 @@ const UNVOUCHED: u64 = 3;
 /// The most chunks of payload out of order that are dropped for one segment in order.
 const MOST_EVICTED: usize = 64;
 
-pub(super) struct Core<P: Payload> {
-    pub(super) host: Host<P>,
-    pub(super) id: StackId,
-    pub(super) options: StackOptions,
-    pub(super) now: Time,
-    pub(super) egress: Egress<P::Mem>,
+pub(crate) struct Core<P: Payload> {
+    pub(crate) host: Host<P>,
+    pub(crate) id: StackId,
+    pub(crate) options: StackOptions,
+    pub(crate) now: Time,
+    pub(crate) egress: Egress<P::Mem>,
     /// The pages of the pool, from which users write.
-    pub(super) pages: SendPages,
+    pub(crate) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
-    pub(super) budget: Budget,
+    pub(crate) budget: Budget,
     /// How many of these the fragments of datagrams may hold.
-    pub(super) fragments: Budget,
+    pub(crate) fragments: Budget,
     /// The queue has fewer buffers posted than its reserve: payload is dropped.
-    pub(super) short: bool,
-    pub(super) connections: Connections<P>,
-    pub(super) listeners: Listeners,
-    pub(super) schedule: Schedule,
-    pub(super) udp: Datagrams<P::Mem>,
-    pub(super) reassembly: Reassembly<Part<P::Mem>>,
+    pub(crate) short: bool,
+    pub(crate) connections: Connections<P>,
+    pub(crate) listeners: Listeners,
+    pub(crate) schedule: Schedule,
+    pub(crate) udp: Datagrams<P::Mem>,
+    pub(crate) reassembly: Reassembly<Part<P::Mem>>,
     /// The number of changes of neighbours that connections have been told of
     /// ([`Host::hop_changes`]).
     hop_changes: u64,
     /// Wakers that are called at the end of the poll, when no table is borrowed.
-    pub(super) wakers: Vec<Waker>,
+    pub(crate) wakers: Vec<Waker>,
     /// The task that drives the stack.
-    pub(super) driver: Option<Waker>,
+    pub(crate) driver: Option<Waker>,
     /// The stack was dropped.
-    pub(super) gone: bool,
+    pub(crate) gone: bool,
 }
 
 impl<P: Payload> Core<P> {
     /// `waker` ends the sleep of the stack's thread.
-    pub(super) fn new(
+    pub(crate) fn new(
         host: Host<P>,
         id: StackId,
         egress: Egress<P::Mem>,
@@ -95,24 +95,24 @@ impl<P: Payload> Core<P> {
     }
 
     /// Whether there is work for the next poll.
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         let hops = self.schedule.waits_for_hops() && self.hop_changes != self.host.hop_changes();
         self.schedule.is_due() || hops || !self.egress.loopback.is_empty() || self.udp.has_work()
     }
 
     /// Whether a packet or a connection waits for the transmit queue.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         self.schedule.waits_for_ring() || self.udp.is_blocked()
     }
 
     /// When the first timer fires or moves.
-    pub(super) fn next_timer(&self) -> Option<Time> {
+    pub(crate) fn next_timer(&self) -> Option<Time> {
         [self.schedule.next_timer(), self.reassembly.deadline()].into_iter().flatten().min()
     }
 
     /// Processes connections that wait for a next hop, if a stack of the host has reported a change
     /// of a neighbour.
-    pub(super) fn check_hops(&mut self) {
+    pub(crate) fn check_hops(&mut self) {
         let changes = self.host.hop_changes();
         if mem::replace(&mut self.hop_changes, changes) != changes {
             self.hops_changed();
@@ -120,13 +120,13 @@ impl<P: Payload> Core<P> {
     }
 
     /// The user has called a connection's socket: the connection is processed in the next poll.
-    pub(super) fn touch(&mut self, id: ConnectionId) {
+    pub(crate) fn touch(&mut self, id: ConnectionId) {
         self.enqueue(id);
         self.wake_driver();
     }
 
     /// Wakes the task that polls the stack, if there is one.
-    pub(super) fn wake_driver(&mut self) {
+    pub(crate) fn wake_driver(&mut self) {
         if let Some(driver) = self.driver.take() {
             driver.wake();
         }
@@ -135,12 +135,12 @@ impl<P: Payload> Core<P> {
     // ---- connections come and go
 
     /// The path to `destination`, if there is one.
-    pub(super) fn find_path(&mut self, destination: IpAddr) -> Option<Path<P::Count>> {
+    pub(crate) fn find_path(&mut self, destination: IpAddr) -> Option<Path<P::Count>> {
         self.egress.stats.lookups += 1;
         Path::find(&self.host, destination, self.now)
     }
 
-    pub(super) fn insert(
+    pub(crate) fn insert(
         &mut self,
         connection: Connection<P>,
         flow: Flow,
@@ -155,14 +155,14 @@ impl<P: Payload> Core<P> {
     }
 
     /// Removes a connection that has no owner.
-    pub(super) fn remove(&mut self, id: ConnectionId) {
+    pub(crate) fn remove(&mut self, id: ConnectionId) {
         if let Some((slot, true)) = self.forget(id) {
             self.host.directory().release(&slot.flow);
         }
     }
 
     /// Takes a connection out of the tables of this stack. Returns also whether it had its flow.
-    pub(super) fn forget(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
+    pub(crate) fn forget(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
         let (mut slot, linked) = self.connections.remove(id)?;
         self.schedule.forget(id);
         self.pages.release(slot.written.clear());
@@ -171,7 +171,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Opens a connection, from an address and a port of the user's choice if `local` is set.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &mut self,
         local: Option<SocketAddr>,
         remote: SocketAddr,
@@ -211,13 +211,13 @@ impl<P: Payload> Core<P> {
     }
 
     /// The initial options of a connection on a path.
-    pub(super) fn config_on(&self, config: &Config, path: &Path<P::Count>, flow: &Flow) -> Config {
+    pub(crate) fn config_on(&self, config: &Config, path: &Path<P::Count>, flow: &Flow) -> Config {
         let max_payload = path.mtu(self.now).saturating_sub(headers(flow));
         Config { max_payload, ..self.config(config, flow) }
     }
 
     /// Whether a socket can be bound to an address.
-    pub(super) fn check_local(&self, local: IpAddr) -> Result<(), SocketError> {
+    pub(crate) fn check_local(&self, local: IpAddr) -> Result<(), SocketError> {
         if self.gone {
             return Err(SocketError::StackGone);
         }
@@ -225,12 +225,12 @@ impl<P: Payload> Core<P> {
         if ours { Ok(()) } else { Err(SocketError::NotOurs) }
     }
 
-    pub(super) fn check_room(&self) -> Result<(), SocketError> {
+    pub(crate) fn check_room(&self) -> Result<(), SocketError> {
         if self.connections.len() < self.options.connections { Ok(()) } else { Err(SocketError::TooMany) }
     }
 
     /// The owner of a connection has let it go: the connection is closed, or reset.
-    pub(super) fn let_go(&mut self, id: ConnectionId, abort: bool) {
+    pub(crate) fn let_go(&mut self, id: ConnectionId, abort: bool) {
         let (now, Some(slot)) = (self.now, self.connections.get_mut(id)) else { return };
         slot.role = Role::Orphan;
         // A waker that is dropped here could drop another socket, while the tables are borrowed.
@@ -246,7 +246,7 @@ impl<P: Payload> Core<P> {
     // ---- segments
 
     /// Processes a received segment.
-    pub(super) fn segment<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn segment<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         (flow, back): (Flow, Back),
@@ -304,7 +304,7 @@ impl<P: Payload> Core<P> {
     /// read. `segment` is set if it was one. Only a segment that its connection would have
     /// processed counts for the connection: any host can forge others.
     #[cold]
-    pub(super) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
+    pub(crate) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
         self.egress.stats.unvouched += 1;
         let Some(segment) = segment else { return };
         let flow = ip.flow(segment.source_port, segment.destination_port);
@@ -319,7 +319,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Answers a segment of no connection by a reset.
-    pub(super) fn reset<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn reset<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         flow: &Flow,
@@ -333,7 +333,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The stack is dropped: everything ends. Returns the wakers to call.
-    pub(super) fn end(&mut self) -> Vec<Waker> {
+    pub(crate) fn end(&mut self) -> Vec<Waker> {
         self.gone = true;
         for id in self.connections.ids(|_| true) {
             self.remove(id);
@@ -347,7 +347,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Processes an ICMP error about a segment.
-    pub(super) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
+    pub(crate) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
         let Some((id, slot)) = self.connections.find_mut(flow) else { return };
         let error = kind.for_connection(headers(flow).into());
         if slot.connection.error(error, Some(seq), self.now)
@@ -359,7 +359,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The device is gone: every connection ends.
-    pub(super) fn device_gone(&mut self) {
+    pub(crate) fn device_gone(&mut self) {
         for id in self.connections.ids(|_| true) {
             if let Some(slot) = self.connections.get_mut(id) {
                 slot.connection.device_gone();

@@ -1,11 +1,11 @@
 //! Outgoing frames: headers are written into a separate page, and payload is sent by reference.
 
-use super::StackStats;
-use super::carrier::HeaderTicket;
-use super::host::Host;
-use super::path::{NextHop, Path};
-use super::payload::{Payload, Transmit, Unsent};
 use crate::Time;
+use crate::stack::StackStats;
+use crate::stack::carrier::HeaderTicket;
+use crate::stack::path::{NextHop, Path};
+use crate::stack::payload::{Payload, Transmit, Unsent};
+use crate::stack::shared::host::Host;
 use crate::tcp::{Full, IpFields, Outgoing, Output};
 use crate::wire::{
     Body, Emitted, Flow, FragmentHeader, HEADROOM, Ip, Link, MAX_HEADERS, Outer, emit_fragment, emit_tcp, emit_udp,
@@ -23,11 +23,11 @@ const MOST_CUT: usize = 65535 - 40 - 60;
 const LOOPBACK: usize = 1024;
 
 /// The pool for frames' headers, the state of the sender, and the frames for this host.
-pub(super) struct Egress<M: Mapped> {
-    pub(super) pool: Arc<SharedPool<M>>,
+pub(crate) struct Egress<M: Mapped> {
+    pub(crate) pool: Arc<SharedPool<M>>,
     /// Frames for an address of this host.
-    pub(super) loopback: VecDeque<Packet<M>>,
-    pub(super) stats: StackStats,
+    pub(crate) loopback: VecDeque<Packet<M>>,
+    pub(crate) stats: StackStats,
     /// The offset of headers in their page. It varies, because all pages are aligned alike, and equal offsets would use
     /// only a few sets of the cache.
     colour: usize,
@@ -39,7 +39,7 @@ pub(super) struct Egress<M: Mapped> {
 
 /// The segments that a device can cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cuts {
+pub(crate) enum Cuts {
     None,
     /// Those without congestion marks in their headers.
     WithoutEcn,
@@ -47,14 +47,14 @@ pub(super) enum Cuts {
 }
 
 impl<M: Mapped> Egress<M> {
-    pub(super) fn new(pool: Arc<SharedPool<M>>, cuts: [Cuts; 2]) -> Self {
+    pub(crate) fn new(pool: Arc<SharedPool<M>>, cuts: [Cuts; 2]) -> Self {
         // A random start, so that another process or stack does not use the same numbers.
         let fragment_id = RandomState::new().hash_one(std::process::id()) as u32;
         Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, cuts, fragment_id }
     }
 
     /// A page of the pool.
-    pub(super) fn page(&mut self) -> Option<Page<M>> {
+    pub(crate) fn page(&mut self) -> Option<Page<M>> {
         let page = self.pool.alloc();
         if page.is_none() {
             self.stats.no_page += 1;
@@ -104,7 +104,7 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// A packet with a copy of these bytes.
-    pub(super) fn copied(&mut self, payload: &[Frag<M>]) -> Option<Packet<M>> {
+    pub(crate) fn copied(&mut self, payload: &[Frag<M>]) -> Option<Packet<M>> {
         let mut packet = Packet::new(self.page()?.freeze_range(0..0));
         self.copy(payload, &mut packet)?;
         Some(packet)
@@ -112,7 +112,7 @@ impl<M: Mapped> Egress<M> {
 
     /// Gives a frame to the device, or gives it back if there is no room now. A frame that the device never takes is dropped, as if the
     /// link had lost it.
-    pub(super) fn send<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, packet: Packet<M>) -> Result<(), Packet<M>> {
+    pub(crate) fn send<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, packet: Packet<M>) -> Result<(), Packet<M>> {
         self.give(tx, packet, T::send).map(|_| ())
     }
 
@@ -147,7 +147,7 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// Gives a frame to this stack's own receiving side, or gives it back if there is no room now.
-    pub(super) fn send_to_self(&mut self, mut packet: Packet<M>) -> Result<(), Packet<M>> {
+    pub(crate) fn send_to_self(&mut self, mut packet: Packet<M>) -> Result<(), Packet<M>> {
         if self.loopback.len() == LOOPBACK {
             return Err(packet);
         }
@@ -158,21 +158,21 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// A complete frame, with its checksums.
-    pub(super) fn whole(&mut self, frame: &[u8]) -> Option<Packet<M>> {
+    pub(crate) fn whole(&mut self, frame: &[u8]) -> Option<Packet<M>> {
         let mut packet = Packet::new(self.head(frame)?);
         packet.meta.checksum = Checksum::Vouched;
         Some(packet)
     }
 
     /// A frame of `headers` alone.
-    pub(super) fn frame(&mut self, headers: &[u8], emitted: Emitted) -> Option<Packet<M>> {
+    pub(crate) fn frame(&mut self, headers: &[u8], emitted: Emitted) -> Option<Packet<M>> {
         let mut packet = Packet::new(self.head(&headers[..emitted.len])?);
         packet.meta = emitted.meta;
         Some(packet)
     }
 
     /// A datagram that is longer than the path's MTU, in fragments: `packet` is its payload, which is read for its checksum.
-    pub(super) fn fragments(
+    pub(crate) fn fragments(
         &mut self,
         outer: &Outer,
         flow: &Flow,
@@ -210,7 +210,7 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// A datagram: `packet` is its payload. Headers go in front of it in its own page if that has room and no other holder.
-    pub(super) fn datagram(&mut self, outer: &Outer, flow: &Flow, mut packet: Packet<M>) -> Option<Packet<M>> {
+    pub(crate) fn datagram(&mut self, outer: &Outer, flow: &Flow, mut packet: Packet<M>) -> Option<Packet<M>> {
         let mut head = [0; MAX_HEADERS];
         let body = Body { len: packet.len(), sum: None, segment_size: None };
         let emitted = emit_udp(&mut head, outer, flow, body).ok()?;
@@ -225,17 +225,17 @@ impl<M: Mapped> Egress<M> {
 }
 
 /// The way of a connection's segments to the device or to this host.
-pub(super) struct Segments<'a, P: Payload, T> {
-    pub(super) host: &'a Host<P>,
-    pub(super) egress: &'a mut Egress<P::Mem>,
-    pub(super) tx: &'a mut T,
-    pub(super) flow: &'a Flow,
-    pub(super) path: &'a mut Path<P::Count>,
-    pub(super) now: Time,
+pub(crate) struct Segments<'a, P: Payload, T> {
+    pub(crate) host: &'a Host<P>,
+    pub(crate) egress: &'a mut Egress<P::Mem>,
+    pub(crate) tx: &'a mut T,
+    pub(crate) flow: &'a Flow,
+    pub(crate) path: &'a mut Path<P::Count>,
+    pub(crate) now: Time,
     /// The connection uses explicit congestion notification: each segment may have its marks.
-    pub(super) ecn: bool,
+    pub(crate) ecn: bool,
     /// Fields of the IP headers.
-    pub(super) ip: IpFields,
+    pub(crate) ip: IpFields,
 }
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> {

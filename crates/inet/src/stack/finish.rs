@@ -1,9 +1,9 @@
 //! The orderly end of a stack: its peers learn that their connections end.
 
-use super::Stack;
-use super::payload::Transmit;
-use super::source::Source;
 use crate::Time;
+use crate::stack::Stack;
+use crate::stack::payload::Transmit;
+use crate::stack::source::Source;
 use crate::tcp::State;
 use netmem_packet::{PollThenSleep, TxQueue, Wait};
 use std::io;
@@ -21,7 +21,7 @@ where
     /// Closes all sockets as if their users had dropped them: what was written is still sent, then
     /// FIN. Connections that were not accepted, or whose received payload was not read, are reset.
     /// Calls of streams that still exist return
-    /// [`SocketError::StackGone`](super::SocketError::StackGone) as soon as their connections have
+    /// [`SocketError::StackGone`](crate::stack::SocketError::StackGone) as soon as their connections have
     /// ended.
     ///
     /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).

@@ -1,11 +1,11 @@
 //! Received frames: headers are copied and read once, and the rest is passed on by reference.
 
-use super::carrier::Part;
-use super::core::Core;
-use super::directory::{NOBODY, Protocol};
-use super::path::NextHop;
-use super::payload::{Frame, Payload, Transmit};
 use crate::interface::Cast;
+use crate::stack::carrier::Part;
+use crate::stack::core::Core;
+use crate::stack::path::NextHop;
+use crate::stack::payload::{Frame, Payload, Transmit};
+use crate::stack::shared::directory::{NOBODY, Protocol};
 use crate::tcp;
 use crate::wire::{
     self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Quoted, QuotedTransport,
@@ -16,7 +16,7 @@ use std::net::IpAddr;
 
 /// The origin of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// The device's queue.
     Queue,
     /// Another stack, which has no socket for it.
@@ -29,7 +29,7 @@ pub(super) enum Origin {
 /// takes it: such an answer needs no entry of a destination or of a neighbour, of which a peer
 /// could otherwise make the stack forget others.
 #[derive(Clone, Copy)]
-pub(super) struct Back {
+pub(crate) struct Back {
     /// The link's header of the packet.
     link: Link,
     /// The packet came from this host.
@@ -38,14 +38,14 @@ pub(super) struct Back {
 
 impl Back {
     /// The link's header of the packet.
-    pub(super) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &Link {
         &self.link
     }
 }
 
 impl<P: Payload> Core<P> {
     /// The target of an answer to `to`, if there is a route to it.
-    pub(super) fn way_back(&self, back: Back, to: IpAddr) -> Option<NextHop> {
+    pub(crate) fn way_back(&self, back: Back, to: IpAddr) -> Option<NextHop> {
         if back.here {
             return Some(NextHop::Here);
         }
@@ -55,7 +55,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Processes a received frame.
-    pub(super) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
+    pub(crate) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
     where
         P: Transmit<T>,
     {
@@ -275,7 +275,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The other stack that a packet of this flow is for, if there is one.
-    pub(super) fn elsewhere(&self, protocol: Protocol, flow: &Flow) -> Option<u32> {
+    pub(crate) fn elsewhere(&self, protocol: Protocol, flow: &Flow) -> Option<u32> {
         let known = match protocol {
             Protocol::Tcp => self.connections.find(flow).is_some(),
             Protocol::Udp => self.udp.find(flow).is_some(),

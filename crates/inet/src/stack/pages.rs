@@ -16,7 +16,7 @@
 //! the user's, and does not count. All calls are of the stack's thread, so counts are plain
 //! numbers, but that of packed pages.
 
-use super::connections::ConnectionId;
+use crate::stack::transport::connections::ConnectionId;
 use crate::tcp::{Budget, Seq, share};
 use netmem_pool::{Mapped, Page};
 use std::collections::VecDeque;
@@ -25,11 +25,11 @@ use std::collections::VecDeque;
 const MOST_RESERVED: usize = 1024;
 
 /// The pages of the pool that payload may occupy.
-pub(super) struct SendPages {
+pub(crate) struct SendPages {
     limit: u32,
     used: u32,
     /// Pages into which received payload was detached, at most half of the limit.
-    pub(super) packed: Budget,
+    pub(crate) packed: Budget,
     /// Connections whose users want to write, in the order in which they found no page.
     waiting: VecDeque<ConnectionId>,
 }
@@ -37,7 +37,7 @@ pub(super) struct SendPages {
 impl SendPages {
     /// The shares of a pool of `pages` pages. A quarter of them, but no more than 1024, is the
     /// reserve.
-    pub(super) fn new(pages: usize) -> Self {
+    pub(crate) fn new(pages: usize) -> Self {
         let limit = u32::try_from(pages - (pages / 4).min(MOST_RESERVED)).unwrap_or(u32::MAX);
         Self { limit, used: 0, packed: Budget::new(limit / 2), waiting: VecDeque::new() }
     }
@@ -48,84 +48,84 @@ impl SendPages {
     }
 
     /// Whether a holder of `held` pages may hold one more.
-    pub(super) fn admits(&self, held: usize) -> bool {
+    pub(crate) fn admits(&self, held: usize) -> bool {
         let free = self.free();
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         free > 0 && held < share(free, held, self.limit)
     }
 
     /// Counts pages that were allocated.
-    pub(super) fn count(&mut self, pages: usize) {
+    pub(crate) fn count(&mut self, pages: usize) {
         self.used += pages as u32;
     }
 
     /// Ends the counting of pages.
-    pub(super) fn release(&mut self, pages: usize) {
+    pub(crate) fn release(&mut self, pages: usize) {
         debug_assert!(pages <= self.used as usize);
         self.used = self.used.saturating_sub(pages as u32);
     }
 
     /// Whether a page is free, but not for a holder of `held` pages.
-    pub(super) fn limits(&self, held: usize) -> bool {
+    pub(crate) fn limits(&self, held: usize) -> bool {
         self.free() > 0 && !self.admits(held)
     }
 
     /// Puts a connection that found no page into the queue. It is called once until
     /// [`next`](Self::next) returns it. Returns how many wait.
-    pub(super) fn wait(&mut self, id: ConnectionId) -> usize {
+    pub(crate) fn wait(&mut self, id: ConnectionId) -> usize {
         self.waiting.push_back(id);
         self.waiting.len()
     }
 
     /// Removes connections that are gone from the queue.
-    pub(super) fn forget(&mut self, is_gone: impl Fn(ConnectionId) -> bool) {
+    pub(crate) fn forget(&mut self, is_gone: impl Fn(ConnectionId) -> bool) {
         self.waiting.retain(|id| !is_gone(*id));
     }
 
     /// The connection that has waited the longest, if a page is free.
-    pub(super) fn next(&mut self) -> Option<ConnectionId> {
+    pub(crate) fn next(&mut self) -> Option<ConnectionId> {
         if self.free() > 0 { self.waiting.pop_front() } else { None }
     }
 
     /// How many connections can get a page now.
-    pub(super) fn ready(&self) -> usize {
+    pub(crate) fn ready(&self) -> usize {
         self.waiting.len().min(self.free() as usize)
     }
 }
 
 /// The pages that a connection holds to send.
-pub(super) struct Written<M: Mapped> {
+pub(crate) struct Written<M: Mapped> {
     /// The page into which the next bytes are written.
-    pub(super) page: Option<Page<M>>,
+    pub(crate) page: Option<Page<M>>,
     /// For each full page, the number after its last byte.
     ends: VecDeque<Seq>,
 }
 
 impl<M: Mapped> Written<M> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { page: None, ends: VecDeque::new() }
     }
 
     /// Pages that are counted.
-    pub(super) fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.ends.len() + usize::from(self.page.is_some())
     }
 
     /// The open page is full: its last byte is before `end`.
-    pub(super) fn full(&mut self, end: Seq) {
+    pub(crate) fn full(&mut self, end: Seq) {
         if self.page.take().is_some() {
             self.ends.push_back(end);
         }
     }
 
     /// Counts `pages` full pages, whose last bytes are before `end`.
-    pub(super) fn restored(&mut self, pages: usize, end: Seq) {
+    pub(crate) fn restored(&mut self, pages: usize, end: Seq) {
         self.ends.extend(std::iter::repeat_n(end, pages));
     }
 
     /// The peer has acknowledged everything before `una`, and the user has written everything
     /// before `end`. Returns how many pages are not counted any more.
-    pub(super) fn acknowledged(&mut self, una: Seq, end: Seq) -> usize {
+    pub(crate) fn acknowledged(&mut self, una: Seq, end: Seq) -> usize {
         let before = self.held();
         while self.ends.front().is_some_and(|&end| end <= una) {
             self.ends.pop_front();
@@ -139,7 +139,7 @@ impl<M: Mapped> Written<M> {
     }
 
     /// Nothing will be sent any more. Returns how many pages are not counted any more.
-    pub(super) fn clear(&mut self) -> usize {
+    pub(crate) fn clear(&mut self) -> usize {
         let held = self.held();
         *self = Self::new();
         held
@@ -148,8 +148,8 @@ impl<M: Mapped> Written<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Table;
     use super::*;
+    use crate::stack::table::Table;
 
     /// Connections whose peers never read, one after the other: each writes as much as it may. The
     /// next one is answered.

@@ -1,17 +1,17 @@
 //! The path to a peer: its destination entry, and the link header of the next hop.
 
-use super::host::Host;
-use super::payload::Payload;
 use crate::Time;
 use crate::neighbor::Resolution;
 use crate::route::Dst;
+use crate::stack::payload::Payload;
+use crate::stack::shared::host::Host;
 use crate::wire::{Link, Mac};
 use netmem_refs::{Count, Ref};
 use std::net::IpAddr;
 
 /// A destination entry that a connection has cached. Each use checks whether the routes have
 /// changed.
-pub(super) struct Path<C: Count> {
+pub(crate) struct Path<C: Count> {
     dst: Ref<Dst<C>, C>,
     link: Link,
     state: State,
@@ -28,7 +28,7 @@ enum State {
 
 /// The target of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NextHop {
+pub(crate) enum NextHop {
     /// The device, with this link header.
     Link(Link),
     /// To this host.
@@ -39,7 +39,7 @@ pub(super) enum NextHop {
 
 impl<C: Count> Path<C> {
     /// The path to `destination`, if there is one.
-    pub(super) fn find<P: Payload<Count = C>>(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
+    pub(crate) fn find<P: Payload<Count = C>>(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
         let hop = |next| host.neighbors().hop(next, now);
         let dst = host.routes().find(destination, now, hop).ok()?;
         let link = Link { destination: Mac::default(), source: host.interface().mac };
@@ -47,42 +47,42 @@ impl<C: Count> Path<C> {
     }
 
     /// The address that packets on the path come from.
-    pub(super) fn source(&self) -> IpAddr {
+    pub(crate) fn source(&self) -> IpAddr {
         self.dst.source()
     }
 
     /// The longest IP packet that the path admits.
-    pub(super) fn mtu(&self, now: Time) -> u16 {
+    pub(crate) fn mtu(&self, now: Time) -> u16 {
         self.dst.path_mtu(now)
     }
 
     /// The longest IP packet with a datagram that the path admits.
-    pub(super) fn datagram_mtu(&self, now: Time) -> u16 {
+    pub(crate) fn datagram_mtu(&self, now: Time) -> u16 {
         self.dst.datagram_mtu(now)
     }
 
     /// Records that a router has reported that a segment was too long.
-    pub(super) fn too_big(&self, mtu: u32, now: Time) {
+    pub(crate) fn too_big(&self, mtu: u32, now: Time) {
         self.dst.too_big(mtu, now);
     }
 
     /// Records that a router has reported that a datagram was too long.
-    pub(super) fn datagram_too_big(&self, mtu: u32, now: Time) {
+    pub(crate) fn datagram_too_big(&self, mtu: u32, now: Time) {
         self.dst.datagram_too_big(mtu, now);
     }
 
     /// Whether it leads to this host.
-    pub(super) fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         self.dst.hop().is_none()
     }
 
     /// Whether packets wait for the next hop's address.
-    pub(super) fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.state != State::Goes
     }
 
     /// Whether the next hop has not answered since the last call.
-    pub(super) fn take_failure(&mut self) -> bool {
+    pub(crate) fn take_failure(&mut self) -> bool {
         let failed = self.state == State::Failed;
         if failed {
             self.state = State::Goes;
@@ -91,31 +91,31 @@ impl<C: Count> Path<C> {
     }
 
     /// Confirms the next hop: an event shows that it has received packets.
-    pub(super) fn confirm(&self, now: Time) {
+    pub(crate) fn confirm(&self, now: Time) {
         if let Some(hop) = self.dst.hop() {
             hop.confirm(now);
         }
     }
 
     /// Notes that there is traffic by the next hop.
-    pub(super) fn touch(&self, now: Time) {
+    pub(crate) fn touch(&self, now: Time) {
         if let Some(hop) = self.dst.hop() {
             hop.touch(now);
         }
     }
 
     /// The link header of packets that wait for the next hop's address.
-    pub(super) fn unresolved(&self) -> Link {
+    pub(crate) fn unresolved(&self) -> Link {
         self.link
     }
 
-    pub(super) fn dst(&self) -> &Dst<C> {
+    pub(crate) fn dst(&self) -> &Dst<C> {
         &self.dst
     }
 
     /// The present target of packets.
     #[inline]
-    pub(super) fn next_hop<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
+    pub(crate) fn next_hop<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
         if !host.routes().is_current(&self.dst) && !self.renew(host, now) {
             self.state = State::Failed;
             return NextHop::Waits;

@@ -1,6 +1,6 @@
 //! The kind of memory of a stack's payload.
 
-use super::carrier::HeaderTicket;
+use crate::stack::carrier::HeaderTicket;
 use crate::tcp::Carrier;
 use netmem_packet::{Meta, Packet, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};

@@ -1,6 +1,6 @@
 //! The receive queue of a stack, and its batches of frames.
 
-use super::payload::Payload;
+use crate::stack::payload::Payload;
 use netmem_packet::{Gro, Handler, Packet, Poll, RxQueue, Wait};
 use netmem_pool::Mapped;
 

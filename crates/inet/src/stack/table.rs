@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 
 /// Entries by [`Id`]. `K` is the kind of its handles: a handle of another table is of another type.
 /// The cost of each call is constant.
-pub(super) struct Table<K, T> {
+pub(crate) struct Table<K, T> {
     places: Slab<Entry<T>>,
     /// The generation of the next entry. It does not wrap: at a billion insertions a second, that
     /// takes 500 years.
@@ -25,7 +25,7 @@ struct Entry<T> {
 }
 
 /// The handle of an entry of a `Table<K, _>`.
-pub(super) struct Id<K> {
+pub(crate) struct Id<K> {
     generation: u64,
     place: u32,
     kind: PhantomData<K>,
@@ -34,7 +34,7 @@ pub(super) struct Id<K> {
 impl<K> Id<K> {
     /// The place in the table. Entries that exist at the same time have different places, which are
     /// as small as possible.
-    pub(super) fn place(self) -> u32 {
+    pub(crate) fn place(self) -> u32 {
         self.place
     }
 }
@@ -62,16 +62,16 @@ impl<K> fmt::Debug for Id<K> {
 }
 
 impl<K, T> Table<K, T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { places: Slab::new(), next: 0, kind: PhantomData }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
     /// The caller limits the number of entries to fewer than 2^32.
-    pub(super) fn insert(&mut self, value: T) -> Id<K> {
+    pub(crate) fn insert(&mut self, value: T) -> Id<K> {
         let generation = self.next;
         self.next += 1;
         let place = self.places.insert(Entry { generation, value }) as u32;
@@ -79,31 +79,31 @@ impl<K, T> Table<K, T> {
     }
 
     /// Removes an entry. `None` if it was removed before.
-    pub(super) fn remove(&mut self, id: Id<K>) -> Option<T> {
+    pub(crate) fn remove(&mut self, id: Id<K>) -> Option<T> {
         self.get(id)?;
         Some(self.places.remove(id.place as usize).value)
     }
 
     #[inline]
-    pub(super) fn get(&self, id: Id<K>) -> Option<&T> {
+    pub(crate) fn get(&self, id: Id<K>) -> Option<&T> {
         let entry = self.places.get(id.place as usize)?;
         (entry.generation == id.generation).then_some(&entry.value)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, id: Id<K>) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, id: Id<K>) -> Option<&mut T> {
         let entry = self.places.get_mut(id.place as usize)?;
         (entry.generation == id.generation).then_some(&mut entry.value)
     }
 
     /// The entry that is in a place now.
-    pub(super) fn at(&self, place: u32) -> Option<Id<K>> {
+    pub(crate) fn at(&self, place: u32) -> Option<Id<K>> {
         let generation = self.places.get(place as usize)?.generation;
         Some(Id { generation, place, kind: PhantomData })
     }
 
     /// All entries, in the order of their places.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Id<K>, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Id<K>, &T)> {
         self.places.iter().map(|(place, Entry { generation, value })| {
             (Id { generation: *generation, place: place as u32, kind: PhantomData }, value)
         })

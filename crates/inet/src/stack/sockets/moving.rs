@@ -8,13 +8,13 @@
 //! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset.
 //! The peer sends them again.
 
-use super::connections::{ConnectionId, Role, Slot};
-use super::core::Core;
-use super::fragment::Fragment;
-use super::host::Host;
-use super::path::Path;
-use super::payload::Payload;
-use super::{SocketError, Sockets, TcpStream};
+use crate::stack::core::Core;
+use crate::stack::path::Path;
+use crate::stack::payload::Payload;
+use crate::stack::shared::host::Host;
+use crate::stack::sockets::fragment::Fragment;
+use crate::stack::transport::connections::{ConnectionId, Role, Slot};
+use crate::stack::{SocketError, Sockets, TcpStream};
 use crate::tcp::{Config, Connection, Saved};
 use crate::wire::Flow;
 use netmem_pool::{Frag, Mapped};
@@ -53,7 +53,7 @@ impl SavedStream {
         self.unread.len() + self.unacknowledged.len()
     }
 
-    pub(super) fn flow(&self) -> Flow {
+    pub(crate) fn flow(&self) -> Flow {
         Flow { local: self.local, remote: self.remote }
     }
 }

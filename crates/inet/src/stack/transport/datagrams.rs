@@ -1,14 +1,14 @@
 //! UDP: datagrams whose payload is fragments.
 
-use super::address::canonical;
-use super::core::Core;
-use super::directory::{Addresses, Protocol};
-use super::fragment::Fragment;
-use super::path::{NextHop, Path};
-use super::payload::Payload;
-use super::{SocketError, Sockets};
 use crate::Time;
 use crate::route::MIN_PATH_MTU_V4;
+use crate::stack::address::canonical;
+use crate::stack::core::Core;
+use crate::stack::path::{NextHop, Path};
+use crate::stack::payload::Payload;
+use crate::stack::shared::directory::{Addresses, Protocol};
+use crate::stack::sockets::fragment::Fragment;
+use crate::stack::{SocketError, Sockets};
 use crate::tcp::{Budget, Held};
 use crate::wire::{Flow, HEADROOM, IcmpKind, MAX_HEADERS, Outer};
 use netmem_packet::{Packet, TxQueue};
@@ -33,7 +33,7 @@ const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
 const REMEMBERED: usize = 64;
 
 /// The sockets of a stack.
-pub(super) struct Datagrams<M: Mapped> {
+pub(crate) struct Datagrams<M: Mapped> {
     sockets: Slab<Socket<M>>,
     bound: HashMap<(Addresses, u16), u32>,
     outbox: VecDeque<Outgoing<M>>,
@@ -102,7 +102,7 @@ struct Arrived<M: Mapped> {
 }
 
 impl<M: Mapped> Datagrams<M> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             sockets: Slab::new(),
             bound: HashMap::new(),
@@ -113,18 +113,18 @@ impl<M: Mapped> Datagrams<M> {
         }
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         // Behind a datagram that waits for the ring, the others wait for it, too.
         !self.outbox.is_empty() && self.ready.is_empty()
     }
 
     /// Whether a datagram waits for the ring.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         !self.ready.is_empty()
     }
 
     /// The socket that a packet with this flow is for.
-    pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
+    pub(crate) fn find(&self, flow: &Flow) -> Option<u32> {
         let bound = |to| self.bound.get(&(to, flow.local.port())).copied();
         let found = bound(Addresses::One(flow.local.ip())).or_else(|| bound(Addresses::All));
         found.filter(|&n| self.sockets[n as usize].peer.is_none_or(|peer| peer == flow.remote))
@@ -132,7 +132,7 @@ impl<M: Mapped> Datagrams<M> {
 
     /// Queues a received datagram. Returns false if the socket has no room or no budget; the
     /// datagram is then dropped.
-    pub(super) fn deliver(&mut self, n: u32, flow: Flow, packet: Packet<M>, wakers: &mut Vec<Waker>) -> bool {
+    pub(crate) fn deliver(&mut self, n: u32, flow: Flow, packet: Packet<M>, wakers: &mut Vec<Waker>) -> bool {
         let Some(socket) = self.sockets.get_mut(n as usize).filter(|socket| socket.queue.len() < QUEUE) else {
             return false;
         };
@@ -149,7 +149,7 @@ impl<M: Mapped> Datagrams<M> {
 impl<P: Payload> Core<P> {
     /// Processes an ICMP error about a datagram of `len` bytes. A socket that is not connected does
     /// not report it: what it receives next is of another station.
-    pub(super) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind, len: u16) {
+    pub(crate) fn datagram_error(&mut self, flow: &Flow, kind: IcmpKind, len: u16) {
         let Some(n) = self.udp.find(flow) else { return };
         let Some(socket) = self.udp.sockets.get_mut(n as usize) else { return };
         match kind {
@@ -167,7 +167,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Sends datagrams that wait. Returns how many left the outbox.
-    pub(super) fn send_datagrams<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
+    pub(crate) fn send_datagrams<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize {
         let mut sent = 0;
         loop {
             let Some((packet, here)) = self.udp.ready.pop_front() else {

@@ -1,15 +1,15 @@
 //! A host: the data that its stacks share.
 
-use super::SavedStream;
-use super::bell::Bell;
-use super::directory::{Directory, StackId};
-use super::payload::Payload;
 use crate::Ports;
 use crate::Time;
 use crate::icmp::Limiter;
 use crate::interface::Interface;
 use crate::neighbor::Neighbors;
 use crate::route::{RouteError, Routes};
+use crate::stack::SavedStream;
+use crate::stack::payload::Payload;
+use crate::stack::shared::directory::{Directory, StackId};
+use crate::stack::shared::notifier::Bell;
 use crate::tcp::{Charges, Secret};
 use crate::wire::Flow;
 use crossbeam_queue::ArrayQueue;
@@ -62,26 +62,26 @@ struct Shared<P: Payload> {
 type Spread = dyn Fn(SocketAddr, SocketAddr) -> usize + Send + Sync;
 
 /// A frame on its way from stack to stack.
-pub(super) type Handed<P> = (<P as Payload>::Frame, Charges);
+pub(crate) type Handed<P> = (<P as Payload>::Frame, Charges);
 
 /// The part of a stack that other threads use.
-pub(super) struct Door<P: Payload> {
-    pub(super) bell: Bell,
+pub(crate) struct Door<P: Payload> {
+    pub(crate) bell: Bell,
     /// Each frame counts in the budget of the queue that received it.
     mailbox: ArrayQueue<Handed<P>>,
     /// The stack is gone, and takes no frames.
     closed: AtomicBool,
     /// Connections of the stack wait for a next hop.
-    pub(super) awaits_hop: AtomicBool,
+    pub(crate) awaits_hop: AtomicBool,
 }
 
 impl<P: Payload> Door<P> {
     /// A frame that another stack has handed over.
-    pub(super) fn take(&self) -> Option<Handed<P>> {
+    pub(crate) fn take(&self) -> Option<Handed<P>> {
         self.mailbox.pop()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.mailbox.is_empty()
     }
 
@@ -176,7 +176,7 @@ impl<P: Payload> Host<P> {
     }
 
     /// Whether packets of a flow arrive by the queue of `stack`, as far as is known.
-    pub(super) fn arrives_at(&self, flow: &Flow, stack: StackId) -> bool {
+    pub(crate) fn arrives_at(&self, flow: &Flow, stack: StackId) -> bool {
         self.0.spread.get().is_none_or(|queue_of| queue_of(flow.remote, flow.local) == stack as usize)
     }
 
@@ -187,7 +187,7 @@ impl<P: Payload> Host<P> {
     }
 
     /// Reserves the flow of a stream that a stack of this host will
-    /// [restore](super::Sockets::restore): until then its segments are dropped, and not answered by
+    /// [restore](crate::stack::Sockets::restore): until then its segments are dropped, and not answered by
     /// a reset. For streams that are restored while a stack of the host is polled already.
     pub fn expect(&self, saved: &SavedStream) {
         self.0.directory.expect(saved.flow());
@@ -206,7 +206,7 @@ impl<P: Payload> Host<P> {
     }
 
     /// Whether both are the same host.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -216,53 +216,53 @@ impl<P: Payload> Host<P> {
         &self.0.interface
     }
 
-    pub(super) fn routes(&self) -> &Routes<P::Count> {
+    pub(crate) fn routes(&self) -> &Routes<P::Count> {
         &self.0.routes
     }
 
-    pub(super) fn directory(&self) -> &Directory {
+    pub(crate) fn directory(&self) -> &Directory {
         &self.0.directory
     }
 
-    pub(super) fn ports(&self) -> &Ports {
+    pub(crate) fn ports(&self) -> &Ports {
         &self.0.ports
     }
 
-    pub(super) fn secret(&self) -> &Secret {
+    pub(crate) fn secret(&self) -> &Secret {
         &self.0.secret
     }
 
     /// Whether an ICMP error may be sent now.
-    pub(super) fn may_complain(&self, now: Time) -> bool {
+    pub(crate) fn may_complain(&self, now: Time) -> bool {
         self.0.limiter.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
     /// The neighbours. Call [`neighbors_changed`](Self::neighbors_changed) after a change.
-    pub(super) fn neighbors(&self) -> MutexGuard<'_, Neighbors<Packet<P::Mem>>> {
+    pub(crate) fn neighbors(&self) -> MutexGuard<'_, Neighbors<Packet<P::Mem>>> {
         self.0.neighbors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes the next deadline of the neighbours.
-    pub(super) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
+    pub(crate) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
         let due = if events { Some(0) } else { neighbors.deadline().map(Time::micros) };
         self.0.neighbors_due.store(due.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
     /// The next deadline of the neighbours.
-    pub(super) fn neighbors_due(&self) -> Option<Time> {
+    pub(crate) fn neighbors_due(&self) -> Option<Time> {
         time(&self.0.neighbors_due)
     }
 
     /// How often a neighbour was resolved, or did not answer. Connections that wait for one are
     /// tried when this moves.
-    pub(super) fn hop_changes(&self) -> u64 {
+    pub(crate) fn hop_changes(&self) -> u64 {
         self.0.hop_changes.load(Ordering::SeqCst)
     }
 
     /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that
     /// have connections which wait for one. The stack that finds the change is any of them: the
     /// cache is the host's.
-    pub(super) fn hops_changed(&self, stack: StackId) {
+    pub(crate) fn hops_changed(&self, stack: StackId) {
         self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
         let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
         for (n, door) in doors.iter().enumerate() {
@@ -273,20 +273,20 @@ impl<P: Payload> Host<P> {
     }
 
     /// When a stack of the host last sent a cookie.
-    pub(super) fn cookie_at(&self) -> Option<Time> {
+    pub(crate) fn cookie_at(&self) -> Option<Time> {
         time(&self.0.cookie_at)
     }
 
     /// Notes that a stack has sent a cookie. The segment that returns it can arrive at any stack
     /// that listens.
-    pub(super) fn cookie_sent(&self, at: Time) {
+    pub(crate) fn cookie_sent(&self, at: Time) {
         // Stacks may have different opinions of the present. A moment does not matter: a cookie has
         // its own time.
         self.0.cookie_at.store(at.micros(), Ordering::Relaxed);
     }
 
     /// Adds a stack.
-    pub(super) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
+    pub(crate) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
         let door = Arc::new(Door {
             bell: Bell::new()?,
             mailbox: ArrayQueue::new(MAILBOX),
@@ -300,12 +300,12 @@ impl<P: Payload> Host<P> {
     }
 
     /// Whether there is more than one stack.
-    pub(super) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.0.stacks.load(Ordering::Acquire) > 1
     }
 
     /// Removes a stack, and closes its mailbox.
-    pub(super) fn leave(&self, stack: StackId) {
+    pub(crate) fn leave(&self, stack: StackId) {
         let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(door) = doors.get(stack as usize) {
             door.close();
@@ -313,7 +313,7 @@ impl<P: Payload> Host<P> {
     }
 
     /// Puts a frame into a stack's mailbox. Returns false if it is full, or the stack is gone.
-    pub(super) fn deliver(&self, stack: StackId, frame: Handed<P>) -> bool {
+    pub(crate) fn deliver(&self, stack: StackId, frame: Handed<P>) -> bool {
         let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
         let Some(door) = doors.get(stack as usize) else { return false };
         let delivered = door.put(frame);

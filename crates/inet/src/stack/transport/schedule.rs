@@ -13,13 +13,13 @@
 //!
 //! [`Connection::transmit`]: crate::tcp::Connection::transmit
 
-use super::connections::{ConnectionId, Role, Slot};
-use super::core::Core;
-use super::egress::Segments;
-use super::listeners::headers;
-use super::payload::{Payload, Transmit};
-use super::wheel::Wheel;
 use crate::Time;
+use crate::stack::core::Core;
+use crate::stack::egress::Segments;
+use crate::stack::payload::{Payload, Transmit};
+use crate::stack::transport::connections::{ConnectionId, Role, Slot};
+use crate::stack::transport::listeners::headers;
+use crate::stack::transport::wheel::Wheel;
 use crate::tcp::{self, Event, State, Unreachable};
 use netmem_packet::TxQueue;
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ use std::mem;
 /// pages than there are connections that do something.
 const MOST_FED: usize = 64;
 
-pub(super) struct Schedule {
+pub(crate) struct Schedule {
     /// The timer of a connection has the number of its place.
     wheel: Wheel,
     fired: Vec<u32>,
@@ -57,7 +57,7 @@ enum Visit {
 }
 
 impl Schedule {
-    pub(super) fn new(now: Time) -> Self {
+    pub(crate) fn new(now: Time) -> Self {
         Self {
             wheel: Wheel::new(now),
             fired: Vec::new(),
@@ -71,35 +71,35 @@ impl Schedule {
     }
 
     /// Whether a connection must be processed now.
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         !self.due.is_empty() || self.to_feed > 0
     }
 
     /// Whether a connection waits for the ring.
-    pub(super) fn waits_for_ring(&self) -> bool {
+    pub(crate) fn waits_for_ring(&self) -> bool {
         !self.ring.is_empty()
     }
 
     /// Whether a connection waits for a next hop.
-    pub(super) fn waits_for_hops(&self) -> bool {
+    pub(crate) fn waits_for_hops(&self) -> bool {
         !self.hops.is_empty()
     }
 
     /// When the first timer fires or moves.
-    pub(super) fn next_timer(&self) -> Option<Time> {
+    pub(crate) fn next_timer(&self) -> Option<Time> {
         self.wheel.next()
     }
 
     /// Forgets the timer of a connection that is removed. Lists may still have its handle, which
     /// names nothing then.
-    pub(super) fn forget(&mut self, id: ConnectionId) {
+    pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.wheel.clear(id.place());
     }
 }
 
 impl<P: Payload> Core<P> {
     /// The connection is processed in this poll, or in the next one.
-    pub(super) fn enqueue(&mut self, id: ConnectionId) {
+    pub(crate) fn enqueue(&mut self, id: ConnectionId) {
         if let Some(slot) = self.connections.get_mut(id)
             && !mem::replace(&mut slot.due, true)
         {
@@ -109,7 +109,7 @@ impl<P: Payload> Core<P> {
 
     /// Fires timers, and lets connections that are due send. Returns how many connections were
     /// processed.
-    pub(super) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
+    pub(crate) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
     where
         P: Transmit<T>,
     {
@@ -265,7 +265,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// A neighbour was resolved, or does not answer: connections that wait for one are processed.
-    pub(super) fn hops_changed(&mut self) {
+    pub(crate) fn hops_changed(&mut self) {
         for id in mem::take(&mut self.schedule.hops) {
             if let Some(slot) = self.connections.get_mut(id) {
                 slot.awaits_hop = false;
@@ -276,7 +276,7 @@ impl<P: Payload> Core<P> {
 
     /// Pages were returned: connections that need some are processed, some in this poll, and the
     /// others in the next ones.
-    pub(super) fn feed(&mut self) {
+    pub(crate) fn feed(&mut self) {
         self.schedule.to_feed = self.schedule.starved.len();
     }
 
@@ -293,7 +293,7 @@ impl<P: Payload> Core<P> {
 
     /// Calls the users of connections that wait for a page to write, in order, as many as there are
     /// pages.
-    pub(super) fn call_writers(&mut self) {
+    pub(crate) fn call_writers(&mut self) {
         let mut ready = self.pages.ready();
         while ready > 0
             && let Some(id) = self.pages.next()
@@ -378,7 +378,7 @@ impl<P: Payload> Core<P> {
         }
     }
 
-    pub(super) fn count_time_wait(&self) -> usize {
+    pub(crate) fn count_time_wait(&self) -> usize {
         self.connections.iter().filter(|(_, slot)| slot.connection.state() == State::TimeWait).count()
     }
 

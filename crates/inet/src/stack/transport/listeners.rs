@@ -1,15 +1,15 @@
 //! The listeners of a stack, and how a connection begins: a handshake that is not complete, an
 //! accept queue, a stream.
 
-use super::SocketError;
-use super::connections::{ConnectionId, InConnections, Role};
-use super::core::Core;
-use super::directory::{Addresses, Protocol};
-use super::input::Back;
-use super::path::Path;
-use super::payload::{Payload, Transmit};
-use super::table::{Id, Table};
 use crate::route::MIN_PATH_MTU_V6;
+use crate::stack::SocketError;
+use crate::stack::core::Core;
+use crate::stack::input::Back;
+use crate::stack::path::Path;
+use crate::stack::payload::{Payload, Transmit};
+use crate::stack::shared::directory::{Addresses, Protocol};
+use crate::stack::table::{Id, Table};
+use crate::stack::transport::connections::{ConnectionId, InConnections, Role};
 use crate::tcp::{self, Answer, Arriving, Config, Flags, Header, Listener, Seq, Station};
 use crate::wire::Flow;
 use netmem_packet::TxQueue;
@@ -18,52 +18,52 @@ use std::net::SocketAddr;
 use std::task::Waker;
 
 /// The handle of a listener.
-pub(super) type ListenerId = Id<InListeners>;
+pub(crate) type ListenerId = Id<InListeners>;
 
 /// The kind of [`ListenerId`].
 #[derive(Debug)]
-pub(super) enum InListeners {}
+pub(crate) enum InListeners {}
 
 /// A listener in its table.
-pub(super) struct Listening {
-    pub(super) listener: Listener,
+pub(crate) struct Listening {
+    pub(crate) listener: Listener,
     config: Config,
     bound: (Addresses, u16),
     /// The accept queue. It owns its connections: they stay in their table, also if their peers
     /// reset them.
     ready: VecDeque<Id<InConnections>>,
     /// Connections that were accepted.
-    pub(super) accepted: u64,
-    pub(super) waker: Option<Waker>,
+    pub(crate) accepted: u64,
+    pub(crate) waker: Option<Waker>,
 }
 
 /// The table of listeners, and the addresses by which segments find them.
-pub(super) struct Listeners {
+pub(crate) struct Listeners {
     table: Table<InListeners, Listening>,
     bound: HashMap<(Addresses, u16), ListenerId>,
 }
 
 impl Listeners {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { table: Table::new(), bound: HashMap::new() }
     }
 
-    pub(super) fn get_mut(&mut self, id: ListenerId) -> Option<&mut Listening> {
+    pub(crate) fn get_mut(&mut self, id: ListenerId) -> Option<&mut Listening> {
         self.table.get_mut(id)
     }
 
-    pub(super) fn get(&self, id: ListenerId) -> Option<&Listening> {
+    pub(crate) fn get(&self, id: ListenerId) -> Option<&Listening> {
         self.table.get(id)
     }
 
     /// The listener for segments to `local`: the one whose addresses are the fewest.
-    pub(super) fn find(&self, local: SocketAddr) -> Option<ListenerId> {
+    pub(crate) fn find(&self, local: SocketAddr) -> Option<ListenerId> {
         let bound = |to| self.bound.get(&(to, local.port())).copied();
         let v6 = || if local.is_ipv6() { bound(Addresses::V6) } else { None };
         bound(Addresses::One(local.ip())).or_else(v6).or_else(|| bound(Addresses::All))
     }
 
-    pub(super) fn ids(&self) -> Vec<ListenerId> {
+    pub(crate) fn ids(&self) -> Vec<ListenerId> {
         self.table.iter().map(|(id, _)| id).collect()
     }
 }
@@ -71,23 +71,23 @@ impl Listeners {
 /// A connection in TIME-WAIT whose flow a new connection may take over, and the least initial
 /// number of the new one.
 #[derive(Clone, Copy)]
-pub(super) struct Reused {
-    pub(super) old: ConnectionId,
-    pub(super) after: Seq,
+pub(crate) struct Reused {
+    pub(crate) old: ConnectionId,
+    pub(crate) after: Seq,
 }
 
 /// A segment of a flow that has no connection, or one in TIME-WAIT.
-pub(super) struct Begins<'a> {
-    pub(super) flow: Flow,
-    pub(super) header: &'a Header,
-    pub(super) meta: tcp::Meta,
-    pub(super) back: Back,
-    pub(super) reused: Option<Reused>,
+pub(crate) struct Begins<'a> {
+    pub(crate) flow: Flow,
+    pub(crate) header: &'a Header,
+    pub(crate) meta: tcp::Meta,
+    pub(crate) back: Back,
+    pub(crate) reused: Option<Reused>,
 }
 
 impl<P: Payload> Core<P> {
     /// Listens on an address and a port; port 0 means one that is free. Returns also the port.
-    pub(super) fn listen(
+    pub(crate) fn listen(
         &mut self,
         local: SocketAddr,
         listener: Listener,
@@ -109,7 +109,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The user has dropped a listener. Connections that were not accepted are reset.
-    pub(super) fn unlisten(&mut self, id: ListenerId) {
+    pub(crate) fn unlisten(&mut self, id: ListenerId) {
         let Some(listening) = self.listeners.table.remove(id) else { return };
         let (to, port) = listening.bound;
         self.listeners.bound.remove(&(to, port));
@@ -122,7 +122,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The next connection of an accept queue. It belongs to the caller from now on.
-    pub(super) fn accept(&mut self, id: ListenerId) -> Option<(ConnectionId, Flow)> {
+    pub(crate) fn accept(&mut self, id: ListenerId) -> Option<(ConnectionId, Flow)> {
         let listening = self.listeners.get_mut(id)?;
         let connection = listening.ready.pop_front()?;
         listening.listener.taken();
@@ -135,7 +135,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// Puts a connection whose handshake is complete into its listener's accept queue.
-    pub(super) fn offer(&mut self, listener: ListenerId, id: ConnectionId) {
+    pub(crate) fn offer(&mut self, listener: ListenerId, id: ConnectionId) {
         if let Some(listening) = self.listeners.get_mut(listener) {
             listening.ready.push_back(id);
             self.wakers.extend(listening.waker.take());
@@ -143,7 +143,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The initial options of a connection on the link, of which the path's are not known yet.
-    pub(super) fn config(&self, config: &Config, flow: &Flow) -> Config {
+    pub(crate) fn config(&self, config: &Config, flow: &Flow) -> Config {
         let mss = self.host.interface().mtu.saturating_sub(headers(flow));
         let mut config = Config { mss, max_payload: mss, ..*config };
         if flow.local.is_ipv6() {
@@ -160,7 +160,7 @@ impl<P: Payload> Core<P> {
     ///
     /// A peer can send any number of these. Unless a connection is made, they are answered without
     /// state: no entry of the destination cache, and none of a neighbour, is made or looked up.
-    pub(super) fn begin<T: TxQueue<Mem = P::Mem>>(
+    pub(crate) fn begin<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
         begins: Begins<'_>,
@@ -250,7 +250,7 @@ impl<P: Payload> Core<P> {
     }
 
     /// The handshake of a connection has failed.
-    pub(super) fn half_open_failed(&mut self, listener: ListenerId) {
+    pub(crate) fn half_open_failed(&mut self, listener: ListenerId) {
         if let Some(listening) = self.listeners.get_mut(listener) {
             listening.listener.failed();
         }
@@ -258,6 +258,6 @@ impl<P: Payload> Core<P> {
 }
 
 /// Bytes of IP and TCP headers without options.
-pub(super) fn headers(flow: &Flow) -> u16 {
+pub(crate) fn headers(flow: &Flow) -> u16 {
     if flow.local.is_ipv4() { 40 } else { 60 }
 }

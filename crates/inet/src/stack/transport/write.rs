@@ -1,10 +1,10 @@
 //! Bytes that a user writes: they are copied into pages of the stack's pool, within the
 //! connection's share.
 
-use super::SocketError;
-use super::connections::ConnectionId;
-use super::core::Core;
-use super::payload::Payload;
+use crate::stack::SocketError;
+use crate::stack::core::Core;
+use crate::stack::payload::Payload;
+use crate::stack::transport::connections::ConnectionId;
 use std::mem;
 
 impl<P: Payload> Core<P> {
@@ -12,7 +12,7 @@ impl<P: Payload> Core<P> {
     /// it is none, and the connection goes on, its user is called when that changes.
     ///
     /// Writes that follow each other go into the same page, until all bytes in it are acknowledged.
-    pub(super) fn write(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, SocketError> {
+    pub(crate) fn write(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, SocketError> {
         let slot = self.connections.get_mut(id).ok_or(SocketError::StackGone)?;
         slot.connection.can_send()?;
         let mut written = 0;
@@ -47,7 +47,7 @@ impl<P: Payload> Core<P> {
 
     /// Whether a byte that is written now would find a page. If not, the user is called when one is
     /// free.
-    pub(super) fn can_write(&mut self, id: ConnectionId) -> bool {
+    pub(crate) fn can_write(&mut self, id: ConnectionId) -> bool {
         let Some(slot) = self.connections.get_mut(id) else { return true };
         let can = slot.written.page.is_some() || self.pages.admits(slot.written.held());
         if !can {

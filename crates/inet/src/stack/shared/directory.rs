@@ -22,7 +22,7 @@ const PASSED_OVER: usize = 1024;
 pub(crate) type StackId = u32;
 
 /// No stack: the connection is on its way to another one.
-pub(super) const NOBODY: StackId = StackId::MAX;
+pub(crate) const NOBODY: StackId = StackId::MAX;
 
 /// The use of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

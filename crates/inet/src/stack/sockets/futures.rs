@@ -1,6 +1,6 @@
 //! The traits of the `futures` crates for streams.
 
-use super::TcpStream;
+use crate::stack::TcpStream;
 use futures_io::{AsyncRead, AsyncWrite};
 use netmem_pool::Mapped;
 use std::io;

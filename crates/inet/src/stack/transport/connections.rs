@@ -9,12 +9,12 @@
 //! flow, although it stays in the table until its owner lets it go: the peer can begin a new
 //! connection from the same port. A new connection also takes over the flow of one in TIME-WAIT.
 
-use super::listeners::ListenerId;
-use super::pages::Written;
-use super::path::Path;
-use super::payload::Payload;
-use super::table::{Id, Table};
 use crate::Time;
+use crate::stack::pages::Written;
+use crate::stack::path::Path;
+use crate::stack::payload::Payload;
+use crate::stack::table::{Id, Table};
+use crate::stack::transport::listeners::ListenerId;
 use crate::tcp::{self, Connection, Seq};
 use crate::wire::Flow;
 use std::collections::BTreeSet;
@@ -24,53 +24,53 @@ use std::task::Waker;
 use std::time::Duration;
 
 /// The handle of a connection.
-pub(super) type ConnectionId = Id<InConnections>;
+pub(crate) type ConnectionId = Id<InConnections>;
 
 /// The kind of [`ConnectionId`].
-pub(super) enum InConnections {}
+pub(crate) enum InConnections {}
 
 /// A connection in its table.
-pub(super) struct Slot<P: Payload> {
-    pub(super) connection: Connection<P>,
-    pub(super) flow: Flow,
-    pub(super) path: Path<P::Count>,
-    pub(super) role: Role,
+pub(crate) struct Slot<P: Payload> {
+    pub(crate) connection: Connection<P>,
+    pub(crate) flow: Flow,
+    pub(crate) path: Path<P::Count>,
+    pub(crate) role: Role,
     /// It is in the list of connections that are due.
-    pub(super) due: bool,
+    pub(crate) due: bool,
     /// It is in the queue of connections that wait for the ring.
-    pub(super) in_ring_queue: bool,
+    pub(crate) in_ring_queue: bool,
     /// It is in the list of connections that wait for a next hop.
-    pub(super) awaits_hop: bool,
+    pub(crate) awaits_hop: bool,
     /// It is in the list of connections that want pages to receive.
-    pub(super) starved: bool,
-    pub(super) connected: bool,
+    pub(crate) starved: bool,
+    pub(crate) connected: bool,
     /// The reason why the connection has ended, if it has.
-    pub(super) closed: Option<Option<tcp::Error>>,
-    pub(super) read: Option<Waker>,
-    pub(super) write: Option<Waker>,
+    pub(crate) closed: Option<Option<tcp::Error>>,
+    pub(crate) read: Option<Waker>,
+    pub(crate) write: Option<Waker>,
     /// The peer has announced urgent data, and the user was not told yet.
-    pub(super) urgent: bool,
+    pub(crate) urgent: bool,
     /// It is in the list of connections in TIME-WAIT.
-    pub(super) in_time_wait: bool,
-    pub(super) max_payload: u16,
+    pub(crate) in_time_wait: bool,
+    pub(crate) max_payload: u16,
     /// Segments that were dropped since the last payload, because the device had not verified their
     /// checksums.
-    pub(super) unvouched: u64,
+    pub(crate) unvouched: u64,
     /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
-    pub(super) una: Seq,
+    pub(crate) una: Seq,
     /// The pages that the user has written, and that are not acknowledged.
-    pub(super) written: Written<P::Mem>,
+    pub(crate) written: Written<P::Mem>,
     /// It is in the queue of connections that want a page to write.
-    pub(super) awaits_page: bool,
+    pub(crate) awaits_page: bool,
     /// When its memory is to be freed, if it is still idle then.
-    pub(super) shrink_at: Shrink,
+    pub(crate) shrink_at: Shrink,
     /// Chunks of payload out of order, as [`Connections`] knows it.
     out_of_order: usize,
 }
 
 /// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// A `TcpStream` of the user.
     Stream,
     /// A listener; the handshake is not complete.
@@ -83,7 +83,7 @@ pub(super) enum Role {
 
 /// What is known of a connection's idleness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shrink {
+pub(crate) enum Shrink {
     Busy,
     /// It has been idle since less than [`IDLE`].
     At(Time),
@@ -96,7 +96,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 impl<P: Payload> Slot<P> {
     /// Frees the memory of the connection's lists if it has been idle for long enough.
-    pub(super) fn shrink_if_idle(&mut self, now: Time) {
+    pub(crate) fn shrink_if_idle(&mut self, now: Time) {
         self.shrink_at = match self.shrink_at {
             _ if !self.connection.is_idle() => Shrink::Busy,
             Shrink::Busy => Shrink::At(now + IDLE),
@@ -109,12 +109,12 @@ impl<P: Payload> Slot<P> {
     }
 
     /// When the connection is to be processed, if nothing else happens before.
-    pub(super) fn deadline(&self) -> Option<Time> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         let shrink = if let Shrink::At(at) = self.shrink_at { Some(at) } else { None };
         [self.connection.deadline(), shrink].into_iter().flatten().min()
     }
 
-    pub(super) fn new(
+    pub(crate) fn new(
         connection: Connection<P>,
         flow: Flow,
         path: Path<P::Count>,
@@ -148,13 +148,13 @@ impl<P: Payload> Slot<P> {
 
     /// The wakers of the user, which are to be called because the connection has ended or will be
     /// removed.
-    pub(super) fn wakers(&mut self) -> impl Iterator<Item = Waker> + use<P> {
+    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> + use<P> {
         self.read.take().into_iter().chain(self.write.take())
     }
 }
 
 /// The table of connections, and the flows by which segments find them.
-pub(super) struct Connections<P: Payload> {
+pub(crate) struct Connections<P: Payload> {
     /// Each entry has memory of its own: a table that grows moves none.
     table: Table<InConnections, Box<Slot<P>>>,
     flows: HashMap<Flow, ConnectionId, RandomState>,
@@ -163,55 +163,55 @@ pub(super) struct Connections<P: Payload> {
 }
 
 impl<P: Payload> Connections<P> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { table: Table::new(), flows: HashMap::default(), out_of_order: BTreeSet::new() }
     }
 
     /// Connections, with or without a flow.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
     #[inline]
-    pub(super) fn get(&self, id: ConnectionId) -> Option<&Slot<P>> {
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<&Slot<P>> {
         self.table.get(id).map(|slot| &**slot)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
+    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
         self.table.get_mut(id).map(|slot| &mut **slot)
     }
 
     /// The connection whose timer has this number ([`Id::place`]).
-    pub(super) fn at(&self, place: u32) -> Option<ConnectionId> {
+    pub(crate) fn at(&self, place: u32) -> Option<ConnectionId> {
         self.table.at(place)
     }
 
     /// The connection that receives the segments of a flow, and its entry.
     #[inline]
-    pub(super) fn find_mut(&mut self, flow: &Flow) -> Option<(ConnectionId, &mut Slot<P>)> {
+    pub(crate) fn find_mut(&mut self, flow: &Flow) -> Option<(ConnectionId, &mut Slot<P>)> {
         let id = self.find(flow)?;
         self.get_mut(id).map(|slot| (id, slot))
     }
 
     /// The connection that receives the segments of a flow.
     #[inline]
-    pub(super) fn find(&self, flow: &Flow) -> Option<ConnectionId> {
+    pub(crate) fn find(&self, flow: &Flow) -> Option<ConnectionId> {
         self.flows.get(flow).copied()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Slot<P>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Slot<P>)> {
         self.table.iter().map(|(id, slot)| (id, &**slot))
     }
 
     /// The connections with a property. They are listed first, because what is done with them may
     /// change the table.
-    pub(super) fn ids(&self, which: impl Fn(&Slot<P>) -> bool) -> Vec<ConnectionId> {
+    pub(crate) fn ids(&self, which: impl Fn(&Slot<P>) -> bool) -> Vec<ConnectionId> {
         self.iter().filter(|(_, slot)| which(slot)).map(|(id, _)| id).collect()
     }
 
     /// Inserts a connection. It receives the segments of its flow from now on.
-    pub(super) fn insert(&mut self, slot: Slot<P>) -> ConnectionId {
+    pub(crate) fn insert(&mut self, slot: Slot<P>) -> ConnectionId {
         let flow = slot.flow;
         let id = self.table.insert(Box::new(slot));
         self.flows.insert(flow, id);
@@ -220,7 +220,7 @@ impl<P: Payload> Connections<P> {
 
     /// Separates a connection from its flow. Returns false if it has none, because a later
     /// connection of the same flow has it.
-    pub(super) fn unlink(&mut self, id: ConnectionId) -> bool {
+    pub(crate) fn unlink(&mut self, id: ConnectionId) -> bool {
         let Some(flow) = self.get(id).map(|slot| slot.flow).filter(|flow| self.find(flow) == Some(id)) else {
             return false;
         };
@@ -228,7 +228,7 @@ impl<P: Payload> Connections<P> {
     }
 
     /// Removes a connection. Returns whether it had its flow, too.
-    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
+    pub(crate) fn remove(&mut self, id: ConnectionId) -> Option<(Box<Slot<P>>, bool)> {
         let linked = self.unlink(id);
         let slot = self.table.remove(id)?;
         self.out_of_order.remove(&(slot.out_of_order, id.place()));
@@ -237,7 +237,7 @@ impl<P: Payload> Connections<P> {
 
     /// Notes how much payload a connection has out of order. Costs a comparison, unless it has
     /// changed.
-    pub(super) fn note_out_of_order(&mut self, id: ConnectionId) {
+    pub(crate) fn note_out_of_order(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         let now = slot.connection.out_of_order();
         let before = mem::replace(&mut slot.out_of_order, now);
@@ -251,7 +251,7 @@ impl<P: Payload> Connections<P> {
 
     /// Drops a chunk of payload out of order, of the connection that has most. Returns false if
     /// there is none.
-    pub(super) fn evict(&mut self) -> bool {
+    pub(crate) fn evict(&mut self) -> bool {
         while let Some(&(chunks, place)) = self.out_of_order.last() {
             let Some(id) = self.table.at(place) else { return false };
             if self.table.get_mut(id).is_some_and(|slot| slot.connection.evict()) {

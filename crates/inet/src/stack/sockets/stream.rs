@@ -1,12 +1,12 @@
 //! Sockets of TCP: listeners and streams.
 
-use super::address::canonical;
-use super::connections::{ConnectionId, Slot};
-use super::core::Core;
-use super::fragment::{Fragment, Packer};
-use super::listeners::ListenerId;
-use super::payload::Payload;
-use super::{SocketError, StackStats};
+use crate::stack::address::canonical;
+use crate::stack::core::Core;
+use crate::stack::payload::Payload;
+use crate::stack::sockets::fragment::{Fragment, Packer};
+use crate::stack::transport::connections::{ConnectionId, Slot};
+use crate::stack::transport::listeners::ListenerId;
+use crate::stack::{SocketError, StackStats};
 use crate::tcp::{self, Budget, Chunk, Config, Held, Info, IpFields, KeepAlive, Listener, Received};
 use crate::wire::Flow;
 use netmem_pool::{Frag, Mapped};
@@ -23,13 +23,13 @@ use std::time::Duration;
 /// bytes, a copy costs less.
 const BY_REFERENCE: usize = 512;
 
-/// Opens the sockets of a [`Stack`](super::Stack). Stays on its thread, as they do; fragments go
+/// Opens the sockets of a [`Stack`](crate::stack::Stack). Stays on its thread, as they do; fragments go
 /// anywhere.
 ///
-/// Calls of sockets take effect at the next [`poll`](super::Stack::poll) of the stack, which sends
+/// Calls of sockets take effect at the next [`poll`](crate::stack::Stack::poll) of the stack, which sends
 /// the segments. The time of a call is that of the last poll.
 pub struct Sockets<P: Payload> {
-    pub(super) core: Rc<RefCell<Core<P>>>,
+    pub(crate) core: Rc<RefCell<Core<P>>>,
 }
 
 impl<P: Payload> Clone for Sockets<P> {
@@ -139,7 +139,7 @@ impl<P: Payload> Sockets<P> {
         Ok(TcpStream::new(self.clone(), id, flow))
     }
 
-    /// The counters of the stack, also after its end. As [`Stack::stats`](super::Stack::stats).
+    /// The counters of the stack, also after its end. As [`Stack::stats`](crate::stack::Stack::stats).
     #[must_use]
     pub fn stats(&self) -> StackStats {
         self.core.borrow().egress.stats
@@ -243,19 +243,19 @@ impl<P: Payload> fmt::Debug for TcpListener<P> {
 /// Dropping it closes the connection. Bytes that were sent still arrive. But if received data was
 /// not read, the peer gets a reset instead.
 pub struct TcpStream<P: Payload> {
-    pub(super) sockets: Sockets<P>,
-    pub(super) id: ConnectionId,
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
+    pub(crate) sockets: Sockets<P>,
+    pub(crate) id: ConnectionId,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
     /// What [`read`](Self::read) has not copied yet.
-    pub(super) rest: Fragment<P::Mem>,
+    pub(crate) rest: Fragment<P::Mem>,
 }
 
 /// Nothing in it is pinned.
 impl<P: Payload> Unpin for TcpStream<P> {}
 
 impl<P: Payload> TcpStream<P> {
-    pub(super) fn new(sockets: Sockets<P>, id: ConnectionId, flow: Flow) -> Self {
+    pub(crate) fn new(sockets: Sockets<P>, id: ConnectionId, flow: Flow) -> Self {
         Self { sockets, id, local: flow.local, remote: flow.remote, rest: Fragment::default() }
     }
 

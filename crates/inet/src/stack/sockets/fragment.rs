@@ -27,7 +27,7 @@ enum Inner<M: Memory> {
 }
 
 impl<M: Memory> Fragment<M> {
-    pub(super) fn new(held: Held<Frag<M>>) -> Self {
+    pub(crate) fn new(held: Held<Frag<M>>) -> Self {
         Self(Inner::Page(held))
     }
 
@@ -203,7 +203,7 @@ pub struct Packer<M: Memory> {
 }
 
 impl<M: Mapped> Packer<M> {
-    pub(super) fn new(pool: Arc<SharedPool<M>>, budget: Budget, pages: Budget) -> Self {
+    pub(crate) fn new(pool: Arc<SharedPool<M>>, budget: Budget, pages: Budget) -> Self {
         Self { pool, budget, pages, open: None, copied: 0 }
     }
 

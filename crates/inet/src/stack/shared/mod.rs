@@ -1,0 +1,5 @@
+//! What the stacks of a host share: routes, neighbours, ports, and the way from stack to stack.
+
+pub(crate) mod directory;
+pub(crate) mod host;
+pub(crate) mod notifier;

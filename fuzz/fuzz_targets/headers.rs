@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use netmem_fuzz::Input;
 use netmem_inet::tcp::{Flags, Header, Options, Seq, Timestamps};
-use netmem_inet::wire::{self, Body, Flow, Icmp, Ip, Network, Outer, Part, Transport};
+use netmem_inet::wire::{self, Body, Flow, Icmp, Ip, Network, Outer, ByteRange, Transport};
 use netmem_packet::Sum;
 
 fuzz_target!(|data: &[u8]| {
@@ -35,7 +35,7 @@ fn packet(input: &mut Input) {
     }
 }
 
-fn inside(part: Part, len: usize) {
+fn inside(part: ByteRange, len: usize) {
     assert!(part.at <= part.end() && part.end() <= len, "{part:?} of {len}");
 }
 
@@ -44,7 +44,7 @@ fn content(ip: &Ip, head: &[u8], len: usize) {
     assert_eq!(ip.source.is_ipv4(), ip.destination.is_ipv4());
     let Ok(transport) = ip.transport(head) else { return };
     if let Some(covered) = ip.covered(&transport) {
-        inside(covered.part, len);
+        inside(covered.range, len);
     }
     match transport {
         Transport::Tcp(segment) => {
@@ -75,7 +75,7 @@ fn written(flow: &Flow, header: &Header, len: usize) {
     let Ok(transport) = ip.transport(&bytes) else { panic!("what was written is not read: {header:?}") };
     let covered = ip.covered(&transport).expect("TCP has a checksum");
     let mut sum = Sum::default();
-    sum.add(&bytes[covered.part.at..covered.part.end()]);
+    sum.add(&bytes[covered.range.at..covered.range.end()]);
     assert!(covered.holds(sum), "the checksum is wrong");
     let Transport::Tcp(segment) = transport else { panic!("not TCP") };
     let mut expected = *header;

@@ -12,8 +12,8 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Answer, Arriving, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
-    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Station, Timestamps, Unreachable,
+    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
+    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, ConnectionTemplate, Timestamps, Unreachable,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -39,7 +39,7 @@ impl Output<Memory> for Ring {
         self.offload
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
         if self.room == 0 {
             return Err(Full);
         }
@@ -108,16 +108,16 @@ fn run(input: &mut Input) {
     let syn =
         Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options: syn_options, ..Header::default() };
     let mut connection: Connection<Memory> = if bit(14) {
-        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: None, cookie_at: None };
-        let station = Station { config: &config, secret: &secret, queue: Some(&queue) };
-        match Listener::new(1, 1).segment(arriving, station, now, || Some(config.max_payload)) {
+        let arriving = ArrivingSegment { header: &syn, len: 0, flow: &1, after: None, cookie_at: None };
+        let template = ConnectionTemplate { config: &config, secret: &secret, queue: Some(&queue) };
+        match Listener::new(1, 1).handle_segment(arriving, template, now, || Some(config.max_payload)) {
             Answer::HalfOpen(connection) => connection,
             _ => return,
         }
     } else {
         Connection::connect(&config, secret.start(&1, now), Some(&queue), now)
     };
-    let _ = connection.transmit(now, &mut ring);
+    let _ = connection.poll_transmit(now, &mut ring);
     if !bit(15) {
         // The handshake, so that the fuzzer need not find it.
         let ack =
@@ -129,7 +129,7 @@ fn run(input: &mut Input) {
         } else {
             Header { flags: Flags::SYN.with(Flags::ACK), options: Options { timestamps, ..syn_options }, ..ack }
         };
-        connection.segment(&header, None, Meta::of(0), now);
+        connection.handle_segment(&header, None, Meta::of(0), now);
     }
     peer += 1;
     let mut held: Vec<Held<Piece>> = Vec::new();
@@ -175,7 +175,7 @@ fn run(input: &mut Input) {
                 let payload =
                     (len > 0 && !missing).then(|| Piece::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
                 let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
-                connection.segment(&header, payload, meta, now);
+                connection.handle_segment(&header, payload, meta, now);
                 peer = header.seq.0.wrapping_add(len);
             }
             7 | 8 => {
@@ -215,23 +215,23 @@ fn run(input: &mut Input) {
                     0 => IcmpError::TooBig { max_payload: input.u16().into() },
                     _ => IcmpError::Unreachable(Unreachable::Port),
                 };
-                connection.error(error, (input.u8() & 7 != 0).then_some(seq), now);
+                connection.handle_icmp_error(error, (input.u8() & 7 != 0).then_some(seq), now);
             }
             13 => ring.posted.drain(..).for_each(|done| done.set(true)),
             14 => now += Duration::from_micros(1 << input.below(36)),
             _ => {
-                if let Some(at) = connection.deadline() {
+                if let Some(at) = connection.poll_timeout() {
                     now = now.max(at);
-                    connection.timeout(now);
+                    connection.handle_timeout(now);
                 }
             }
         }
-        if connection.deadline().is_some_and(|at| at <= now) {
-            connection.timeout(now);
+        if connection.poll_timeout().is_some_and(|at| at <= now) {
+            connection.handle_timeout(now);
         }
         (ring.room, ring.segments) = (usize::from(input.u8() & 3) * 40, 0);
-        let _ = connection.transmit(now, &mut ring);
-        while connection.event().is_some() {}
+        let _ = connection.poll_transmit(now, &mut ring);
+        while connection.poll_event().is_some() {}
         let buffers = connection.info(now).buffers;
         assert!(buffers <= config.budget, "{buffers} buffers of {}", config.budget);
         assert_eq!(queue.used(), buffers, "the queue counts what its connection counts");

@@ -66,7 +66,7 @@ pub fn may_echo(cast: Cast, ip: &Ip, icmp: &Icmp) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{FragmentHeader, Part};
+    use crate::wire::{ByteRange, FragmentHeader};
 
     /// Proves that messages are limited to a burst, and then to the rate.
     #[test]
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn errors_answer_no_errors_groups_and_fragments() {
         let addr = std::net::IpAddr::from([192, 0, 2, 1]);
-        let content = Part::default();
+        let content = ByteRange::default();
         let ip = Ip {
             source: addr,
             destination: addr,

@@ -1,6 +1,6 @@
 //! The addresses of a stack, and the check of whether a frame is for it.
 
-use crate::wire::{Advertisement, Arp, Ip, Link, Mac, Solicitation, all_nodes, solicited_node};
+use crate::wire::{Advertisement, Arp, EthernetHeader, Ip, Mac, Solicitation, all_nodes, solicited_node};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// An address of the interface, and the network that it is in.
@@ -93,7 +93,7 @@ impl Interface {
     /// 3.3.6).
     #[inline]
     #[must_use]
-    pub fn accepts(&self, link: &Link, ip: &Ip) -> Option<Cast> {
+    pub fn accepts(&self, link: &EthernetHeader, ip: &Ip) -> Option<Cast> {
         let to_group = link.destination.is_multicast();
         if !to_group && link.destination != self.mac || self.owns(ip.source) {
             return None;
@@ -148,7 +148,7 @@ impl Interface {
                     Some(mac) => (target, mac),
                     None => (group, Mac::of_multicast(group.into())),
                 };
-                let link = Link { destination, source: self.mac };
+                let link = EthernetHeader { destination, source: self.mac };
                 Solicitation { target, mac: Some(self.mac) }.emit(out, link, source, to).ok().map(|emitted| emitted.len)
             }
             _ => None,
@@ -172,7 +172,13 @@ impl Interface {
     /// Writes the answer to a solicitation of one of the interface's addresses. `None` if it was no such solicitation,
     /// or if there are fewer than 86 bytes.
     #[must_use]
-    pub fn answer_solicitation(&self, link: &Link, ip: &Ip, asked: &Solicitation, out: &mut [u8]) -> Option<usize> {
+    pub fn answer_solicitation(
+        &self,
+        link: &EthernetHeader,
+        ip: &Ip,
+        asked: &Solicitation,
+        out: &mut [u8],
+    ) -> Option<usize> {
         let IpAddr::V6(from) = ip.source else { return None };
         if !self.owns(asked.target.into()) || self.owns(ip.source) {
             return None;
@@ -189,7 +195,7 @@ impl Interface {
             solicited: !probes,
             overrides: true,
         };
-        let link = Link { destination, source: self.mac };
+        let link = EthernetHeader { destination, source: self.mac };
         answer.emit(out, link, asked.target, to).ok().map(|emitted| emitted.len)
     }
 }
@@ -211,7 +217,7 @@ mod tests {
 
     fn ip(source: &str, destination: &str) -> Ip {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
-        let content = wire::Part::default();
+        let content = wire::ByteRange::default();
         Ip { source, destination, traffic_class: 0, hop_limit: 64, protocol: 6, content, fragment: None }
     }
 
@@ -220,7 +226,7 @@ mod tests {
     fn only_frames_for_this_station_are_accepted() {
         let interface = interface();
         let accepts = |destination: Mac, from: &str, to: &str| {
-            interface.accepts(&Link { destination, source: PEER }, &ip(from, to))
+            interface.accepts(&EthernetHeader { destination, source: PEER }, &ip(from, to))
         };
         assert_eq!(accepts(US, "192.0.2.2", "192.0.2.1"), Some(Cast::Unicast));
         assert_eq!(accepts(US, "2001:db8::2", "fe80::1"), Some(Cast::Unicast));
@@ -305,7 +311,7 @@ mod tests {
         // A station that probes is answered before all.
         let probe = Solicitation { target: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), mac: None };
         let ip = Ip { source: Ipv6Addr::UNSPECIFIED.into(), ..ip("::2", "fe80::1") };
-        let link = Link { destination: US, source: PEER };
+        let link = EthernetHeader { destination: US, source: PEER };
         let len = us.answer_solicitation(&link, &ip, &probe, &mut answer).unwrap();
         let Ok((link, Network::Ip(ip))) = wire::parse(&answer, len) else { panic!("no answer") };
         assert_eq!((link.destination.0[0], ip.destination), (0x33, IpAddr::V6(all_nodes())));

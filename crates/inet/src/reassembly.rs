@@ -12,7 +12,7 @@
 
 use crate::Time;
 use crate::tcp::Chunk;
-use crate::wire::{Ip, Part};
+use crate::wire::{ByteRange, Ip};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -228,7 +228,7 @@ impl<P: Chunk> Reassembly<P> {
     fn complete(&mut self, at: usize, len: usize) -> Option<Reassembled<P>> {
         let datagram = self.remove(at);
         let mut ip = datagram.first?;
-        (ip.fragment, ip.content) = (None, Part { at: 0, len });
+        (ip.fragment, ip.content) = (None, ByteRange { at: 0, len });
         // Congestion on the way of one fragment is congestion (RFC 3168, 5.3). A router marks no
         // packet that does not know ECN.
         if datagram.ecn & 1 << Ip::CE != 0 {
@@ -286,7 +286,7 @@ mod tests {
     /// The fragment of datagram `id` that has the bytes from `offset` to `end`, each of which is
     /// its place.
     fn fragment(id: u32, offset: usize, end: usize, more: bool) -> (Ip, Bytes) {
-        let content = Part { at: 20, len: end - offset };
+        let content = ByteRange { at: 20, len: end - offset };
         let fragment = Some(FragmentHeader { id, offset: offset as u16, more });
         let (source, destination) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
         let (traffic_class, protocol) = (Ip::ECT0, protocol::UDP);
@@ -335,7 +335,7 @@ mod tests {
                 assert!(
                     lengths.contains(&all.len()) && all.iter().enumerate().all(|(at, &byte)| byte == (at / 8) as u8)
                 );
-                assert_eq!((done.ip.content, done.ip.fragment), (Part { at: 0, len: all.len() }, None));
+                assert_eq!((done.ip.content, done.ip.fragment), (ByteRange { at: 0, len: all.len() }, None));
             }
             assert_eq!(reassembly.stats(), ReassemblyStats::default());
         }

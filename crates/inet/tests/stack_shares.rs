@@ -188,7 +188,11 @@ fn small_segments_in_order_fill_the_window_that_was_promised() {
         sent.extend(wire.pass(Duration::from_secs(1)).0);
         let answer = sent.pop().unwrap();
         let info = stream.info().unwrap();
-        assert_eq!((answer.ack, info.starved, stream.readable()), (at, 0, (at - seq) as usize), "{len}: {info:?}");
+        assert_eq!(
+            (answer.ack, info.out_of_buffers, stream.readable()),
+            (at, 0, (at - seq) as usize),
+            "{len}: {info:?}"
+        );
         assert!(u32::from(answer.window) + at >= seq + 1 + window, "{len}: the edge has moved back");
         drop(stream);
         wire.poll();

@@ -151,7 +151,7 @@ impl<C: BindingCount> Account<C> {
         if done.freed > 0 {
             self.out.fetch_sub(done.freed, Ordering::Relaxed);
             // The pages were returned before this call, so the stack that it wakes can use them.
-            self.budget.put(done.freed);
+            self.budget.uncharge(done.freed);
         }
         Ok(done.freed as usize)
     }
@@ -178,7 +178,7 @@ impl<C: BindingCount> Drop for Account<C> {
         let given = self.given.get_mut().unwrap_or_else(PoisonError::into_inner);
         let freed = counts.give_back_all(given, self.number);
         if freed > 0 {
-            self.budget.put(freed);
+            self.budget.uncharge(freed);
         }
         holders.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.number);
     }
@@ -212,7 +212,7 @@ impl<C: BindingCount> StreamReturner<C> {
     /// Takes pages out of the budget that were received without tokens: see [`DeviceStream::recv_bare`](super::DeviceStream::recv_bare).
     #[doc(hidden)]
     pub fn give_back_bare(&self, pages: u32) {
-        self.0.budget.put(pages);
+        self.0.budget.uncharge(pages);
     }
 
     /// The number of tokens that the user holds.

@@ -15,7 +15,7 @@ use super::mailbox::{Datagram, InDevice, Mailbox};
 use super::socket::{Socket, SocketOptions};
 use crate::binding::{Binding, BindingCount, BindingProvider};
 use crate::sync::Snapshot;
-use netmem_inet::wire::{self, Drop as Why, Network, Part, Transport, protocol};
+use netmem_inet::wire::{self, ByteRange, Network, ParseError as Why, Transport, protocol};
 use netmem_inet::{Interface, Ports};
 use netmem_packet::{Checksum, SplitFrame, SplitHandler};
 use netmem_pool::{Frag, Mapped, PeerMemory, PeerShared};
@@ -244,26 +244,27 @@ where
     fn frame(&mut self, frame: SplitFrame<M>) {
         let dropped = &self.flows.dropped;
         let count = |n: &AtomicU64| _ = n.fetch_add(1, Ordering::Relaxed);
-        let Headers { to, peer, port, payload: Part { at: start, len } } = match parse(&frame, &self.flows.interface) {
-            Ok(headers) => headers,
-            Err(Refused::Frame(why)) => {
-                return count(match why {
-                    Why::Beyond { .. } => &dropped.headers_in_device,
-                    Why::Malformed => &dropped.malformed,
-                    _ => &dropped.other,
-                });
-            }
-            Err(Refused::NotOurs) => return count(&dropped.not_ours),
-            Err(Refused::Fragment) => return count(&dropped.fragments),
-            Err(Refused::Beyond { to, port }) => {
-                count(&dropped.headers_in_device);
-                return self.flows.snapshot.read(|sockets| {
-                    if let Some(mailbox) = sockets.and_then(|sockets| sockets.find(to, port)) {
-                        count(&mailbox.delivered.headers_in_device);
-                    }
-                });
-            }
-        };
+        let Headers { to, peer, port, payload: ByteRange { at: start, len } } =
+            match parse(&frame, &self.flows.interface) {
+                Ok(headers) => headers,
+                Err(Refused::Frame(why)) => {
+                    return count(match why {
+                        Why::Beyond { .. } => &dropped.headers_in_device,
+                        Why::Malformed => &dropped.malformed,
+                        _ => &dropped.other,
+                    });
+                }
+                Err(Refused::NotOurs) => return count(&dropped.not_ours),
+                Err(Refused::Fragment) => return count(&dropped.fragments),
+                Err(Refused::Beyond { to, port }) => {
+                    count(&dropped.headers_in_device);
+                    return self.flows.snapshot.read(|sockets| {
+                        if let Some(mailbox) = sockets.and_then(|sockets| sockets.find(to, port)) {
+                            count(&mailbox.delivered.headers_in_device);
+                        }
+                    });
+                }
+            };
         if frame.meta.gso.is_some() || frame.lost() > 0 {
             return count(&dropped.other);
         }
@@ -304,7 +305,7 @@ struct Headers {
     /// The destination port.
     port: u16,
     /// The payload's place in the frame. It begins in the head or at the end of the head.
-    payload: Part,
+    payload: ByteRange,
 }
 
 /// Why a frame is not a datagram for a socket.

@@ -8,7 +8,7 @@
 //! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the unbinding can still be sent.
 
 use crate::binding::{Binding, BindingCount, BindingRef};
-use netmem_inet::wire::{self, Body, EmitError, Flow, HEADROOM, Link, MAX_HEADERS, Mac, Outer};
+use netmem_inet::wire::{self, Body, EmitError, EthernetHeader, Flow, HEADROOM, MAX_HEADERS, Mac, Outer};
 use netmem_packet::{DeviceFrag, MAX_FRAGS, Packet, SplitTxQueue};
 use netmem_pool::{DmaDomain, MapError, OutOfRange, PeerMemory, PeerShared, SharedPool};
 use netmem_refs::{PercpuRef, Ref};
@@ -263,7 +263,7 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         bytes: u16,
     ) -> Result<(), SendError> {
         let mut headers = [0; MAX_HEADERS];
-        let outer = Outer::new(Some(Link { destination: Mac(self.peer.mac), source: Mac(self.local.mac) }));
+        let outer = Outer::new(Some(EthernetHeader { destination: Mac(self.peer.mac), source: Mac(self.local.mac) }));
         let flow = Flow { local: self.local.addr, remote: self.peer.addr };
         let body = Body { len: bytes.into(), sum: None, segment_size: None };
         // No error is possible: both addresses are of one family, there is room, and the datagram is no longer than an MTU.

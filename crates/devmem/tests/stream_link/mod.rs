@@ -64,7 +64,7 @@ fn look(bytes: &[u8]) -> (usize, bool) {
     let Ok(transport) = ip.transport(head) else { return (bytes.len(), false) };
     let right = ip.covered(&transport).is_none_or(|covered| {
         let mut sum = Sum::default();
-        sum.add(&bytes[covered.part.at..covered.part.end()]);
+        sum.add(&bytes[covered.range.at..covered.range.end()]);
         covered.holds(sum)
     });
     let end = match transport {

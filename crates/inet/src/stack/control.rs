@@ -9,8 +9,8 @@ use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::Payload;
 use crate::tcp::{Flags, Header, IpFields};
 use crate::wire::{
-    Arp, Body, Flow, Icmp, IcmpKind, Ip, Link, MAX_HEADERS, Outer, Part, Transport, emit_echo_reply, emit_icmp_error,
-    emit_tcp,
+    Arp, Body, ByteRange, EthernetHeader, Flow, Icmp, IcmpKind, Ip, MAX_HEADERS, Outer, Transport, emit_echo_reply,
+    emit_icmp_error, emit_tcp,
 };
 use netmem_packet::{Packet, TxQueue};
 
@@ -117,7 +117,7 @@ impl<P: Payload> Core<P> {
         tx: &mut T,
         (ip, back): (&Ip, Back),
         id: [u8; 4],
-        payload: Part,
+        payload: ByteRange,
         packet: &Packet<P::Mem>,
     ) {
         if payload.len > MOST_ECHO || !self.host.may_complain(self.now) {
@@ -141,7 +141,7 @@ impl<P: Payload> Core<P> {
         write: impl FnOnce(&Outer) -> Option<Vec<u8>>,
     ) {
         let Some(hop) = self.way_back(back, ip.source) else { return };
-        let link = if let NextHop::Link(link) = hop { link } else { Link::default() };
+        let link = if let NextHop::Link(link) = hop { link } else { EthernetHeader::default() };
         let Some(frame) = write(&Outer::new(Some(link))) else { return };
         let Some(packet) = self.egress.whole(&frame) else { return };
         self.send_back(tx, hop, packet);
@@ -158,7 +158,7 @@ impl<P: Payload> Core<P> {
         ip: IpFields,
     ) {
         let Some(hop) = self.way_back(back, flow.remote.ip()) else { return };
-        let link = if let NextHop::Link(link) = hop { link } else { Link::default() };
+        let link = if let NextHop::Link(link) = hop { link } else { EthernetHeader::default() };
         let outer = Outer { link: Some(link), traffic_class: ip.dscp << 2, hop_limit: ip.hop_limit.max(1) };
         let mut head = [0; MAX_HEADERS];
         let body = Body { len: 0, sum: None, segment_size: None };
@@ -211,7 +211,7 @@ impl<P: Payload> Core<P> {
         kind: IcmpKind,
         packet: &[u8],
     ) {
-        let quoted = packet.get(Link::LEN..).filter(|_| ip.content.at > Link::LEN);
+        let quoted = packet.get(EthernetHeader::LEN..).filter(|_| ip.content.at > EthernetHeader::LEN);
         let Some(quoted) = quoted.filter(|_| icmp::may_answer(cast, ip, transport)) else { return };
         if !self.host.may_complain(self.now) {
             return;

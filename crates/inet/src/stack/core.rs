@@ -282,7 +282,7 @@ impl<P: Payload> Core<P> {
             self.relieve(id, header.seq, meta.len);
         }
         let Some(slot) = self.connections.get_mut(id) else { return };
-        slot.connection.segment(header, payload, meta, self.now);
+        slot.connection.handle_segment(header, payload, meta, self.now);
         self.connections.note_out_of_order(id);
         self.enqueue(id);
     }
@@ -350,7 +350,7 @@ impl<P: Payload> Core<P> {
     pub(crate) fn connection_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq) {
         let Some((id, slot)) = self.connections.find_mut(flow) else { return };
         let error = kind.for_connection(headers(flow).into());
-        if slot.connection.error(error, Some(seq), self.now)
+        if slot.connection.handle_icmp_error(error, Some(seq), self.now)
             && let IcmpKind::TooBig { mtu } = kind
         {
             slot.path.too_big(mtu, self.now);
@@ -362,7 +362,7 @@ impl<P: Payload> Core<P> {
     pub(crate) fn device_gone(&mut self) {
         for id in self.connections.ids(|_| true) {
             if let Some(slot) = self.connections.get_mut(id) {
-                slot.connection.device_gone();
+                slot.connection.handle_device_gone();
             }
             self.touch(id);
         }

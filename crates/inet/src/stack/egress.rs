@@ -8,8 +8,8 @@ use crate::stack::payload::{Payload, Transmit, Unsent};
 use crate::stack::shared::host::Host;
 use crate::tcp::{Full, IpFields, Outgoing, Output};
 use crate::wire::{
-    Body, Emitted, Flow, FragmentHeader, HEADROOM, Ip, Link, MAX_HEADERS, Outer, emit_fragment, emit_tcp, emit_udp,
-    protocol,
+    Body, Emitted, EthernetHeader, Flow, FragmentHeader, HEADROOM, Ip, MAX_HEADERS, Outer, emit_fragment, emit_tcp,
+    emit_udp, protocol,
 };
 use netmem_packet::{Checksum, MAX_FRAGS, Packet, Room, TxQueue};
 use netmem_pool::{Frag, Mapped, Page, SharedPool};
@@ -248,12 +248,12 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> 
         if cuts || self.path.is_here() { MOST_CUT } else { 0 }
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {
         let Outgoing { header, payload, payload_len, segment_size, ect, .. } = segment;
         let Self { host, egress, tx, flow, path, now, ip, .. } = self;
         let (link, to_self) = match path.next_hop(host, *now) {
             NextHop::Link(link) => (link, false),
-            NextHop::Here => (Link::default(), true),
+            NextHop::Here => (EthernetHeader::default(), true),
             NextHop::Waits => return Err(Full),
         };
         let ecn = if ect { Ip::ECT0 } else { 0 };

@@ -63,7 +63,7 @@ impl From<tcp::Refused> for SocketError {
     fn from(why: tcp::Refused) -> Self {
         match why {
             tcp::Refused::Full => Self::WouldBlock,
-            tcp::Refused::Shut => Self::ShutDown,
+            tcp::Refused::Shutdown => Self::ShutDown,
             tcp::Refused::Over(error) => Self::Closed(error),
         }
     }

@@ -8,8 +8,8 @@ use crate::stack::payload::{Frame, Payload, Transmit};
 use crate::stack::shared::directory::{NOBODY, Protocol};
 use crate::tcp;
 use crate::wire::{
-    self, Covered, Datagram, Flow, Icmp, IcmpError, IcmpKind, Ip, Link, MAX_HEAD, Network, Quoted, QuotedTransport,
-    Segment, Transport,
+    self, Covered, Datagram, EthernetHeader, Flow, Icmp, IcmpError, IcmpKind, Ip, MAX_HEAD, Network, Quoted,
+    QuotedTransport, Segment, Transport,
 };
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 use std::net::IpAddr;
@@ -31,14 +31,14 @@ pub(crate) enum Origin {
 #[derive(Clone, Copy)]
 pub(crate) struct Back {
     /// The link's header of the packet.
-    link: Link,
+    link: EthernetHeader,
     /// The packet came from this host.
     here: bool,
 }
 
 impl Back {
     /// The link's header of the packet.
-    pub(crate) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &EthernetHeader {
         &self.link
     }
 }
@@ -51,7 +51,7 @@ impl<P: Payload> Core<P> {
         }
         let (source, destination) = (self.host.interface().mac, back.link.source);
         let answers = destination.is_unicast() && self.host.routes().reaches(to);
-        answers.then_some(NextHop::Link(Link { destination, source }))
+        answers.then_some(NextHop::Link(EthernetHeader { destination, source }))
     }
 
     /// Processes a received frame.
@@ -72,10 +72,10 @@ impl<P: Payload> Core<P> {
 
     /// The headers of a frame were not understood.
     #[cold]
-    fn not_read(&mut self, frame: &P::Frame, head: &[u8], why: wire::Drop) {
+    fn not_read(&mut self, frame: &P::Frame, head: &[u8], why: wire::ParseError) {
         let more = head.len() < frame.len().min(MAX_HEAD);
         match why {
-            wire::Drop::Beyond { .. } if more => self.egress.stats.unreadable += 1,
+            wire::ParseError::Beyond { .. } if more => self.egress.stats.unreadable += 1,
             _ => self.egress.stats.malformed += 1,
         }
     }
@@ -92,7 +92,7 @@ impl<P: Payload> Core<P> {
     fn ip<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        link: Link,
+        link: EthernetHeader,
         ip: &Ip,
         head: &[u8],
         frame: P::Frame,
@@ -119,7 +119,7 @@ impl<P: Payload> Core<P> {
     fn fragment<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        link: Link,
+        link: EthernetHeader,
         ip: &Ip,
         mut packet: Packet<P::Mem>,
         cast: Cast,
@@ -135,7 +135,7 @@ impl<P: Payload> Core<P> {
         }
         self.reassembly.timeout(self.now);
         let charges = loop {
-            match self.fragments.take_many(packet.pages()) {
+            match self.fragments.try_charge_many(packet.pages()) {
                 Some(charges) => break charges,
                 // The oldest datagram makes room.
                 None if self.reassembly.give_up_oldest() => {}
@@ -176,7 +176,7 @@ impl<P: Payload> Core<P> {
     fn whole<T: TxQueue<Mem = P::Mem>>(
         &mut self,
         tx: &mut T,
-        link: Link,
+        link: EthernetHeader,
         ip: &Ip,
         head: &[u8],
         frame: P::Frame,
@@ -237,7 +237,7 @@ impl<P: Payload> Core<P> {
             Checksum::Vouched if !icmp => return Some(true),
             _ => {}
         }
-        let sum = frame.sum(covered.part.at, covered.part.len)?;
+        let sum = frame.sum(covered.range.at, covered.range.len)?;
         self.egress.stats.checksummed_received += 1;
         Some(covered.holds(sum))
     }
@@ -259,7 +259,7 @@ impl<P: Payload> Core<P> {
                 Some(stack) => return self.hand_over(stack, frame, segment.payload.len),
             }
         }
-        let wire::Part { at, len } = segment.payload;
+        let wire::ByteRange { at, len } = segment.payload;
         // The header of a merged segment, or of one that was never cut, says how large its parts
         // are.
         let segments = match frame.meta().gso {
@@ -309,7 +309,8 @@ impl<P: Payload> Core<P> {
             return;
         }
         let pages = frame.pages();
-        let charges = if payload > 0 { self.budget.take_many(pages) } else { Some(self.budget.force_many(pages)) };
+        let charges =
+            if payload > 0 { self.budget.try_charge_many(pages) } else { Some(self.budget.charge_many(pages)) };
         let Some(charges) = charges else {
             stats.over_budget += 1;
             return;

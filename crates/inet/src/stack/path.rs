@@ -5,7 +5,7 @@ use crate::neighbor::Resolution;
 use crate::route::Dst;
 use crate::stack::payload::Payload;
 use crate::stack::shared::host::Host;
-use crate::wire::{Link, Mac};
+use crate::wire::{EthernetHeader, Mac};
 use netmem_refs::{Count, Ref};
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 /// changed.
 pub(crate) struct Path<C: Count> {
     dst: Ref<Dst<C>, C>,
-    link: Link,
+    link: EthernetHeader,
     state: State,
 }
 
@@ -30,7 +30,7 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextHop {
     /// The device, with this link header.
-    Link(Link),
+    Link(EthernetHeader),
     /// To this host.
     Here,
     /// Not known yet: the next hop's address is being asked for.
@@ -42,7 +42,7 @@ impl<C: Count> Path<C> {
     pub(crate) fn find<P: Payload<Count = C>>(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
         let hop = |next| host.neighbors().hop(next, now);
         let dst = host.routes().find(destination, now, hop).ok()?;
-        let link = Link { destination: Mac::default(), source: host.interface().mac };
+        let link = EthernetHeader { destination: Mac::default(), source: host.interface().mac };
         Some(Self { dst, link, state: State::Goes })
     }
 
@@ -105,7 +105,7 @@ impl<C: Count> Path<C> {
     }
 
     /// The link header of packets that wait for the next hop's address.
-    pub(crate) fn unresolved(&self) -> Link {
+    pub(crate) fn unresolved(&self) -> EthernetHeader {
         self.link
     }
 
@@ -124,7 +124,7 @@ impl<C: Count> Path<C> {
         match hop.mac() {
             Some(mac) => {
                 self.state = State::Goes;
-                NextHop::Link(Link { destination: mac, ..self.link })
+                NextHop::Link(EthernetHeader { destination: mac, ..self.link })
             }
             None => self.resolve(host, now),
         }
@@ -145,7 +145,7 @@ impl<C: Count> Path<C> {
         self.state = match resolution {
             Resolution::Known(mac) => {
                 self.state = State::Goes;
-                return NextHop::Link(Link { destination: mac, ..self.link });
+                return NextHop::Link(EthernetHeader { destination: mac, ..self.link });
             }
             Resolution::Pending => State::Waits,
             Resolution::Failed => State::Failed,

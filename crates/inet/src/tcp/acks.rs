@@ -76,11 +76,11 @@ impl Acks {
         (self.segments, self.now, self.due) = (0, false, None);
     }
 
-    pub(super) fn deadline(&self) -> Option<Time> {
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
         self.due
     }
 
-    pub(super) fn timeout(&mut self, now: Time) {
+    pub(super) fn handle_timeout(&mut self, now: Time) {
         // The deadline is removed. If the ring is full, the acknowledgement waits for room in the ring, and a timer
         // does not help.
         self.now |= self.due.take_if(|due| *due <= now).is_some();
@@ -117,13 +117,13 @@ mod tests {
     fn one_segment_waits_for_the_delay() {
         let mut acks = slow();
         acks.arrived(1, DELAY, Time::ZERO);
-        assert_eq!(acks.deadline(), Some(Time::ZERO + DELAY));
-        acks.timeout(Time::from_micros(39_999));
+        assert_eq!(acks.poll_timeout(), Some(Time::ZERO + DELAY));
+        acks.handle_timeout(Time::from_micros(39_999));
         assert!(!acks.is_due());
-        acks.timeout(Time::ZERO + DELAY);
-        assert!(acks.is_due() && acks.deadline().is_none(), "with a full ring, the deadline is not in the past");
+        acks.handle_timeout(Time::ZERO + DELAY);
+        assert!(acks.is_due() && acks.poll_timeout().is_none(), "with a full ring, the deadline is not in the past");
         acks.sent(false);
-        assert!(!acks.is_due() && acks.deadline().is_none());
+        assert!(!acks.is_due() && acks.poll_timeout().is_none());
     }
 
     #[test]
@@ -131,7 +131,7 @@ mod tests {
         let mut acks = Acks::new(2, Duration::from_secs(3), Time::ZERO);
         acks.set_quick(false);
         acks.arrived(1, DELAY, Time::ZERO);
-        assert_eq!(acks.deadline(), Some(Time::from_micros(500_000)));
+        assert_eq!(acks.poll_timeout(), Some(Time::from_micros(500_000)));
     }
 
     #[test]

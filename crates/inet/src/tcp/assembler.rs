@@ -62,7 +62,7 @@ impl<T: Chunk> Assembler<T> {
     /// Counts a chunk, and copies it if it is small. `None` if no buffer is free for it.
     fn hold(&mut self, mut chunk: T, budget: &Budget) -> Option<Held<T>> {
         if chunk.len() > SMALL {
-            return budget.take().map(|charge| Held::new(chunk, charge));
+            return budget.try_charge().map(|charge| Held::new(chunk, charge));
         }
         if self.chunks >= MOST_SMALL {
             return None;
@@ -72,7 +72,7 @@ impl<T: Chunk> Assembler<T> {
         {
             return Some(Held::new(copy, charge.share()));
         }
-        let mut charge = budget.take()?;
+        let mut charge = budget.try_charge()?;
         self.tail = chunk.split_tail().map(|tail| (tail, charge.share()));
         Some(Held::new(chunk, charge))
     }

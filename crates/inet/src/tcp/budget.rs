@@ -139,35 +139,35 @@ impl Budget {
     /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here
     /// and in the parent.
     #[must_use]
-    pub fn take(&self) -> Option<Charge> {
+    pub fn try_charge(&self) -> Option<Charge> {
         // Two queues can take the parent's last buffer at the same time. The limit is then exceeded
         // by one buffer for each queue.
-        self.has_room().then(|| self.force())
+        self.has_room().then(|| self.charge())
     }
 
     /// Counts a first buffer, if none is counted here. It can be one of those that are kept.
-    pub(super) fn take_first(&self) -> Option<Charge> {
+    pub(super) fn try_charge_first(&self) -> Option<Charge> {
         let is_kept = self.0.parent.as_ref().is_none_or(|parent| parent.room(1) > 0);
-        (is_kept && self.used() == 0).then(|| self.force())
+        (is_kept && self.used() == 0).then(|| self.charge())
     }
 
     /// Counts one more buffer, even above the limits. This is for the one segment that is always
     /// admitted.
     #[must_use]
-    pub fn force(&self) -> Charge {
+    pub fn charge(&self) -> Charge {
         self.add(1);
         Charge::new(self.clone())
     }
 
     /// Counts `n` more buffers, if the limits allow all of them.
     #[must_use]
-    pub(crate) fn take_many(&self, n: u32) -> Option<Charges> {
-        (self.room(1) >= n).then(|| self.force_many(n))
+    pub(crate) fn try_charge_many(&self, n: u32) -> Option<Charges> {
+        (self.room(1) >= n).then(|| self.charge_many(n))
     }
 
     /// Counts `n` more buffers, even above the limits.
     #[must_use]
-    pub(crate) fn force_many(&self, n: u32) -> Charges {
+    pub(crate) fn charge_many(&self, n: u32) -> Charges {
         self.add(n);
         Charges { budget: self.clone(), n }
     }
@@ -182,7 +182,7 @@ impl Budget {
 
     /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: two
     /// atomic subtractions here, and one in the parent.
-    pub fn put(&self, n: u32) {
+    pub fn uncharge(&self, n: u32) {
         self.0.left.fetch_sub(n, Ordering::Relaxed);
         self.remove(n);
     }
@@ -234,7 +234,7 @@ impl Charge {
         }
     }
 
-    /// Leaves the buffer counted. [`Budget::put`] ends the counting. This is for holders that keep
+    /// Leaves the buffer counted. [`Budget::uncharge`] ends the counting. This is for holders that keep
     /// a number of buffers instead of charges.
     pub fn leave(mut self) {
         if let Counted::Shared(charge) = &self.0 {
@@ -327,9 +327,10 @@ mod tests {
         let queue = Budget::new(30);
         let one = Budget::within(2, Some(&queue));
         let two = Budget::within(20, Some(&queue));
-        let held: Vec<_> = [one.take(), one.take(), two.take()].into_iter().map(Option::unwrap).collect();
-        assert!(one.take().is_none(), "the connection's limit");
-        let forced = Held::new(7, one.force());
+        let held: Vec<_> =
+            [one.try_charge(), one.try_charge(), two.try_charge()].into_iter().map(Option::unwrap).collect();
+        assert!(one.try_charge().is_none(), "the connection's limit");
+        let forced = Held::new(7, one.charge());
         assert_eq!((one.used(), two.used(), queue.used(), queue.free()), (3, 1, 4, 26));
         drop(held);
         assert_eq!((one.used(), two.used(), queue.used()), (1, 0, 1));
@@ -337,12 +338,12 @@ mod tests {
         assert_eq!((chunk, one.used()), (7, 1));
         drop(charge);
         assert_eq!((one.used(), queue.used()), (0, 0));
-        one.take().unwrap().leave();
+        one.try_charge().unwrap().leave();
         assert_eq!((one.used(), queue.used()), (1, 1));
-        one.put(1);
+        one.uncharge(1);
         assert_eq!((one.used(), queue.used()), (0, 0));
-        assert!(one.take_many(3).is_none());
-        let (some, more) = (one.take_many(2), two.force_many(3));
+        assert!(one.try_charge_many(3).is_none());
+        let (some, more) = (one.try_charge_many(2), two.charge_many(3));
         assert_eq!((one.used(), queue.used()), (2, 5));
         drop((some, more));
         assert_eq!((one.used(), two.used(), queue.used()), (0, 0, 0));
@@ -357,12 +358,12 @@ mod tests {
         for n in 0..100 {
             let budget = Budget::within(4096, Some(&queue));
             let promised = budget.free();
-            let held: Vec<_> = std::iter::from_fn(|| budget.take()).collect();
+            let held: Vec<_> = std::iter::from_fn(|| budget.try_charge()).collect();
             assert!((promised..=promised.max(1) * 2 + 1).contains(&(held.len() as u32)) && promised > 0, "{n}");
             greedy.push((budget, held));
         }
         assert!(greedy[0].1.len() > 1000 && queue.free() > 60, "{}", queue.free());
-        assert!(Budget::within(4096, Some(&queue)).take().is_some());
+        assert!(Budget::within(4096, Some(&queue)).try_charge().is_some());
     }
 
     /// What the user keeps by number takes nothing from the share of what the peer sends.
@@ -371,19 +372,19 @@ mod tests {
         let queue = Budget::new(1600);
         let (holder, other) = (Budget::within(1500, Some(&queue)), Budget::within(1500, Some(&queue)));
         for held in 0..1500 {
-            let charge = holder.take().unwrap_or_else(|| panic!("{held}"));
+            let charge = holder.try_charge().unwrap_or_else(|| panic!("{held}"));
             charge.leave();
         }
-        assert!(holder.take().is_none(), "the connection's limit");
-        assert_eq!((holder.free(), queue.used(), other.take_first().is_some()), (0, 1500, true));
-        holder.put(1000);
+        assert!(holder.try_charge().is_none(), "the connection's limit");
+        assert_eq!((holder.free(), queue.used(), other.try_charge_first().is_some()), (0, 1500, true));
+        holder.uncharge(1000);
         assert_eq!((holder.used(), holder.free()), (500, other.free()));
     }
 
     #[test]
     fn a_buffer_with_several_chunks_counts_once() {
         let budget = Budget::new(10);
-        let mut first = budget.take().unwrap();
+        let mut first = budget.try_charge().unwrap();
         let mut second = first.share();
         let third = second.share();
         assert_eq!(budget.used(), 1);
@@ -393,7 +394,7 @@ mod tests {
         left.leave();
         drop(second);
         assert_eq!(budget.used(), 1, "it is counted by number");
-        budget.put(1);
+        budget.uncharge(1);
         assert_eq!(budget.used(), 0);
     }
 
@@ -408,8 +409,8 @@ mod tests {
         let calls = Arc::new(Calls(AtomicU32::new(0)));
         let queue = Budget::waking(30, calls.clone().into());
         let (one, two) = (Budget::within(3, Some(&queue)), Budget::within(3, Some(&queue)));
-        let held: Vec<_> = [&one, &one, &two].map(|budget| budget.take().unwrap()).into();
-        drop(two.take());
+        let held: Vec<_> = [&one, &one, &two].map(|budget| budget.try_charge().unwrap()).into();
+        drop(two.try_charge());
         let [first, second, third] = held.try_into().unwrap();
         drop(first);
         assert_eq!(calls.0.load(Ordering::Relaxed), 0, "none was awaited");
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(calls.0.load(Ordering::Relaxed), 1, "another connection's makes room in the queue's");
         drop(third);
         assert_eq!(calls.0.load(Ordering::Relaxed), 2, "the connection's own");
-        drop(two.take());
+        drop(two.try_charge());
         assert_eq!(calls.0.load(Ordering::Relaxed), 2);
     }
 }

@@ -89,7 +89,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Ends the connection because its device is gone: nothing can be sent or received any more.
-    pub fn device_gone(&mut self) {
+    pub fn handle_device_gone(&mut self) {
         self.note(|| Step::DeviceGone);
         if self.state != State::Closed {
             self.fail(Error::DeviceGone);
@@ -103,7 +103,7 @@ impl<C: Carrier> Connection<C> {
     /// it (RFC 5927). During the handshake, a hard error ends the connection. An error of this host
     /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
     /// is reported if the connection times out. Returns whether the error counts.
-    pub fn error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
+    pub fn handle_icmp_error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
         self.note(|| Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
@@ -117,7 +117,7 @@ impl<C: Carrier> Connection<C> {
         }
         match error {
             IcmpError::TooBig { max_payload } => {
-                self.sender.too_big(seq, max_payload, now);
+                self.sender.handle_too_big(seq, max_payload, now);
             }
             IcmpError::Unreachable(what) => {
                 if (what.is_hard() || local) && matches!(self.state, State::SynSent | State::SynReceived) {
@@ -130,23 +130,23 @@ impl<C: Carrier> Connection<C> {
         true
     }
 
-    /// The time at which [`timeout`](Self::timeout) is to be called.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         let stall = self.stall.map(|stall| stall.at);
         if self.state == State::Closed {
             return stall;
         }
         let look = self.look.map(|(at, _)| at);
-        [self.sender.deadline(), self.acks.deadline(), self.until, look, self.keep_alive_at(), stall]
+        [self.sender.poll_timeout(), self.acks.poll_timeout(), self.until, look, self.keep_alive_at(), stall]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Acts on the timers that have expired at `now`. Call it at the [`deadline`](Self::deadline).
+    /// Acts on the timers that have expired at `now`. Call it at the [`poll_timeout`](Self::poll_timeout).
     /// An earlier call does nothing.
-    pub fn timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Time) {
         self.note(|| Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
             self.stalled(stall, now);
@@ -160,10 +160,12 @@ impl<C: Carrier> Connection<C> {
                 _ => self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now),
             };
         }
-        if self.sender.deadline().is_some_and(|deadline| deadline <= now) && self.sender.timeout(now).is_err() {
+        if self.sender.poll_timeout().is_some_and(|deadline| deadline <= now)
+            && self.sender.handle_timeout(now).is_err()
+        {
             return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
         }
-        self.acks.timeout(now);
+        self.acks.handle_timeout(now);
         // The next transmission announces the window, if the window has opened.
         if let Some((at, wait)) = &mut self.look
             && *at <= now
@@ -323,7 +325,7 @@ mod tests {
             pair.a.tcp.send(stream(n * 1000, 1000), false).unwrap();
         }
         pair.a.tcp.close(pair.now);
-        assert_eq!(pair.a.tcp.send(stream(0, 1), false).unwrap_err().why, Refused::Shut);
+        assert_eq!(pair.a.tcp.send(stream(0, 1), false).unwrap_err().why, Refused::Shutdown);
         for _ in 0..100 {
             pair.pass(Duration::from_millis(50));
             pair.b.read(pair.now);
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(pair.a.tcp.state(), State::FinWait1);
         assert_eq!(resets(&pair.pass(Duration::from_secs(1))), 1);
         assert_eq!((pair.a.tcp.is_gone(), pair.a.tcp.failure()), (true, Some(Error::TimedOut)));
-        assert_eq!((pair.a.tcp.deadline(), pair.a.tcp.unacknowledged().count()), (None, 0));
+        assert_eq!((pair.a.tcp.poll_timeout(), pair.a.tcp.unacknowledged().count()), (None, 0));
         pair.b.read(pair.now);
         assert_eq!((pair.b.read.len(), pair.b.tcp.recv(pair.now).err()), (1000, Some(Error::Reset)));
     }
@@ -442,7 +444,7 @@ mod tests {
             header.ack = pair.a.tcp.una() + 1;
             header.options.timestamps = pair.b.tcp.timestamps(false, pair.now);
             pair.a.answer(header, pair.now);
-            pair.a.tcp.timeout(pair.now);
+            pair.a.tcp.handle_timeout(pair.now);
             pair.a.output(pair.now);
         }
         assert_eq!(seconds, 200);
@@ -463,7 +465,7 @@ mod tests {
                 header.options.timestamps = pair.b.tcp.timestamps(false, pair.now);
                 pair.a.answer(header, pair.now);
             }
-            pair.a.tcp.timeout(pair.now);
+            pair.a.tcp.handle_timeout(pair.now);
             pair.a.output(pair.now);
         }
         assert_eq!(seconds, 180);
@@ -504,11 +506,11 @@ mod tests {
         let fin = pair.a.output(pair.now).remove(0);
         pair.b.input(&fin, pair.now);
         assert_eq!(pair.b.output(pair.now).len(), 1);
-        let until = pair.b.tcp.deadline().unwrap();
+        let until = pair.b.tcp.poll_timeout().unwrap();
         pair.now += Duration::from_secs(30);
         pair.b.input(&fin, pair.now);
         assert_eq!(pair.b.output(pair.now)[0].header.ack, fin.header.seq + 1);
-        assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+        assert_eq!(pair.b.tcp.poll_timeout(), Some(until + Duration::from_secs(30)));
     }
 
     /// Only the peer's own FIN is the last segment before `RCV.NXT`. All others are answered at
@@ -527,24 +529,24 @@ mod tests {
             let fin = pair.a.output(pair.now).remove(0);
             pair.b.input(&fin, pair.now);
             pair.b.output(pair.now);
-            let until = pair.b.tcp.deadline().unwrap();
+            let until = pair.b.tcp.poll_timeout().unwrap();
             assert_eq!(pair.b.tcp.state(), State::TimeWait);
             pair.now += Duration::from_secs(30);
             let nxt = fin.header.seq + 1;
             for (seq, len) in [(nxt - 5000, 0), (nxt - 2, 0), (nxt - 1000, 500), (nxt + (1 << 24), 0), (nxt - 10, 10)] {
                 let other = Header { seq, ..fin.header };
                 pair.b.answer_text(other, len, pair.now);
-                assert_eq!(pair.b.tcp.deadline(), Some(until), "{seq:?} {len}");
+                assert_eq!(pair.b.tcp.poll_timeout(), Some(until), "{seq:?} {len}");
             }
             if let Some(stamps) = fin.header.options.timestamps {
                 let mut old = fin.header;
                 old.options.timestamps = Some(Timestamps { value: stamps.value.wrapping_sub(1), ..stamps });
                 pair.b.answer(old, pair.now);
-                assert_eq!(pair.b.tcp.deadline(), Some(until), "an old timestamp");
+                assert_eq!(pair.b.tcp.poll_timeout(), Some(until), "an old timestamp");
             }
             // The FIN may come with payload that was received before.
             pair.b.answer_text(Header { seq: nxt - 11, ..fin.header }, 10, pair.now);
-            assert_eq!(pair.b.tcp.deadline(), Some(until + Duration::from_secs(30)));
+            assert_eq!(pair.b.tcp.poll_timeout(), Some(until + Duration::from_secs(30)));
         }
     }
 
@@ -579,21 +581,21 @@ mod tests {
     fn icmp_errors_are_believed_for_segments_in_flight() {
         let port = IcmpError::Unreachable(Unreachable::Port);
         let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
-        assert!(!end.tcp.error(port, Some(Seq(100)), Time::ZERO), "nothing is in flight");
+        assert!(!end.tcp.handle_icmp_error(port, Some(Seq(100)), Time::ZERO), "nothing is in flight");
         end.output(Time::ZERO);
         for seq in [99, 101, 5_000_000] {
-            assert!(!end.tcp.error(port, Some(Seq(seq)), Time::ZERO));
+            assert!(!end.tcp.handle_icmp_error(port, Some(Seq(seq)), Time::ZERO));
         }
-        assert!(end.tcp.error(IcmpError::Unreachable(Unreachable::Network), Some(Seq(100)), Time::ZERO));
+        assert!(end.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Network), Some(Seq(100)), Time::ZERO));
         assert_eq!(end.tcp.state(), State::SynSent, "a soft error");
-        assert!(end.tcp.error(port, Some(Seq(100)), Time::ZERO));
+        assert!(end.tcp.handle_icmp_error(port, Some(Seq(100)), Time::ZERO));
         assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
     }
 
     #[test]
     fn a_next_hop_that_does_not_answer_ends_the_handshake() {
         let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
-        assert!(end.tcp.error(IcmpError::Unreachable(Unreachable::Host), None, Time::ZERO));
+        assert!(end.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Host), None, Time::ZERO));
         assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Host)));
     }
 
@@ -603,10 +605,10 @@ mod tests {
         pair.a.tcp.send(stream(0, 100), false).unwrap();
         pair.a.output(pair.now);
         let una = pair.a.tcp.una();
-        assert!(pair.a.tcp.error(IcmpError::Unreachable(Unreachable::Port), Some(una), pair.now));
+        assert!(pair.a.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Port), Some(una), pair.now));
         assert_eq!(pair.a.tcp.state(), State::Established);
-        while let Some(next) = pair.a.tcp.deadline() {
-            pair.a.tcp.timeout(next);
+        while let Some(next) = pair.a.tcp.poll_timeout() {
+            pair.a.tcp.handle_timeout(next);
             pair.a.output(next);
         }
         assert_eq!(pair.a.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
@@ -616,9 +618,9 @@ mod tests {
     fn a_peer_that_does_not_answer_times_out() {
         let mut end = End::new(super::super::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
         let (mut now, mut syns) = (Time::ZERO, end.output(Time::ZERO).len());
-        while let Some(next) = end.tcp.deadline() {
+        while let Some(next) = end.tcp.poll_timeout() {
             now = next;
-            end.tcp.timeout(now);
+            end.tcp.handle_timeout(now);
             syns += end.output(now).len();
         }
         assert_eq!((syns, end.tcp.failure()), (8, Some(Error::TimedOut)));
@@ -629,7 +631,7 @@ mod tests {
     #[test]
     fn a_device_that_is_gone_ends_the_connection() {
         let mut pair = pair();
-        pair.a.tcp.device_gone();
+        pair.a.tcp.handle_device_gone();
         assert!(pair.a.output(pair.now).is_empty() && pair.a.tcp.is_gone());
         assert_eq!(pair.a.events, [Event::Closed(Some(Error::DeviceGone))]);
     }

@@ -44,7 +44,7 @@ pub enum State {
 ///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
 /// ```
 ///
-/// After any of the calls on the left, call [`transmit`](Self::transmit), then check events and the
+/// After any of the calls on the left, call [`poll_transmit`](Self::poll_transmit), then check events and the
 /// deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and
 /// has no more events.
 pub struct Connection<C: Carrier> {
@@ -148,8 +148,8 @@ pub enum Refused {
     #[error("the send buffer is full")]
     Full,
     /// The sending side is shut down.
-    #[error("the sending side is shut")]
-    Shut,
+    #[error("the sending side is shut down")]
+    Shutdown,
     /// The connection is over.
     #[error(transparent)]
     Over(Error),
@@ -171,11 +171,11 @@ pub struct Info {
     /// The number of buffers that received payload occupies, including those that the user holds.
     pub buffers: u32,
     /// Bytes in order that were dropped without an acknowledgement, because no buffer was free.
-    pub starved: u64,
+    pub out_of_buffers: u64,
 }
 
 impl<C: Carrier> Connection<C> {
-    /// Opens a connection: SYN is sent by the next [`transmit`](Self::transmit).
+    /// Opens a connection: SYN is sent by the next [`poll_transmit`](Self::poll_transmit).
     ///
     /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given,
     /// that budget is a part of it.
@@ -212,7 +212,7 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// A connection that answers `syn`: SYN-ACK is sent by the next [`transmit`](Self::transmit).
+    /// A connection that answers `syn`: SYN-ACK is sent by the next [`poll_transmit`](Self::poll_transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
         let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
@@ -302,7 +302,7 @@ impl<C: Carrier> Connection<C> {
         let mss = self.peer_mss;
         let timestamps = self.clock.is_some();
         let ecn = self.ecn && !self.plain_syn;
-        self.sender.established(&Negotiated { mss, sack: self.sack, timestamps, ecn, window, seq }, now);
+        self.sender.establish(&Negotiated { mss, sack: self.sack, timestamps, ecn, window, seq }, now);
         self.state = if self.shut { State::FinWait1 } else { State::Established };
         self.data_at = now;
         self.events.add(Events::CONNECTED);
@@ -326,11 +326,11 @@ impl<C: Carrier> Connection<C> {
     /// Whether [`send`](Self::send) accepts payload when there is room.
     ///
     /// # Errors
-    /// [`Refused::Over`], [`Refused::Shut`].
+    /// [`Refused::Over`], [`Refused::Shutdown`].
     pub fn can_send(&self) -> Result<(), Refused> {
         match self.state {
             State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
-            _ if self.shut => Err(Refused::Shut),
+            _ if self.shut => Err(Refused::Shutdown),
             _ => Ok(()),
         }
     }
@@ -413,10 +413,10 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Whether only the lack of free buffers keeps the window small. When buffers are returned,
-    /// [`transmit`](Self::transmit) may have a window update to send.
+    /// [`poll_transmit`](Self::poll_transmit) may have a window update to send.
     #[must_use]
-    pub fn is_starved(&self) -> bool {
-        self.receiver.is_starved()
+    pub fn is_buffer_limited(&self) -> bool {
+        self.receiver.is_buffer_limited()
     }
 
     /// The number of chunks of payload that are out of order.
@@ -456,7 +456,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// The next event. Each kind waits at most once.
-    pub fn event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<Event> {
         self.events.take(self.error)
     }
 
@@ -499,7 +499,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Whether something waits for an earlier transmission that the device still holds. If so, call
-    /// [`transmit`](Self::transmit) again after the queue's completions.
+    /// [`poll_transmit`](Self::poll_transmit) again after the queue's completions.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
         self.state != State::Closed && self.sender.waits_for_ring()
@@ -581,7 +581,7 @@ impl<C: Carrier> Connection<C> {
             idle: now.since(self.data_at),
             readable: self.receiver.readable(),
             buffers: self.receiver.buffers(),
-            starved: self.receiver.starved(),
+            out_of_buffers: self.receiver.out_of_buffers(),
         }
     }
 
@@ -633,7 +633,7 @@ mod tests {
         assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::TimeWait, State::Closed));
         assert!(pair.b.tcp.is_gone() && pair.b.events.last() == Some(&Event::Closed(None)));
         pair.pass(Duration::from_secs(61));
-        assert!(pair.a.tcp.is_gone() && pair.a.tcp.deadline().is_none());
+        assert!(pair.a.tcp.is_gone() && pair.a.tcp.poll_timeout().is_none());
     }
 
     #[test]

@@ -39,7 +39,13 @@ impl<C: Carrier> Connection<C> {
     ///
     /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in
     /// the number of gaps for a segment out of order.
-    pub fn segment(&mut self, header: &Header, payload: impl IntoIterator<Item = C::Received>, meta: Meta, now: Time) {
+    pub fn handle_segment(
+        &mut self,
+        header: &Header,
+        payload: impl IntoIterator<Item = C::Received>,
+        meta: Meta,
+        now: Time,
+    ) {
         let payload = payload.into_iter();
         if self.tape.is_none() {
             return self.judge(header, payload, meta, now);
@@ -247,7 +253,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Processes the acknowledgement, the window in bytes and the SACK blocks of a segment.
     fn acknowledge(&mut self, header: &Header, window: u32, data: bool, now: Time) {
-        let acked = self.sender.ack(
+        let acked = self.sender.handle_ack(
             &Ack {
                 seq: header.seq,
                 ack: header.ack,
@@ -641,7 +647,7 @@ mod tests {
         let mut sent = pair.a.output(pair.now);
         assert!(sent.iter().all(|sent| sent.ect));
         let marked = sent.remove(0);
-        pair.b.tcp.segment(&marked.header, marked.payload, Meta { len: 1448, segments: 1, ce: true }, pair.now);
+        pair.b.tcp.handle_segment(&marked.header, marked.payload, Meta { len: 1448, segments: 1, ce: true }, pair.now);
         let back = pair.b.output(pair.now);
         assert!(back[0].has(Flags::ECE) && !back[0].ect);
         back.iter().for_each(|back| pair.a.input(back, pair.now));
@@ -722,8 +728,8 @@ mod tests {
         // The peer does not answer any more.
         let mut sent = 0;
         while pair.a.tcp.state() == State::Established {
-            pair.now = pair.a.tcp.deadline().unwrap();
-            pair.a.tcp.timeout(pair.now);
+            pair.now = pair.a.tcp.poll_timeout().unwrap();
+            pair.a.tcp.handle_timeout(pair.now);
             sent += pair.a.output(pair.now).len();
         }
         assert_eq!((sent, pair.a.events.last()), (4, Some(&Event::Closed(Some(Error::TimedOut)))));
@@ -737,12 +743,12 @@ mod tests {
         let config = Config { keep_alive: Some(keep_alive), ..Config::default() };
         let mut pair = Pair::connected(&config, &Config::default());
         let late = pair.now + Duration::from_secs(1000);
-        pair.a.tcp.timeout(late);
+        pair.a.tcp.handle_timeout(late);
         let probe = pair.a.output(late).remove(0);
-        assert_eq!(pair.a.tcp.deadline(), Some(late + Duration::from_secs(1)), "the deadline is not in the past");
+        assert_eq!(pair.a.tcp.poll_timeout(), Some(late + Duration::from_secs(1)), "the deadline is not in the past");
         pair.b.input(&probe, late);
         pair.b.output(late).iter().for_each(|answer| pair.a.input(answer, late));
-        assert_eq!(pair.a.tcp.deadline(), Some(late + Duration::from_secs(10)));
+        assert_eq!(pair.a.tcp.poll_timeout(), Some(late + Duration::from_secs(10)));
     }
 
     #[test]

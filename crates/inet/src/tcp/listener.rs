@@ -30,7 +30,7 @@ pub struct Listener {
 
 /// The reaction to a segment for a listening port.
 pub enum Answer<C: Carrier> {
-    /// A connection in SYN-RECEIVED. Its next [`transmit`](Connection::transmit) sends SYN-ACK.
+    /// A connection in SYN-RECEIVED. Its next [`poll_transmit`](Connection::poll_transmit) sends SYN-ACK.
     /// Report later whether it [`connected`](Listener::connected) or [`failed`](Listener::failed).
     HalfOpen(Connection<C>),
     /// The acknowledgement had a cookie. This connection is established and counted as waiting.
@@ -44,7 +44,7 @@ pub enum Answer<C: Carrier> {
 
 /// A segment for a listening port.
 #[derive(Clone, Copy, Debug)]
-pub struct Arriving<'a, F> {
+pub struct ArrivingSegment<'a, F> {
     /// The header of the segment.
     pub header: &'a Header,
     /// Bytes of payload.
@@ -61,7 +61,7 @@ pub struct Arriving<'a, F> {
 
 /// What the connections of a listening port have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct Station<'a> {
+pub struct ConnectionTemplate<'a> {
     /// The options of a new connection. [`max_payload`](Config::max_payload) is set by the path.
     pub config: &'a Config,
     /// The key of initial numbers and cookies.
@@ -86,14 +86,14 @@ impl Listener {
     ///
     /// Cost: the memory of a connection for a SYN while there is room for half-open connections,
     /// otherwise two keyed hashes.
-    pub fn segment<C: Carrier>(
+    pub fn handle_segment<C: Carrier>(
         &mut self,
-        segment: Arriving<'_, impl Hash>,
-        station: Station<'_>,
+        segment: ArrivingSegment<'_, impl Hash>,
+        template: ConnectionTemplate<'_>,
         now: Time,
         path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
-        let Arriving { header, len, flow, after, cookie_at } = segment;
+        let ArrivingSegment { header, len, flow, after, cookie_at } = segment;
         let flags = header.flags;
         if flags.has(Flags::RST) {
             return Answer::Drop;
@@ -103,7 +103,7 @@ impl Listener {
             if flags.has(Flags::SYN) || cookie_at.is_none_or(|at| now.since(at) > cookie::VALID) {
                 return reset(header, len);
             }
-            return self.cookie(&segment, station, now, path);
+            return self.cookie(&segment, template, now, path);
         }
         if !flags.has(Flags::SYN) {
             return Answer::Drop;
@@ -113,27 +113,27 @@ impl Listener {
             return Answer::Drop;
         }
         if self.half_open < self.most_half_open {
-            let Some(config) = on_path(station.config, path) else { return Answer::Drop };
+            let Some(config) = on_path(template.config, path) else { return Answer::Drop };
             self.half_open += 1;
-            let mut start = station.secret.start(flow, now);
+            let mut start = template.secret.start(flow, now);
             start.iss = after.map_or(start.iss, |after| start.iss.max(after));
-            return Answer::HalfOpen(Connection::answer(header, &config, start, station.queue, now));
+            return Answer::HalfOpen(Connection::answer(header, &config, start, template.queue, now));
         }
         self.cookies += 1;
         self.cookie_at = Some(now);
-        Answer::Reply(syn_cookie(header, flow, station.config, station.secret, now))
+        Answer::Reply(syn_cookie(header, flow, template.config, template.secret, now))
     }
 
     fn cookie<C: Carrier>(
         &mut self,
-        segment: &Arriving<'_, impl Hash>,
-        station: Station<'_>,
+        segment: &ArrivingSegment<'_, impl Hash>,
+        template: ConnectionTemplate<'_>,
         now: Time,
         path: impl FnOnce() -> Option<u16>,
     ) -> Answer<C> {
-        let Arriving { header, len, flow, .. } = *segment;
+        let ArrivingSegment { header, len, flow, .. } = *segment;
         let iss = header.ack - 1;
-        let Some(mss) = cookie::check(station.secret, flow, header.seq - 1, iss, now) else {
+        let Some(mss) = cookie::check(template.secret, flow, header.seq - 1, iss, now) else {
             // The payload or FIN overtook the acknowledgement with the cookie. The segment is
             // dropped: the peer sends it again.
             let repeated = len > 0 || header.flags.has(Flags::FIN);
@@ -143,13 +143,13 @@ impl Listener {
             self.dropped += 1;
             return Answer::Drop;
         }
-        let Some(config) = on_path(station.config, path) else { return Answer::Drop };
+        let Some(config) = on_path(template.config, path) else { return Answer::Drop };
         self.waiting += 1;
         let stamps = header.options.timestamps.filter(|_| config.timestamps);
         let (options, ecn) = stamps.map_or((Options::default(), false), |stamps| cookie::options(stamps.echo));
         let options = Options { mss: Some(mss), timestamps: stamps, ..options };
-        let start = super::Start { iss, ..station.secret.start(flow, now) };
-        Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, station.queue, now))
+        let start = super::Start { iss, ..template.secret.start(flow, now) };
+        Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, template.queue, now))
     }
 
     /// Whether a segment may be passed to a half-open connection. While the accept queue is full,
@@ -280,12 +280,12 @@ mod tests {
     }
 
     fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<Pieces> {
-        give_segment(listener, Arriving { header, len: 0, flow: &flow, after: None, cookie_at: None }, now)
+        give_segment(listener, ArrivingSegment { header, len: 0, flow: &flow, after: None, cookie_at: None }, now)
     }
 
-    fn give_segment(listener: &mut Listener, segment: Arriving<'_, u32>, now: Time) -> Answer<Pieces> {
-        let station = Station { config: &Config::default(), secret: &secret(), queue: None };
-        listener.segment(segment, station, now, || Some(1460))
+    fn give_segment(listener: &mut Listener, segment: ArrivingSegment<'_, u32>, now: Time) -> Answer<Pieces> {
+        let template = ConnectionTemplate { config: &Config::default(), secret: &secret(), queue: None };
+        listener.handle_segment(segment, template, now, || Some(1460))
     }
 
     fn client(config: &Config) -> (End, Header) {
@@ -309,7 +309,7 @@ mod tests {
         let ack = client.output(NOW).remove(0);
         assert!(listener.admits(&server.tcp, &ack.header));
         server.input(&ack, NOW);
-        assert_eq!(server.tcp.event(), Some(Event::Connected));
+        assert_eq!(server.tcp.poll_event(), Some(Event::Connected));
         assert_eq!((listener.half_open(), listener.waiting()), (1, 0));
         listener.connected();
         assert_eq!((listener.half_open(), listener.waiting()), (0, 1));
@@ -341,15 +341,15 @@ mod tests {
         assert!(sent.iter().all(|sent| !listener.admits(&server.tcp, &sent.header)));
         listener.taken();
         // SYN-ACK is repeated, and the following acknowledgement is admitted.
-        let later = server.tcp.deadline().unwrap();
-        server.tcp.timeout(later);
+        let later = server.tcp.poll_timeout().unwrap();
+        server.tcp.handle_timeout(later);
         server.output(later).iter().for_each(|sent| client.input(sent, later));
-        client.tcp.timeout(later);
+        client.tcp.handle_timeout(later);
         for sent in client.output(later) {
             assert!(listener.admits(&server.tcp, &sent.header));
             server.input(&sent, later);
         }
-        assert_eq!(server.tcp.event(), Some(Event::Connected));
+        assert_eq!(server.tcp.poll_event(), Some(Event::Connected));
         // A reset is always admitted.
         assert!(listener.admits(&server.tcp, &Header { flags: Flags::RST, ..sent[0].header }));
     }
@@ -361,9 +361,9 @@ mod tests {
         let Answer::HalfOpen(server) = give(&mut Listener::new(1, 1), &syn, 1, NOW) else { panic!() };
         let mut server = End::new(server);
         let (mut now, mut sent) = (NOW, server.output(NOW));
-        while let Some(next) = server.tcp.deadline() {
+        while let Some(next) = server.tcp.poll_timeout() {
             now = next;
-            server.tcp.timeout(now);
+            server.tcp.handle_timeout(now);
             sent.extend(server.output(now));
         }
         assert!(sent.iter().all(|sent| sent.has(Flags::SYN.with(Flags::ACK))));
@@ -419,7 +419,7 @@ mod tests {
         assert!(!matches!(give(&mut listener, &ack, 1, late), Answer::Connected(_)), "too late");
         for (flags, len) in [(ack.flags, 1000), (ack.flags.with(Flags::FIN), 0)] {
             let header = Header { seq: ack.seq + 1000, flags, ..ack };
-            let arriving = Arriving { header: &header, len, flow: &1, after: None, cookie_at: None };
+            let arriving = ArrivingSegment { header: &header, len, flow: &1, after: None, cookie_at: None };
             let overtook = give_segment(&mut listener, arriving, NOW);
             assert!(matches!(overtook, Answer::Drop), "the acknowledgement is on its way");
         }
@@ -444,7 +444,7 @@ mod tests {
         client.input(&bare(syn_ack), NOW);
         let ack = client.output(NOW).remove(0).header;
         assert!(matches!(give(&mut other, &ack, 1, NOW), Answer::Reply(_)), "it knows of no cookie");
-        let arriving = Arriving { header: &ack, len: 0, flow: &1, after: None, cookie_at: one.cookie_at() };
+        let arriving = ArrivingSegment { header: &ack, len: 0, flow: &1, after: None, cookie_at: one.cookie_at() };
         assert!(matches!(give_segment(&mut other, arriving, NOW), Answer::Connected(_)));
     }
 
@@ -456,9 +456,9 @@ mod tests {
         let (secret, config) = (secret(), Config::default());
         let mut paths = 0;
         let mut segment = |header: &Header, admits: bool| {
-            let arriving = Arriving { header, len: 0, flow: &1, after: None, cookie_at: None };
-            let station = Station { config: &config, secret: &secret, queue: None };
-            let answer: Answer<Pieces> = listener.segment(arriving, station, NOW, || {
+            let arriving = ArrivingSegment { header, len: 0, flow: &1, after: None, cookie_at: None };
+            let template = ConnectionTemplate { config: &config, secret: &secret, queue: None };
+            let answer: Answer<Pieces> = listener.handle_segment(arriving, template, NOW, || {
                 paths += 1;
                 admits.then_some(1000)
             });
@@ -492,7 +492,7 @@ mod tests {
         let mut listener = Listener::new(1, 1);
         let (_, syn) = client(&Config::default());
         let after = secret().start(&1_u32, NOW).iss + 70_000;
-        let arriving = Arriving { header: &syn, len: 0, flow: &1, after: Some(after), cookie_at: None };
+        let arriving = ArrivingSegment { header: &syn, len: 0, flow: &1, after: Some(after), cookie_at: None };
         let answer = give_segment(&mut listener, arriving, NOW);
         assert!(matches!(answer, Answer::HalfOpen(server) if server.una() == after));
     }

@@ -58,7 +58,7 @@ pub use event::{Error, Event, IcmpError, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
 pub use input::Meta;
 pub use isn::{Secret, Start};
-pub use listener::{Answer, Arriving, Listener, Station, reset_for};
+pub use listener::{Answer, ArrivingSegment, ConnectionTemplate, Listener, reset_for};
 pub use output::{Full, Outgoing, Output};
 pub use record::{Counted, Diverged, Length, Numbered, Recording};
 pub use saved::Saved;

@@ -30,10 +30,10 @@ pub trait Output<C: Carrier> {
     ///
     /// # Errors
     /// The ring is full. The connection has not changed, and passes the same segment again later.
-    fn segment(&mut self, segment: Outgoing<'_, C>) -> Result<C::Ticket, Full>;
+    fn transmit(&mut self, segment: Outgoing<'_, C>) -> Result<C::Ticket, Full>;
 }
 
-/// The ring has no room. Call [`Connection::transmit`](super::Connection::transmit) again when it has room.
+/// The ring has no room. Call [`Connection::poll_transmit`](super::Connection::poll_transmit) again when it has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring is full")]
 pub struct Full;

@@ -68,7 +68,7 @@ pub(super) struct Receiver<T: Chunk> {
     /// again: the edge that was announced last.
     short: Option<Seq>,
     /// Bytes in order that were dropped because no buffer was free.
-    starved: u64,
+    out_of_buffers: u64,
     /// Set while the queue has too few buffers: payload in order was dropped before it came here.
     cut: bool,
     /// Set after [`compact`](Self::compact), until another chunk is stored.
@@ -119,7 +119,7 @@ impl<T: Chunk> Receiver<T> {
             nxt: Seq(0),
             edge: Seq(0),
             short: None,
-            starved: 0,
+            out_of_buffers: 0,
             cut: false,
             is_compact: false,
             scale,
@@ -189,8 +189,8 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// Bytes in order that were dropped because no buffer was free.
-    pub(super) fn starved(&self) -> u64 {
-        self.starved
+    pub(super) fn out_of_buffers(&self) -> u64 {
+        self.out_of_buffers
     }
 
     /// Whether FIN was received in order.
@@ -246,7 +246,7 @@ impl<T: Chunk> Receiver<T> {
         if at < last && seq <= self.nxt && self.nxt < last {
             // The peer must wait, and not take it for a loss, or it gives up if the queue is short
             // for long.
-            self.starve(last - at);
+            self.note_out_of_buffers(last - at);
             self.cut = true;
         }
         let fin_again = fin && self.fin == Some(last);
@@ -291,7 +291,7 @@ impl<T: Chunk> Receiver<T> {
                 None if self.absorb(&chunk) => {}
                 None => {
                     arrival.dropped += len;
-                    self.starve(len);
+                    self.note_out_of_buffers(len);
                 }
             }
             if !self.assembler.is_empty() {
@@ -313,8 +313,8 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// Notes that payload in order was dropped because no buffer was free: the window closes.
-    fn starve(&mut self, bytes: u32) {
-        self.starved += u64::from(bytes);
+    fn note_out_of_buffers(&mut self, bytes: u32) {
+        self.out_of_buffers += u64::from(bytes);
         self.short.get_or_insert(self.edge);
     }
 
@@ -333,21 +333,21 @@ impl<T: Chunk> Receiver<T> {
     /// no buffer, some are kept, so that it makes progress while others have theirs.
     fn admit(&mut self) -> Option<super::budget::Charge> {
         loop {
-            if let Some(charge) = self.budget.take() {
+            if let Some(charge) = self.budget.try_charge() {
                 return Some(charge);
             }
             if !self.assembler.evict() {
                 break;
             }
         }
-        if let Some(charge) = self.budget.take_first() {
+        if let Some(charge) = self.budget.try_charge_first() {
             return Some(charge);
         }
         if mem::replace(&mut self.is_compact, true) {
             return None;
         }
         self.compact();
-        self.budget.take()
+        self.budget.try_charge()
     }
 
     /// Copies payload that was not read behind the payload in front of it, as far as there is room
@@ -427,7 +427,7 @@ impl<T: Chunk> Receiver<T> {
         self.capacity = saved.capacity.min(LARGEST_WINDOW);
         self.most = self.most.max(self.capacity);
         for chunk in unread.into_iter().filter(|chunk| !chunk.is_empty()) {
-            self.append(Held::new(chunk, self.budget.force()));
+            self.append(Held::new(chunk, self.budget.charge()));
         }
         let promised = saved.edge.max(saved.nxt) - saved.nxt;
         (self.nxt, self.edge) = (saved.nxt, saved.nxt + promised.min(LARGEST_WINDOW));
@@ -495,7 +495,7 @@ impl<T: Chunk> Receiver<T> {
 
     /// Whether free buffers would make a window update necessary. If so, check again when buffers
     /// are returned.
-    pub(super) fn is_starved(&self) -> bool {
+    pub(super) fn is_buffer_limited(&self) -> bool {
         let promised = self.edge - self.nxt;
         let possible = self.capacity.saturating_sub(self.queued);
         !self.finished && possible >= promised.saturating_mul(2).max(1) && !self.update_is_due()
@@ -780,7 +780,7 @@ mod tests {
     #[test]
     fn one_segment_in_order_is_always_admitted() {
         let queue = Budget::new(16);
-        let others: Vec<_> = (0..15).map(|_| queue.force()).collect();
+        let others: Vec<_> = (0..15).map(|_| queue.charge()).collect();
         let mut receiver = receiver(1 << 20, 1000, Budget::within(10, Some(&queue)));
         for n in 0..5 {
             assert_eq!(accept(&mut receiver, n * 2 + 1, 1, false).readable, 0, "out of order");
@@ -811,7 +811,7 @@ mod tests {
             "nothing was dropped: {promised} {left}"
         );
         assert_eq!(accept(&mut receiver, 1000, 100, false).dropped, 100);
-        assert_eq!((advertise(&mut receiver), receiver.starved()), (0, 100));
+        assert_eq!((advertise(&mut receiver), receiver.out_of_buffers()), (0, 100));
         assert!(receiver.waits_for_buffers() && !receiver.update_is_due());
         assert!(receiver.is_acceptable(START + 9500, 100), "what was promised is accepted");
         held.truncate(7);
@@ -835,7 +835,7 @@ mod tests {
     fn the_first_window_follows_the_free_buffers() {
         let window = |free: u32, promised: Option<u16>| {
             let queue = Budget::new(1000);
-            let others: Vec<_> = (0..1000 - free).map(|_| queue.force()).collect();
+            let others: Vec<_> = (0..1000 - free).map(|_| queue.charge()).collect();
             let mut receiver: Receiver<Piece> = Receiver::new(1 << 20, false, 1000, Budget::within(1000, Some(&queue)));
             receiver.open(START - 1, true, promised);
             let edge = receiver.edge - START;

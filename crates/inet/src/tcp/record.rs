@@ -148,10 +148,10 @@ impl Recording {
         for (n, step) in self.steps.iter().enumerate() {
             match step {
                 Step::Segment { header, meta, chunks, now } => {
-                    tcp.segment(header, chunks.iter().map(|len| Length::new(*len)), *meta, *now);
+                    tcp.handle_segment(header, chunks.iter().map(|len| Length::new(*len)), *meta, *now);
                 }
                 Step::Icmp { error, seq, now } => {
-                    tcp.error(*error, *seq, *now);
+                    tcp.handle_icmp_error(*error, *seq, *now);
                 }
                 Step::Transmit { now, offload, left, done: at_end, full } => {
                     done.set(left.first().map_or(*at_end, |left| left.done));
@@ -163,12 +163,12 @@ impl Recording {
                         transmissions: &mut transmissions,
                         same: true,
                     };
-                    let was_full = tcp.transmit(*now, &mut check).is_err();
+                    let was_full = tcp.poll_transmit(*now, &mut check).is_err();
                     if !check.same || !check.left.is_empty() || was_full != *full {
                         return Err(Diverged { step: n });
                     }
                 }
-                Step::Timeout(now) => tcp.timeout(*now),
+                Step::Timeout(now) => tcp.handle_timeout(*now),
                 // A refused call is refused in the replay, too.
                 Step::Send { len, more, joins } => drop(tcp.send(Length { len: *len, joins: *joins }, *more)),
                 Step::Recv(now) => drop(tcp.recv(*now)),
@@ -177,7 +177,7 @@ impl Recording {
                 Step::ShutdownRead => tcp.shutdown_read(),
                 Step::Close(now) => tcp.close(*now),
                 Step::Abort(now) => tcp.abort(*now),
-                Step::DeviceGone => tcp.device_gone(),
+                Step::DeviceGone => tcp.handle_device_gone(),
                 Step::Supersede => tcp.supersede(),
                 Step::Evict => drop(tcp.evict()),
                 Step::Nodelay(nodelay) => tcp.set_nodelay(*nodelay),
@@ -271,7 +271,7 @@ impl Output<Counted> for Check<'_> {
         self.offload
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
         // After the last recorded segment, either the ring was full, or the replay sends one
         // segment too many. The caller tells these cases apart.
         let (left, rest) = self.left.split_first().ok_or(Full)?;
@@ -305,7 +305,7 @@ mod tests {
         for _ in 0..400 {
             let (to, from) = if random.bool() { (&mut pair.a, &mut pair.b) } else { (&mut pair.b, &mut pair.a) };
             let mut ring = Ring { room: random.usize(0..8), ..Ring::new() };
-            let _ = from.tcp.transmit(pair.now, &mut ring);
+            let _ = from.tcp.poll_transmit(pair.now, &mut ring);
             for sent in ring.segments.iter().filter(|_| random.u8(0..20) > 0) {
                 to.input(sent, pair.now);
             }
@@ -327,7 +327,11 @@ mod tests {
                 30 => from.tcp.set_nodelay(random.bool()),
                 31 => from.tcp.set_cork(random.bool()),
                 32 => from.tcp.set_quick_ack(random.bool()),
-                33 => drop(from.tcp.error(IcmpError::TooBig { max_payload: 800 }, Some(from.tcp.una()), pair.now)),
+                33 => drop(from.tcp.handle_icmp_error(
+                    IcmpError::TooBig { max_payload: 800 },
+                    Some(from.tcp.una()),
+                    pair.now,
+                )),
                 34 => from.tcp.mark_urgent(),
                 35 if seed.is_multiple_of(3) => from.tcp.shutdown(),
                 36 if seed.is_multiple_of(7) => from.tcp.close(pair.now),
@@ -335,8 +339,8 @@ mod tests {
             }
             pair.now += Duration::from_micros(random.u64(0..20_000));
             for end in [&mut pair.a, &mut pair.b] {
-                if end.tcp.deadline().is_some_and(|at| at <= pair.now) {
-                    end.tcp.timeout(pair.now);
+                if end.tcp.poll_timeout().is_some_and(|at| at <= pair.now) {
+                    end.tcp.handle_timeout(pair.now);
                 }
             }
         }

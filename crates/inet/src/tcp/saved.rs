@@ -170,8 +170,8 @@ mod tests {
                     moved += 1;
                 }
                 pair.now += Duration::from_millis(random.u64(0..50));
-                pair.a.tcp.timeout(pair.now);
-                pair.b.tcp.timeout(pair.now);
+                pair.a.tcp.handle_timeout(pair.now);
+                pair.b.tcp.handle_timeout(pair.now);
             }
             assert!(moved > 0);
             assert_eq!(pair.b.read, Piece::numbered(0, 200_000).bytes(), "seed {seed}");
@@ -188,7 +188,7 @@ mod tests {
         move_elsewhere(&mut pair.a, &config, pair.now, then);
         assert_eq!(pair.a.tcp.sender.timestamp(then + Duration::from_millis(3)), before.wrapping_add(3));
         assert_eq!(pair.a.tcp.state(), State::FinWait2);
-        assert_eq!(pair.a.tcp.deadline(), Some(then + Duration::from_secs(60)));
+        assert_eq!(pair.a.tcp.poll_timeout(), Some(then + Duration::from_secs(60)));
         assert!(pair.a.output(then).iter().all(|sent| !sent.has(Flags::FIN)), "FIN is acknowledged");
         pair.b.tcp.close(pair.now);
         let fin = pair.b.output(pair.now).remove(0);
@@ -250,8 +250,8 @@ mod tests {
                 }
                 while let Ok(Received::Chunk(_)) = pair.a.tcp.recv(pair.now) {}
                 pair.now += Duration::from_millis(random.u64(0..3000));
-                pair.a.tcp.timeout(pair.now);
-                pair.b.tcp.timeout(pair.now);
+                pair.a.tcp.handle_timeout(pair.now);
+                pair.b.tcp.handle_timeout(pair.now);
                 if n == 15 {
                     pair.a.tcp.close(pair.now);
                 }

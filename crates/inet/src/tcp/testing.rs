@@ -138,7 +138,7 @@ impl Output<Pieces> for Ring {
         0
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Pieces>) -> Result<Done, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Pieces>) -> Result<Done, Full> {
         self.room = self.room.checked_sub(1).ok_or(Full)?;
         let payload = segment.payload.to_vec();
         assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), segment.payload_len as usize);
@@ -161,13 +161,13 @@ impl End {
 
     pub(crate) fn output(&mut self, now: Time) -> Vec<Sent> {
         let mut ring = Ring::new();
-        self.tcp.transmit(now, &mut ring).unwrap();
-        self.events.extend(std::iter::from_fn(|| self.tcp.event()));
+        self.tcp.poll_transmit(now, &mut ring).unwrap();
+        self.events.extend(std::iter::from_fn(|| self.tcp.poll_event()));
         ring.segments
     }
 
     pub(crate) fn input(&mut self, sent: &Sent, now: Time) {
-        self.tcp.segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
+        self.tcp.handle_segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
     }
 
     /// Passes a segment without payload to the connection, and returns the segments that it sends
@@ -243,12 +243,12 @@ impl Pair {
     pub(crate) fn pass(&mut self, time: Duration) -> Vec<(bool, Sent)> {
         let (until, before) = (self.now + time, self.log.len());
         self.settle();
-        while let Some(next) = self.a.tcp.deadline().into_iter().chain(self.b.tcp.deadline()).min()
+        while let Some(next) = self.a.tcp.poll_timeout().into_iter().chain(self.b.tcp.poll_timeout()).min()
             && next <= until
         {
             self.now = self.now.max(next);
-            self.a.tcp.timeout(self.now);
-            self.b.tcp.timeout(self.now);
+            self.a.tcp.handle_timeout(self.now);
+            self.b.tcp.handle_timeout(self.now);
             self.settle();
         }
         self.now = until;

@@ -14,7 +14,7 @@ impl<C: Carrier> Connection<C> {
     /// the ring has room, or the next hop is resolved. Until then a timer runs as long as a
     /// retransmission timer would, and its expirations count as retransmissions. Nothing was lost,
     /// so that the congestion window, the round trip and the detection of losses do not change.
-    pub fn transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
+    pub fn poll_transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         let result = self.send_all(now, out);
         self.stall = match result {
             Ok(()) => None,
@@ -28,7 +28,7 @@ impl<C: Carrier> Connection<C> {
 
     fn send_all(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         if let Some(header) = self.reply {
-            out.segment(empty(&header))?;
+            out.transmit(empty(&header))?;
             self.reply = None;
             self.note_left(&header, 0, false);
             if header.flags.has(Flags::ACK) && !header.flags.has(Flags::RST) {
@@ -45,7 +45,7 @@ impl<C: Carrier> Connection<C> {
         }
         // Acknowledgement, window and options are the same in all segments of this call but a SYN.
         let mut common = None;
-        while let Some(next) = self.sender.next(now, self.offload(out)) {
+        while let Some(next) = self.sender.poll_transmit(now, self.offload(out)) {
             let mut flags = if self.state == State::SynSent { Flags::default() } else { Flags::ACK };
             for (set, flag) in [
                 (next.syn, Flags::SYN),
@@ -68,7 +68,7 @@ impl<C: Carrier> Connection<C> {
                 header.flags = header.flags.with(Flags::URG);
                 header.urgent = urgent;
             }
-            let ticket = out.segment(Outgoing {
+            let ticket = out.transmit(Outgoing {
                 header: &header,
                 payload: self.sender.payload(&next),
                 payload_len: next.len,
@@ -77,7 +77,7 @@ impl<C: Carrier> Connection<C> {
                 probe: next.kind == Kind::MtuProbe,
             })?;
             self.note_left(&header, next.len, true);
-            self.sender.sent(&next, ticket, now);
+            self.sender.handle_sent(&next, ticket, now);
             self.left(&header, edge, next.len > 0);
             self.plain_syn |= next.syn && !flags.is_ecn_setup();
         }
@@ -96,7 +96,7 @@ impl<C: Carrier> Connection<C> {
             // 40 bytes of options hold three blocks beside timestamps.
             header.options.sack.truncate(if self.clock.is_some() { 3 } else { SackBlocks::MOST });
         }
-        out.segment(empty(&header))?;
+        out.transmit(empty(&header))?;
         self.note_left(&header, 0, false);
         self.receiver.reported();
         self.left(&header, edge, false);
@@ -199,18 +199,18 @@ mod tests {
             }
             for _ in 0..20_000 {
                 let mut ring = Ring { room: random.usize(0..3), ..Ring::new() };
-                let full = pair.a.tcp.transmit(pair.now, &mut ring).is_err();
+                let full = pair.a.tcp.poll_transmit(pair.now, &mut ring).is_err();
                 assert!(!full || ring.room == 0);
                 ring.segments.iter().for_each(|sent| pair.b.input(sent, pair.now));
                 let mut ring = Ring { room: random.usize(0..2), ..Ring::new() };
-                let _ = pair.b.tcp.transmit(pair.now, &mut ring);
+                let _ = pair.b.tcp.poll_transmit(pair.now, &mut ring);
                 ring.segments.iter().for_each(|sent| pair.a.input(sent, pair.now));
                 if random.u8(0..3) == 0 {
                     pair.b.read(pair.now);
                 }
                 // Timers are not needed, except the one of delayed acknowledgements.
                 pair.now += Duration::from_millis(1);
-                pair.b.tcp.timeout(pair.now);
+                pair.b.tcp.handle_timeout(pair.now);
                 if pair.b.read.len() == 40_000 {
                     break;
                 }
@@ -229,9 +229,9 @@ mod tests {
             while pair.a.tcp.room() > 100_000 && pair.a.tcp.send(stream(queued, 5000), false).is_ok() {
                 queued += 5000;
             }
-            pair.a.tcp.timeout(pair.now);
+            pair.a.tcp.handle_timeout(pair.now);
             let mut ring = Ring { room: 1, ..Ring::new() };
-            assert!(pair.a.tcp.transmit(pair.now, &mut ring).is_err(), "there is more than the ring takes");
+            assert!(pair.a.tcp.poll_transmit(pair.now, &mut ring).is_err(), "there is more than the ring takes");
             ring.segments.iter().for_each(|sent| pair.b.input(sent, pair.now));
             let mut back = pair.b.output(pair.now);
             pair.b.read(pair.now);
@@ -300,8 +300,8 @@ mod tests {
     fn repeated_syn() -> (Pair, Sent) {
         let mut pair = Pair::new(&with_ecn(Ecn::Request), &with_ecn(Ecn::Accept));
         assert_eq!(pair.log[0].1.header.flags, ASKS);
-        pair.now = pair.a.tcp.deadline().unwrap();
-        pair.a.tcp.timeout(pair.now);
+        pair.now = pair.a.tcp.poll_timeout().unwrap();
+        pair.a.tcp.handle_timeout(pair.now);
         let again = pair.a.output(pair.now).remove(0);
         (pair, again)
     }
@@ -337,8 +337,8 @@ mod tests {
         let second = pair.b.output(pair.now).remove(0);
         assert_eq!(second.header.flags, SYN_ACK);
         // The timer repeats it without ECN, too.
-        pair.now = pair.b.tcp.deadline().unwrap();
-        pair.b.tcp.timeout(pair.now);
+        pair.now = pair.b.tcp.poll_timeout().unwrap();
+        pair.b.tcp.handle_timeout(pair.now);
         assert_eq!(pair.b.output(pair.now).remove(0).header.flags, SYN_ACK);
         pair.a.input(&second, pair.now);
         assert_eq!(capable(&mut pair), (false, false));
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(capable(&mut pair), (false, true));
         pair.b.tcp.send(stream(100, 100), false).unwrap();
         let marked = pair.b.output(pair.now).remove(0);
-        pair.a.tcp.segment(&marked.header, marked.payload, Meta { len: 100, segments: 1, ce: true }, pair.now);
+        pair.a.tcp.handle_segment(&marked.header, marked.payload, Meta { len: 100, segments: 1, ce: true }, pair.now);
         assert!(pair.a.output(pair.now)[0].has(Flags::ECE));
         // The second SYN arrives last.
         assert!(pair.b.answer(again.header, pair.now)[0].has(Flags::ACK), "it is challenged");

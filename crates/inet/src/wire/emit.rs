@@ -1,7 +1,7 @@
 //! Writing the headers in front of transport headers, and the checksum of the payload behind them.
 
 use super::ip::pseudo_sum;
-use super::{FragmentHeader, Link, ether_type, protocol};
+use super::{EthernetHeader, FragmentHeader, ether_type, protocol};
 use netmem_packet::{Checksum, Gso, Meta, Sum};
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// The Ethernet header; `None` to begin with the IP header.
-    pub link: Option<Link>,
+    pub link: Option<EthernetHeader>,
     /// The traffic class, with the bits of ECN.
     pub traffic_class: u8,
     /// How many routers may forward the packet.
@@ -22,7 +22,7 @@ impl Outer {
 
     /// Headers for packets of no special class.
     #[must_use]
-    pub const fn new(link: Option<Link>) -> Self {
+    pub const fn new(link: Option<EthernetHeader>) -> Self {
         Self { link, traffic_class: 0, hop_limit: Self::HOP_LIMIT }
     }
 
@@ -30,7 +30,7 @@ impl Outer {
     #[inline]
     #[must_use]
     pub const fn len(&self, v4: bool) -> usize {
-        (if self.link.is_some() { Link::LEN } else { 0 }) + if v4 { 20 } else { 40 }
+        (if self.link.is_some() { EthernetHeader::LEN } else { 0 }) + if v4 { 20 } else { 40 }
     }
 
     /// Always false: there is always an IP header.
@@ -54,7 +54,7 @@ impl Outer {
             Some(link) => {
                 let ether_type = if source.is_ipv4() { ether_type::IPV4 } else { ether_type::IPV6 };
                 link.write(ether_type, out.first_chunk_mut().ok_or(EmitError::NoRoom)?);
-                Link::LEN
+                EthernetHeader::LEN
             }
             None => 0,
         };

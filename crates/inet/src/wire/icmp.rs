@@ -3,7 +3,7 @@
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
 use super::neighbor::{ADVERTISEMENT, SOLICITATION};
-use super::{Advertisement, Bytes, Drop, Flow, Ip, Part, Solicitation, be16, be32, protocol};
+use super::{Advertisement, ByteRange, Bytes, Flow, Ip, ParseError, Solicitation, be16, be32, protocol};
 use crate::tcp::{self, Seq, Unreachable};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ pub enum Icmp {
         /// Identifier and sequence number, to be sent back as they are.
         id: [u8; 4],
         /// The payload to be sent back.
-        payload: Part,
+        payload: ByteRange,
     },
     /// An error about a TCP segment or a UDP datagram.
     Error(IcmpError),
@@ -179,11 +179,14 @@ impl IcmpKind {
 const LEN: usize = 8;
 
 impl Icmp {
-    pub(super) fn parse_v4(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, Drop> {
+    pub(super) fn parse_v4(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let content = ip.content;
         let header = bytes.at::<LEN>(content.at)?;
         if let ([8, 0], [_, _, _, _, id @ ..]) = (&header[..2], header) {
-            return Ok(Self::EchoRequest { id: *id, payload: Part { at: content.at + LEN, len: content.len - LEN } });
+            return Ok(Self::EchoRequest {
+                id: *id,
+                payload: ByteRange { at: content.at + LEN, len: content.len - LEN },
+            });
         }
         if !matches!(header[0], 3 | 11 | 12) {
             return Ok(Self::Unknown);
@@ -192,7 +195,7 @@ impl Icmp {
         let quoted = bytes.at::<20>(at)?;
         let ihl = usize::from(quoted[0] & 15) * 4;
         if quoted[0] >> 4 != 4 || ihl < 20 {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         // Only the first fragment has ports.
         if be16(quoted, 6) & 0x1fff != 0 {
@@ -204,17 +207,17 @@ impl Icmp {
         Self::error(bytes, ip, kind, (source.into(), destination.into(), quoted[9], at + ihl))
     }
 
-    pub(super) fn parse_v6(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, Drop> {
+    pub(super) fn parse_v6(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let content = ip.content;
         let header = bytes.at::<LEN>(content.at)?;
         if ip.source.is_unspecified() && header[0] != SOLICITATION {
-            return Err(Drop::Martian);
+            return Err(ParseError::Martian);
         }
         match (header[0], header[1], header) {
             (128, 0, [_, _, _, _, id @ ..]) => {
                 return Ok(Self::EchoRequest {
                     id: *id,
-                    payload: Part { at: content.at + LEN, len: content.len - LEN },
+                    payload: ByteRange { at: content.at + LEN, len: content.len - LEN },
                 });
             }
             (SOLICITATION, ..) => return Solicitation::parse(bytes, ip).map(Self::Solicitation),
@@ -225,7 +228,7 @@ impl Icmp {
         let at = content.at + LEN;
         let quoted = bytes.at::<40>(at)?;
         if quoted[0] >> 4 != 6 {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         let addr = |at: usize| quoted[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |&addr| addr.into());
         let kind = IcmpKind::from_v6(header[0], header[1], be32(header, 4));
@@ -238,9 +241,9 @@ impl Icmp {
         ip: &Ip,
         kind: Option<IcmpKind>,
         (source, destination, number, at): (IpAddr, IpAddr, u8, usize),
-    ) -> Result<Self, Drop> {
+    ) -> Result<Self, ParseError> {
         if source != ip.destination {
-            return Err(Drop::Martian);
+            return Err(ParseError::Martian);
         }
         let Some(kind) = kind.filter(|_| [protocol::TCP, protocol::UDP].contains(&number)) else {
             return Ok(Self::Unknown);

@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791) and IPv6 (RFC 8200).
 
-use super::{Bytes, Datagram, Drop, Flow, Icmp, Part, Segment, be16, be32};
+use super::{ByteRange, Bytes, Datagram, Flow, Icmp, ParseError, Segment, be16, be32};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -38,7 +38,7 @@ pub struct Ip {
     /// The protocol of the content: see [`protocol`].
     pub protocol: u8,
     /// The bytes after the header and its options, without padding.
-    pub content: Part,
+    pub content: ByteRange,
     /// Set if the packet is a fragment: its content is a part of a datagram's.
     pub fragment: Option<FragmentHeader>,
 }
@@ -71,7 +71,7 @@ pub enum Transport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Covered {
     /// The bytes to add up.
-    pub part: Part,
+    pub range: ByteRange,
     /// The sum of the pseudo header.
     pseudo: u16,
     /// Whether a checksum that must be there is missing.
@@ -79,7 +79,7 @@ pub struct Covered {
 }
 
 impl Covered {
-    /// Whether the checksum is right, given the sum of [`part`](Self::part).
+    /// Whether the checksum is right, given the sum of [`range`](Self::range).
     #[inline]
     #[must_use]
     pub fn holds(&self, mut sum: Sum) -> bool {
@@ -100,13 +100,13 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// [`Drop`].
-    pub fn parse(head: &[u8], len: usize) -> Result<Self, Drop> {
+    /// [`ParseError`].
+    pub fn parse(head: &[u8], len: usize) -> Result<Self, ParseError> {
         let bytes = Bytes::new(head, len);
         match bytes.at::<1>(0)?[0] >> 4 {
             4 => parse_v4(bytes, 0),
             6 => parse_v6(bytes, 0),
-            _ => Err(Drop::Unknown),
+            _ => Err(ParseError::Unknown),
         }
     }
 
@@ -122,17 +122,17 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// [`Drop`]. A fragment has no transport header: [`Drop::Unknown`].
+    /// [`ParseError`]. A fragment has no transport header: [`ParseError::Unknown`].
     #[inline]
-    pub fn transport(&self, head: &[u8]) -> Result<Transport, Drop> {
+    pub fn transport(&self, head: &[u8]) -> Result<Transport, ParseError> {
         if self.fragment.is_some() {
-            return Err(Drop::Unknown);
+            return Err(ParseError::Unknown);
         }
         let bytes = Bytes::new(head, self.content.end());
         let v6 = self.source.is_ipv6();
         // With this source address, only a neighbour that has no address yet may ask.
         if self.source.is_unspecified() && self.protocol != protocol::ICMPV6 {
-            return Err(Drop::Martian);
+            return Err(ParseError::Martian);
         }
         match self.protocol {
             protocol::TCP => Segment::parse(bytes, self.content).map(Transport::Tcp),
@@ -166,7 +166,7 @@ impl Ip {
         };
         let pseudo =
             if pseudo { pseudo_sum(self.source, self.destination, self.protocol, part.len).value() } else { 0 };
-        Some(Covered { part, pseudo, missing })
+        Some(Covered { range: part, pseudo, missing })
     }
 
     /// The flow of a packet that was received, with the ports of its transport header.
@@ -194,12 +194,12 @@ pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, protocol: u8, len:
 }
 
 #[inline]
-pub(super) fn parse_v4(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
+pub(super) fn parse_v4(bytes: Bytes<'_>, at: usize) -> Result<Ip, ParseError> {
     let ip = bytes.at::<20>(at)?;
     let header = usize::from(ip[0] & 15) * 4;
     let total = usize::from(be16(ip, 2));
     if ip[0] >> 4 != 4 || header < 20 || total < header || at + total > bytes.len {
-        return Err(Drop::Malformed);
+        return Err(ParseError::Malformed);
     }
     let mut sum = Sum::default();
     sum.add(ip);
@@ -209,15 +209,15 @@ pub(super) fn parse_v4(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
         v4_options(options)?;
     }
     if sum.value() != 0xffff {
-        return Err(Drop::Malformed);
+        return Err(ParseError::Malformed);
     }
     let source = Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]);
     let destination = Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]);
     let martian = source.is_multicast() || source.is_broadcast() || source.is_loopback() || source.is_unspecified();
     if martian || destination.is_loopback() || destination.is_unspecified() {
-        return Err(Drop::Martian);
+        return Err(ParseError::Martian);
     }
-    let content = Part { at: at + header, len: total - header };
+    let content = ByteRange { at: at + header, len: total - header };
     let (flags, offset) = (be16(ip, 6), be16(ip, 6) << 3);
     let more = flags & 0x2000 != 0;
     let fragment = (more || offset != 0).then(|| FragmentHeader { id: be16(ip, 4).into(), offset, more });
@@ -234,33 +234,33 @@ pub(super) fn parse_v4(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
 
 /// Options are skipped, and must have lengths that end in the header.
 #[cold]
-fn v4_options(mut options: &[u8]) -> Result<(), Drop> {
+fn v4_options(mut options: &[u8]) -> Result<(), ParseError> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {
             (0, _) => return Ok(()),
             (1, rest) => rest,
             // Loose and strict source route.
-            (131 | 137, _) => return Err(Drop::SourceRoute),
-            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..).ok_or(Drop::Malformed)?,
-            _ => return Err(Drop::Malformed),
+            (131 | 137, _) => return Err(ParseError::SourceRoute),
+            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..).ok_or(ParseError::Malformed)?,
+            _ => return Err(ParseError::Malformed),
         };
     }
     Ok(())
 }
 
 #[inline]
-pub(super) fn parse_v6(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
+pub(super) fn parse_v6(bytes: Bytes<'_>, at: usize) -> Result<Ip, ParseError> {
     let ip = bytes.at::<40>(at)?;
     let len = usize::from(be16(ip, 4));
     if ip[0] >> 4 != 6 || at + 40 + len > bytes.len {
-        return Err(Drop::Malformed);
+        return Err(ParseError::Malformed);
     }
     let addr = |at: usize| ip[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |&addr| addr.into());
     let (source, destination) = (addr(8), addr(24));
     let mapped = |addr: Ipv6Addr| addr.to_ipv4_mapped().is_some();
     let martian = source.is_multicast() || source.is_loopback() || mapped(source);
     if martian || destination.is_unspecified() || destination.is_loopback() || mapped(destination) {
-        return Err(Drop::Martian);
+        return Err(ParseError::Martian);
     }
     let mut ip = Ip {
         source: source.into(),
@@ -268,7 +268,7 @@ pub(super) fn parse_v6(bytes: Bytes<'_>, at: usize) -> Result<Ip, Drop> {
         traffic_class: ip[0] << 4 | ip[1] >> 4,
         hop_limit: ip[7],
         protocol: ip[6],
-        content: Part { at: at + 40, len },
+        content: ByteRange { at: at + 40, len },
         fragment: None,
     };
     // The end of this packet, and not of the frame.
@@ -282,8 +282,8 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// [`Drop`].
-    pub fn skip_extensions(&mut self, head: &[u8]) -> Result<(), Drop> {
+    /// [`ParseError`].
+    pub fn skip_extensions(&mut self, head: &[u8]) -> Result<(), ParseError> {
         let bytes = Bytes::new(head, self.content.end());
         if self.source.is_ipv6() { extensions(self, bytes) } else { Ok(()) }
     }
@@ -291,7 +291,7 @@ impl Ip {
 
 /// Skips extension headers up to the transport header, or to the fragment header of a real fragment.
 #[inline]
-fn extensions(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
+fn extensions(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), ParseError> {
     match ip.protocol {
         protocol::HOP_BY_HOP | protocol::ROUTING | protocol::FRAGMENT | protocol::DESTINATION => walk(ip, bytes),
         _ => Ok(()),
@@ -299,14 +299,14 @@ fn extensions(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
 }
 
 #[cold]
-fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
+fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), ParseError> {
     let start = ip.content.at;
     for n in 0.. {
         let at = ip.content.at;
         let len = match ip.protocol {
             protocol::HOP_BY_HOP | protocol::DESTINATION => {
                 if ip.protocol == protocol::HOP_BY_HOP && at != start {
-                    return Err(Drop::Malformed);
+                    return Err(ParseError::Malformed);
                 }
                 let len = 8 * (usize::from(bytes.at::<2>(at)?[1]) + 1);
                 v6_options(&bytes.range(at, len)?[2..])?;
@@ -315,7 +315,7 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
             protocol::ROUTING => {
                 let [_, len, _, left] = *bytes.at(at)?;
                 if left != 0 {
-                    return Err(Drop::SourceRoute);
+                    return Err(ParseError::SourceRoute);
                 }
                 8 * (usize::from(len) + 1)
             }
@@ -331,10 +331,10 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
             _ => return Ok(()),
         };
         if n == MAX_EXTENSIONS || len > ip.content.len {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         ip.protocol = bytes.at::<1>(at)?[0];
-        ip.content = Part { at: at + len, len: ip.content.len - len };
+        ip.content = ByteRange { at: at + len, len: ip.content.len - len };
         if ip.fragment.is_some() {
             return Ok(());
         }
@@ -344,12 +344,12 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), Drop> {
 
 /// The upper two bits of an unknown option say what to do: if they are zero, the option is skipped; otherwise the
 /// packet is dropped.
-fn v6_options(mut options: &[u8]) -> Result<(), Drop> {
+fn v6_options(mut options: &[u8]) -> Result<(), ParseError> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {
             (0, rest) => rest,
-            (kind, [len, rest @ ..]) if kind >> 6 == 0 => rest.get(usize::from(*len)..).ok_or(Drop::Malformed)?,
-            _ => return Err(Drop::Malformed),
+            (kind, [len, rest @ ..]) if kind >> 6 == 0 => rest.get(usize::from(*len)..).ok_or(ParseError::Malformed)?,
+            _ => return Err(ParseError::Malformed),
         };
     }
     Ok(())

@@ -3,13 +3,13 @@
 //! ```text
 //!   ├─ Ethernet ─┤─ IPv4, or IPv6 and its extensions ─┤─ TCP, UDP, ICMP ─┤─ payload ─┤─ padding ─┤
 //!                │                                    ├──── Ip::content ─────────────┤
-//!   Link         Ip::parse                            Ip::transport      Part
+//!   EthernetHeader         Ip::parse                            Ip::transport      ByteRange
 //! ```
 //!
 //! **Reading.** The caller copies the first bytes of a frame, at most [`MAX_HEAD`], into memory of
 //! its own. The peer or the device may change the frame meanwhile, so nothing is read twice from
 //! there. [`parse`] reads a frame of Ethernet. [`Ip::parse`] reads a packet that begins with its IP
-//! header. Both get the length of the frame, and return values and places ([`Part`]) that are
+//! header. Both get the length of the frame, and return values and places ([`ByteRange`]) that are
 //! inside of the frame. Checksums of transport headers cover payload, which the copy does not have:
 //! [`Ip::covered`] says which bytes to add up.
 //!
@@ -20,7 +20,7 @@
 //!
 //! **What is refused.** VLAN tags, because a stack has one network, and does not know the tag of
 //! it. IPv4 with source routing, and IPv6 routing headers with segments left. Addresses that cannot
-//! be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`Drop`] says why.
+//! be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`ParseError`] says why.
 
 mod arp;
 mod emit;
@@ -51,7 +51,7 @@ pub const HEADROOM: usize = 64;
 
 /// The longest headers that are written: Ethernet, IPv6, TCP with 40 bytes of options. Errors of
 /// ICMP quote more.
-pub const MAX_HEADERS: usize = Link::LEN + 40 + 60;
+pub const MAX_HEADERS: usize = EthernetHeader::LEN + 40 + 60;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -106,14 +106,14 @@ impl fmt::Debug for Mac {
 
 /// The Ethernet header, without its type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Link {
+pub struct EthernetHeader {
     /// The destination.
     pub destination: Mac,
     /// The source.
     pub source: Mac,
 }
 
-impl Link {
+impl EthernetHeader {
     /// Bytes of the header.
     pub const LEN: usize = 14;
 
@@ -135,14 +135,14 @@ pub struct Flow {
 
 /// A range of bytes that lies within a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct ByteRange {
     /// The first, counted from the frame's first.
     pub at: usize,
     /// How many.
     pub len: usize,
 }
 
-impl Part {
+impl ByteRange {
     /// The byte behind the last.
     #[inline]
     #[must_use]
@@ -154,7 +154,7 @@ impl Part {
 /// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Drop {
+pub enum ParseError {
     /// A length or a checksum of a header is wrong.
     #[error("a length or a checksum of a header is wrong")]
     Malformed,
@@ -207,7 +207,7 @@ impl<'h> Bytes<'h> {
 
     /// `N` bytes from `at` on.
     #[inline]
-    fn at<const N: usize>(self, at: usize) -> Result<&'h [u8; N], Drop> {
+    fn at<const N: usize>(self, at: usize) -> Result<&'h [u8; N], ParseError> {
         match self.head.get(at..).and_then(|rest| rest.first_chunk()) {
             Some(bytes) => Ok(bytes),
             None => Err(self.missing(at, N)),
@@ -216,7 +216,7 @@ impl<'h> Bytes<'h> {
 
     /// `len` bytes from `at` on.
     #[inline]
-    fn range(self, at: usize, len: usize) -> Result<&'h [u8], Drop> {
+    fn range(self, at: usize, len: usize) -> Result<&'h [u8], ParseError> {
         match self.head.get(at..at + len) {
             Some(bytes) => Ok(bytes),
             None => Err(self.missing(at, len)),
@@ -224,8 +224,8 @@ impl<'h> Bytes<'h> {
     }
 
     #[cold]
-    fn missing(self, at: usize, len: usize) -> Drop {
-        if at + len <= self.len { Drop::Beyond { port: None } } else { Drop::Malformed }
+    fn missing(self, at: usize, len: usize) -> ParseError {
+        if at + len <= self.len { ParseError::Beyond { port: None } } else { ParseError::Malformed }
     }
 }
 
@@ -247,21 +247,21 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 ///
 /// # Errors
 ///
-/// [`Drop`]: the frame must be dropped.
+/// [`ParseError`]: the frame must be dropped.
 #[inline]
-pub fn parse(head: &[u8], len: usize) -> Result<(Link, Network), Drop> {
+pub fn parse(head: &[u8], len: usize) -> Result<(EthernetHeader, Network), ParseError> {
     let bytes = Bytes::new(head, len);
-    let ethernet = bytes.at::<{ Link::LEN }>(0)?;
+    let ethernet = bytes.at::<{ EthernetHeader::LEN }>(0)?;
     let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *ethernet;
-    let link = Link { destination: Mac([d0, d1, d2, d3, d4, d5]), source: Mac([s0, s1, s2, s3, s4, s5]) };
+    let link = EthernetHeader { destination: Mac([d0, d1, d2, d3, d4, d5]), source: Mac([s0, s1, s2, s3, s4, s5]) };
     if link.source.is_multicast() {
-        return Err(Drop::Martian);
+        return Err(ParseError::Martian);
     }
     let network = match u16::from_be_bytes([t0, t1]) {
-        ether_type::IPV4 => Network::Ip(ip::parse_v4(bytes, Link::LEN)?),
-        ether_type::IPV6 => Network::Ip(ip::parse_v6(bytes, Link::LEN)?),
+        ether_type::IPV4 => Network::Ip(ip::parse_v4(bytes, EthernetHeader::LEN)?),
+        ether_type::IPV6 => Network::Ip(ip::parse_v6(bytes, EthernetHeader::LEN)?),
         ether_type::ARP => Network::Arp(Arp::parse(bytes)?),
-        _ => return Err(Drop::Unknown),
+        _ => return Err(ParseError::Unknown),
     };
     Ok((link, network))
 }

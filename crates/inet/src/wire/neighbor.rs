@@ -1,7 +1,7 @@
 //! The messages of neighbour discovery (RFC 4861) by which addresses are resolved.
 
 use super::emit::{Body, EmitError, Emitted, Outer};
-use super::{Bytes, Drop, Ip, Link, Mac, icmp};
+use super::{Bytes, EthernetHeader, Ip, Mac, ParseError, icmp};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -53,20 +53,20 @@ pub struct Advertisement {
 }
 
 /// Reads the target, and the address in the option `wanted`.
-fn parse(bytes: Bytes<'_>, ip: &Ip, wanted: u8) -> Result<(u8, Ipv6Addr, Option<Mac>), Drop> {
+fn parse(bytes: Bytes<'_>, ip: &Ip, wanted: u8) -> Result<(u8, Ipv6Addr, Option<Mac>), ParseError> {
     let content = ip.content;
     let message = bytes.at::<LEN>(content.at)?;
     let target = message.last_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |&addr| addr.into());
     if ip.hop_limit != HOP_LIMIT || message[1] != 0 || target.is_multicast() {
-        return Err(Drop::Malformed);
+        return Err(ParseError::Malformed);
     }
     let mut options = bytes.range(content.at + LEN, content.len - LEN)?;
     let mut mac = None;
     while !options.is_empty() {
-        let &[kind, len, ref rest @ ..] = options else { return Err(Drop::Malformed) };
+        let &[kind, len, ref rest @ ..] = options else { return Err(ParseError::Malformed) };
         let len = usize::from(len) * 8;
         if len == 0 || len > options.len() {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         // An option is at least 8 bytes long.
         if let (true, Some(&addr)) = (kind == wanted, rest.first_chunk())
@@ -82,7 +82,7 @@ fn parse(bytes: Bytes<'_>, ip: &Ip, wanted: u8) -> Result<(u8, Ipv6Addr, Option<
 /// Writes a message with one option, or none.
 fn emit(
     out: &mut [u8],
-    link: Link,
+    link: EthernetHeader,
     (source, destination): (Ipv6Addr, Ipv6Addr),
     (kind, flags): (u8, u8),
     target: Ipv6Addr,
@@ -110,11 +110,11 @@ fn emit(
 }
 
 impl Solicitation {
-    pub(super) fn parse(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, Drop> {
+    pub(super) fn parse(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let (_, target, mac) = parse(bytes, ip, SOURCE_MAC)?;
         let probe = ip.source.is_unspecified();
         if probe && (mac.is_some() || ip.destination != IpAddr::V6(solicited_node(target))) {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         Ok(Self { target, mac })
     }
@@ -127,7 +127,7 @@ impl Solicitation {
     pub fn emit(
         &self,
         out: &mut [u8],
-        link: Link,
+        link: EthernetHeader,
         source: Ipv6Addr,
         destination: Ipv6Addr,
     ) -> Result<Emitted, EmitError> {
@@ -137,11 +137,11 @@ impl Solicitation {
 }
 
 impl Advertisement {
-    pub(super) fn parse(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, Drop> {
+    pub(super) fn parse(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let (flags, target, mac) = parse(bytes, ip, TARGET_MAC)?;
         let solicited = flags & 0x40 != 0;
         if solicited && ip.destination.is_multicast() {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         Ok(Self { target, mac, router: flags & 0x80 != 0, solicited, overrides: flags & 0x20 != 0 })
     }
@@ -154,7 +154,7 @@ impl Advertisement {
     pub fn emit(
         &self,
         out: &mut [u8],
-        link: Link,
+        link: EthernetHeader,
         source: Ipv6Addr,
         destination: Ipv6Addr,
     ) -> Result<Emitted, EmitError> {

@@ -1,7 +1,7 @@
 //! TCP headers (RFC 9293), and their options.
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
-use super::{Bytes, Drop, Flow, Part, be16, be32, protocol};
+use super::{ByteRange, Bytes, Flow, ParseError, be16, be32, protocol};
 use crate::tcp::{Flags, Header, Options, Seq, Timestamps};
 use netmem_packet::{Gso, GsoKind};
 
@@ -15,7 +15,7 @@ pub struct Segment {
     /// The rest of the header.
     pub header: Header,
     /// The payload.
-    pub payload: Part,
+    pub payload: ByteRange,
 }
 
 /// Offset of the checksum in the header.
@@ -37,11 +37,11 @@ const PADDED_TIMESTAMPS: [u8; 4] = [kind::NOP, kind::NOP, kind::TIMESTAMPS, 10];
 
 impl Segment {
     #[inline]
-    pub(super) fn parse(bytes: Bytes<'_>, content: Part) -> Result<Self, Drop> {
+    pub(super) fn parse(bytes: Bytes<'_>, content: ByteRange) -> Result<Self, ParseError> {
         let tcp = bytes.at::<20>(content.at)?;
         let len = usize::from(tcp[12] >> 4) * 4;
         if len < 20 || len > content.len {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
         let flags = Flags(tcp[13]);
         let options = match len {
@@ -56,7 +56,7 @@ impl Segment {
             urgent: be16(tcp, 18),
             options,
         };
-        let payload = Part { at: content.at + len, len: content.len - len };
+        let payload = ByteRange { at: content.at + len, len: content.len - len };
         Ok(Self { source_port: be16(tcp, 0), destination_port: be16(tcp, 2), header, payload })
     }
 }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const US: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
-const LINK: Link = Link { destination: US, source: PEER };
+const LINK: EthernetHeader = EthernetHeader { destination: US, source: PEER };
 
 fn addrs(v4: bool) -> (IpAddr, IpAddr) {
     match v4 {
@@ -64,9 +64,9 @@ fn emitted(v4: bool, tcp: Option<&Header>, flow: &Flow, payload: &[u8], partial:
 }
 
 /// Parses a whole frame, checks its checksum, and that all places are inside of it.
-fn read(frame: &[u8]) -> Result<(Link, Ip, Transport), Drop> {
+fn read(frame: &[u8]) -> Result<(EthernetHeader, Ip, Transport), ParseError> {
     let head = &frame[..frame.len().min(MAX_HEAD)];
-    let (link, Network::Ip(ip)) = parse(head, frame.len())? else { return Err(Drop::Unknown) };
+    let (link, Network::Ip(ip)) = parse(head, frame.len())? else { return Err(ParseError::Unknown) };
     assert!(ip.content.end() <= frame.len());
     let transport = ip.transport(head)?;
     let payload = match transport {
@@ -77,9 +77,9 @@ fn read(frame: &[u8]) -> Result<(Link, Ip, Transport), Drop> {
     };
     assert!(ip.content.at <= payload.at && payload.end() <= ip.content.end(), "{payload:?} {ip:?}");
     if let Some(covered) = ip.covered(&transport) {
-        assert!(covered.part.end() <= ip.content.end());
-        if !covered.holds(sum(&frame[covered.part.at..covered.part.end()])) {
-            return Err(Drop::Malformed);
+        assert!(covered.range.end() <= ip.content.end());
+        if !covered.holds(sum(&frame[covered.range.at..covered.range.end()])) {
+            return Err(ParseError::Malformed);
         }
     }
     Ok((link, ip, transport))
@@ -342,17 +342,17 @@ fn packets_of_ipv4_are_dropped() {
         frame[at] = value;
         read(&frame).map(|(_, ip, _)| ip)
     };
-    assert_eq!(not_mended(22, 63), Err(Drop::Malformed), "header checksum");
-    assert_eq!(not_mended(14, 0x44), Err(Drop::Malformed), "header of 16 bytes");
-    assert_eq!(not_mended(14, 0x55), Err(Drop::Malformed), "version");
-    assert_eq!(not_mended(17, 200), Err(Drop::Malformed), "longer than the frame");
-    assert_eq!(not_mended(12, 0x81), Err(Drop::Unknown), "VLAN tag");
-    assert_eq!(not_mended(6, 3), Err(Drop::Martian), "from a group");
+    assert_eq!(not_mended(22, 63), Err(ParseError::Malformed), "header checksum");
+    assert_eq!(not_mended(14, 0x44), Err(ParseError::Malformed), "header of 16 bytes");
+    assert_eq!(not_mended(14, 0x55), Err(ParseError::Malformed), "version");
+    assert_eq!(not_mended(17, 200), Err(ParseError::Malformed), "longer than the frame");
+    assert_eq!(not_mended(12, 0x81), Err(ParseError::Unknown), "VLAN tag");
+    assert_eq!(not_mended(6, 3), Err(ParseError::Martian), "from a group");
     for source in [[127, 0, 0, 1], [224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
-        assert_eq!(with(&|frame| frame[26..30].copy_from_slice(&source)), Err(Drop::Martian));
+        assert_eq!(with(&|frame| frame[26..30].copy_from_slice(&source)), Err(ParseError::Martian));
     }
     for destination in [[127, 0, 0, 1], [0, 0, 0, 0]] {
-        assert_eq!(with(&|frame| frame[30..34].copy_from_slice(&destination)), Err(Drop::Martian));
+        assert_eq!(with(&|frame| frame[30..34].copy_from_slice(&destination)), Err(ParseError::Martian));
     }
     // Options take the place of the first bytes of the UDP header, whose checksum is wrong then:
     // only the IP header is looked at.
@@ -364,10 +364,10 @@ fn packets_of_ipv4_are_dropped() {
         parse(&frame, frame.len()).map(|_| ())
     };
     assert_eq!(with_options([148, 4, 0, 0]), Ok(()), "router alert");
-    assert_eq!(with_options([1, 131, 3, 4]), Err(Drop::SourceRoute));
-    assert_eq!(with_options([137, 3, 4, 0]), Err(Drop::SourceRoute));
-    assert_eq!(with_options([7, 5, 4, 0]), Err(Drop::Malformed), "longer than the header");
-    assert_eq!(with_options([7, 1, 4, 0]), Err(Drop::Malformed), "shorter than itself");
+    assert_eq!(with_options([1, 131, 3, 4]), Err(ParseError::SourceRoute));
+    assert_eq!(with_options([137, 3, 4, 0]), Err(ParseError::SourceRoute));
+    assert_eq!(with_options([7, 5, 4, 0]), Err(ParseError::Malformed), "longer than the header");
+    assert_eq!(with_options([7, 1, 4, 0]), Err(ParseError::Malformed), "shorter than itself");
     assert_eq!(with_options([0, 131, 9, 9]), Ok(()), "behind the end");
     let fragment = |place: [u8; 2]| {
         let mut frame = good.clone();
@@ -382,7 +382,7 @@ fn packets_of_ipv4_are_dropped() {
     assert_eq!(fragment([0x1f, 0xff]), Some(FragmentHeader { id: 0, offset: 0xfff8, more: false }));
 }
 
-fn v6(next: u8, content: &[u8]) -> Result<Ip, Drop> {
+fn v6(next: u8, content: &[u8]) -> Result<Ip, ParseError> {
     let (IpAddr::V6(us), IpAddr::V6(peer)) = addrs(false) else { panic!("not IPv6") };
     let mut packet = vec![0x60, 0, 0, 0, 0, content.len() as u8, next, 9];
     packet.extend(peer.octets().iter().chain(&us.octets()).chain(content));
@@ -395,30 +395,34 @@ fn v6(next: u8, content: &[u8]) -> Result<Ip, Drop> {
 fn extension_headers_are_bounded() {
     let options = [60, 0, 1, 4, 0, 0, 0, 0];
     let last = [17, 0, 1, 4, 0, 0, 0, 0];
-    assert_eq!(v6(17, &[0; 8]).unwrap().content, Part { at: 40, len: 8 });
+    assert_eq!(v6(17, &[0; 8]).unwrap().content, ByteRange { at: 40, len: 8 });
     let ip = v6(0, &[&options[..], &last, &[0; 8]].concat()).unwrap();
-    assert_eq!((ip.protocol, ip.content), (17, Part { at: 56, len: 8 }));
+    assert_eq!((ip.protocol, ip.content), (17, ByteRange { at: 56, len: 8 }));
     let chain = |n: usize| v6(60, &[options.repeat(n - 1), last.to_vec(), vec![0; 8]].concat());
     assert!(chain(MAX_EXTENSIONS).is_ok());
-    assert_eq!(chain(MAX_EXTENSIONS + 1), Err(Drop::Malformed));
-    assert_eq!(v6(60, &[0, 0, 1, 4, 0, 0, 0, 0, 17, 0, 1, 4, 0, 0, 0, 0]), Err(Drop::Malformed), "hop by hop is first");
-    assert_eq!(v6(60, &[17, 1, 1, 4, 0, 0, 0, 0]), Err(Drop::Malformed), "longer than the packet");
-    assert_eq!(v6(60, &[17, 255, 1, 4, 0, 0, 0, 0]), Err(Drop::Malformed), "longer than the packet");
+    assert_eq!(chain(MAX_EXTENSIONS + 1), Err(ParseError::Malformed));
+    assert_eq!(
+        v6(60, &[0, 0, 1, 4, 0, 0, 0, 0, 17, 0, 1, 4, 0, 0, 0, 0]),
+        Err(ParseError::Malformed),
+        "hop by hop is first"
+    );
+    assert_eq!(v6(60, &[17, 1, 1, 4, 0, 0, 0, 0]), Err(ParseError::Malformed), "longer than the packet");
+    assert_eq!(v6(60, &[17, 255, 1, 4, 0, 0, 0, 0]), Err(ParseError::Malformed), "longer than the packet");
     assert_eq!(v6(60, &[17, 0, 0x05, 2, 0, 0, 0, 0]).map(|ip| ip.protocol), Ok(17), "router alert");
     for refused in [[17, 0, 0x40, 4, 0, 0, 0, 0], [17, 0, 0xc2, 4, 0, 1, 0, 0], [17, 0, 1, 5, 0, 0, 0, 0]] {
-        assert_eq!(v6(60, &refused), Err(Drop::Malformed), "{refused:?}");
+        assert_eq!(v6(60, &refused), Err(ParseError::Malformed), "{refused:?}");
     }
-    assert_eq!(v6(43, &[17, 0, 0, 1, 0, 0, 0, 0]), Err(Drop::SourceRoute));
+    assert_eq!(v6(43, &[17, 0, 0, 1, 0, 0, 0, 0]), Err(ParseError::SourceRoute));
     assert_eq!(v6(43, &[17, 0, 0, 0, 0, 0, 0, 0]).map(|ip| ip.protocol), Ok(17));
-    assert_eq!(v6(43, &[17, 5, 0, 0, 0, 0, 0, 0]), Err(Drop::Malformed), "longer than the packet");
+    assert_eq!(v6(43, &[17, 5, 0, 0, 0, 0, 0, 0]), Err(ParseError::Malformed), "longer than the packet");
     // A fragment, and one that is the whole datagram (RFC 6946).
     let ip = v6(44, &[60, 0, 0x01, 0x01, 0, 0, 0, 7, 1, 2]).unwrap();
-    assert_eq!((ip.protocol, ip.content), (60, Part { at: 48, len: 2 }));
+    assert_eq!((ip.protocol, ip.content), (60, ByteRange { at: 48, len: 2 }));
     assert_eq!(ip.fragment, Some(FragmentHeader { id: 7, offset: 0x100, more: true }));
     assert_eq!(v6(44, &[17, 0, 0, 0, 0, 0, 0, 7, 1, 2]).map(|ip| (ip.protocol, ip.fragment)), Ok((17, None)));
     // Behind what the CPU can read.
     let long = [&[60, 20, 1, 166][..], &[0; 164], &[17, 0, 1, 4, 0, 0, 0, 0]].concat();
-    assert_eq!(v6(60, &long), Err(Drop::Beyond { port: None }));
+    assert_eq!(v6(60, &long), Err(ParseError::Beyond { port: None }));
 }
 
 /// A UDP header that is cut off by the end of what can be read, and one that is cut off by the end
@@ -432,10 +436,10 @@ fn headers_beyond_what_can_be_read_are_told_from_short_ones() {
         ip.transport(&frame[..have]).map(|_| ())
     };
     assert_eq!(parsed(42), Ok(()));
-    assert_eq!(parsed(41), Err(Drop::Beyond { port: Some(port) }));
-    assert_eq!(parsed(36), Err(Drop::Beyond { port: None }));
-    assert_eq!(parsed(20), Err(Drop::Beyond { port: None }));
-    assert_eq!(parse(&frame[..20], 20).map(|_| ()), Err(Drop::Malformed));
+    assert_eq!(parsed(41), Err(ParseError::Beyond { port: Some(port) }));
+    assert_eq!(parsed(36), Err(ParseError::Beyond { port: None }));
+    assert_eq!(parsed(20), Err(ParseError::Beyond { port: None }));
+    assert_eq!(parse(&frame[..20], 20).map(|_| ()), Err(ParseError::Malformed));
 }
 
 /// Over IPv4 a datagram may have no checksum, over IPv6 it must.
@@ -449,7 +453,7 @@ fn a_datagram_without_checksum() {
         frame[at..at + 2].fill(0);
         match read(&frame) {
             Ok((_, ip, transport)) => assert!(v4 && ip.covered(&transport).is_none()),
-            Err(drop) => assert!(!v4 && drop == Drop::Malformed),
+            Err(drop) => assert!(!v4 && drop == ParseError::Malformed),
         }
     }
 }
@@ -487,7 +491,7 @@ fn errors_quote_the_packet() {
         assert_eq!(read, Ok(Transport::Icmp(Icmp::Error(IcmpError { kind, quoted }))));
         let other = SlicedPacket::from_ethernet(&frame).unwrap();
         assert!(matches!(other.transport, Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_))));
-        assert_eq!(error(sent.remote.ip()).0, Err(Drop::Martian));
+        assert_eq!(error(sent.remote.ip()).0, Err(ParseError::Martian));
     }
     // A router that does not say what fits.
     assert_eq!(IcmpKind::from_v4(3, 4, 0, 1500), Some(IcmpKind::TooBig { mtu: 1492 }));
@@ -563,21 +567,21 @@ fn neighbours() {
     };
     for arp in [arp, Arp { request: false, target_mac: US, ..arp }] {
         let len = arp.emit(Mac::BROADCAST, &mut out).unwrap();
-        let link = Link { destination: Mac::BROADCAST, source: PEER };
+        let link = EthernetHeader { destination: Mac::BROADCAST, source: PEER };
         assert_eq!(parse(&out[..len], len), Ok((link, Network::Arp(arp))));
         let frame = out;
         let other = SlicedPacket::from_ethernet(&frame[..len]).unwrap();
         let Some(NetSlice::Arp(other)) = other.net else { panic!("{other:?}") };
         assert_eq!((other.sender_hw_addr(), other.target_protocol_addr()), (&PEER.0[..], &arp.target.octets()[..]));
         out[22] |= 1;
-        assert_eq!(parse(&out[..len], len), Err(Drop::Martian), "from a group");
+        assert_eq!(parse(&out[..len], len), Err(ParseError::Martian), "from a group");
     }
     assert_eq!(arp.emit(Mac::BROADCAST, &mut out[..41]), None);
 
     let (IpAddr::V6(us), IpAddr::V6(peer)) = addrs(false) else { panic!("not IPv6") };
     let group = solicited_node(us);
     assert_eq!(group.to_string(), "ff02::1:ff00:1");
-    let link = Link { destination: Mac::of_multicast(group.into()), source: PEER };
+    let link = EthernetHeader { destination: Mac::of_multicast(group.into()), source: PEER };
     assert_eq!(link.destination, Mac([0x33, 0x33, 0xff, 0, 0, 1]));
     let asks = Solicitation { target: us, mac: Some(PEER) };
     let probes = Solicitation { mac: None, ..asks };
@@ -589,12 +593,12 @@ fn neighbours() {
         let (_, Network::Ip(ip)) = parse(&frame, len)? else { panic!("ARP") };
         ip.transport(&frame)
     };
-    assert_eq!(with(&|frame| frame[21] = 254), Err(Drop::Malformed), "hop limit");
-    assert_eq!(with(&|frame| frame[55] = 1), Err(Drop::Malformed), "code");
-    assert_eq!(with(&|frame| frame[62] = 0xff), Err(Drop::Malformed), "target is a group");
-    assert_eq!(with(&|frame| frame[79] = 0), Err(Drop::Malformed), "option of no bytes");
-    assert_eq!(with(&|frame| frame[79] = 2), Err(Drop::Malformed), "option behind the end");
-    assert_eq!(with(&|frame| frame[22..38].fill(0)), Err(Drop::Malformed), "a probe with an address");
+    assert_eq!(with(&|frame| frame[21] = 254), Err(ParseError::Malformed), "hop limit");
+    assert_eq!(with(&|frame| frame[55] = 1), Err(ParseError::Malformed), "code");
+    assert_eq!(with(&|frame| frame[62] = 0xff), Err(ParseError::Malformed), "target is a group");
+    assert_eq!(with(&|frame| frame[79] = 0), Err(ParseError::Malformed), "option of no bytes");
+    assert_eq!(with(&|frame| frame[79] = 2), Err(ParseError::Malformed), "option behind the end");
+    assert_eq!(with(&|frame| frame[22..38].fill(0)), Err(ParseError::Malformed), "a probe with an address");
     assert_eq!(
         with(&|frame| frame[80] = 3),
         Ok(Transport::Icmp(Icmp::Solicitation(probes))),
@@ -603,13 +607,13 @@ fn neighbours() {
     let len = probes.emit(&mut out, link, Ipv6Addr::UNSPECIFIED, group).unwrap().len;
     assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Ok(Transport::Icmp(Icmp::Solicitation(probes))));
     let len = probes.emit(&mut out, link, Ipv6Addr::UNSPECIFIED, us).unwrap().len;
-    assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Err(Drop::Malformed), "a probe not to the group");
+    assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Err(ParseError::Malformed), "a probe not to the group");
     let advertisement =
         Advertisement { target: peer, mac: Some(PEER), router: false, solicited: true, overrides: true };
     let len = advertisement.emit(&mut out, LINK, peer, us).unwrap().len;
     assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Ok(Transport::Icmp(Icmp::Advertisement(advertisement))));
     let len = advertisement.emit(&mut out, LINK, peer, all_nodes()).unwrap().len;
-    assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Err(Drop::Malformed), "an answer to all");
+    assert_eq!(read(&out[..len]).map(|(_, _, t)| t), Err(ParseError::Malformed), "an answer to all");
 }
 
 /// Offload information of a large segment, and headers for which there is no room.

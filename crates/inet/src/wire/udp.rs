@@ -1,7 +1,7 @@
 //! UDP headers (RFC 768).
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
-use super::{Bytes, Drop, Flow, Part, be16, protocol};
+use super::{ByteRange, Bytes, Flow, ParseError, be16, protocol};
 use netmem_packet::{Gso, GsoKind};
 
 /// A UDP datagram.
@@ -12,7 +12,7 @@ pub struct Datagram {
     /// The port that it is for.
     pub destination_port: u16,
     /// The payload.
-    pub payload: Part,
+    pub payload: ByteRange,
     /// Whether it has a checksum. Over IPv4 it may have none. Over IPv6 it must have one: without it,
     /// [`Covered::holds`](super::Covered::holds) is false, and only a receiver with checksums of its own may accept the
     /// datagram.
@@ -25,17 +25,19 @@ const CHECKSUM: u16 = 6;
 
 impl Datagram {
     #[inline]
-    pub(super) fn parse(bytes: Bytes<'_>, content: Part) -> Result<Self, Drop> {
+    pub(super) fn parse(bytes: Bytes<'_>, content: ByteRange) -> Result<Self, ParseError> {
         let udp = bytes.at::<LEN>(content.at).map_err(|drop| match drop {
-            Drop::Beyond { .. } => Drop::Beyond { port: bytes.at::<4>(content.at).ok().map(|ports| be16(ports, 2)) },
+            ParseError::Beyond { .. } => {
+                ParseError::Beyond { port: bytes.at::<4>(content.at).ok().map(|ports| be16(ports, 2)) }
+            }
             drop => drop,
         })?;
         let len = usize::from(be16(udp, 4));
         let checksum = be16(udp, 6) != 0;
         if len < LEN || len > content.len {
-            return Err(Drop::Malformed);
+            return Err(ParseError::Malformed);
         }
-        let payload = Part { at: content.at + LEN, len: len - LEN };
+        let payload = ByteRange { at: content.at + LEN, len: len - LEN };
         Ok(Self { source_port: be16(udp, 0), destination_port: be16(udp, 2), payload, checksum })
     }
 }

@@ -4,8 +4,8 @@ use crate::memory::{Memory, Piece, Posted};
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Answer, Arriving, Budget, Chunk, Config, Connection, Error, Event, Flags, Full, Header, IcmpError, Listener, Meta,
-    Outgoing, Output, Received, Refused, Secret, Seq, State, Station, reset_for,
+    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, Error, Event, Flags, Full, Header,
+    IcmpError, Listener, Meta, Outgoing, Output, Received, Refused, Secret, Seq, State, reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
@@ -79,7 +79,7 @@ pub(crate) struct Host {
     /// The time of the connection's next move.
     next_move: Option<Time>,
     /// Bytes that were dropped before the last move because a buffer was missing.
-    starved: u64,
+    out_of_buffers: u64,
     pub(crate) out: Vec<Vec<u8>>,
     key: u64,
     /// What the user was told.
@@ -108,16 +108,16 @@ pub(crate) struct Watch {
     /// The right edge of its windows.
     pub(crate) edge: Option<Seq>,
     /// Bytes that had been dropped because a buffer was missing when the edge was announced.
-    starved: u64,
+    out_of_buffers: u64,
     /// The shift of its windows, and whether both ends announced one.
     scale: u8,
     scaled: bool,
 }
 
 impl Watch {
-    /// Checks a sent header. `starved`: bytes of payload in order that were dropped because a
+    /// Checks a sent header. `out_of_buffers`: bytes of payload in order that were dropped because a
     /// buffer was missing.
-    fn announced(&mut self, name: &str, header: &Header, starved: u64) {
+    fn announced(&mut self, name: &str, header: &Header, out_of_buffers: u64) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0);
             self.scaled &= header.options.window_scale.is_some();
@@ -134,9 +134,12 @@ impl Watch {
         let before = self.edge.unwrap_or(edge);
         let syn = header.flags.has(Flags::SYN);
         let whole = before.distance(edge) < 1 << shift;
-        assert!(syn || whole || starved > self.starved, "{name}: the window shrank from {before:?} to {edge:?}");
+        assert!(
+            syn || whole || out_of_buffers > self.out_of_buffers,
+            "{name}: the window shrank from {before:?} to {edge:?}"
+        );
         if self.edge.is_none_or(|before| before <= edge && !syn) {
-            (self.edge, self.starved) = (Some(edge), starved);
+            (self.edge, self.out_of_buffers) = (Some(edge), out_of_buffers);
         }
     }
 }
@@ -162,7 +165,7 @@ impl Output<Memory> for Device<'_> {
         self.ring.offload
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
         if self.posted.len() >= self.ring.room || self.rng.f64() < self.ring.refuse {
             return Err(Full);
         }
@@ -218,7 +221,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     let transport = ip.transport(bytes).ok()?;
     let covered = ip.covered(&transport)?;
     let mut sum = Sum::default();
-    sum.add(&bytes[covered.part.at..covered.part.end()]);
+    sum.add(&bytes[covered.range.at..covered.range.end()]);
     match transport {
         Transport::Tcp(segment) if covered.holds(sum) => Some((segment, ip.traffic_class & Ip::ECN == Ip::ECT0)),
         _ => None,
@@ -250,7 +253,7 @@ impl Host {
             posted: Vec::new(),
             again: None,
             next_move: None,
-            starved: 0,
+            out_of_buffers: 0,
             out: Vec::new(),
             key: seed,
             readable: false,
@@ -265,7 +268,7 @@ impl Host {
             failure: None,
             waits: (None, false, Time::ZERO),
             orphaned: false,
-            watch: Watch { edge: None, starved: 0, scale: 0, scaled: true },
+            watch: Watch { edge: None, out_of_buffers: 0, scale: 0, scaled: true },
         }
     }
 
@@ -356,10 +359,10 @@ impl Host {
             && !self.over
             && let Some(listener) = &mut self.listener
         {
-            let arriving = Arriving { header, len: meta.len, flow: &self.flow, after, cookie_at: None };
-            let station = Station { config: &self.config, secret: &self.secret, queue: Some(&self.budget) };
+            let arriving = ArrivingSegment { header, len: meta.len, flow: &self.flow, after, cookie_at: None };
+            let template = ConnectionTemplate { config: &self.config, secret: &self.secret, queue: Some(&self.budget) };
             let path = || Some(self.config.max_payload);
-            match listener.segment::<Memory>(arriving, station, now, path) {
+            match listener.handle_segment::<Memory>(arriving, template, now, path) {
                 Answer::HalfOpen(connection) => {
                     self.connection = Some(connection);
                     return;
@@ -381,7 +384,7 @@ impl Host {
                     return;
                 }
                 let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
-                connection.segment(header, chunks.map(|bytes| Piece::new(bytes.to_vec())), meta, now);
+                connection.handle_segment(header, chunks.map(|bytes| Piece::new(bytes.to_vec())), meta, now);
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),
@@ -396,7 +399,7 @@ impl Host {
 
     pub(crate) fn too_big(&mut self, seq: Seq, max_payload: u32, now: Time) {
         if let Some(connection) = &mut self.connection {
-            connection.error(IcmpError::TooBig { max_payload }, Some(seq), now);
+            connection.handle_icmp_error(IcmpError::TooBig { max_payload }, Some(seq), now);
             self.transmit(now);
         }
     }
@@ -413,7 +416,7 @@ impl Host {
             headers: Vec::new(),
             now,
         };
-        let result = connection.transmit(now, &mut device);
+        let result = connection.poll_transmit(now, &mut device);
         let headers = device.headers;
         self.again = match result {
             Ok(()) => None,
@@ -421,9 +424,9 @@ impl Host {
             Err(Full) => Some(now + Duration::from_micros(self.rng.u64(1..5000))),
         };
         let headers = headers.into_iter();
-        let starved = self.starved + connection.info(now).starved;
-        headers.for_each(|header| self.watch.announced(self.name, &header, starved));
-        while let Some(event) = connection.event() {
+        let out_of_buffers = self.out_of_buffers + connection.info(now).out_of_buffers;
+        headers.for_each(|header| self.watch.announced(self.name, &header, out_of_buffers));
+        while let Some(event) = connection.poll_event() {
             match event {
                 Event::Connected => {
                     (self.connected, self.writable) = (true, true);
@@ -460,7 +463,7 @@ impl Host {
         let ring = self.posted.iter().map(|(at, _)| *at).min();
         let read = (self.readable && !self.closed).then_some(self.next_read);
         let write = (self.writable && !self.closed && !self.over).then_some(self.next_write);
-        let timer = connection.deadline().map(|at| match self.plan.tick {
+        let timer = connection.poll_timeout().map(|at| match self.plan.tick {
             0 => at,
             tick => Time::from_micros(at.micros().next_multiple_of(tick)),
         });
@@ -474,10 +477,10 @@ impl Host {
             !done.get()
         });
         let Some(connection) = &mut self.connection else { return };
-        if connection.deadline().is_some_and(|at| at <= now) {
-            connection.timeout(now);
+        if connection.poll_timeout().is_some_and(|at| at <= now) {
+            connection.handle_timeout(now);
             // A full ring does not call the connection again at once.
-            let next = connection.deadline();
+            let next = connection.poll_timeout();
             assert!(next.is_none_or(|next| next > now), "{}: the deadline is in the past", self.name);
         }
         if self.next_move.is_some_and(|at| at <= now) {
@@ -501,7 +504,7 @@ impl Host {
         let Some(saved) = connection.save(now) else { return };
         let (unread, unacknowledged): (Vec<_>, Vec<_>) =
             (connection.unread().cloned().collect(), connection.unacknowledged().cloned().collect());
-        self.starved += connection.info(now).starved;
+        self.out_of_buffers += connection.info(now).out_of_buffers;
         self.connection = None;
         let queue = Some(&self.budget);
         self.connection = Some(Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now));
@@ -554,7 +557,7 @@ impl Host {
             match connection.send(Piece::new(bytes), more) {
                 Ok(()) => self.sent += len,
                 Err(refusal) => {
-                    assert_ne!(refusal.why, Refused::Shut);
+                    assert_ne!(refusal.why, Refused::Shutdown);
                     self.writable = false;
                 }
             }
@@ -586,7 +589,7 @@ impl Host {
     }
 
     pub(crate) fn state(&self) -> String {
-        let connection = self.connection.as_ref().map(|c| (c.state(), c.deadline(), c.readable(), c.room()));
+        let connection = self.connection.as_ref().map(|c| (c.state(), c.poll_timeout(), c.readable(), c.room()));
         format!(
             "{}: {connection:?}, sent {} of {}, received {}, readable {}, writable {}, closed {}, over {}, {:?}",
             self.name,

@@ -24,7 +24,7 @@ impl Output<Memory> for Sink {
         0
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
         self.last = *segment.header;
         self.segments += 1;
         self.resets += usize::from(segment.header.flags.has(Flags::RST));
@@ -46,14 +46,14 @@ fn victim(config: &Config, queue: &Budget) -> Victim {
     let now = Time::from_micros(1_000_000);
     let mut connection = Connection::connect(config, Secret::new([3; 16]).start(&1, now), Some(queue), now);
     let mut sink = Sink::default();
-    connection.transmit(now, &mut sink).unwrap();
+    connection.poll_transmit(now, &mut sink).unwrap();
     let seq = Seq(u32::MAX - 1000);
     let ack = sink.last.seq + 1;
     let options = Options { mss: Some(1460), window_scale: Some(7), sack_permitted: true, ..Options::default() };
     let header =
         Header { seq, ack, flags: Flags::SYN.with(Flags::ACK), window: u16::MAX, options, ..Header::default() };
-    connection.segment(&header, None, Meta::of(0), now);
-    connection.transmit(now, &mut sink).unwrap();
+    connection.handle_segment(&header, None, Meta::of(0), now);
+    connection.poll_transmit(now, &mut sink).unwrap();
     assert_eq!(connection.state(), State::Established);
     Victim { connection, sink, seq: seq + 1, ack, now }
 }
@@ -64,8 +64,8 @@ impl Victim {
     fn give(&mut self, seq: Seq, len: u32) {
         let header = Header { seq, ack: self.ack, flags: Flags::ACK, window: 1000, ..Header::default() };
         let payload = Piece::new((0..len).map(|n| (seq + n).0 as u8).collect());
-        self.connection.segment(&header, Some(payload), Meta::of(len), self.now);
-        self.connection.transmit(self.now, &mut self.sink).unwrap();
+        self.connection.handle_segment(&header, Some(payload), Meta::of(len), self.now);
+        self.connection.poll_transmit(self.now, &mut self.sink).unwrap();
     }
 
     /// The sequence number that the victim acknowledged last.
@@ -84,7 +84,7 @@ impl Victim {
             }
             assert!(!chunk.is_empty());
         }
-        self.connection.transmit(self.now, &mut self.sink).unwrap();
+        self.connection.poll_transmit(self.now, &mut self.sink).unwrap();
         at - from
     }
 }
@@ -165,8 +165,8 @@ fn a_million_forged_segments_change_nothing() {
         let data = rng.bool().then(|| payload.clone());
         let len = if data.is_some() { 100 } else { 0 };
         let before = victim.sink.segments;
-        victim.connection.segment(&header, data, Meta::of(len), victim.now);
-        victim.connection.transmit(victim.now, &mut victim.sink).unwrap();
+        victim.connection.handle_segment(&header, data, Meta::of(len), victim.now);
+        victim.connection.poll_transmit(victim.now, &mut victim.sink).unwrap();
         // Payload or FIN outside of the window looks like a retransmission whose acknowledgement
         // was lost, so it is answered.
         answers += if len == 0 && !flags.has(Flags::FIN) { victim.sink.segments - before } else { 0 };
@@ -177,7 +177,7 @@ fn a_million_forged_segments_change_nothing() {
     victim.give(start, 1000);
     assert_eq!(victim.read(start), 1000);
     victim.connection.send(Piece::new(vec![1; 10]), false).unwrap();
-    victim.connection.transmit(victim.now, &mut victim.sink).unwrap();
+    victim.connection.poll_transmit(victim.now, &mut victim.sink).unwrap();
     assert_eq!(victim.sink.last.seq, victim.ack);
     drop((victim, payload));
     assert_eq!((queue.used(), memory::live()), (0, 0));

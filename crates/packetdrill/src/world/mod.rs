@@ -257,7 +257,7 @@ impl Shared {
 impl World {
     /// The time of the next timer.
     fn deadline(&self) -> Option<Time> {
-        let streams = self.streams.values().filter_map(|stream| stream.connection.deadline());
+        let streams = self.streams.values().filter_map(|stream| stream.connection.poll_timeout());
         streams.chain(self.blocked.flatten()).min()
     }
 
@@ -267,12 +267,12 @@ impl World {
         let due: Vec<usize> = self
             .streams
             .iter()
-            .filter(|(_, s)| s.connection.deadline().is_some_and(|at| at <= self.now))
+            .filter(|(_, s)| s.connection.poll_timeout().is_some_and(|at| at <= self.now))
             .map(|(id, _)| *id)
             .collect();
         for id in &due {
             if let Some(stream) = self.streams.get_mut(id) {
-                stream.connection.timeout(self.now);
+                stream.connection.handle_timeout(self.now);
             }
             self.pump(*id);
         }
@@ -296,7 +296,7 @@ impl World {
                 full,
                 most: segments * stream.segment(),
             };
-            let result = stream.connection.transmit(self.now, &mut device);
+            let result = stream.connection.poll_transmit(self.now, &mut device);
             // The next record is passed on after the record before it was sent, so that no segment
             // has bytes of both.
             if result.is_err() || stream.records.is_empty() || stream.not_sent() > 0 {
@@ -308,7 +308,7 @@ impl World {
                 stream.connection.set_nodelay(true);
             }
         }
-        while let Some(event) = stream.connection.event() {
+        while let Some(event) = stream.connection.poll_event() {
             let listener = stream.listener.and_then(|id| self.listeners.get_mut(&id));
             match event {
                 Event::Connected => {

@@ -6,7 +6,9 @@ use super::stream::Stream;
 use crate::memory::{Done, Memory, Piece};
 use netmem_inet::Time;
 use netmem_inet::route::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
-use netmem_inet::tcp::{Answer, Arriving, Full, Header, IpFields, Meta, Outgoing, Output, Station, reset_for};
+use netmem_inet::tcp::{
+    Answer, ArrivingSegment, ConnectionTemplate, Full, Header, IpFields, Meta, Outgoing, Output, reset_for,
+};
 use netmem_inet::wire::{self, Body, Flow, Icmp, IcmpError, IcmpKind, Ip, Outer, QuotedTransport, Transport};
 use std::collections::VecDeque;
 
@@ -26,7 +28,7 @@ impl Output<Memory> for Device<'_> {
         self.most
     }
 
-    fn segment(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
         if self.full {
             return Err(Full);
         }
@@ -66,7 +68,7 @@ impl World {
             sum.add(&bytes[at..at + len]);
             sum
         };
-        if ip.covered(&transport).is_some_and(|covered| !covered.holds(sum(covered.part.at, covered.part.len))) {
+        if ip.covered(&transport).is_some_and(|covered| !covered.holds(sum(covered.range.at, covered.range.len))) {
             return;
         }
         match transport {
@@ -89,7 +91,8 @@ impl World {
         let open = |stream: &Stream| stream.flow == quoted.flow && !stream.connection.is_gone();
         let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| open(stream)) else { return };
         let v4 = quoted.flow.remote.is_ipv4();
-        let believed = stream.connection.error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
+        let believed =
+            stream.connection.handle_icmp_error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
         if let IcmpKind::TooBig { mtu } = *kind
             && believed
         {
@@ -145,10 +148,10 @@ impl World {
             self.reply(&flow, reset_for(header, meta.len));
             return;
         };
-        let arriving = Arriving { header, len: meta.len, flow: &flow, after, cookie_at: None };
-        let station = Station { config: &listening.config, secret: &self.secret, queue: None };
-        let path = || Some(station.config.max_payload);
-        let answer = listening.listener.segment::<Memory>(arriving, station, self.now, path);
+        let arriving = ArrivingSegment { header, len: meta.len, flow: &flow, after, cookie_at: None };
+        let template = ConnectionTemplate { config: &listening.config, secret: &self.secret, queue: None };
+        let path = || Some(template.config.max_payload);
+        let answer = listening.listener.handle_segment::<Memory>(arriving, template, self.now, path);
         // A new connection ends TIME-WAIT.
         if let Some(old) = known.filter(|_| !matches!(answer, Answer::Drop)) {
             self.streams.remove(&old);
@@ -183,7 +186,7 @@ impl World {
         }
         stream.observe(header);
         let piece = (!payload.is_empty()).then(|| Piece::new(payload));
-        stream.connection.segment(header, piece, meta, self.now);
+        stream.connection.handle_segment(header, piece, meta, self.now);
         self.pump(id);
     }
 

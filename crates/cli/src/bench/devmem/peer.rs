@@ -14,7 +14,7 @@ use super::rig::unavailable;
 use crate::bench::error::BenchError;
 use netmem::device::port::{ALL_OFFLOADS, Port, PortError};
 use netmem::inet::tcp::{Flags, Header, Seq};
-use netmem::inet::wire::{self, Arp, Body, Link, Mac, Network, Outer, Transport};
+use netmem::inet::wire::{self, Arp, Body, EthernetHeader, Mac, Network, Outer, Transport};
 use netmem::virtio::net::VnetHdr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -28,7 +28,7 @@ const THEIRS: (Mac, Ipv4Addr) = (Mac([2, 0, 0, 0, 0, 2]), Ipv4Addr::new(10, 0, 0
 pub(super) const FIRST_PORT: u16 = 5000;
 /// The offset of the sequence number in a frame over IPv4, with the virtio header. The acknowledgement number follows
 /// it.
-const SEQ: usize = VnetHdr::LEN + Link::LEN + 20 + 4;
+const SEQ: usize = VnetHdr::LEN + EthernetHeader::LEN + 20 + 4;
 
 /// A connection.
 struct Flow {
@@ -164,7 +164,7 @@ fn emit(port: u16, header: &Header, len: usize) -> Result<Vec<u8>, PortError> {
         remote: SocketAddr::new(IpAddr::V4(OURS.1), PORT),
     };
     let mut wire = vec![0x5a; VnetHdr::LEN + 128];
-    let outer = Outer::new(Some(Link { destination: OURS.0, source: THEIRS.0 }));
+    let outer = Outer::new(Some(EthernetHeader { destination: OURS.0, source: THEIRS.0 }));
     let body = Body { len, sum: None, segment_size: (len > MSS).then_some(MSS as u16) };
     let emitted = wire::emit_tcp(&mut wire[VnetHdr::LEN..], &outer, &flow, header, body);
     let emitted = emitted.map_err(|error| PortError::Other(Box::new(error)))?;

@@ -218,7 +218,7 @@ impl<M: Mapped> Packer<M> {
             return None;
         }
         if self.open.as_ref().is_none_or(|(page, _)| page.len() < from.len()) {
-            let charges = [self.pages.take()?, self.budget.take()?];
+            let charges = [self.pages.try_charge()?, self.budget.try_charge()?];
             self.open = Some((self.pool.alloc()?, Arc::new(charges)));
         }
         let (page, charges) = self.open.as_mut()?;
@@ -257,7 +257,7 @@ mod tests {
         let receive = |bytes: &[u8]| {
             let mut page = rx.alloc().unwrap();
             page.copy_from(100, bytes).unwrap();
-            Fragment::new(Held::new(page.freeze_range(100..100 + bytes.len()), budget.take().unwrap()))
+            Fragment::new(Held::new(page.freeze_range(100..100 + bytes.len()), budget.try_charge().unwrap()))
         };
         let mut packer = Packer::new(tx.clone(), budget.clone(), Budget::new(2));
         let kept: Vec<_> = (0..100_u8)

@@ -111,7 +111,7 @@ impl<P: Payload> Slot<P> {
     /// When the connection is to be processed, if nothing else happens before.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let shrink = if let Shrink::At(at) = self.shrink_at { Some(at) } else { None };
-        [self.connection.deadline(), shrink].into_iter().flatten().min()
+        [self.connection.poll_timeout(), shrink].into_iter().flatten().min()
     }
 
     pub(crate) fn new(

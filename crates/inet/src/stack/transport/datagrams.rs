@@ -137,7 +137,7 @@ impl<M: Mapped> Datagrams<M> {
             return false;
         };
         let (first, rest) = packet.into_fragments();
-        let held = |frag| socket.budget.take().map(|charge| Held::new(frag, charge));
+        let held = |frag| socket.budget.try_charge().map(|charge| Held::new(frag, charge));
         let Some(first) = held(first) else { return false };
         let Some(rest) = rest.map(held).collect() else { return false };
         socket.queue.push_back(Arrived { flow, first, rest });

@@ -10,7 +10,7 @@ use crate::stack::payload::{Payload, Transmit};
 use crate::stack::shared::directory::{Addresses, Protocol};
 use crate::stack::table::{Id, Table};
 use crate::stack::transport::connections::{ConnectionId, InConnections, Role};
-use crate::tcp::{self, Answer, Arriving, Config, Flags, Header, Listener, Seq, Station};
+use crate::tcp::{self, Answer, ArrivingSegment, Config, ConnectionTemplate, Flags, Header, Listener, Seq};
 use crate::wire::Flow;
 use netmem_packet::TxQueue;
 use std::collections::{HashMap, VecDeque};
@@ -191,9 +191,9 @@ impl<P: Payload> Core<P> {
             path.as_ref().map(|path| path.mtu(now).saturating_sub(headers(&flow)))
         };
         let after = reused.map(|reused| reused.after);
-        let arriving = Arriving { header, len: meta.len, flow: &flow, after, cookie_at: host.cookie_at() };
-        let station = Station { config: &config, secret: host.secret(), queue: Some(&self.budget) };
-        let answer: Answer<P> = listening.listener.segment(arriving, station, now, find_path);
+        let arriving = ArrivingSegment { header, len: meta.len, flow: &flow, after, cookie_at: host.cookie_at() };
+        let template = ConnectionTemplate { config: &config, secret: host.secret(), queue: Some(&self.budget) };
+        let answer: Answer<P> = listening.listener.handle_segment(arriving, template, now, find_path);
         match (answer, path) {
             (Answer::HalfOpen(connection), Some(path)) => {
                 if self.claim(flow, reused) {
@@ -204,7 +204,7 @@ impl<P: Payload> Core<P> {
             }
             (Answer::Connected(mut connection), Some(path)) => {
                 if self.claim(flow, reused) {
-                    connection.segment(header, payload, meta, now);
+                    connection.handle_segment(header, payload, meta, now);
                     let id = self.insert(connection, flow, path, Role::Accepted(listener));
                     self.offer(listener, id);
                 } else if let Some(listening) = self.listeners.get_mut(listener) {

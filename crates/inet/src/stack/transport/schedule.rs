@@ -174,9 +174,9 @@ impl<P: Payload> Core<P> {
     {
         let now = self.now;
         let Some(slot) = self.connections.get_mut(id) else { return Visit::Done };
-        let expired = slot.connection.deadline().is_some_and(|at| at <= now);
+        let expired = slot.connection.poll_timeout().is_some_and(|at| at <= now);
         if expired {
-            slot.connection.timeout(now);
+            slot.connection.handle_timeout(now);
         }
         let una = slot.connection.una();
         if mem::replace(&mut slot.una, una) != una {
@@ -239,13 +239,13 @@ impl<P: Payload> Core<P> {
             ecn,
             ip,
         };
-        let refused = slot.connection.transmit(now, &mut out).is_err();
+        let refused = slot.connection.poll_transmit(now, &mut out).is_err();
         if slot.connected {
             slot.path.touch(now);
         }
         let waits = slot.path.waits();
         if slot.path.take_failure() {
-            slot.connection.error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
+            slot.connection.handle_icmp_error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
         }
         if refused && waits {
             if !mem::replace(&mut slot.awaits_hop, true) {
@@ -310,11 +310,11 @@ impl<P: Payload> Core<P> {
     /// returned, on any thread.
     fn starve(&mut self, id: ConnectionId) {
         let Some(slot) = self.connections.get_mut(id) else { return };
-        if !slot.connection.is_starved() || slot.starved {
+        if !slot.connection.is_buffer_limited() || slot.starved {
             return;
         }
         slot.connection.budget().wait();
-        if slot.connection.is_starved() {
+        if slot.connection.is_buffer_limited() {
             slot.starved = true;
             self.schedule.starved.push_back(id);
         } else {
@@ -337,7 +337,7 @@ impl<P: Payload> Core<P> {
     /// Processes the events of a connection.
     fn events(&mut self, id: ConnectionId) {
         while let Some(slot) = self.connections.get_mut(id)
-            && let Some(event) = slot.connection.event()
+            && let Some(event) = slot.connection.poll_event()
         {
             match event {
                 Event::Connected => {

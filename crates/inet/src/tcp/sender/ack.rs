@@ -90,7 +90,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Processes an acknowledgement. The connection has found its segment acceptable. If its number
     /// is before the first unacknowledged number, only its selective acknowledgements are used.
-    pub fn ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
+    pub fn handle_ack(&mut self, ack: &Ack<'_>, now: Time) -> Acked {
         let at = now.micros();
         let ack = &Ack { ece: ack.ece && self.uses_ecn(), ..*ack };
         let mut acked = Acked::default();

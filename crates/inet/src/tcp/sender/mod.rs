@@ -204,7 +204,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only
     /// SYN is sent.
-    pub fn established(&mut self, negotiated: &Negotiated, now: Time) {
+    pub fn establish(&mut self, negotiated: &Negotiated, now: Time) {
         let Negotiated { mss, sack, timestamps, ecn, window, seq } = *negotiated;
         self.agreed = Some(Agreed { sack, ecn });
         self.path.set_peer(u32::from(mss), if timestamps { TIMESTAMP_BYTES } else { 0 });
@@ -364,7 +364,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     /// Whether something is to be sent, but must wait until the device is done with earlier
-    /// transmissions. Call [`next`](Self::next) again then.
+    /// transmissions. Call [`poll_transmit`](Self::poll_transmit) again then.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
         self.waits
@@ -440,9 +440,9 @@ impl<C: Carrier> Sender<C> {
     /// `offload`: the bytes of payload that the device can cut into segments, or 0 if it cannot
     /// cut.
     ///
-    /// The result is the same until [`sent`](Self::sent) is called for it. Call this until it
+    /// The result is the same until [`handle_sent`](Self::handle_sent) is called for it. Call this until it
     /// returns `None`.
-    pub fn next(&mut self, now: Time, offload: usize) -> Option<Transmission> {
+    pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.ring.settle();
         self.waits = false;
@@ -661,8 +661,8 @@ impl<C: Carrier> Sender<C> {
         &self.scratch
     }
 
-    /// Notes that the transmission that [`next`](Self::next) returned was given to the device.
-    pub fn sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
+    /// Notes that the transmission that [`poll_transmit`](Self::poll_transmit) returned was given to the device.
+    pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();
         let Transmission { seq, len, syn, fin, segment_size: size, kind, .. } = *transmission;

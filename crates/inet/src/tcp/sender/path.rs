@@ -147,7 +147,7 @@ impl<C: Carrier> Sender<C> {
     /// Handles a router's message that the segment with number `seq` was too big, and that `max_payload` bytes of
     /// payload and options would fit. Returns whether the message is used: the number must be in flight. Payload that
     /// was sent in larger segments is sent again, and the congestion window is not reduced.
-    pub fn too_big(&mut self, seq: Seq, max_payload: u32, now: Time) -> bool {
+    pub fn handle_too_big(&mut self, seq: Seq, max_payload: u32, now: Time) -> bool {
         let max_payload = max_payload.max(self.path.floor);
         let in_flight = self.una <= seq && seq < self.nxt;
         if !in_flight || max_payload >= self.path.size {

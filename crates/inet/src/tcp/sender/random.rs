@@ -79,10 +79,10 @@ fn run(seed: u64) -> (u64, u64) {
     let mut tickets: Vec<(Done, u32, u32)> = Vec::new();
     let mut window = 100_000;
     let negotiated = Negotiated { mss: 1012, sack, timestamps, ecn, window, seq: Seq(0) };
-    sender.established(&negotiated, Time::ZERO);
+    sender.establish(&negotiated, Time::ZERO);
     loop {
         let time = Time::from_micros(now);
-        while let Some(transmission) = sender.next(time, offload) {
+        while let Some(transmission) = sender.poll_transmit(time, offload) {
             let Transmission { seq, len, syn, fin, segment_size, ect, .. } = transmission;
             let end = seq + len + u32::from(syn) + u32::from(fin);
             let mut at = seq.0;
@@ -96,7 +96,7 @@ fn run(seed: u64) -> (u64, u64) {
             tickets.retain(|(ticket, ..)| !crate::tcp::Ticket::is_done(ticket));
             assert!(tickets.iter().all(|(_, s, e)| *e <= seq.0 || end.0 <= *s), "a copy is still in the ring");
             let ticket = if pending { Done::pending() } else { Done::at_once() };
-            sender.sent(&transmission, ticket.clone(), time);
+            sender.handle_sent(&transmission, ticket.clone(), time);
             sender.board.check();
             if pending {
                 tickets.push((ticket, seq.0, end.0));
@@ -129,7 +129,7 @@ fn run(seed: u64) -> (u64, u64) {
             assert_eq!(receiver.next.0, total + 2, "data and FIN");
             return (now / 1000, sent_segments);
         }
-        let deadline = sender.deadline().map(Time::micros);
+        let deadline = sender.poll_timeout().map(Time::micros);
         let event = events.peek().map(|Reverse((at, ..))| *at);
         assert!(deadline.is_some() || event.is_some(), "seed {seed}: nothing will ever happen");
         assert!(
@@ -140,7 +140,7 @@ fn run(seed: u64) -> (u64, u64) {
         );
         if deadline.is_some_and(|deadline| event.is_none_or(|event| deadline < event)) {
             now = deadline.map_or(now, |deadline| deadline.max(now));
-            let result = sender.timeout(Time::from_micros(now));
+            let result = sender.handle_timeout(Time::from_micros(now));
             assert!(result.is_ok(), "seed {seed}: {result:?} {loss} {pending} {:?}", sender.info(time));
             sender.board.check();
             continue;
@@ -179,7 +179,7 @@ fn run(seed: u64) -> (u64, u64) {
                 let blocks: Vec<_> = blocks.iter().map(|(from, to)| (iss + *from, iss + *to)).collect();
                 let echo = timestamps.then_some(echo);
                 let ack = Ack { seq: Seq(1), ack: iss + ack, window, sack: &blocks, echo, ece, data: false };
-                sender.ack(&ack, time);
+                sender.handle_ack(&ack, time);
                 sender.board.check();
                 assert!(sender.window.cwnd > 0);
             }
@@ -219,15 +219,15 @@ fn lie(seed: u64) {
             0 if step == 0 || sender.agreed.is_none() => {
                 let mss = [0, 1, 100, 1460, u16::MAX][rng.usize(0..5)];
                 let window = rng.u32(0..1 << 30);
-                sender.established(&Negotiated { mss, sack, timestamps: rng.bool(), ecn, window, seq: Seq(0) }, time);
+                sender.establish(&Negotiated { mss, sack, timestamps: rng.bool(), ecn, window, seq: Seq(0) }, time);
             }
-            0 => drop(sender.too_big(near(&mut rng), rng.u32(0..2000), time)),
+            0 => drop(sender.handle_too_big(near(&mut rng), rng.u32(0..2000), time)),
             1 | 2 => drop(sender.send(Piece::numbered(sender.end().0, rng.u32(1..9000)), rng.bool())),
             3 => now += rng.u64(0..100_000),
             4 => {
-                if let Some(deadline) = sender.deadline() {
+                if let Some(deadline) = sender.poll_timeout() {
                     now = now.max(deadline.micros());
-                    if sender.timeout(Time::from_micros(now)).is_err() {
+                    if sender.handle_timeout(Time::from_micros(now)).is_err() {
                         return;
                     }
                 }
@@ -245,22 +245,22 @@ fn lie(seed: u64) {
                     ece: rng.bool(),
                     data: rng.bool(),
                 };
-                sender.ack(&ack, time);
+                sender.handle_ack(&ack, time);
             }
         }
         sender.board.check();
         for _ in 0..1000 {
-            let Some(transmission) = sender.next(Time::from_micros(now), 20_000) else { break };
+            let Some(transmission) = sender.poll_transmit(Time::from_micros(now), 20_000) else { break };
             let payload = sender.payload(&transmission).iter().map(Chunk::len).sum::<usize>();
             assert_eq!(payload, transmission.len as usize);
-            sender.sent(&transmission, Done::at_once(), Time::from_micros(now));
+            sender.handle_sent(&transmission, Done::at_once(), Time::from_micros(now));
             sender.board.check();
         }
         assert!(sender.board.ranges() <= sender.board.out() as usize, "no more ranges than segments");
         assert!(sender.window.cwnd > 0 && sender.window.ssthresh > 1);
         let waits = !sender.board.is_empty() || (sender.unsent() > 0 && sender.agreed.is_some());
         assert!(
-            !waits || sender.deadline().is_some(),
+            !waits || sender.poll_timeout().is_some(),
             "seed {seed}, step {step}: nothing would ever happen: {sender:?}"
         );
     }

@@ -83,7 +83,7 @@ impl<C: Carrier> Sender<C> {
         let mut sender = Self::established_at(saved.iss, saved.max_payload, options, now);
         let SavedSender { una, nxt, mss, sack, timestamps, ecn, window, window_seq: seq, .. } = *saved;
         sender.max_window = saved.max_window;
-        sender.established(&Negotiated { mss, sack, timestamps, ecn, window, seq }, now);
+        sender.establish(&Negotiated { mss, sack, timestamps, ecn, window, seq }, now);
         sender.start_at(una);
         // The payload ended before FIN.
         sender.queue = Queue::new(una - u32::from(saved.fin_acked));

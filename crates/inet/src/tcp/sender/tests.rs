@@ -31,8 +31,8 @@ impl Trace {
         let mut trace = Self { sender, now: 1000, pending: false, tickets: Vec::new(), offload: 0 };
         assert_eq!(trace.run(), [(0, 1, "S")]);
         trace.now += rtt;
-        trace.sender.established(&negotiated, trace.time());
-        let acked = trace.sender.ack(&Trace::plain(1, negotiated.window), trace.time());
+        trace.sender.establish(&negotiated, trace.time());
+        let acked = trace.sender.handle_ack(&Trace::plain(1, negotiated.window), trace.time());
         assert!(acked.syn && acked.bytes == 0);
         trace
     }
@@ -53,13 +53,17 @@ impl Trace {
     /// Sends all segments that may be sent.
     fn run(&mut self) -> Vec<Left> {
         let mut left = Vec::new();
-        while let Some(transmission) = self.sender.next(self.time(), self.offload) {
-            assert_eq!(self.sender.next(self.time(), self.offload), Some(transmission), "the answer does not change");
+        while let Some(transmission) = self.sender.poll_transmit(self.time(), self.offload) {
+            assert_eq!(
+                self.sender.poll_transmit(self.time(), self.offload),
+                Some(transmission),
+                "the answer does not change"
+            );
             let payload = self.sender.payload(&transmission);
             assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), transmission.len as usize);
             let ticket = if self.pending { Done::pending() } else { Done::at_once() };
             self.tickets.push(ticket.clone());
-            self.sender.sent(&transmission, ticket, self.time());
+            self.sender.handle_sent(&transmission, ticket, self.time());
             let Transmission { seq, len, syn, fin, push, cwr, .. } = transmission;
             let flags = match (syn, fin, push, cwr) {
                 (true, ..) => "S",
@@ -82,21 +86,21 @@ impl Trace {
 
     fn ack(&mut self, ack: u32, sack: &[(u32, u32)]) -> Vec<Left> {
         let blocks: Vec<_> = sack.iter().map(|(from, to)| (Seq(*from), Seq(*to))).collect();
-        self.sender.ack(&Ack { sack: &blocks, ..Self::plain(ack, 100_000) }, self.time());
+        self.sender.handle_ack(&Ack { sack: &blocks, ..Self::plain(ack, 100_000) }, self.time());
         self.run()
     }
 
     fn give(&mut self, ack: Ack<'_>) -> Vec<Left> {
-        self.sender.ack(&ack, self.time());
+        self.sender.handle_ack(&ack, self.time());
         self.run()
     }
 
     /// Advances the time to the deadline. Returns how many milliseconds that took, rounded up.
     fn expire(&mut self) -> (u64, Vec<Left>) {
-        let deadline = self.sender.deadline().expect("a timer").micros().div_ceil(1000);
+        let deadline = self.sender.poll_timeout().expect("a timer").micros().div_ceil(1000);
         let passed = deadline - self.now;
         self.now = deadline;
-        self.sender.timeout(self.time()).unwrap();
+        self.sender.handle_timeout(self.time()).unwrap();
         (passed, self.run())
     }
 
@@ -206,7 +210,7 @@ fn fin_does_not_wait() {
     assert_eq!(trace.run(), [(11, 32, "FP")]);
     assert!(trace.sender.is_fin_sent() && !trace.sender.is_idle());
     trace.now += 100;
-    let acked = trace.sender.ack(&Trace::plain(32, 1000), trace.time());
+    let acked = trace.sender.handle_ack(&Trace::plain(32, 1000), trace.time());
     assert_eq!(acked, Acked { bytes: 30, fin: true, syn: false, writable: false });
     assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
 }
@@ -280,9 +284,9 @@ fn a_window_that_is_taken_back_is_asked_for_in_growing_intervals_as_long_as_the_
     }
     trace.give(Trace::plain(1, 5000));
     let mut silent = 0;
-    while let Some(deadline) = trace.sender.deadline().filter(|_| silent < 100) {
+    while let Some(deadline) = trace.sender.poll_timeout().filter(|_| silent < 100) {
         trace.now = deadline.micros().div_ceil(1000);
-        if trace.sender.timeout(trace.time()).is_err() {
+        if trace.sender.handle_timeout(trace.time()).is_err() {
             break;
         }
         trace.run();
@@ -620,8 +624,8 @@ fn syn_is_repeated_and_the_first_window_is_one_segment_then() {
     assert_eq!(trace.expire(), (1000, vec![(0, 1, "S")]));
     assert_eq!(trace.expire(), (2000, vec![(0, 1, "S")]));
     let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) };
-    trace.sender.ack(&Trace::plain(1, 100_000), trace.time());
-    trace.sender.established(&negotiated, trace.time());
+    trace.sender.handle_ack(&Trace::plain(1, 100_000), trace.time());
+    trace.sender.establish(&negotiated, trace.time());
     assert_eq!((trace.write(5000), trace.info().rto), (segments(1, 1001), Duration::from_secs(3)));
     let mut trace =
         Trace { sender: Sender::new(Seq(0), 1460, options), now: 0, pending: false, tickets: vec![], offload: 0 };
@@ -629,7 +633,7 @@ fn syn_is_repeated_and_the_first_window_is_one_segment_then() {
     trace.expire();
     trace.expire();
     trace.now += 4000;
-    assert_eq!(trace.sender.timeout(trace.time()), Err(TimedOut(Duration::from_secs(7))));
+    assert_eq!(trace.sender.handle_timeout(trace.time()), Err(TimedOut(Duration::from_secs(7))));
 }
 
 #[test]
@@ -640,7 +644,7 @@ fn data_that_is_never_acknowledged_ends_the_connection() {
         trace.expire();
     }
     trace.now += 10_000;
-    assert!(trace.sender.timeout(trace.time()).is_err());
+    assert!(trace.sender.handle_timeout(trace.time()).is_err());
 }
 
 #[test]
@@ -652,8 +656,8 @@ fn the_user_timeout_ends_it_exactly() {
         trace.write(1000);
         let start = trace.now;
         let error = loop {
-            trace.now = trace.sender.deadline().unwrap().micros().div_ceil(1000);
-            if let Err(error) = trace.sender.timeout(trace.time()) {
+            trace.now = trace.sender.poll_timeout().unwrap().micros().div_ceil(1000);
+            if let Err(error) = trace.sender.handle_timeout(trace.time()) {
                 break error;
             }
             trace.run();
@@ -682,10 +686,10 @@ fn the_user_timeout_runs_while_the_device_takes_nothing() {
     let user_timeout = Some(Duration::from_secs(3));
     let mut trace = Trace::with(SendOptions { user_timeout, ..SendOptions::default() }, true, 100);
     trace.sender.send(Piece::numbered(1, 1000), false).unwrap();
-    assert!(trace.sender.next(trace.time(), 0).is_some());
-    assert_eq!(trace.sender.deadline(), Some(trace.time() + Duration::from_secs(3)));
+    assert!(trace.sender.poll_transmit(trace.time(), 0).is_some());
+    assert_eq!(trace.sender.poll_timeout(), Some(trace.time() + Duration::from_secs(3)));
     trace.now += 3000;
-    assert!(trace.sender.timeout(trace.time()).is_err());
+    assert!(trace.sender.handle_timeout(trace.time()).is_err());
 }
 
 #[test]
@@ -708,9 +712,9 @@ fn the_send_buffer_has_a_limit_and_says_when_there_is_room() {
     assert_eq!(trace.sender.room(), 0);
     assert!(trace.sender.send(Piece::numbered(0, 1), false).is_err());
     trace.now += 100;
-    assert!(!trace.sender.ack(&Trace::plain(5001, 100_000), trace.time()).writable, "fifteen of twenty");
+    assert!(!trace.sender.handle_ack(&Trace::plain(5001, 100_000), trace.time()).writable, "fifteen of twenty");
     trace.run();
-    assert!(trace.sender.ack(&Trace::plain(12_001, 100_000), trace.time()).writable);
+    assert!(trace.sender.handle_ack(&Trace::plain(12_001, 100_000), trace.time()).writable);
 }
 
 // The size of segments
@@ -719,9 +723,9 @@ fn the_send_buffer_has_a_limit_and_says_when_there_is_room() {
 fn a_path_that_takes_less_gets_smaller_segments_and_the_window_stays() {
     let mut trace = Trace::new();
     trace.write(4000);
-    assert!(!trace.sender.too_big(Seq(9000), 600, trace.time()), "not in flight");
-    assert!(!trace.sender.too_big(Seq(1), 1460, trace.time()), "not smaller");
-    assert!(trace.sender.too_big(Seq(1), 100, trace.time()));
+    assert!(!trace.sender.handle_too_big(Seq(9000), 600, trace.time()), "not in flight");
+    assert!(!trace.sender.handle_too_big(Seq(1), 1460, trace.time()), "not smaller");
+    assert!(trace.sender.handle_too_big(Seq(1), 100, trace.time()));
     assert_eq!((trace.info().segment_size, trace.info().cwnd), (512, 10), "the floor");
     let left = trace.run();
     assert_eq!((left[0], left[1], left.len()), ((1, 513, ""), (513, 1001, ""), 8));
@@ -741,7 +745,7 @@ fn a_larger_segment_is_tried_and_used_if_it_arrives() {
         trace.now = 100;
         let negotiated =
             Negotiated { mss: 1460, sack: true, timestamps: false, ecn: false, window: 50_000, seq: Seq(0) };
-        trace.sender.established(&negotiated, trace.time());
+        trace.sender.establish(&negotiated, trace.time());
         trace.ack(1, &[]);
         trace.sender.set_max_payload(1460);
         let left = trace.write(4000);

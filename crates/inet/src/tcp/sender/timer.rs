@@ -33,10 +33,10 @@ pub(super) struct Timer {
 }
 
 impl<C: Carrier> Sender<C> {
-    /// The time at which [`timeout`](Self::timeout) is to be called, if nothing else happens
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, if nothing else happens
     /// before.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
         let user = self.user_deadline();
         timer.into_iter().chain(user).min().map(Time::from_micros)
@@ -47,11 +47,11 @@ impl<C: Carrier> Sender<C> {
         self.waiting.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// Acts on the timer, if it is due. [`next`](Self::next) then returns what is to be sent.
+    /// Acts on the timer, if it is due. [`poll_transmit`](Self::poll_transmit) then returns what is to be sent.
     ///
     /// # Errors
     /// The peer did not answer as many transmissions, or for as long, as the options allow.
-    pub fn timeout(&mut self, now: Time) -> Result<(), TimedOut> {
+    pub fn handle_timeout(&mut self, now: Time) -> Result<(), TimedOut> {
         let at = now.micros();
         let silence = self.waiting.map_or(0, |since| at.saturating_sub(since));
         if self.user_deadline().is_some_and(|deadline| deadline <= at) {

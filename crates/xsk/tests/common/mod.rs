@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Whether AF_XDP can be tested. If not, the running test is reported as skipped. `NETMEM_AF_XDP=none` says that the kernel is known to have no
-/// AF_XDP: then the skip is no failure under `NETMEM_NO_SKIP` either. The gate sets it after it has asked the kernel.
+/// AF_XDP: then the skip is no failure under `NETMEM_NO_SKIP` either. CI sets it after it has asked the kernel.
 pub(crate) fn af_xdp() -> bool {
     if std::env::var("NETMEM_AF_XDP").as_deref() == Ok("none") {
         let thread = std::thread::current();

@@ -48,7 +48,7 @@ fn pcap() -> Done {
 #[cfg(feature = "cuda")]
 fn cuda() -> Done {
     // There may be a GPU or not.
-    assert!(netmem::device::cuda::Gpu::open(u32::MAX).is_err());
+    assert!(netmem::virtio::guest_memory::cuda::Gpu::open(u32::MAX).is_err());
     Ok(())
 }
 

@@ -201,7 +201,7 @@ fn more_memory_than_the_device_can_have() {
     let lab: Lab = Lab::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
     let memory = Memory::pages(1);
     let region = || Arc::new(Region::<Device>::unmapped(memory.fd(), 0).unwrap());
-    let slots = netmem_virtio::device::memory::MAX_REGIONS;
+    let slots = netmem_virtio::guest_memory::MAX_REGIONS;
     // The regions of the pages and of the rings are in the table already.
     let all: Vec<_> = (2..slots).map(|_| region()).collect();
     all.iter().for_each(|region| lab.device.add_device_memory(region).unwrap());

@@ -4,6 +4,7 @@
 //! * [`VhostUser`] connects the driver to a device: DPDK's, QEMU's, or Netmem's own.
 //! * [`device`] is a virtio-net device, for this driver and for others (feature `device`). Its port that plays captures
 //!   needs the feature `pcap`.
+//! * [`guest_memory`] is the memory of a front end as the device reaches it (feature `device`).
 //! * [`net`] has the specification's definitions for network devices, and [`virtqueue`] the rings, for both sides.
 
 // Messages, rings and their checks are written once for both ends.
@@ -12,6 +13,8 @@
 #[cfg(feature = "device")]
 pub mod device;
 pub mod driver;
+#[cfg(feature = "device")]
+pub mod guest_memory;
 pub mod net;
 mod notify;
 mod spin;

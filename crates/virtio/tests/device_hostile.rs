@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device_common::*;
-use netmem_virtio::device::memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
+use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 use netmem_virtio::{VhostUser, VhostUserError};

@@ -20,12 +20,12 @@ use driver_common::skip::{installed, skip};
 use driver_common::split::{Bound, DeviceMemory, compare};
 use driver_common::tcp::{Wires, flow, payload, receive};
 use driver_common::{frames, pcap, until};
-use netmem_virtio::device::cuda::Gpu;
-use netmem_virtio::device::import::ImportedMemory;
-use netmem_virtio::device::memory::{MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Echo, Play, Port, Posted};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
+use netmem_virtio::guest_memory::cuda::Gpu;
+use netmem_virtio::guest_memory::import::ImportedMemory;
+use netmem_virtio::guest_memory::{MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::{Offloads, VnetHdr};
 use netmem_virtio::virtqueue::DESC_WRITE;
 

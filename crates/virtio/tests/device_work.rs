@@ -13,10 +13,10 @@ use device_common::front::{request, u32s, u64s};
 use device_common::rings::{Queue, WRITE};
 use device_common::*;
 use netmem_virtio::Spin;
-use netmem_virtio::device::import::{ImportedMemory, Importer};
-use netmem_virtio::device::memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::device::port::{Echo, Gen, Port};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
+use netmem_virtio::guest_memory::import::{ImportedMemory, Importer};
+use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc};
 

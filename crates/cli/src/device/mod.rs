@@ -9,7 +9,7 @@ use crate::link::AskedLink;
 use crate::{cpus, limits, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
-use netmem::device::import::Importer;
+use netmem::virtio::guest_memory::import::Importer;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
 use netmem::virtio::Spin;
@@ -130,7 +130,7 @@ fn serve_over<P: Port>(
 #[cfg(feature = "cuda")]
 fn importer(args: &DeviceArgs) -> anyhow::Result<Option<Arc<dyn Importer>>> {
     let Some(number) = args.cuda else { return Ok(None) };
-    let gpu = netmem::device::cuda::Gpu::open(number).with_context(|| format!("--cuda {number}"))?;
+    let gpu = netmem::virtio::guest_memory::cuda::Gpu::open(number).with_context(|| format!("--cuda {number}"))?;
     Ok(Some(Arc::new(gpu)))
 }
 

@@ -16,17 +16,17 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::DeviceError;
-use super::inflight::InflightRegion;
-use super::log::DirtyLog;
-use super::mapping::Mapping;
-use super::memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use super::shared::Shared;
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::mapping::Mapping;
+use crate::guest_memory::table::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
 use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
 use crate::vhost_user::received::Received;
 use crate::virtqueue::SplitLayout;
+use crate::virtqueue::device::inflight::InflightRegion;
 
 /// How long a front end may take to send one message, from its first byte on, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(3);

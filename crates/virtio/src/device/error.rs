@@ -244,7 +244,7 @@ pub enum DeviceError {
         /// Its number.
         index: usize,
     },
-    /// More memory than [`super::Options::max_memory`], or [`super::memory::MAX_BYTES`].
+    /// More memory than [`super::Options::max_memory`], or [`crate::guest_memory::MAX_BYTES`].
     #[error("{bytes} bytes of memory, and {max} are the limit for a front end")]
     MemoryLimit {
         /// Bytes that would be mapped.

@@ -17,20 +17,13 @@ mod budget;
 mod config;
 mod connect;
 mod control;
-mod copy;
 mod ctrl;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-mod dma_buf;
+#[cfg(test)]
+mod dirty_log_tests;
 mod error;
 mod flow;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
-pub mod import;
-pub(crate) mod inflight;
-pub(crate) mod log;
-mod mapping;
-pub mod memory;
 mod pair;
 pub mod port;
 mod rarp;
@@ -50,13 +43,13 @@ pub use self::connect::{ConnectError, InProcess};
 use self::control::Connected;
 pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;
-use self::memory::MemoryLimits;
 use self::port::{ALL_OFFLOADS, Port, PortError};
 use self::shared::Shared;
 pub use self::stats::{DropReason, Stats};
 use self::worker::Told;
 pub use self::worker::Worker;
 use crate::Spin;
+use crate::guest_memory::{MemoryLimits, import};
 use crate::net::feature;
 use crate::virtqueue::Negotiated;
 pub use crate::virtqueue::fault::DriverFault;
@@ -95,9 +88,9 @@ pub struct Options {
     /// does not answer, a thread of the device waits without a limit, and with it every later front end.
     pub any_memory_file: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
-    /// allocate. By default, and at most, [`memory::MAX_BYTES`].
+    /// allocate. By default, and at most, [`crate::guest_memory::MAX_BYTES`].
     pub max_memory: Option<u64>,
-    /// Imports memory that cannot be mapped, such as that of a GPU: see [`import`]. Without an importer the device refuses files
+    /// Imports memory that cannot be mapped, such as that of a GPU: see [`import`](crate::guest_memory::import). Without an importer the device refuses files
     /// without a size. With one, it refuses them if [`require_sealed`](Self::require_sealed) is set, because they cannot be sealed.
     pub importer: Option<Arc<dyn import::Importer>>,
 }

@@ -11,12 +11,12 @@
 
 use std::sync::Arc;
 
-use super::inflight::InflightRegion;
-use super::log::DirtyLog;
-use super::memory::MemoryTable;
 use super::{DeviceError, DriverFault, Stats};
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::table::MemoryTable;
 use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Notifier};
+use crate::virtqueue::device::inflight::InflightRegion;
 use crate::virtqueue::device::{AnyDeviceQueue, AnyRing, BASE, Logged, MappedRing, Start, is_base};
 use crate::virtqueue::{Desc, MAX_SIZE, Negotiated, PackedRing, SplitRing};
 

@@ -8,11 +8,11 @@ use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
 use super::budget::Budget;
-use super::copy::{CopyFailed, scatter};
-use super::memory::{MemoryTable, View};
 use super::port::{Port, Posted};
 use super::split;
 use super::stats::{DropReason, Tally};
+use crate::guest_memory::copy::{CopyFailed, scatter};
+use crate::guest_memory::table::{MemoryTable, View};
 use crate::net::{Offloads, VnetHdr};
 use crate::virtqueue::device::{
     AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each,

@@ -31,14 +31,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::Config;
-use super::inflight::InflightRegion;
-use super::log::DirtyLog;
-use super::memory::MemoryTable;
 use super::pair::{Common, Pair, Ring};
 use super::{DeviceError, Options, Stats};
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::table::MemoryTable;
 use crate::net::feature;
 use crate::notify::{Kick, Kicks};
 use crate::virtqueue::Negotiated;
+use crate::virtqueue::device::inflight::InflightRegion;
 
 /// The bit of the device status that says that the device does not go on before it is reset: DEVICE_NEEDS_RESET (virtio
 /// 1.2, section 2.1).

@@ -26,11 +26,11 @@ use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
 use super::budget::{Budget, CHAINS};
-use super::copy::{CopyFailed, put};
-use super::memory::{MemoryTable, View};
 use super::port::Port;
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
+use crate::guest_memory::copy::{CopyFailed, put};
+use crate::guest_memory::table::{MemoryTable, View};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Heads, Side};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::DriverFault;
-use super::memory::MemoryTable;
+use crate::guest_memory::table::MemoryTable;
 
 /// Why a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum DropReason {
     FrontEndLeft,
     /// Towards the driver: it has an offload that the driver did not negotiate, and that is not done in software.
     Uncut,
-    /// In either direction: its bytes could not be copied to or from [imported memory](super::import).
+    /// In either direction: its bytes could not be copied to or from [imported memory](crate::guest_memory::import).
     CopyFailed,
 }
 

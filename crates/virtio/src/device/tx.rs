@@ -4,11 +4,11 @@ use netmem_pool::foreign::copy_out;
 
 use super::DriverFault;
 use super::budget::Budget;
-use super::copy::{CopyFailed, gather};
-use super::memory::{MemoryTable, View};
 use super::port::{MAX_WIRE, Port, Rest};
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
+use crate::guest_memory::copy::{CopyFailed, gather};
+use crate::guest_memory::table::{MemoryTable, View};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::device::{AnyDeviceQueue, Buffer, DeviceQueue, Direction, Group, Head, Side, Whole, each};
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use netmem_pool::sigbus;
 
-use super::memory::MemoryTable;
 use super::pair::{Pair, Ring};
 use super::port::{MAX_WIRE, Port};
 use super::rx::Scratch;
@@ -14,6 +13,7 @@ use super::shared::{Shared, Waker};
 use super::software::Software;
 use super::stats::Tally;
 use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
+use crate::guest_memory::table::MemoryTable;
 use crate::net::ctrl as answer;
 use crate::virtqueue::Negotiated;
 

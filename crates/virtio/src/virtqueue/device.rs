@@ -33,15 +33,16 @@ use std::sync::Arc;
 
 use netmem_pool::foreign::copy_out;
 
+use self::inflight::Part;
 use super::Armed;
 pub(crate) use super::fault::Direction;
 use super::fault::{ChainJudge, DriverFault};
 use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated, SplitRing};
-use crate::device::inflight::Part;
-use crate::device::log::DirtyLog;
-use crate::device::memory::{MemoryTable, View};
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::table::{MemoryTable, View};
 use crate::net::VnetHdr;
 
+pub(crate) mod inflight;
 mod packed;
 mod split;
 

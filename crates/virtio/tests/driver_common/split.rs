@@ -9,12 +9,12 @@ use std::sync::Arc;
 use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Frag, PAGE_SIZE, PeerMemory, Region, RegionProvider};
 use netmem_virtio::VhostUser;
-use netmem_virtio::device::import::ImportedMemory;
 use netmem_virtio::device::port::Port;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{
     NetOptions, QueuePair, Restarted, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRx, VirtioSplitRx, VirtioTx,
 };
+use netmem_virtio::guest_memory::import::ImportedMemory;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::{Books, Digest, Rig, assert_closed, until};

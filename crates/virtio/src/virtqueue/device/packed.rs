@@ -8,9 +8,9 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed_packed};
 use super::super::fault::DriverFault;
 use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
+use super::inflight::PackedInflight;
 use super::{GROUP, Link, Logged, Side, Start, Whole};
-use crate::device::inflight::PackedInflight;
-use crate::device::memory::View;
+use crate::guest_memory::table::View;
 
 /// A packed ring, and where its parts lie in the guest's addresses.
 #[derive(Debug)]

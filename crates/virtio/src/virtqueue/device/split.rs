@@ -4,9 +4,9 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed};
 use super::super::fault::DriverFault;
 use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
+use super::inflight::SplitInflight;
 use super::{GROUP, Link, Logged, Side, Start, Whole};
-use crate::device::inflight::SplitInflight;
-use crate::device::memory::View;
+use crate::guest_memory::table::View;
 
 /// Positions count chains, modulo 2^16.
 #[derive(Debug)]

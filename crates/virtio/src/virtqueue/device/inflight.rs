@@ -27,8 +27,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use super::DeviceError;
-use super::mapping::Mapping;
+use crate::device::DeviceError;
+use crate::guest_memory::mapping::Mapping;
 use crate::virtqueue::{PackedDesc, PackedRing, Position, SplitRing};
 
 /// Bytes of the header, and of each entry, of a split queue's part.
@@ -41,7 +41,7 @@ const VERSION: u16 = 1;
 
 /// The in-flight region of a front end: one part per queue.
 #[derive(Clone, Debug)]
-pub(super) struct InflightRegion {
+pub(crate) struct InflightRegion {
     map: Arc<Mapping>,
     queues: u16,
     queue_size: u16,
@@ -56,14 +56,14 @@ fn stride(queue_size: u16, packed: bool) -> usize {
 
 impl InflightRegion {
     /// Bytes of a region for `queues` queues of `queue_size` entries.
-    pub(super) fn bytes(queues: u16, queue_size: u16, packed: bool) -> u64 {
+    pub(crate) fn bytes(queues: u16, queue_size: u16, packed: bool) -> u64 {
         (stride(queue_size, packed) * usize::from(queues)) as u64
     }
 
     /// # Errors
     ///
     /// [`DeviceError::InflightShape`]: `map` is too small for the queues.
-    pub(super) fn new(map: Mapping, queues: u16, queue_size: u16, packed: bool) -> Result<Self, DeviceError> {
+    pub(crate) fn new(map: Mapping, queues: u16, queue_size: u16, packed: bool) -> Result<Self, DeviceError> {
         let bytes = Self::bytes(queues, queue_size, packed);
         if queue_size == 0 || bytes > map.len as u64 || !map.at.addr().is_multiple_of(8) {
             return Err(DeviceError::InflightShape { queues, queue_size, bytes: map.len as u64 });
@@ -76,7 +76,7 @@ impl InflightRegion {
     /// # Errors
     ///
     /// [`DeviceError::InflightRing`]: the part does not fit the ring, or is of a version that is not known here.
-    pub(super) fn queue(&self, index: usize, size: u16, packed: bool) -> Result<Option<Part>, DeviceError> {
+    pub(crate) fn queue(&self, index: usize, size: u16, packed: bool) -> Result<Option<Part>, DeviceError> {
         if index >= usize::from(self.queues) {
             return Ok(None);
         }
@@ -524,7 +524,7 @@ fn roll_back(ring: &PackedRing, old: Position, new: Position) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::log::DirtyLog;
+    use crate::guest_memory::dirty_log::DirtyLog;
     use crate::net::feature;
     use crate::virtqueue::Negotiated;
     use crate::virtqueue::device::{BASE, Logged, MappedRing, PackedSide, Side, Start};

@@ -20,12 +20,12 @@
 //!
 //! * *It can shorten a file that is not sealed*, and punch holes into every file. The device's next access is then a
 //!   SIGBUS, which the process survives with the [handler](netmem_pool::sigbus): the rings stop, and their fault is
-//!   [`MemoryLost`](super::DriverFault::MemoryLost). Seals (`F_SEAL_SHRINK`) are counted, and
-//!   [`Options::require_sealed`](super::Options::require_sealed) refuses memory without them.
+//!   [`MemoryLost`](crate::device::DriverFault::MemoryLost). Seals (`F_SEAL_SHRINK`) are counted, and
+//!   [`Options::require_sealed`](crate::device::Options::require_sealed) refuses memory without them.
 //! * *It can make this process allocate its memory.* A page of a memfd or of a file on tmpfs is charged to the memory
 //!   control group of the process that touches it first. If a guest posts buffers which it has never written, the
 //!   device touches them first. The device writes only to posted buffers, and all of them are in mapped regions. The
-//!   bound is therefore the number of bytes mapped, [`Options::max_memory`](super::Options::max_memory). By default it
+//!   bound is therefore the number of bytes mapped, [`Options::max_memory`](crate::device::Options::max_memory). By default it
 //!   is [`MAX_BYTES`], which only keeps addresses free: the device does not know how large a guest's memory may be, and
 //!   most of it is charged to other processes. [`MemoryUse`] says how much the files have grown.
 //! * *It can share a file of its own file system* (FUSE), and then not answer. Measuring and mapping such a file, and each
@@ -34,7 +34,7 @@
 //!   questions are answered by the kernel alone, and come before all others. [`Options::any_memory_file`] accepts other
 //!   files, with this risk.
 //!
-//! [`Options::any_memory_file`]: super::Options::any_memory_file
+//! [`Options::any_memory_file`]: crate::device::Options::any_memory_file
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -45,10 +45,10 @@ use netmem_pool::FileMapping;
 use rustix::fs::{AtFlags, FileType, SealFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::DeviceError;
 use super::copy::CopyFailed;
 use super::dma_buf::DmaBuf;
 use super::import::{ImportedMemory, Importer};
+use crate::device::DeviceError;
 use crate::vhost_user::received::Received;
 
 /// The most regions of a table, as many as other back ends have.
@@ -87,13 +87,13 @@ impl RegionInfo {
 /// The limits of the memory that a device accepts.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryLimits {
-    /// See [`Options::require_sealed`](super::Options::require_sealed).
+    /// See [`Options::require_sealed`](crate::device::Options::require_sealed).
     pub require_sealed: bool,
-    /// See [`Options::any_memory_file`](super::Options::any_memory_file).
+    /// See [`Options::any_memory_file`](crate::device::Options::any_memory_file).
     pub any_memory_file: bool,
-    /// See [`Options::max_memory`](super::Options::max_memory).
+    /// See [`Options::max_memory`](crate::device::Options::max_memory).
     pub max_bytes: Option<u64>,
-    /// See [`Options::importer`](super::Options::importer).
+    /// See [`Options::importer`](crate::device::Options::importer).
     pub importer: Option<Arc<dyn Importer>>,
 }
 
@@ -103,7 +103,7 @@ impl MemoryLimits {
     /// # Errors
     ///
     /// [`DeviceError::MemoryLimit`].
-    pub(super) fn check(&self, bytes: u64) -> Result<(), DeviceError> {
+    pub(crate) fn check(&self, bytes: u64) -> Result<(), DeviceError> {
         let max = self.max_bytes.unwrap_or(MAX_BYTES).min(MAX_BYTES);
         if bytes > max { Err(DeviceError::MemoryLimit { bytes, max }) } else { Ok(()) }
     }
@@ -495,7 +495,7 @@ impl MemoryTable {
     }
 
     /// Accesses of [`lost`](Self::lost) that no earlier call has returned, from any table that has the region.
-    pub(super) fn count_lost(&self) -> u64 {
+    pub(crate) fn count_lost(&self) -> u64 {
         let news = |region: &Arc<Region>| {
             let lost = region.place.lost();
             lost.saturating_sub(region.counted.fetch_max(lost, Ordering::Relaxed))
@@ -560,7 +560,7 @@ impl MemoryTable {
 
     /// Copies `bytes` into imported regions, from guest address `addr` on.
     #[cold]
-    pub(super) fn write(&self, mut addr: u64, mut bytes: &[u8]) -> Result<(), CopyFailed> {
+    pub(crate) fn write(&self, mut addr: u64, mut bytes: &[u8]) -> Result<(), CopyFailed> {
         while !bytes.is_empty() {
             let (memory, offset, region) = self.imported(addr).ok_or(CopyFailed)?;
             let (now, rest) = bytes.split_at(region.until_end(offset, bytes.len()));
@@ -572,7 +572,7 @@ impl MemoryTable {
 
     /// Copies bytes out of imported regions, from guest address `addr` on.
     #[cold]
-    pub(super) fn read(&self, mut addr: u64, mut bytes: &mut [u8]) -> Result<(), CopyFailed> {
+    pub(crate) fn read(&self, mut addr: u64, mut bytes: &mut [u8]) -> Result<(), CopyFailed> {
         while !bytes.is_empty() {
             let (memory, offset, region) = self.imported(addr).ok_or(CopyFailed)?;
             let n = region.until_end(offset, bytes.len());
@@ -590,7 +590,7 @@ impl MemoryTable {
     }
 
     /// The guest address of the byte at user address `addr`.
-    pub(super) fn guest_of_user(&self, addr: u64) -> Option<u64> {
+    pub(crate) fn guest_of_user(&self, addr: u64) -> Option<u64> {
         let mut regions = self.regions.iter().map(|region| &region.info);
         regions.find_map(|r| Some(r.guest_addr + addr.checked_sub(r.user_addr).filter(|&offset| offset < r.size)?))
     }

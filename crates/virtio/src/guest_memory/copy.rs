@@ -2,15 +2,15 @@
 
 use netmem_pool::foreign::{copy_in, copy_out};
 
-use super::memory::MemoryTable;
+use super::table::MemoryTable;
 use crate::virtqueue::device::Buffer;
 
 /// A copy to or from [imported memory](super::import) has failed. The first failure of each region was logged.
 #[derive(Debug)]
-pub(super) struct CopyFailed;
+pub(crate) struct CopyFailed;
 
 /// Writes `parts`, one after the other, into `buffers`, which have room for them.
-pub(super) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<'_>]) -> Result<(), CopyFailed> {
+pub(crate) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<'_>]) -> Result<(), CopyFailed> {
     if table.imports() {
         let mut place = (0, 0);
         return parts.into_iter().try_for_each(|part| put(table, part, buffers, &mut place));
@@ -37,7 +37,7 @@ pub(super) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<
 /// Writes `bytes` into `buffers`, which have room for them, from `place` on: a number of a buffer, and an offset in it. `place` moves
 /// behind the bytes. It stays if the copy fails. For a table with imported regions: the buffers may be in memory of both kinds.
 #[cold]
-pub(super) fn put(
+pub(crate) fn put(
     table: &MemoryTable,
     mut bytes: &[u8],
     buffers: &[Buffer<'_>],
@@ -71,7 +71,7 @@ pub(super) fn put(
 }
 
 /// Copies the bytes of `buffers` into `into`, as far as there is room. Returns how many.
-pub(super) fn gather(table: &MemoryTable, buffers: &[Buffer<'_>], into: &mut [u8]) -> Result<usize, CopyFailed> {
+pub(crate) fn gather(table: &MemoryTable, buffers: &[Buffer<'_>], into: &mut [u8]) -> Result<usize, CopyFailed> {
     let (mut filled, mut done) = (0, 0);
     for (index, b) in buffers.iter().enumerate() {
         let room = into.len() - filled;

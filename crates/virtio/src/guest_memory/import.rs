@@ -12,7 +12,7 @@
 //! system call or more, so headers should be in mapped memory, too: a driver posts such memory for payload only. Buffers
 //! that follow each other in one region are copied by one call.
 //!
-//! A copy that fails loses its frame, which is counted as [`CopyFailed`](super::DropReason::CopyFailed). The ring goes on.
+//! A copy that fails loses its frame, which is counted as [`CopyFailed`](crate::device::DropReason::CopyFailed). The ring goes on.
 
 use std::fmt::Debug;
 use std::io;
@@ -37,7 +37,7 @@ pub trait ImportedMemory: Debug + Send + Sync {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Imports memory that front ends send as files. See [`Options::importer`](super::Options::importer).
+/// Imports memory that front ends send as files. See [`Options::importer`](crate::device::Options::importer).
 pub trait Importer: Debug + Send + Sync {
     /// Imports the first `len` bytes of the memory that `file` stands for. The front end chooses both, and may lie about both. The
     /// descriptor stays open as long as the memory.

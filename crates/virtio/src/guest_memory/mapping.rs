@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use netmem_pool::FileMapping;
 
-use super::DeviceError;
+use crate::device::DeviceError;
 use crate::vhost_user::received::is_memory;
 
 /// A mapped piece of a file, readable and writable, unmapped when it is dropped.
@@ -12,11 +12,11 @@ use crate::vhost_user::received::is_memory;
 /// Invariant (*mapped*): `at` is valid for reads and writes of `len` bytes for as long as the value exists. The front
 /// end may write there at any time, so every access is atomic and what is read is checked.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     /// The first of the requested bytes.
-    pub(super) at: *mut u8,
+    pub(crate) at: *mut u8,
     /// The number of requested bytes.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     _map: FileMapping,
 }
 
@@ -32,7 +32,7 @@ impl Mapping {
     ///
     /// [`DeviceError::NotMemory`]: the file is no memory file. [`DeviceError::SharedFile`]: the range is empty, or not wholly
     /// inside the file. [`DeviceError::Io`]: the kernel refuses.
-    pub(super) fn new(what: &'static str, file: impl AsFd, offset: u64, len: u64) -> Result<Self, DeviceError> {
+    pub(crate) fn new(what: &'static str, file: impl AsFd, offset: u64, len: u64) -> Result<Self, DeviceError> {
         let failed = |source: std::io::Error| DeviceError::Io { what, source };
         // Only memory files have seals, and the kernel answers this by itself. On another file, the next calls could wait for
         // a file system that the front end serves.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use device_common::*;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
-use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
+use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryError, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 use netmem_virtio::{VhostUser, VhostUserError};
@@ -205,23 +205,23 @@ fn memory_tables_are_checked() {
     };
     let mib = 1u64 << 20;
     assert!(table(&[info(0, 0, mib, 0), info(mib, mib, mib, 0)]).is_ok());
-    assert!(matches!(table(&[]), Err(DeviceError::RegionCount { count: 0, .. })));
+    assert!(matches!(table(&[]), Err(MemoryError::RegionCount { count: 0, .. })));
     let many: Vec<_> = (0..=MAX_REGIONS as u64).map(|i| info(i * mib, i * mib, mib, 0)).collect();
-    assert!(matches!(table(&many), Err(DeviceError::RegionCount { .. })));
+    assert!(matches!(table(&many), Err(MemoryError::RegionCount { .. })));
     assert!(matches!(
         MemoryTable::new(&many[..2], vec![memfd(1 << 20).into()], &limits),
-        Err(DeviceError::RegionFds { .. })
+        Err(MemoryError::RegionFds { .. })
     ));
     for (size, offset) in [(mib + 4096, 0), (mib, 4096), (4096, mib), (1 << 40, 0)] {
         let e = table(&[info(0, 0, size, offset)]);
-        assert!(matches!(e, Err(DeviceError::RegionBeyondFile { file: 1_048_576, .. })), "{e:?}");
+        assert!(matches!(e, Err(MemoryError::RegionBeyondFile { file: 1_048_576, .. })), "{e:?}");
     }
     for r in [info(0, 0, 0, 0), info(u64::MAX, 0, 2, 0), info(0, u64::MAX, 2, 0), info(0, 0, 2, u64::MAX)] {
-        assert!(matches!(table(&[r]), Err(DeviceError::RegionRange { .. })));
+        assert!(matches!(table(&[r]), Err(MemoryError::RegionRange { .. })));
     }
     for (a, b) in [(0, 8 * mib), (8 * mib, 0), (8 * mib, mib - 4096), (mib / 2, mib / 2)] {
         let e = table(&[info(0, 0, mib, 0), info(a, b, mib, 0)]);
-        assert!(matches!(e, Err(DeviceError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
+        assert!(matches!(e, Err(MemoryError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
     }
     // Both ends of what can be reached.
     let t = table(&[info(0x1000, 0x9000, 4096, 12288)]).unwrap();
@@ -236,7 +236,7 @@ fn memory_tables_are_checked() {
     // Not a file that can be measured.
     let (pipe, _w) = rustix::pipe::pipe().unwrap();
     let e = MemoryTable::new(&[info(0, 0, 4096, 0)], vec![pipe], &limits);
-    assert!(matches!(e, Err(DeviceError::RegionNotMemory { index: 0 })), "{e:?}");
+    assert!(matches!(e, Err(MemoryError::RegionNotMemory { index: 0 })), "{e:?}");
 }
 
 #[test]
@@ -268,11 +268,11 @@ fn messages_out_of_order_or_out_of_range() {
             d.start_ring(SIZE);
             d.front.set_vring_addr(0, Driver::addresses(1, SIZE))
         }),
-        ("SET_MEM_TABLE", "RegionBeyondFile", |d| {
+        ("SET_MEM_TABLE", "Memory(RegionBeyondFile", |d| {
             let r = region(&d.memory.file, GUEST, USER, MEMORY as u64 + 4096, 0);
             d.front.set_mem_table(&[r])
         }),
-        ("SET_MEM_TABLE", "RegionOverlap", |d| {
+        ("SET_MEM_TABLE", "Memory(RegionOverlap", |d| {
             let r = region(&d.memory.file, GUEST, USER, 4096, 0);
             d.front.set_mem_table(&[r, r])
         }),

@@ -21,11 +21,11 @@ use driver_common::split::{Bound, DeviceMemory, compare};
 use driver_common::tcp::{Wires, flow, payload, receive};
 use driver_common::{frames, pcap, until};
 use netmem_virtio::device::port::{Echo, Play, Port, Posted};
-use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
+use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
 use netmem_virtio::guest_memory::cuda::Gpu;
 use netmem_virtio::guest_memory::import::ImportedMemory;
-use netmem_virtio::guest_memory::{MemoryLimits, MemoryTable, RegionInfo};
+use netmem_virtio::guest_memory::{MemoryError, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::{Offloads, VnetHdr};
 use netmem_virtio::virtqueue::DESC_WRITE;
 
@@ -266,19 +266,19 @@ fn refuses(gpu: &Gpu) {
     let socket = || UnixStream::pair().unwrap().0.into();
     for (size, file) in [(len, socket()), (2 * len, memory.export().unwrap()), (4096, memory.export().unwrap())] {
         let error = table(size, file, &limits).unwrap_err();
-        assert!(matches!(&error, DeviceError::RegionImport { index: 0, .. }), "{error:?}");
+        assert!(matches!(&error, MemoryError::RegionImport { index: 0, .. }), "{error:?}");
     }
     let sealed = MemoryLimits { require_sealed: true, ..limits.clone() };
     let error = table(len, memory.export().unwrap(), &sealed).unwrap_err();
-    assert!(matches!(error, DeviceError::RegionUnsealed { index: 0 }), "{error:?}");
+    assert!(matches!(error, MemoryError::RegionUnsealed { index: 0 }), "{error:?}");
     let none = MemoryLimits::default();
     let error = table(len, memory.export().unwrap(), &none).unwrap_err();
-    assert!(matches!(error, DeviceError::RegionNotMemory { index: 0 }), "{error:?}");
+    assert!(matches!(error, MemoryError::RegionNotMemory { index: 0 }), "{error:?}");
     // A file that may be one of a file system is no memory of a GPU, and is asked nothing more.
     let file = || tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     if rustix::fs::fcntl_get_seals(file()).is_err() {
         let error = table(len, file().into(), &limits).unwrap_err();
-        assert!(matches!(error, DeviceError::RegionNotMemory { index: 0 }), "{error:?}");
+        assert!(matches!(error, MemoryError::RegionNotMemory { index: 0 }), "{error:?}");
     }
 }
 

@@ -9,8 +9,8 @@ use device_common::*;
 use netmem_pool::sigbus;
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Gen, Port};
-use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Stats};
-use netmem_virtio::guest_memory::{MAX_BYTES, MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
+use netmem_virtio::device::{Control, NetDevice, Options, Stats};
+use netmem_virtio::guest_memory::{MAX_BYTES, MAX_REGIONS, MemoryError, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::DESC_WRITE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -192,12 +192,12 @@ fn seals_are_counted_and_can_be_required() {
     assert_eq!(table(vec![sealed(MIB), named("a", MIB)], false).unwrap().unsealed(), 1);
     assert_eq!(table(vec![sealed(MIB), sealed(MIB)], true).unwrap().unsealed(), 0);
     let e = table(vec![sealed(MIB), named("a", MIB)], true);
-    assert!(matches!(e, Err(DeviceError::RegionUnsealed { index: 1 })), "{e:?}");
+    assert!(matches!(e, Err(MemoryError::RegionUnsealed { index: 1 })), "{e:?}");
     // A kind of file that cannot be sealed.
     let file = tempfile::tempfile().unwrap();
     file.set_len(MIB).unwrap();
     let e = table(vec![sealed(MIB), file.into()], true);
-    assert!(matches!(e, Err(DeviceError::RegionUnsealed { index: 1 })), "{e:?}");
+    assert!(matches!(e, Err(MemoryError::RegionUnsealed { index: 1 })), "{e:?}");
     // The device's own option, by a message.
     let options = Options { require_sealed: true, ..Options::default() };
     let device = NetDevice::new(options, |_| Gen::new(64, None)).unwrap();
@@ -224,9 +224,9 @@ fn other_files_are_no_memory() {
     for (file, other) in files {
         let again = file.try_clone().unwrap();
         let e = table(file, false).unwrap_err();
-        assert_eq!(matches!(e, DeviceError::RegionNotMemory { index: 0 }), other, "{e:?}");
+        assert_eq!(matches!(e, MemoryError::RegionNotMemory { index: 0 }), other, "{e:?}");
         let e = table(again, true).unwrap_err();
-        assert!(matches!(e, DeviceError::RegionBeyondFile { file: 0, .. }), "{e:?}");
+        assert!(matches!(e, MemoryError::RegionBeyondFile { file: 0, .. }), "{e:?}");
     }
     disk.set_len(MIB).unwrap();
     assert_eq!(table(disk.try_clone().unwrap().into(), true).unwrap().unsealed(), 1);
@@ -308,7 +308,7 @@ fn a_front_end_maps_no_more_than_its_limit() {
     let table = MemoryTable::new(&[info(0, 0, 2 * MIB)], vec![sealed(2 * MIB)], &limits).unwrap();
     assert_eq!(table.mapped(), 2 * MIB);
     let e = table.add(info(4 * MIB, 4 * MIB, 2 * MIB), sealed(2 * MIB), &limits);
-    assert!(matches!(e, Err(DeviceError::MemoryLimit { bytes, max }) if (bytes, max) == (4 * MIB, 3 * MIB)), "{e:?}");
+    assert!(matches!(e, Err(MemoryError::Limit { bytes, max }) if (bytes, max) == (4 * MIB, 3 * MIB)), "{e:?}");
     assert_eq!(table.add(info(4 * MIB, 4 * MIB, MIB), sealed(MIB), &limits).unwrap().mapped(), 3 * MIB);
 }
 
@@ -326,10 +326,10 @@ fn a_front_end_leaves_addresses_free() {
     driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES, 0]), &[vast.as_fd()]).unwrap();
     assert!(driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES + 1, 0]), &[vast.as_fd()]).is_err());
     let e = driver.connection.take().unwrap().wait().unwrap_err();
-    assert!(format!("{e:?}").contains("MemoryLimit"), "{e:?}");
+    assert!(format!("{e:?}").contains("Memory(Limit {"), "{e:?}");
     let over = MemoryLimits { max_bytes: Some(u64::MAX), ..MemoryLimits::default() };
     let e = MemoryTable::new(&[info(0, 0, MAX_BYTES + 4096)], vec![named("netmem-vast", MAX_BYTES + 4096)], &over);
-    assert!(matches!(e, Err(DeviceError::MemoryLimit { max: MAX_BYTES, .. })), "{e:?}");
+    assert!(matches!(e, Err(MemoryError::Limit { max: MAX_BYTES, .. })), "{e:?}");
 }
 
 /// The statistics show the memory that a driver makes the device allocate: buffers in a sparse file, which the device
@@ -452,12 +452,12 @@ fn tables_are_changed_by_regions() {
     // The same twice; each address that meets another; what wraps; what is not there.
     for r in [info(MIB, 8 * MIB, MIB), info(4 * MIB, 9 * MIB - 4096, MIB), info(2 * MIB - 4096, 16 * MIB, MIB)] {
         let e = add(&base, r);
-        assert!(matches!(e, Err(DeviceError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
+        assert!(matches!(e, Err(MemoryError::RegionOverlap { a: 0, b: 1 })), "{e:?}");
     }
-    assert!(matches!(add(&base, info(u64::MAX, 0, 2)), Err(DeviceError::RegionRange { .. })));
-    assert!(matches!(add(&base, info(4 * MIB, 4 * MIB, 2 * MIB)), Err(DeviceError::RegionBeyondFile { .. })));
+    assert!(matches!(add(&base, info(u64::MAX, 0, 2)), Err(MemoryError::RegionRange { .. })));
+    assert!(matches!(add(&base, info(4 * MIB, 4 * MIB, 2 * MIB)), Err(MemoryError::RegionBeyondFile { .. })));
     for r in [info(MIB, 8 * MIB, MIB - 1), info(MIB, 8 * MIB + 1, MIB), info(MIB + 1, 8 * MIB, MIB), info(0, 0, 0)] {
-        assert!(matches!(base.remove(&r), Err(DeviceError::NoSuchRegion { .. })), "{r:?}");
+        assert!(matches!(base.remove(&r), Err(MemoryError::NoSuchRegion { .. })), "{r:?}");
     }
     // A table never changes: the old one has what it had. A hole is in no table.
     let three = add(&add(&base, info(4 * MIB, 4 * MIB, MIB)).unwrap(), info(2 * MIB, 32 * MIB, MIB)).unwrap();
@@ -472,7 +472,7 @@ fn tables_are_changed_by_regions() {
     for n in (0..MAX_REGIONS as u64).rev() {
         full = full.add(info(2 * n * 4096, (1 << 40) + 2 * n * 4096, 4096), sealed(4096), &limits).unwrap();
     }
-    assert!(matches!(add(&full, info(1 << 50, 1 << 50, 4096)), Err(DeviceError::RegionCount { count: 510, max: 509 })));
+    assert!(matches!(add(&full, info(1 << 50, 1 << 50, 4096)), Err(MemoryError::RegionCount { count: 510, max: 509 })));
     for n in 0..MAX_REGIONS as u64 {
         let at = full.translate(2 * n * 4096 + 7, 4096 - 7);
         assert!(at.is_some() && at == full.translate_user((1 << 40) + 2 * n * 4096 + 7, 4096 - 7), "{n}");

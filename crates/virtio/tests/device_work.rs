@@ -14,9 +14,9 @@ use device_common::rings::{Queue, WRITE};
 use device_common::*;
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Echo, Gen, Port};
-use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
+use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::guest_memory::import::{ImportedMemory, Importer};
-use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryLimits, MemoryTable, RegionInfo};
+use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryError, MemoryLimits, MemoryTable, RegionInfo};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc};
 
@@ -53,7 +53,7 @@ fn regions_are_whole_pages() {
             info(PAGE, PAGE, PAGE, n),
         ] {
             let e = table(info).unwrap_err();
-            assert!(matches!(e, DeviceError::RegionUnaligned { index: 0, .. }), "{info:?}: {e:?}");
+            assert!(matches!(e, MemoryError::RegionUnaligned { index: 0, .. }), "{info:?}: {e:?}");
         }
     }
 }

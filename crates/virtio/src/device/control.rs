@@ -19,14 +19,14 @@ use super::DeviceError;
 use super::shared::Shared;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::guest_memory::mapping::Mapping;
-use crate::guest_memory::table::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
+use crate::guest_memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
 use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
 use crate::vhost_user::received::Received;
 use crate::virtqueue::SplitLayout;
-use crate::virtqueue::device::inflight::InflightRegion;
+use crate::virtqueue::device::inflight::{InflightError, InflightRegion};
 
 /// How long a front end may take to send one message, from its first byte on, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -358,7 +358,7 @@ impl Session {
             }
             Message::SetLogBase { size, offset, fd } => {
                 let map = self.map("the dirty log", fd, offset, size)?;
-                let log = DirtyLog::new(map, Arc::clone(&self.shared.stats));
+                let log = DirtyLog::new(map, Arc::clone(&self.shared.stats.log_misses));
                 self.shared.set_log(log);
                 return Ok(Some(Reply::Empty));
             }
@@ -367,9 +367,9 @@ impl Session {
             Message::GetMaxMemSlots => return Ok(Some(Reply::Number(MAX_REGIONS as u64))),
             Message::AddMemReg(region, fd) => {
                 let limits = self.shared.options.memory_limits();
-                self.shared.exchange_memory(|table| table.add(info(&region), fd.into_inner(), &limits))?;
+                self.shared.exchange_memory(|table| Ok(table.add(info(&region), fd.into_inner(), &limits)?))?;
             }
-            Message::RemMemReg(region) => self.shared.exchange_memory(|table| table.remove(&info(&region)))?,
+            Message::RemMemReg(region) => self.shared.exchange_memory(|table| Ok(table.remove(&info(&region))?))?,
             Message::Other(_) => return Err(DeviceError::Unsupported),
         }
         Ok(None)
@@ -383,7 +383,7 @@ impl Session {
     /// pages are allocated when the device touches them.
     fn map(&self, what: &'static str, fd: Received, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
         self.shared.options.memory_limits().check(bytes)?;
-        Mapping::new(what, &fd, offset, bytes)
+        Ok(Mapping::new(what, &fd, offset, bytes)?)
     }
 
     fn set_memory(&self, regions: Vec<(MemoryRegion, Received)>) -> Result<(), DeviceError> {
@@ -410,7 +410,7 @@ impl Session {
         let (rings, packed) = (self.shared.rings, self.shared.packed());
         let mmap_size = InflightRegion::bytes(queues, queue_size, packed);
         if queues == 0 || usize::from(queues) > rings || !(1..=SplitLayout::MAX_SIZE).contains(&queue_size) {
-            return Err(DeviceError::InflightShape { queues, queue_size, bytes: mmap_size });
+            return Err(InflightError::Shape { queues, queue_size, bytes: mmap_size }.into());
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(c"netmem-inflight", flags).map_err(failed)?;

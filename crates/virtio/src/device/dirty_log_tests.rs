@@ -6,8 +6,7 @@ use std::sync::Arc;
 use super::control::Session;
 use super::port::{Gen, Port, Posted};
 use super::{NetDevice, Options};
-use crate::guest_memory::dirty_log::DirtyLog;
-use crate::guest_memory::dirty_log::copies::Copies;
+use crate::guest_memory::dirty_log::{DirtyLog, copies::Copies};
 use crate::guest_memory::mapping::Mapping;
 use crate::net::{Offloads, VnetHdr, feature};
 use crate::vhost_user::message::{MemoryRegion, Message, VringAddresses, protocol};
@@ -85,7 +84,7 @@ fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32],
     // SAFETY: as above, and the rings lie in front of the buffers.
     unsafe { base.write_bytes(0, BUFFERS as usize) };
     let map = Mapping::new("log", file(BYTES), 0, BYTES).unwrap();
-    let mut log = DirtyLog::new(map, Arc::clone(&shared.stats));
+    let mut log = DirtyLog::new(map, Arc::clone(&shared.stats.log_misses));
     let copies = Copies::of(&mut log, Arc::clone(&table));
     shared.set_log(log);
     let (split, pack) = (SplitLayout::new(SIZE), PackedLayout::new(SIZE));

@@ -1,8 +1,10 @@
 //! [`DeviceError`]: errors that end a connection of the device, or that keep the device from starting.
 
 use super::port::PortError;
+use crate::guest_memory::MemoryError;
 use crate::notify::NotifyError;
 use crate::vhost_user::{LineError, Request};
+use crate::virtqueue::device::inflight::InflightError;
 
 /// Why the device has refused a message of the front end, or could not carry it out.
 #[derive(Debug, thiserror::Error)]
@@ -94,128 +96,12 @@ pub enum DeviceError {
         /// Its address.
         addr: u64,
     },
-    /// A file of the front end that does not lie in memory.
-    #[error("{what} is not a memory file (memfd, tmpfs or hugetlbfs)")]
-    NotMemory {
-        /// What it is for.
-        what: &'static str,
-    },
-    /// A file of the front end that is shorter than the range to map.
-    #[error("{what}: {len} bytes from byte {offset} of a file of {file} bytes")]
-    SharedFile {
-        /// What it is for.
-        what: &'static str,
-        /// Where the range begins.
-        offset: u64,
-        /// Bytes of the range.
-        len: u64,
-        /// The file's length.
-        file: u64,
-    },
-    /// An in-flight region that does not hold its queues.
-    #[error("an in-flight region of {bytes} bytes for {queues} queues of {queue_size} entries")]
-    InflightShape {
-        /// Queues.
-        queues: u16,
-        /// Entries of each.
-        queue_size: u16,
-        /// Bytes of the region.
-        bytes: u64,
-    },
-    /// A ring that its part of the in-flight region does not fit.
-    #[error("ring {ring} has {size} entries; its in-flight region has {entries} and version {version}")]
-    InflightRing {
-        /// The ring.
-        ring: usize,
-        /// Entries of the ring.
-        size: u16,
-        /// Entries of the region's part.
-        entries: u16,
-        /// Version of the region.
-        version: u16,
-    },
-    /// No regions, or too many.
-    #[error("{count} memory regions, 1 to {max} are possible")]
-    RegionCount {
-        /// Regions.
-        count: usize,
-        /// Most that there can be.
-        max: usize,
-    },
-    /// Descriptors and regions do not pair up.
-    #[error("{regions} memory regions with {fds} file descriptors")]
-    RegionFds {
-        /// Regions.
-        regions: usize,
-        /// File descriptors.
-        fds: usize,
-    },
-    /// A region of no bytes, or one that wraps around.
-    #[error("memory region {index}: {size:#x} bytes at {addr:#x}, file offset {offset:#x}, are empty or wrap around")]
-    RegionRange {
-        /// Its number.
-        index: usize,
-        /// Its guest address.
-        addr: u64,
-        /// Its bytes.
-        size: u64,
-        /// Its offset in the file.
-        offset: u64,
-    },
-    /// A region whose place is not made of whole pages. Regions of a few bytes would let a front end cut each buffer into
-    /// as many pieces.
-    #[error(
-        "memory region {index}: {size:#x} bytes at {addr:#x} (user address {user:#x}), file offset {offset:#x}, are not whole \
-         pages of 4096 bytes"
-    )]
-    RegionUnaligned {
-        /// Its number.
-        index: usize,
-        /// Its guest address.
-        addr: u64,
-        /// Its user address.
-        user: u64,
-        /// Its bytes.
-        size: u64,
-        /// Its offset in the file.
-        offset: u64,
-    },
-    /// Two regions with an address in common.
-    #[error("memory regions {a} and {b} overlap")]
-    RegionOverlap {
-        /// One.
-        a: usize,
-        /// The other.
-        b: usize,
-    },
-    /// A region that reaches beyond the end of its file.
-    #[error("memory region {index} ends at byte {end} of a file of {file} bytes")]
-    RegionBeyondFile {
-        /// Its number.
-        index: usize,
-        /// Where it ends.
-        end: u64,
-        /// The file's length.
-        file: u64,
-    },
-    /// The kernel refused to map a region.
-    #[error("memory region {index} cannot be mapped")]
-    RegionMap {
-        /// Its number.
-        index: usize,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A file without a size, which [`super::Options::importer`] cannot import.
-    #[error("memory region {index} cannot be imported")]
-    RegionImport {
-        /// Its number.
-        index: usize,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    /// Memory of the front end was refused, or could not be mapped.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The front end's in-flight region cannot be used.
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
     /// The device cannot wait for events of front ends.
     #[error("cannot wait for front ends")]
     Wait(#[from] NotifyError),
@@ -227,38 +113,6 @@ pub enum DeviceError {
         /// Why.
         #[source]
         source: NotifyError,
-    },
-    /// A region that can be shortened, where [`super::Options::require_sealed`] is set.
-    #[error("memory region {index} is not sealed against shrinking (F_SEAL_SHRINK), and sealed memory is required")]
-    RegionUnsealed {
-        /// Its number.
-        index: usize,
-    },
-    /// A region of a file that is not kernel memory, where [`super::Options::any_memory_file`] is not set. The file system of
-    /// such a file can block the device.
-    #[error(
-        "memory region {index} is not of a memory file (memfd, tmpfs, hugetlbfs or dma-buf): have the front end share such \
-         memory, or accept any file (any_memory_file, --any-memory-file), whose file system can then block the device"
-    )]
-    RegionNotMemory {
-        /// Its number.
-        index: usize,
-    },
-    /// More memory than [`super::Options::max_memory`], or [`crate::guest_memory::MAX_BYTES`].
-    #[error("{bytes} bytes of memory, and {max} are the limit for a front end")]
-    MemoryLimit {
-        /// Bytes that would be mapped.
-        bytes: u64,
-        /// The limit.
-        max: u64,
-    },
-    /// A region to be removed that is not in the table: another address, or another size.
-    #[error("there is no memory region of {size:#x} bytes at {addr:#x}")]
-    NoSuchRegion {
-        /// Its guest address.
-        addr: u64,
-        /// Its bytes.
-        size: u64,
     },
     /// A ring was started although pages of the memory table are gone.
     #[error("ring {ring} started although pages of its memory table are gone; a new table is needed")]

@@ -52,6 +52,7 @@ use crate::Spin;
 use crate::guest_memory::{MemoryLimits, import};
 use crate::net::feature;
 use crate::virtqueue::Negotiated;
+pub use crate::virtqueue::device::inflight::InflightError;
 pub use crate::virtqueue::fault::DriverFault;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use super::{DeviceError, DriverFault, Stats};
+use crate::guest_memory::MemoryTable;
 use crate::guest_memory::dirty_log::DirtyLog;
-use crate::guest_memory::table::MemoryTable;
 use crate::net::{Offloads, feature};
 use crate::notify::{Kick, Notifier};
 use crate::virtqueue::device::inflight::InflightRegion;

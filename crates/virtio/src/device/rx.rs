@@ -1,6 +1,6 @@
 //! From the port to the driver: frames into posted buffers.
 //!
-//! Buffers are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains ahead. On one core it
+//! BufferList are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains ahead. On one core it
 //! costs most of a nanosecond per frame. Between cores the cost is that of the lines that change owners, and
 //! prefetching does not change their number.
 
@@ -11,12 +11,12 @@ use super::budget::Budget;
 use super::port::{Port, Posted};
 use super::split;
 use super::stats::{DropReason, Tally};
-use crate::guest_memory::copy::{CopyFailed, scatter};
-use crate::guest_memory::table::{MemoryTable, View};
+use crate::guest_memory::buffer::{Buffer, BufferList};
+use crate::guest_memory::copy::scatter;
+use crate::guest_memory::view::View;
+use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{Offloads, VnetHdr};
-use crate::virtqueue::device::{
-    AnyDeviceQueue, Buffer, Buffers, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each,
-};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each};
 
 /// The used index is published after so many bytes, or after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
@@ -33,13 +33,13 @@ const LONG: usize = 256;
 /// Memory for the chains of one frame, and for the fronts of a group. It is kept, so that no frame needs an allocation.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    pub(super) buffers: Buffers,
+    pub(super) buffers: BufferList,
     fronts: Box<[[u8; FRONT]; GROUP]>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: Buffers::default(), fronts: Box::new([[0; FRONT]; GROUP]) }
+        Self { buffers: BufferList::default(), fronts: Box::new([[0; FRONT]; GROUP]) }
     }
 }
 
@@ -136,10 +136,10 @@ fn read_frames<S: Side, P: Port>(
 ) -> Result<(), DriverFault> {
     let (accepts, mut unpublished) = (q.negotiated().received(), 0);
     while budget.lasts(tally) && q.available() {
-        let mut buffers = scratch.buffers.lend();
+        let mut buffers = scratch.buffers.acquire();
         let read = read_frame(q, memory, port, (accepts, bytes), &mut buffers);
         budget.spend_pieces(0, buffers.len());
-        scratch.buffers.put(buffers);
+        scratch.buffers.release(buffers);
         let Some((chains, len)) = read? else { break };
         tally.rx_frames += 1;
         tally.rx_bytes += len as u64;
@@ -253,10 +253,10 @@ fn one<S: Side, P: Port>(
     tally: &mut Tally,
 ) -> Result<bool, DriverFault> {
     let Some(wire) = port.peek() else { return Ok(false) };
-    let mut buffers = scratch.buffers.lend();
+    let mut buffers = scratch.buffers.acquire();
     let fit = spread(q, memory, wire, &mut buffers);
     budget.spend_pieces(0, buffers.len());
-    scratch.buffers.put(buffers);
+    scratch.buffers.release(buffers);
     let chains = match fit? {
         Fit::Done(chains) => {
             tally.rx_frames += 1;

@@ -29,10 +29,12 @@ use super::budget::{Budget, CHAINS};
 use super::port::Port;
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
-use crate::guest_memory::copy::{CopyFailed, put};
-use crate::guest_memory::table::{MemoryTable, View};
+use crate::guest_memory::buffer::Buffer;
+use crate::guest_memory::copy::put;
+use crate::guest_memory::view::View;
+use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{VnetHdr, feature};
-use crate::virtqueue::device::{Buffer, DeviceQueue, Direction, Head, Heads, Side};
+use crate::virtqueue::device::{DeviceQueue, Direction, Head, Heads, Side};
 
 /// Chains are given back to the driver after so many bytes of payload, or at the end of the pass. This is a large
 /// segment for each of some flows.
@@ -87,9 +89,9 @@ pub(super) fn receive<S: Side, P: Port>(
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let mut buffers = scratch.buffers.lend();
+    let mut buffers = scratch.buffers.acquire();
     let result = fill(q, memory, port, &mut buffers, tally);
-    scratch.buffers.put(buffers);
+    scratch.buffers.release(buffers);
     result
 }
 

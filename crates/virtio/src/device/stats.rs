@@ -1,9 +1,10 @@
 //! The device's counters. Any thread can read them at any time; they are written once per pass, not per frame.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::DriverFault;
-use crate::guest_memory::table::MemoryTable;
+use crate::guest_memory::MemoryTable;
 
 /// Why a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +101,7 @@ pub struct Stats {
     /// Messages that the device refused, after which the connection went on.
     pub refused: AtomicU64,
     /// Pages that the device wrote and that the front end's dirty log has no bit for.
-    pub log_misses: AtomicU64,
+    pub log_misses: Arc<AtomicU64>,
     /// Announcements (RARP) that the port took.
     pub announced: AtomicU64,
     /// Accesses that found that a page of a front end's memory had been taken away. Counted only with the
@@ -146,7 +147,7 @@ impl Stats {
             ("memory_bytes", &self.memory_bytes),
             ("memory_unsealed", &self.memory_unsealed),
             ("refused", &self.refused),
-            ("log_misses", &self.log_misses),
+            ("log_misses", &*self.log_misses),
             ("announced", &self.announced),
         ]
         .map(|(name, n)| (name, n.load(Relaxed)))

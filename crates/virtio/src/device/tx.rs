@@ -7,10 +7,12 @@ use super::budget::Budget;
 use super::port::{MAX_WIRE, Port, Rest};
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
-use crate::guest_memory::copy::{CopyFailed, gather};
-use crate::guest_memory::table::{MemoryTable, View};
+use crate::guest_memory::buffer::Buffer;
+use crate::guest_memory::copy::gather;
+use crate::guest_memory::view::View;
+use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::device::{AnyDeviceQueue, Buffer, DeviceQueue, Direction, Group, Head, Side, Whole, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Group, Head, Side, Whole, each};
 
 /// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
@@ -163,7 +165,7 @@ fn chain<S: Side, P: Port>(
     scratch: &mut Scratch,
     wire: &mut [u8],
 ) -> Result<Option<Lent<S>>, DriverFault> {
-    let mut buffers = scratch.buffers.lend();
+    let mut buffers = scratch.buffers.acquire();
     let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
     let (short, mut result) = (short(q), Ok(Copied::All));
     if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &lent) {
@@ -182,7 +184,7 @@ fn chain<S: Side, P: Port>(
         }
     }
     let number = buffers.len();
-    scratch.buffers.put(buffers);
+    scratch.buffers.release(buffers);
     Ok(lent?.map(|head| (head, number, result)))
 }
 

@@ -13,7 +13,7 @@ use super::shared::{Shared, Waker};
 use super::software::Software;
 use super::stats::Tally;
 use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
-use crate::guest_memory::table::MemoryTable;
+use crate::guest_memory::MemoryTable;
 use crate::net::ctrl as answer;
 use crate::virtqueue::Negotiated;
 

@@ -2,12 +2,9 @@
 
 use netmem_pool::foreign::{copy_in, copy_out};
 
+use super::buffer::Buffer;
+use super::error::CopyFailed;
 use super::table::MemoryTable;
-use crate::virtqueue::device::Buffer;
-
-/// A copy to or from [imported memory](super::import) has failed. The first failure of each region was logged.
-#[derive(Debug)]
-pub(crate) struct CopyFailed;
 
 /// Writes `parts`, one after the other, into `buffers`, which have room for them.
 pub(crate) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<'_>]) -> Result<(), CopyFailed> {

@@ -1,42 +1,47 @@
 //! The dirty log: one bit for each 4 KiB page of guest memory that the device has written.
 //!
-//! A front end that migrates its guest shares the log (`SET_LOG_BASE`) and accepts `VHOST_F_LOG_ALL`. It reads and
-//! clears the bits while the device runs, and copies the pages whose bits were set. The order is therefore: the device
-//! writes a page, then sets its bit. If the bit were set before the write, the front end could clear it and copy the
-//! page before the write.
+//! Why: a front end that migrates its guest copies the guest's memory while the device runs, and
+//! must copy each page again that the device has written since. It shares the log (`SET_LOG_BASE`)
+//! and accepts `VHOST_F_LOG_ALL`. It reads and clears the bits, and copies the pages whose bits were
+//! set.
+//!
+//! The order is therefore: the device writes a page, then sets its bit. If the bit were set before
+//! the write, the front end could clear it and copy the page before the write.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::mapping::Mapping;
-use crate::device::Stats;
 
-/// Bytes of guest memory per bit, as the specification has it for every architecture.
+/// Bytes of guest memory for each bit, the same on every architecture.
 const PAGE: u64 = 4096;
 
 /// The log of one front end.
 #[derive(Debug)]
 pub(crate) struct DirtyLog {
     map: Mapping,
-    stats: Arc<Stats>,
-    /// What a front end would copy that looks at each bit at once.
+    /// Pages that were written and for which the log has no bit.
+    misses: Arc<AtomicU64>,
+    /// The copies of a front end that reads each bit at once.
     #[cfg(test)]
     copies: Option<copies::Copies>,
 }
 
 impl DirtyLog {
-    pub(crate) fn new(map: Mapping, stats: Arc<Stats>) -> Self {
+    /// A log in `map`. Pages for which it has no bit are counted in `misses`.
+    pub(crate) fn new(map: Mapping, misses: Arc<AtomicU64>) -> Self {
         Self {
             map,
-            stats,
+            misses,
             #[cfg(test)]
             copies: None,
         }
     }
 
-    /// Notes that the `len` bytes at guest address `addr` were written. One locked instruction per page.
+    /// Sets the bits of the pages of the `len` bytes at guest address `addr`, which were written. One
+    /// locked instruction for each page.
     ///
-    /// A page for which the log has no bit is counted ([`Stats::log_misses`]); the front end made the log too small.
+    /// A page for which the log has no bit is counted: the front end made the log too small.
     pub(crate) fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|n| addr.checked_add(n)) else { return };
         #[cfg(test)]
@@ -52,14 +57,15 @@ impl DirtyLog {
                     byte.fetch_or(1 << (page % 8), Ordering::Release);
                 }
                 _ => {
-                    self.stats.log_misses.fetch_add(1, Ordering::Relaxed);
+                    self.misses.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
     }
 }
 
-/// Copies what is noted, at the moment in which it is noted: the earliest at which a front end can copy it.
+/// Copies the bytes of each mark when it is set: the earliest moment at which a front end can copy
+/// them.
 #[cfg(test)]
 pub(crate) mod copies {
     use std::collections::BTreeMap;

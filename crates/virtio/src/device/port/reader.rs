@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use netmem_pool::foreign::copy_out;
 
 use super::MAX_WIRE;
+use crate::guest_memory::buffer::Buffer;
 use crate::net::{Offloads, VnetHdr};
-use crate::virtqueue::device::Buffer;
 
 /// The smallest page of memory.
 const PAGE: usize = 4096;

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::reader::{self, MOST};
-use crate::virtqueue::device::Buffer;
+use crate::guest_memory::buffer::Buffer;
 
 /// The bytes of the driver's frame that were not copied out. Other processes may write there.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use super::super::fault::DriverFault;
 use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
 use super::inflight::PackedInflight;
 use super::{GROUP, Link, Logged, Side, Start, Whole};
-use crate::guest_memory::table::View;
+use crate::guest_memory::view::View;
 
 /// A packed ring, and where its parts lie in the guest's addresses.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ impl Side for PackedSide {
 
     #[inline(always)]
     fn available(&self) -> bool {
-        self.is_available(self.next) || self.inflight.as_ref().is_some_and(PackedInflight::has_again)
+        self.is_available(self.next) || self.inflight.as_ref().is_some_and(PackedInflight::has_resubmitted)
     }
 
     #[inline(always)]
@@ -169,8 +169,11 @@ impl Side for PackedSide {
 
     #[inline(always)]
     fn first(&self, at: Position) -> Result<Option<Link<Position>>, DriverFault> {
-        let again =
-            self.inflight.as_ref().and_then(|inflight| inflight.again(at)).and_then(|chain| chain.first().copied());
+        let again = self
+            .inflight
+            .as_ref()
+            .and_then(|inflight| inflight.resubmitted(at))
+            .and_then(|chain| chain.first().copied());
         Ok(again.or_else(|| self.desc(at)).map(|d| link(at, at, &d, 1)))
     }
 
@@ -178,7 +181,7 @@ impl Side for PackedSide {
         // If a chain goes around the whole ring, it ends here, before it reaches its own first descriptor again.
         let span = DriverFault::span(last.index, last.span + 1, self.size)?;
         let at = last.at.step(last.span, self.size);
-        let d = match self.inflight.as_ref().and_then(|inflight| inflight.again(last.at)) {
+        let d = match self.inflight.as_ref().and_then(|inflight| inflight.resubmitted(last.at)) {
             Some(chain) => chain.get(usize::from(last.span)).copied(),
             None => self.desc(at),
         };
@@ -257,14 +260,14 @@ impl Side for PackedSide {
     fn publish_watched(&mut self, log: Option<&Logged>) -> bool {
         let from = self.published;
         if let (Some(inflight), Some(_)) = (&mut self.inflight, self.held) {
-            inflight.before(&self.ring, from, self.used);
+            inflight.before_publish(&self.ring, from, self.used);
         }
         self.publish();
         if let Some(inflight) = &mut self.inflight {
-            inflight.after();
+            inflight.after_publish();
         }
         note(log, self.descriptors, self.size, from, self.published.since(from, self.size));
-        self.inflight.as_ref().is_some_and(PackedInflight::has_again)
+        self.inflight.as_ref().is_some_and(PackedInflight::has_resubmitted)
     }
 
     fn should_notify(&mut self) -> bool {

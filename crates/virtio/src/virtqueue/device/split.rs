@@ -6,7 +6,7 @@ use super::super::fault::DriverFault;
 use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
 use super::inflight::SplitInflight;
 use super::{GROUP, Link, Logged, Side, Start, Whole};
-use crate::guest_memory::table::View;
+use crate::guest_memory::view::View;
 
 /// Positions count chains, modulo 2^16.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl Side for SplitSide {
         if at == self.avail_idx {
             return Ok(None);
         }
-        let again = self.inflight.as_ref().and_then(|inflight| inflight.again(at));
+        let again = self.inflight.as_ref().and_then(|inflight| inflight.resubmitted(at));
         let head = DriverFault::head(again.unwrap_or_else(|| self.ring.avail_entry(at)), self.size)?;
         Ok(Some(Link { desc: self.ring.desc(head), index: head, at, id: head, span: 1 }))
     }
@@ -181,7 +181,7 @@ impl Side for SplitSide {
         let (from, to) = (self.published, self.used);
         if from != to {
             if let Some(inflight) = &self.inflight {
-                inflight.before(&self.ring, from, to);
+                inflight.before_publish(&self.ring, from, to);
             }
             self.publish();
             if let Some(Logged { log, used: Some(at) }) = log {
@@ -193,10 +193,10 @@ impl Side for SplitSide {
                 log.mark(*at, 4);
             }
             if let Some(inflight) = &mut self.inflight {
-                inflight.after(&self.ring, from, to, self.next);
+                inflight.after_publish(&self.ring, from, to, self.next);
             }
         }
-        self.inflight.as_ref().is_some_and(SplitInflight::has_again)
+        self.inflight.as_ref().is_some_and(SplitInflight::has_resubmitted)
     }
 
     fn should_notify(&mut self) -> bool {

@@ -28,18 +28,19 @@
 //! for a batch, with the id of the batch's last chain. An entry has one length, so only chains into which nothing is written
 //! are batched: [`give_back_read`](DeviceQueue::give_back_read), for transmit. Received frames get one entry each.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use netmem_pool::foreign::copy_out;
 
-use self::inflight::Part;
+use self::inflight::InflightQueue;
 use super::Armed;
 pub(crate) use super::fault::Direction;
 use super::fault::{ChainJudge, DriverFault};
 use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated, SplitRing};
+use crate::guest_memory::MemoryTable;
+use crate::guest_memory::buffer::Buffer;
 use crate::guest_memory::dirty_log::DirtyLog;
-use crate::guest_memory::table::{MemoryTable, View};
+use crate::guest_memory::view::View;
 use crate::net::VnetHdr;
 
 pub(crate) mod inflight;
@@ -48,49 +49,6 @@ mod split;
 
 pub(crate) use self::packed::{BASE, MappedRing, PackedSide, is_base};
 pub(crate) use self::split::SplitSide;
-
-/// A piece of the driver's memory, of the table that is borrowed for `'t`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Buffer<'t> {
-    /// Its address in this process. Null if the piece is in an imported region, whose bytes are copied by their guest address.
-    pub(crate) host: *mut u8,
-    /// Bytes.
-    pub(crate) len: usize,
-    /// Whether the device writes it.
-    pub(crate) write: bool,
-    /// Its guest address, from the descriptor.
-    pub(crate) guest: u64,
-    table: PhantomData<&'t MemoryTable>,
-}
-
-#[cfg(test)]
-impl<'t> Buffer<'t> {
-    /// A writable buffer in memory that the caller keeps.
-    pub(crate) fn over(bytes: &'t mut [u8]) -> Self {
-        Self { host: bytes.as_mut_ptr(), len: bytes.len(), write: true, guest: 0, table: PhantomData }
-    }
-}
-
-/// Room for the buffers of a chain. It is kept between passes to save an allocation, and is empty then.
-#[derive(Debug, Default)]
-pub(crate) struct Buffers(Vec<Buffer<'static>>);
-
-// SAFETY: it is empty between passes, and a pass is on one thread.
-unsafe impl Send for Buffers {}
-
-impl Buffers {
-    /// The room, for a pass.
-    pub(crate) fn lend<'t>(&mut self) -> Vec<Buffer<'t>> {
-        std::mem::take(&mut self.0)
-    }
-
-    /// Takes the room back. The buffers are forgotten, because no address outlives its pass.
-    pub(crate) fn put(&mut self, mut room: Vec<Buffer<'_>>) {
-        room.clear();
-        // The lifetime of the elements is changed. There are none, and the allocation stays.
-        self.0 = room.into_iter().map(|b| Buffer { table: PhantomData, ..b }).collect();
-    }
-}
 
 /// A chain that is lent. It goes back with [`DeviceQueue::complete`] or [`DeviceQueue::give_back_read`]; a head that is dropped leaves its chain where it is.
 #[derive(Debug)]
@@ -287,7 +245,7 @@ pub(crate) struct Start {
     pub(crate) negotiated: Negotiated,
     /// Whether frames are split behind their headers.
     pub(crate) splits: bool,
-    pub(crate) inflight: Option<Part>,
+    pub(crate) inflight: Option<InflightQueue>,
     /// See [`DeviceQueue::set_log`].
     pub(crate) logged: Option<Logged>,
 }
@@ -408,7 +366,7 @@ impl<S: Side> DeviceQueue<S> {
     /// The view by which a pass over this queue reaches memory.
     #[inline]
     pub(crate) fn view<'t>(&self, memory: &'t MemoryTable) -> View<'t> {
-        memory.view(self.region)
+        View::new(memory, self.region)
     }
 
     /// Ends a pass over this queue, which used the view `memory`.
@@ -503,7 +461,7 @@ impl<S: Side> DeviceQueue<S> {
         self.table.resize(table.len as usize, 0);
         let (mut addr, mut left) = (table.addr, &mut self.table[..]);
         while !left.is_empty() {
-            let piece = memory.piece(addr, left.len() as u32);
+            let piece = memory.mapped_run(addr, left.len() as u32);
             let (host, n) = DriverFault::inside(index, table.addr, table.len, piece)?;
             let (now, rest) = left.split_at_mut(n as usize);
             // SAFETY: `host` is *mapped* for `n` bytes (its `MemoryTable` is borrowed by the pass).
@@ -659,7 +617,7 @@ fn buffer<'t>(
 ) -> Result<(), DriverFault> {
     let Some(host) = memory.translate(d.addr, d.len) else { return pieces(judge, memory, index, d, out) };
     let write = d.flags & DESC_WRITE != 0;
-    out.push(Buffer { host, len: d.len as usize, write, guest: d.addr, table: PhantomData });
+    out.push(Buffer::mapped(memory, host, d.len as usize, write, d.addr));
     Ok(())
 }
 
@@ -677,13 +635,12 @@ fn pieces<'t>(
         if left < d.len {
             judge.piece()?;
         }
-        let imported = |memory: &View<'_>| Some((std::ptr::null_mut(), memory.imported(addr, left)?));
-        let piece = memory.piece(addr, left).or_else(|| imported(memory));
-        let (host, n) = DriverFault::inside(index, d.addr, d.len, piece)?;
-        out.push(Buffer { host, len: n as usize, write: d.flags & DESC_WRITE != 0, guest: addr, table: PhantomData });
-        left -= n;
+        let run = Buffer::first_run(memory, addr, left, d.flags & DESC_WRITE != 0);
+        let buffer = DriverFault::inside(index, d.addr, d.len, run)?;
+        out.push(buffer);
+        left -= buffer.len as u32;
         // A region's end does not wrap around, so this cannot either, except to an address in no region.
-        addr = addr.wrapping_add(u64::from(n));
+        addr = addr.wrapping_add(buffer.len as u64);
     }
     Ok(())
 }

@@ -218,7 +218,7 @@ impl Port for One {
     }
 }
 
-/// A frame is steered by its UDP port, and vouched for if its checksum is right.
+/// A frame is steered by its UDP port, and verified if its checksum is right.
 fn steered(input: &mut Input) {
     let steering = Steering::new();
     let (port, queue) = (input.u16(), input.u8() % 3);

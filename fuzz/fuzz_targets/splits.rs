@@ -140,7 +140,7 @@ impl Rig {
         }
         let Some(flow) = flows.get_mut(usize::from(bytes[5])) else { return assert_eq!(bytes[5], CHANGED) };
         assert_eq!(frame.head().len(), if flow.headers <= room { flow.headers } else { room }, "the split");
-        assert_eq!(frame.meta.checksum == Checksum::Unknown, flow.wrong, "what the device vouches for");
+        assert_eq!(frame.meta.checksum == Checksum::Unknown, flow.wrong, "what the device has verified");
         if let Some(gso) = frame.meta.gso {
             assert!(flow.tcp && !flow.wrong && usize::from(gso.headers) == flow.headers);
         }

@@ -6,7 +6,7 @@
 mod memory_common;
 
 use etherparse::PacketBuilder;
-use memory_common::{Feed, VOUCHED, all, bind, interface, recv, worker};
+use memory_common::{Feed, VERIFIED, all, bind, interface, recv, worker};
 use netmem_devmem::{FlowBindError, FlowTable, Fragment, RecvError, SocketOptions};
 use netmem_packet::SplitHandler;
 use std::net::{IpAddr, SocketAddr};
@@ -65,8 +65,8 @@ fn a_socket_gets_what_is_sent_to_its_address() {
     ];
     for (to, socket) in sent {
         let frame = datagram(OURS, if to.starts_with('[') { "fd00::1" } else { "10.0.0.1" }, to);
-        queue.frame(feed.split(&frame, headers(&frame), VOUCHED));
-        queue.frame(feed.split(&frame, headers(&frame) - 1, VOUCHED));
+        queue.frame(feed.split(&frame, headers(&frame), VERIFIED));
+        queue.frame(feed.split(&frame, headers(&frame) - 1, VERIFIED));
         for (other, one) in sockets.iter_mut().enumerate().filter(|(other, _)| *other != socket) {
             assert_eq!(one.recv(&mut [Fragment::Empty]), Err(RecvError::Empty), "{to} at {other}");
         }
@@ -75,7 +75,7 @@ fn a_socket_gets_what_is_sent_to_its_address() {
     let counted = sockets.each_ref().map(|socket| (socket.stats().fragments, socket.stats().headers_in_device));
     assert_eq!(counted, [(1, 1), (1, 1), (1, 1), (1, 1), (3, 3)]);
     // An address of the interface without a socket on this port.
-    queue.frame(feed.split(&datagram(OURS, "10.0.0.1", "10.0.0.2:10"), 42, VOUCHED));
+    queue.frame(feed.split(&datagram(OURS, "10.0.0.1", "10.0.0.2:10"), 42, VERIFIED));
     let stats = table.stats();
     assert_eq!((stats.no_socket, stats.headers_in_device, stats.not_ours), (1, 7, 0));
     drop((sockets, queue));
@@ -108,9 +108,9 @@ fn frames_for_other_stations_are_not_delivered() {
     ];
     for (at, (mac, from, to)) in not_ours.into_iter().enumerate() {
         let frame = datagram(mac, from, to);
-        queue.frame(feed.split(&frame, headers(&frame), VOUCHED));
+        queue.frame(feed.split(&frame, headers(&frame), VERIFIED));
         // The headers continue in device memory behind the port.
-        queue.frame(feed.split(&frame, headers(&frame) - 1, VOUCHED));
+        queue.frame(feed.split(&frame, headers(&frame) - 1, VERIFIED));
         assert_eq!(socket.recv(&mut [Fragment::Empty]), Err(RecvError::Empty), "{to} from {from}");
         assert_eq!(table.stats().not_ours, 2 * at as u64 + 2, "{to} from {from}");
     }
@@ -122,11 +122,11 @@ fn frames_for_other_stations_are_not_delivered() {
     ];
     for (mac, from, to) in groups {
         let frame = datagram(mac, from, &format!("{to}9"));
-        queue.frame(feed.split(&frame, headers(&frame), VOUCHED));
+        queue.frame(feed.split(&frame, headers(&frame), VERIFIED));
         assert_eq!(recv(&mut socket).0.peer, SocketAddr::new(from.parse().unwrap(), 7));
         // Not to a socket that is bound to one address.
         let frame = datagram(mac, from, &format!("{to}10"));
-        queue.frame(feed.split(&frame, headers(&frame), VOUCHED));
+        queue.frame(feed.split(&frame, headers(&frame), VERIFIED));
         assert_eq!(one.recv(&mut [Fragment::Empty]), Err(RecvError::Empty));
     }
     assert_eq!(table.stats().no_socket, 3);
@@ -163,7 +163,7 @@ fn an_address_and_a_port_are_of_one_socket() {
     let mut one = bind("[::ffff:10.0.0.2]:9").unwrap();
     assert_eq!(one.local_addr(), "10.0.0.2:9".parse().unwrap());
     taken("10.0.0.2:9");
-    queue.frame(feed.split(&datagram(OURS, "10.0.0.1", "10.0.0.2:9"), 42, VOUCHED));
+    queue.frame(feed.split(&datagram(OURS, "10.0.0.1", "10.0.0.2:9"), 42, VERIFIED));
     let _ = recv(&mut one);
     for addr in ["10.0.0.4", "10.0.0.255", "fd00::3", "224.0.0.1"] {
         let addr: IpAddr = addr.parse().unwrap();

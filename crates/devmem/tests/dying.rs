@@ -179,14 +179,14 @@ fn payload(seed: u8) -> Vec<u8> {
     (0..500_u16).map(|i| seed.wrapping_mul(37) ^ i as u8).collect()
 }
 
-/// A frame whose checksum the device vouches for.
+/// A frame whose checksum the device has verified.
 fn datagram(seed: u8) -> Vec<u8> {
     let mut bytes = udp4(PORT, 500);
     bytes[42..].copy_from_slice(&payload(seed));
     bytes
 }
 
-const VOUCHED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+const VERIFIED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
 
 /// A datagram that a user holds.
 struct Held {
@@ -201,7 +201,7 @@ impl Held {
         let (received, [Fragment::Device { offset, len: 500, token, .. }, _]) = recv(socket) else {
             panic!("not in device memory")
         };
-        assert!(received.vouched);
+        assert!(received.verified);
         Self { offset, token: token.into(), seed }
     }
 
@@ -243,7 +243,7 @@ impl Scene {
         let (mut sender, base) = (lab.sender(&binding, &peer), peer.base(&binding));
         let mut ring = peer.device.borrow().ring(0);
         for seed in 0..6 {
-            peer.device.borrow().deliver_with(&mut ring, VOUCHED, &datagram(seed));
+            peer.device.borrow().deliver_with(&mut ring, VERIFIED, &datagram(seed));
         }
         assert_eq!(lab.poll(&mut queue), 6);
         let held: Vec<_> = (0..3).map(|seed| Held::receive(&mut socket, seed)).collect();
@@ -258,8 +258,8 @@ impl Scene {
         let posted = std::iter::from_fn(|| ring.take()).map(|head| (ring_page(&device, head) - base) / 4096).collect();
         ring.seen = seen;
         // Arrived, but never polled.
-        device.deliver_with(&mut ring, VOUCHED, &datagram(100));
-        device.deliver_with(&mut ring, VOUCHED, &datagram(101));
+        device.deliver_with(&mut ring, VERIFIED, &datagram(100));
+        device.deliver_with(&mut ring, VERIFIED, &datagram(101));
         drop(device);
         peer.device.borrow_mut().kill();
         until(|| !lab.device.is_connected());
@@ -340,7 +340,7 @@ fn bound_again_after_a_death() {
     let (mut ring, mut held, mut pages) = (peer.device.borrow().ring(0), Vec::new(), BTreeSet::new());
     // The user holds as many datagrams as it can without starving the queue, and returns the oldest first.
     for n in 0..2 * PAGES {
-        peer.device.borrow().deliver_with(&mut ring, VOUCHED, &datagram(n as u8));
+        peer.device.borrow().deliver_with(&mut ring, VERIFIED, &datagram(n as u8));
         assert_eq!(lab.poll(&mut queue), 1);
         held.push(Held::receive(&mut socket, n as u8));
         pages.insert(held[held.len() - 1].page());

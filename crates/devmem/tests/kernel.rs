@@ -286,8 +286,8 @@ fn there_and_back_with(mut ours: Ours, kernels: &[Kernel], datagrams: u64, pages
         }
         while let Some((which, bytes)) = sent.pop_front() {
             let (_, got) = ours.receive(&mut socket);
-            // The kernel left the checksum to the device, so it counts as vouched for.
-            assert!(got.received.vouched);
+            // The kernel left the checksum to the device, so it counts as verified.
+            assert!(got.received.verified);
             assert_eq!(got.received.peer, kernels[which].here);
             assert!(got.bytes == bytes, "{} bytes are not as they were sent", bytes.len());
             let in_device: usize = got.device.iter().map(|place| place.part.1 as usize).sum();
@@ -305,7 +305,7 @@ fn there_and_back_with(mut ours: Ours, kernels: &[Kernel], datagrams: u64, pages
         }
     }
     let s = socket[0].stats();
-    assert_eq!((s.fragments, s.linear_bytes, s.unvouched, s.queue_full), (device, linear, 0, 0), "{s:?}");
+    assert_eq!((s.fragments, s.linear_bytes, s.unverified, s.queue_full), (device, linear, 0, 0), "{s:?}");
     assert_eq!(s.headers_in_device, 0);
     assert!(back > datagrams / 3 && most == pages, "{back} were sent back, with up to {most} parts");
     drop((socket, returner, senders));
@@ -374,7 +374,7 @@ fn the_kernels_udp_steered() {
                 let number = u64::from_le_bytes(*got.bytes.first_chunk().expect("a number"));
                 let was = sent.remove(&number).expect("it was sent, and came once");
                 assert!((socket, got.received.peer, got.bytes) == was, "{number} is not as it was sent");
-                assert!(got.received.vouched);
+                assert!(got.received.verified);
                 let Some(Place { binding, token, .. }) = got.device.into_iter().next() else { continue };
                 *used.entry((socket, binding)).or_default() += 1;
                 held.push_back((socket, token));
@@ -449,15 +449,15 @@ fn summed(frame: &[u8]) -> Option<Vec<u8>> {
     Some(udp.payload().to_vec())
 }
 
-/// Proves MEM-10: the device vouches for no datagram that the kernel sends without a checksum. Such datagrams are dropped and counted, or
+/// Proves MEM-10: the device has verified no datagram that the kernel sends without a checksum. Such datagrams are dropped and counted, or
 /// delivered marked. A datagram in several IP fragments is dropped, and its frames are counted.
 #[test]
-fn what_nobody_vouches_for() {
+fn datagrams_that_no_device_verified() {
     const EACH: u64 = 100;
     with_the_kernel(|tap| {
         let mut ours = Ours::new(vec![tap], SplitOptions::UDP_V6);
         let mut strict = ours.bind(PORT, &SocketOptions::new());
-        let mut lax = [ours.bind(PORT + 1, &SocketOptions::new().unvouched(true))];
+        let mut lax = [ours.bind(PORT + 1, &SocketOptions::new().unverified(true))];
         let mut rng = fastrand::Rng::with_seed(2);
         for kernel in [Kernel::v4(), Kernel::v6()] {
             kernel.send(PORT, &random(0, 3000));
@@ -467,7 +467,7 @@ fn what_nobody_vouches_for() {
                 kernel.send(PORT, &bytes);
                 kernel.send(PORT + 1, &bytes);
                 let (_, got) = ours.receive(&mut lax);
-                assert!(!got.received.vouched && got.bytes == bytes);
+                assert!(!got.received.verified && got.bytes == bytes);
                 for place in got.device {
                     assert_eq!(lax[0].returner().give_back(&[place.token]), Ok(1));
                 }
@@ -475,9 +475,9 @@ fn what_nobody_vouches_for() {
         }
         // Datagrams come in order, so those to the other socket have arrived, too.
         let s = strict.stats();
-        assert_eq!((s.unvouched, s.fragments, s.queued), (2 * EACH, 0, 0), "{s:?}");
+        assert_eq!((s.unverified, s.fragments, s.queued), (2 * EACH, 0, 0), "{s:?}");
         assert_eq!(strict.recv(&mut [Fragment::Empty]), Err(RecvError::Empty));
-        assert_eq!(lax[0].stats().unvouched, 2 * EACH);
+        assert_eq!(lax[0].stats().unverified, 2 * EACH);
         drop((strict, lax));
         // Two datagrams of 3008 bytes, in frames of 1500 bytes.
         ours.close(6);

@@ -5,7 +5,7 @@
 mod memory_common;
 mod net_common;
 
-use memory_common::{Feed, Memory, VOUCHED, all, bind, echoed, ours, peer4, udp4, udp6, until, worker};
+use memory_common::{Feed, Memory, VERIFIED, all, bind, echoed, ours, peer4, udp4, udp6, until, worker};
 use net_common::{InTests, Lab, endpoint};
 use netmem_devmem::{Binding, FlowTable, Fragment, Received, RecvError, Socket, SocketOptions, TokenRange};
 use netmem_packet::{DevicePayload, MAX_FRAGS, SplitFrame, SplitHandler, TxQueue};
@@ -79,7 +79,7 @@ fn a_datagram_in_several_pages() {
         for (frame, headers) in
             [(udp4(9, linear + pages.iter().sum::<usize>()), 42), (udp6(9, linear + pages.iter().sum::<usize>()), 62)]
         {
-            let frame = feed.in_pages(&frame, headers + linear, pages, VOUCHED);
+            let frame = feed.in_pages(&frame, headers + linear, pages, VERIFIED);
             let parts = expected(&frame, linear, pages.iter().sum());
             queue.frame(frame);
             let (received, got) = recv(&mut socket, MOST).unwrap();
@@ -93,7 +93,7 @@ fn a_datagram_in_several_pages() {
     for (len, linear, held) in [(5000, 0, 2), (4097, 0, 2), (4096, 0, 1), (100, 0, 1), (100, 100, 0)] {
         let mut padded = udp4(9, len);
         padded.resize(42 + linear + 3 * 4096, 0);
-        let frame = feed.in_pages(&padded, 42 + linear, &[4096; 3], VOUCHED);
+        let frame = feed.in_pages(&padded, 42 + linear, &[4096; 3], VERIFIED);
         let parts = expected(&frame, linear, len - linear);
         queue.frame(frame);
         assert_eq!(feed.pool.stats().inflight(), held, "{len} bytes");
@@ -122,7 +122,7 @@ fn calls_with_little_room_receive_the_rest_in_order() {
         let returner = socket.returner();
         // The whole datagram, and then one of which only the first call is made.
         for whole in [true, false] {
-            let frame = feed.in_pages(&udp4(9, linear + 5 * 200), 42 + linear, &[200; 5], VOUCHED);
+            let frame = feed.in_pages(&udp4(9, linear + 5 * 200), 42 + linear, &[200; 5], VERIFIED);
             let parts = expected(&frame, linear, 5 * 200);
             queue.frame(frame);
             feed.deliver(&mut queue, 9, 1);
@@ -160,7 +160,7 @@ fn pages_of_what_is_not_delivered_are_returned() {
     let mut socket = table.bind(all(9), &SocketOptions::new().queue(2)).unwrap();
     let mut queue = table.queue(&binding);
     for wrong in 0..5 {
-        let (head, _, meta) = feed.in_pages(&udp4(9, 5 * 200), 42, &[200; 5], VOUCHED).into_parts();
+        let (head, _, meta) = feed.in_pages(&udp4(9, 5 * 200), 42, &[200; 5], VERIFIED).into_parts();
         let mut payload = DevicePayload::default();
         for n in 0..5 {
             let pool = if n == wrong { &mut foreign.pool } else { &mut feed.pool };
@@ -171,10 +171,10 @@ fn pages_of_what_is_not_delivered_are_returned() {
         assert_eq!((feed.pool.stats().inflight(), foreign.pool.stats().inflight()), (0, 0));
     }
     for _ in 0..3 {
-        queue.frame(feed.in_pages(&udp4(9, 5 * 200), 42, &[200; 5], VOUCHED));
+        queue.frame(feed.in_pages(&udp4(9, 5 * 200), 42, &[200; 5], VERIFIED));
     }
     // The last one is for no socket.
-    queue.frame(feed.in_pages(&udp4(8, 5 * 200), 42, &[200; 5], VOUCHED));
+    queue.frame(feed.in_pages(&udp4(8, 5 * 200), 42, &[200; 5], VERIFIED));
     let stats = socket.stats();
     assert_eq!((stats.queued, stats.queue_full, feed.pool.stats().inflight()), (2, 1, 10));
     drop(socket);
@@ -208,7 +208,7 @@ fn any_bytes_in_any_pages() {
             pages.push(here);
             rest -= here;
         }
-        queue.frame(feed.in_pages(&frame, head, &pages, VOUCHED));
+        queue.frame(feed.in_pages(&frame, head, &pages, VERIFIED));
         let (mut bytes, mut tokens, mut end) = (0, Vec::new(), true);
         while let Ok((received, parts)) = recv(&mut socket, rng.usize(1..=MOST)) {
             for part in parts {
@@ -275,7 +275,7 @@ fn long_frames_there_and_back() {
             out.is_some()
         });
         let (received, got) = out.unwrap();
-        assert!(received.end && received.vouched && got.len() == len.div_ceil(4096), "{len} bytes: {got:?}");
+        assert!(received.end && received.verified && got.len() == len.div_ceil(4096), "{len} bytes: {got:?}");
         let mut bytes = Vec::new();
         for part in &got {
             let Part::Device { offset, len, .. } = *part else { panic!("{got:?}") };

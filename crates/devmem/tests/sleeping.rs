@@ -4,7 +4,7 @@
 
 mod memory_common;
 
-use memory_common::{Feed, VOUCHED, all, bind, ours, recv, udp4, worker};
+use memory_common::{Feed, VERIFIED, all, bind, ours, recv, udp4, worker};
 use netmem_devmem::{FlowTable, Fragment, Received, RecvError, SocketOptions};
 use netmem_packet::{Armed, SplitHandler, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,7 +43,7 @@ fn a_socket_is_woken_while_it_is_armed() {
     assert!(!ready(&socket));
     let _ = recv(&mut socket);
     // The rest of a datagram counts as work.
-    queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
+    queue.frame(feed.split(&udp4(9, 500), 100, VERIFIED));
     let mut one = [Fragment::Empty];
     assert!(!socket.recv(&mut one).unwrap().end);
     assert_eq!(socket.arm().unwrap(), Armed::Work);

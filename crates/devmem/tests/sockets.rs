@@ -5,7 +5,7 @@ mod memory_common;
 #[path = "shared/permutations.rs"]
 mod permutations;
 
-use memory_common::{Feed, Memory, VOUCHED, all, bind, ours, peer4, recv, token, udp4, udp6, until, worker};
+use memory_common::{Feed, Memory, VERIFIED, all, bind, ours, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
     Binding, FlowBindError, FlowQueue, FlowTable, Fragment, MAX_FRAGMENTS, MAX_RANGES, Received, RecvError,
     SocketOptions, TokenRange,
@@ -30,12 +30,12 @@ fn what_is_received() {
     assert!(matches!(socket.recv(&mut []), Err(RecvError::Empty)));
     // All payload in device memory; some in host memory; all; none.
     for (head, linear, beyond) in [(42, 0, 500), (100, 58, 442), (542, 500, 0), (1000, 500, 0)] {
-        let frame = feed.split(&udp4(9, 500), head, VOUCHED);
+        let frame = feed.split(&udp4(9, 500), head, VERIFIED);
         let place = frame.payload().fragments().next().map(|f| (f.file_offset(), f.index()));
         queue.frame(frame);
         let (received, parts) = recv(&mut socket);
         let n = usize::from(linear > 0) + usize::from(beyond > 0);
-        assert_eq!(received, Received { fragments: n, peer: peer4(), end: true, vouched: true });
+        assert_eq!(received, Received { fragments: n, peer: peer4(), end: true, verified: true });
         let mut parts = parts.into_iter();
         if linear > 0 {
             let Some(Fragment::Linear(bytes)) = parts.next() else { panic!("host memory comes first") };
@@ -49,18 +49,18 @@ fn what_is_received() {
             assert_eq!(socket.returner().give_back(&[token.into()]), Ok(1));
         }
     }
-    queue.frame(feed.split(&udp6(9, 300), 62, VOUCHED));
+    queue.frame(feed.split(&udp6(9, 300), 62, VERIFIED));
     let (received, _) = recv(&mut socket);
     assert!(received.peer.is_ipv6() && received.fragments == 1);
     // Empty, and padded to the shortest frame: there is nothing but a peer.
     let mut short = udp4(9, 0);
     short.resize(60, 0);
-    queue.frame(feed.split(&short, 42, VOUCHED));
+    queue.frame(feed.split(&short, 42, VERIFIED));
     let (received, _) = recv(&mut socket);
     assert_eq!((received.fragments, received.end), (0, true));
     let mut padded = udp4(9, 3);
     padded.resize(60, 0);
-    queue.frame(feed.split(&padded, 42, VOUCHED));
+    queue.frame(feed.split(&padded, 42, VERIFIED));
     assert!(matches!(recv(&mut socket).1[0], Fragment::Device { len: 3, .. }));
     let stats = socket.stats();
     assert_eq!((stats.fragments, stats.linear_bytes, stats.bindings, stats.queued), (4, 1058, 1, 0));
@@ -77,9 +77,9 @@ fn a_receive_that_is_cut_short() {
     let (memory, binding) = bind(64, &worker);
     let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
     let (mut socket, mut queue) = (table.bind(all(9), &SocketOptions::new()).unwrap(), table.queue(&binding));
-    queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
+    queue.frame(feed.split(&udp4(9, 500), 100, VERIFIED));
     let returner = socket.returner();
-    let cut = Received { fragments: 0, peer: peer4(), end: false, vouched: true };
+    let cut = Received { fragments: 0, peer: peer4(), end: false, verified: true };
     assert_eq!(socket.recv(&mut []), Ok(cut));
     let mut one = [Fragment::Empty];
     assert_eq!(socket.recv(&mut one), Ok(Received { fragments: 1, ..cut }));
@@ -92,7 +92,7 @@ fn a_receive_that_is_cut_short() {
     assert_eq!(returner.give_back(&[token.into(), token.into()]), Ok(1));
     assert_eq!((feed.pool.stats().inflight(), socket.recv(&mut one)), (0, Err(RecvError::Empty)));
     // Closed with a part of a datagram received.
-    queue.frame(feed.split(&udp4(9, 500), 100, VOUCHED));
+    queue.frame(feed.split(&udp4(9, 500), 100, VERIFIED));
     let _ = socket.recv(&mut one).unwrap();
     drop(socket);
     assert_eq!(feed.pool.stats().inflight(), 0);
@@ -100,25 +100,25 @@ fn a_receive_that_is_cut_short() {
     memory.assert_gone();
 }
 
-/// Proves MEM-10: if the device does not vouch for a datagram, it is counted, and dropped or delivered marked, as the socket's options say.
+/// Proves MEM-10: if the device has not verified a datagram, it is counted, and dropped or delivered marked, as the socket's options say.
 #[test]
-fn unvouched_checksums() {
+fn unverified_checksums() {
     let worker = worker();
     let (memory, binding) = bind(64, &worker);
     let (table, mut feed) = (FlowTable::new(ours()), Feed::new(&binding));
     let mut strict = table.bind(all(9), &SocketOptions::new()).unwrap();
-    let mut lenient = table.bind(all(10), &SocketOptions::new().unvouched(true)).unwrap();
+    let mut lenient = table.bind(all(10), &SocketOptions::new().unverified(true)).unwrap();
     let mut queue = table.queue(&binding);
     let unknown = Meta::default();
     let partial = Meta { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None };
-    for (meta, port) in [unknown, VOUCHED, partial].into_iter().flat_map(|m| [(m, 9), (m, 10)]) {
+    for (meta, port) in [unknown, VERIFIED, partial].into_iter().flat_map(|m| [(m, 9), (m, 10)]) {
         queue.frame(feed.split(&udp4(port, 100), 42, meta));
     }
-    assert!(recv(&mut strict).0.vouched && recv(&mut strict).0.vouched);
+    assert!(recv(&mut strict).0.verified && recv(&mut strict).0.verified);
     assert_eq!(strict.recv(&mut []), Err(RecvError::Empty));
-    let marks: Vec<_> = (0..3).map(|_| recv(&mut lenient).0.vouched).collect();
+    let marks: Vec<_> = (0..3).map(|_| recv(&mut lenient).0.verified).collect();
     assert_eq!(marks, [false, true, true]);
-    assert_eq!((strict.stats().unvouched, lenient.stats().unvouched), (1, 1));
+    assert_eq!((strict.stats().unverified, lenient.stats().unverified), (1, 1));
     drop((strict, lenient, queue));
     assert_eq!(feed.pool.stats().inflight(), 0);
     drop((feed, binding));
@@ -147,7 +147,7 @@ fn headers_that_are_dropped() {
     };
     // Headers in device memory: those of Ethernet, of IP, of UDP before and behind the port.
     for head in [0, 1, 13, 14, 20, 33, 34, 37, 38, 41] {
-        queue.frame(feed.split(&good, head.max(1), VOUCHED));
+        queue.frame(feed.split(&good, head.max(1), VERIFIED));
     }
     assert_eq!(table.stats().headers_in_device, 10);
     assert_eq!(socket.stats().headers_in_device, 2, "the port was readable");
@@ -155,7 +155,7 @@ fn headers_that_are_dropped() {
     let mut in_v6 = udp6(9, 100);
     in_v6[20] = 44;
     for frame in fragments.iter().chain([&in_v6]) {
-        queue.frame(feed.split(frame, 62, VOUCHED));
+        queue.frame(feed.split(frame, 62, VERIFIED));
     }
     assert_eq!(table.stats().fragments, 3);
     let mut broken_sum = good.clone();
@@ -172,15 +172,15 @@ fn headers_that_are_dropped() {
         good[..10].to_vec(),
     ];
     for frame in &malformed {
-        queue.frame(feed.split(frame, 42, VOUCHED));
+        queue.frame(feed.split(frame, 42, VERIFIED));
     }
     assert_eq!(table.stats().malformed, malformed.len() as u64);
     let gso = netmem_packet::Gso { kind: netmem_packet::GsoKind::UdpSegment, size: 50, headers: 42, ecn: false };
-    queue.frame(feed.split(&good, 42, Meta { gso: Some(gso), ..VOUCHED }));
-    queue.frame(feed.split(&changed(&|f| f[23] = 6), 42, VOUCHED));
-    queue.frame(feed.split(&changed(&|f| f[12] = 0x81), 42, VOUCHED));
+    queue.frame(feed.split(&good, 42, Meta { gso: Some(gso), ..VERIFIED }));
+    queue.frame(feed.split(&changed(&|f| f[23] = 6), 42, VERIFIED));
+    queue.frame(feed.split(&changed(&|f| f[12] = 0x81), 42, VERIFIED));
     assert_eq!(table.stats().other, 3);
-    queue.frame(feed.split(&udp4(8, 100), 42, VOUCHED));
+    queue.frame(feed.split(&udp4(8, 100), 42, VERIFIED));
     assert_eq!((table.stats().no_socket, table.stats().foreign), (1, 0));
     assert_eq!(socket.recv(&mut []), Err(RecvError::Empty));
     assert_eq!(feed.pool.stats().inflight(), 0);
@@ -195,7 +195,7 @@ fn headers_that_are_dropped() {
         }
         let cut = (seed >> 40) as usize % 140 + 1;
         frame.truncate(cut.max(1));
-        let frame = feed.split(&frame, 1 + (seed >> 50) as usize % 100, VOUCHED);
+        let frame = feed.split(&frame, 1 + (seed >> 50) as usize % 100, VERIFIED);
         queue.frame(frame);
         while socket.recv(&mut [Fragment::Empty, Fragment::Empty]).is_ok() {}
     }
@@ -321,7 +321,7 @@ fn fragments_of_a_page() {
         let mut page = feed.pool.alloc().unwrap();
         for _ in 0..4 {
             let rest = page.split_off(1024);
-            let (head, _, meta) = feed.split(&udp4(9, 1000)[..42], 42, VOUCHED).into_parts();
+            let (head, _, meta) = feed.split(&udp4(9, 1000)[..42], 42, VERIFIED).into_parts();
             queue.frame(SplitFrame::new(head, Some(page.freeze_range(0..1000)), meta));
             page = rest;
         }
@@ -546,7 +546,7 @@ fn unbound_while_all_goes_on() {
                     pool.poll(|napi| {
                         for _ in 0..8 {
                             let Some(page) = napi.alloc() else { break };
-                            queue.frame(SplitFrame::new(heads.head(), Some(page.freeze_range(0..1000)), VOUCHED));
+                            queue.frame(SplitFrame::new(heads.head(), Some(page.freeze_range(0..1000)), VERIFIED));
                         }
                     });
                 }

@@ -94,8 +94,8 @@ impl User<'_> {
                     return false;
                 }
             };
-            let Received { fragments, vouched, .. } = received;
-            assert!(vouched && (1..=room).contains(&fragments));
+            let Received { fragments, verified, .. } = received;
+            assert!(verified && (1..=room).contains(&fragments));
             (end, peer) = (received.end, Some(received.peer));
             for fragment in out.into_iter().take(fragments) {
                 let at = bytes.len();
@@ -369,7 +369,7 @@ fn flows_are_steered_between_bindings() {
         let (by_binding, s) = (bench.bindings.each_ref().map(of), socket.stats());
         assert!(by_binding.iter().all(|&n| n > 100), "both are used: {by_binding:?}");
         assert_eq!((s.fragments, s.bindings), (by_binding.iter().sum(), 2), "{s:?}");
-        assert_eq!((s.queue_full, s.unvouched, s.headers_in_device), (0, 0, 0), "{s:?}");
+        assert_eq!((s.queue_full, s.unverified, s.headers_in_device), (0, 0, 0), "{s:?}");
     }
     bench.close(outcome);
 }

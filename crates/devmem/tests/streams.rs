@@ -363,11 +363,11 @@ fn unbound_with_data_everywhere() {
     memories.iter().for_each(|memory| memory.assert_gone());
 }
 
-/// Proves MEM-10 of streams: a segment that the device does not vouch for is not acknowledged. The user is told once, with the peer's address.
+/// Proves MEM-10 of streams: a segment that the device has not verified is not acknowledged. The user is told once, with the peer's address.
 #[test]
-fn what_is_not_vouched_for_is_not_acknowledged() {
+fn unverified_payload_is_not_acknowledged() {
     let (mut pair, mut client, mut server) = small(400, false);
-    pair.far.nic.borrow_mut().vouches = false;
+    pair.far.nic.borrow_mut().verifies = false;
     send(&pair, &mut client, 1, 0, 20_000);
     let mut places = [StreamFragment::Empty];
     let mut told = Vec::new();
@@ -378,18 +378,18 @@ fn what_is_not_vouched_for_is_not_acknowledged() {
             other => told.push(other),
         }
     }
-    let dropped = pair.far.stack.stats().unvouched;
-    let [Err(StreamError::Unvouched { peer, frames })] = told[..] else { panic!("{told:?}") };
+    let dropped = pair.far.stack.stats().unverified;
+    let [Err(StreamError::Unverified { peer, frames })] = told[..] else { panic!("{told:?}") };
     assert!(peer == client.tcp().local_addr() && (3..=dropped).contains(&frames), "{frames} of {dropped}");
     assert_eq!((client.sent(), pair.far.stack.pages()), (None, 0));
     // The stack computes the checksum of linear payload itself, so that payload is still received.
-    pair.far.nic.borrow_mut().vouches = true;
+    pair.far.nic.borrow_mut().verifies = true;
     let mut position = 0;
     pair.until(|pair| {
         tokens(&pair.far, &mut server, &mut position);
         position == 20_000 && client.sent().is_some()
     });
-    assert_eq!(server.stats().unvouched, 0);
+    assert_eq!(server.stats().unverified, 0);
 }
 
 /// Payload of a stream is linear if its frames are in host memory. A datagram in host memory is received; a datagram in device memory is
@@ -398,7 +398,7 @@ fn what_is_not_vouched_for_is_not_acknowledged() {
 fn frames_in_host_memory_arrive_as_linear() {
     let (mut pair, mut client, mut server) = small(400, false);
     pair.far.nic.borrow_mut().head = Some(2000);
-    pair.far.nic.borrow_mut().vouches = false;
+    pair.far.nic.borrow_mut().verifies = false;
     send(&pair, &mut client, 1, 0, 100_000);
     let mut position = 0;
     pair.until(|pair| {
@@ -414,7 +414,7 @@ fn frames_in_host_memory_arrive_as_linear() {
     assert_eq!(places[0].to_vec(), b"a datagram");
     // A datagram in device memory cannot be read: the stack's sockets receive datagrams in host memory only.
     pair.far.nic.borrow_mut().head = None;
-    pair.far.nic.borrow_mut().vouches = true;
+    pair.far.nic.borrow_mut().verifies = true;
     near.send_to(b"a datagram", ([10, 0, 0, 2], 9).into()).unwrap();
     pair.pass(Duration::from_millis(10));
     assert_eq!(

@@ -7,7 +7,7 @@
 //!
 //! The tap is the kernel's, or a [`LossyLink`] is between the kernel's tap and that of testpmd.
 //!
-//! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its frames are vouched for. Its engine `io`
+//! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its frames are verified. Its engine `io`
 //! forwards frames and says nothing of their checksums. The bytes in device memory are checked and written by a third process. Needs root,
 //! `/dev/net/tun`, `ip`, `dpdk-testpmd` and two CPUs.
 #![allow(clippy::unwrap_used)]
@@ -48,7 +48,7 @@ fn the_device() {
 /// What is between our stack and the kernel.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct Path {
-    /// testpmd's engine `io`, in place of `csum`: nothing vouches for checksums.
+    /// testpmd's engine `io`, in place of `csum`: nothing verifies checksums.
     io: bool,
     /// The back end takes large segments, and testpmd cuts them.
     large: bool,
@@ -132,7 +132,7 @@ fn echo(v6: bool, timestamps: bool, lossy: bool) {
             }
         }
         let stats = ours.stack.stats();
-        assert_eq!((stats.unvouched, stats.wrong_checksum, stats.unreadable), (0, 0, 0));
+        assert_eq!((stats.unverified, stats.wrong_checksum, stats.unreadable), (0, 0, 0));
         drop(listener);
         ours.close();
         Ok(())
@@ -181,11 +181,11 @@ fn large_segments_to_a_foreign_back_end() {
     });
 }
 
-/// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK does not vouch for is not acknowledged. It is counted, and the
+/// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK has not verified is not acknowledged. It is counted, and the
 /// user gets an error with the peer's address once. The stack computes the checksum of payload that is linear, and delivers it. When the
-/// back end begins to vouch for frames, the connection goes on with the byte after the last that was acknowledged.
+/// back end begins to verify frames, the connection goes on with the byte after the last that was acknowledged.
 #[test]
-fn a_peer_that_is_not_vouched_for() {
+fn a_peer_whose_payload_is_unverified() {
     const FIRST: usize = 20;
     const LEN: usize = 300_000;
     let path = Path { io: true, ..Path::default() };
@@ -213,7 +213,7 @@ fn a_peer_that_is_not_vouched_for() {
             let parts = receiver.receive(&mut stream, &mut ours.end).unwrap();
             assert!(parts.iter().all(|part| matches!(part, Part::Host(_))));
         }
-        assert_eq!(ours.stack.stats().unvouched, 0);
+        assert_eq!(ours.stack.stats().unverified, 0);
         let writer = thread::spawn(move || {
             peer.write_all(&bytes[FIRST..]).unwrap();
             peer.shutdown(std::net::Shutdown::Write).unwrap();
@@ -228,9 +228,9 @@ fn a_peer_that_is_not_vouched_for() {
                 other => break other,
             }
         };
-        let Err(StreamError::Unvouched { peer, frames }) = told else { panic!("{told:?}") };
+        let Err(StreamError::Unverified { peer, frames }) = told else { panic!("{told:?}") };
         assert_eq!(peer, here);
-        assert!(frames >= 3 && ours.stack.stats().unvouched >= frames, "{:?}", ours.stack.stats());
+        assert!(frames >= 3 && ours.stack.stats().unverified >= frames, "{:?}", ours.stack.stats());
         assert_eq!(ours.stack.pages(), 0, "payload is kept");
         // The user is told once, and nothing is received.
         for _ in 0..50 {

@@ -140,21 +140,21 @@ fn what_comes_again_and_what_is_too_far() {
     rig.close();
 }
 
-/// Proves MEM-10: payload that the device does not vouch for is never acknowledged, holds no page, and is counted. The user is told once;
+/// Proves MEM-10: payload that the device has not verified is never acknowledged, holds no page, and is counted. The user is told once;
 /// the connection goes on.
 #[test]
 fn payload_without_a_checksum() {
     let (mut rig, mut listener) = rig();
     let mut peer = Peer::connect(&mut rig, 5001);
     let (mut stream, mut position) = (listener.accept().unwrap(), 0);
-    let unvouched = Odd { unvouched: true, ..Odd::default() };
+    let unverified = Odd { unverified: true, ..Odd::default() };
     let (mut told, mut acknowledged) = (0, false);
     for _ in 0..100 {
-        peer.give_at(&mut rig, peer.seq, &[3; 1000], &unvouched);
+        peer.give_at(&mut rig, peer.seq, &[3; 1000], &unverified);
         acknowledged |= rig.settle().iter().any(|segment| segment.ack != peer.seq);
         assert_eq!(rig.held(), 0);
         match stream.recv(&mut [StreamFragment::Empty]) {
-            Err(StreamError::Unvouched { peer, .. }) => {
+            Err(StreamError::Unverified { peer, .. }) => {
                 assert_eq!(peer.port(), 5001);
                 told += 1;
             }
@@ -162,7 +162,7 @@ fn payload_without_a_checksum() {
         }
     }
     assert_eq!((told, acknowledged), (1, false));
-    assert_eq!(rig.stack.as_ref().unwrap().stats().unvouched, 100);
+    assert_eq!(rig.stack.as_ref().unwrap().stats().unverified, 100);
     peer.give(&mut rig, &[3; 1000]);
     assert_eq!(read(&rig, &mut stream, |_| 3, &mut position), 1000);
     drop((stream, listener));
@@ -171,35 +171,35 @@ fn payload_without_a_checksum() {
 }
 
 /// Proves MEM-10: a host that only knows addresses and ports cannot make the user believe that the
-/// device vouches for nothing. Its segments are outside of the window, or acknowledge what was not
+/// device verifies nothing. Its segments are outside of the window, or acknowledge what was not
 /// sent.
 #[test]
 fn forged_payload_without_a_checksum() {
     let (mut rig, mut listener) = rig();
     let mut peer = Peer::connect(&mut rig, 5001);
     let (mut stream, mut position) = (listener.accept().unwrap(), 0);
-    let unvouched = Odd { unvouched: true, ..Odd::default() };
+    let unverified = Odd { unverified: true, ..Odd::default() };
     for n in 0..20u32 {
         let far = Peer { ack: peer.ack.wrapping_add(n << 20 | 1), ..peer.clone() };
-        far.give_at(&mut rig, peer.seq, &[3; 5], &unvouched);
+        far.give_at(&mut rig, peer.seq, &[3; 5], &unverified);
         for seq in [1 << 30, 1 << 31, (1 << 21) + n, (n + 5).wrapping_neg()] {
-            peer.give_at(&mut rig, peer.seq.wrapping_add(seq), &[3; 5], &unvouched);
+            peer.give_at(&mut rig, peer.seq.wrapping_add(seq), &[3; 5], &unverified);
         }
         rig.settle();
         let received = stream.recv(&mut [StreamFragment::Empty]);
         assert!(matches!(received, Err(StreamError::Socket(SocketError::WouldBlock))), "{received:?}");
     }
-    assert_eq!((stream.stats().unvouched, rig.stack.as_ref().unwrap().stats().unvouched), (0, 100));
-    // Two segments in the window may be damaged. Forged payload that is vouched for does not take
+    assert_eq!((stream.stats().unverified, rig.stack.as_ref().unwrap().stats().unverified), (0, 100));
+    // Two segments in the window may be damaged. Forged payload that is verified does not take
     // them back.
     for _ in 0..2 {
-        peer.give_at(&mut rig, peer.seq, &[3; 1000], &unvouched);
+        peer.give_at(&mut rig, peer.seq, &[3; 1000], &unverified);
         peer.give_at(&mut rig, peer.seq.wrapping_sub(5000), &[9; 5], &Odd::default());
     }
     rig.settle();
-    assert_eq!(stream.stats().unvouched, 2);
+    assert_eq!(stream.stats().unverified, 2);
     peer.give(&mut rig, &[3; 1000]);
-    assert_eq!((read(&rig, &mut stream, |_| 3, &mut position), stream.stats().unvouched), (1000, 0));
+    assert_eq!((read(&rig, &mut stream, |_| 3, &mut position), stream.stats().unverified), (1000, 0));
     drop((stream, listener));
     rig.settle();
     rig.close();
@@ -239,7 +239,7 @@ fn a_peer_that_never_acknowledges() {
     }
 }
 
-/// Proves INET-4 and MEM-9: the peer sends segments with random numbers, flags, windows, options and lengths, vouched for and not. In every
+/// Proves INET-4 and MEM-9: the peer sends segments with random numbers, flags, windows, options and lengths, verified and not. In every
 /// case, pages stay within the budget, and all are returned when the stream is dropped.
 #[test]
 fn whatever_comes() {
@@ -269,7 +269,7 @@ fn whatever_comes() {
                 no_ack: rng.u8(..50) == 0,
                 window: Some(rng.u16(..)),
                 options,
-                unvouched: rng.u8(..8) == 0,
+                unverified: rng.u8(..8) == 0,
             };
             let payload = vec![rng.u8(..); if rng.bool() { rng.usize(..=1400) } else { rng.usize(..3) }];
             let peer = Peer { ack: near(&mut rng, bad.ack), ..bad.clone() };

@@ -38,7 +38,7 @@ fn round_trip(lab: &mut Lab, sender: &mut Sender, queue: &mut FlowQueue, socket:
         tx.complete();
         match socket.recv(&mut out) {
             Ok(received) => {
-                assert!(received.end && received.vouched && received.fragments == 1);
+                assert!(received.end && received.verified && received.fragments == 1);
                 true
             }
             Err(error) => {

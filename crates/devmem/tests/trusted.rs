@@ -53,7 +53,7 @@ fn there_and_back_on_a_trusted_device() {
             queues.get(0).unwrap().split().unwrap().poll(|poll| poll.receive(64, &mut queue));
             tx.complete();
             match socket.recv(&mut out) {
-                Ok(received) => received.end && received.vouched && received.fragments == 2,
+                Ok(received) => received.end && received.verified && received.fragments == 2,
                 Err(error) => error != RecvError::Empty,
             }
         });

@@ -10,7 +10,7 @@ pub enum Checksum {
     #[default]
     Unknown,
     /// Verified: the device has verified it, or the sender guarantees it.
-    Vouched,
+    Verified,
     /// Partial: it must still be computed from byte `start` to the frame's end, and stored at `start + offset`.
     Partial {
         /// Where the sum begins, in bytes from the frame's first.
@@ -50,9 +50,9 @@ pub struct Gso {
 ///
 /// Edits of a [`Packet`](crate::Packet) or an [`XdpFrame`](crate::XdpFrame) adjust it:
 ///
-/// | edit | [`Checksum::Partial`] | [`Checksum::Vouched`] | [`Gso::headers`] |
+/// | edit | [`Checksum::Partial`] | [`Checksum::Verified`] | [`Gso::headers`] |
 /// | --- | --- | --- | --- |
-/// | `n` bytes off the front | `start` is `n` less; `Vouched` once `start` itself was taken off: the payload never was on a wire | kept | `n` less, at least 0 |
+/// | `n` bytes off the front | `start` is `n` less; `Verified` once `start` itself was taken off: the payload never was on a wire | kept | `n` less, at least 0 |
 /// | `n` bytes in front | `start` is `n` more | kept | `n` more |
 /// | cut to a length | kept; `Unknown` once the place of the sum was cut off | kept | kept |
 /// | bytes written, or added behind | kept | kept | kept |
@@ -88,7 +88,7 @@ impl Meta {
             match usize::from(*start).checked_sub(n) {
                 // It fits: it is less than it was.
                 Some(now) => *start = now as u16,
-                None => self.checksum = Checksum::Vouched,
+                None => self.checksum = Checksum::Verified,
             }
         }
         if let Some(gso) = &mut self.gso {

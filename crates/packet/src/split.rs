@@ -151,7 +151,7 @@ pub struct SplitFrame<M: Memory = PeerShared> {
     payload: DevicePayload,
     lost: u32,
     /// Offload information. This process cannot checksum device memory: only the device can verify the payload, or a
-    /// sender on the same host can guarantee it. [`Checksum::Vouched`](crate::Checksum::Vouched) and
+    /// sender on the same host can guarantee it. [`Checksum::Verified`](crate::Checksum::Verified) and
     /// [`Checksum::Partial`](crate::Checksum::Partial) say that this is so.
     pub meta: Meta,
 }

@@ -78,7 +78,7 @@ fn segments_against_a_reference() {
         for (mut segment, want) in got.into_iter().zip(want) {
             assert_eq!(segment.meta.gso, None);
             if complete {
-                assert_eq!(segment.meta.checksum, Checksum::Vouched);
+                assert_eq!(segment.meta.checksum, Checksum::Verified);
             } else {
                 assert_eq!(segment.meta.checksum, kind.partial());
                 segment.complete_checksum(|| pool.alloc()).unwrap();
@@ -257,7 +257,7 @@ fn nothing_is_lost_by_joining() {
                 frame[last] ^= 1;
             }
             let mut received = packet(&mut pool, &mut rng, &frame, frame.len(), 1);
-            received.meta.checksum = if bad || rng.bool() { Checksum::Unknown } else { Checksum::Vouched };
+            received.meta.checksum = if bad || rng.bool() { Checksum::Unknown } else { Checksum::Verified };
             // Another holder shares the page, so the headers may not be written.
             if rng.u8(0..30) == 0 {
                 std::mem::forget(received.clone());
@@ -425,7 +425,7 @@ fn partial_checksums_over_fragments() {
             assert!(other.to_vec() == frame && other.meta == partial.meta);
         }
         partial.complete_checksum(|| pool.alloc()).unwrap();
-        assert_eq!(partial.meta.checksum, Checksum::Vouched);
+        assert_eq!(partial.meta.checksum, Checksum::Verified);
         assert!(partial.to_vec() == whole, "{kind:?}");
         assert!(shared.is_none_or(|shared| shared.to_vec() == frame), "another holder sees what it saw");
         // The field is beyond the end of the frame.

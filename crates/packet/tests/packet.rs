@@ -31,7 +31,7 @@ fn partial(start: u16, offset: u16) -> Meta {
 struct Model {
     bytes: Vec<u8>,
     checksum: Option<(isize, usize)>,
-    vouched: bool,
+    verified: bool,
 }
 
 impl Model {
@@ -40,7 +40,7 @@ impl Model {
         if let Some((start, _)) = &mut self.checksum {
             *start -= n as isize;
             if *start < 0 {
-                (self.checksum, self.vouched) = (None, true);
+                (self.checksum, self.verified) = (None, true);
             }
         }
     }
@@ -65,7 +65,7 @@ impl Model {
         assert!(packet.frags().len() <= MAX_FRAGS);
         let checksum = match self.checksum {
             Some((start, offset)) => Checksum::Partial { start: start as u16, offset: offset as u16 },
-            None if self.vouched => Checksum::Vouched,
+            None if self.verified => Checksum::Verified,
             None => Checksum::Unknown,
         };
         assert_eq!(packet.meta.checksum, checksum);
@@ -82,7 +82,7 @@ fn edits_against_a_model() {
         let mut bytes = |n: usize| -> Vec<u8> { (0..n).map(|_| rng.u8(..)).collect() };
         let first = bytes(200);
         let more = bytes(64);
-        let mut model = Model { bytes: first.clone(), checksum: Some((34, 16)), vouched: false };
+        let mut model = Model { bytes: first.clone(), checksum: Some((34, 16)), verified: false };
         let mut packet = Packet::new(frag(&mut pool, 128, &first));
         packet.meta = partial(34, 16);
         let mut clones: Vec<(Model, Packet<Private>)> = Vec::new();
@@ -194,10 +194,10 @@ fn offload_information_moves_with_the_bytes() {
     assert_eq!(cut.meta.checksum, Checksum::Unknown);
     // The transport header goes, and with it what was to be computed.
     packet.pull(18).unwrap();
-    assert_eq!((packet.meta.checksum, packet.meta.gso, packet.len()), (Checksum::Vouched, gso(2), 0));
+    assert_eq!((packet.meta.checksum, packet.meta.gso, packet.len()), (Checksum::Verified, gso(2), 0));
     drop(cut);
     assert!(packet.prepend(&[0; 9]));
-    assert_eq!((packet.meta.checksum, packet.meta.gso), (Checksum::Vouched, gso(11)));
+    assert_eq!((packet.meta.checksum, packet.meta.gso), (Checksum::Verified, gso(11)));
 
     let far = Meta { checksum: Checksum::Partial { start: u16::MAX - 3, offset: 0 }, gso: None };
     packet.meta = far;
@@ -289,7 +289,7 @@ fn a_panic_while_fragments_are_dropped() {
     type Edit = fn(&mut Packet<Private>);
     let edits: [(Edit, &[u8], Meta); 3] = [
         (|p| p.pull(24).unwrap(), b"cddddddddddd", partial(6, 6)),
-        (|p| p.pull(36).unwrap(), b"", Meta { checksum: Checksum::Vouched, gso: None }),
+        (|p| p.pull(36).unwrap(), b"", Meta { checksum: Checksum::Verified, gso: None }),
         (|p| p.truncate(5), b"aaaaa", Meta::default()),
     ];
     for (edit, bytes, meta) in edits {

@@ -270,7 +270,7 @@ impl RegionOptions {
 /// | [`Region::from_raw`] | [`Private`](crate::Private), [`KernelShared`](crate::KernelShared) | a range of this process, provided by the user |
 /// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`] | a range of a file, provided by the user and mapped here |
 /// | [`RegionOptions::build_in_process`] | [`TrustedPeer`] | taken from the system, for a device in this process |
-/// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | a region of [`PeerShared`] memory, if the user vouches for the peer |
+/// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | a region of [`PeerShared`] memory, if the user declares the peer trusted |
 /// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file, provided by the user and never mapped here |
 ///
 /// # Fork

@@ -19,7 +19,7 @@ pub const MIN_FRAME: usize = 60;
 /// `struct virtio_net_hdr_v1`: 12 bytes in front of every frame, little endian, in both directions.
 ///
 /// ```text
-///  0 flags      u8     1 = checksum still to be computed, 2 = checksum vouched for
+///  0 flags      u8     1 = checksum still to be computed, 2 = checksum verified
 ///  1 gso_type   u8     0 = a plain frame, else the kind of segment to cut
 ///  2 hdr_len    u16    bytes of headers in front of a segment's payload
 ///  4 gso_size   u16    bytes of payload per segment
@@ -110,7 +110,7 @@ impl VnetHdr {
         let checksum = if self.flags & Self::NEEDS_CSUM != 0 {
             Checksum::Partial { start: self.csum_start, offset: self.csum_offset }
         } else if self.flags & Self::DATA_VALID != 0 {
-            Checksum::Vouched
+            Checksum::Verified
         } else {
             Checksum::Unknown
         };
@@ -175,16 +175,16 @@ impl VnetHdr {
 ///
 /// | in the header | not negotiated | why |
 /// | --- | --- | --- |
-/// | [`VnetHdr::DATA_VALID`], unnamed flags | ignored | a receiver ignores flags that it does not know (5.1.6.4.2), and Linux's tap vouches to every driver; the frame is whole, and its checksum [`Unknown`](netmem_packet::Checksum::Unknown) |
+/// | [`VnetHdr::DATA_VALID`], unnamed flags | ignored | a receiver ignores flags that it does not know (5.1.6.4.2), and Linux's tap reports this to every driver; the frame is whole, and its checksum [`Unknown`](netmem_packet::Checksum::Unknown) |
 /// | [`VnetHdr::NEEDS_CSUM`] | the frame is dropped | its checksum is not there, and without the flag it is a frame with a wrong checksum |
 /// | a segment, or one with [`VnetHdr::GSO_ECN`] | the frame is dropped | it is longer than the receiver's frames, and without the header it would be sent on uncut |
 ///
 /// ```
 /// use netmem_virtio::net::{HeaderFault, Offloads, VnetHdr, feature};
 ///
-/// let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
-/// assert_eq!(Offloads::received(feature::GUEST_CSUM).check(vouched, 60), Ok(vouched));
-/// assert_eq!(Offloads::received(0).check(vouched, 60), Ok(VnetHdr::PLAIN));
+/// let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+/// assert_eq!(Offloads::received(feature::GUEST_CSUM).check(verified, 60), Ok(verified));
+/// assert_eq!(Offloads::received(0).check(verified, 60), Ok(VnetHdr::PLAIN));
 ///
 /// let partial = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..VnetHdr::PLAIN };
 /// assert_eq!(Offloads::sent(0).check(partial, 60), Err(HeaderFault::NotNegotiated));
@@ -245,7 +245,7 @@ impl Offloads {
 
     /// Whether these flags mark the frame's checksum as verified, and that feature was negotiated.
     #[inline]
-    pub(crate) fn vouches(self, flags: u8) -> bool {
+    pub(crate) fn verifies(self, flags: u8) -> bool {
         flags & self.flags & VnetHdr::DATA_VALID != 0
     }
 

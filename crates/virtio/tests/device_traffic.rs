@@ -314,7 +314,7 @@ fn offloads_from_the_driver_are_judged() {
         (feature::CSUM | tso4, segment(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN, 500), "not_negotiated"),
         (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP, 500), "not_negotiated"),
         (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP_L4, 500), "not_negotiated"),
-        // A driver vouches for nothing, and flags without a name say nothing.
+        // A driver verifies nothing, and flags without a name say nothing.
         (0, VnetHdr { flags: 0xfe, ..plain }, ""),
     ];
     for (features, header, fate) in cases {

@@ -395,13 +395,13 @@ fn headers_that_claim_nonsense() {
             ..plain
         };
         bench.device.deliver_with(&mut bench.ring, header, &frame(1, 5000));
-        let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..plain };
-        bench.device.deliver_with(&mut bench.ring, vouched, &frame(2, 60));
+        let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..plain };
+        bench.device.deliver_with(&mut bench.ring, verified, &frame(2, 60));
         let packets = take(&mut bench.pair.rx);
         let gso = packets[0].meta.gso.unwrap();
         assert_eq!((gso.kind, gso.size, gso.headers, gso.ecn), (GsoKind::TcpV4, 1448, 54, false));
         assert_eq!(packets[0].meta.checksum, Checksum::Partial { start: 34, offset: 16 });
-        assert_eq!((packets[1].meta.checksum, packets[1].meta.gso), (Checksum::Vouched, None));
+        assert_eq!((packets[1].meta.checksum, packets[1].meta.gso), (Checksum::Verified, None));
         drop(packets);
         bench.close();
     }
@@ -415,7 +415,7 @@ fn what_was_not_negotiated_is_not_believed() {
     let plain = VnetHdr::PLAIN;
     let segment = |gso_type| VnetHdr { gso_type, gso_size: 1448, hdr_len: 54, ..plain };
     let partial = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..plain };
-    let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..plain };
+    let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..plain };
     let tcp = segment(VnetHdr::GSO_TCPV4);
     let tsos = [tcp, segment(VnetHdr::GSO_TCPV6)];
     let never = [segment(VnetHdr::GSO_UDP_L4), segment(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN)];
@@ -440,16 +440,16 @@ fn what_was_not_negotiated_is_not_believed() {
         }
         bench.assert_home(mode);
         let believed = bench.net.features() & feature::GUEST_CSUM != 0;
-        bench.device.deliver_with(&mut bench.ring, vouched, &frame(2, 60));
+        bench.device.deliver_with(&mut bench.ring, verified, &frame(2, 60));
         let packets = take(&mut bench.pair.rx);
-        let checksum = if believed { Checksum::Vouched } else { Checksum::Unknown };
+        let checksum = if believed { Checksum::Verified } else { Checksum::Unknown };
         assert_eq!((packets[0].meta.checksum, packets[0].meta.gso), (checksum, None), "{mode}");
         drop(packets);
         bench.close();
     }
     // In small mode nothing is negotiated that a header could speak of, and so it is not read.
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-    for header in [all.as_slice(), &[vouched]].concat() {
+    for header in [all.as_slice(), &[verified]].concat() {
         bench.device.deliver_with(&mut bench.ring, header, &frame(1, 1500));
         let packets = take(&mut bench.pair.rx);
         assert_eq!(packets[0].meta, Meta::default(), "{header:?}");

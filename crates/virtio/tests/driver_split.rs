@@ -95,7 +95,7 @@ fn payload_is_the_users() {
     b.books.assert_balanced();
 }
 
-/// The checksum information of the device comes with the frame. Our own device verifies the checksum if the port does not vouch for it.
+/// The checksum information of the device comes with the frame. Our own device verifies the checksum if the port has not verified it.
 #[test]
 fn what_is_known_of_checksums() {
     let memory = DeviceMemory::new(200);
@@ -105,7 +105,7 @@ fn what_is_known_of_checksums() {
         metas.extend(take(&mut b.rx).iter().map(|f| f.meta));
         metas.len() == 10
     });
-    assert_eq!(metas, [Meta { checksum: Checksum::Vouched, gso: None }; 10]);
+    assert_eq!(metas, [Meta { checksum: Checksum::Verified, gso: None }; 10]);
     b.close();
 }
 

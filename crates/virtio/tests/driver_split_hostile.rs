@@ -195,7 +195,7 @@ fn frames_that_are_none() {
     // What can be true is passed on in words of our own.
     for (header, checksum) in [
         (plain, Checksum::Unknown),
-        (VnetHdr { flags: VnetHdr::DATA_VALID, ..plain }, Checksum::Vouched),
+        (VnetHdr { flags: VnetHdr::DATA_VALID, ..plain }, Checksum::Verified),
         (
             VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..plain },
             Checksum::Partial { start: 34, offset: 6 },

@@ -25,8 +25,8 @@ use netmem_virtio::net::{VnetHdr, feature};
 /// Proves MEM-10: frames cross a link that changes bits. Frames that are marked as verified are as they were sent, also
 /// if the port had marked them before. The others are delivered without the mark.
 #[test]
-fn a_bad_link_is_not_vouched_for() {
-    // As of a tap, which vouches for all of its frames.
+fn frames_of_a_bad_link_are_unverified() {
+    // As of a tap, which reports all of its frames.
     for flags in [0, VnetHdr::DATA_VALID] {
         let sent: Vec<_> = (0..2000)
             .map(|i| tcp(i % 2 == 0, i as u8, i, &[1; 12], &frame(i.into(), 200 + i as usize % 1200)))
@@ -41,12 +41,12 @@ fn a_bad_link_is_not_vouched_for() {
         let (mut seen, mut damaged) = (0, 0);
         until(|| {
             for got in take(&mut b.rx) {
-                let (bytes, vouched) = (memory.bytes(&got), got.meta.checksum == Checksum::Vouched);
+                let (bytes, verified) = (memory.bytes(&got), got.meta.checksum == Checksum::Verified);
                 // What was changed in the IP header alone has a checksum of its own, which this process can compute.
                 let at = Headers::parse(&sent[seen]).unwrap();
                 let same = bytes.get(at.l4..) == Some(&sent[seen][at.l4..]);
-                assert!(!vouched || same, "frame {seen} was changed, and is vouched for");
-                damaged += u64::from(!vouched);
+                assert!(!verified || same, "frame {seen} was changed, and is verified");
+                damaged += u64::from(!verified);
                 seen += 1;
             }
             seen == sent.len()

@@ -110,7 +110,7 @@ fn payload_begins_with_a_page() {
                 let head = if *headers <= room.into() { *headers } else { want.len().min(room.into()) };
                 assert_eq!((frame.head().len(), frame.payload().len()), (head, want.len() - head));
                 assert!(frame.payload().fragments().all(|frag| frag.offset() == 0));
-                assert_eq!((frame.meta.checksum, frame.meta.gso), (Checksum::Vouched, None));
+                assert_eq!((frame.meta.checksum, frame.meta.gso), (Checksum::Verified, None));
             }
             assert_eq!(b.rx.stats().errors().filter(|&(name, _)| name != "starved").count(), 0);
             b.close();
@@ -240,7 +240,7 @@ fn not_joined() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("shorter, then longer", flow(false, 1, 3, &[400, 500])),
         ("payload after none", vec![tcp(false, 1, 1, &[], &[]), tcp(false, 1, 1, &[], b"abc")]),
     ];
-    // Of two that continue each other, one is damaged: neither is joined to the other, and the damaged one is not vouched for.
+    // Of two that continue each other, one is damaged: neither is joined to the other, and the damaged one is unverified.
     let places = [
         ("damaged payload", 100),
         ("a damaged header", 44),
@@ -268,7 +268,7 @@ fn what_is_not_joined() {
         for (got, want) in receive(&mut b.rx, 2).iter().zip(&frames) {
             assert_eq!(memory.bytes(got), *want, "{name}");
             let right = Headers::parse(want).is_some_and(|at| at.has_right_checksum(want));
-            let checksum = if right { Checksum::Vouched } else { Checksum::Unknown };
+            let checksum = if right { Checksum::Verified } else { Checksum::Unknown };
             assert_eq!((got.meta.checksum, got.meta.gso), (checksum, None), "{name}");
         }
         b.close();
@@ -383,7 +383,7 @@ fn headers_come_without_pages() {
                     }
                     n => {
                         assert_eq!((n, frame.head().len(), frame.payload().len(), frame.len()), (1000, 54, 0, 1054));
-                        assert_eq!(frame.meta.checksum, Checksum::Vouched);
+                        assert_eq!(frame.meta.checksum, Checksum::Verified);
                         lost += 1;
                     }
                 }

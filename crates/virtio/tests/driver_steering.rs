@@ -42,17 +42,17 @@ fn lab(flows: u64, options: NetOptions) -> Lab {
 }
 
 fn host(flows: u64, packet: &Packet<PeerShared>) -> u64 {
-    assert_eq!(packet.meta.checksum, Checksum::Vouched);
+    assert_eq!(packet.meta.checksum, Checksum::Verified);
     number(&packet.to_vec(), flows)
 }
 
 fn split(flows: u64, memory: &DeviceMemory, frame: &SplitFrame) -> u64 {
-    assert_eq!(frame.meta.checksum, Checksum::Vouched);
+    assert_eq!(frame.meta.checksum, Checksum::Verified);
     number(&memory.bytes(frame), flows)
 }
 
 /// Proves MEM-1 and MEM-10: eight flows are steered at random between a queue of host memory and one of device memory, under full
-/// traffic; every frame arrives, once, whole and vouched for.
+/// traffic; every frame arrives, once, whole and verified.
 #[test]
 fn steering_changes_in_full_traffic() {
     const FLOWS: u64 = 8;

@@ -271,21 +271,21 @@ fn gso(kind: GsoKind, ecn: bool) -> Meta {
 #[test]
 fn offloads_need_their_features() {
     let csum = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
-    let vouched = Meta { checksum: Checksum::Vouched, gso: None };
+    let verified = Meta { checksum: Checksum::Verified, gso: None };
     let (tso4, tso6) = (gso(GsoKind::TcpV4, false), gso(GsoKind::TcpV6, false));
     let never = [gso(GsoKind::TcpV4, true), gso(GsoKind::UdpFragment, false), gso(GsoKind::UdpSegment, false)];
     let tso = feature::HOST_TSO4 | feature::HOST_TSO6;
     for (without, can) in [
-        (0, vec![csum, vouched, tso4, tso6]),
-        (feature::HOST_TSO4, vec![csum, vouched, tso6]),
-        (feature::HOST_TSO6, vec![csum, vouched, tso4]),
-        (tso, vec![csum, vouched]),
-        (tso | feature::CSUM, vec![vouched]),
+        (0, vec![csum, verified, tso4, tso6]),
+        (feature::HOST_TSO4, vec![csum, verified, tso6]),
+        (feature::HOST_TSO6, vec![csum, verified, tso4]),
+        (tso, vec![csum, verified]),
+        (tso | feature::CSUM, vec![verified]),
     ] {
         let behaviour = Behaviour { features: FEATURES & !without, ..Behaviour::default() };
         let mut bench = Bench::with(behaviour, NetOptions::new(RxMode::Mergeable));
         let mut refused = 0;
-        for meta in [csum, vouched, tso4, tso6].into_iter().chain(never) {
+        for meta in [csum, verified, tso4, tso6].into_iter().chain(never) {
             let mut packet = packet(&mut bench.pair.rx, 64, &[&frame(1, 3000)]);
             packet.meta = meta;
             match bench.pair.tx.send(packet) {
@@ -302,7 +302,7 @@ fn offloads_need_their_features() {
             let head = bench.tx.take().unwrap();
             let header = bench.device.read(bench.tx.split().desc(head).addr, 12);
             let header = VnetHdr::from_bytes(header.try_into().unwrap());
-            assert_eq!(header.flags, if meta == vouched { 0 } else { VnetHdr::NEEDS_CSUM });
+            assert_eq!(header.flags, if meta == verified { 0 } else { VnetHdr::NEEDS_CSUM });
             assert_eq!(header.gso_size, if meta.gso.is_some() { 1000 } else { 0 });
         }
         bench.close();

@@ -253,10 +253,10 @@ fn the_driver_believes_no_offload() {
         assert_eq!(bench.pair.rx.stats().not_negotiated, 1, "{}", feature::name(bits));
         bench.close();
     }
-    // A vouched checksum is a hint, and is ignored.
+    // A verified checksum is a hint, and is ignored.
     let mut bench = driver(feature::GUEST_CSUM, large());
-    let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
-    bench.device.deliver_with(&mut bench.ring, vouched, &frame(1, 100));
+    let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+    bench.device.deliver_with(&mut bench.ring, verified, &frame(1, 100));
     assert_eq!(take(&mut bench.pair.rx)[0].meta, Meta::default());
     bench.close();
 }

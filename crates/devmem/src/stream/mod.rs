@@ -20,9 +20,9 @@
 //! transmissions. Addresses are looked up when a segment is made, so a queue restart changes nothing for what is in flight.
 //!
 //! **Checksums.** Only the device can checksum device memory. If the device has not verified the checksum of a segment,
-//! the segment is dropped, counted (`StackStats::unvouched`) and not acknowledged. After three such
+//! the segment is dropped, counted (`StackStats::unverified`) and not acknowledged. After three such
 //! segments that were in the window, the stream returns an error to the user once
-//! ([`StreamError::Unvouched`]).
+//! ([`StreamError::Unverified`]).
 
 mod account;
 mod context;

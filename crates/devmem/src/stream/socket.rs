@@ -26,7 +26,7 @@ use thiserror::Error;
 const EXTENT: u32 = 64 << 10;
 /// After this number of consecutive segments that the device has not verified, the user gets an error. Fewer segments
 /// may simply be damaged.
-const UNVOUCHED: u64 = 3;
+const UNVERIFIED: u64 = 3;
 /// The counts of the pages of this number of queued pieces are prefetched. The CPU that returned the tokens wrote their cache lines last, so
 /// each line is a cache miss. The misses overlap.
 const AHEAD: usize = 16;
@@ -65,15 +65,15 @@ pub enum StreamError {
     #[error("a fragment cannot be received now")]
     Token(#[from] DeliverError),
     /// The device does not verify the checksums of the peer's segments, so they are dropped and not acknowledged. The
-    /// user gets this error once. The connection continues. It receives again when the device vouches for a later segment.
+    /// user gets this error once. The connection continues. It receives again when the device verifies a later segment.
     #[error(
-        "the device has vouched for none of the last {frames} segments from {peer}: their payload cannot be checked here, and is dropped; \
+        "the device has verified none of the last {frames} segments from {peer}: their payload cannot be checked here, and is dropped; \
          have the peer or its device compute checksums, or receive into host memory"
     )]
-    Unvouched {
+    Unverified {
         /// The peer's address.
         peer: SocketAddr,
-        /// The number of segments that were dropped since the last segment that the device vouched for.
+        /// The number of segments that were dropped since the last segment that the device has verified.
         frames: u64,
     },
 }
@@ -240,7 +240,7 @@ pub struct StreamStats {
     pub excess: u64,
     /// Segments that were dropped because the device had not verified them, since the last segment with accepted
     /// payload.
-    pub unvouched: u64,
+    pub unverified: u64,
 }
 
 /// A TCP connection whose payload is in device memory. This process neither reads nor writes the payload.
@@ -416,9 +416,9 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
 
     /// Returns the error once if the device does not verify the peer's segments.
     fn tell(&mut self) -> Result<(), StreamError> {
-        let frames = self.tcp.unvouched();
-        let tell = frames >= UNVOUCHED && !mem::replace(&mut self.told, frames >= UNVOUCHED);
-        if tell { Err(StreamError::Unvouched { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
+        let frames = self.tcp.unverified();
+        let tell = frames >= UNVERIFIED && !mem::replace(&mut self.told, frames >= UNVERIFIED);
+        if tell { Err(StreamError::Unverified { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
     }
 
     /// Like [`recv`](Self::recv); if nothing is queued, the waker is called when there is payload to receive.
@@ -537,7 +537,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
             out: account.out,
             foreign: account.foreign,
             excess: account.excess,
-            unvouched: self.tcp.unvouched(),
+            unverified: self.tcp.unverified(),
         }
     }
 }

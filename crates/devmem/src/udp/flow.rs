@@ -3,7 +3,7 @@
 //! ```text
 //!   VirtioSplitRx::poll ──► FlowQueue::frame ──► headers, checked ──► mailbox ──► Socket::recv
 //!                             │
-//!                             └─ for another station, no socket, not understood, not vouched for:
+//!                             └─ for another station, no socket, not understood, unverified:
 //!                                dropped in the poll, and counted
 //! ```
 //!
@@ -185,7 +185,7 @@ impl<C: BindingCount> FlowTable<C> {
             return Err(FlowBindError::NoRoom);
         }
         let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-        let mailbox = Arc::new(Mailbox::new(options.queue, options.unvouched).map_err(FlowBindError::Event)?);
+        let mailbox = Arc::new(Mailbox::new(options.queue, options.unverified).map_err(FlowBindError::Event)?);
         let port = self.flows.place(local, &mailbox)?;
         Ok(Socket::new(SocketAddr::new(local.ip(), port), mailbox, self.flows.clone()))
     }
@@ -270,7 +270,7 @@ where
         }
         // If the sender left the checksum to its device (`Partial`), the receiver has the frame
         // exactly as the sender made it.
-        let vouched = frame.meta.checksum != Checksum::Unknown;
+        let verified = frame.meta.checksum != Checksum::Unknown;
         let (head, device, _) = frame.into_parts();
         let linear = len.min(head.len() - start);
         // SAFETY: this is the provider's own reference, and pools with pages of the binding keep
@@ -284,7 +284,7 @@ where
             bytes.truncate(linear);
             bytes
         });
-        let datagram = Datagram { peer, vouched, linear, device };
+        let datagram = Datagram { peer, verified, linear, device };
         self.flows.snapshot.read(|sockets| match sockets.and_then(|sockets| sockets.find(to, port)) {
             Some(mailbox) => mailbox.deliver(datagram),
             None => count(&dropped.no_socket),

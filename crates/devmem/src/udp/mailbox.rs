@@ -90,7 +90,7 @@ impl<C: BindingCount> InDevice<C> {
 /// A received datagram, or the part of it that was not delivered yet.
 pub(crate) struct Datagram<C: BindingCount> {
     pub(crate) peer: SocketAddr,
-    pub(crate) vouched: bool,
+    pub(crate) verified: bool,
     /// Payload in host memory. It comes before that in device memory.
     pub(crate) linear: Option<Frag<PeerShared>>,
     pub(crate) device: InDevice<C>,
@@ -100,7 +100,7 @@ pub(crate) struct Datagram<C: BindingCount> {
 #[derive(Debug, Default)]
 pub(crate) struct Delivered {
     pub(crate) headers_in_device: AtomicU64,
-    pub(crate) unvouched: AtomicU64,
+    pub(crate) unverified: AtomicU64,
     pub(crate) full: AtomicU64,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Delivered {
 pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
     /// Whether the socket accepts datagrams whose checksum the device has not verified.
-    unvouched: bool,
+    unverified: bool,
     /// The bell that a delivery rings if the socket waits.
     bell: Bell<EventFd>,
     pub(crate) delivered: Delivered,
@@ -120,17 +120,17 @@ impl<C: BindingCount> Mailbox<C> {
     /// # Errors
     ///
     /// The system has no descriptor for the bell.
-    pub(crate) fn new(capacity: usize, unvouched: bool) -> Result<Self, Errno> {
+    pub(crate) fn new(capacity: usize, unverified: bool) -> Result<Self, Errno> {
         let (queue, bell) = (ArrayQueue::new(capacity), Bell::new(EventFd::new()?));
-        Ok(Self { queue, unvouched, bell, delivered: Delivered::default() })
+        Ok(Self { queue, unverified, bell, delivered: Delivered::default() })
     }
 
     /// Delivers a datagram. The network side calls this, on any thread.
     pub(crate) fn deliver(&self, datagram: Datagram<C>) {
-        let Delivered { unvouched, full, .. } = &self.delivered;
-        if !datagram.vouched {
-            unvouched.fetch_add(1, Ordering::Relaxed);
-            if !self.unvouched {
+        let Delivered { unverified, full, .. } = &self.delivered;
+        if !datagram.verified {
+            unverified.fetch_add(1, Ordering::Relaxed);
+            if !self.unverified {
                 return;
             }
         }

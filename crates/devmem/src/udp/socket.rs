@@ -24,7 +24,7 @@ use thiserror::Error;
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     pub(crate) queue: usize,
-    pub(crate) unvouched: bool,
+    pub(crate) unverified: bool,
 }
 
 impl SocketOptions {
@@ -32,7 +32,7 @@ impl SocketOptions {
     /// verified are dropped.
     #[must_use]
     pub fn new() -> Self {
-        Self { queue: 1024, unvouched: false }
+        Self { queue: 1024, unverified: false }
     }
 
     /// The largest number of datagrams that may wait to be received. More datagrams are dropped and
@@ -44,11 +44,11 @@ impl SocketOptions {
     }
 
     /// Whether a datagram is delivered if the device has not verified its checksum. It is then
-    /// marked ([`Received::vouched`]). Otherwise it is dropped. Use this if the application has
+    /// marked ([`Received::verified`]). Otherwise it is dropped. Use this if the application has
     /// checksums of its own.
     #[must_use]
-    pub fn unvouched(mut self, deliver: bool) -> Self {
-        self.unvouched = deliver;
+    pub fn unverified(mut self, deliver: bool) -> Self {
+        self.unverified = deliver;
         self
     }
 }
@@ -91,10 +91,10 @@ pub struct Received {
     pub peer: SocketAddr,
     /// Whether this is the end of the datagram. If not, the next call receives the rest.
     pub end: bool,
-    /// Whether the device vouches for the datagram's checksum: either it has verified the checksum,
+    /// Whether the datagram's checksum counts as verified: either the device has verified it,
     /// or the sender left it to its device, so that it was not computed yet. The device can change
     /// the bytes afterwards.
-    pub vouched: bool,
+    pub verified: bool,
 }
 
 /// The reason why nothing was received. No queued datagram is lost.
@@ -129,7 +129,7 @@ pub struct SocketStats {
     pub headers_in_device: u64,
     /// Datagrams whose checksum the device has not verified: they were dropped, or delivered with a
     /// mark.
-    pub unvouched: u64,
+    pub unverified: u64,
     /// Returns that were ignored because the token is not of a binding that the socket holds.
     pub foreign: u64,
     /// Returns that were ignored because the page is not held: it was returned as often as
@@ -220,7 +220,7 @@ impl<C: BindingCount> Socket<C> {
                 None => datagram.device.first = Some(payload),
             }
         }
-        let Datagram { peer, vouched, .. } = datagram;
+        let Datagram { peer, verified, .. } = datagram;
         let end = datagram.linear.is_none() && datagram.device.first.is_none();
         if !end {
             self.rest = Some(datagram);
@@ -229,7 +229,7 @@ impl<C: BindingCount> Socket<C> {
             // If a fragment was received already, the call succeeds. The next call returns the
             // error.
             Some(error) if fragments == 0 => Err(error.into()),
-            _ => Ok(Received { fragments, peer, end, vouched }),
+            _ => Ok(Received { fragments, peer, end, verified }),
         }
     }
 
@@ -242,7 +242,7 @@ impl<C: BindingCount> Socket<C> {
         places: slice::IterMut<'_, Fragment>,
         mut fragments: usize,
     ) -> Received {
-        let Datagram { peer, vouched, .. } = datagram;
+        let Datagram { peer, verified, .. } = datagram;
         for place in places {
             let Some(payload) = datagram.device.next() else { break };
             let Ok(one) = self.tokens.reserve(payload.binding(), payload.index()) else {
@@ -260,7 +260,7 @@ impl<C: BindingCount> Socket<C> {
         if !end {
             self.rest = Some(datagram);
         }
-        Received { fragments, peer, end, vouched }
+        Received { fragments, peer, end, verified }
     }
 
     /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token.
@@ -336,7 +336,7 @@ impl<C: BindingCount> Socket<C> {
             queued: self.mailbox.len() + usize::from(self.rest.is_some()),
             queue_full: delivered.full.load(Ordering::Relaxed),
             headers_in_device: delivered.headers_in_device.load(Ordering::Relaxed),
-            unvouched: delivered.unvouched.load(Ordering::Relaxed),
+            unverified: delivered.unverified.load(Ordering::Relaxed),
             foreign: tokens.foreign,
             excess: tokens.excess,
             bindings: tokens.bindings,

@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub const VOUCHED: Meta = Meta { checksum: Checksum::Vouched, gso: None };
+pub const VERIFIED: Meta = Meta { checksum: Checksum::Verified, gso: None };
 
 /// Waits until a condition is true. The limit only makes a failing test end.
 #[track_caller]
@@ -136,7 +136,7 @@ impl Feed {
 
     /// A datagram of `len` bytes to `port` whose payload is all in device memory.
     pub fn datagram(&mut self, port: u16, len: usize) -> SplitFrame {
-        self.split(&udp4(port, len), 42, VOUCHED)
+        self.split(&udp4(port, len), 42, VERIFIED)
     }
 
     pub fn deliver<C: BindingCount>(&mut self, queue: &mut FlowQueue<C>, port: u16, count: usize) {

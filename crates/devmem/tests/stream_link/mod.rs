@@ -38,7 +38,7 @@ pub struct Nic {
     /// Bytes of a frame in host memory; `None`: its headers, and no more.
     pub head: Option<usize>,
     /// The device says of received frames that it has seen their checksums.
-    pub vouches: bool,
+    pub verifies: bool,
     /// The device cuts segments; it receives them as they are.
     cuts: bool,
     /// Frames that it has at most.
@@ -99,7 +99,7 @@ impl Rx {
         let mut page = self.host.alloc().expect("host pages are always there");
         page.copy_from(64, &bytes[..head]).unwrap();
         let front = page.freeze_range(64..64 + head);
-        let checksum = if nic.vouches && right { Checksum::Vouched } else { Checksum::Unknown };
+        let checksum = if nic.verifies && right { Checksum::Verified } else { Checksum::Unknown };
         let mut payload = DevicePayload::default();
         let wanted = (bytes.len() - head).div_ceil(PAGE_SIZE);
         let mut pages: Vec<_> = (0..wanted).map_while(|_| self.device.alloc()).collect();
@@ -277,7 +277,7 @@ impl Side {
         let domain: Arc<dyn DmaDomain> = Arc::new(table);
         let nic = Rc::new(RefCell::new(Nic {
             head: None,
-            vouches: true,
+            verifies: true,
             cuts,
             ring: 256,
             completes: true,

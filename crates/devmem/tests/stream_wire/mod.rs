@@ -292,11 +292,11 @@ pub struct Odd {
     pub no_ack: bool,
     pub window: Option<u16>,
     pub options: Vec<u8>,
-    /// The device does not vouch for its checksum, and the checksum is wrong.
-    pub unvouched: bool,
+    /// The device has not verified its checksum, and the checksum is wrong.
+    pub unverified: bool,
 }
 
-const VOUCHED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+const VERIFIED: VnetHdr = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
 
 impl Peer {
     /// The peer connects.
@@ -360,8 +360,8 @@ impl Peer {
     /// A segment with any number. It is on the wire, and the device has not looked at it.
     pub fn give_at(&self, rig: &mut Rig, seq: u32, payload: &[u8], odd: &Odd) {
         let mut frame = self.frame(seq, payload, odd);
-        let mut header = VOUCHED;
-        if odd.unvouched {
+        let mut header = VERIFIED;
+        if odd.unverified {
             // Behind the ports, the numbers, flags and window.
             frame[14 + 20 + 16] ^= 0x55;
             header = VnetHdr::PLAIN;

@@ -26,7 +26,7 @@ use std::task::Waker;
 
 /// After so many segments whose checksum the device has not verified, the user is told. Fewer of
 /// them may just be damaged.
-const UNVOUCHED: u64 = 3;
+const UNVERIFIED: u64 = 3;
 /// The most chunks of payload out of order that are dropped for one segment in order.
 const MOST_EVICTED: usize = 64;
 
@@ -274,8 +274,8 @@ impl<P: Payload> Core<P> {
             self.egress.stats.accept_overflows += 1;
             return;
         }
-        if slot.unvouched > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, self.now) {
-            slot.unvouched = 0;
+        if slot.unverified > 0 && meta.len > 0 && slot.connection.accepts(header, meta.len, self.now) {
+            slot.unverified = 0;
         }
         let lacks = meta.len > 0 && slot.connection.lacks_buffer_for(header.seq, meta.len);
         if lacks && slot.connection.accepts(header, meta.len, self.now) {
@@ -304,16 +304,16 @@ impl<P: Payload> Core<P> {
     /// read. `segment` is set if it was one. Only a segment that its connection would have
     /// processed counts for the connection: any host can forge others.
     #[cold]
-    pub(crate) fn unvouched(&mut self, ip: &Ip, segment: Option<&Segment>) {
-        self.egress.stats.unvouched += 1;
+    pub(crate) fn unverified(&mut self, ip: &Ip, segment: Option<&Segment>) {
+        self.egress.stats.unverified += 1;
         let Some(segment) = segment else { return };
         let flow = ip.flow(segment.source_port, segment.destination_port);
         let Some((_, slot)) = self.connections.find_mut(&flow) else { return };
         if !slot.connection.accepts(&segment.header, segment.payload.len as u32, self.now) {
             return;
         }
-        slot.unvouched += 1;
-        if slot.unvouched >= UNVOUCHED {
+        slot.unverified += 1;
+        if slot.unverified >= UNVERIFIED {
             self.wakers.extend(slot.read.take());
         }
     }

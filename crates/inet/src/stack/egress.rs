@@ -151,7 +151,7 @@ impl<M: Mapped> Egress<M> {
         if self.loopback.len() == LOOPBACK {
             return Err(packet);
         }
-        packet.meta.checksum = Checksum::Vouched;
+        packet.meta.checksum = Checksum::Verified;
         self.loopback.push_back(packet);
         self.stats.looped += 1;
         Ok(())
@@ -160,7 +160,7 @@ impl<M: Mapped> Egress<M> {
     /// A complete frame, with its checksums.
     pub(crate) fn whole(&mut self, frame: &[u8]) -> Option<Packet<M>> {
         let mut packet = Packet::new(self.head(frame)?);
-        packet.meta.checksum = Checksum::Vouched;
+        packet.meta.checksum = Checksum::Verified;
         Some(packet)
     }
 

@@ -200,7 +200,7 @@ impl<P: Payload> Core<P> {
                         Transport::Tcp(segment) => Some(segment),
                         _ => None,
                     };
-                    return self.unvouched(ip, segment);
+                    return self.unverified(ip, segment);
                 }
             }
         }
@@ -234,7 +234,7 @@ impl<P: Payload> Core<P> {
         match frame.meta().checksum {
             // The frame never was on a wire.
             Checksum::Partial { .. } => return Some(true),
-            Checksum::Vouched if !icmp => return Some(true),
+            Checksum::Verified if !icmp => return Some(true),
             _ => {}
         }
         let sum = frame.sum(covered.range.at, covered.range.len)?;

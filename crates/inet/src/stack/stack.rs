@@ -66,7 +66,7 @@ pub struct StackStats {
     pub wrong_checksum: u64,
     /// Packets in memory that this process cannot read, whose checksum the device has not verified.
     /// They are dropped, and not acknowledged.
-    pub unvouched: u64,
+    pub unverified: u64,
     /// Frames that the stack had to read and that are in memory which it cannot read: their
     /// headers, or payload that belongs to no connection.
     pub unreadable: u64,

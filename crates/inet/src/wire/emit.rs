@@ -192,7 +192,7 @@ impl Sums {
                 // The payload's sum stands by itself, so a header of an even number of bytes can be added in any order.
                 sum.add_word(header_sum(&out[at..at + len]));
                 sum.add_word(pseudo);
-                (sum.checksum(), Checksum::Vouched)
+                (sum.checksum(), Checksum::Verified)
             }
             // Headers are at most `MAX_HEADERS` long.
             None => (pseudo, Checksum::Partial { start: at as u16, offset: self.offset }),

@@ -97,7 +97,7 @@ fn what_is_written_is_read_by_both_parsers() {
         let payload: Vec<u8> = (0..rng.usize(..300)).map(|_| rng.u8(..)).collect();
         let header = (turn % 3 > 0).then(|| random_header(&mut rng));
         let (frame, meta) = emitted(v4, header.as_ref(), &flow, &payload, false);
-        assert_eq!(meta, Meta { checksum: Checksum::Vouched, gso: None });
+        assert_eq!(meta, Meta { checksum: Checksum::Verified, gso: None });
         let (mut later, meta) = emitted(v4, header.as_ref(), &flow, &payload, true);
         let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
         assert!(complete_checksum(&mut later, start, offset));

@@ -198,7 +198,7 @@ impl<M: Mapped> Packet<M> {
         sum(self.fragments(), offset, len)
     }
 
-    /// Computes the checksum in software if it is [`Checksum::Partial`], and stores it; `meta` says [`Checksum::Vouched`]
+    /// Computes the checksum in software if it is [`Checksum::Partial`], and stores it; `meta` says [`Checksum::Verified`]
     /// then. Does nothing to another packet.
     ///
     /// If another holder is on the page of the checksum's place, the packet's bytes up to there are copied into a page that
@@ -222,7 +222,7 @@ impl<M: Mapped> Packet<M> {
                 debug_assert!(written.is_ok());
             }
         }
-        self.meta.checksum = Checksum::Vouched;
+        self.meta.checksum = Checksum::Verified;
         Ok(())
     }
 

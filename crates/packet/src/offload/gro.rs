@@ -47,7 +47,7 @@ pub struct GroStats {
 ///   they came. A frame that is no TCP or UDP, or is an IP fragment, does not wait, and may overtake segments that do.
 /// * It continues them: see [`Join`].
 /// * The [`Packet`] has at most 17 fragments then.
-/// * The checksum of each is [`Checksum::Vouched`] or [`Checksum::Partial`], or it is verified here and right. To
+/// * The checksum of each is [`Checksum::Verified`] or [`Checksum::Partial`], or it is verified here and right. To
 ///   verify it, all payload is read; this happens only if there is a segment to join.
 /// * The page with the first one's headers has no other holder, because these headers are rewritten.
 ///

@@ -451,7 +451,7 @@ impl<M: Mapped> Segments<M> {
         };
         page.copy_from(HEADROOM, bytes)?;
         let head = page.freeze_range(HEADROOM..HEADROOM + headers);
-        let checksum = if completes { Checksum::Vouched } else { self.plan.checksum() };
+        let checksum = if completes { Checksum::Verified } else { self.plan.checksum() };
         // No longer than the packet was.
         Ok(Packet::from_parts(head, frags, (headers + payload) as u32, Meta { checksum, gso: None }))
     }

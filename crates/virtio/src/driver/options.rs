@@ -50,7 +50,7 @@ pub enum Offload {
     /// No offloads: in both directions every frame has its checksum, and no frame is a large segment.
     None,
     /// Checksums: sent frames may have a [partial](netmem_packet::Checksum::Partial) one, and received frames may too, or a
-    /// vouched one.
+    /// verified one.
     Checksum,
     /// Checksums and segments: TCP over both IPs, with congestion notification, and UDP.
     #[default]
@@ -360,7 +360,7 @@ impl<M: PeerMemory> NetOptions<M> {
     /// [sent](super::VirtioTx::into_split) from it. Can be called for several regions.
     ///
     /// Regions are put there before the first ring starts, because a backend may keep the table that it has then. The
-    /// device must compute checksums and vouch for them, because the driver cannot checksum device memory. The mode of such a
+    /// device must compute and verify checksums, because the driver cannot checksum device memory. The mode of such a
     /// device says which frames its queues receive, into either memory:
     ///
     /// | mode | received frames | a chain of device memory |

@@ -368,7 +368,7 @@ impl<B: Buffers> Work<B> {
             return Some(1);
         }
         self.buffers.sync(slot, len, napi);
-        let (mut vouched, mut kept) = (0, PLAIN);
+        let (mut verified, mut kept) = (0, PLAIN);
         if self.header != Header::Plain {
             let header = self.buffers.header(slot);
             // Without mergeable buffers the number has no meaning, and not every device writes it.
@@ -380,7 +380,7 @@ impl<B: Buffers> Work<B> {
             if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
                 return self.unusual(queue, napi, id, len, header, buffers, pending, sink);
             }
-            vouched = header[0];
+            verified = header[0];
             if B::SPLIT {
                 kept = header;
             }
@@ -391,8 +391,8 @@ impl<B: Buffers> Work<B> {
         }
         // The memory is there, because the slot was posted.
         let Some(mut frame) = self.buffers.complete(slot, &kept, len) else { return Some(1) };
-        if self.offloads.vouches(vouched) {
-            frame.meta().checksum = Checksum::Vouched;
+        if self.offloads.verifies(verified) {
+            frame.meta().checksum = Checksum::Verified;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
             self.buffers.keep(slot, page);

@@ -239,7 +239,7 @@ impl PackedRing {
     #[must_use]
     pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
         let at = PackedLayout::new(size);
-        // SAFETY: the offsets lie inside the block that the caller vouches for, and keep its alignment.
+        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its alignment.
         unsafe { Self::from_parts(base, base.add(at.driver), base.add(at.device), size) }
     }
 

@@ -103,7 +103,7 @@ impl SplitRing {
         debug_assert!(
             desc.addr().is_multiple_of(16) && avail.addr().is_multiple_of(2) && used.addr().is_multiple_of(4)
         );
-        // SAFETY: the used ring is 6 + 8 x size bytes, of which the caller vouches for all.
+        // SAFETY: the used ring is 6 + 8 x size bytes, of which the caller guarantees all.
         let (elements, event) = unsafe { (used.add(4), used.add(4 + 8 * usize::from(size))) };
         // SAFETY: the parts are as the caller says; the used ring's elements and its last word keep its alignment.
         unsafe { Self::from_words(desc.cast(), avail.cast(), used.cast(), elements.cast(), event.cast(), size) }
@@ -136,7 +136,7 @@ impl SplitRing {
     #[must_use]
     pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
         let at = SplitLayout::new(size);
-        // SAFETY: the offsets lie inside the block that the caller vouches for, and keep its alignment.
+        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its alignment.
         unsafe { Self::from_parts(base, base.add(at.avail), base.add(at.used), size) }
     }
 

@@ -34,7 +34,7 @@ impl Flows {
             wire.extend_from_slice(pattern.frame());
             let port = FIRST_PORT + flow as u16;
             wire[at + PORT..at + PORT + 2].copy_from_slice(&port.to_be_bytes());
-            // The device vouches for the checksum, as if it had verified it.
+            // Marked as if the device had verified the checksum.
             wire[at + CHECKSUM..at + CHECKSUM + 2].fill(0);
             wire.into()
         };

@@ -331,8 +331,8 @@ impl<P: Payload> TcpStream<P> {
     /// verified their checksum, and their payload is in memory that this process cannot read. If
     /// this grows, the peer's payload never arrives. A few may just be damaged.
     #[must_use]
-    pub fn unvouched(&self) -> u64 {
-        self.sockets.core.borrow().connections.get(self.id).map_or(0, |slot| slot.unvouched)
+    pub fn unverified(&self) -> u64 {
+        self.sockets.core.borrow().connections.get(self.id).map_or(0, |slot| slot.unverified)
     }
 
     /// Whether the path leads to this host: segments go to no device.

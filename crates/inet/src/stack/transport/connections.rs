@@ -55,7 +55,7 @@ pub(crate) struct Slot<P: Payload> {
     pub(crate) max_payload: u16,
     /// Segments that were dropped since the last payload, because the device had not verified their
     /// checksums.
-    pub(crate) unvouched: u64,
+    pub(crate) unverified: u64,
     /// The sequence number that the peer had acknowledged when the next hop was last confirmed.
     pub(crate) una: Seq,
     /// The pages that the user has written, and that are not acknowledged.
@@ -137,7 +137,7 @@ impl<P: Payload> Slot<P> {
             urgent: false,
             in_time_wait: false,
             max_payload,
-            unvouched: 0,
+            unverified: 0,
             una: Seq(0),
             written: Written::new(),
             awaits_page: false,

@@ -273,8 +273,8 @@ mod tests {
         assert_eq!(reader.pending(), Some(&mut sent.clone()[..]));
         reader.forget();
         assert_eq!(read(&mut reader, feature::GUEST_CSUM, &sent, &[2000]).0, Some((header, 100)));
-        let vouched = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
-        assert_eq!(read(&mut reader, 0, &frame(vouched, 100), &[2000]).0, Some((VnetHdr::PLAIN, 100)));
+        let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
+        assert_eq!(read(&mut reader, 0, &frame(verified, 100), &[2000]).0, Some((VnetHdr::PLAIN, 100)));
         // Impossible values are left to the receiver, which checks them.
         let nonsense = frame(VnetHdr { csum_start: 99, ..header }, 100);
         assert_eq!(read(&mut reader, feature::GUEST_CSUM, &nonsense, &[2000]).0, None);

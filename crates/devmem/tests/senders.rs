@@ -6,7 +6,7 @@ mod memory_common;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use memory_common::{Memory, bind, worker};
 use netmem_devmem::{Binding, BindingRef, Endpoint, SendError, Sender, SenderError};
-use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, Room, SplitTxQueue, TxQueue};
+use netmem_packet::{Checksum, DeviceFrag, Packet, Reach, Sendable, SplitTxQueue, TxQueue};
 use netmem_pool::{
     CountingDomain, DmaDomain, Frag, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool, VhostDomain,
 };
@@ -35,8 +35,8 @@ impl TxQueue for Fake {
         Err(packet)
     }
 
-    fn room(&self, _: &Packet<PeerShared>) -> Room {
-        Room::Never
+    fn sendable(&self, _: &Packet<PeerShared>) -> Sendable {
+        Sendable::Never
     }
 
     fn flush(&mut self) {}
@@ -66,8 +66,8 @@ impl SplitTxQueue<BindingRef> for Fake {
         Ok(())
     }
 
-    fn room_split(&self, head: &Packet<PeerShared>, _: &[DeviceFrag<BindingRef>]) -> Room {
-        self.room(head)
+    fn sendable_split(&self, head: &Packet<PeerShared>, _: &[DeviceFrag<BindingRef>]) -> Sendable {
+        self.sendable(head)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Packets on their way to a transmit queue, gathered and handed over in bulk.
 
-use crate::device::{Room, TxQueue};
+use crate::device::{Sendable, TxQueue};
 use crate::packet::Packet;
 use std::collections::VecDeque;
 use std::fmt;
@@ -35,7 +35,7 @@ pub struct BulkStats {
 ///   forwarding caller receives at most `room` frames. Then no packet is lost because the queue has no room.
 ///
 /// A packet that the queue refuses for another reason is dropped and counted in both cases, so that it does not block the
-/// packets behind it. The queue may never take it ([`Room::Never`]). Or the queue has room for it ([`Room::Now`]), and it
+/// packets behind it. The queue may never take it ([`Sendable::Never`]). Or the queue has room for it ([`Sendable::Now`]), and it
 /// could not be mapped into the device's DMA domain at that moment, for instance because the domain was full. A second attempt
 /// might map such a packet, but the bulk makes none. Only packets of another domain are mapped when they are sent.
 ///
@@ -142,7 +142,7 @@ impl<T: TxQueue> TxBulk<T> {
         while let Some(packet) = self.held.pop_front() {
             match self.target.send(packet) {
                 Ok(()) => self.stats.sent += 1,
-                Err(packet) if self.holds && self.target.room(&packet) == Room::Later => {
+                Err(packet) if self.holds && self.target.sendable(&packet) == Sendable::Later => {
                     self.held.push_front(packet);
                     break;
                 }

@@ -99,7 +99,7 @@ pub trait Poll {
 
 /// A transmit queue.
 ///
-/// [`send`](Self::send) returns the packet if the queue cannot take it, and [`room`](Self::room) tells whether it can later.
+/// [`send`](Self::send) returns the packet if the queue cannot take it, and [`sendable`](Self::sendable) tells whether it can later.
 /// [`TxBulk`](crate::TxBulk) does both for many packets: it drops what the queue refuses, or keeps it until there is room.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no transmit queue",
@@ -132,12 +132,12 @@ pub trait TxQueue {
     }
 
     /// Whether the queue has room for `packet`: now, after completions, or never. Changes and counts nothing.
-    fn room(&self, packet: &Packet<Self::Mem>) -> Room;
+    fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
 
     /// Whether the device takes frames with these offloads. A packet with others is refused by [`send`](Self::send);
     /// [`SoftwareTx`](crate::SoftwareTx) does in software what they ask for. By default the device takes none.
     #[inline]
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
     }
 
@@ -166,13 +166,13 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
         (**self).send_held(packet)
     }
 
-    fn room(&self, packet: &Packet<Self::Mem>) -> Room {
-        (**self).room(packet)
+    fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable {
+        (**self).sendable(packet)
     }
 
     #[inline]
-    fn takes(&self, meta: Meta) -> bool {
-        (**self).takes(meta)
+    fn supports(&self, meta: Meta) -> bool {
+        (**self).supports(meta)
     }
 
     #[inline]
@@ -193,7 +193,7 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
 
 /// Whether a transmit queue has room for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum Sendable {
     /// The queue has room. Sending can still fail, if the packet must be mapped for this device and cannot be.
     Now,
     /// The queue is full. It will have room when the device has completed packets: [`TxQueue::complete`].

@@ -25,7 +25,7 @@ mod wait;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
-pub use device::{Handler, Poll, Reach, Room, RxQueue, TxQueue};
+pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
 pub use frags::MAX_FRAGS;
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use offload::{

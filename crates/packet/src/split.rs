@@ -10,7 +10,7 @@
 //!
 //! `M` is the kind of host memory: [`PeerShared`], or the memory of a trusted peer.
 
-use crate::device::{Room, TxQueue};
+use crate::device::{Sendable, TxQueue};
 use crate::frags::{Frags, MAX_FRAGS};
 use crate::meta::Meta;
 use crate::packet::{Packet, TooManyFrags};
@@ -280,5 +280,5 @@ pub trait SplitTxQueue<H>: TxQueue {
     ) -> Result<(), Packet<Self::Mem>>;
 
     /// Whether the queue has room for a frame of `head` and `payload`: now, after completions, or never. Changes and counts nothing.
-    fn room_split(&self, head: &Packet<Self::Mem>, payload: &[DeviceFrag<H>]) -> Room;
+    fn sendable_split(&self, head: &Packet<Self::Mem>, payload: &[DeviceFrag<H>]) -> Sendable;
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{
-    Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, Reach, Room, SegmentError, SoftwareTx, TxBulk,
-    TxQueue, complete_checksum,
+    Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, Reach, SegmentError, Sendable, SoftwareTx,
+    TxBulk, TxQueue, complete_checksum,
 };
 use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 
@@ -449,11 +449,11 @@ struct Wire {
 }
 
 impl Wire {
-    fn room_now(&self) -> Room {
+    fn sendable_now(&self) -> Sendable {
         match (self.stopped, self.posted.len() < self.size) {
-            (true, _) => Room::Never,
-            (false, false) => Room::Later,
-            (false, true) => Room::Now,
+            (true, _) => Sendable::Never,
+            (false, false) => Sendable::Later,
+            (false, true) => Sendable::Now,
         }
     }
 }
@@ -462,7 +462,7 @@ impl TxQueue for Wire {
     type Mem = PeerShared;
 
     fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
-        if self.room(&packet) != Room::Now {
+        if self.sendable(&packet) != Sendable::Now {
             return Err(packet);
         }
         self.queued.push((packet.meta, packet.to_vec()));
@@ -470,11 +470,11 @@ impl TxQueue for Wire {
         Ok(())
     }
 
-    fn room(&self, packet: &Packet<PeerShared>) -> Room {
-        if self.takes(packet.meta) { self.room_now() } else { Room::Never }
+    fn sendable(&self, packet: &Packet<PeerShared>) -> Sendable {
+        if self.supports(packet.meta) { self.sendable_now() } else { Sendable::Never }
     }
 
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         (meta.gso.is_none() || self.segments) && (!matches!(meta.checksum, Checksum::Partial { .. }) || self.checksums)
     }
 
@@ -574,16 +574,16 @@ fn refused_by_a_software_queue() {
     let mut soft = SoftwareTx::new(Wire { size: 2, ..Wire::default() }, &mut page);
     let back = soft.send(large).unwrap_err();
     assert!(back.to_vec() == frame && back.meta.gso == Some(kind.gso(1000)));
-    assert_eq!((soft.stats().no_page, soft.room(&back)), (1, Room::Later));
+    assert_eq!((soft.stats().no_page, soft.sendable(&back)), (1, Sendable::Later));
     let mut nonsense = back.clone();
     nonsense.meta.gso = Some(kind.gso(0));
     let nonsense = soft.send(nonsense).unwrap_err();
-    assert_eq!((soft.stats().refused, soft.room(&nonsense)), (1, Room::Never));
+    assert_eq!((soft.stats().refused, soft.sendable(&nonsense)), (1, Sendable::Never));
     drop(nonsense);
     let mut nonsense = back.clone();
     nonsense.meta = Meta { checksum: Checksum::Partial { start: u16::MAX, offset: 0 }, gso: None };
     let nonsense = soft.send(nonsense).unwrap_err();
-    assert_eq!((soft.stats().refused, soft.room(&nonsense)), (2, Room::Never));
+    assert_eq!((soft.stats().refused, soft.sendable(&nonsense)), (2, Sendable::Never));
     drop(nonsense);
     // Two of the three packets fit, and one waits. A plain packet waits behind it.
     pages.set(100);
@@ -591,16 +591,16 @@ fn refused_by_a_software_queue() {
     soft.flush();
     assert_eq!((soft.queue().sent.len(), soft.waiting()), (2, 1));
     let plain = packet(&mut pool, &mut rng, &frame, 10, 10);
-    assert_eq!(soft.room(&plain), Room::Later);
+    assert_eq!(soft.sendable(&plain), Sendable::Later);
     let plain = soft.send(plain).unwrap_err();
     soft.queue().stopped = true;
     soft.flush();
     assert_eq!((soft.stats().segments, soft.stats().dropped), (3, 1));
-    assert_eq!(soft.room(&plain), Room::Never);
+    assert_eq!(soft.sendable(&plain), Sendable::Never);
     let mut large = soft.send(plain).unwrap_err();
     large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
     let large = soft.send(large).unwrap_err();
-    assert_eq!(soft.room(&large), Room::Never);
+    assert_eq!(soft.sendable(&large), Sendable::Never);
     drop((large, soft));
     assert_eq!((pool.stats().inflight(), headers.stats().inflight()), (0, 0));
 }

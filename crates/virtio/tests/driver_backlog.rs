@@ -6,7 +6,7 @@ mod driver_common;
 
 use driver_common::hostile::{Behaviour, Bench, DeviceRing, FEATURES, Hostile};
 use driver_common::*;
-use netmem_packet::{Checksum, Meta, Packet, Poll, Room, RxQueue, TxBulk, TxQueue};
+use netmem_packet::{Checksum, Meta, Packet, Poll, RxQueue, Sendable, TxBulk, TxQueue};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{Play, Sink};
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx};
@@ -51,29 +51,29 @@ fn the_room_of_a_queue() {
     let (one, two, four) = (numbered(rx, 0, 1), numbered(rx, 0, 3), numbered(rx, 0, 4));
     let mut offload = numbered(rx, 0, 1);
     offload.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
-    let room = |bench: &Bench| [&one, &two, &four, &offload].map(|packet| bench.pair.tx.room(packet));
-    assert_eq!(room(&bench), [Room::Now, Room::Now, Room::Never, Room::Never]);
+    let room = |bench: &Bench| [&one, &two, &four, &offload].map(|packet| bench.pair.tx.sendable(packet));
+    assert_eq!(room(&bench), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
     // An entry is kept free for a header without a place: a packet of three fragments wants all four.
     let packet = numbered(&mut bench.pair.rx, 0, 1);
     bench.pair.tx.send(packet).unwrap();
-    assert_eq!(room(&bench), [Room::Now, Room::Later, Room::Never, Room::Never]);
+    assert_eq!(room(&bench), [Sendable::Now, Sendable::Later, Sendable::Never, Sendable::Never]);
     for number in 1..3 {
         let packet = numbered(&mut bench.pair.rx, number, 1);
         bench.pair.tx.send(packet).unwrap();
     }
-    assert_eq!(room(&bench), [Room::Later, Room::Later, Room::Never, Room::Never]);
+    assert_eq!(room(&bench), [Sendable::Later, Sendable::Later, Sendable::Never, Sendable::Never]);
     bench.pair.tx.flush();
     let before = bench.pair.tx.stats();
     let (heads, numbers) = take_all(&mut bench.tx, &bench.device);
     assert_eq!((numbers, before), (vec![0, 1, 2], bench.pair.tx.stats()));
     heads.iter().for_each(|head| bench.tx.give(u32::from(*head), 0));
-    assert_eq!(room(&bench)[0], Room::Later, "not completed yet");
+    assert_eq!(room(&bench)[0], Sendable::Later, "not completed yet");
     bench.pair.tx.complete();
-    assert_eq!(room(&bench), [Room::Now, Room::Now, Room::Never, Room::Never]);
+    assert_eq!(room(&bench), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
     bench.tx.give(3, 0);
     bench.pair.tx.complete();
     assert_eq!(bench.pair.tx.stats().stopped, Some(DeviceFault::IndexJump { by: 1, posted: 0 }));
-    assert_eq!(room(&bench), [Room::Never; 4]);
+    assert_eq!(room(&bench), [Sendable::Never; 4]);
     drop((one, two, four, offload));
     bench.close();
 }
@@ -88,7 +88,7 @@ fn memory_out_of_reach() {
         let (_b, mut b) = second.probe(options());
         let foreign = numbered(&mut b[0].rx, 0, 1);
         // With a domain, only mapping it tells.
-        assert_eq!(a[0].tx.room(&foreign), if premapped { Room::Now } else { Room::Never });
+        assert_eq!(a[0].tx.sendable(&foreign), if premapped { Sendable::Now } else { Sendable::Never });
         let mut bulk = TxBulk::holding(&mut a[0].tx, 64);
         bulk.push(foreign);
         bulk.flush();

@@ -8,7 +8,7 @@ use crate::fake::Fake;
 use crate::held;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA};
 use crate::options::UmemOptions;
-use netmem_packet::{Armed, Checksum, Handler, Packet, Poll, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
+use netmem_packet::{Armed, Checksum, Handler, Packet, Poll, RxQueue, Sendable, TxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::KernelShared;
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -115,7 +115,7 @@ fn indices_that_cannot_be_stop_the_queues() {
     fake.tx().flush();
     assert_eq!(fake.tx().stats().stopped, Some(Fault::Index { producer: 1, consumer: 5 }));
     let refused = fake.tx().send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).unwrap_err();
-    assert_eq!(fake.tx().room(&refused), Room::Never);
+    assert_eq!(fake.tx().sendable(&refused), Sendable::Never);
     drop(refused);
     let key = fake.tx().socket().key();
     drop((fake.tx.take(), fake.rx.take()));
@@ -246,7 +246,7 @@ fn packets_in_more_parts_than_the_driver_sends_are_copied() {
                 sent.meta.checksum = Checksum::Partial { start: 14, offset: 6 };
             }
             let bytes = sent.to_vec();
-            assert_eq!(fake.tx().room(&sent), Room::Now);
+            assert_eq!(fake.tx().sendable(&sent), Sendable::Now);
             fake.tx().send(sent).unwrap();
             fake.tx().flush();
             let copied = descriptors.len() < parts;
@@ -274,7 +274,7 @@ fn packets_in_more_parts_than_the_driver_sends_are_copied() {
         let mut long = packet(&mut pool, 4, 3056);
         let more = 3 * 4096 - start - long.len() + 1;
         long.push(pool.alloc().unwrap().freeze_range(0..more)).unwrap();
-        assert_eq!(fake.tx().room(&long), Room::Never);
+        assert_eq!(fake.tx().sendable(&long), Sendable::Never);
         drop(fake.tx().send(long).unwrap_err());
         assert_eq!((fake.tx().stats().bad_shape, fake.tx().outstanding(), pool.stats().inflight()), (1, 0, 0));
         // All pages are held.

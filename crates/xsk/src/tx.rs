@@ -55,7 +55,7 @@ use crate::stats::{TxStats, state};
 use crate::sys;
 use crate::umem::{Layout, Umem, UmemMemory};
 use crate::waiting::Waiting;
-use netmem_packet::{Armed, Checksum, MAX_FRAGS, Meta, Packet, Reach, Room, TxQueue, Wait};
+use netmem_packet::{Armed, Checksum, MAX_FRAGS, Meta, Packet, Reach, Sendable, TxQueue, Wait};
 use netmem_pool::{Frag, KernelShared, PoolOptions, Provider, Region, SharedPool};
 use rustix::io::Errno;
 use std::fmt;
@@ -443,7 +443,7 @@ impl<M: UmemMemory> XskTx<M> {
     #[cold]
     #[inline(never)]
     fn send_metadata(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
-        let possible = self.takes(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
+        let possible = self.supports(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
         let metadata = if possible { request.encode(packet.meta) } else { None };
         let Some(metadata) = metadata else {
             self.stats.no_offload += 1;
@@ -580,21 +580,21 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
     }
 
-    fn room(&self, packet: &Packet<M>) -> Room {
-        if self.stats.stopped.is_some() || !self.takes(packet.meta) {
-            return Room::Never;
+    fn sendable(&self, packet: &Packet<M>) -> Sendable {
+        if self.stats.stopped.is_some() || !self.supports(packet.meta) {
+            return Sendable::Never;
         }
         match self.pieces(packet).or_else(Refusal::copied) {
-            Err(_) => Room::Never,
-            Ok(pieces) if self.limit - self.out.total() >= pieces && self.tx.seems_free() >= pieces => Room::Now,
-            Ok(_) => Room::Later,
+            Err(_) => Sendable::Never,
+            Ok(pieces) if self.limit - self.out.total() >= pieces && self.tx.seems_free() >= pieces => Sendable::Now,
+            Ok(_) => Sendable::Later,
         }
     }
 
     /// Whether the queue takes frames with this `meta`: they must not need segmentation. The device computes their
     /// checksums only if the UMEM was made for [metadata](crate::UmemOptions::tx_metadata).
     #[inline]
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         meta.gso.is_none() && (self.layout.tx_metadata || !matches!(meta.checksum, Checksum::Partial { .. }))
     }
 

@@ -89,12 +89,12 @@ fn a_fragment_across_chunks_is_sent_whole() {
 /// What the queue cannot send comes back as it was.
 #[test]
 fn what_cannot_be_sent_is_refused() {
-    use netmem_packet::{Checksum, Reach, Room};
+    use netmem_packet::{Checksum, Reach, Sendable};
     in_namespace(|| {
         let mut bench = Bench::new(4096, 1500, &UmemOptions::new(), QueueOptions::new().multi_buffer(false));
         let mut pool = bench.pool(256);
         let two = packet(&frame(4200, 1), 2100, || pool.alloc().unwrap());
-        assert_eq!(bench.tx.room(&two), Room::Never);
+        assert_eq!(bench.tx.sendable(&two), Sendable::Never);
         let two = bench.tx.send(two).unwrap_err();
         assert_eq!(two.to_vec(), frame(4200, 1));
         let mut partial = packet(&frame(60, 1), 2100, || pool.alloc().unwrap());

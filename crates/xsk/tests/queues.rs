@@ -417,7 +417,7 @@ fn the_device_computes_checksums() {
         let start = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         for len in [60, 61, 777, 1514] {
             let (bytes, meta) = partial(len);
-            assert!(bench.tx.takes(meta));
+            assert!(bench.tx.supports(meta));
             let mut page = pool.alloc().unwrap();
             page.copy_from(64, &bytes).unwrap();
             let mut packet = Packet::new(page.freeze_range(64..64 + len));

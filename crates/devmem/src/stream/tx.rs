@@ -4,7 +4,7 @@ use super::context::Context;
 use super::range::{InFlight, Range};
 use crate::binding::BindingCount;
 use netmem_inet::Unsent;
-use netmem_packet::{Armed, DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Room, SplitTxQueue, TxQueue, Wait};
+use netmem_packet::{Armed, DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Sendable, SplitTxQueue, TxQueue, Wait};
 use netmem_pool::{DmaDomain, Frag};
 use netmem_refs::PercpuRef;
 use std::fmt;
@@ -64,9 +64,9 @@ impl<T: SplitTxQueue<InFlight<C>>, C: BindingCount> StreamTx<T, C> {
     /// Sends a frame that consists of `packet` and the payload that was collected.
     pub(crate) fn send(&mut self, packet: Packet<T::Mem>) -> Result<(), Unsent> {
         let Err(packet) = self.queue.send_split(packet, &mut self.payload) else { return Ok(()) };
-        let room = self.queue.room_split(&packet, &self.payload);
+        let sendable = self.queue.sendable_split(&packet, &self.payload);
         self.payload.clear();
-        Err(if room == Room::Never { Unsent::Never } else { Unsent::Later })
+        Err(if sendable == Sendable::Never { Unsent::Never } else { Unsent::Later })
     }
 
     /// Discards the frame that is being made, because it can never be sent.
@@ -86,13 +86,13 @@ impl<T: TxQueue, C: BindingCount> TxQueue for StreamTx<T, C> {
     }
 
     #[inline]
-    fn room(&self, packet: &Packet<T::Mem>) -> Room {
-        self.queue.room(packet)
+    fn sendable(&self, packet: &Packet<T::Mem>) -> Sendable {
+        self.queue.sendable(packet)
     }
 
     #[inline]
-    fn takes(&self, meta: Meta) -> bool {
-        self.queue.takes(meta)
+    fn supports(&self, meta: Meta) -> bool {
+        self.queue.supports(meta)
     }
 
     #[inline]

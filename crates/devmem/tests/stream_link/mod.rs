@@ -9,8 +9,8 @@ use netmem_inet::wire::{self, MAX_HEAD, Mac, Network, Transport};
 use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
 use netmem_netem::{Delivery, Link, LinkOptions, flip};
 use netmem_packet::{
-    Armed, Checksum, DeviceFrag, DevicePayload, EitherFrame, Gso, Meta, Packet, Reach, Room, SplitFrame, SplitRxQueue,
-    SplitTxQueue, Sum, TxQueue, Wait,
+    Armed, Checksum, DeviceFrag, DevicePayload, EitherFrame, Gso, Meta, Packet, Reach, Sendable, SplitFrame,
+    SplitRxQueue, SplitTxQueue, Sum, TxQueue, Wait,
 };
 use netmem_pool::{
     Device, DmaDomain, Frag, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool,
@@ -169,7 +169,7 @@ impl TxQueue for Tx {
     type Mem = PeerShared;
 
     fn send(&mut self, packet: Packet<PeerShared>) -> Result<(), Packet<PeerShared>> {
-        if self.room(&packet) != Room::Now {
+        if self.sendable(&packet) != Sendable::Now {
             return Err(packet);
         }
         self.leave(packet.meta, packet.to_vec());
@@ -177,11 +177,11 @@ impl TxQueue for Tx {
         Ok(())
     }
 
-    fn room(&self, _: &Packet<PeerShared>) -> Room {
-        if self.held.len() < self.nic.borrow().ring { Room::Now } else { Room::Later }
+    fn sendable(&self, _: &Packet<PeerShared>) -> Sendable {
+        if self.held.len() < self.nic.borrow().ring { Sendable::Now } else { Sendable::Later }
     }
 
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         meta.gso.is_none() || self.nic.borrow().cuts
     }
 
@@ -205,7 +205,7 @@ impl SplitTxQueue<InFlight<netmem_refs::PercpuRef>> for Tx {
         head: Packet<PeerShared>,
         payload: &mut Vec<DeviceFrag<InFlight<netmem_refs::PercpuRef>>>,
     ) -> Result<(), Packet<PeerShared>> {
-        if self.room(&head) != Room::Now {
+        if self.sendable(&head) != Sendable::Now {
             return Err(head);
         }
         let mut bytes = head.to_vec();
@@ -219,8 +219,12 @@ impl SplitTxQueue<InFlight<netmem_refs::PercpuRef>> for Tx {
         Ok(())
     }
 
-    fn room_split(&self, head: &Packet<PeerShared>, _: &[DeviceFrag<InFlight<netmem_refs::PercpuRef>>]) -> Room {
-        self.room(head)
+    fn sendable_split(
+        &self,
+        head: &Packet<PeerShared>,
+        _: &[DeviceFrag<InFlight<netmem_refs::PercpuRef>>],
+    ) -> Sendable {
+        self.sendable(head)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::wire::{
     Body, Emitted, EthernetHeader, Flow, FragmentHeader, HEADROOM, Ip, MAX_HEADERS, Outer, emit_fragment, emit_tcp,
     emit_udp, protocol,
 };
-use netmem_packet::{Checksum, MAX_FRAGS, Packet, Room, TxQueue};
+use netmem_packet::{Checksum, MAX_FRAGS, Packet, Sendable, TxQueue};
 use netmem_pool::{Frag, Mapped, Page, SharedPool};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -124,7 +124,7 @@ impl<M: Mapped> Egress<M> {
         send: impl FnOnce(&mut T, Packet<M>) -> Result<R, Packet<M>>,
     ) -> Result<Option<R>, Packet<M>> {
         if let Checksum::Partial { .. } = packet.meta.checksum
-            && !tx.takes(packet.meta)
+            && !tx.supports(packet.meta)
         {
             // The headers are in a separate page, so no page is needed.
             if packet.complete_checksum(|| None).is_err() {
@@ -138,7 +138,7 @@ impl<M: Mapped> Egress<M> {
                 self.stats.sent += 1;
                 Ok(Some(sent))
             }
-            Err(packet) if tx.room(&packet) == Room::Later => Err(packet),
+            Err(packet) if tx.sendable(&packet) == Sendable::Later => Err(packet),
             Err(_) => {
                 self.stats.refused += 1;
                 Ok(None)

@@ -176,7 +176,7 @@ where
         let cuts = [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| {
             let takes = |ecn| {
                 let gso = Gso { kind, size: 1460, headers: 54, ecn };
-                tx.takes(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
+                tx.supports(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
             };
             match (takes(true), takes(false)) {
                 (true, _) => Cuts::All,

@@ -8,7 +8,7 @@ use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpStream, Time};
 use netmem_packet::{
-    Armed, Checksum, Handler, Meta, Packet, Poll, Reach, Room, RxQueue, TxQueue, Verdict, Wait, XdpFrame,
+    Armed, Checksum, Handler, Meta, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Verdict, Wait, XdpFrame,
 };
 use netmem_pool::{Frag, Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
 use rustix::event::{EventfdFlags, eventfd};
@@ -126,22 +126,22 @@ impl TxQueue for MemTx {
     type Mem = Private;
 
     fn send(&mut self, packet: Packet<Private>) -> Result<(), Packet<Private>> {
-        if self.ring.len() == self.size || !self.takes(packet.meta) {
+        if self.ring.len() == self.size || !self.supports(packet.meta) {
             return Err(packet);
         }
         self.ring.push_back(packet);
         Ok(())
     }
 
-    fn room(&self, packet: &Packet<Private>) -> Room {
+    fn sendable(&self, packet: &Packet<Private>) -> Sendable {
         match self.ring.len() == self.size {
-            _ if !self.takes(packet.meta) => Room::Never,
-            true => Room::Later,
-            false => Room::Now,
+            _ if !self.supports(packet.meta) => Sendable::Never,
+            true => Sendable::Later,
+            false => Sendable::Now,
         }
     }
 
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         let marked = meta.gso.is_some_and(|gso| gso.ecn);
         self.offloads && (self.ecn || !marked)
             || meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })

@@ -1,6 +1,6 @@
 //! A transmit queue that accepts every packet: offloads that its device lacks are done in software.
 
-use crate::device::{Reach, Room, TxQueue};
+use crate::device::{Reach, Sendable, TxQueue};
 use crate::meta::Meta;
 use crate::packet::Packet;
 use netmem_pool::{Frag, Mapped, Page};
@@ -28,7 +28,7 @@ pub struct SoftwareStats {
 /// A transmit queue in front of another one. If the other queue's device lacks an offload that a packet needs, the
 /// checksum is computed, or the packet is cut into segments, in software.
 ///
-/// If the queue [takes](TxQueue::takes) a packet as it is, the packet passes through, for one comparison. Otherwise
+/// If the queue [supports](TxQueue::supports) a packet as it is, the packet passes through, for one comparison. Otherwise
 /// `pages` is asked for pages: one for the headers of each segment, and one for a checksum in a page with another
 /// holder. Payload is not copied. It is read if checksums are computed.
 ///
@@ -57,7 +57,7 @@ pub struct SoftwareTx<T: TxQueue, P> {
     /// Segments of the last packet that was cut, for which the queue had no room.
     waiting: VecDeque<Packet<T::Mem>>,
     /// Why the last packet that needed software was refused.
-    room: Room,
+    sendable: Sendable,
     stats: SoftwareStats,
 }
 
@@ -68,7 +68,7 @@ where
     /// Puts it in front of `queue`. `pages` must be in memory that the queue's device reaches, such as pages of one of
     /// the device's pools.
     pub fn new(queue: T, pages: P) -> Self {
-        Self { queue, pages, waiting: VecDeque::new(), room: Room::Now, stats: SoftwareStats::default() }
+        Self { queue, pages, waiting: VecDeque::new(), sendable: Sendable::Now, stats: SoftwareStats::default() }
     }
 
     /// The counters so far.
@@ -93,7 +93,7 @@ where
         while let Some(segment) = self.waiting.pop_front() {
             match self.queue.send(segment) {
                 Ok(()) => {}
-                Err(segment) if self.queue.room(&segment) == Room::Later => {
+                Err(segment) if self.queue.sendable(&segment) == Sendable::Later => {
                     self.waiting.push_front(segment);
                     break;
                 }
@@ -110,13 +110,13 @@ where
     fn soften(&mut self, mut packet: Packet<T::Mem>) -> Result<(), Packet<T::Mem>> {
         self.drain();
         let meta = std::mem::take(&mut packet.meta);
-        self.room = if self.waiting.is_empty() { self.queue.room(&packet) } else { Room::Later };
+        self.sendable = if self.waiting.is_empty() { self.queue.sendable(&packet) } else { Sendable::Later };
         packet.meta = meta;
-        if self.room == Room::Now && self.queue.takes(meta) {
+        if self.sendable == Sendable::Now && self.queue.supports(meta) {
             return self.queue.send(packet);
         }
         // At least a part of the segments can be sent.
-        if self.room != Room::Now {
+        if self.sendable != Sendable::Now {
             return Err(packet);
         }
         let mut had_page = true;
@@ -134,7 +134,7 @@ where
             self.stats.checksummed += 1;
             return self.queue.send(packet);
         }
-        let complete = !self.queue.takes(Meta { gso: None, ..meta });
+        let complete = !self.queue.supports(Meta { gso: None, ..meta });
         match packet.segment(complete, &mut page) {
             Ok(segments) => {
                 self.stats.segmented += 1;
@@ -150,10 +150,10 @@ where
     fn refuse(&mut self, packet: Packet<T::Mem>, had_page: bool) -> Packet<T::Mem> {
         if had_page {
             self.stats.refused += 1;
-            self.room = Room::Never;
+            self.sendable = Sendable::Never;
         } else {
             self.stats.no_page += 1;
-            self.room = Room::Later;
+            self.sendable = Sendable::Later;
         }
         packet
     }
@@ -167,19 +167,19 @@ where
 
     #[inline]
     fn send(&mut self, packet: Packet<T::Mem>) -> Result<(), Packet<T::Mem>> {
-        if self.waiting.is_empty() && self.queue.takes(packet.meta) {
+        if self.waiting.is_empty() && self.queue.supports(packet.meta) {
             return self.queue.send(packet);
         }
         self.soften(packet)
     }
 
-    /// The queue's answer, and [`Room::Later`] while segments wait. For a packet that needs software, the answer
+    /// The queue's answer, and [`Sendable::Later`] while segments wait. For a packet that needs software, the answer
     /// follows from its last attempt: sending can fail, and this tells why.
-    fn room(&self, packet: &Packet<T::Mem>) -> Room {
+    fn sendable(&self, packet: &Packet<T::Mem>) -> Sendable {
         if !self.waiting.is_empty() {
-            return Room::Later;
+            return Sendable::Later;
         }
-        if self.queue.takes(packet.meta) { self.queue.room(packet) } else { self.room }
+        if self.queue.supports(packet.meta) { self.queue.sendable(packet) } else { self.sendable }
     }
 
     fn flush(&mut self) {
@@ -190,7 +190,7 @@ where
     fn complete(&mut self) -> usize {
         let completed = self.queue.complete();
         if completed > 0 {
-            self.room = Room::Now;
+            self.sendable = Sendable::Now;
         }
         if !self.waiting.is_empty() {
             // Done here, because a caller that has nothing to send may not flush.
@@ -201,7 +201,7 @@ where
     }
 
     #[inline]
-    fn takes(&self, _: Meta) -> bool {
+    fn supports(&self, _: Meta) -> bool {
         true
     }
 

@@ -9,7 +9,7 @@
 
 use super::stats::TxStats;
 use super::tx::VirtioTx;
-use netmem_packet::{DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Room, SplitTxQueue, TxQueue};
+use netmem_packet::{DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Sendable, SplitTxQueue, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::ops::Range;
@@ -102,11 +102,11 @@ impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
         Ok(())
     }
 
-    fn room_split(&self, head: &Packet<M>, payload: &[DeviceFrag<H>]) -> Room {
+    fn sendable_split(&self, head: &Packet<M>, payload: &[DeviceFrag<H>]) -> Sendable {
         if payload.len() > MAX_FRAGS || !payload.iter().all(|f| self.known.has(f.dma, f.len)) {
-            return Room::Never;
+            return Sendable::Never;
         }
-        self.tx.room_with(head, payload.len())
+        self.tx.sendable_with(head, payload.len())
     }
 }
 
@@ -117,12 +117,12 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
         self.tx.send(packet)
     }
 
-    fn room(&self, packet: &Packet<M>) -> Room {
-        self.tx.room(packet)
+    fn sendable(&self, packet: &Packet<M>) -> Sendable {
+        self.tx.sendable(packet)
     }
 
-    fn takes(&self, meta: Meta) -> bool {
-        self.tx.takes(meta)
+    fn supports(&self, meta: Meta) -> bool {
+        self.tx.supports(meta)
     }
 
     fn flush(&mut self) {

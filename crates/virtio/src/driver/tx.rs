@@ -14,7 +14,7 @@ use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::{DriverFormat, DriverQueue, LOOK, Segment, Vacant, with_queue};
-use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Room, TxQueue};
+use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Sendable, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     }
 
     /// Whether there is room for a packet and `more` fragments of payload.
-    pub(super) fn room_with(&self, packet: &Packet<M>, more: usize) -> Room {
+    pub(super) fn sendable_with(&self, packet: &Packet<M>, more: usize) -> Sendable {
         let Outlet { stats, space, .. } = &self.outlet;
         let n = segments(packet) + more;
         let (ever, now) = with_queue!(&self.ring.queue, queue => (queue.ever_fits(n), queue.fits(n)));
@@ -111,9 +111,9 @@ impl<M: PeerMemory> VirtioTx<M> {
             || !ever
             || packet.fragments().any(|f| space.reach(f) == Reach::Never);
         match now {
-            _ if never => Room::Never,
-            false => Room::Later,
-            true => Room::Now,
+            _ if never => Sendable::Never,
+            false => Sendable::Later,
+            true => Sendable::Now,
         }
     }
 
@@ -396,12 +396,12 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
         with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet, |packet| packet.head().clone()))
     }
 
-    fn room(&self, packet: &Packet<M>) -> Room {
-        self.room_with(packet, 0)
+    fn sendable(&self, packet: &Packet<M>) -> Sendable {
+        self.sendable_with(packet, 0)
     }
 
     #[inline]
-    fn takes(&self, meta: Meta) -> bool {
+    fn supports(&self, meta: Meta) -> bool {
         !self.outlet.lacks_offload(meta)
     }
 

@@ -204,7 +204,7 @@ where
             at = (at + 1) % out.len();
             let place = &mut out[at];
             if let Some(tokens) = place {
-                let freed = returner.give_back(&tokens.map(|start| TokenRange { start, count: 1 }));
+                let freed = returner.return_tokens(&tokens.map(|start| TokenRange { start, count: 1 }));
                 assert_eq!(freed, BATCH);
             }
             let first = batches.next().unwrap() * BATCH;

@@ -116,7 +116,7 @@ fn devmem() -> Done {
     let token = receive.reserve(&memory, 3)?;
     // SAFETY: the reference is ours.
     unsafe { receive.commit() };
-    returner.give_back(&[token.into()])?;
+    returner.return_tokens(&[token.into()])?;
     assert_eq!(memory.0.load(Ordering::Relaxed), 0);
     Ok(())
 }

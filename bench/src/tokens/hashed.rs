@@ -87,7 +87,7 @@ impl Receive for Hashed {
 
 impl Return for Hashed {
     #[inline]
-    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize {
         let (mut keys, mut n, mut freed) = ([0; BATCH], 0, 0);
         let mut counts = self.lock();
         for token in each(ranges) {

@@ -104,7 +104,7 @@ impl<const EACH: bool, P: Pages> Receive for Locked<EACH, P> {
 
 impl<const EACH: bool, P: Pages> Return for Locked<EACH, P> {
     #[inline]
-    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize {
         let mut freed = 0;
         if EACH {
             for token in each(ranges) {

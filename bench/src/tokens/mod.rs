@@ -59,7 +59,7 @@ pub trait Receive: Send {
 /// The side that gives tokens back, on any thread.
 pub trait Return: Clone + Send + Sync {
     /// Gives tokens back. Returns how many fragments were freed.
-    fn give_back(&self, ranges: &[TokenRange]) -> usize;
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize;
 }
 
 /// All tokens of some ranges.
@@ -90,12 +90,12 @@ mod tests {
         let mut tokens = vec![0; fragments.len()];
         receiver.receive(&fragments, &mut tokens);
         let mut ranges: Vec<TokenRange> = tokens.iter().map(|&start| TokenRange { start, count: 1 }).collect();
-        assert_eq!(returner.give_back(&ranges[..100]), 100);
+        assert_eq!(returner.return_tokens(&ranges[..100]), 100);
         assert_eq!(bindings.iter().map(|b| b.puts()).sum::<u64>(), 100);
         ranges[0] = TokenRange { start: u32::MAX - 3, count: 9 };
-        assert_eq!(ranges[100..].chunks(100).map(|chunk| returner.give_back(chunk)).sum::<usize>(), 200);
+        assert_eq!(ranges[100..].chunks(100).map(|chunk| returner.return_tokens(chunk)).sum::<usize>(), 200);
         assert_eq!(
-            ranges.chunks(100).map(|chunk| returner.give_back(chunk)).sum::<usize>(),
+            ranges.chunks(100).map(|chunk| returner.return_tokens(chunk)).sum::<usize>(),
             0,
             "nothing is freed twice"
         );

@@ -42,7 +42,7 @@ impl Receive for Receiver {
 
 impl Return for Returner<Arc<Niovs>> {
     #[inline]
-    fn give_back(&self, ranges: &[TokenRange]) -> usize {
-        Returner::give_back(self, ranges).unwrap_or(0)
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize {
+        Returner::return_tokens(self, ranges).unwrap_or(0)
     }
 }

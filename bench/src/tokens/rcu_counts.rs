@@ -77,7 +77,7 @@ impl Receive for RcuTree {
 
 impl Return for RcuTree {
     #[inline]
-    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize {
         let (bindings, root) = &*self.0;
         rcu::read(|guard| {
             let mut freed = 0;

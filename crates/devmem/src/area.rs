@@ -74,11 +74,11 @@ impl<M: Memory> Area<M> {
         // Only the entries that are there now are taken: the user may fill the ring meanwhile.
         for _ in 0..ring.slots() {
             let Ok(offset) = ring.pop() else { return };
-            self.give_back(offset);
+            self.return_buffer(offset);
         }
     }
 
-    fn give_back(&self, offset: u64) {
+    fn return_buffer(&self, offset: u64) {
         let index = offset / self.supply.page_size() as u64;
         let index = u32::try_from(index).ok().filter(|&i| i < self.supply.region().pages());
         match index {
@@ -243,7 +243,7 @@ impl<M: Memory> RefillRing<M> {
     fn push_slowly(&mut self, offset: u64) {
         self.area.ring_full.fetch_add(1, Ordering::Relaxed);
         self.area.drain();
-        self.area.give_back(offset);
+        self.area.return_buffer(offset);
     }
 
     /// Returns all buffers in the ring, without waiting until a queue takes pages.

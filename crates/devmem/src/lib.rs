@@ -23,7 +23,7 @@
 //!
 //! ```text
 //!   TokenTable (&mut)     receive: reserve ... reserve, commit      an atomic addition for each page
-//!   Returner (any thread) give_back(ranges)                         an atomic exchange for each fragment
+//!   Returner (any thread) return_tokens(ranges)                         an atomic exchange for each fragment
 //!   the last handle       drop: all pages that are held are given back
 //! ```
 //!
@@ -54,7 +54,7 @@
 //! unsafe { receive.commit() };
 //!
 //! assert_eq!(tokens[0], tokens[1]);
-//! assert_eq!(returner.give_back(&[tokens[0].into()])?, 1);
+//! assert_eq!(returner.return_tokens(&[tokens[0].into()])?, 1);
 //! drop((table, returner)); // and the other
 //! assert_eq!(binding.0.load(Ordering::Relaxed), 0);
 //! # Ok(())

@@ -117,7 +117,7 @@ fn last_put_against_unbind<C: Count>() {
         }
         let returner = table.returner();
         let other = thread::spawn(move || {
-            let freed = returner.give_back(&[TokenRange { start: 1, count: 1 }]);
+            let freed = returner.return_tokens(&[TokenRange { start: 1, count: 1 }]);
             assert_eq!(freed, Ok(1));
         });
         unbind(owner);

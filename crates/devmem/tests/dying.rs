@@ -308,7 +308,7 @@ fn a_backend_that_dies() {
     drop((pages, pool));
 
     let tokens: Vec<_> = all.iter().map(|held| held.token).collect();
-    assert_eq!(socket.returner().give_back(&tokens), Ok(6));
+    assert_eq!(socket.returner().return_tokens(&tokens), Ok(6));
     assert_eq!(binding.stats().in_use, POSTED);
     // No thread waits for the other pages, and the binding does not count as drained.
     let memory_of = binding.reference();
@@ -347,7 +347,7 @@ fn bound_again_after_a_death() {
         if held.len() as u64 == PAGES - POSTED {
             held.iter().for_each(|held| held.assert_whole(&memory));
             let tokens: Vec<_> = held.drain(..).map(|held| held.token).collect();
-            tokens.chunks(100).for_each(|some| assert_eq!(socket.returner().give_back(some), Ok(some.len())));
+            tokens.chunks(100).for_each(|some| assert_eq!(socket.returner().return_tokens(some), Ok(some.len())));
         }
     }
     assert_eq!(pages.len() as u64, PAGES);

@@ -66,7 +66,7 @@ fn datagrams_that_only_the_device_sees() {
             let n = kernel.recv(&mut back).unwrap();
             assert!(back[..n] == bytes, "datagram {seed} comes back with other bytes");
             until(|| lab.tx[0].complete() == 1);
-            assert_eq!(returner.give_back(&[token.into()]), Ok(1));
+            assert_eq!(returner.return_tokens(&[token.into()]), Ok(1));
             assert_eq!(memory.mappings(), 0, "device memory is mapped here");
         }
         // Check that the test finds a mapping if there is one.

@@ -301,7 +301,7 @@ fn there_and_back_with(mut ours: Ours, kernels: &[Kernel], datagrams: u64, pages
                 back += 1;
             }
             let tokens: Vec<_> = got.device.into_iter().map(|place| place.token).collect();
-            assert_eq!(returner.give_back(&tokens), Ok(tokens.len()));
+            assert_eq!(returner.return_tokens(&tokens), Ok(tokens.len()));
         }
     }
     let s = socket[0].stats();
@@ -380,7 +380,7 @@ fn the_kernels_udp_steered() {
                 held.push_back((socket, token));
                 if held.len() > 100 {
                     let (socket, token) = held.pop_front().expect("just looked");
-                    assert_eq!(returners[socket].give_back(&[token]), Ok(1));
+                    assert_eq!(returners[socket].return_tokens(&[token]), Ok(1));
                 }
             }
         }
@@ -469,7 +469,7 @@ fn datagrams_that_no_device_verified() {
                 let (_, got) = ours.receive(&mut lax);
                 assert!(!got.received.verified && got.bytes == bytes);
                 for place in got.device {
-                    assert_eq!(lax[0].returner().give_back(&[place.token]), Ok(1));
+                    assert_eq!(lax[0].returner().return_tokens(&[place.token]), Ok(1));
                 }
             }
         }

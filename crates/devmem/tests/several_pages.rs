@@ -85,7 +85,7 @@ fn a_datagram_in_several_pages() {
             let (received, got) = recv(&mut socket, MOST).unwrap();
             assert_eq!((received.fragments, received.end, got), (parts.len(), true, parts.clone()));
             let tokens: Vec<_> = parts.into_iter().filter_map(Part::token).collect();
-            assert_eq!(socket.returner().give_back(&tokens), Ok(pages.len()));
+            assert_eq!(socket.returner().return_tokens(&tokens), Ok(pages.len()));
             assert_eq!(feed.pool.stats().inflight(), 0);
         }
     }
@@ -100,7 +100,7 @@ fn a_datagram_in_several_pages() {
         let (received, got) = recv(&mut socket, MOST).unwrap();
         assert_eq!((received.peer, received.end, got), (peer4(), true, parts.clone()));
         let tokens: Vec<_> = parts.into_iter().filter_map(Part::token).collect();
-        assert_eq!(socket.returner().give_back(&tokens), Ok(held as usize));
+        assert_eq!(socket.returner().return_tokens(&tokens), Ok(held as usize));
     }
     assert_eq!((socket.stats().fragments, table.stats()), (2 * 3 * (3 + 2 + 2 + 2 + 16 + 17) + 6, Default::default()));
     drop((socket, queue));
@@ -130,7 +130,7 @@ fn calls_with_little_room_receive_the_rest_in_order() {
             let calls = if whole { MOST } else { 1 };
             for (call, chunk) in parts.chunks(room).enumerate().take(calls) {
                 let rest: Vec<_> = parts[call * room..].iter().copied().filter_map(Part::token).collect();
-                assert_eq!(returner.give_back(&rest), Ok(0), "nothing of the rest has a token");
+                assert_eq!(returner.return_tokens(&rest), Ok(0), "nothing of the rest has a token");
                 let (received, got) = recv(&mut socket, room).unwrap();
                 assert_eq!((got, received.peer), (chunk.to_vec(), peer4()));
                 assert_eq!(received.end, (call + 1) * room >= parts.len());
@@ -139,7 +139,7 @@ fn calls_with_little_room_receive_the_rest_in_order() {
                 let (received, got) = recv(&mut socket, room).unwrap();
                 assert!(received.end && got.len() == 1, "the next datagram follows");
                 let tokens: Vec<_> = parts.into_iter().chain(got).filter_map(Part::token).collect();
-                assert_eq!(returner.give_back(&tokens), Ok(6));
+                assert_eq!(returner.return_tokens(&tokens), Ok(6));
             }
         }
         drop((socket, returner, queue));
@@ -226,7 +226,7 @@ fn any_bytes_in_any_pages() {
             }
         }
         several += usize::from(tokens.len() > 1);
-        assert!(end && socket.returner().give_back(&tokens) == Ok(tokens.len()), "round {round}");
+        assert!(end && socket.returner().return_tokens(&tokens) == Ok(tokens.len()), "round {round}");
         assert_eq!(feed.pool.stats().inflight(), 0, "round {round}");
     }
     assert!(several > 1000, "{several} datagrams were in several pages");
@@ -285,7 +285,7 @@ fn long_frames_there_and_back() {
         }
         assert!(bytes == sent, "round {round}: {len} bytes are not as they were sent");
         let tokens: Vec<_> = got.iter().copied().filter_map(Part::token).collect();
-        assert_eq!(socket.returner().give_back(&tokens), Ok(got.len()));
+        assert_eq!(socket.returner().return_tokens(&tokens), Ok(got.len()));
     }
     lab.tx.push(tx);
     lab.net.unbind(binding).unwrap();

@@ -96,7 +96,7 @@ fn no_delivery_is_missed() {
             for _ in 0..DATAGRAMS {
                 let Ok(Received { fragments: 1, .. }) = socket.recv_timeout(&mut out, None) else { panic!("one") };
                 let Fragment::Device { token, .. } = out[0] else { panic!("in device memory") };
-                assert_eq!(returner.give_back(&[token.into()]), Ok(1));
+                assert_eq!(returner.return_tokens(&[token.into()]), Ok(1));
                 received.fetch_add(1, SeqCst);
             }
             done.store(true, SeqCst);

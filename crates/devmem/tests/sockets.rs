@@ -46,7 +46,7 @@ fn what_is_received() {
         if beyond > 0 {
             let Some(Fragment::Device { binding: id, offset, len, token }) = parts.next() else { panic!("a fragment") };
             assert_eq!((id, len, Some((offset, token.0 - 1))), (binding.id(), beyond, place));
-            assert_eq!(socket.returner().give_back(&[token.into()]), Ok(1));
+            assert_eq!(socket.returner().return_tokens(&[token.into()]), Ok(1));
         }
     }
     queue.frame(feed.split(&udp6(9, 300), 62, VERIFIED));
@@ -85,11 +85,11 @@ fn a_receive_that_is_cut_short() {
     assert_eq!(socket.recv(&mut one), Ok(Received { fragments: 1, ..cut }));
     assert!(matches!(&one[0], Fragment::Linear(bytes) if bytes.len() == 58));
     // The token that the rest will have is not valid yet.
-    assert_eq!(returner.give_back(&[range(1, 64)]), Ok(0));
+    assert_eq!(returner.return_tokens(&[range(1, 64)]), Ok(0));
     assert_eq!((socket.recv(&mut []), socket.stats().queued), (Ok(cut), 1));
     assert_eq!(socket.recv(&mut one), Ok(Received { fragments: 1, end: true, ..cut }));
     let Fragment::Device { token, len: 442, .. } = one[0] else { panic!("the rest") };
-    assert_eq!(returner.give_back(&[token.into(), token.into()]), Ok(1));
+    assert_eq!(returner.return_tokens(&[token.into(), token.into()]), Ok(1));
     assert_eq!((feed.pool.stats().inflight(), socket.recv(&mut one)), (0, Err(RecvError::Empty)));
     // Closed with a part of a datagram received.
     queue.frame(feed.split(&udp4(9, 500), 100, VERIFIED));
@@ -259,17 +259,17 @@ fn mistakes() {
     feed.deliver(&mut queue, 9, 1200);
     let tokens: Vec<_> = (0..1200).map(|_| token(&mut socket)).collect();
     // A socket that never received knows no token.
-    assert_eq!(other.returner().give_back(&[tokens[0].into()]), Ok(0));
+    assert_eq!(other.returner().return_tokens(&[tokens[0].into()]), Ok(0));
     assert_eq!(other.stats().foreign, 1);
     let returner = socket.returner();
-    assert!(returner.give_back(&[range(1, 1); MAX_RANGES + 1]).is_err());
+    assert!(returner.return_tokens(&[range(1, 1); MAX_RANGES + 1]).is_err());
     assert_eq!(feed.pool.stats().inflight(), 1200);
     let all = range(tokens.iter().min().unwrap().0, 1025);
-    assert_eq!(returner.give_back(&[all]), Ok(MAX_FRAGMENTS as usize));
-    assert_eq!(returner.give_back(&[range(5000, 1024), range(tokens[1199].0, 1)]), Ok(0), "1024 that are invalid");
+    assert_eq!(returner.return_tokens(&[all]), Ok(MAX_FRAGMENTS as usize));
+    assert_eq!(returner.return_tokens(&[range(5000, 1024), range(tokens[1199].0, 1)]), Ok(0), "1024 that are invalid");
     assert_eq!((feed.pool.stats().inflight(), socket.stats().foreign), (176, 1024));
-    assert_eq!(returner.give_back(&[range(u32::MAX, u32::MAX)]), Ok(0));
-    assert_eq!(returner.give_back(&[range(all.start, 1024)]), Ok(0));
+    assert_eq!(returner.return_tokens(&[range(u32::MAX, u32::MAX)]), Ok(0));
+    assert_eq!(returner.return_tokens(&[range(all.start, 1024)]), Ok(0));
     assert_eq!(socket.stats().excess, 1024);
     drop((socket, other));
     assert_eq!(feed.pool.stats().inflight(), 176, "a handle is left");
@@ -298,7 +298,7 @@ fn two_threads_return_the_same() {
                 s.spawn(move || {
                     barrier.wait();
                     for some in tokens.chunks(100) {
-                        freed.fetch_add(returner.give_back(some).unwrap(), Relaxed);
+                        freed.fetch_add(returner.return_tokens(some).unwrap(), Relaxed);
                     }
                 });
             }
@@ -334,9 +334,9 @@ fn fragments_of_a_page() {
     }
     assert!(seen.iter().zip(0..).all(|(&(offset, token), i)| (offset, token) == (i * 1024, seen[0].1)));
     let (returner, one) = (socket.returner(), TokenRange::from(seen[0].1));
-    assert_eq!(returner.give_back(&[one; 3]), Ok(3));
+    assert_eq!(returner.return_tokens(&[one; 3]), Ok(3));
     assert_eq!(feed.pool.stats().inflight(), 1);
-    assert_eq!(returner.give_back(&[one; 3]), Ok(1));
+    assert_eq!(returner.return_tokens(&[one; 3]), Ok(1));
     assert_eq!((feed.pool.stats().inflight(), socket.stats().excess), (0, 2));
     // Closed with a page held three times, and queued once more.
     four(&mut feed, &mut queue);
@@ -362,14 +362,14 @@ fn unbound_with_data_held_and_queued() {
     tokens.extend((0..5).map(|_| token(&mut socket)));
     let returner = socket.returner();
     let ranges: Vec<_> = tokens.into_iter().map(TokenRange::from).collect();
-    assert_eq!(returner.give_back(&ranges), Ok(15));
+    assert_eq!(returner.return_tokens(&ranges), Ok(15));
     assert!(memory.descriptors() > 0, "five are queued");
     let last: Vec<_> = (0..5).map(|_| TokenRange::from(token(&mut socket))).collect();
     assert_eq!(socket.stats().bindings, 1);
-    assert_eq!(returner.give_back(&last), Ok(5));
+    assert_eq!(returner.return_tokens(&last), Ok(5));
     assert_eq!(socket.stats().bindings, 0);
     memory.assert_gone();
-    assert_eq!(returner.give_back(&ranges), Ok(0));
+    assert_eq!(returner.return_tokens(&ranges), Ok(0));
 }
 
 /// Proves MEM-7: a socket receives the first datagram of a binding after the binding was unbound.
@@ -382,7 +382,7 @@ fn first_received_after_unbinding() {
     feed.deliver(&mut queue, 9, 2);
     drop((queue, feed, binding));
     let one = token(&mut socket);
-    assert_eq!(socket.returner().give_back(&[one.into()]), Ok(1));
+    assert_eq!(socket.returner().return_tokens(&[one.into()]), Ok(1));
     assert!(memory.descriptors() > 0);
     drop(socket);
     memory.assert_gone();
@@ -403,12 +403,12 @@ fn bound_again() {
         feed.deliver(&mut queue, 9, 8);
         let new: Vec<_> = (0..8).map(|_| TokenRange::from(token(&mut socket))).collect();
         assert!(old.iter().all(|o| !new.contains(o)));
-        assert_eq!(returner.give_back(&old), Ok(0));
+        assert_eq!(returner.return_tokens(&old), Ok(0));
         assert_eq!(feed.pool.stats().inflight(), 8);
-        assert_eq!(returner.give_back(&new[..4]), Ok(4));
+        assert_eq!(returner.return_tokens(&new[..4]), Ok(4));
         drop((queue, feed));
         binding.unbind().unwrap();
-        assert_eq!(returner.give_back(&new), Ok(4));
+        assert_eq!(returner.return_tokens(&new), Ok(4));
         old.extend(new);
     }
     assert_eq!(socket.stats().bindings, 0);
@@ -437,7 +437,7 @@ fn several_bindings_while_flows_are_steered() {
         }
         tokens.sort_by_key(|t| t.start);
         assert!(tokens.windows(2).all(|w| w[0].start < w[1].start));
-        assert_eq!(socket.returner().give_back(&tokens), Ok(8));
+        assert_eq!(socket.returner().return_tokens(&tokens), Ok(8));
     }
     assert_eq!(socket.stats().bindings, 4);
     assert!(feeds.iter_mut().all(|(feed, _)| feed.pool.stats().inflight() == 0));
@@ -552,7 +552,7 @@ fn unbound_while_all_goes_on() {
                 }
             });
             s.spawn(move || {
-                returned.iter().for_each(|one| assert_eq!(returner.give_back(&[one]), Ok(1)));
+                returned.iter().for_each(|one| assert_eq!(returner.return_tokens(&[one]), Ok(1)));
             });
             let mut binding = Some(binding);
             for n in 0..2000 {

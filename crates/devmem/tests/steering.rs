@@ -125,7 +125,7 @@ impl User<'_> {
 }
 
 /// Gives tokens back in random order, except the last ones. Returns those.
-fn give_back(
+fn return_tokens(
     returners: &[Returner<BindingRef>],
     held: &Mutex<Held>,
     tokens: &mpsc::Receiver<(usize, Token)>,
@@ -145,7 +145,7 @@ fn give_back(
             some.iter().filter(|t| t.0 == socket).for_each(|t| held.put(socket, t.1));
             drop(held);
             for ranges in ranges.chunks(128) {
-                assert_eq!(returner.give_back(ranges), Ok(ranges.len()));
+                assert_eq!(returner.return_tokens(ranges), Ok(ranges.len()));
             }
         }
     }
@@ -237,7 +237,7 @@ impl Bench {
                 });
                 allowed.store(frames, Relaxed);
             });
-            let gives = s.spawn(move || give_back(&returners, held, &tokens));
+            let gives = s.spawn(move || return_tokens(&returners, held, &tokens));
             let ends = Ends(stop);
             until(|| {
                 seen.fetch_add(user.receive(), Relaxed);
@@ -272,7 +272,7 @@ impl Bench {
         let in_use = || memory_of.iter().map(|m| m.stats().in_use).sum::<u64>();
         assert_eq!(in_use(), outcome.kept.len() as u64, "only held pages are out");
         for (socket, token) in outcome.kept {
-            assert_eq!(sockets[socket].returner().give_back(&[token.into()]), Ok(1));
+            assert_eq!(sockets[socket].returner().return_tokens(&[token.into()]), Ok(1));
         }
         assert_eq!(in_use(), 0);
         for socket in &sockets {

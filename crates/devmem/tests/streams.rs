@@ -133,7 +133,7 @@ fn both_ways(link: &str, cuts: bool, change: impl Fn(&Side)) {
             // Tokens are returned late, and in random order.
             while held[n].len() > if ended[n] { 0 } else { 30 } {
                 let tokens: TokenRange = held[n].swap_remove(rng.usize(..held[n].len()));
-                assert_eq!(stream.returner().give_back(&[tokens]), Ok(tokens.count as usize));
+                assert_eq!(stream.returner().return_tokens(&[tokens]), Ok(tokens.count as usize));
             }
         }
         ended == [true; 2] && senders.iter().all(|sender| sender.places.is_empty())
@@ -220,20 +220,20 @@ fn streams_share_one_table_and_no_tokens() {
     // Each returns the tokens of the next one.
     let returners: Vec<_> = streams.iter().map(|(_, server)| server.returner()).collect();
     for (n, returner) in returners.iter().enumerate() {
-        assert_eq!(returner.give_back(&held[(n + 1) % 100]), Ok(0));
+        assert_eq!(returner.return_tokens(&held[(n + 1) % 100]), Ok(0));
     }
     assert!(streams.iter().all(|(_, server)| server.stats().excess == 4 && server.stats().out == 4));
     assert_eq!(pair.far.stack.pages(), 400);
     // Tokens of no binding.
     assert_eq!(
-        returners[0].give_back(&[TokenRange { start: 5000, count: 3 }, TokenRange { start: 0, count: 1 }]),
+        returners[0].return_tokens(&[TokenRange { start: 5000, count: 3 }, TokenRange { start: 0, count: 1 }]),
         Ok(0)
     );
     assert_eq!(streams[0].1.stats().foreign, 4);
     // Half of the streams return all their tokens twice.
     for (returner, held) in returners.iter().zip(&held).take(50) {
-        assert_eq!(returner.give_back(held), Ok(4));
-        assert_eq!(returner.give_back(held), Ok(0));
+        assert_eq!(returner.return_tokens(held), Ok(4));
+        assert_eq!(returner.return_tokens(held), Ok(0));
     }
     assert_eq!(pair.far.stack.pages(), 200);
     // The other streams are dropped: first the streams, and then their last handles.
@@ -255,7 +255,7 @@ fn a_short_receive_leaves_nothing_behind() {
     pair.until(|_| server.tcp().readable() == 14_480);
     let (returner, mut position) = (server.returner(), 0);
     assert_eq!(server.recv(&mut []), Err(StreamError::Socket(SocketError::WouldBlock)));
-    assert_eq!(returner.give_back(&[TokenRange { start: 1, count: 1024 }]), Ok(0), "no token was delivered");
+    assert_eq!(returner.return_tokens(&[TokenRange { start: 1, count: 1024 }]), Ok(0), "no token was delivered");
     for n in 1..=10 {
         let mut one = [StreamFragment::Empty];
         assert_eq!(server.recv(&mut one), Ok(1));
@@ -264,7 +264,7 @@ fn a_short_receive_leaves_nothing_behind() {
         position += u64::from(len);
         assert_eq!((len, tokens.count, server.stats().out), (1448, 1, n));
     }
-    assert_eq!(returner.give_back(&[TokenRange { start: 1, count: 1024 }]), Ok(10), "the tokens that were delivered");
+    assert_eq!(returner.return_tokens(&[TokenRange { start: 1, count: 1024 }]), Ok(10), "the tokens that were delivered");
     assert_eq!((pair.far.stack.pages(), server.stats().excess), (0, 1024 + 1014));
 }
 
@@ -287,7 +287,7 @@ fn returning_tokens_opens_the_window() {
     let mut back = 0;
     pair.until(|pair| {
         let (tokens, _) = receive(&pair.near, &mut client, 2, &mut back);
-        client.returner().give_back(&tokens).unwrap();
+        client.returner().return_tokens(&tokens).unwrap();
         server.sent().is_some()
     });
     pair.pass(Duration::from_millis(100));
@@ -296,7 +296,7 @@ fn returning_tokens_opens_the_window() {
     while pair.turn() {}
     assert_eq!(pair.far.stack.arm().unwrap(), Armed::Waits);
     let returner = server.returner();
-    std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.give_back(held).unwrap())).join().unwrap();
+    std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.return_tokens(held).unwrap())).join().unwrap();
     assert_eq!(pair.far.stack.arm().unwrap(), Armed::Work, "the stack was woken");
     // Less than the time to the next probe.
     pair.pass(Duration::from_millis(20));
@@ -355,7 +355,7 @@ fn unbound_with_data_everywhere() {
     assert!(pair.lost() > lost, "something was sent again");
     // On the receiving side, held and queued pages are returned, and the binding is released.
     drop((far, memory));
-    held.chunks(100).for_each(|held| assert!(server.returner().give_back(held).unwrap() > 0));
+    held.chunks(100).for_each(|held| assert!(server.returner().return_tokens(held).unwrap() > 0));
     drop((client, server));
     pair.pass(Duration::from_millis(100));
     let memories = [pair.near.memory.clone(), pair.far.memory.clone()];
@@ -455,8 +455,8 @@ fn pages_that_follow_each_other_are_one_extent() {
         for tokens in tokens(&pair.far, &mut server, &mut position) {
             most = most.max(tokens.count);
             let one = TokenRange { start: tokens.start + tokens.count / 2, count: 1 };
-            assert_eq!(returner.give_back(&[one]), Ok(1));
-            assert_eq!(returner.give_back(&[tokens]), Ok(tokens.count as usize - 1));
+            assert_eq!(returner.return_tokens(&[one]), Ok(1));
+            assert_eq!(returner.return_tokens(&[tokens]), Ok(tokens.count as usize - 1));
         }
         position == 200_000
     });
@@ -476,7 +476,7 @@ fn without_pages_acknowledgements_get_in() {
     let mut back = 0;
     pair.until(|pair| {
         let (tokens, _) = receive(&pair.near, &mut client, 2, &mut back);
-        client.returner().give_back(&tokens).unwrap();
+        client.returner().return_tokens(&tokens).unwrap();
         server.sent().is_some()
     });
     assert!(pair.far.nic.borrow().no_page > 0 && server.tcp().readable() == 0 && client.sent().is_none());
@@ -497,7 +497,7 @@ fn a_binding_that_is_added_in_a_poll() {
     send(&pair, &mut client, 1, 0, 20_000);
     let (returner, mut position) = (server.returner(), 0);
     pair.until(|pair| {
-        returner.give_back(&tokens(&pair.far, &mut server, &mut position)).unwrap();
+        returner.return_tokens(&tokens(&pair.far, &mut server, &mut position)).unwrap();
         position == 20_000
     });
     let (memory, binding) = bind(1024, &worker());
@@ -525,7 +525,7 @@ fn a_binding_that_is_added_in_a_poll() {
             memory.read_exact_at(&mut got, *offset).unwrap();
             assert_eq!((*from, got), (binding.id(), bytes(1, position, *len as usize)));
             position += u64::from(*len);
-            assert_eq!(returner.give_back(&[*tokens]), Ok(tokens.count as usize));
+            assert_eq!(returner.return_tokens(&[*tokens]), Ok(tokens.count as usize));
         }
         position == 30_000
     });
@@ -553,7 +553,7 @@ fn steered_to_another_queue_and_back() {
             assert_eq!(sides[side].read(*offset, *len), bytes(1, position, *len as usize));
             position += u64::from(*len);
             got[side] += *len;
-            assert_eq!(returner.give_back(&[*tokens]), Ok(tokens.count as usize));
+            assert_eq!(returner.return_tokens(&[*tokens]), Ok(tokens.count as usize));
         }
         position == 300_000
     });

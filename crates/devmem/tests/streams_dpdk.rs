@@ -243,7 +243,7 @@ fn a_peer_whose_payload_is_unverified() {
         while let Some(parts) = receiver.receive(&mut stream, &mut ours.end) {
             for part in parts {
                 if let Part::Device { tokens, .. } = part {
-                    returner.give_back(&[tokens]).unwrap();
+                    returner.return_tokens(&[tokens]).unwrap();
                 }
             }
             ours.turn();

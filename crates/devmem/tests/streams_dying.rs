@@ -32,7 +32,7 @@ fn a_back_end_that_dies() {
             let mut bytes = [0; 1000];
             rig.memory.read_exact_at(&mut bytes, held[1].1).unwrap();
             assert_eq!(bytes, [1; 1000]);
-            assert_eq!(returner.give_back(&[held[0].0, held[1].0]), Ok(2));
+            assert_eq!(returner.return_tokens(&[held[0].0, held[1].0]), Ok(2));
         }
         let (mut bytes, mut place) = (0, [StreamFragment::Empty]);
         let end = loop {
@@ -79,7 +79,7 @@ fn a_back_end_that_dies_with_large_segments() {
     let gone = SocketError::Closed(Error::DeviceGone);
     assert_eq!(stream.recv(&mut [StreamFragment::Empty]), Err(StreamError::Socket(gone)));
     for tokens in tokens.into_iter().chain(held.into_iter().map(|held| held.0)) {
-        assert_eq!(returner.give_back(&[tokens]), Ok(tokens.count as usize));
+        assert_eq!(returner.return_tokens(&[tokens]), Ok(tokens.count as usize));
     }
     let sent = std::iter::from_fn(|| stream.sent()).count() as u64;
     assert!(sent < RANGES, "the device may still read some");

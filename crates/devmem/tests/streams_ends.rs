@@ -35,7 +35,7 @@ fn every_order_of_ends() {
                     2 => {
                         let returner = returner.take().unwrap();
                         let tokens: Vec<TokenRange> = held.iter().map(|held| held.0).collect();
-                        std::thread::spawn(move || returner.give_back(&tokens).unwrap()).join().unwrap();
+                        std::thread::spawn(move || returner.return_tokens(&tokens).unwrap()).join().unwrap();
                     }
                     3 => rig.drop_stack(),
                     _ => drop((rig.net.take(), rig.driver.take())),
@@ -76,7 +76,7 @@ fn unbound_with_data_everywhere() {
     let mut bytes = [0; 1000];
     rig.memory.read_exact_at(&mut bytes, held[2].1).unwrap();
     assert_eq!(bytes, [2; 1000]);
-    assert_eq!(returner.give_back(&[held[2].0]), Ok(1));
+    assert_eq!(returner.return_tokens(&[held[2].0]), Ok(1));
     // The connection goes on, in host memory.
     peer.give(&mut rig, &[7; 100]);
     assert_eq!(rig.streams.as_ref().unwrap().stats().bindings, 1);
@@ -120,7 +120,7 @@ fn another_back_end() {
             assert!(stream.tcp().readable() >= readable + 1000, "{state:?}");
         }
         let tokens: Vec<_> = held.iter().map(|held| held.0).collect();
-        assert_eq!(returner.give_back(&tokens), Ok(held.len()));
+        assert_eq!(returner.return_tokens(&tokens), Ok(held.len()));
         drop((stream, listener, returner));
         rig.pass(Duration::from_secs(1));
         rig.close();
@@ -154,7 +154,7 @@ fn another_back_end_with_large_segments() {
     assert_eq!(scene.stream.tcp().readable(), LARGE);
     let Large { mut rig, listener, stream, returner, held, .. } = scene;
     for tokens in tokens.into_iter().chain(held.into_iter().map(|held| held.0)) {
-        assert_eq!(returner.give_back(&[tokens]), Ok(tokens.count as usize));
+        assert_eq!(returner.return_tokens(&[tokens]), Ok(tokens.count as usize));
     }
     drop((stream, listener, returner));
     rig.pass(Duration::from_secs(1));
@@ -205,7 +205,7 @@ fn the_queue_is_restarted() {
     assert_eq!(want.next(), None);
     assert_eq!((linear, device), (1000, 4000));
     let count: u32 = tokens.iter().map(|tokens| tokens.count).sum();
-    assert_eq!(returner.give_back(&tokens), Ok(count as usize));
+    assert_eq!(returner.return_tokens(&tokens), Ok(count as usize));
     rig.binding = Some(binding);
     drop((stream, listener, returner));
     rig.pass(Duration::from_secs(1));

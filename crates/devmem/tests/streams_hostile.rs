@@ -47,7 +47,7 @@ fn read(rig: &Rig, stream: &mut DeviceStream, want: impl Fn(u64) -> u8, position
                 *position += 1;
             }
             total += *len as usize;
-            let freed = returner.give_back(&[*tokens]).unwrap();
+            let freed = returner.return_tokens(&[*tokens]).unwrap();
             assert_eq!(freed, tokens.count as usize);
         }
     }
@@ -288,7 +288,7 @@ fn whatever_comes() {
                     let mut ranges = std::mem::take(&mut tokens);
                     ranges.truncate(64);
                     ranges.push(TokenRange { start: rng.u32(..), count: rng.u32(..9) });
-                    stream.returner().give_back(&ranges).unwrap();
+                    stream.returner().return_tokens(&ranges).unwrap();
                 }
             }
         }

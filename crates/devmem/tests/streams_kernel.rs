@@ -146,7 +146,7 @@ fn tokens_that_another_thread_gives_back() {
                 held.push(range);
                 if held.len() > 100 {
                     let range = held.swap_remove(rng.usize(..held.len()));
-                    assert_eq!(returner.give_back(&[range]), Ok(range.count as usize));
+                    assert_eq!(returner.return_tokens(&[range]), Ok(range.count as usize));
                 }
             }
             // The remaining tokens are given back with the end of the stream.

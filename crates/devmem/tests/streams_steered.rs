@@ -131,7 +131,7 @@ impl Ours {
                 StreamFragment::Device { binding, offset, len, tokens } => {
                     let memory = memory_of(*binding);
                     self.end.check(&[Piece { memory, offset: *offset, len: *len, seed, position: got.position }]);
-                    assert_eq!(stream.returner().give_back(&[*tokens]), Ok(tokens.count as usize));
+                    assert_eq!(stream.returner().return_tokens(&[*tokens]), Ok(tokens.count as usize));
                     got.in_device[memory] += u64::from(*len);
                     u64::from(*len)
                 }

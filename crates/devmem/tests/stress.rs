@@ -56,7 +56,7 @@ fn return_all(batches: &Mutex<Receiver<Batch>>, totals: &Totals, seed: u64) {
             3 => continue,
             _ => (),
         }
-        let freed = returner.give_back(&ranges).expect("fewer than 128");
+        let freed = returner.return_tokens(&ranges).expect("fewer than 128");
         totals.freed.fetch_add(freed as u64, Ordering::Relaxed);
     }
 }

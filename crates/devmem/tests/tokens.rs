@@ -25,9 +25,9 @@ fn a_token_is_returned_as_often_as_received() {
     assert_eq!(tokens, [tokens[0]; 4]);
     assert_eq!(other, tokens[0] + 1);
     let named_thrice = [range(tokens[0], 1), range(tokens[0], 2), range(tokens[0], 1)];
-    assert_eq!(returner.give_back(&named_thrice), Ok(4), "the range of two ends with the other page");
+    assert_eq!(returner.return_tokens(&named_thrice), Ok(4), "the range of two ends with the other page");
     assert_eq!((binding.out(), returner.stats().excess), (1, 0));
-    assert_eq!(returner.give_back(&named_thrice), Ok(1), "returned more often than received");
+    assert_eq!(returner.return_tokens(&named_thrice), Ok(1), "returned more often than received");
     assert_eq!((binding.out(), returner.stats().excess), (0, 3));
 }
 
@@ -43,7 +43,7 @@ fn fragments_of_a_page_in_one_call() {
     }
     // SAFETY: got above.
     unsafe { receive.commit() };
-    assert_eq!(returner.give_back(&[range(4, 1); 9]), Ok(4));
+    assert_eq!(returner.return_tokens(&[range(4, 1); 9]), Ok(4));
     assert_eq!(binding.out(), 1);
 }
 
@@ -76,7 +76,7 @@ fn foreign_tokens_are_ignored_and_counted() {
     assert_eq!(give(&returner, 1, 5), 0, "a socket that never received");
     assert_eq!(give(&returner, 0, u32::MAX), 0);
     assert_eq!(returner.stats().foreign, 5 + 1024);
-    assert_eq!(returner.give_back(&[]), Ok(0));
+    assert_eq!(returner.return_tokens(&[]), Ok(0));
     assert_eq!(give(&returner, 1, 0), 0);
 
     let token = received(&mut table, &mine, 0);
@@ -112,15 +112,15 @@ fn no_more_than_128_ranges() {
     let (binding, mut table) = (binding(MAX_RANGES as u32 + 1), TokenTable::new());
     let returner = table.returner();
     let ranges: Vec<_> = (0..129).map(|n| Token(received(&mut table, &binding, n)).into()).collect();
-    let refused = returner.give_back(&ranges).unwrap_err();
+    let refused = returner.return_tokens(&ranges).unwrap_err();
     assert_eq!(refused, TooManyRanges { ranges: 129 });
     assert_eq!(
         refused.to_string(),
         "129 ranges of tokens in one call; at most 128 are taken, give them back in several calls"
     );
     assert_eq!(binding.out(), 129, "nothing was given back");
-    assert_eq!(returner.give_back(&ranges[..128]), Ok(128));
-    assert_eq!(returner.give_back(&ranges[128..]), Ok(1));
+    assert_eq!(returner.return_tokens(&ranges[..128]), Ok(128));
+    assert_eq!(returner.return_tokens(&ranges[128..]), Ok(1));
 }
 
 /// A call stops after 1024 fragments that were valid, or not, or both. Proves MEM-6.
@@ -132,10 +132,10 @@ fn no_more_than_1024_attempts() {
         assert_eq!(received(&mut table, &binding, index), 1 + index);
     }
     assert_eq!(give(&returner, 1, 1025), 1024, "valid ones");
-    assert_eq!(returner.give_back(&[range(1, 1024), range(1025, 1)]), Ok(0), "returned before");
-    assert_eq!(returner.give_back(&[range(4000, 1024), range(1025, 1)]), Ok(0), "never received");
-    assert_eq!(returner.give_back(&[range(4000, 1000), range(1, 24), range(1025, 1)]), Ok(0));
-    assert_eq!(returner.give_back(&[range(0, 0), range(4000, 1000), range(1, 23), range(1025, 2)]), Ok(1));
+    assert_eq!(returner.return_tokens(&[range(1, 1024), range(1025, 1)]), Ok(0), "returned before");
+    assert_eq!(returner.return_tokens(&[range(4000, 1024), range(1025, 1)]), Ok(0), "never received");
+    assert_eq!(returner.return_tokens(&[range(4000, 1000), range(1, 24), range(1025, 1)]), Ok(0));
+    assert_eq!(returner.return_tokens(&[range(0, 0), range(4000, 1000), range(1, 23), range(1025, 2)]), Ok(1));
     assert_eq!((returner.stats().foreign, returner.stats().excess), (23, 1024 + 1001 + (1000 + 24) + (1000 + 23)));
     assert_eq!(binding.out(), 0);
 }
@@ -177,7 +177,7 @@ fn drained_within_a_call() {
         let (bindings, mut table) = ([binding(10), binding(10)], TokenTable::new());
         let tokens = bindings.each_ref().map(|binding| Token(received(&mut table, binding, 3)).into());
         bindings[0].unbind();
-        assert_eq!(table.returner().give_back(&order.map(|n| tokens[n])), Ok(2));
+        assert_eq!(table.returner().return_tokens(&order.map(|n| tokens[n])), Ok(2));
         assert_eq!(table.stats().bindings, 1, "{order:?}");
     }
 }

@@ -88,7 +88,7 @@ fn there_and_back() {
         assert!((got.binding, got.len) == (binding.id(), len) && received == sent, "round {round}");
         held.push(got.token);
         if held.len() == 100 {
-            assert_eq!(returner.give_back(&held), Ok(100));
+            assert_eq!(returner.return_tokens(&held), Ok(100));
             held.clear();
         }
     }
@@ -136,7 +136,7 @@ fn one_binding_after_the_other() {
     let [first, second] = bindings.each_mut().map(|b| b.take().unwrap());
     lab.net.unbind(first).unwrap();
     lab.net.unbind(second).unwrap();
-    assert_eq!(returner.give_back(&held), Ok(30));
+    assert_eq!(returner.return_tokens(&held), Ok(30));
     assert_eq!(socket.stats().bindings, 0);
     drop(lab);
     memories.iter().for_each(Memory::assert_gone);
@@ -189,7 +189,7 @@ fn memory_comes_and_goes_while_the_device_runs() {
         drop((queue, sender, region));
         lab.net.unbind(binding).unwrap();
         assert_eq!(memory.mappings(), 1, "tokens are out");
-        assert_eq!(returner.give_back(&held), Ok(5));
+        assert_eq!(returner.return_tokens(&held), Ok(5));
         until(|| memory.mappings() == 0);
         memory.assert_gone();
     }
@@ -257,7 +257,7 @@ fn orders_of_device_and_socket() {
                 drop((queue, binding));
             }
             _ => {
-                assert_eq!(socket.returner().give_back(&[got.token]), Ok(1));
+                assert_eq!(socket.returner().return_tokens(&[got.token]), Ok(1));
                 drop((queue, sender));
                 lab.net.unbind(binding).unwrap();
                 drop(socket);

@@ -62,7 +62,7 @@ fn there_and_back_on_a_trusted_device() {
         host.copy_to(0, &mut got[..8]).unwrap();
         memory.read_exact_at(&mut got[8..], offset).unwrap();
         assert!(got == sent, "round {round}");
-        assert_eq!(socket.returner().give_back(&[token.into()]), Ok(1));
+        assert_eq!(socket.returner().return_tokens(&[token.into()]), Ok(1));
     }
     netdev.unbind(binding).unwrap();
     drop((sender, queue, socket, tx, netdev, queues, net, connection, device));

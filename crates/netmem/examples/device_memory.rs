@@ -89,7 +89,7 @@ fn main() -> anyhow::Result<()> {
 
     // The token is given back, on any thread, and the page returns to its pool.
     let returner = socket.returner();
-    println!("tokens given back: {}", returner.give_back(&[token.into()])?);
+    println!("tokens given back: {}", returner.return_tokens(&[token.into()])?);
 
     // The queue is restarted without the binding, and the memory is released.
     netdev.detach(0)?;

@@ -233,7 +233,7 @@ fn main() -> anyhow::Result<()> {
     for file in &kept {
         let returner = file.stream.returner();
         for tokens in file.tokens.chunks(64) {
-            returner.give_back(tokens)?;
+            returner.return_tokens(tokens)?;
         }
     }
     drop((kept, incoming, listener, streams, memory_of));

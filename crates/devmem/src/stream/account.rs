@@ -141,9 +141,9 @@ impl<C: BindingCount> Account<C> {
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut given.tokens);
     }
 
-    fn give_back(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
+    fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
         TooManyRanges::check(ranges)?;
-        let done = self.table.counts.give_back(ranges, self.number);
+        let done = self.table.counts.return_tokens(ranges, self.number);
         if done.foreign | done.excess > 0 {
             self.foreign.fetch_add(done.foreign.into(), Ordering::Relaxed);
             self.excess.fetch_add(done.excess.into(), Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl<C: BindingCount> Drop for Account<C> {
     fn drop(&mut self) {
         let Table { counts, holders } = &*self.table;
         let given = self.given.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let freed = counts.give_back_all(given, self.number);
+        let freed = counts.return_all(given, self.number);
         if freed > 0 {
             self.budget.uncharge(freed);
         }
@@ -205,13 +205,13 @@ impl<C: BindingCount> StreamReturner<C> {
     /// # Errors
     ///
     /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`](crate::MAX_RANGES)). Nothing was given back.
-    pub fn give_back(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
-        self.0.give_back(ranges)
+    pub fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
+        self.0.return_tokens(ranges)
     }
 
     /// Takes pages out of the budget that were received without tokens: see [`DeviceStream::recv_bare`](super::DeviceStream::recv_bare).
     #[doc(hidden)]
-    pub fn give_back_bare(&self, pages: u32) {
+    pub fn return_bare(&self, pages: u32) {
         self.0.budget.uncharge(pages);
     }
 

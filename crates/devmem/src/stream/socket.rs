@@ -321,7 +321,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
 
     /// Receives as [`recv`](Self::recv) does, but without tokens. Measurements of other kinds of tokens use this. The field `tokens` has the
     /// indexes of the pages. The caller owns the counts of the pages, and gives them up by [`Pages::put`] of the binding and
-    /// [`StreamReturner::give_back_bare`].
+    /// [`StreamReturner::return_bare`].
     ///
     /// # Errors
     ///

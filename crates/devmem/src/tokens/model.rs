@@ -97,8 +97,8 @@ fn receive(table: &mut TokenTable<Handle>, binding: &Handle, pages: &[u32]) {
     unsafe { receive.commit() };
 }
 
-fn give_back(returner: &Returner<Handle>, token: u32) -> usize {
-    returner.give_back(&[TokenRange { start: token, count: 1 }]).unwrap()
+fn return_tokens(returner: &Returner<Handle>, token: u32) -> usize {
+    returner.return_tokens(&[TokenRange { start: token, count: 1 }]).unwrap()
 }
 
 /// Return against return: if two threads return a token that was received once, exactly one frees it.
@@ -109,8 +109,8 @@ fn return_against_return() {
         fill(&binding);
         receive(&mut table, &binding, &[0]);
         let returner = table.returner();
-        let other = thread::spawn(move || give_back(&returner, 1));
-        let freed = give_back(&table.returner(), 1);
+        let other = thread::spawn(move || return_tokens(&returner, 1));
+        let freed = return_tokens(&table.returner(), 1);
         assert_eq!(freed + other.join().unwrap(), 1);
         assert_eq!(binding.0.out.load(Ordering::Relaxed), 0);
         assert_eq!(table.stats().excess, 1);
@@ -126,14 +126,14 @@ fn return_against_receive() {
         receive(&mut table, &binding, &[0]);
         let returner = table.returner();
         let other = thread::spawn(move || {
-            assert_eq!(give_back(&returner, 1), 1, "it was received");
-            1 + give_back(&returner, 1)
+            assert_eq!(return_tokens(&returner, 1), 1, "it was received");
+            1 + return_tokens(&returner, 1)
         });
         receive(&mut table, &binding, &[0, 0]);
         let freed = other.join().unwrap();
         assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 3 - freed);
         let returner = table.returner();
-        assert_eq!((freed..4).map(|_| give_back(&returner, 1)).sum::<usize>(), 3 - freed);
+        assert_eq!((freed..4).map(|_| return_tokens(&returner, 1)).sum::<usize>(), 3 - freed);
     });
 }
 
@@ -143,7 +143,7 @@ fn guess_against_first_receive() {
     loom::model(|| {
         let (binding, mut table) = (binding(), TokenTable::new());
         let returner = table.returner();
-        let other = thread::spawn(move || give_back(&returner, 2));
+        let other = thread::spawn(move || return_tokens(&returner, 2));
         let one = table.reserve(&binding, 1).unwrap();
         // The receiver fills the page after all its steps that the other thread could see, except the addition to the count.
         fill(&binding);
@@ -164,7 +164,7 @@ fn last_handle_against_return() {
         fill(&binding);
         receive(&mut table, &binding, &[0, 1, 1, 1]);
         let returner = table.returner();
-        let other = thread::spawn(move || assert_eq!(give_back(&returner, 2), 1));
+        let other = thread::spawn(move || assert_eq!(return_tokens(&returner, 2), 1));
         drop(table);
         other.join().unwrap();
         assert_eq!(binding.0.out.load(Ordering::Relaxed), 0);
@@ -180,7 +180,7 @@ fn last_put_against_teardown() {
         fill(&binding);
         receive(&mut table, &binding, &[0]);
         let returner = table.returner();
-        let other = thread::spawn(move || assert_eq!(give_back(&returner, 1), 1));
+        let other = thread::spawn(move || assert_eq!(return_tokens(&returner, 1), 1));
         binding.0.unbound.store(true, Ordering::Release);
         let gone = binding.0.gone.clone();
         drop(binding);

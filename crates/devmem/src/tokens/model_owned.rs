@@ -38,8 +38,8 @@ fn receive_if_home(table: &mut Table, binding: &Handle, holder: u32) -> bool {
     home
 }
 
-fn give_back(counts: &Counts, holder: u32) -> u32 {
-    counts.give_back(&[TokenRange { start: TOKEN, count: 1 }], holder).freed
+fn return_tokens(counts: &Counts, holder: u32) -> u32 {
+    counts.return_tokens(&[TokenRange { start: TOKEN, count: 1 }], holder).freed
 }
 
 fn held(binding: &Handle) -> u32 {
@@ -54,8 +54,8 @@ fn return_against_return() {
         fill(&binding);
         receive(&mut table, &binding, 7);
         let counts = table.shared.clone();
-        let other = thread::spawn(move || give_back(&counts, 7));
-        let freed = give_back(&table.shared, 7);
+        let other = thread::spawn(move || return_tokens(&counts, 7));
+        let freed = return_tokens(&table.shared, 7);
         assert_eq!((freed + other.join().unwrap(), held(&binding)), (1, 0));
     });
 }
@@ -68,12 +68,12 @@ fn return_against_the_next_fragment_of_the_page() {
         fill(&binding);
         assert!(receive(&mut table, &binding, 7));
         let counts = table.shared.clone();
-        let other = thread::spawn(move || assert_eq!(give_back(&counts, 7), 1));
+        let other = thread::spawn(move || assert_eq!(return_tokens(&counts, 7), 1));
         // The answer says whether the token is listed again. It does not matter here: the list has the token in either case.
         let _ = receive(&mut table, &binding, 7);
         other.join().unwrap();
         assert_eq!(held(&binding), 1);
-        assert_eq!((give_back(&table.shared, 7), give_back(&table.shared, 7), held(&binding)), (1, 0, 0));
+        assert_eq!((return_tokens(&table.shared, 7), return_tokens(&table.shared, 7), held(&binding)), (1, 0, 0));
     });
 }
 
@@ -86,11 +86,11 @@ fn return_against_the_next_socket() {
         receive(&mut table, &binding, 7);
         let others = [(); 2].map(|()| {
             let counts = table.shared.clone();
-            thread::spawn(move || give_back(&counts, 7))
+            thread::spawn(move || return_tokens(&counts, 7))
         });
         let next = receive_if_home(&mut table, &binding, 8);
         assert_eq!(others.map(|other| other.join().unwrap()).iter().sum::<u32>(), 1);
-        assert_eq!((held(&binding), give_back(&table.shared, 8)), (u32::from(next), u32::from(next)));
+        assert_eq!((held(&binding), return_tokens(&table.shared, 8)), (u32::from(next), u32::from(next)));
     });
 }
 
@@ -101,12 +101,12 @@ fn a_guess_against_the_store() {
         let (binding, mut table) = (binding(), Table::new());
         fill(&binding);
         receive(&mut table, &binding, 7);
-        assert_eq!(give_back(&table.shared, 7), 1);
+        assert_eq!(return_tokens(&table.shared, 7), 1);
         let counts = table.shared.clone();
-        let other = thread::spawn(move || give_back(&counts, 8));
+        let other = thread::spawn(move || return_tokens(&counts, 8));
         assert!(receive_if_home(&mut table, &binding, 8));
         let freed = other.join().unwrap();
-        assert_eq!((freed + give_back(&table.shared, 8), held(&binding)), (1, 0));
+        assert_eq!((freed + return_tokens(&table.shared, 8), held(&binding)), (1, 0));
     });
 }
 
@@ -119,11 +119,11 @@ fn the_end_of_an_account_against_the_next_socket() {
         fill(&binding);
         receive(&mut table, &binding, 7);
         let (counts, all) = (table.shared.clone(), table.shared.clone());
-        let last = thread::spawn(move || give_back(&counts, 7));
-        let end = thread::spawn(move || all.give_back_all(&[TOKEN], 7));
+        let last = thread::spawn(move || return_tokens(&counts, 7));
+        let end = thread::spawn(move || all.return_all(&[TOKEN], 7));
         let next = receive_if_home(&mut table, &binding, 8);
         let freed = last.join().unwrap() + end.join().unwrap();
         assert_eq!((freed, held(&binding)), (1, u32::from(next)));
-        assert_eq!(give_back(&table.shared, 8), u32::from(next));
+        assert_eq!(return_tokens(&table.shared, 8), u32::from(next));
     });
 }

@@ -145,7 +145,7 @@ impl<B> Range<B, Owned> {
 impl<B: Pages + Clone> Shared<B, Owned> {
     /// Gives back everything that `holder` holds of the pages of these tokens, at the end of its account. Returns how many references
     /// that were.
-    pub(crate) fn give_back_all(&self, tokens: &[u32], holder: u32) -> u32 {
+    pub(crate) fn return_all(&self, tokens: &[u32], holder: u32) -> u32 {
         let (mut freed, mut drained) = (0, false);
         for tokens in tokens.chunks(64) {
             self.snapshot.read(|table| {

@@ -33,9 +33,9 @@ impl<B: Pages + Clone> Returner<B> {
     ///
     /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`]). Nothing was given back.
     #[inline]
-    pub fn give_back(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
+    pub fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
         TooManyRanges::check(ranges)?;
-        Ok(self.shared.give_back(ranges, ()).freed as usize)
+        Ok(self.shared.return_tokens(ranges, ()).freed as usize)
     }
 
     /// See [`TokenTable::release_drained`](crate::TokenTable::release_drained).
@@ -65,7 +65,7 @@ impl<B: Pages + Clone> fmt::Debug for Returner<B> {
 impl<B: Pages + Clone, K: Counter> Shared<B, K> {
     /// Gives tokens back for `holder`.
     #[inline]
-    pub(crate) fn give_back(&self, ranges: &[TokenRange], holder: K::Holder) -> Done {
+    pub(crate) fn return_tokens(&self, ranges: &[TokenRange], holder: K::Holder) -> Done {
         let (done, drained) = self.snapshot.read(|table| Call::run(table, ranges, holder));
         if done.foreign | done.excess > 0 {
             self.ignored(done.foreign, done.excess);
@@ -159,7 +159,7 @@ impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
                     range.base.prefetch(*start - range.first);
                 }
             }
-            ranges.iter().zip(found).for_each(|(range, found)| call.give_back(*range, found));
+            ranges.iter().zip(found).for_each(|(range, found)| call.return_tokens(*range, found));
         }
         call.taken.put();
         (call.done, call.taken.drained)
@@ -167,7 +167,7 @@ impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
 
     /// Returns as many of the tokens as the call may still process. `found` is the range of the first token.
     #[inline]
-    fn give_back(&mut self, tokens: TokenRange, found: Option<&'c Range<B, K>>) {
+    fn return_tokens(&mut self, tokens: TokenRange, found: Option<&'c Range<B, K>>) {
         let count = tokens.count.min(self.left);
         self.left -= count;
         match found {

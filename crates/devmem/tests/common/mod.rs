@@ -101,5 +101,5 @@ pub(crate) fn range(start: u32, count: u32) -> TokenRange {
 }
 
 pub(crate) fn give(returner: &Returner<Binding>, start: u32, count: u32) -> usize {
-    returner.give_back(&[range(start, count)]).expect("one range")
+    returner.return_tokens(&[range(start, count)]).expect("one range")
 }

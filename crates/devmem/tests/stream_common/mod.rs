@@ -220,7 +220,7 @@ impl Echo {
         let returner = self.stream.returner();
         while let Some(sent) = self.stream.sent() {
             if let Some(tokens) = self.sending.remove(&sent.range) {
-                assert_eq!(returner.give_back(&[tokens]), Ok(tokens.count as usize));
+                assert_eq!(returner.return_tokens(&[tokens]), Ok(tokens.count as usize));
             }
         }
         if !self.ended && self.waiting.len() < 64 {

@@ -140,7 +140,7 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
         for Flow { way, held } in flows.iter_mut() {
             found += way.receive(held);
             if held.len() as u64 >= MESSAGE {
-                freed += give_back(way, held);
+                freed += return_tokens(way, held);
             }
         }
         if found > 0 {
@@ -159,15 +159,15 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
         }
     }
     let before = cpu_time();
-    freed += flows.iter_mut().map(|Flow { way, held }| give_back(way, held)).sum::<u64>();
+    freed += flows.iter_mut().map(|Flow { way, held }| return_tokens(way, held)).sum::<u64>();
     busy += cpu_time().saturating_sub(before);
     told.received.store(received, Ordering::Relaxed);
     told.freed.store(freed, Ordering::Relaxed);
     told.busy_ns.store(busy, Ordering::Relaxed);
 }
 
-fn give_back<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) -> u64 {
-    let freed = held.chunks(MAX_RANGES).map(|tokens| way.give_back(tokens) as u64).sum();
+fn return_tokens<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) -> u64 {
+    let freed = held.chunks(MAX_RANGES).map(|tokens| way.return_tokens(tokens) as u64).sum();
     held.clear();
     freed
 }

@@ -109,7 +109,7 @@ impl Rig<'_> {
                         };
                         left = left.saturating_sub(u64::from(*len));
                         // An extent has at most 16 pages, and a call may name more than that.
-                        let _ = returner.give_back(&[*tokens]);
+                        let _ = returner.return_tokens(&[*tokens]);
                     }
                 }
                 took.stack_ns += cpu_time().saturating_sub(before);

@@ -193,7 +193,7 @@ impl Application {
             held.push(tokens);
             if held.len() as u64 == *message {
                 let before = cpu_time();
-                let freed: usize = held.chunks(MAX_RANGES).map(|tokens| back.give_back(tokens)).sum();
+                let freed: usize = held.chunks(MAX_RANGES).map(|tokens| back.return_tokens(tokens)).sum();
                 held.clear();
                 told.busy_ns.fetch_add(cpu_time().saturating_sub(before), Ordering::Relaxed);
                 told.freed.fetch_add(freed as u64, Ordering::Release);

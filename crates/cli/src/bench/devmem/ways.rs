@@ -14,7 +14,7 @@ pub(super) trait Way<C: BindingCount>: Send {
     fn receive(&mut self, held: &mut Vec<TokenRange>) -> usize;
 
     /// Gives up to 128 tokens back. Returns how many fragments were freed.
-    fn give_back(&self, tokens: &[TokenRange]) -> usize;
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize;
 
     fn socket(&self) -> &Socket<C>;
 }
@@ -45,8 +45,8 @@ impl<C: BindingCount> Way<C> for Ranges<C> {
         BATCH
     }
 
-    fn give_back(&self, tokens: &[TokenRange]) -> usize {
-        self.returner.give_back(tokens).unwrap_or(0)
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize {
+        self.returner.return_tokens(tokens).unwrap_or(0)
     }
 
     fn socket(&self) -> &Socket<C> {
@@ -85,8 +85,8 @@ impl<C: BindingCount> Way<C> for LockedMap<C> {
         n
     }
 
-    fn give_back(&self, tokens: &[TokenRange]) -> usize {
-        Return::give_back(&self.map, tokens)
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize {
+        Return::return_tokens(&self.map, tokens)
     }
 
     fn socket(&self) -> &Socket<C> {
@@ -111,12 +111,12 @@ pub(super) trait StreamWay<C: BindingCount> {
 /// Gives tokens back.
 pub(super) trait StreamBack: Send {
     /// Gives up to 128 tokens back. Returns how many fragments were freed.
-    fn give_back(&self, tokens: &[TokenRange]) -> usize;
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize;
 }
 
 impl<C: BindingCount> StreamBack for StreamReturner<C> {
-    fn give_back(&self, tokens: &[TokenRange]) -> usize {
-        StreamReturner::give_back(self, tokens).unwrap_or(0)
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize {
+        StreamReturner::return_tokens(self, tokens).unwrap_or(0)
     }
 }
 
@@ -156,9 +156,9 @@ pub(super) struct LockedBack<C: BindingCount> {
 }
 
 impl<C: BindingCount> StreamBack for LockedBack<C> {
-    fn give_back(&self, tokens: &[TokenRange]) -> usize {
-        let freed = Return::give_back(&self.map, tokens);
-        self.returner.give_back_bare(freed as u32);
+    fn return_tokens(&self, tokens: &[TokenRange]) -> usize {
+        let freed = Return::return_tokens(&self.map, tokens);
+        self.returner.return_bare(freed as u32);
         freed
     }
 }

@@ -70,8 +70,8 @@ impl<T: Tokens> Work for Circuit<T> {
     }
 }
 
-fn give_back(returner: &impl Return, tokens: &Batch) -> u64 {
-    returner.give_back(&tokens.map(|start| TokenRange { start, count: 1 })) as u64
+fn return_tokens(returner: &impl Return, tokens: &Batch) -> u64 {
+    returner.return_tokens(&tokens.map(|start| TokenRange { start, count: 1 })) as u64
 }
 
 /// One thread that gives a batch back after [`OUT`] further batches.
@@ -90,7 +90,7 @@ impl<R: Receive, G: Return> Alone<R, G> {
             self.at = if self.at + 1 < self.out.len() { self.at + 1 } else { 0 };
             let place = &mut self.out[self.at];
             if let Some(tokens) = place {
-                freed += give_back(&self.returner, tokens);
+                freed += return_tokens(&self.returner, tokens);
             }
             self.receiver.receive(fragments, place.insert([0; BATCH]));
         }
@@ -140,7 +140,7 @@ fn give_all_back(mut ring: Consumer<Batch>, returner: &impl Return, ended: &Atom
         // The flag is read before the ring: everything that was sent before the end is then seen in the ring.
         let last = ended.load(Ordering::Acquire);
         match ring.pop() {
-            Ok(tokens) => freed += give_back(returner, &tokens),
+            Ok(tokens) => freed += return_tokens(returner, &tokens),
             Err(_) if last => return freed,
             Err(_) => spin_loop(),
         }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     impl Return for Side {
-        fn give_back(&self, _: &[TokenRange]) -> usize {
+        fn return_tokens(&self, _: &[TokenRange]) -> usize {
             0
         }
     }

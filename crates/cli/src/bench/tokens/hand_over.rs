@@ -27,7 +27,7 @@ impl Receive for Nothing {
 }
 
 impl Return for Nothing {
-    fn give_back(&self, ranges: &[TokenRange]) -> usize {
+    fn return_tokens(&self, ranges: &[TokenRange]) -> usize {
         ranges.len()
     }
 }

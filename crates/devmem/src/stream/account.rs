@@ -209,8 +209,9 @@ impl<C: BindingCount> StreamReturner<C> {
         self.0.return_tokens(ranges)
     }
 
-    /// Takes pages out of the budget that were received without tokens: see [`DeviceStream::recv_bare`](super::DeviceStream::recv_bare).
-    #[doc(hidden)]
+    /// Subtracts pages from the budget that were received without tokens: see
+    /// [`DeviceStream::recv_bare`](super::DeviceStream::recv_bare).
+    #[cfg(feature = "bench")]
     pub fn return_bare(&self, pages: u32) {
         self.0.budget.uncharge(pages);
     }

@@ -319,14 +319,15 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         self.receive(out, true)
     }
 
-    /// Receives as [`recv`](Self::recv) does, but without tokens. Measurements of other kinds of tokens use this. The field `tokens` has the
-    /// indexes of the pages. The caller owns the counts of the pages, and gives them up by [`Pages::put`] of the binding and
+    /// Receives as [`recv`](Self::recv) does, but without tokens. Measurements of other kinds of
+    /// tokens use this. The field `tokens` has the indexes of the pages. The caller owns the counts
+    /// of the pages, and ends them by [`Pages::put`] of the binding and
     /// [`StreamReturner::return_bare`].
     ///
     /// # Errors
     ///
     /// Those of [`recv`](Self::recv).
-    #[doc(hidden)]
+    #[cfg(feature = "bench")]
     pub fn recv_bare(&mut self, out: &mut [StreamFragment<M>]) -> Result<usize, StreamError> {
         self.receive(out, false)
     }

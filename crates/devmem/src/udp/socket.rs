@@ -265,10 +265,10 @@ impl<C: BindingCount> Socket<C> {
 
     /// Receives the next datagram's payload as [`recv`](Self::recv) does, but without a token.
     /// Measurements of other kinds of tokens use this. Returns the page's index. The caller owns
-    /// the page's count, and gives it up by [`Pages::put`](crate::Pages::put) of the binding.
+    /// the page's count, and ends it by [`Pages::put`](crate::Pages::put) of the binding.
     /// Payload in host memory is dropped. Returns `None` if no datagram is queued, or if it has
     /// nothing in device memory.
-    #[doc(hidden)]
+    #[cfg(feature = "bench")]
     pub fn recv_bare(&mut self, out: &mut Fragment) -> Option<u32> {
         let mut datagram = self.rest.take().or_else(|| self.mailbox.pop())?;
         let payload = datagram.device.next()?;

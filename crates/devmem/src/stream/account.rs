@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table of a stack, as the stack's thread uses it.
-pub(crate) struct Desk<C: BindingCount> {
+pub(crate) struct TokenTableHandle<C: BindingCount> {
     pub(crate) receiver: RefCell<Receiver<BindingRef<C>, Owned>>,
     table: Arc<Table<C>>,
 }
@@ -40,7 +40,7 @@ struct Holders {
     last: u32,
 }
 
-impl<C: BindingCount> Desk<C> {
+impl<C: BindingCount> TokenTableHandle<C> {
     pub(crate) fn new() -> Self {
         let receiver = Receiver::new();
         let table = Table { counts: receiver.shared.clone(), holders: Mutex::default() };
@@ -60,7 +60,7 @@ impl<C: BindingCount> Desk<C> {
         }
         let (number, table) = (holders.last, self.table.clone());
         let (out, foreign, excess) = (AtomicU32::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Account { number, table, budget, given: Mutex::default(), out, foreign, excess })
+        Arc::new(Account { number, table, budget, delivered: Mutex::default(), out, foreign, excess })
     }
 
     pub(crate) fn stats(&self) -> TokenStats {
@@ -77,13 +77,13 @@ const FIRST: usize = 64;
 
 /// The tokens of pages that a stream received. The list contains every token that the account holds, and may contain
 /// others.
-pub(crate) struct Given {
+pub(crate) struct DeliveredTokens {
     tokens: Vec<u32>,
     /// The length above which the list is shortened.
     most: usize,
 }
 
-impl Given {
+impl DeliveredTokens {
     pub(crate) fn new() -> Self {
         Self { tokens: Vec::new(), most: FIRST }
     }
@@ -118,7 +118,7 @@ pub(crate) struct Account<C: BindingCount> {
     table: Arc<Table<C>>,
     budget: Budget,
     /// The list of the stream, after the stream was dropped.
-    given: Mutex<Vec<u32>>,
+    delivered: Mutex<Vec<u32>>,
     /// The number of tokens that were received and not returned.
     out: AtomicU32,
     foreign: AtomicU64,
@@ -137,8 +137,8 @@ impl<C: BindingCount> Account<C> {
     }
 
     /// Takes over the list of the stream, which is being dropped.
-    pub(crate) fn leave(&self, given: &mut Given) {
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut given.tokens);
+    pub(crate) fn leave(&self, delivered: &mut DeliveredTokens) {
+        *self.delivered.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut delivered.tokens);
     }
 
     fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
@@ -175,8 +175,8 @@ pub(crate) struct AccountStats {
 impl<C: BindingCount> Drop for Account<C> {
     fn drop(&mut self) {
         let Table { counts, holders } = &*self.table;
-        let given = self.given.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let freed = counts.return_all(given, self.number);
+        let delivered = self.delivered.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let freed = counts.return_all(delivered, self.number);
         if freed > 0 {
             self.budget.uncharge(freed);
         }

@@ -33,7 +33,7 @@ mod socket;
 mod tx;
 
 pub use account::StreamReturner;
-pub use payload::{DeviceFrame, OnDevice, Part, Piece};
+pub use payload::{DeviceFrame, OnDevice, ReceivedChunk, SentChunk};
 pub use range::{InFlight, Sent};
 pub use rx::{Bindings, DeviceBatch, StreamRx};
 pub use socket::{DeviceListener, DeviceStream, StreamError, StreamFragment, StreamSendError, StreamStats, Streams};

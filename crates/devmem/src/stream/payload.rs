@@ -1,6 +1,6 @@
 //! The payload of streams in device memory, in the types that the stack handles.
 
-use super::range::{InFlight, Range};
+use super::range::{InFlight, SendRange};
 use super::tx::StreamTx;
 use crate::binding::{BindingCount, BindingRef};
 use crate::bound_frag::BoundFrag;
@@ -22,90 +22,90 @@ use std::task::Waker;
 pub struct OnDevice<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared>(PhantomData<fn() -> (C, M)>);
 
 impl<C: BindingCount, M: PeerMemory> Carrier for OnDevice<C, M> {
-    type Received = Piece<C, M>;
-    type Sent = Part<C, M>;
+    type Received = ReceivedChunk<C, M>;
+    type Sent = SentChunk<C, M>;
     type Ticket = HeaderTicket<M>;
 }
 
-/// A piece of received payload.
-pub struct Piece<C: BindingCount, M: PeerMemory>(pub(crate) PieceIn<C, M>);
+/// A chunk of received payload.
+pub struct ReceivedChunk<C: BindingCount, M: PeerMemory>(pub(crate) ReceivedIn<C, M>);
 
-/// The location of a piece.
-pub(crate) enum PieceIn<C: BindingCount, M: PeerMemory> {
+/// The memory that a received chunk is in.
+pub(crate) enum ReceivedIn<C: BindingCount, M: PeerMemory> {
     /// In the head of its frame, behind the headers.
     Host(Frag<M>),
     /// In a page of a binding.
     Device(BoundFrag<C>),
 }
 
-impl<C: BindingCount, M: PeerMemory> Clone for Piece<C, M> {
+impl<C: BindingCount, M: PeerMemory> Clone for ReceivedChunk<C, M> {
     fn clone(&self) -> Self {
         Self(match &self.0 {
-            PieceIn::Host(frag) => PieceIn::Host(frag.clone()),
-            PieceIn::Device(place) => PieceIn::Device(place.clone()),
+            ReceivedIn::Host(frag) => ReceivedIn::Host(frag.clone()),
+            ReceivedIn::Device(bound) => ReceivedIn::Device(bound.clone()),
         })
     }
 }
 
-impl<C: BindingCount, M: PeerMemory> Chunk for Piece<C, M> {
+impl<C: BindingCount, M: PeerMemory> Chunk for ReceivedChunk<C, M> {
     type Tail = ();
 
     #[inline]
     fn len(&self) -> usize {
         match &self.0 {
-            PieceIn::Host(frag) => frag.len(),
-            PieceIn::Device(place) => place.len() as usize,
+            ReceivedIn::Host(frag) => frag.len(),
+            ReceivedIn::Device(bound) => bound.len() as usize,
         }
     }
 
     #[inline]
     fn advance(&mut self, n: usize) {
         match &mut self.0 {
-            PieceIn::Host(frag) => frag.advance(n),
-            PieceIn::Device(place) => place.advance(n),
+            ReceivedIn::Host(frag) => frag.advance(n),
+            ReceivedIn::Device(bound) => bound.advance(n),
         }
     }
 
     #[inline]
     fn truncate(&mut self, len: usize) {
         match &mut self.0 {
-            PieceIn::Host(frag) => frag.truncate(len),
-            PieceIn::Device(place) => place.truncate(len),
+            ReceivedIn::Host(frag) => frag.truncate(len),
+            ReceivedIn::Device(bound) => bound.truncate(len),
         }
     }
 }
 
-impl<C: BindingCount, M: PeerMemory> fmt::Debug for Piece<C, M> {
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for ReceivedChunk<C, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = if matches!(self.0, PieceIn::Host(_)) { "host" } else { "device" };
-        write!(f, "Piece({} bytes in {memory} memory)", Chunk::len(self))
+        let memory = if matches!(self.0, ReceivedIn::Host(_)) { "host" } else { "device" };
+        write!(f, "ReceivedChunk({} bytes in {memory} memory)", Chunk::len(self))
     }
 }
 
 /// Payload to be sent, or a part of it.
-pub struct Part<C: BindingCount, M: PeerMemory>(PartIn<C, M>);
+pub struct SentChunk<C: BindingCount, M: PeerMemory>(SentIn<C, M>);
 
-/// The location of a part.
-enum PartIn<C: BindingCount, M: PeerMemory> {
+/// The memory that a chunk to be sent is in.
+enum SentIn<C: BindingCount, M: PeerMemory> {
     Host(Frag<M>),
     /// In device memory: `len` bytes from `offset` in the range's binding.
     Device {
-        range: Arc<Range<C>>,
+        range: Arc<SendRange<C>>,
         offset: u64,
         len: u32,
     },
 }
 
-impl<C: BindingCount, M: PeerMemory> Part<C, M> {
+impl<C: BindingCount, M: PeerMemory> SentChunk<C, M> {
     /// A part that is a whole range.
-    pub(crate) fn of(range: Arc<Range<C>>) -> Self {
+    pub(crate) fn of(range: Arc<SendRange<C>>) -> Self {
         let (offset, len) = (range.offset(), range.len());
-        Self(PartIn::Device { range, offset, len })
+        Self(SentIn::Device { range, offset, len })
     }
 
     /// Cancels a range that was not sent, if this part is its only holder.
     pub(crate) fn cancel(self) {
-        if let PartIn::Device { range, .. } = self.0
+        if let SentIn::Device { range, .. } = self.0
             && let Some(range) = Arc::into_inner(range)
         {
             range.cancel();
@@ -115,47 +115,47 @@ impl<C: BindingCount, M: PeerMemory> Part<C, M> {
     /// Returns the fragment, if the part is in host memory.
     pub(crate) fn into_host(self) -> Option<Frag<M>> {
         match self.0 {
-            PartIn::Host(frag) => Some(frag),
-            PartIn::Device { .. } => None,
+            SentIn::Host(frag) => Some(frag),
+            SentIn::Device { .. } => None,
         }
     }
 }
 
-impl<C: BindingCount, M: PeerMemory> Clone for Part<C, M> {
+impl<C: BindingCount, M: PeerMemory> Clone for SentChunk<C, M> {
     fn clone(&self) -> Self {
         Self(match &self.0 {
-            PartIn::Host(frag) => PartIn::Host(frag.clone()),
-            PartIn::Device { range, offset, len } => {
-                PartIn::Device { range: range.clone(), offset: *offset, len: *len }
+            SentIn::Host(frag) => SentIn::Host(frag.clone()),
+            SentIn::Device { range, offset, len } => {
+                SentIn::Device { range: range.clone(), offset: *offset, len: *len }
             }
         })
     }
 }
 
 /// In a frame, parts in host memory come before parts in device memory.
-impl<C: BindingCount, M: PeerMemory> Chunk for Part<C, M> {
+impl<C: BindingCount, M: PeerMemory> Chunk for SentChunk<C, M> {
     type Tail = ();
 
     const MIXED: bool = true;
 
     #[inline]
     fn precedes(&self, next: &Self) -> bool {
-        matches!(self.0, PartIn::Host(_)) || matches!(next.0, PartIn::Device { .. })
+        matches!(self.0, SentIn::Host(_)) || matches!(next.0, SentIn::Device { .. })
     }
 
     #[inline]
     fn len(&self) -> usize {
         match &self.0 {
-            PartIn::Host(frag) => frag.len(),
-            PartIn::Device { len, .. } => *len as usize,
+            SentIn::Host(frag) => frag.len(),
+            SentIn::Device { len, .. } => *len as usize,
         }
     }
 
     #[inline]
     fn advance(&mut self, n: usize) {
         match &mut self.0 {
-            PartIn::Host(frag) => frag.advance(n),
-            PartIn::Device { offset, len, .. } => {
+            SentIn::Host(frag) => frag.advance(n),
+            SentIn::Device { offset, len, .. } => {
                 *offset += n as u64;
                 *len -= n as u32;
             }
@@ -165,17 +165,17 @@ impl<C: BindingCount, M: PeerMemory> Chunk for Part<C, M> {
     #[inline]
     fn truncate(&mut self, to: usize) {
         match &mut self.0 {
-            PartIn::Host(frag) => frag.truncate(to),
-            PartIn::Device { len, .. } => *len = (*len).min(to as u32),
+            SentIn::Host(frag) => frag.truncate(to),
+            SentIn::Device { len, .. } => *len = (*len).min(to as u32),
         }
     }
 }
 
-impl<C: BindingCount, M: PeerMemory> fmt::Debug for Part<C, M> {
+impl<C: BindingCount, M: PeerMemory> fmt::Debug for SentChunk<C, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            PartIn::Host(frag) => write!(f, "Part({} bytes in host memory)", frag.len()),
-            PartIn::Device { offset, len, range } => write!(f, "Part({len} bytes at {offset} of {range:?})"),
+            SentIn::Host(frag) => write!(f, "SentChunk({} bytes in host memory)", frag.len()),
+            SentIn::Device { offset, len, range } => write!(f, "SentChunk({len} bytes at {offset} of {range:?})"),
         }
     }
 }
@@ -306,7 +306,7 @@ impl<C: BindingCount, M: PeerMemory> Payload for OnDevice<C, M> {
     type Frame = DeviceFrame<C, M>;
     type Count = RcuRef;
 
-    fn received(frame: DeviceFrame<C, M>, at: usize, len: usize) -> impl Iterator<Item = Piece<C, M>> {
+    fn received(frame: DeviceFrame<C, M>, at: usize, len: usize) -> impl Iterator<Item = ReceivedChunk<C, M>> {
         let (host, device) = match frame.0 {
             FrameIn::Host(packet) => (Some(M::received(packet, at, len)), None),
             FrameIn::Lost { head, .. } => {
@@ -319,20 +319,20 @@ impl<C: BindingCount, M: PeerMemory> Payload for OnDevice<C, M> {
                 (None, Some(pieces))
             }
         };
-        let host = host.into_iter().flatten().map(|frag| Piece(PieceIn::Host(frag)));
+        let host = host.into_iter().flatten().map(|frag| ReceivedChunk(ReceivedIn::Host(frag)));
         host.chain(device.into_iter().flatten())
     }
 
     #[inline]
-    fn from_host(frag: Frag<M>) -> Part<C, M> {
-        Part(PartIn::Host(frag))
+    fn from_host(frag: Frag<M>) -> SentChunk<C, M> {
+        SentChunk(SentIn::Host(frag))
     }
 
     #[inline]
-    fn in_host(sent: &Part<C, M>) -> Option<&Frag<M>> {
+    fn in_host(sent: &SentChunk<C, M>) -> Option<&Frag<M>> {
         match &sent.0 {
-            PartIn::Host(frag) => Some(frag),
-            PartIn::Device { .. } => None,
+            SentIn::Host(frag) => Some(frag),
+            SentIn::Device { .. } => None,
         }
     }
 }
@@ -348,14 +348,14 @@ unsafe fn pieces<C: BindingCount, M: PeerMemory>(
     binding: NonNull<BindingRef<C>>,
     at: usize,
     len: usize,
-) -> impl Iterator<Item = Piece<C, M>> {
+) -> impl Iterator<Item = ReceivedChunk<C, M>> {
     // The headers end in the head or at its end, because the parser can read no other bytes of the frame.
     let skip = at.min(head.len());
     let mut beyond = at - skip;
     head.advance(skip);
     head.truncate(len);
     let mut left = len - head.len();
-    let linear = Some(head).filter(|head| head.len() > 0).map(|head| Piece(PieceIn::Host(head)));
+    let linear = Some(head).filter(|head| head.len() > 0).map(|head| ReceivedChunk(ReceivedIn::Host(head)));
     let device = payload.into_iter().map_while(move |mut frag| {
         if left == 0 {
             return None;
@@ -366,8 +366,8 @@ unsafe fn pieces<C: BindingCount, M: PeerMemory>(
         let n = frag.len().min(left);
         left -= n;
         // SAFETY: the caller's promise; this fragment keeps the provider.
-        let place = unsafe { BoundFrag::new(frag, binding.as_ref(), n as u32) }?;
-        Some(Piece(PieceIn::Device(place)))
+        let bound = unsafe { BoundFrag::new(frag, binding.as_ref(), n as u32) }?;
+        Some(ReceivedChunk(ReceivedIn::Device(bound)))
     });
     linear.into_iter().chain(device.filter(|piece| Chunk::len(piece) > 0))
 }
@@ -378,10 +378,10 @@ where
     M: PeerMemory,
     T: SplitTxQueue<InFlight<C>, Mem = M>,
 {
-    fn transmit(tx: &mut StreamTx<T, C>, packet: Packet<M>, rest: &[Part<C, M>]) -> Result<(), Unsent> {
+    fn transmit(tx: &mut StreamTx<T, C>, packet: Packet<M>, rest: &[SentChunk<C, M>]) -> Result<(), Unsent> {
         for part in rest {
             // `Chunk::precedes` makes sure that no host memory follows device memory in a frame.
-            let PartIn::Device { range, offset, len } = &part.0 else { return tx.refuse() };
+            let SentIn::Device { range, offset, len } = &part.0 else { return tx.refuse() };
             // The address is looked up for each transmission, and not kept.
             let Some(base) = tx.base(range) else { return tx.refuse() };
             tx.payload.push(DeviceFrag { dma: base + offset, len: *len, holder: InFlight::new(range) });

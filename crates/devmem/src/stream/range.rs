@@ -2,7 +2,7 @@
 //! again.
 //!
 //! ```text
-//!   DeviceStream::send ──► Range ◄── Part: not acknowledged yet              the connection
+//!   DeviceStream::send ──► SendRange ◄── SentChunk: not acknowledged yet              the connection
 //!                            ▲  ◄── InFlight, a BindingRef each              the transmit queue, until the device is done
 //!                            │
 //!                            └── the last of them is dropped: Sent, to be taken by DeviceStream::sent
@@ -77,7 +77,7 @@ impl<C: BindingCount> Completions<C> {
 }
 
 /// A range that is being sent.
-pub(crate) struct Range<C: BindingCount> {
+pub(crate) struct SendRange<C: BindingCount> {
     /// The event of this range. `None` if the range was cancelled.
     sent: Option<Sent>,
     offset: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Range<C: BindingCount> {
     completions: Arc<Completions<C>>,
 }
 
-impl<C: BindingCount> Range<C> {
+impl<C: BindingCount> SendRange<C> {
     /// Makes a range of a binding. It takes over the reference `binding`.
     pub(crate) fn new(number: u64, binding: BindingRef<C>, offset: u64, len: u32, to: &Arc<Completions<C>>) -> Self {
         let sent = Sent { range: number, binding: binding.id(), offset, len };
@@ -111,7 +111,7 @@ impl<C: BindingCount> Range<C> {
     }
 }
 
-impl<C: BindingCount> Drop for Range<C> {
+impl<C: BindingCount> Drop for SendRange<C> {
     fn drop(&mut self) {
         if let Some(sent) = self.sent.take() {
             self.completions.push(sent);
@@ -119,7 +119,7 @@ impl<C: BindingCount> Drop for Range<C> {
     }
 }
 
-impl<C: BindingCount> fmt::Debug for Range<C> {
+impl<C: BindingCount> fmt::Debug for SendRange<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.sent, f)
     }
@@ -128,12 +128,12 @@ impl<C: BindingCount> fmt::Debug for Range<C> {
 /// A part of a transmission. It keeps its device memory until the device has read it. Transmit queues of device streams hold such values.
 pub struct InFlight<C: BindingCount = PercpuRef> {
     _binding: BindingRef<C>,
-    _range: Arc<Range<C>>,
+    _range: Arc<SendRange<C>>,
 }
 
 impl<C: BindingCount> InFlight<C> {
     /// Makes the holder for a transmission of a part of `range`. The binding may have been unbound since the range was made.
-    pub(crate) fn new(range: &Arc<Range<C>>) -> Self {
+    pub(crate) fn new(range: &Arc<SendRange<C>>) -> Self {
         Self { _binding: range.binding.clone(), _range: range.clone() }
     }
 }

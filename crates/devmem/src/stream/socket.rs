@@ -1,9 +1,9 @@
 //! Streams: the sockets of a stack whose payload is in device memory.
 
-use super::account::{Account, Desk, Given, StreamReturner};
+use super::account::{Account, DeliveredTokens, StreamReturner, TokenTableHandle};
 use super::context::Context;
-use super::payload::{OnDevice, Part, Piece, PieceIn};
-use super::range::{Completions, Range, Sent};
+use super::payload::{OnDevice, ReceivedChunk, ReceivedIn, SentChunk};
+use super::range::{Completions, SendRange, Sent};
 use super::rx::StreamRx;
 use super::tx::StreamTx;
 use crate::binding::{BindingCount, BindingRef};
@@ -119,7 +119,7 @@ pub enum StreamSendError {
 /// does not depend on the number of sockets.
 pub struct Streams<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     sockets: Sockets<OnDevice<C, M>>,
-    desk: Rc<Desk<C>>,
+    table: Rc<TokenTableHandle<C>>,
     context: Arc<Context<C>>,
 }
 
@@ -131,7 +131,7 @@ impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
         T: SplitTxQueue<super::InFlight<C>, Mem = M> + Wait,
     {
         let context = stack.queues().1.context.clone();
-        Self { sockets: stack.sockets(), desk: Rc::new(Desk::new()), context }
+        Self { sockets: stack.sockets(), table: Rc::new(TokenTableHandle::new()), context }
     }
 
     /// The sockets of the stack, which also open UDP sockets, whose payload is in host memory.
@@ -161,19 +161,19 @@ impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
     /// The counters of the table of tokens that the streams share.
     #[must_use]
     pub fn stats(&self) -> TokenStats {
-        self.desk.stats()
+        self.table.stats()
     }
 
     /// Drops the table's references to bindings that are unbound and whose pages were all returned. Returns how many
     /// there were. Call it if the streams neither receive nor return tokens.
     pub fn release_drained(&self) -> usize {
-        self.desk.release_drained()
+        self.table.release_drained()
     }
 }
 
 impl<C: BindingCount, M: PeerMemory> Clone for Streams<C, M> {
     fn clone(&self) -> Self {
-        Self { sockets: self.sockets.clone(), desk: self.desk.clone(), context: self.context.clone() }
+        Self { sockets: self.sockets.clone(), table: self.table.clone(), context: self.context.clone() }
     }
 }
 
@@ -254,14 +254,14 @@ pub struct DeviceStream<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared>
     tcp: TcpStream<OnDevice<C, M>>,
     streams: Streams<C, M>,
     account: Arc<Account<C>>,
-    given: Given,
+    delivered: DeliveredTokens,
     completions: Arc<Completions<C>>,
     /// The number of queued pieces, from the first on, whose counts were prefetched.
     ahead: usize,
     /// The number of ranges that were queued by `send`.
     ranges: u64,
     /// Whether the user has got the error that the device does not verify the peer's segments.
-    told: bool,
+    reported: bool,
     pages: u64,
     device_bytes: u64,
     linear_bytes: u64,
@@ -281,19 +281,19 @@ enum Next {
 
 impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
     fn new(tcp: TcpStream<OnDevice<C, M>>, streams: &Streams<C, M>) -> Result<Self, SocketError> {
-        let account = streams.desk.open(tcp.budget().ok_or(SocketError::StackGone)?);
+        let account = streams.table.open(tcp.budget().ok_or(SocketError::StackGone)?);
         let completions = Arc::new(Completions::new(streams.context.clone()));
-        let (streams, given, ranges, told) = (streams.clone(), Given::new(), 0, false);
+        let (streams, delivered, ranges, reported) = (streams.clone(), DeliveredTokens::new(), 0, false);
         let (pages, device_bytes, linear_bytes) = (0, 0, 0);
         Ok(Self {
             tcp,
             streams,
             account,
-            given,
+            delivered,
             completions,
             ahead: 0,
             ranges,
-            told,
+            reported,
             pages,
             device_bytes,
             linear_bytes,
@@ -340,12 +340,12 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
             }
             let mut next = Next::Nothing;
             let (last, room) = (out[..filled].last(), filled < out.len());
-            let (desk, holder) = (&self.streams.desk, self.account.number());
+            let (table, holder) = (&self.streams.table, self.account.number());
             let taken = self.tcp.recv_chunk(|piece| {
                 next = match &piece.0 {
-                    PieceIn::Host(_) if room => Next::Linear,
-                    PieceIn::Device(place) => next_in_device(desk, holder, place, last, room, tokens),
-                    PieceIn::Host(_) => Next::Nothing,
+                    ReceivedIn::Host(_) if room => Next::Linear,
+                    ReceivedIn::Device(bound) => next_in_device(table, holder, bound, last, room, tokens),
+                    ReceivedIn::Host(_) => Next::Nothing,
                 };
                 matches!(next, Next::Linear | Next::Device { .. })
             });
@@ -360,24 +360,24 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                 }
             };
             (pieces, self.ahead) = (pieces + 1, self.ahead.saturating_sub(1));
-            let (Piece(piece), charge) = held.into_parts();
+            let (ReceivedChunk(piece), charge) = held.into_parts();
             match (piece, next) {
-                (PieceIn::Host(frag), _) => {
+                (ReceivedIn::Host(frag), _) => {
                     self.linear_bytes += frag.len() as u64;
                     out[filled] = StreamFragment::Linear(Held::new(frag, charge).into());
                     filled += 1;
                 }
-                (PieceIn::Device(place), Next::Device { token, on, count }) => {
-                    let (binding, offset, len) = (place.binding().id(), place.offset(), place.len());
+                (ReceivedIn::Device(bound), Next::Device { token, on, count }) => {
+                    let (binding, offset, len) = (bound.binding().id(), bound.offset(), bound.len());
                     pages += 1;
                     self.device_bytes += u64::from(len);
                     // The table takes over the page's count, and the account takes over the charge.
-                    place.into_count();
+                    bound.into_count();
                     charge.leave();
                     if tokens {
                         // SAFETY: the count is in the table. The receiver forgets it only when it looks up another one.
                         if unsafe { count.as_ref() }.give(holder) {
-                            self.given.push(token, &self.account);
+                            self.delivered.push(token, &self.account);
                         }
                     }
                     if on && let Some(StreamFragment::Device { len: all, tokens, .. }) = out[..filled].last_mut() {
@@ -390,7 +390,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                     }
                 }
                 // The closure above takes no other pieces.
-                (PieceIn::Device(_), _) => {}
+                (ReceivedIn::Device(_), _) => {}
             }
         };
         self.pages += u64::from(pages);
@@ -399,7 +399,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         }
         let Some(why) = why.filter(|_| filled == 0) else { return Ok(filled) };
         if why == StreamError::Socket(SocketError::WouldBlock) {
-            self.tell()?;
+            self.report_unverified()?;
         }
         Err(why)
     }
@@ -407,19 +407,19 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
     /// Prefetches the counts of the pages of queued pieces.
     #[inline]
     fn prefetch(&mut self) {
-        let receiver = self.streams.desk.receiver.borrow();
+        let receiver = self.streams.table.receiver.borrow();
         self.ahead += self.tcp.look_ahead(self.ahead..AHEAD, |piece| {
-            if let PieceIn::Device(place) = &piece.0 {
-                receiver.prefetch(place.binding(), place.index());
+            if let ReceivedIn::Device(bound) = &piece.0 {
+                receiver.prefetch(bound.binding(), bound.index());
             }
         });
     }
 
     /// Returns the error once if the device does not verify the peer's segments.
-    fn tell(&mut self) -> Result<(), StreamError> {
+    fn report_unverified(&mut self) -> Result<(), StreamError> {
         let frames = self.tcp.unverified();
-        let tell = frames >= UNVERIFIED && !mem::replace(&mut self.told, frames >= UNVERIFIED);
-        if tell { Err(StreamError::Unverified { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
+        let report = frames >= UNVERIFIED && !mem::replace(&mut self.reported, frames >= UNVERIFIED);
+        if report { Err(StreamError::Unverified { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
     }
 
     /// Like [`recv`](Self::recv); if nothing is queued, the waker is called when there is payload to receive.
@@ -460,8 +460,8 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         }
         let live = Ref::try_get_live(from).map_err(|_| StreamSendError::Unbound { binding })?;
         self.streams.context.map(from)?;
-        let range = Arc::new(Range::new(self.ranges, live, offset, len, &self.completions));
-        match self.tcp.send_chunk(Part::of(range), more) {
+        let range = Arc::new(SendRange::new(self.ranges, live, offset, len, &self.completions));
+        match self.tcp.send_chunk(SentChunk::of(range), more) {
             Ok(()) => {
                 self.ranges += 1;
                 Ok(self.ranges - 1)
@@ -546,16 +546,16 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
 /// Decides where a piece in device memory is put. Looks up the piece's token, and changes no count.
 #[inline]
 fn next_in_device<C: BindingCount, M: PeerMemory>(
-    desk: &Desk<C>,
+    table: &TokenTableHandle<C>,
     holder: u32,
-    place: &BoundFrag<C>,
+    bound: &BoundFrag<C>,
     last: Option<&StreamFragment<M>>,
     room: bool,
     tokens: bool,
 ) -> Next {
-    let index = place.index();
+    let index = bound.index();
     let (token, count) = if tokens {
-        match desk.receiver.borrow_mut().find(place.binding(), index, true) {
+        match table.receiver.borrow_mut().find(bound.binding(), index, true) {
             // SAFETY: `find` has checked that there is such a page.
             Ok(known) => (known.first + index, std::ptr::NonNull::from(unsafe { known.base.mark(index) })),
             Err(error) => return Next::Refused(error),
@@ -565,10 +565,10 @@ fn next_in_device<C: BindingCount, M: PeerMemory>(
     };
     let on = match last {
         Some(StreamFragment::Device { binding, offset, len, tokens }) => {
-            *binding == place.binding().id()
-                && offset + u64::from(*len) == place.offset()
+            *binding == bound.binding().id()
+                && offset + u64::from(*len) == bound.offset()
                 && tokens.start.checked_add(tokens.count) == Some(token)
-                && len.checked_add(place.len()).is_some_and(|len| len <= EXTENT)
+                && len.checked_add(bound.len()).is_some_and(|len| len <= EXTENT)
         }
         _ => false,
     };
@@ -577,14 +577,14 @@ fn next_in_device<C: BindingCount, M: PeerMemory>(
     }
     // SAFETY: as above.
     if tokens && !unsafe { count.as_ref() }.accepts(holder) {
-        return Next::Refused(DeliverError::Held { binding: place.binding().id(), index });
+        return Next::Refused(DeliverError::Held { binding: bound.binding().id(), index });
     }
     Next::Device { token, on, count }
 }
 
 impl<C: BindingCount, M: PeerMemory> Drop for DeviceStream<C, M> {
     fn drop(&mut self) {
-        self.account.leave(&mut self.given);
+        self.account.leave(&mut self.delivered);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The transmit queue of a stack with device streams.
 
 use super::context::Context;
-use super::range::{InFlight, Range};
+use super::range::{InFlight, SendRange};
 use crate::binding::BindingCount;
 use netmem_inet::Unsent;
 use netmem_packet::{Armed, DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Sendable, SplitTxQueue, TxQueue, Wait};
@@ -43,7 +43,7 @@ impl<T: SplitTxQueue<InFlight<C>>, C: BindingCount> StreamTx<T, C> {
 
     /// The address of the first byte of a range's binding.
     #[inline]
-    pub(crate) fn base(&mut self, range: &Range<C>) -> Option<u64> {
+    pub(crate) fn base(&mut self, range: &SendRange<C>) -> Option<u64> {
         let id = range.binding().id();
         match self.known.iter().find(|(known, _)| *known == id) {
             Some((_, base)) => Some(*base),
@@ -52,7 +52,7 @@ impl<T: SplitTxQueue<InFlight<C>>, C: BindingCount> StreamTx<T, C> {
     }
 
     #[cold]
-    fn look_up(&mut self, range: &Range<C>) -> Option<u64> {
+    fn look_up(&mut self, range: &SendRange<C>) -> Option<u64> {
         let base = self.context.map(range.binding()).ok()?;
         if self.known.len() == KNOWN {
             self.known.remove(0);

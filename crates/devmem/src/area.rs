@@ -1,15 +1,19 @@
-//! A user's area with a refill ring. Buffers are delivered as offsets in the area, and the user returns them as offsets in a ring,
-//! without a call.
+//! A user's area with a refill ring. Buffers are delivered as offsets in the area, and the user
+//! returns them as offsets in a ring, without a call.
+//!
+//! A user that reads each buffer once, in order, needs no socket and no token. It needs a cheap way
+//! to return a buffer from one thread.
 //!
 //! ```text
 //!   network side                                          user
 //!   AreaProvider::deliver(fragment) ──► offset, len ────► reads it
 //!   take: drains the ring, then pages ◄──── refill ring ◄─── RefillRing::push(offset)
-//!                                            full: the user's thread drains it, under the ring's lock
+//!                                            full: the user's thread drains it, under its lock
 //! ```
 //!
-//! The interface is that of io_uring's zero-copy receive, as a [`Provider`]. The user is not trusted: if a page was not delivered,
-//! or is returned more often than it was delivered, the return is ignored and counted.
+//! The interface is that of io_uring's zero-copy receive, as a [`Provider`]. The user is not
+//! trusted: if a page was not delivered, or is returned more often than it was delivered, the
+//! return is ignored and counted.
 
 use crate::tokens::{Counter, Counts, DeliverError};
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
@@ -22,7 +26,8 @@ use thiserror::Error;
 /// A delivered buffer in an area: `len` bytes from `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// The first byte, counted from the area's first byte. Any offset in the same page returns the buffer.
+    /// The first byte, counted from the area's first byte. Any offset in the same page returns the
+    /// buffer.
     pub offset: u64,
     /// Bytes.
     pub len: u32,
@@ -48,7 +53,8 @@ pub struct AreaStats {
     pub delivered: u64,
     /// Buffers that the user returned.
     pub returned: u64,
-    /// Returned offsets whose page was not delivered, or was returned as often as delivered before. They were ignored.
+    /// Returned offsets whose page was not delivered, or was returned as often as delivered before.
+    /// They were ignored.
     pub invalid: u64,
     /// How often the refill ring was full, so that the user's thread drained it.
     pub ring_full: u64,
@@ -71,7 +77,7 @@ impl<M: Memory> Area<M> {
     /// Returns the pages of the buffers that are in the ring.
     fn drain(&self) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the entries that are there now are taken: the user may fill the ring meanwhile.
+        // Only the entries of this moment are drained: the user may fill the ring meanwhile.
         for _ in 0..ring.slots() {
             let Ok(offset) = ring.pop() else { return };
             self.return_buffer(offset);
@@ -87,12 +93,14 @@ impl<M: Memory> Area<M> {
         }
     }
 
-    /// Puts one of the user's references to a page. Returns false if the user holds none. The page must be in the region.
+    /// Drops one of the user's references to a page. Returns false if the user holds none. The page
+    /// must be in the region.
     fn take_one(&self, index: u32) -> bool {
         // SAFETY: the callers pass the index of a page of the region; the area owns the counts.
         let taken = unsafe { self.held.base().at(index) }.take_one(());
         if taken {
-            // SAFETY: the count said that there is a reference (the invariant), and this thread has taken it.
+            // SAFETY: the count was not 0, so the user held a reference (the invariant), and this
+            // thread owns it now.
             unsafe { self.supply.region().put(index, 1) };
         }
         taken
@@ -103,8 +111,9 @@ impl<M: Memory> Area<M> {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.drain();
-        // Because of the two fences, a delivery either sees `closed` and takes its count back itself, or has counted before the
-        // loop below reads the counts. If both are true, one of the two takes the count: taking is atomic.
+        // Because of the two fences, a delivery either sees `closed` and removes its count itself,
+        // or has counted before the loop below reads the counts. If both are true, one of the two
+        // removes the count, because the exchange is atomic.
         self.held.held(|index, n| {
             (0..n).for_each(|_| {
                 self.take_one(index);
@@ -123,14 +132,15 @@ impl<M: Memory> Area<M> {
     }
 }
 
-/// The network side of an area. The pools of its queues take their pages from it, and it delivers their fragments to the user.
+/// The network side of an area. The pools of its queues allocate their pages from it, and it
+/// delivers their fragments to the user.
 pub struct AreaProvider<M: Memory> {
     area: Arc<Area<M>>,
 }
 
 impl<M: Memory> AreaProvider<M> {
-    /// Makes an area of a region that the user provides. Returns its network side and the user's end of its refill ring, which has
-    /// room for `entries` buffers.
+    /// Makes an area of a region that the user provides. Returns its network side and the user's
+    /// end of its refill ring, which has room for `entries` buffers.
     ///
     /// # Errors
     ///
@@ -150,14 +160,14 @@ impl<M: Memory> AreaProvider<M> {
         Ok((Arc::new(Self { area: area.clone() }), RefillRing { area, ring: producer }))
     }
 
-    /// The memory, in the form that a device's memory table takes.
+    /// The memory, in the form of an entry of a device's memory table.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         self.area.supply.region()
     }
 
-    /// Delivers a fragment of this area to the user. Its page is returned to its pool through the refill ring, or when
-    /// the ring is dropped.
+    /// Delivers a fragment of this area to the user. Its page is returned to its pool through the
+    /// refill ring, or when the ring is dropped.
     ///
     /// # Errors
     ///
@@ -168,7 +178,8 @@ impl<M: Memory> AreaProvider<M> {
         let page = u64::from(index) * area.supply.page_size() as u64;
         let buffer = Buffer { offset: page + frag.offset() as u64, len: frag.len() as u32 };
         let _ = frag.into_count();
-        // SAFETY: the index is that of a page of the region, and the area has a count for each page.
+        // SAFETY: the index is that of a page of the region, and the area has a count for each
+        // page.
         unsafe { area.held.base().mark(index) }.give(1);
         fence(Ordering::SeqCst);
         if area.closed.load(Ordering::Relaxed) {
@@ -186,18 +197,19 @@ impl<M: Memory> AreaProvider<M> {
     }
 }
 
-// SAFETY: pages come from the region's supply, which gives a page to one holder at a time, and go back to it. The area keeps the
-// region and the supply.
+// SAFETY: pages come from the region's supply, which allocates a page to one holder at a time, and
+// return to it. The area keeps the region and the supply.
 unsafe impl<M: Memory> Provider<M> for AreaProvider<M> {
-    /// Drains the ring first. Pages of the calling pool return to that pool, so fewer pages must be taken from the
-    /// supply.
+    /// Drains the ring first. Pages of the calling pool return to that pool, so fewer pages must be
+    /// allocated from the supply.
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         self.area.drain();
         self.area.supply.take(pages)
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
-        // SAFETY: the caller promises that the page came out of `take`, which takes pages from the supply.
+        // SAFETY: the caller promises that `take` returned the page, and `take` allocates from the
+        // supply.
         unsafe { self.area.supply.give(page) };
     }
 
@@ -219,8 +231,8 @@ impl<M: Memory> fmt::Debug for AreaProvider<M> {
     }
 }
 
-/// The user's end of an area. One thread at a time fills the ring. Dropping this value returns all buffers that the
-/// user holds.
+/// The user's end of an area. One thread at a time fills the ring. Dropping this value returns all
+/// buffers that the user holds.
 #[must_use = "the user's end of an area: dropping it returns all buffers that the user holds"]
 pub struct RefillRing<M: Memory> {
     area: Arc<Area<M>>,
@@ -230,8 +242,9 @@ pub struct RefillRing<M: Memory> {
 impl<M: Memory> RefillRing<M> {
     /// Returns the buffer whose page contains `offset`. Costs a store and a release.
     ///
-    /// The ring is full if no queue has taken pages for a long time. Then this thread first returns all buffers in the
-    /// ring, and no return is lost. This costs a lock, and two atomic operations for each buffer.
+    /// The ring is full if no queue has allocated pages for a long time. Then this thread first
+    /// returns all buffers in the ring, and no return is lost. This costs a lock, and two atomic
+    /// operations for each buffer.
     #[inline]
     pub fn push(&mut self, offset: u64) {
         if let Err(PushError::Full(offset)) = self.ring.push(offset) {
@@ -246,7 +259,7 @@ impl<M: Memory> RefillRing<M> {
         self.area.return_buffer(offset);
     }
 
-    /// Returns all buffers in the ring, without waiting until a queue takes pages.
+    /// Returns all buffers in the ring, without waiting until a queue allocates pages.
     pub fn flush(&mut self) {
         self.area.drain();
     }

@@ -1,4 +1,5 @@
-//! Bindings: device memory that queues receive into and senders send from, and the references that keep that memory.
+//! Bindings: device memory that queues receive into and senders send from, and the references that
+//! keep that memory.
 //!
 //! ```text
 //!   Binding (owner) ─────────────────────────────┐
@@ -10,8 +11,9 @@
 //!   page pool ◄── page ◄── fragment received            no count on the binding
 //! ```
 //!
-//! A received fragment keeps its page, the page keeps its pool, and the pool keeps the provider. The provider holds one reference
-//! to the binding. So receiving a fragment does not touch the binding's count.
+//! A received fragment keeps its page, the page keeps its pool, and the pool keeps the provider.
+//! The provider holds one reference to the binding. So receiving a fragment does not touch the
+//! binding's count.
 
 use crate::ledger::Ledger;
 use crate::tokens::Pages;
@@ -30,7 +32,8 @@ use thiserror::Error;
 /// A reference to a binding's memory, held by a socket or by a fragment that is being sent.
 pub type BindingRef<C = PercpuRef> = Ref<BoundMemory, C>;
 
-/// A kind of reference count that a binding can have. Use [`PercpuRef`]; the other kinds exist to be compared with it.
+/// A kind of reference count that a binding can have. Use [`PercpuRef`]; the other kinds exist to
+/// be compared with it.
 pub trait BindingCount: Count {
     /// The name of this kind in reports.
     const NAME: &'static str;
@@ -100,7 +103,8 @@ pub struct BindingStats {
     pub id: u64,
     /// The number of pages of the binding.
     pub pages: u32,
-    /// The number of pages that the pools have taken: posted to a device, free in a pool, or held by users.
+    /// The number of pages that the pools have allocated: posted to a device, free in a pool, or
+    /// held by users.
     pub in_use: u64,
     /// The number of attached queues.
     pub queues: usize,
@@ -108,14 +112,16 @@ pub struct BindingStats {
     pub count: CountMode,
 }
 
-/// A binding's memory, which all holders of references share. It is reached by a [`Binding`] or a [`BindingRef`].
+/// A binding's memory, which all holders of references share. It is reached by a [`Binding`] or a
+/// [`BindingRef`].
 pub struct BoundMemory {
     id: u64,
-    /// Hands out the pages of this memory. Only the [`BindingProvider`] takes pages from it.
+    /// Allocates the pages of this memory, to the [`BindingProvider`] only.
     supply: Arc<RegionProvider<Device>>,
     ledger: Ledger,
     queues: Arc<AtomicUsize>,
-    /// The DMA domains in which the whole memory is mapped for sending, and the address of its first byte in each.
+    /// The DMA domains in which the whole memory is mapped for sending, and the address of its
+    /// first byte in each.
     mappings: Mutex<Vec<(Arc<dyn DmaDomain>, u64)>>,
     /// Calls that remove the memory from devices to which it was added while they were running.
     unbinds: Mutex<Vec<Unbind>>,
@@ -129,7 +135,7 @@ impl BoundMemory {
         self.id
     }
 
-    /// The pages, in the form that a device's memory table takes.
+    /// The pages, in the form of an entry of a device's memory table.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<Device>> {
         self.supply.region()
@@ -152,12 +158,13 @@ impl BoundMemory {
         &self.queues
     }
 
-    /// Stores `unbind`, which the [`Worker`] calls when the last reference is gone.
+    /// Stores `unbind`, which the [`Worker`] calls after the last reference was dropped.
     pub(crate) fn when_gone(&self, unbind: Unbind) {
         self.unbinds.lock().unwrap_or_else(PoisonError::into_inner).push(unbind);
     }
 
-    /// Maps the whole memory in `domain` for sending, until the binding is gone. Returns the address of the first byte there.
+    /// Maps the whole memory in `domain` for sending, until the binding is gone. Returns the
+    /// address of the first byte there.
     pub(crate) fn map_for(&self, domain: &Arc<dyn DmaDomain>) -> Result<u64, MapError> {
         let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, base)) = mappings.iter().find(|(known, _)| Arc::ptr_eq(known, domain)) {
@@ -196,9 +203,10 @@ impl BoundMemory {
 static LOST: AtomicU64 = AtomicU64::new(0);
 static CLEANED: AtomicU64 = AtomicU64::new(0);
 
-/// The number of pages of this process's bindings that had not been returned when their binding was released. A page is
-/// lost if a device kept it when the device died ([quarantined](netmem_pool::PagePool::quarantine)), or if it was
-/// leaked ([`forget`](std::mem::forget)). Otherwise this is 0.
+/// The number of pages of this process's bindings that had not been returned when their binding was
+/// released. A page is lost if a device kept it when the device died
+/// ([quarantined](netmem_pool::PagePool::quarantine)), or if it was leaked
+/// ([`forget`](std::mem::forget)). Otherwise this is 0.
 #[must_use]
 pub fn lost_pages() -> u64 {
     LOST.load(Ordering::Relaxed)
@@ -210,9 +218,10 @@ pub fn cleaned_up() -> u64 {
     CLEANED.load(Ordering::Acquire)
 }
 
-// SAFETY: an id is given out once, and the pages of a region never change. If a ledger is closed and has no pages out, it stays
-// so. A page to which there is a reference is out. `is_drained` is an acquire, so a thread that finds the ledger drained sees
-// everything that happened before the last put.
+// SAFETY: an id is used once, and the pages of a region never change. If a ledger is closed
+// and has no pages out, it stays so. A page to which there is a reference is out. `is_drained` is
+// an acquire, so a thread that finds the ledger drained sees everything that happened before the
+// last put.
 unsafe impl Pages for BoundMemory {
     #[inline]
     fn id(&self) -> u64 {
@@ -226,7 +235,8 @@ unsafe impl Pages for BoundMemory {
 
     #[inline]
     unsafe fn put(&self, index: u32, n: u32) {
-        // SAFETY: the caller's promise. References to pages of a binding are counts into which fragments were converted.
+        // SAFETY: the caller's promise. References to pages of a binding are counts into which
+        // fragments were converted.
         unsafe { self.region().put(index, n) };
     }
 
@@ -242,16 +252,16 @@ impl fmt::Debug for BoundMemory {
     }
 }
 
-/// Hands out the pages of a binding to the pools of queues that receive into it. Each binding has one provider, which holds one
-/// reference to it.
+/// Allocates the pages of a binding to the pools of queues that receive into it. Each binding has
+/// one provider, which holds one reference to it.
 ///
-/// Once the binding is unbound, the provider hands out no pages.
+/// After the unbinding, the provider allocates no pages.
 pub(crate) struct BindingProvider<C: BindingCount> {
     pub(crate) binding: BindingRef<C>,
 }
 
-// SAFETY: pages come from the region's supply, which gives a page to one holder at a time, and go back to it. The provider has a
-// reference to the binding, which keeps the region and the supply.
+// SAFETY: pages come from the region's supply, which allocates a page to one holder at a time, and
+// return to it. The provider has a reference to the binding, which keeps the region and the supply.
 unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
     fn take(&self, pages: &mut [Option<RawPage<Device>>]) -> usize {
         let BoundMemory { supply, ledger, .. } = &*self.binding;
@@ -267,7 +277,8 @@ unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
     }
 
     unsafe fn give(&self, page: RawPage<Device>) {
-        // SAFETY: the caller promises that the page came out of `take`, which takes pages from the supply.
+        // SAFETY: the caller promises that `take` returned the page, and `take` allocates from the
+        // supply.
         unsafe { self.binding.supply.give(page) };
         self.binding.ledger.give(1);
     }
@@ -289,9 +300,10 @@ impl<C: BindingCount> fmt::Debug for BindingProvider<C> {
 
 /// The owner of bound device memory. Dropping it unbinds the memory.
 ///
-/// After the unbinding, no page is handed out and nothing new is sent. Pages that are out stay valid, and are returned
-/// as before. Pools with pages out, sockets and fragments that are being sent still hold references. When the last
-/// reference is gone, the memory is released. The [`Worker`] closes its file, because closing may block.
+/// After the unbinding, no page is allocated and nothing new is sent. Pages that are out stay
+/// valid, and are returned as before. Pools with pages out, sockets and fragments that are being
+/// sent still hold references. When the last reference is gone, the memory is released. The
+/// [`Worker`] closes its file, because closing may block.
 #[must_use = "a binding that is dropped is unbound"]
 pub struct Binding<C: BindingCount = PercpuRef> {
     owner: Owner<BoundMemory, C>,
@@ -299,8 +311,9 @@ pub struct Binding<C: BindingCount = PercpuRef> {
 }
 
 impl Binding<PercpuRef> {
-    /// Binds a dma-buf, or a memfd in its place, in pages of `4 KiB << order`. The memory is never mapped into this process. The
-    /// memory that binding itself takes does not depend on the size: a page descriptor becomes resident when its page is first used.
+    /// Binds a dma-buf, or a memfd in its place, in pages of `4 KiB << order`. The memory is never
+    /// mapped into this process. The host memory of a binding does not depend on its size:
+    /// a page descriptor becomes resident when its page is first used.
     ///
     /// # Errors
     ///
@@ -309,8 +322,9 @@ impl Binding<PercpuRef> {
         Self::counted(file, order, worker)
     }
 
-    /// The same of `len` bytes of memory whose file does not tell its size: what the driver of a GPU exports. A device that cannot
-    /// import the file refuses it when a queue is attached, or when the device is probed.
+    /// The same for `len` bytes of memory whose file does not report its size, as the driver of a
+    /// GPU exports. A device that cannot import the file refuses it when a queue is attached, or
+    /// when the device is probed.
     ///
     /// # Errors
     ///
@@ -323,7 +337,8 @@ impl Binding<PercpuRef> {
 /// The size in bytes of the memory of a descriptor.
 fn size(file: BorrowedFd<'_>) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)?;
-    // On some systems the file of a dma-buf has no type. Files of the types below may have a size, too, but not that of memory.
+    // On some systems the file of a dma-buf has no type. Files of the types below may have a size,
+    // too, but not that of memory.
     let other = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => "a directory",
         FileType::Fifo => "a pipe",
@@ -369,8 +384,9 @@ impl<C: BindingCount> Binding<C> {
         Ok(Self { owner, provider })
     }
 
-    /// The provider from which the pools of the binding's queues take their pages. If a user's own provider hands out pages of this
-    /// provider, it must keep this provider and not only the region: payload that is queued on sockets relies on it.
+    /// The provider from which the pools of the binding's queues allocate their pages. If a user's
+    /// own provider allocates pages from this provider, it must keep this provider and not only the
+    /// region: payload that is queued on sockets relies on it.
     #[must_use]
     pub fn provider(&self) -> Arc<dyn Provider<Device>> {
         self.provider.clone()
@@ -380,14 +396,15 @@ impl<C: BindingCount> Binding<C> {
         &self.provider
     }
 
-    /// Returns a reference to the memory. It keeps the memory even after the unbinding. [`as_ref`](AsRef::as_ref) lends
-    /// one.
+    /// Returns a reference to the memory. It keeps the memory even after the unbinding.
+    /// [`as_ref`](AsRef::as_ref) borrows one.
     pub fn reference(&self) -> BindingRef<C> {
         self.provider.binding.clone()
     }
 
-    /// Unbinds the memory, as dropping the binding does, but only if no queue is attached: an attached queue would get no more pages.
-    /// [`Netdev::unbind`](crate::Netdev::unbind) detaches the queues first.
+    /// Unbinds the memory, as dropping the binding does, but only if no queue is attached: an
+    /// attached queue would receive no more pages. [`Netdev::unbind`](crate::Netdev::unbind)
+    /// detaches the queues first.
     ///
     /// # Errors
     ///
@@ -416,8 +433,8 @@ impl<C: BindingCount> Deref for Binding<C> {
 
 impl<C: BindingCount> Drop for Binding<C> {
     fn drop(&mut self) {
-        // The ledger is closed before the owner's drop kills the count. So once the binding refuses references, it hands out no
-        // pages either.
+        // The ledger is closed before the owner's drop kills the count. So once the binding refuses
+        // references, it allocates no pages either.
         self.ledger.close();
     }
 }

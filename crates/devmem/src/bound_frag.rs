@@ -1,7 +1,7 @@
 //! A fragment of received payload, and the binding that it is in.
 //!
-//! Sockets and streams queue many of these, and each must know its binding without counting it. So a
-//! value points to the binding's reference in the provider, which the fragment itself keeps.
+//! Sockets and streams queue many of these, and each must know its binding without counting it. So
+//! a value points to the binding's reference in the provider, which the fragment itself keeps.
 
 use crate::binding::{BindingCount, BindingRef};
 use netmem_pool::{Device, Frag};

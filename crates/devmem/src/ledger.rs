@@ -1,20 +1,22 @@
-//! A binding's ledger: one word with the number of pages that are out, and with a flag that no more pages may be handed
-//! out.
+//! A binding's ledger: one word with the number of allocated pages, and with a flag that ends
+//! allocation.
 //!
 //! ```text
 //!   63      62                0
 //!   │ CLOSED │ pages out      │
 //! ```
 //!
-//! Taking pages is one compare-and-swap, which fails once the word is closed. So if the word is closed and no page is out, the
-//! word stays so, and the binding is *drained*.
+//! An unbound binding may be released only when all of its pages were returned and none can be
+//! allocated any more. Two words could not be read at one moment, so both facts are in one. An
+//! allocation is one compare-and-swap, which fails once the word is closed. So if the word is
+//! closed and no page is out, the word stays so, and the binding is *drained*.
 
 use crate::sync::{AtomicU64, Ordering};
 
 const CLOSED: u64 = 1 << 63;
 
-/// Invariant: the lower bits are at least the number of pages that the provider has handed out and that were not
-/// returned to it.
+/// Invariant: the lower bits are at least the number of pages that the provider has allocated and
+/// that were not returned to it.
 #[derive(Debug)]
 pub(crate) struct Ledger(AtomicU64);
 
@@ -23,8 +25,8 @@ impl Ledger {
         Self(AtomicU64::new(0))
     }
 
-    /// Notes that up to `n` pages are handed out. Returns false if the ledger is closed. Then no page may be handed
-    /// out.
+    /// Notes that up to `n` pages are allocated. Returns false if the ledger is closed. Then no
+    /// page may be allocated.
     pub(crate) fn take(&self, n: u64) -> bool {
         let more = |word| (word & CLOSED == 0).then_some(word + n);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
@@ -32,11 +34,12 @@ impl Ledger {
 
     /// Notes that `n` of the pages were returned.
     pub(crate) fn give(&self, n: u64) {
-        // Release: everything that was done with the pages happens before a thread finds the ledger drained.
+        // Release: everything that was done with the pages happens before a thread finds the ledger
+        // drained.
         self.0.fetch_sub(n, Ordering::AcqRel);
     }
 
-    /// Closes the ledger: after this call no page may be handed out.
+    /// Closes the ledger: after this call no page may be allocated.
     pub(crate) fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
@@ -46,12 +49,12 @@ impl Ledger {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// The number of pages that are out.
+    /// The number of allocated pages.
     pub(crate) fn out(&self) -> u64 {
         self.0.load(Ordering::Acquire) & !CLOSED
     }
 
-    /// Whether no page is out and none can ever be handed out again.
+    /// Whether no page is allocated and none can ever be allocated again.
     pub(crate) fn is_drained(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }

@@ -1,30 +1,37 @@
 //! Device memory for sockets: bindings, sockets, and the tokens by which a user returns pages.
 //!
 //! ```text
-//!   dma-buf ──► Binding ──attach──► Netdev's queues ──► SplitFrame ──► FlowQueue ──► Socket::recv ──► Fragment, Token
-//!                  │                                                                                          │
-//!                  └──► Sender ──► SplitTxQueue                               page returned ◄─── Returner ◄───┘
+//!   dma-buf ──► Binding ──► Netdev's queues ──► SplitFrame ──► FlowQueue ──► Socket::recv
+//!                  │                                                              │
+//!                  │                                                  Fragment, Token
+//!                  └──► Sender ──► SplitTxQueue                                   │
+//!                                                   page returned ◄─── Returner ◄─┘
 //! ```
 //!
-//! * [`Binding`] is bound device memory; [`Netdev`] says which queues receive into it. `docs/design/devmem.md` says which value keeps
-//!   which other value alive.
+//! A GPU or an accelerator reads payload from its own memory. The CPU would only copy it there. So
+//! the network device writes payload to that memory directly, and this process handles headers and
+//! numbers: it never maps the memory, and cannot read it. Linux has this as "devmem TCP"; this
+//! crate has it for queues in user space.
+//!
+//! * [`Binding`] is bound device memory; [`Netdev`] attaches queues to it, which then receive into
+//!   it. `docs/design/devmem.md` describes which value keeps which other value alive.
 //! * [`FlowTable`] finds the [`Socket`] for a received frame.
 //! * [`Sender`] sends from a binding.
 //! * [`stream`] has TCP streams whose payload is in device memory.
-//! * [`AreaProvider`] and [`RefillRing`] do not use tokens: they deliver buffers in an area that the user provides, and the user
-//!   returns the buffers through a ring.
+//! * [`AreaProvider`] and [`RefillRing`] do not use tokens: they deliver buffers in an area that
+//!   the user provides, and the user returns the buffers through a ring.
 //!
 //! # Tokens
 //!
-//! A fragment in device memory is delivered as an offset in a binding and a [`Token`]. A token is a number that is
-//! valid on one socket only. Returning the token gives up the reference to the page. A token is the first number of its
-//! binding's range plus the page's index, and the socket has a count for each page. So a return searches no tree, and
-//! no thread waits.
+//! A fragment in device memory is delivered as an offset in a binding and a [`Token`]. A token is a
+//! number that is valid on one socket only. Returning the token drops the reference to the page.
+//! A token is the first number of its binding's range plus the page's index, and the socket has a
+//! count for each page. So a return searches no tree, and no thread waits.
 //!
 //! ```text
-//!   TokenTable (&mut)     receive: reserve ... reserve, commit      an atomic addition for each page
-//!   Returner (any thread) return_tokens(ranges)                         an atomic exchange for each fragment
-//!   the last handle       drop: all pages that are held are given back
+//!   TokenTable (&mut)     receive: reserve ... reserve, commit    an atomic addition for each page
+//!   Returner (any thread) return_tokens(ranges)               an atomic exchange for each fragment
+//!   the last handle       drop: all pages that are held are returned
 //! ```
 //!
 //! The trait [`Pages`] lists the operations that a binding must provide.
@@ -35,7 +42,7 @@
 //! use std::sync::atomic::{AtomicU32, Ordering};
 //!
 //! struct Binding(AtomicU32); // how many references there are to its pages
-//! // SAFETY: there is one, of a fixed size, and it is never said to be drained.
+//! // SAFETY: there is one, of a fixed size, and `drained` is never true.
 //! unsafe impl Pages for Binding {
 //!     fn id(&self) -> u64 { 1 }
 //!     fn pages(&self) -> u32 { 100 }
@@ -49,7 +56,8 @@
 //! let returner = table.returner();
 //!
 //! let mut receive = table.receive();
-//! let tokens = [receive.reserve(&binding, 7)?, receive.reserve(&binding, 7)?]; // two fragments in one page
+//! // Two fragments in one page.
+//! let tokens = [receive.reserve(&binding, 7)?, receive.reserve(&binding, 7)?];
 //! // SAFETY: the two references are ours.
 //! unsafe { receive.commit() };
 //!

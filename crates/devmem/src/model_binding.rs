@@ -1,5 +1,6 @@
-//! Loom's models of a binding's end. Counts, pointers, ledger and token table are the real ones; pages, pool and device are
-//! simulated. `docs/design/devmem.md` says what each model proves, and which changes make it fail.
+//! Loom's models of a binding's end. Counts, pointers, ledger and token table are the real ones;
+//! pages, pool and device are simulated. `docs/design/devmem.md` lists what each model proves, and
+//! which changes make it fail.
 
 use crate::ledger::Ledger;
 use crate::tokens::{Pages, TokenRange, TokenTable};
@@ -9,7 +10,8 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use netmem_refs::{Count, Owner, PercpuRef, Ref, RefCount};
 
-/// A pool, which exists until its last page is returned. It keeps the binding, as the provider of a real pool does.
+/// A pool, which exists until its last page is returned. It keeps the binding, as the provider of a
+/// real pool does.
 struct Pool<C: Count + 'static>(UnsafeCell<Option<Ref<Memory<C>, C>>>);
 
 // SAFETY: loom checks the cell.
@@ -54,7 +56,8 @@ unsafe impl<C: Count> Pages for Memory<C> {
             // The last page leaves the pool, so the pool is dropped.
             let pool = self.pool.clone();
             self.ledger.give(1);
-            // SAFETY: this thread returns the last page; loom checks that no other thread uses the cell.
+            // SAFETY: this thread returns the last page; loom checks that no other thread uses the
+            // cell.
             drop(pool.0.with_mut(|keeps| unsafe { (*keeps).take() }));
         }
         self.touch();
@@ -129,8 +132,8 @@ fn last_put_against_unbind<C: Count>() {
     });
 }
 
-/// Last put against unbinding: the binding is released once, after the put has returned, and after every page was
-/// returned.
+/// Last put against unbinding: the binding is released once, after the put has returned, and after
+/// every page was returned.
 #[test]
 fn last_put_against_unbind_refcount() {
     last_put_against_unbind::<RefCount>();
@@ -142,8 +145,8 @@ fn last_put_against_unbind_percpuref() {
     last_put_against_unbind::<PercpuRef>();
 }
 
-/// Take against unbinding: either a page is handed out before the ledger is closed, and the binding is not drained; or no page is
-/// handed out.
+/// Take against unbinding: either a page is allocated before the ledger is closed, and the binding
+/// is not drained; or no page is allocated.
 #[test]
 fn take_against_unbind() {
     loom::model(|| {
@@ -165,7 +168,8 @@ fn take_against_unbind() {
     });
 }
 
-/// Last give against a read of the ledger: a thread that finds the ledger drained sees everything that was done with the page.
+/// Last give against a read of the ledger: a thread that finds the ledger drained sees everything
+/// that was done with the page.
 #[test]
 fn last_give_against_drained() {
     loom::model(|| {

@@ -1,9 +1,13 @@
 //! A device's receive queues, and the binding that each of them receives into.
 //!
+//! A queue changes its memory by a restart, and a restart can fail. A user attaches a binding to
+//! several queues at once, and must never have half of them. So the record of what is attached and
+//! the restarts are in one value, and a failed attach is undone.
+//!
 //! ```text
 //!   attach    check all ──► restart queue 3 ──► restart queue 5 ──► restart queue 7 fails
 //!                                                                    │
-//!             as it was ◄── restart queue 3 ◄── restart queue 5 ◄────┘   in reverse, with host memory
+//!             undone ◄── restart queue 3 ◄── restart queue 5 ◄───────┘  in reverse, host memory
 //! ```
 
 use crate::binding::{Binding, BindingCount};
@@ -26,7 +30,8 @@ pub enum AttachError<E: Error + 'static> {
         /// The number of queues of the device.
         queues: usize,
     },
-    /// A binding is already attached to the queue, or the queue is in the list twice. Nothing has changed.
+    /// A binding is already attached to the queue, or the queue is in the list twice. Nothing has
+    /// changed.
     #[error("queue {queue} is taken by binding {binding}; unbind that first, or use another queue")]
     Taken {
         /// The queue.
@@ -34,7 +39,8 @@ pub enum AttachError<E: Error + 'static> {
         /// The id of the binding that is attached to it.
         binding: u64,
     },
-    /// The device does not know the memory, and it cannot be added to the device. Nothing has changed.
+    /// The device does not know the memory, and it cannot be added to the device. Nothing has
+    /// changed.
     #[error("the device cannot use the memory of binding {binding}")]
     Memory {
         /// The binding's id.
@@ -42,22 +48,23 @@ pub enum AttachError<E: Error + 'static> {
         /// The device's error.
         source: E,
     },
-    /// A queue was not restarted. The queues before it in the list were restarted with host memory again, except those in
-    /// `stuck`.
+    /// A queue was not restarted. The queues before it in the list were restarted with host memory
+    /// again, except those in `stuck`.
     #[error("queue {queue} was not restarted with device memory ({} queues did not get their own back)", stuck.len())]
     Restart {
         /// The queue.
         queue: usize,
         /// The queue's error.
         source: E,
-        /// Queues that were attached and could not be detached again. They still count as attached to the binding.
+        /// Queues that were attached and could not be detached again. They still count as attached
+        /// to the binding.
         stuck: Vec<(usize, E)>,
     },
 }
 
-/// The reason why a queue was not detached. Either the queue continues as before, or it has stopped. In both cases it
-/// still counts as attached. If it has stopped, the next attempt to detach it succeeds for the queues of virtio-net
-/// devices.
+/// The reason why a queue was not detached. Either the queue continues as before, or it has
+/// stopped. In both cases it still counts as attached. If it has stopped, the next attempt to
+/// detach it succeeds for the queues of virtio-net devices.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[error("queue {queue} was not restarted with host memory")]
@@ -68,7 +75,8 @@ pub struct DetachError<E: Error + 'static> {
     pub source: E,
 }
 
-/// The error that a binding was not unbound. The binding is live. Some of its queues may have been detached.
+/// The error that a binding was not unbound. The binding is live. Some of its queues may have been
+/// detached.
 #[derive(Error)]
 #[non_exhaustive]
 #[error("binding {} is still bound", binding.id())]
@@ -86,8 +94,8 @@ impl<C: BindingCount, E: Error> fmt::Debug for UnbindError<C, E> {
     }
 }
 
-/// The binding to which a queue is attached. While this value exists, the queue counts in that binding's number of
-/// queues.
+/// The binding to which a queue is attached. While this value exists, the queue counts in that
+/// binding's number of queues.
 struct Taken {
     binding: u64,
     /// The binding's number of queues. It outlives the binding.
@@ -112,8 +120,9 @@ impl Drop for Taken {
 ///
 /// For a virtio-net device, `Q` is `netmem_virtio::driver::VirtioRxQueues`.
 ///
-/// Dropping this value drops the queues, and then none of them counts as attached. This also holds for queues that could not
-/// be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its clones first.
+/// Dropping this value drops the queues, and then none of them counts as attached. This also holds
+/// for queues that could not be detached. If `Q` is a handle, as `VirtioRxQueues` is, drop its
+/// clones first.
 #[must_use = "the queues go with it"]
 pub struct Netdev<Q: Queues> {
     queues: Q,
@@ -128,13 +137,14 @@ impl<Q: Queues> Netdev<Q> {
         Self { queues, taken }
     }
 
-    /// The queues, to poll them. A queue that the caller restarts here, without `attach` or `detach`, is still counted as it
-    /// was before.
+    /// The queues, to poll them. A queue that the caller restarts here, without `attach` or
+    /// `detach`, is still counted as it was before.
     pub fn queues_mut(&mut self) -> &mut Q {
         &mut self.queues
     }
 
-    /// Takes the queues out. After this call none of them counts as attached, even if it still receives into a binding.
+    /// Takes the queues out. After this call none of them counts as attached, even if it still
+    /// receives into a binding.
     #[must_use]
     pub fn into_queues(self) -> Q {
         self.queues
@@ -146,13 +156,15 @@ impl<Q: Queues> Netdev<Q> {
         Some(self.taken.get(queue)?.as_ref()?.binding)
     }
 
-    /// Attaches a binding to queues: to all of them, or to none. If the device does not know the memory, the memory is
-    /// added to it first, if the device supports this while it runs. The memory is removed from the device when the
-    /// binding is gone. The queues are restarted in the order of the list.
+    /// Attaches a binding to queues: to all of them, or to none. If the device does not know the
+    /// memory, the memory is added to it first, if the device supports this while it runs. The
+    /// memory is removed from the device when the binding is gone. The queues are restarted in the
+    /// order of the list.
     ///
     /// # Errors
     ///
-    /// [`AttachError`]. If a queue was not restarted, the queues before it are restarted with host memory.
+    /// [`AttachError`]. If a queue was not restarted, the queues before it are restarted with host
+    /// memory.
     pub fn attach<C: BindingCount>(
         &mut self,
         binding: &Binding<C>,
@@ -182,7 +194,8 @@ impl<Q: Queues> Netdev<Q> {
         Ok(())
     }
 
-    /// Detaches one queue from its binding: restarts it with host memory. Returns false if the queue is not attached.
+    /// Detaches one queue from its binding: restarts it with host memory. Returns false if the
+    /// queue is not attached.
     ///
     /// # Errors
     ///
@@ -199,7 +212,8 @@ impl<Q: Queues> Netdev<Q> {
     ///
     /// # Errors
     ///
-    /// A queue was not restarted, or the binding has queues of another device. The error returns the binding, which is live.
+    /// A queue was not restarted, or the binding has queues of another device. The error returns
+    /// the binding, which is live.
     pub fn unbind<C: BindingCount>(&mut self, binding: Binding<C>) -> Result<(), UnbindError<C, Q::Error>> {
         for queue in (0..self.taken.len()).rev() {
             if self.attached(queue) != Some(binding.id()) {

@@ -1,4 +1,5 @@
-//! The atomics of the token tables, in one place so that loom can replace them; and [`Snapshot`], a value that readers find by RCU.
+//! The atomics of the token tables, in one place so that loom can replace them; and [`Snapshot`], a
+//! value that readers find by RCU.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
@@ -15,8 +16,9 @@ mod snapshot {
     /// A value that is read without a lock, and replaced as a whole.
     pub(crate) struct Snapshot<T>(RcuCell<T, RcuRef>);
 
-    /// The previous value. Its drop may run destructors of other values, so it must not happen under a lock. The value
-    /// is released after all readers that may have found it have left their critical sections.
+    /// The previous value. Its drop may run destructors of other values, so it must not happen
+    /// under a lock. The value is released after all readers that may have found it have left their
+    /// critical sections.
     pub(crate) struct Replaced<T> {
         _value: Option<Owner<T, RcuRef>>,
     }
@@ -39,8 +41,8 @@ mod snapshot {
     }
 }
 
-/// The same for the thread sanitizer, which cannot check the collector. A reader holds a reference to the value instead
-/// of a critical section.
+/// The same for the thread sanitizer, which cannot check the collector. A reader holds a reference
+/// to the value instead of a critical section.
 #[cfg(tsan)]
 mod snapshot {
     use super::{Arc, Mutex};

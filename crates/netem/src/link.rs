@@ -57,7 +57,7 @@ impl LinkCounts {
 pub struct Delivery<T> {
     /// The packet, as it was sent.
     pub packet: T,
-    /// If a bit of it must be changed: a random number that says which ([`flip`]).
+    /// `Some` if one bit must be changed: a random number that selects the bit ([`flip`]).
     pub corrupt: Option<u64>,
 }
 

@@ -49,7 +49,7 @@ pub struct LinkOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// Nothing was given.
+    /// The text is empty.
     #[error("an option is needed, such as loss=1%")]
     Empty,
     /// Not of the form `name=value`.
@@ -58,7 +58,7 @@ pub enum LinkError {
     /// No such option.
     #[error("`{0}` is no option; there are loss, delay, jitter, reorder, duplicate, corrupt, rate, seed")]
     Name(String),
-    /// The option was given before.
+    /// The option occurs twice.
     #[error("`{0}` is given twice")]
     Twice(String),
     /// Not a share in percent.
@@ -66,7 +66,7 @@ pub enum LinkError {
     Percent {
         /// The option.
         name: &'static str,
-        /// What it was given.
+        /// Its value in the text.
         value: String,
     },
     /// A share that is no number from 0 to 100.
@@ -74,7 +74,7 @@ pub enum LinkError {
     Share {
         /// The option.
         name: &'static str,
-        /// What it was given.
+        /// Its value in the text.
         value: String,
     },
     /// Not a time.
@@ -82,7 +82,7 @@ pub enum LinkError {
     Time {
         /// The option.
         name: &'static str,
-        /// What it was given.
+        /// Its value in the text.
         value: String,
     },
     /// Not a rate.
@@ -113,7 +113,7 @@ fn share(name: &'static str, text: &str) -> Result<f64, LinkError> {
     percent.map(|percent| percent / 100.0).ok_or_else(|| LinkError::Share { name, value: value() })
 }
 
-/// A number, with a suffix behind it that says how many units it counts.
+/// A number with a suffix, which is its unit.
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, suffix) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
     let (_, unit) = units.iter().find(|(name, _)| *name == suffix)?;

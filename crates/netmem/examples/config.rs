@@ -2,8 +2,9 @@
 //!
 //!     cargo run -p netmem --all-features --example config
 //!
-//! The configuration is behind a per-CPU count (`PercpuRef`): taking a reference is a plain add on this CPU, so readers on many
-//! cores do not slow each other down. `RcuCell` is the place where readers find the present configuration.
+//! The configuration is behind a per-CPU count (`PercpuRef`): taking a reference is a plain add on
+//! this CPU, so readers on many cores do not slow each other down. `RcuCell` is the place where
+//! readers find the present configuration.
 
 use anyhow::Context;
 use netmem::refs::{Owner, PercpuRef, RcuCell, Ref, rcu};
@@ -17,12 +18,14 @@ struct Config {
 
 static CONFIG: RcuCell<Config, PercpuRef> = RcuCell::empty();
 
-/// For short use: no reference is taken. The configuration lives at least as long as the critical section.
+/// For short use: no reference is taken. The configuration lives at least as long as the critical
+/// section.
 fn fits(packet: usize) -> bool {
     rcu::read(|guard| CONFIG.load(guard).is_some_and(|config| packet <= config.mtu))
 }
 
-/// For longer use: a reference, which keeps this configuration until it is dropped, also after it has been replaced.
+/// For longer use: a reference, which keeps this configuration until it is dropped, also after it
+/// has been replaced.
 fn config() -> Option<Ref<Config, PercpuRef>> {
     CONFIG.get()
 }
@@ -48,7 +51,8 @@ fn main() -> anyhow::Result<()> {
                 anyhow::Ok(())
             })
         });
-        // Another configuration every millisecond. Storing it kills the one before, which is freed when its last reader is done.
+        // Another configuration every millisecond. Storing it kills the one before, which is freed
+        // when its last reader is done.
         for version in 2..=20 {
             std::thread::sleep(Duration::from_millis(1));
             CONFIG.store(Some(Owner::try_new(Config { version, mtu: 9000 })?));

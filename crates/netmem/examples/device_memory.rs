@@ -2,10 +2,11 @@
 //!
 //!     cargo run -p netmem --all-features --example device_memory
 //!
-//! A memfd takes the place of a dma-buf, that is, of the memory of a GPU. It is bound, and a queue of the device
-//! receives into it: headers go to host memory and payloads to the binding. A socket reports the offset of a payload in
-//! the binding, and a token for it. When the token is given back, the page returns to its pool. Bytes are written and
-//! read with system calls on the memfd here; a GPU would use them where they are.
+//! A memfd takes the place of a dma-buf, that is, of the memory of a GPU. It is bound, and a queue
+//! of the device receives into it: headers go to host memory and payloads to the binding. A socket
+//! reports the offset of a payload in the binding, and a token for it. When the token is given
+//! back, the page returns to its pool. Bytes are written and read with system calls on the memfd
+//! here; a GPU would use them where they are.
 
 use anyhow::Context;
 use netmem::device::port::Echo;
@@ -21,7 +22,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 fn main() -> anyhow::Result<()> {
-    // 256 pages of memory. Sealing is allowed, because the binding seals the file: it must not shrink while it is bound.
+    // 256 pages of memory. Sealing is allowed, because the binding seals the file: it must not
+    // shrink while it is bound.
     let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     ftruncate(&memory, 256 * 4096)?;
 
@@ -29,7 +31,8 @@ fn main() -> anyhow::Result<()> {
     let worker = Arc::new(Worker::new("cleanup")?);
     let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
 
-    // A device that sends all frames back, and a driver that tells the device about the binding's memory.
+    // A device that sends all frames back, and a driver that tells the device about the binding's
+    // memory.
     let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
     let (front, back) = UnixStream::pair()?;
     let connection = device.control().serve(back)?;
@@ -42,8 +45,9 @@ fn main() -> anyhow::Result<()> {
     let mut netdev = Netdev::new(queues.clone());
     netdev.attach(&binding, &[0])?;
 
-    // A UDP socket on port 9 of the interface's address, and the end of it that the polling thread has. The echo
-    // exchanges the Ethernet addresses and no others, so frames to 10.0.0.2 come back to the sender's Ethernet address.
+    // A UDP socket on port 9 of the interface's address, and the end of it that the polling thread
+    // has. The echo exchanges the Ethernet addresses and no others, so frames to 10.0.0.2 come back
+    // to the sender's Ethernet address.
     let address = Address { addr: "10.0.0.2".parse()?, prefix_len: 24 };
     let table = FlowTable::new(Interface { mac: Mac([2, 0, 0, 0, 0, 1]), mtu: 1500, addresses: vec![address] });
     let mut socket = table.bind("10.0.0.2:9".parse()?, &SocketOptions::new())?;

@@ -73,7 +73,8 @@ fn answer_arp(head: &mut [u8; 42]) -> bool {
     request
 }
 
-/// A datagram to our port goes back to its sender. Checksums are sums: they do not change when addresses and ports change places.
+/// A datagram to our port goes back to its sender. Checksums are sums: they do not change when
+/// addresses and ports change places.
 fn answer_udp(head: &mut [u8; 42]) -> bool {
     let whole = head[20] & 0x3f == 0 && head[21] == 0;
     let ours =
@@ -107,7 +108,8 @@ fn main() -> anyhow::Result<()> {
     let serve = std::env::args().nth(1).is_some_and(|argument| argument == "serve");
     let name = format!("nmecho{}", std::process::id() % 10_000_000);
 
-    // The device, plugged into a tap, runs on a thread of its own. It offers no offloads: the kernel then completes checksums.
+    // The device, plugged into a tap, runs on a thread of its own. It offers no offloads: the
+    // kernel then completes checksums.
     let mut taps = Tap::open(&name, 1, true)?;
     let ip = Command::new("ip").args(["addr", "add", "192.0.2.1/24", "dev", &name]).status().context("ip")?;
     anyhow::ensure!(ip.success(), "`ip addr add` failed: {ip}");

@@ -1,20 +1,23 @@
-//! Forwards frames between two devices: what arrives at one leaves by the other, and no payload is copied.
+//! Forwards frames between two devices: what arrives at one leaves by the other, and no payload is
+//! copied.
 //!
 //!     netmem device --listen a.sock --port tap:a &
 //!     netmem device --listen b.sock --port tap:b &
 //!     cargo run --release -p netmem --all-features --example forward a.sock,all b.sock,none gro
 //!
-//! `none`, `checksum` or `all` are the offloads that are asked for on each side. Large segments from one side go to the other as
-//! they are if both have them. If the other lacks them, they are cut on the way (`SoftwareTx`). With `gro`, consecutive segments
-//! are joined before they go on. The program ends when a device does, and prints what it did. `tests/kernel/forward.sh` measures it
-//! between two network namespaces, with TCP of the kernel at both ends.
+//! `none`, `checksum` or `all` are the offloads that are asked for on each side. Large segments
+//! from one side go to the other as they are if both have them. If the other lacks them, they are
+//! cut on the way (`SoftwareTx`). With `gro`, consecutive segments are joined before they go on.
+//! The program ends when a device does, and prints what it did. `tests/kernel/forward.sh` measures
+//! it between two network namespaces, with TCP of the kernel at both ends.
 //!
 //! ```text
 //!   tap a ── device a ── rx ──► Gro ──► TxBulk ──► SoftwareTx ──► tx ── device b ── tap b
 //!                        tx ◄── SoftwareTx ◄── TxBulk ◄── Gro ◄── rx
 //! ```
 //!
-//! Both drivers receive into one region of memory and have one DMA domain, so that frames are not mapped again.
+//! Both drivers receive into one region of memory and have one DMA domain, so that frames are not
+//! mapped again.
 
 use netmem::packet::{GroStats, PollThenSleep, Wait};
 use netmem::pool::DmaDomain;
@@ -105,7 +108,8 @@ impl<P: FnMut() -> Option<Page<PeerShared>>> Way<P> {
         )
     }
 
-    /// Receives as many frames as there is room for: a slow target slows the sender down, and no frame is lost for it.
+    /// Receives as many frames as there is room for: a slow target slows the sender down, and no
+    /// frame is lost for it.
     fn run(&mut self, rx: &mut VirtioRx) -> usize {
         let budget = self.forward().to.room();
         rx.poll(|poll| match self {
@@ -115,7 +119,8 @@ impl<P: FnMut() -> Option<Page<PeerShared>>> Way<P> {
     }
 }
 
-/// The driver of a device, and the pool for its headers. The first one makes the domain that both share.
+/// The driver of a device, and the pool for its headers. The first one makes the domain that both
+/// share.
 fn driver(
     argument: &str,
     memory: &Arc<RegionProvider<PeerShared>>,

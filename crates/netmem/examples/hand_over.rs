@@ -2,8 +2,9 @@
 //!
 //!     cargo run -p netmem --all-features --example hand_over
 //!
-//! Nothing special is needed for that: a packet can be sent to any thread, and dropping it returns its pages to the
-//! pool of the queue that received them. The pool's statistics show the paths by which they returned.
+//! Nothing special is needed for that: a packet can be sent to any thread, and dropping it returns
+//! its pages to the pool of the queue that received them. The pool's statistics show the paths by
+//! which they returned.
 
 use anyhow::Context;
 use netmem::device::{NetDevice, Options, port::Gen};
@@ -22,7 +23,8 @@ fn main() -> anyhow::Result<()> {
     let mut driver = device.control().connect(NetOptions::new(RxMode::Small))?;
     let mut rx = driver.pairs.remove(0).rx;
 
-    // The other thread. The channel is bounded: packets that are not dropped are pages that the queue cannot use.
+    // The other thread. The channel is bounded: packets that are not dropped are pages that the
+    // queue cannot use.
     let (packets, channel) = sync_channel::<Packet<TrustedPeer>>(64);
     let keeper = std::thread::spawn(move || {
         let (mut kept, mut bytes) = (VecDeque::new(), 0);

@@ -1,12 +1,14 @@
-//! hyper on netmem's own TCP, behind a tap: programs that are written for tokio's traits run on the stack as they are.
+//! hyper on netmem's own TCP, behind a tap: programs that are written for tokio's traits run on the
+//! stack as they are.
 //!
 //!     sudo cargo run -p netmem --all-features --example http_hyper            # a client of the kernel asks for a page, and the server ends
 //!     sudo cargo run -p netmem --all-features --example http_hyper serve      # serves until it is killed; try: curl http://192.0.2.2/
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
-//! Everything but the device is on one thread: a task drives the stack, one accepts, and each connection has one. The thread sleeps in tokio's
-//! reactor. hyper reads into its own bytes, so requests are copied out. The body of an answer is a page of the stack's pool, as `Bytes`: hyper
+//! Everything but the device is on one thread: a task drives the stack, one accepts, and each
+//! connection has one. The thread sleeps in tokio's reactor. hyper reads into its own bytes, so
+//! requests are copied out. The body of an answer is a page of the stack's pool, as `Bytes`: hyper
 //! passes these on, and they are sent without a copy. Heads are copied in.
 
 use anyhow::Context;

@@ -6,11 +6,13 @@
 //!   ...                                 ┘    one region
 //! ```
 //!
-//! * The region is registered with each ring as one *fixed buffer*: the kernel keeps its pages pinned, and a send by `WRITE_FIXED` does not
-//!   look them up.
-//! * Pages are lent to the kernel by a *provided-buffer ring*. The buffer's number is the page's number in its region. The page itself stays in
-//!   a table at that number. When the kernel says which buffer it has filled, the page is taken out of the table: it is the received data.
-//! * A page that was echoed is dropped and goes to this CPU's magazine. The worker takes the next page from there and lends it.
+//! * The region is registered with each ring as one *fixed buffer*: the kernel keeps its pages
+//!   pinned, and a send by `WRITE_FIXED` does not look them up.
+//! * Pages are lent to the kernel by a *provided-buffer ring*. The buffer's number is the page's
+//!   number in its region. The page itself stays in a table at that number. When the kernel says
+//!   which buffer it has filled, the page is taken out of the table: it is the received data.
+//! * A page that was echoed is dropped and goes to this CPU's magazine. The worker takes the next
+//!   page from there and lends it.
 //!
 //! ```text
 //! cargo run --release -p netmem --all-features --example io_uring_echo -- 127.0.0.1:7000
@@ -40,7 +42,8 @@ const LENT: u16 = 64;
 const GROUP: u16 = 0;
 const WORKERS: usize = 2;
 
-/// What an operation was, in the upper half of its number; the connection's descriptor is in the lower half.
+/// What an operation was, in the upper half of its number; the connection's descriptor is in the
+/// lower half.
 const ACCEPT: u64 = 1 << 32;
 const RECV: u64 = 2 << 32;
 const SEND: u64 = 3 << 32;
@@ -77,7 +80,8 @@ impl Provided {
     fn lend(&mut self, page: Page<M>) {
         let number = page.index();
         let at = usize::from(self.tail % LENT);
-        // SAFETY: one of the ring's entries, which the kernel reads only once the tail has passed it.
+        // SAFETY: one of the ring's entries, which the kernel reads only once the tail has passed
+        // it.
         let entry = unsafe { &mut *self.ring.add(at) };
         entry.set_addr(page.as_ptr().addr() as u64);
         entry.set_len(page.len() as u32);
@@ -165,7 +169,8 @@ impl<'p> Worker<'p> {
     }
 
     fn start(&mut self, operation: squeue::Entry) -> io::Result<()> {
-        // SAFETY: what the operation uses stays until it is complete: the listener, the stop descriptor, a connection and its page.
+        // SAFETY: what the operation uses stays until it is complete: the listener, the stop
+        // descriptor, a connection and its page.
         while unsafe { self.ring.submission().push(&operation) }.is_err() {
             self.ring.submit()?;
         }
@@ -199,7 +204,8 @@ impl<'p> Worker<'p> {
         self.start(stop.user_data(STOP))?;
         self.accept()?;
         let served = self.turns();
-        // The kernel writes into pages as long as an operation is pending. Closing the ring would not wait for it.
+        // The kernel writes into pages as long as an operation is pending. Closing the ring would
+        // not wait for it.
         self.connections.values().for_each(|connection| drop(connection.stream.shutdown(std::net::Shutdown::Both)));
         let cancelled = self.start(opcode::AsyncCancel::new(ACCEPT).build().user_data(CANCEL));
         let mut quiet = cancelled.is_ok();
@@ -285,7 +291,8 @@ impl<'p> Worker<'p> {
         self.replenish()
     }
 
-    /// Lends a page in place of one that was dropped, and lets a connection go on that waited for one.
+    /// Lends a page in place of one that was dropped, and lets a connection go on that waited for
+    /// one.
     fn replenish(&mut self) -> io::Result<()> {
         self.lend();
         match self.starved.pop() {
@@ -295,8 +302,8 @@ impl<'p> Worker<'p> {
     }
 }
 
-/// Runs workers on `listener` until `until` returns. Returns the number of echoed bytes, and of pages that were not
-/// returned.
+/// Runs workers on `listener` until `until` returns. Returns the number of echoed bytes, and of
+/// pages that were not returned.
 fn serve<T>(listener: &TcpListener, until: impl FnOnce() -> T) -> anyhow::Result<(T, u64, u64)> {
     let memory = RegionProvider::new(RegionOptions::new(PAGES).build::<M>()?);
     let pool = PoolOptions::new("io_uring").build_shared(memory.clone(), None)?;

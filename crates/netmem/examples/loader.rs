@@ -1,23 +1,24 @@
-//! A loader: it receives files from a Linux sender into device memory, and sends them back. The CPU does not touch
-//! their bytes.
+//! A loader: it receives files from a Linux sender into device memory, and sends them back. The CPU
+//! does not touch their bytes.
 //!
 //!     netmem device --listen /tmp/nic.sock --port tap:nm0 &
 //!     ip addr add 192.0.2.1/24 dev nm0
 //!     cargo run --release -p netmem --all-features --example loader -- /tmp/nic.sock 192.0.2.2/24 256 2 &
 //!     nc -N 192.0.2.2 9000 < model.bin | sha256sum
 //!
-//! The arguments are the socket of a virtio-net device in another process, the address of this host, megabytes of
-//! device memory, and how many files to receive. A memfd takes the place of a dma-buf, that is, of the memory of a GPU;
-//! this process never maps it. A file ends where its sender ends the stream (`nc -N`). Then it is sent back from device
-//! memory.
+//! The arguments are the socket of a virtio-net device in another process, the address of this
+//! host, megabytes of device memory, and how many files to receive. A memfd takes the place of a
+//! dma-buf, that is, of the memory of a GPU; this process never maps it. A file ends where its
+//! sender ends the stream (`nc -N`). Then it is sent back from device memory.
 //!
-//! With a fifth argument, the number of an NVIDIA GPU, the memory is of that GPU, and a kernel on the GPU computes a
-//! checksum of each file. The device gets the same number: `netmem device --cuda 0`, of a command with the feature `cuda`.
-//! This has never run on a GPU (`examples/gpu/mod.rs`).
+//! With a fifth argument, the number of an NVIDIA GPU, the memory is of that GPU, and a kernel on
+//! the GPU computes a checksum of each file. The device gets the same number:
+//! `netmem device --cuda 0`, of a command with the feature `cuda`. This has never run on a GPU
+//! (`examples/gpu/mod.rs`).
 //!
-//! The loader prints the path at which another process can open its memory, and for each file the number of its
-//! extents. If its output is not a terminal, it lists them: `OFFSET+LENGTH`. Files stay in the memory until standard
-//! input ends.
+//! The loader prints the path at which another process can open its memory, and for each file the
+//! number of its extents. If its output is not a terminal, it lists them: `OFFSET+LENGTH`. Files
+//! stay in the memory until standard input ends.
 //!
 //! ```text
 //!   nc ── kernel ── tap ── netmem device ◄── vhost-user ──► driver ── stack ── streams: (offset, length, token)
@@ -79,7 +80,8 @@ impl Incoming {
         Self { stream, extents, tokens, bytes: 0, begin: Instant::now(), sent: None, unacknowledged: 0 }
     }
 
-    /// Receives and sends as much as is possible now. Returns true when the file was received and sent back.
+    /// Receives and sends as much as is possible now. Returns true when the file was received and
+    /// sent back.
     fn turn(&mut self, memory: &BindingRef, gpu: Option<&Checked>) -> anyhow::Result<bool> {
         while self.sent.is_none() {
             let mut place = [StreamFragment::Empty];
@@ -183,7 +185,8 @@ fn main() -> anyhow::Result<()> {
     let mut netdev = Netdev::new(queues);
     netdev.attach(&binding, &[0])?;
 
-    // A stack whose payload is in the memory. Some pages are left for the ring and for frames on their way.
+    // A stack whose payload is in the memory. Some pages are left for the ring and for frames on
+    // their way.
     let tx = StreamTx::new(pair.tx.into_split(), net.domain().context("the device has a domain")?);
     let headers = Arc::new(net.tx_pool(PoolOptions::new("headers"))?);
     let interface = Interface { mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500, addresses: vec![address] };

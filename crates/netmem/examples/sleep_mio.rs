@@ -1,9 +1,11 @@
-//! A driver inside a mio event loop: two receive queues and a message from another thread, all waited for by one `epoll_wait`.
+//! A driver inside a mio event loop: two receive queues and a message from another thread, all
+//! waited for by one `epoll_wait`.
 //!
 //!     cargo run -p netmem --all-features --example sleep_mio
 //!
-//! mio reports edges. A queue's descriptor can be registered so, because `arm` looks at the queue again after it has asked for a
-//! wake-up: the loop goes to sleep only if every queue answered that it waits.
+//! mio reports edges. A queue's descriptor can be registered so, because `arm` looks at the queue
+//! again after it has asked for a wake-up: the loop goes to sleep only if every queue answered that
+//! it waits.
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Token, Waker};
@@ -35,7 +37,8 @@ fn drain(rx: &mut VirtioRx<TrustedPeer>) -> std::io::Result<u64> {
 }
 
 fn main() -> anyhow::Result<()> {
-    // A device of two queue pairs in this process, on a thread of its own, and a driver that is connected with it.
+    // A device of two queue pairs in this process, on a thread of its own, and a driver that is
+    // connected with it.
     let options = Options { max_pairs: QUEUES.into(), serve_control: true, ..Options::default() };
     let mut device = NetDevice::new(options, |_| Gen::new(200, Some(FRAMES)))?;
     let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));

@@ -2,8 +2,9 @@
 //!
 //!     cargo run -p netmem --all-features --example sleep_tokio
 //!
-//! Frames go to a device that sends them back, one at a time. The task polls, arms its queue, and awaits the queue's descriptor; the
-//! thread sleeps in tokio's reactor meanwhile, or runs other tasks.
+//! Frames go to a device that sends them back, one at a time. The task polls, arms its queue, and
+//! awaits the queue's descriptor; the thread sleeps in tokio's reactor meanwhile, or runs other
+//! tasks.
 
 use anyhow::Context;
 use netmem::device::{InProcess, NetDevice, Options, port::Echo};
@@ -53,7 +54,8 @@ async fn ping_pong(pair: &mut QueuePair<TrustedPeer>, back: &AtomicU64) -> anyho
 }
 
 fn main() -> anyhow::Result<()> {
-    // A device in this process, on a thread that sleeps as well, and a driver that is connected with it.
+    // A device in this process, on a thread that sleeps as well, and a driver that is connected
+    // with it.
     let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
     let (control, stop) = (device.control(), Arc::new(AtomicBool::new(false)));
     let flag = stop.clone();

@@ -1,5 +1,5 @@
-//! A TCP echo server on a tap: the kernel's own network stack is the peer, and payload is sent back from the pages in
-//! which it arrived.
+//! A TCP echo server on a tap: the kernel's own network stack is the peer, and payload is sent back
+//! from the pages in which it arrived.
 //!
 //!     sudo cargo run -p netmem --all-features --example tcp_echo_tap            # a client of the kernel sends and compares a megabyte, and the server ends
 //!     sudo cargo run -p netmem --all-features --example tcp_echo_tap serve      # echoes until it is killed; try: nc 192.0.2.2 7

@@ -2,9 +2,10 @@
 //!
 //!     cargo run -p netmem --all-features --example tcp_smoltcp
 //!
-//! Two virtio-net devices are connected by a cable, each with a driver and a stack of its own. One stack listens, the other one
-//! connects and sends a request, and the first one answers. What a user needs to write is `Stack`: the two tokens of
-//! `smoltcp::phy::Device`. Received frames are read in place; frames to send are written into a page, and sent from there.
+//! Two virtio-net devices are connected by a cable, each with a driver and a stack of its own. One
+//! stack listens, the other one connects and sends a request, and the first one answers. What a
+//! user needs to write is `Stack`: the two tokens of `smoltcp::phy::Device`. Received frames are
+//! read in place; frames to send are written into a page, and sent from there.
 
 use netmem::device::port::{Port, PortError};
 use netmem::device::{InProcess, NetDevice, Options};

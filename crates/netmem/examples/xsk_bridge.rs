@@ -1,4 +1,5 @@
-//! Bridges a vhost-user back end and an interface: what arrives at one leaves by the other, and no payload is copied.
+//! Bridges a vhost-user back end and an interface: what arrives at one leaves by the other, and no
+//! payload is copied.
 //!
 //!     netmem device --listen tap.sock --port tap:t0 &
 //!     cargo run --release -p netmem --all-features --example xsk_bridge -- tap.sock eth1

@@ -2,10 +2,11 @@
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_count -- eth1 [SECONDS]
 //!
-//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN. Without SECONDS it ends
-//! with standard input.
+//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF
+//! and CAP_NET_ADMIN. Without SECONDS it ends with standard input.
 //!
-//! The verdict of the handler's program decides in the receive pass, so a frame's page is posted again at once.
+//! The verdict of the handler's program decides in the receive pass, so a frame's page is posted
+//! again at once.
 
 use anyhow::Context;
 use netmem::packet::{PollThenSleep, Wait};
@@ -55,7 +56,8 @@ fn main() -> anyhow::Result<()> {
         flag.store(true, Ordering::Relaxed);
     });
     let (mut count, mut pause) = (Count::default(), PollThenSleep::new(Duration::from_micros(50)));
-    // What came before the end is counted: the rings are emptied once more. Frames may go on to come, so there is a bound.
+    // What came before the end is counted: the rings are emptied once more. Frames may go on to
+    // come, so there is a bound.
     let mut rest: usize = queues.iter().map(XskRx::posted).sum();
     loop {
         let last = over.load(Ordering::Relaxed);

@@ -1,9 +1,11 @@
-//! A UDP echo server on AF_XDP: one thread for each queue, and workers that answer. Frames return to their pool from every thread.
+//! A UDP echo server on AF_XDP: one thread for each queue, and workers that answer. Frames return
+//! to their pool from every thread.
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_echo -- eth1 [PORT [WORKERS]]
 //!
-//! The XDP program takes UDP to the port (7) only. The kernel has all other traffic of the interface: it keeps its addresses, answers ARP
-//! and neighbour solicitations, and can be logged in to. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN. Ends with standard input.
+//! The XDP program takes UDP to the port (7) only. The kernel has all other traffic of the
+//! interface: it keeps its addresses, answers ARP and neighbour solicitations, and can be logged in
+//! to. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN. Ends with standard input.
 //!
 //! ```text
 //!   queue's thread: rx ── packets ──► worker: swaps addresses and ports in place ──► queue's thread: tx ── completed ──┐
@@ -24,8 +26,9 @@ use std::time::Duration;
 /// The most packets that a worker holds, or that are on their way to it.
 const EACH: usize = 256;
 
-/// Turns a request into its answer, in the page that it came in: addresses and ports change places. The checksums stay
-/// as they were, because the same words are summed up. Returns false if it is no UDP packet to `port`.
+/// Turns a request into its answer, in the page that it came in: addresses and ports change places.
+/// The checksums stay as they were, because the same words are summed up. Returns false if it is no
+/// UDP packet to `port`.
 fn answer(packet: &mut Packet<KernelShared>, port: u16) -> bool {
     let head = &packet.head()[..];
     let Some((kind, rest)) = head.get(12..).and_then(|rest| rest.split_first_chunk::<2>()) else { return false };
@@ -87,7 +90,8 @@ fn serve(
             bulk.flush();
             got + back
         });
-        // While workers have packets, this thread does not sleep: a channel wakes nothing that waits for a queue.
+        // While workers have packets, this thread does not sleep: a channel wakes nothing that
+        // waits for a queue.
         let mut waits: Vec<&mut dyn Wait> = vec![&mut rx];
         let at_most = Duration::from_millis(100);
         pause.turn(work + out + bulk.held(), &mut waits, Some(at_most))?;

@@ -1,13 +1,15 @@
-//! Connects a virtual machine to an interface: a virtio-net device behind a vhost-user socket, whose port is AF_XDP.
+//! Connects a virtual machine to an interface: a virtio-net device behind a vhost-user socket,
+//! whose port is AF_XDP.
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_vm -- /run/vm.sock eth1
 //!     qemu-system-x86_64 .. -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
 //!         -chardev socket,id=vhost,path=/run/vm.sock -netdev vhost-user,id=net,chardev=vhost -device virtio-net-pci,netdev=net
 //!
-//! There is neither a tap nor a bridge of the kernel. Offloads that the guest leaves to the device are done in
-//! software: checksums are completed and large segments are cut. `netmem device --port xsk:eth1` does the same, with
-//! options. The guest gets all frames of the interface's first queue. The program serves one guest after another, until
-//! it is killed; the kernel then removes its XDP program from the interface.
+//! There is neither a tap nor a bridge of the kernel. Offloads that the guest leaves to the device
+//! are done in software: checksums are completed and large segments are cut.
+//! `netmem device --port xsk:eth1` does the same, with options. The guest gets all frames of the
+//! interface's first queue. The program serves one guest after another, until it is killed; the
+//! kernel then removes its XDP program from the interface.
 
 use netmem::XskPort;
 use netmem::device::port::PortError;

@@ -1,8 +1,9 @@
 //! Network memory for user space: page pools, packets and virtio-net, in one crate.
 //!
-//! A program that moves packets needs memory that a device writes to, that is passed through the program in pieces, and
-//! that is free again in time for the next packet. Netmem manages that memory. Each receive queue has a [`PagePool`],
-//! whose pages are mapped once. Dropping a packet, on any thread, returns its pages.
+//! A program that moves packets needs memory that a device writes to, that is passed through the
+//! program in pieces, and that is free again in time for the next packet. Netmem manages that
+//! memory. Each receive queue has a [`PagePool`], whose pages are mapped once. Dropping a packet,
+//! on any thread, returns its pages.
 //!
 //! ```text
 //!   device writes into a posted page
@@ -69,9 +70,10 @@
 //!
 //! # Send from any thread
 //!
-//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread: a sender, a server,
-//! io_uring. Its pages and fragments are the same, and they return in the same way. `examples/io_uring_echo.rs`
-//! registers such a pool's region with io_uring, as a fixed buffer and as a provided-buffer ring.
+//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread:
+//! a sender, a server, io_uring. Its pages and fragments are the same, and they return in the same
+//! way. `examples/io_uring_echo.rs` registers such a pool's region with io_uring, as a fixed buffer
+//! and as a provided-buffer ring.
 //!
 //! ```
 //! use netmem::{Private, SharedPool};
@@ -95,7 +97,8 @@
 //!
 //! # Share
 //!
-//! What lives long and is used from many cores is counted per CPU: a get and a put are plain adds, until the owner goes.
+//! What lives long and is used from many cores is counted per CPU: a get and a put are plain adds,
+//! until the owner goes.
 //!
 //! ```
 //! use netmem::refs::{Owner, PercpuRef, Ref};
@@ -112,19 +115,22 @@
 //!
 //! # Rules worth knowing
 //!
-//! * Allocation from a queue's pool, and the return to its cache, are in [`RxQueue::poll`] and on its thread. Elsewhere
-//!   a drop is a plain store on this CPU's magazine, and two atomic operations for each full magazine.
-//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`], [`Packet::copy_to`])
-//!   before it is read; there are no slices of it, unless the user declares the peer trusted
-//!   ([`TrustedPeer`]).
-//! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the page.
+//! * Allocation from a queue's pool, and the return to its cache, are in [`RxQueue::poll`] and on
+//!   its thread. Elsewhere a drop is a plain store on this CPU's magazine, and two atomic
+//!   operations for each full magazine.
+//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`],
+//!   [`Packet::copy_to`]) before it is read; there are no slices of it, unless the user declares
+//!   the peer trusted ([`TrustedPeer`]).
+//! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the
+//!   page.
 
 #[cfg(all(feature = "inet", any(feature = "device", feature = "xsk")))]
 pub mod host;
 #[cfg(all(feature = "device", feature = "xsk"))]
 mod xsk_port;
 
-/// Packets, XDP frames and verdicts, and the traits of a network device: the package `netmem-packet`.
+/// Packets, XDP frames and verdicts, and the traits of a network device: the package
+/// `netmem-packet`.
 pub mod packet {
     #[doc(inline)]
     pub use netmem_packet::*;
@@ -155,15 +161,16 @@ pub mod devmem {
     pub use netmem_devmem::*;
 }
 
-/// IP, UDP and TCP: the package `netmem-inet`. Needs the feature `inet`; `tokio` and `futures` add the traits of those crates.
+/// IP, UDP and TCP: the package `netmem-inet`. Needs the feature `inet`; `tokio` and `futures` add
+/// the traits of those crates.
 #[cfg(feature = "inet")]
 pub mod inet {
     #[doc(inline)]
     pub use netmem_inet::*;
 }
 
-/// The virtio-net driver and vhost-user: the package `netmem-virtio`. Needs the feature `virtio`. The device needs the feature `device`,
-/// and its port that plays captures needs `pcap`.
+/// The virtio-net driver and vhost-user: the package `netmem-virtio`. Needs the feature `virtio`.
+/// The device needs the feature `device`, and its port that plays captures needs `pcap`.
 #[cfg(feature = "virtio")]
 pub mod virtio {
     #[doc(inline)]

@@ -1,4 +1,5 @@
-//! A port of the virtio-net device that is a queue of a network interface: a virtual machine reaches the wire without a tap.
+//! A port of the virtio-net device that is a queue of a network interface: a virtual machine
+//! reaches the wire without a tap.
 
 use crate::device::port::{MAX_WIRE, Port, PortError};
 use crate::packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
@@ -17,17 +18,20 @@ const WAITING: usize = 65_536;
 const PAGES: usize = 8192;
 /// Pages of them that frames from the driver are copied into.
 const SENT: usize = 4096;
-/// A queue pair of AF_XDP as the [port](Port) of a queue pair of a virtio-net device. Needs the features `device` and `xsk`.
+/// A queue pair of AF_XDP as the [port](Port) of a queue pair of a virtio-net device. Needs the
+/// features `device` and `xsk`.
 ///
-/// It takes and shows plain frames only. What the driver leaves to the device is therefore done in software, by the device: checksums are
-/// completed and segments are cut before a frame comes here, and none leaves incomplete.
+/// It takes and shows plain frames only. What the driver leaves to the device is therefore done in
+/// software, by the device: checksums are completed and segments are cut before a frame comes here,
+/// and none leaves incomplete.
 ///
-/// A frame from the interface is copied once, out of the UMEM into the driver's buffers: its header is written into the
-/// headroom in front of it. A frame from the driver is copied into the UMEM, after the device has read it from the ring
-/// and checked it.
+/// A frame from the interface is copied once, out of the UMEM into the driver's buffers: its header
+/// is written into the headroom in front of it. A frame from the driver is copied into the UMEM,
+/// after the device has read it from the ring and checked it.
 ///
-/// The interface is to have its segmentation offloads for received frames off (`ethtool -K IFACE gro off lro off`), and a veth peer its
-/// checksum and segmentation offloads: frames that the kernel left incomplete are not marked in AF_XDP.
+/// The interface is to have its segmentation offloads for received frames off
+/// (`ethtool -K IFACE gro off lro off`), and a veth peer its checksum and segmentation offloads:
+/// frames that the kernel left incomplete are not marked in AF_XDP.
 #[derive(Debug)]
 pub struct XskPort {
     rx: XskRx<KernelShared>,
@@ -63,8 +67,9 @@ struct Interface {
 }
 
 impl XskPort {
-    /// Ports of the interface `name`, one for each of `queues`; without them, for each queue that is in use. The interface then receives
-    /// frames for every MAC address, and `program` brings them here. `queue` is called for the options of each queue.
+    /// Ports of the interface `name`, one for each of `queues`; without them, for each queue that
+    /// is in use. The interface then receives frames for every MAC address, and `program` brings
+    /// them here. `queue` is called for the options of each queue.
     ///
     /// # Errors
     ///
@@ -94,10 +99,11 @@ impl XskPort {
         open().map_err(|e: XskError| PortError::Other(Box::new(e)))
     }
 
-    /// A port of the two halves of a socket. `pages` are of the same UMEM: frames from the driver are copied into them.
+    /// A port of the two halves of a socket. `pages` are of the same UMEM: frames from the driver
+    /// are copied into them.
     ///
-    /// Note: a socket of another network namespace is not watched, so a sleeping thread is not woken when its interface
-    /// goes; the port notices it with the next frame from the driver.
+    /// Note: a socket of another network namespace is not watched, so a sleeping thread is not
+    /// woken when its interface goes; the port notices it with the next frame from the driver.
     pub fn new(rx: XskRx<KernelShared>, tx: XskTx<KernelShared>, pages: Arc<SharedPool<KernelShared>>) -> Self {
         let (waiting, wire) = (VecDeque::with_capacity(BATCH), Vec::new());
         Self { rx, tx, pages, waiting, shown: Shown::Nowhere, _interface: None, wire, queued: 0 }

@@ -1,49 +1,61 @@
-//! Packets on their way to a transmit queue, gathered and handed over in bulk.
+//! A transmit queue with packets in front of it, which are sent in bulk.
+//!
+//! A handler sees one frame at a time, and the memory of the target queue is cold by then. Sent one
+//! by one, each redirected frame would load it again, and notify the device. So packets are
+//! gathered, and the queue is touched once for up to 64 of them. A gathered packet also needs a
+//! policy for a full queue: [`TxBulk::new`] drops, [`TxBulk::holding`] keeps.
 
 use crate::device::{Sendable, TxQueue};
 use crate::packet::Packet;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The counters of a [`TxBulk`]. Each pushed packet was sent, was dropped, or is [held](TxBulk::held).
+/// The counters of a [`TxBulk`]. Each pushed packet was sent, was dropped, or is
+/// [held](TxBulk::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BulkStats {
-    /// Packets that the queue took.
+    /// Packets that the queue accepted.
     pub sent: u64,
-    /// Packets that were dropped: the queue cannot send them or could not map them, or it was full and the bulk does
-    /// not hold packets.
+    /// Packets that were dropped: the queue cannot send them or could not map them, or it was full
+    /// and the bulk does not hold packets.
     pub dropped: u64,
 }
 
-/// A transmit queue with packets in front of it: how frames are redirected or transmitted, and where packets wait while the
-/// queue is full.
+/// A transmit queue with packets in front of it: how frames are redirected or transmitted, and
+/// where packets wait while the queue is full.
 ///
 /// ```text
-///   Handler::redirect ── push ──► [ packets ] ── flush ──► complete · send each · flush ──► the queue
+///   Handler::redirect ── push ──► [ packets ] ── flush ──► complete · send each · flush ──► queue
 ///                                      ▲                      │         │
-///                                      │                      │         ├── full:    new()      dropped, counted
-///                                      └──────────────────────┼─────────┘            holding()  stays, in order
-///                                                             └── completed packets return their pages
+///                                      │   full: holding()    │         │
+///                                      └── stays, in order ───┼─────────┤
+///                                                             │         └── full: new()
+///         completed packets return their pages ◄──────────────┘             dropped, counted
 /// ```
 ///
 /// A full queue is handled in one of two ways:
 ///
-/// * [`new`](Self::new) drops, as a network card does. Each packet that the queue refuses is dropped and counted.
-/// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in the bulk, in order,
-///   and each [`flush`](Self::flush) tries again. The caller stops making packets while [`room`](Self::room) is 0; a
-///   forwarding caller receives at most `room` frames. Then no packet is lost because the queue has no room.
+/// * [`new`](Self::new) drops, as a network card does. Each packet that the queue refuses is
+///   dropped and counted.
+/// * [`holding`](Self::holding) is back-pressure. Packets that the queue has no room for stay in
+///   the bulk, in order, and each [`flush`](Self::flush) tries again. The caller stops making
+///   packets while [`room`](Self::room) is 0; a forwarding caller receives at most `room` frames.
+///   Then no packet is lost because the queue has no room.
 ///
-/// A packet that the queue refuses for another reason is dropped and counted in both cases, so that it does not block the
-/// packets behind it. The queue may never take it ([`Sendable::Never`]). Or the queue has room for it ([`Sendable::Now`]), and it
-/// could not be mapped into the device's DMA domain at that moment, for instance because the domain was full. A second attempt
-/// might map such a packet, but the bulk makes none. Only packets of another domain are mapped when they are sent.
+/// A packet that the queue refuses for another reason is dropped and counted in both cases, so that
+/// it does not block the packets behind it. The queue may never accept it ([`Sendable::Never`]). Or
+/// the queue has room for it ([`Sendable::Now`]), and it could not be mapped into the device's DMA
+/// domain at that moment, for instance because the domain was full. A second attempt might map such
+/// a packet, but the bulk makes none. Only packets of another domain are mapped when they are sent.
 ///
-/// Put a bulk into a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush` flushes. Both run in the
-/// poll context of the queue that received the frames, so packets that are completed or dropped there return straight
-/// to the cache of that poll's pool. The target queue's memory is touched once for 64 frames. A push allocates nothing.
+/// Put a bulk into a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush`
+/// flushes. Both run in the poll context of the queue that received the frames, so packets that are
+/// completed or dropped there return straight to the cache of that poll's pool. The target queue's
+/// memory is touched once for 64 frames. A push allocates nothing.
 ///
-/// The target is a queue or a queue that is lent, `&mut queue`. Packets that a bulk holds when it is dropped are dropped too.
+/// The target is a queue, or a reference to one (`&mut queue`). Packets that a bulk holds when it
+/// is dropped are dropped too.
 ///
 /// ```
 /// use netmem_packet::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
@@ -87,14 +99,15 @@ impl<T: TxQueue> TxBulk<T> {
     /// Packets between two flushes, at most: the bulk flushes itself then.
     pub const CAPACITY: usize = 64;
 
-    /// An empty bulk for `target`, which drops what `target` refuses. Allocates the room for its packets.
+    /// An empty bulk for `target`, which drops what `target` refuses. Allocates the room for its
+    /// packets.
     pub fn new(target: T) -> Self {
         Self::with(target, Self::CAPACITY, false)
     }
 
-    /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target` is full. A packet
-    /// that cannot be mapped into the target's DMA domain is dropped and counted, also if a later attempt might map it.
-    /// Allocates the room for the packets.
+    /// An empty bulk for `target`, which holds up to `packets` packets, at least 64, while `target`
+    /// is full. A packet that cannot be mapped into the target's DMA domain is dropped and counted,
+    /// also if a later attempt might map it. Allocates the room for the packets.
     pub fn holding(target: T, packets: usize) -> Self {
         Self::with(target, packets.max(Self::CAPACITY), true)
     }
@@ -106,8 +119,8 @@ impl<T: TxQueue> TxBulk<T> {
 
     /// Adds a packet. Flushes after the 64th since the last flush.
     ///
-    /// A caller that pushes although [`room`](Self::room) is 0 makes the bulk flush; if that makes no room, the packet is
-    /// dropped and counted.
+    /// A caller that pushes although [`room`](Self::room) is 0 makes the bulk flush; if that makes
+    /// no room, the packet is dropped and counted.
     #[inline]
     pub fn push(&mut self, packet: Packet<T::Mem>) {
         if self.held.len() == self.limit && !self.make_room() {
@@ -127,12 +140,12 @@ impl<T: TxQueue> TxBulk<T> {
         self.held.len() < self.limit
     }
 
-    /// Completes packets of the target, also if there is nothing to send. Then hands over the packets that the bulk
-    /// holds, in order.
+    /// Completes packets of the target, also if there is nothing to send. Then sends the packets
+    /// that the bulk holds, in order.
     ///
-    /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room for, and all behind it.
-    /// A packet that the target refuses for another reason is dropped and counted by this call: also a packet that could not
-    /// be mapped at this moment.
+    /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room
+    /// for, and all behind it. A packet that the target refuses for another reason is dropped and
+    /// counted by this call: also a packet that could not be mapped at this moment.
     pub fn flush(&mut self) {
         self.pushed = 0;
         self.target.complete();
@@ -182,8 +195,8 @@ impl<T: TxQueue> TxBulk<T> {
         &mut self.target
     }
 
-    /// The queue, after a last [`flush`](Self::flush). Packets that the bulk then still [holds](Self::held) are
-    /// dropped.
+    /// The queue, after a last [`flush`](Self::flush). Packets that the bulk then still
+    /// [holds](Self::held) are dropped.
     #[must_use]
     pub fn into_target(mut self) -> T {
         self.flush();

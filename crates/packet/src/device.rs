@@ -1,53 +1,56 @@
-//! The traits of a network device: a receive queue that is polled, a transmit queue that is filled, and the handler
-//! between them. Batches, no allocation, no indirect call per frame.
+//! The traits of a network device: a receive queue that is polled, a transmit queue that is filled,
+//! and the handler between them. Batches, no allocation, no indirect call per frame.
 
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
 use netmem_pool::{Frag, Memory, Napi};
 
-/// A handler of received frames: an XDP program, and the targets of its verdicts. A closure that takes a [`Packet`] is
-/// a handler that passes all frames.
+/// A handler of received frames: an XDP program, and the targets of its verdicts. A closure with a
+/// [`Packet`] as its argument is a handler that passes all frames.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle frames in memory of the kind `{M}`",
     note = "a handler is a closure `|packet: Packet<{M}>| ..`, or a type that implements `Handler<{M}>`"
 )]
 pub trait Handler<M: Memory> {
-    /// Whether [`run`](Self::run) needs every frame in one buffer. A frame that cannot be copied into one is dropped
-    /// and counted.
+    /// Whether [`run`](Self::run) needs every frame in one buffer. A frame that cannot be copied
+    /// into one is dropped and counted.
     const LINEAR: bool = false;
 
-    /// Whether this CPU reads the first bytes of frames, in [`run`](Self::run) or soon after it. A queue whose frames another CPU has
-    /// written then prefetches the beginning of each frame, a few frames ahead. Set it to `false` in a handler that drops frames unread or
-    /// gives them to another thread: such a handler would only move cache lines. Queues that have read the frame's cache line anyway, as
-    /// those of virtio-net, do not ask.
+    /// Whether this CPU reads the first bytes of frames, in [`run`](Self::run) or soon after it. A
+    /// queue whose frames another CPU has written then prefetches the beginning of each frame, a
+    /// few frames ahead. Set it to `false` in a handler that drops frames unread or sends them to
+    /// another thread: for such a handler, a prefetch would only move cache lines. Queues that have
+    /// read the frame's cache line anyway, as those of virtio-net, ignore it.
     const READS: bool = true;
 
-    /// The XDP program: looks at a frame, may change its head, decides.
+    /// The XDP program: reads a frame, may edit its head, and returns the verdict.
     #[inline]
     fn run(&mut self, frame: &mut XdpFrame<M>) -> Verdict {
         let _ = frame;
         Verdict::Pass
     }
 
-    /// Takes a frame with the verdict [`Pass`](Verdict::Pass).
+    /// Receives a frame with the verdict [`Pass`](Verdict::Pass).
     fn pass(&mut self, packet: Packet<M>);
 
-    /// Takes a frame with the verdict [`Tx`](Verdict::Tx), which must be transmitted. By default it is dropped.
+    /// Receives a frame with the verdict [`Tx`](Verdict::Tx), which must be transmitted. By default
+    /// it is dropped.
     #[inline]
     fn tx(&mut self, packet: Packet<M>) {
         drop(packet);
     }
 
-    /// Takes a frame that is to leave by another device, which [`run`](Self::run) has chosen. By default the frame is
-    /// dropped; a handler that redirects has a [`TxBulk`](crate::TxBulk) for each device.
+    /// Receives a frame with the verdict [`Redirect`](Verdict::Redirect), which leaves by the
+    /// device that [`run`](Self::run) has chosen. By default the frame is dropped; a handler that
+    /// redirects has a [`TxBulk`](crate::TxBulk) for each device.
     #[inline]
     fn redirect(&mut self, packet: Packet<M>) {
         drop(packet);
     }
 
-    /// Called at the end of each [`receive`](Poll::receive), in the poll context. Flush the packets that were gathered
-    /// for transmit queues here.
+    /// Called at the end of each [`receive`](Poll::receive), in the poll context. Flush the packets
+    /// that were gathered for transmit queues here.
     #[inline]
     fn flush(&mut self) {}
 }
@@ -72,8 +75,8 @@ pub trait RxQueue {
     where
         Self: 'a;
 
-    /// Runs `f` in the queue's poll context, on this thread. Pages of this queue that are dropped inside, also by
-    /// transmit completions, return to the pool's cache.
+    /// Runs `f` in the queue's poll context, on this thread. Pages of this queue that are dropped
+    /// inside, also by transmit completions, return to the pool's cache.
     fn poll<R>(&mut self, f: impl FnOnce(&mut Self::Poll<'_>) -> R) -> R;
 }
 
@@ -82,13 +85,15 @@ pub trait Poll {
     /// The kind of memory that the queue delivers.
     type Mem: Memory;
 
-    /// Receives up to `budget` frames, gives each to `handler`, and posts new buffers. Returns how many frames there were.
+    /// Receives up to `budget` frames, passes each to `handler`, and posts new buffers. Returns how
+    /// many frames there were.
     fn receive<H: Handler<Self::Mem>>(&mut self, budget: usize, handler: &mut H) -> usize;
 
-    /// Whether the queue has fewer buffers posted than its reserve, because the pool has no pages: asked after
-    /// [`receive`](Self::receive). A user that keeps frames should then drop the frames that it has just received, so
-    /// that their pages are posted again. Otherwise it may never receive the frames that would let it drop others, such
-    /// as acknowledgements. By default there is no reserve. Cost: a comparison.
+    /// Whether the queue has fewer buffers posted than its reserve, because the pool has no pages:
+    /// valid after [`receive`](Self::receive). A user that keeps frames should then drop the frames
+    /// that it has just received, so that their pages are posted again. Otherwise it may never
+    /// receive the frames that would let it drop others, such as acknowledgements. By default there
+    /// is no reserve. Cost: a comparison.
     fn is_short(&self) -> bool {
         false
     }
@@ -99,8 +104,9 @@ pub trait Poll {
 
 /// A transmit queue.
 ///
-/// [`send`](Self::send) returns the packet if the queue cannot take it, and [`sendable`](Self::sendable) tells whether it can later.
-/// [`TxBulk`](crate::TxBulk) does both for many packets: it drops what the queue refuses, or keeps it until there is room.
+/// [`send`](Self::send) returns the packet if the queue cannot accept it, and
+/// [`sendable`](Self::sendable) reports whether it can later. [`TxBulk`](crate::TxBulk) does both
+/// for many packets: it drops what the queue refuses, or keeps it until there is room.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no transmit queue",
     note = "a queue that is lent (`&mut queue`) is one; a `TxBulk` is pushed to and flushed"
@@ -115,12 +121,13 @@ pub trait TxQueue {
     ///
     /// # Errors
     ///
-    /// The packet itself, as it was, if it can't be sent: the queue is full or stopped, or the device cannot reach the
-    /// packet's pages.
+    /// The packet itself, as it was, if it can't be sent: the queue is full or stopped, or the
+    /// device cannot reach the packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
 
-    /// Queues a packet as [`send`](Self::send) does, and returns another holder of its head. When this is the only value on the head's page, the
-    /// device is done with the packet, if no others were there before. A queue that puts its own header in front of the packet makes the holder
+    /// Queues a packet as [`send`](Self::send) does, and returns another holder of its head. When
+    /// this is the only value on the head's page, the device is done with the packet, if no others
+    /// were there before. A queue that puts its own header in front of the packet makes the holder
     /// afterwards, because a page with another holder cannot be written.
     ///
     /// # Errors
@@ -131,11 +138,13 @@ pub trait TxQueue {
         self.send(packet).map(|()| head)
     }
 
-    /// Whether the queue has room for `packet`: now, after completions, or never. Changes and counts nothing.
+    /// Whether the queue can accept `packet`: now, after completions, or never. Changes and
+    /// counts nothing.
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
 
-    /// Whether the device takes frames with these offloads. A packet with others is refused by [`send`](Self::send);
-    /// [`SoftwareTx`](crate::SoftwareTx) does in software what they ask for. By default the device takes none.
+    /// Whether the device supports frames with these offloads. A packet with others is refused by
+    /// [`send`](Self::send); [`SoftwareTx`](crate::SoftwareTx) does these offloads in software. By
+    /// default the device supports none.
     #[inline]
     fn supports(&self, meta: Meta) -> bool {
         meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. })
@@ -144,11 +153,12 @@ pub trait TxQueue {
     /// Lets the device see the queued packets.
     fn flush(&mut self);
 
-    /// Drops the packets that the device has completed; returns how many. Inside the poll that owns their pool, their
-    /// pages return to the pool's cache.
+    /// Drops the packets that the device has completed; returns how many. Inside the poll that owns
+    /// their pool, their pages return to the pool's cache.
     fn complete(&mut self) -> usize;
 
-    /// Whether `frag` is in this device's DMA domain, and its address there. Two comparisons; maps nothing.
+    /// Whether `frag` is in this device's DMA domain, and its address there. Two comparisons; maps
+    /// nothing.
     fn reach(&self, frag: &Frag<Self::Mem>) -> Reach;
 }
 
@@ -191,25 +201,29 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     }
 }
 
-/// Whether a transmit queue has room for a packet.
+/// Whether a transmit queue can accept a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sendable {
-    /// The queue has room. Sending can still fail, if the packet must be mapped for this device and cannot be.
+    /// The queue has room. Sending can still fail, if the packet must be mapped for this device and
+    /// cannot be.
     Now,
-    /// The queue is full. It will have room when the device has completed packets: [`TxQueue::complete`].
+    /// The queue is full. It will have room when the device has completed packets:
+    /// [`TxQueue::complete`].
     Later,
-    /// The queue will never take the packet: it has stopped, the packet has more fragments than the ring has descriptors,
-    /// the device lacks an offload that the packet asks for, or it cannot reach the packet's pages.
+    /// The queue will never accept the packet: it has stopped, the packet has more fragments than
+    /// the ring has descriptors, the device lacks an offload that the packet needs, or it cannot
+    /// reach the packet's pages.
     Never,
 }
 
 /// How a device reaches a fragment: whether the two have the same DMA domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Same domain: the device knows the first byte by this address. Sending syncs, and maps nothing.
+    /// Same domain: this is the address of the first byte for the device. Sending syncs, and maps
+    /// nothing.
     Mapped(u64),
-    /// Another domain, or none any more: sending maps the fragment for this device, and refuses it if this device's
-    /// domain cannot map it.
+    /// Another domain, or none any more: sending maps the fragment for this device, and refuses it
+    /// if this device's domain cannot map it.
     Map,
     /// The device cannot reach it, and sending refuses it.
     Never,

@@ -5,7 +5,8 @@ use netmem_pool::{Frag, Memory};
 /// Fragments behind the head: as many pages of 4 KiB as 64 KiB can touch.
 pub const MAX_FRAGS: usize = 17;
 
-/// No fragments, or up to 17 on the heap. One pointer: a frame without any stays in registers, and its drop is a test.
+/// No fragments, or up to 17 on the heap. One pointer: a frame without any stays in registers, and
+/// its drop is a test.
 #[derive(Debug)]
 #[allow(clippy::box_collection, reason = "a vector in place is three words and a call to drop")]
 pub(crate) struct Frags<M: Memory>(Option<Box<Vec<Frag<M>>>>);
@@ -23,7 +24,7 @@ impl<M: Memory> Frags<M> {
         Ok(())
     }
 
-    /// Whether no list was made. A list that was made can be empty, too.
+    /// Whether no list was allocated. An allocated list can be empty, too.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_none()
@@ -39,7 +40,7 @@ impl<M: Memory> Frags<M> {
         self.0.as_mut().map_or(&mut [], |frags| frags.as_mut_slice())
     }
 
-    /// Takes the first fragment, if there is one.
+    /// Removes the first fragment, if there is one.
     pub(crate) fn pop_front(&mut self) -> Option<Frag<M>> {
         self.0.as_mut().filter(|frags| !frags.is_empty()).map(|frags| frags.remove(0))
     }
@@ -51,8 +52,9 @@ impl<M: Memory> Frags<M> {
         Ok(())
     }
 
-    /// Takes `n` bytes off the front; there are at least `n`. Fragments that are used up are dropped after all bytes
-    /// were taken off, so that a panic in a drop leaves the rest in the right state.
+    /// Removes `n` bytes from the front; there are at least `n`. Fragments that are used up are
+    /// dropped after all bytes were removed, so that a panic in a drop leaves the rest in the
+    /// right state.
     pub(crate) fn advance(&mut self, mut n: usize) {
         let Some(frags) = &mut self.0 else { return };
         let mut used_up = 0;
@@ -67,7 +69,8 @@ impl<M: Memory> Frags<M> {
         frags.drain(..used_up);
     }
 
-    /// Keeps the first `len` bytes. Fragments behind them are dropped, after all bytes were cut off.
+    /// Keeps the first `len` bytes. Fragments behind them are dropped, after all bytes were cut
+    /// off.
     pub(crate) fn truncate(&mut self, mut len: usize) {
         let Some(frags) = &mut self.0 else { return };
         let mut kept = 0;

@@ -1,17 +1,20 @@
 //! Packets, XDP frames and verdicts, and the traits of a network device.
 //!
 //! ```text
-//!   RxQueue::poll ──► XdpFrame ──► Handler::run ──► Verdict::Drop, Aborted   the pages are returned at once
-//!                                                   Verdict::Tx              Packet to Handler::tx
-//!                                                   Verdict::Redirect        Packet to Handler::redirect
-//!                                                   Verdict::Pass            Packet to Handler::pass
-//!                     Handler::flush                the end of the poll: bulks go to their queues
+//!   RxQueue::poll ──► XdpFrame ──► Handler::run ──► Verdict::Drop, Aborted  pages return at once
+//!                                                   Verdict::Tx             Handler::tx
+//!                                                   Verdict::Redirect       Handler::redirect
+//!                                                   Verdict::Pass           Handler::pass
+//!                     Handler::flush                the end of the poll: bulks are sent
 //! ```
 //!
-//! Frames whose payload is in device memory are [`SplitFrame`]s. A thread can sleep until a queue that implements
-//! [`Wait`] has work. [`PollThenSleep`] is a loop that polls for a while and then sleeps.
+//! Frames whose payload is in device memory are [`SplitFrame`]s. A thread can sleep until a queue
+//! that implements [`Wait`] has work. [`PollThenSleep`] is a loop that polls for a while and then
+//! sleeps.
 //!
-//! There are no indirect calls for a frame: the handler is a type parameter.
+//! Drivers implement the traits, and programs use them; neither depends on the other. There are no
+//! indirect calls for a frame: the handler is a type parameter. What a device may not offload is in
+//! this crate in software: checksums, segmentation ([`SoftwareTx`]), joining ([`Gro`]).
 
 mod bulk;
 mod device;

@@ -2,8 +2,8 @@
 
 /// The state of a frame's transport checksum.
 ///
-/// The methods that edit a frame in place ([`Packet::pull`](crate::Packet::pull) and its like) keep this true as far as
-/// lengths tell: see [`Meta`].
+/// The methods that edit a frame in place ([`Packet::pull`](crate::Packet::pull) and its like) keep
+/// this true as far as lengths determine it: see [`Meta`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
     /// Not known: a receiver that depends on the checksum must verify it.
@@ -11,7 +11,8 @@ pub enum Checksum {
     Unknown,
     /// Verified: the device has verified it, or the sender guarantees it.
     Verified,
-    /// Partial: it must still be computed from byte `start` to the frame's end, and stored at `start + offset`.
+    /// Partial: it must still be computed from byte `start` to the frame's end, and stored at
+    /// `start + offset`.
     Partial {
         /// Where the sum begins, in bytes from the frame's first.
         start: u16,
@@ -52,13 +53,14 @@ pub struct Gso {
 ///
 /// | edit | [`Checksum::Partial`] | [`Checksum::Verified`] | [`Gso::headers`] |
 /// | --- | --- | --- | --- |
-/// | `n` bytes off the front | `start` is `n` less; `Verified` once `start` itself was taken off: the payload never was on a wire | kept | `n` less, at least 0 |
+/// | `n` bytes off the front | `start` is `n` less; `Verified` once `start` itself was removed: the payload never was on a wire | kept | `n` less, at least 0 |
 /// | `n` bytes in front | `start` is `n` more | kept | `n` more |
 /// | cut to a length | kept; `Unknown` once the place of the sum was cut off | kept | kept |
 /// | bytes written, or added behind | kept | kept | kept |
 ///
-/// An edit cannot know whether a checksum covers the changed bytes. If your code changes bytes under a verified
-/// checksum, or puts another transport header in front, it must set the checksum's new state.
+/// An edit cannot know whether a checksum covers the changed bytes. If your code changes bytes
+/// under a verified checksum, or puts another transport header in front, it must set the checksum's
+/// new state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The transport checksum.
@@ -68,13 +70,14 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Whether it has offsets in the frame. For most frames it has none; the check costs two comparisons.
+    /// Whether it has offsets in the frame. For most frames it has none; the check costs two
+    /// comparisons.
     #[inline]
     pub(crate) fn has_offsets(&self) -> bool {
         matches!(self.checksum, Checksum::Partial { .. }) || self.gso.is_some()
     }
 
-    /// Adjusts the offsets after `n` bytes were taken off the front of the frame.
+    /// Adjusts the offsets after `n` bytes were removed from the front of the frame.
     #[inline]
     pub(crate) fn pulled(&mut self, n: usize) {
         if self.has_offsets() {
@@ -96,7 +99,8 @@ impl Meta {
         }
     }
 
-    /// What it is with `n` bytes in front of the frame; `None` if an offset does not fit its type then.
+    /// What it is with `n` bytes in front of the frame; `None` if an offset does not fit its type
+    /// then.
     #[cold]
     pub(crate) fn prepended(mut self, n: usize) -> Option<Self> {
         let more = |offset: u16| u16::try_from(usize::from(offset).checked_add(n)?).ok();

@@ -1,17 +1,18 @@
-//! The receive queues of a device, each of which can be stopped and started again with other memory.
+//! The receive queues of a device, each of which can be stopped and started again with other
+//! memory.
 
 use netmem_pool::{Device, Provider, Region};
 use std::error::Error;
 use std::sync::Arc;
 
-/// A function that makes a device forget a region. See [`Queues::bind`].
+/// A function that removes a region from a device. See [`Queues::bind`].
 pub type Unbind = Box<dyn FnOnce() + Send>;
 
-/// The receive queues of a device: each receives into host memory or into device memory, and can be restarted with the
-/// other.
+/// The receive queues of a device: each receives into host memory or into device memory, and can be
+/// restarted with the other.
 ///
-/// This is what a table of bindings needs from a driver. A queue restart is a control operation: it stops one ring, and
-/// the other queues of the device go on.
+/// This is what a table of bindings needs from a driver. A queue restart is a control operation: it
+/// stops one ring, and the other queues of the device go on.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot restart its receive queues with device memory",
     note = "the receive queues of a virtio-net device are `netmem_virtio::driver::VirtioRxQueues`"
@@ -23,13 +24,13 @@ pub trait Queues {
     /// How many queues there are. Their numbers begin with 0.
     fn queues(&self) -> usize;
 
-    /// Makes a region of device memory known to the device, if the device does not know it and accepts regions while it
-    /// runs. Returns a function. The caller calls it once, when no value refers to the region's pages any more; the
-    /// device then forgets the region. That may block.
+    /// Adds a region of device memory to the device's table, if it is not there and the device
+    /// accepts regions while it runs. Returns a function that removes the region. The caller calls
+    /// it once, when no value refers to the region's pages any more. That may block.
     ///
     /// # Errors
     ///
-    /// The device cannot be told of the region. Nothing has changed.
+    /// The region cannot be added. Nothing has changed.
     fn bind(&mut self, region: &Arc<Region<Device>>) -> Result<Option<Unbind>, Self::Error> {
         let _ = region;
         Ok(None)
@@ -39,13 +40,14 @@ pub trait Queues {
     ///
     /// # Errors
     ///
-    /// The queue goes on as it was, or it has stopped. In both cases nothing is received into `memory`.
+    /// The queue continues as before, or it has stopped. In both cases nothing is received into
+    /// `memory`.
     fn attach(&mut self, queue: usize, memory: Arc<dyn Provider<Device>>) -> Result<(), Self::Error>;
 
     /// Restarts a queue with the host memory that it had at first.
     ///
     /// # Errors
     ///
-    /// The queue goes on as it was, or it has stopped.
+    /// The queue continues as before, or it has stopped.
     fn detach(&mut self, queue: usize) -> Result<(), Self::Error>;
 }

@@ -1,11 +1,12 @@
-//! Frames in two kinds of memory: headers in host memory, payload in device memory that this process does not map.
+//! Frames in two kinds of memory: headers in host memory, payload in device memory that this
+//! process does not map.
 //!
 //! ```text
-//!   receive   head: Frag<M>  ■■■■■■■■■■            payload: DevicePayload  ■■■■■■■■■■■ ■■■■■■■■■■■ ■■■■■
-//!             the first bytes, or the whole frame  the rest, if there is more: a fragment of each page
+//!   receive   head: Frag<M>  ■■■■■■■■■■            payload: DevicePayload  ■■■■■■■ ■■■■■■■ ■■■■■
+//!             the first bytes, or the whole frame  the rest: a fragment of each page
 //!
 //!   send      Packet<M>      ■■■■■■■■■■            [DeviceFrag]  ■■■■■■ ■■■■■■■■■ ■■■
-//!             headers, written by the user         by device address; each holds what keeps its memory
+//!             headers, written by the user         by device address, with the memory's holder
 //! ```
 //!
 //! `M` is the kind of host memory: [`PeerShared`], or the memory of a trusted peer.
@@ -85,8 +86,9 @@ impl DevicePayload {
         self.first.iter().chain(self.more.as_slice())
     }
 
-    /// The fragments as [`Extent`]s: those whose bytes follow each other in the file of the memory are in one. If a
-    /// device was given runs of adjacent pages, a large segment is in one extent.
+    /// The fragments as [`Extent`]s: those whose bytes follow each other in the file of the memory
+    /// are in one. If runs of adjacent pages were posted to the device, a large segment is in one
+    /// extent.
     pub fn extents(&self) -> impl Iterator<Item = Extent> {
         let mut fragments = self.fragments().peekable();
         iter::from_fn(move || {
@@ -141,18 +143,21 @@ impl Extent {
     }
 }
 
-/// A received frame whose first bytes are in host memory and whose others, if it has more, are in device memory.
+/// A received frame whose first bytes are in host memory and whose others, if it has more, are in
+/// device memory.
 ///
-/// The queue decides how many bytes go to the head. The split point is a byte offset: the code that parses the headers
-/// decides which of the bytes on either side are headers. A frame may be a large segment ([`Meta::gso`]).
+/// The queue decides how many bytes go to the head. The split point is a byte offset: the code that
+/// parses the headers decides which of the bytes on either side are headers. A frame may be a large
+/// segment ([`Meta::gso`]).
 #[derive(Debug)]
 pub struct SplitFrame<M: Memory = PeerShared> {
     head: Frag<M>,
     payload: DevicePayload,
     lost: u32,
-    /// Offload information. This process cannot checksum device memory: only the device can verify the payload, or a
-    /// sender on the same host can guarantee it. [`Checksum::Verified`](crate::Checksum::Verified) and
-    /// [`Checksum::Partial`](crate::Checksum::Partial) say that this is so.
+    /// Offload information. This process cannot checksum device memory: only the device can verify
+    /// the payload, or a sender on the same host can guarantee it.
+    /// [`Checksum::Verified`](crate::Checksum::Verified) and
+    /// [`Checksum::Partial`](crate::Checksum::Partial) mean this.
     pub meta: Meta,
 }
 
@@ -164,7 +169,8 @@ impl<M: Memory> SplitFrame<M> {
         Self { head, payload: payload.into(), lost: 0, meta }
     }
 
-    /// The frame, of which the queue has dropped the last `lost` bytes: there was no page of device memory for them.
+    /// The frame, of which the queue has dropped the last `lost` bytes: there was no page of device
+    /// memory for them.
     #[inline]
     #[must_use]
     pub fn with_lost(self, lost: u32) -> Self {
@@ -185,7 +191,8 @@ impl<M: Memory> SplitFrame<M> {
         &self.payload
     }
 
-    /// Bytes at the end of the frame that the queue has dropped, because there was no page of device memory for them.
+    /// Bytes at the end of the frame that the queue has dropped, because there was no page of
+    /// device memory for them.
     #[inline]
     #[must_use]
     pub fn lost(&self) -> usize {
@@ -208,13 +215,14 @@ impl<M: Memory> SplitFrame<M> {
     }
 }
 
-/// A handler of received frames with payload in device memory. A closure that takes a [`SplitFrame`] is a handler.
+/// A handler of received frames with payload in device memory. A closure with a [`SplitFrame`] as
+/// its argument is a handler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle split frames whose heads are in memory of the kind `{M}`",
     note = "a handler is a closure `|frame: SplitFrame<{M}>| ..`, or a type that implements `SplitHandler<{M}>`"
 )]
 pub trait SplitHandler<M: Memory = PeerShared> {
-    /// Takes a frame.
+    /// Receives a frame.
     fn frame(&mut self, frame: SplitFrame<M>);
 
     /// Called at the end of each receive, in the poll contexts.
@@ -238,18 +246,20 @@ pub enum EitherFrame<M: Memory = PeerShared> {
     Split(SplitFrame<M>),
 }
 
-/// A receive queue whose frames have payload in device memory, unless it is restarted with host memory.
+/// A receive queue whose frames have payload in device memory, unless it is restarted with host
+/// memory.
 pub trait SplitRxQueue: Wait {
     /// The kind of host memory.
     type Mem: Memory;
 
-    /// Runs `f` in the queue's poll contexts, on this thread: pages that are dropped inside return to the pools'
-    /// caches. `f` gets a function that appends up to a given number of received frames to a list, and returns how many
-    /// there were.
+    /// Runs `f` in the queue's poll contexts, on this thread: pages that are dropped inside return
+    /// to the pools' caches. The argument of `f` is a function that appends up to a requested
+    /// number of received frames to a list, and returns how many there were.
     fn poll<R>(&mut self, f: impl FnOnce(&mut dyn FnMut(usize, &mut Vec<EitherFrame<Self::Mem>>) -> usize) -> R) -> R;
 }
 
-/// Device memory to be sent: the address at which the device reads it, and the value that keeps the memory until then.
+/// Device memory to be sent: the address at which the device reads it, and the value that keeps the
+/// memory until then.
 #[derive(Debug)]
 pub struct DeviceFrag<H> {
     /// The first byte's address in the sending device's DMA domain.
@@ -262,23 +272,26 @@ pub struct DeviceFrag<H> {
 
 /// A transmit queue that can send payload in device memory, which this process cannot read.
 pub trait SplitTxQueue<H>: TxQueue {
-    /// Queues the frame that consists of `head`'s bytes and then of `payload`'s, at most 17 fragments; the device sees it at
-    /// the next [flush](TxQueue::flush). The head is in the device's DMA domain. On success `payload` is empty and keeps its
-    /// capacity for the next frame.
+    /// Queues the frame that consists of `head`'s bytes and then of `payload`'s, at most 17
+    /// fragments; the device sees it at the next [flush](TxQueue::flush). The head is in the
+    /// device's DMA domain. On success `payload` is empty and keeps its capacity for the next
+    /// frame.
     ///
-    /// The device must compute a transport checksum over payload: set [`Checksum::Partial`](crate::Checksum::Partial) in the
-    /// head's [`meta`](Packet::meta).
+    /// The device must compute a transport checksum over payload: set
+    /// [`Checksum::Partial`](crate::Checksum::Partial) in the head's [`meta`](Packet::meta).
     ///
     /// # Errors
     ///
-    /// The head; it and `payload` are unchanged. The queue is full or stopped, the device does not compute checksums,
-    /// there are too many fragments, or one is not in memory that the device was given.
+    /// The head; it and `payload` are unchanged. The queue is full or stopped, the device does not
+    /// compute checksums, there are too many fragments, or one is not in memory that the device can
+    /// reach.
     fn send_split(
         &mut self,
         head: Packet<Self::Mem>,
         payload: &mut Vec<DeviceFrag<H>>,
     ) -> Result<(), Packet<Self::Mem>>;
 
-    /// Whether the queue has room for a frame of `head` and `payload`: now, after completions, or never. Changes and counts nothing.
+    /// Whether the queue can accept a frame of `head` and `payload`: now, after completions, or
+    /// never. Changes and counts nothing.
     fn sendable_split(&self, head: &Packet<Self::Mem>, payload: &[DeviceFrag<H>]) -> Sendable;
 }

@@ -1,20 +1,24 @@
 //! Waiting for a queue: arming it, and a loop that polls for a while and then sleeps.
 //!
+//! A loop that only polls uses a CPU of its own. A loop that sleeps must not miss work that is
+//! published between its last poll and its sleep. [`Wait`] is the protocol that excludes this.
+//!
 //! ```text
 //!   poll ── found work ──► poll again
-//!    └── found none ──► arm ── Armed::Work ───► poll again                       the queue is not armed
-//!                           ├─ Armed::Waits ──► wait until the descriptor is readable ──► disarm, poll again
-//!                           └─ an error ──────► the queue has stopped                  it is not armed
+//!    └── found none ──► arm ── Armed::Work ───► not armed: poll again
+//!                           ├─ Armed::Waits ──► sleep until readable ──► disarm, poll again
+//!                           └─ an error ──────► not armed: the queue has stopped
 //! ```
 //!
-//! An armed queue has asked its peer for a notification of the next work. The peer publishes work, then checks whether
-//! it was asked. [`arm`](Wait::arm) asks, then checks whether work was published. Each side executes a full memory
-//! fence between its two steps. So at least one of them sees the other's first step, and work that is published while
-//! the queue is being armed is never missed.
+//! An armed queue has requested a notification of the next work from its peer. The peer publishes
+//! work, then checks the request. [`arm`](Wait::arm) requests, then checks whether work was
+//! published. Each side executes a full memory fence between its two steps. So at least one of them
+//! sees the other's first step, and work that is published while the queue is being armed is never
+//! missed.
 //!
 //! A queue that stops wakes its owner, too: its interface was deleted, its device has broken a
 //! rule, or has gone. The next [`arm`](Wait::arm) returns the reason as an error. An owner that
-//! only polls asks by [`check`](Wait::check).
+//! only polls calls [`check`](Wait::check).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -42,14 +46,15 @@ impl Armed {
 
 /// A queue that its owner can wait for.
 ///
-/// The descriptor ([`AsFd`]) is for waiting only: poll it for being readable, or register it with epoll, `mio` or
-/// `tokio`, level-triggered or edge-triggered. Never read or write it. It stays the same for as long as the queue
-/// exists. It can be readable without work, after a late wake-up. So a woken owner polls the queue and then arms it
-/// again.
+/// The descriptor ([`AsFd`]) is for waiting only: poll it for being readable, or register it with
+/// epoll, `mio` or `tokio`, level-triggered or edge-triggered. Never read or write it. It stays the
+/// same for as long as the queue exists. It can be readable without work, after a late wake-up. So
+/// a woken owner polls the queue and then arms it again.
 ///
-/// With an edge-triggered reactor, clear the reactor's readiness before the queue is armed, not after.
+/// With an edge-triggered reactor, clear the reactor's readiness before the queue is armed, not
+/// after.
 pub trait Wait: AsFd {
-    /// Forgets wake-ups until now, asks to be woken, and looks for work again.
+    /// Clears earlier wake-ups, requests a notification, and checks for work again.
     ///
     /// Cost: a few system calls and a full memory fence.
     ///
@@ -62,8 +67,9 @@ pub trait Wait: AsFd {
     /// queue for its new device.
     fn arm(&mut self) -> io::Result<Armed>;
 
-    /// Asks not to be woken, because the owner polls from now on. If a queue is polled without this call, its peer
-    /// wakes it needlessly, with a system call each time. Cost: a store to shared memory, or a system call (AF_XDP).
+    /// Requests no notifications, because the owner polls from now on. If a queue is polled without
+    /// this call, its peer wakes it needlessly, with a system call each time. Cost: a store to
+    /// shared memory, or a system call (AF_XDP).
     fn disarm(&mut self);
 
     /// Whether the queue still works. A loop that polls without sleeping calls this from time to
@@ -120,11 +126,13 @@ pub enum Turn {
     Interrupted,
 }
 
-/// The policy of a loop over queues: it polls until there was no work for a while, and then sleeps until a queue wakes it.
+/// The policy of a loop over queues: it polls until there was no work for a while, and then sleeps
+/// until a queue wakes it.
 ///
-/// If the next work arrives soon, polling for a while saves the cost of a sleep: two system calls, and 5 us or more
-/// until the thread runs again. A loop that sleeps costs nothing while it is idle. How long to poll is the caller's
-/// choice: zero sleeps at once, and a time of 20 us to 100 us is about what a sleep costs.
+/// If the next work arrives soon, polling for a while saves the cost of a sleep: two system calls,
+/// and 5 us or more until the thread runs again. A loop that sleeps costs nothing while it is idle.
+/// How long to poll is the caller's choice: zero sleeps at once, and a time of 20 us to 100 us is
+/// about what a sleep costs.
 ///
 /// ```no_run
 /// use netmem_packet::{Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
@@ -133,7 +141,8 @@ pub enum Turn {
 /// fn serve<R: RxQueue + Wait, T: TxQueue + Wait>(rx: &mut R, tx: &mut T) -> std::io::Result<()> {
 ///     let mut pause = PollThenSleep::new(Duration::from_micros(50));
 ///     loop {
-///         let work = rx.poll(|poll| tx.complete() + poll.receive(256, &mut |packet: Packet<R::Mem>| drop(packet)));
+///         let mut each = |packet: Packet<R::Mem>| drop(packet);
+///         let work = rx.poll(|poll| tx.complete() + poll.receive(256, &mut each));
 ///         pause.turn(work, &mut [rx, tx], None)?;
 ///     }
 /// }
@@ -152,12 +161,12 @@ impl PollThenSleep {
         Self { poll_for, idle_since: None, stats: SleepStats::default() }
     }
 
-    /// Call this after each round over the queues. `work` is the amount of work in the round: 0 if there was none.
-    /// `queues` are those that can wake the thread. A sleep lasts `at_most` this long; without it, until a queue wakes
-    /// the thread or a signal is handled.
+    /// Call this after each round over the queues. `work` is the amount of work in the round: 0 if
+    /// there was none. `queues` are those that can wake the thread. A sleep lasts `at_most` this
+    /// long; without it, until a queue wakes the thread or a signal is handled.
     ///
-    /// Cost: nothing after a round with work, a look at the clock after one without, and two or three system calls for each
-    /// queue and sleep.
+    /// Cost: nothing after a round with work, a read of the clock after one without, and two or
+    /// three system calls for each queue and sleep.
     ///
     /// # Errors
     ///

@@ -40,7 +40,7 @@ pub enum LineariseError {
 /// A received frame, which has no other holder.
 ///
 /// ```text
-///   head page  ├── headroom ──┤■■■■■■ data ■■■■■■├── tailroom ──┤      then the fragments, read-only
+///   head page  ├── headroom ──┤■■■■■■ data ■■■■■■├── tailroom ──┤      then fragments, read-only
 /// ```
 #[derive(Debug)]
 pub struct XdpFrame<M: Memory> {
@@ -49,7 +49,8 @@ pub struct XdpFrame<M: Memory> {
     end: u32,
     len: u32,
     frags: Frags<M>,
-    /// Offload information. Moving head or tail adjusts it; a program that changes the bytes that it describes clears it.
+    /// Offload information. Moving head or tail adjusts it; a program that changes the bytes that
+    /// it describes clears it.
     pub meta: Meta,
 }
 
@@ -108,12 +109,13 @@ impl<M: Memory> XdpFrame<M> {
         !self.frags.as_slice().is_empty()
     }
 
-    /// Moves the beginning of the data: forward by a positive `by`, into the headroom by a negative one.
+    /// Moves the beginning of the data: forward by a positive `by`, into the headroom by a negative
+    /// one.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if that leaves the headroom or the head, or if an offset in `meta` would not fit its type; nothing has
-    /// changed then.
+    /// [`OutOfRange`] if that leaves the headroom or the head, or if an offset in `meta` would not
+    /// fit its type; nothing has changed then.
     pub fn adjust_head(&mut self, by: i32) -> Result<(), OutOfRange> {
         let moved = i64::from(self.start) + i64::from(by);
         let n = by.unsigned_abs() as usize;
@@ -131,11 +133,13 @@ impl<M: Memory> XdpFrame<M> {
         Ok(())
     }
 
-    /// Moves the end of the data of a frame in one buffer: longer by a positive `by`, shorter by a negative one.
+    /// Moves the end of the data of a frame in one buffer: longer by a positive `by`, shorter by a
+    /// negative one.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if there are fragments, or if that leaves the head or its tailroom; nothing has changed then.
+    /// [`OutOfRange`] if there are fragments, or if that leaves the head or its tailroom; nothing
+    /// has changed then.
     pub fn adjust_tail(&mut self, by: i32) -> Result<(), OutOfRange> {
         let moved = i64::from(self.end) + i64::from(by);
         let fits = moved >= i64::from(self.start) && moved <= self.page.len() as i64;
@@ -214,8 +218,8 @@ impl<M: Mapped> XdpFrame<M> {
         self.page.copy_from(self.start as usize + offset, from)
     }
 
-    /// Copies a frame of several buffers into one page of the pool whose poll context this is. The frame's own pages
-    /// return to their pools. Headroom is kept as far as there is room for it.
+    /// Copies a frame of several buffers into one page of the pool whose poll context this is. The
+    /// frame's own pages return to their pools. Headroom is kept as far as there is room for it.
     ///
     /// # Errors
     ///

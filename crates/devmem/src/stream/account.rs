@@ -1,15 +1,18 @@
-//! The account of a stream: the tokens that its user holds, and the pages that are counted in the stream's budget.
+//! The account of a stream: the tokens that its user holds, and the pages that are counted in the
+//! stream's budget.
 //!
 //! ```text
 //!   DeviceStream ──┐
-//!                  ├──► Account ──► the stack's table of counts; the counts of its pages have this account's number
-//!   StreamReturner ┘       └──► Budget: a page is counted until its token is back, which opens the window and wakes the stack
+//!                  ├──► Account ──► the stack's table: counts of its pages have its number
+//!   StreamReturner ┘       └──► Budget: a page is counted until its token is returned,
+//!                               which opens the window and wakes the stack
 //! ```
 //!
-//! When the stream receives from a page whose count was 0, it adds the token to a list. When the stream is dropped, it
-//! passes the list to the account. So closing the account reads only the counts in this list, and not the whole table.
-//! When the list is twice as long as after its last shortening, it is shortened to the tokens that are still held. So
-//! shortening costs constant time for each token.
+//! When the stream receives from a page whose count was 0, it adds the token to a list. When the
+//! stream is dropped, it passes the list to the account. So closing the account reads only the
+//! counts in this list, and not the whole table. When the list is twice as long as after its last
+//! shortening, it is shortened to the tokens that are still held. So shortening costs constant time
+//! for each token.
 
 use crate::binding::{BindingCount, BindingRef};
 use crate::tokens::{Owned, Receiver, Shared, TokenRange, TokenStats, TooManyRanges};
@@ -21,7 +24,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The table of a stack, as the stack's thread uses it.
+/// The table of a stack, as the stack's thread uses it: this handle can receive.
 pub(crate) struct TokenTableHandle<C: BindingCount> {
     pub(crate) receiver: RefCell<Receiver<BindingRef<C>, Owned>>,
     table: Arc<Table<C>>,
@@ -33,7 +36,7 @@ struct Table<C: BindingCount> {
     holders: Mutex<Holders>,
 }
 
-/// The numbers of accounts. As long as an account has a handle, no other account gets its number.
+/// The numbers of accounts. As long as an account has a handle, no other account has its number.
 #[derive(Default)]
 struct Holders {
     live: HashSet<u32>,
@@ -50,7 +53,7 @@ impl<C: BindingCount> TokenTableHandle<C> {
     /// Opens an account without tokens. Its pages are counted in `budget`.
     pub(crate) fn open(&self, budget: Budget) -> Arc<Account<C>> {
         let mut holders = self.table.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        // The loop ends: each account takes memory, so there are fewer accounts than numbers.
+        // The loop ends: each account needs memory, so there are fewer accounts than numbers.
         loop {
             holders.last = holders.last.wrapping_add(1).max(1);
             let number = holders.last;
@@ -75,8 +78,8 @@ impl<C: BindingCount> TokenTableHandle<C> {
 /// The number of tokens in a list before it is shortened for the first time.
 const FIRST: usize = 64;
 
-/// The tokens of pages that a stream received. The list contains every token that the account holds, and may contain
-/// others.
+/// The tokens of pages that a stream received. The list contains every token that the account
+/// holds, and may contain others.
 pub(crate) struct DeliveredTokens {
     tokens: Vec<u32>,
     /// The length above which the list is shortened.
@@ -136,7 +139,7 @@ impl<C: BindingCount> Account<C> {
         self.out.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// Takes over the list of the stream, which is being dropped.
+    /// Keeps the list of the stream, which is being dropped.
     pub(crate) fn leave(&self, delivered: &mut DeliveredTokens) {
         *self.delivered.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut delivered.tokens);
     }
@@ -171,7 +174,8 @@ pub(crate) struct AccountStats {
     pub(crate) excess: u64,
 }
 
-/// When the last handle is gone, the pages of all tokens that are still held are returned to their pools.
+/// When the last handle is gone, the pages of all tokens that are still held are returned to their
+/// pools.
 impl<C: BindingCount> Drop for Account<C> {
     fn drop(&mut self) {
         let Table { counts, holders } = &*self.table;
@@ -184,7 +188,8 @@ impl<C: BindingCount> Drop for Account<C> {
     }
 }
 
-/// A handle that gives a stream's tokens back. It can be used on any thread, while other threads give tokens back and the stream receives.
+/// A handle that returns a stream's tokens. It can be used on any thread, while other threads
+/// return tokens and the stream receives.
 pub struct StreamReturner<C: BindingCount = PercpuRef>(Arc<Account<C>>);
 
 impl<C: BindingCount> StreamReturner<C> {
@@ -192,11 +197,12 @@ impl<C: BindingCount> StreamReturner<C> {
         Self(account)
     }
 
-    /// Gives tokens back, each as often as it is named. Returns how many fragments were freed.
+    /// Returns tokens, each as often as it is named. Returns how many fragments were freed.
     ///
-    /// A call processes at most 1024 fragments ([`MAX_FRAGMENTS`](crate::MAX_FRAGMENTS)), valid or not, and ignores the
-    /// rest. So a call returns at most 64 extents of 16 pages. Tokens of other streams, tokens that were never
-    /// received, and tokens that were returned as often as received are ignored and counted.
+    /// A call processes at most 1024 fragments ([`MAX_FRAGMENTS`](crate::MAX_FRAGMENTS)), valid or
+    /// not, and ignores the rest. So a call returns at most 64 extents of 16 pages. Tokens of other
+    /// streams, tokens that were never received, and tokens that were returned as often as received
+    /// are ignored and counted.
     ///
     /// If the peer's window was closed because pages were missing, the stack is woken to open it.
     ///
@@ -204,7 +210,8 @@ impl<C: BindingCount> StreamReturner<C> {
     ///
     /// # Errors
     ///
-    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`](crate::MAX_RANGES)). Nothing was given back.
+    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`](crate::MAX_RANGES)).
+    /// Nothing was returned.
     pub fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
         self.0.return_tokens(ranges)
     }

@@ -1,4 +1,5 @@
-//! The context that the streams of a stack share with its transmit queue: the DMA domain, and wakers.
+//! The context that the streams of a stack share with its transmit queue: the DMA domain, and
+//! wakers.
 
 use crate::binding::{BindingCount, BindingRef};
 use netmem_pool::{DmaDomain, MapError};
@@ -8,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// Collects the wakers of users whose ranges can be used again. The stack calls them at the end of a poll, because a
-/// range can become free while the tables of the stack are in use. After the stack is gone, a waker is called at once.
+/// Collects the wakers of users whose ranges can be used again. The stack calls them at the end of
+/// a poll, because a range can become free while the tables of the stack are in use. After the
+/// stack is gone, a waker is called at once.
 pub(crate) struct Context<C: BindingCount> {
     domain: Arc<dyn DmaDomain>,
     wakers: Mutex<Wakers>,
@@ -30,7 +32,8 @@ impl<C: BindingCount> Context<C> {
         Self { domain, wakers: Mutex::default(), some: AtomicBool::new(false), counted: PhantomData }
     }
 
-    /// Returns the device's address of a binding's first byte. The whole binding is mapped in the domain until the binding is gone.
+    /// Returns the device's address of a binding's first byte. The whole binding is mapped in the
+    /// domain until the binding is gone.
     pub(crate) fn map(&self, binding: &BindingRef<C>) -> Result<u64, MapError> {
         binding.map_for(&self.domain)
     }

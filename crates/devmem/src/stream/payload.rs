@@ -1,4 +1,7 @@
 //! The payload of streams in device memory, in the types that the stack handles.
+//!
+//! The stack is generic in its payload, so that the same TCP serves host memory and device memory.
+//! It needs to cut payload, order it and measure it, and never to read it.
 
 use super::range::{InFlight, SendRange};
 use super::tx::StreamTx;
@@ -15,10 +18,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The payload of a stack whose streams are in device memory: an implementation of the trait [`Payload`] of `netmem-inet`.
+/// The payload of a stack whose streams are in device memory: an implementation of the trait
+/// [`Payload`] of `netmem-inet`.
 ///
-/// `C` is the kind of reference count of the bindings. `M` is the kind of host memory. It contains headers, payload
-/// that the device wrote to host memory, and bytes that the user wrote.
+/// `C` is the kind of reference count of the bindings. `M` is the kind of host memory. It contains
+/// headers, payload that the device wrote to host memory, and bytes that the user wrote.
 pub struct OnDevice<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared>(PhantomData<fn() -> (C, M)>);
 
 impl<C: BindingCount, M: PeerMemory> Carrier for OnDevice<C, M> {
@@ -82,7 +86,7 @@ impl<C: BindingCount, M: PeerMemory> fmt::Debug for ReceivedChunk<C, M> {
     }
 }
 
-/// Payload to be sent, or a part of it.
+/// A chunk of payload to be sent.
 pub struct SentChunk<C: BindingCount, M: PeerMemory>(SentIn<C, M>);
 
 /// The memory that a chunk to be sent is in.
@@ -97,13 +101,13 @@ enum SentIn<C: BindingCount, M: PeerMemory> {
 }
 
 impl<C: BindingCount, M: PeerMemory> SentChunk<C, M> {
-    /// A part that is a whole range.
+    /// A chunk that is a whole range.
     pub(crate) fn of(range: Arc<SendRange<C>>) -> Self {
         let (offset, len) = (range.offset(), range.len());
         Self(SentIn::Device { range, offset, len })
     }
 
-    /// Cancels a range that was not sent, if this part is its only holder.
+    /// Cancels a range that was not sent, if this chunk is its only holder.
     pub(crate) fn cancel(self) {
         if let SentIn::Device { range, .. } = self.0
             && let Some(range) = Arc::into_inner(range)
@@ -112,7 +116,7 @@ impl<C: BindingCount, M: PeerMemory> SentChunk<C, M> {
         }
     }
 
-    /// Returns the fragment, if the part is in host memory.
+    /// Returns the fragment, if the chunk is in host memory.
     pub(crate) fn into_host(self) -> Option<Frag<M>> {
         match self.0 {
             SentIn::Host(frag) => Some(frag),
@@ -132,7 +136,7 @@ impl<C: BindingCount, M: PeerMemory> Clone for SentChunk<C, M> {
     }
 }
 
-/// In a frame, parts in host memory come before parts in device memory.
+/// In a frame, chunks in host memory precede chunks in device memory.
 impl<C: BindingCount, M: PeerMemory> Chunk for SentChunk<C, M> {
     type Tail = ();
 
@@ -180,21 +184,22 @@ impl<C: BindingCount, M: PeerMemory> fmt::Debug for SentChunk<C, M> {
     }
 }
 
-/// A received frame. Either it is in host memory, or its payload is in pages of a binding, or its payload was dropped
-/// because pages were missing.
+/// A received frame. Either it is in host memory, or its payload is in pages of a binding, or its
+/// payload was dropped because pages were missing.
 pub struct DeviceFrame<C: BindingCount, M: PeerMemory>(FrameIn<C, M>);
 
 enum FrameIn<C: BindingCount, M: PeerMemory> {
     Host(Packet<M>),
-    /// A frame of `len` bytes, of which the queue has dropped all bytes behind the head. The acknowledgement in its
-    /// header is still used.
+    /// A frame of `len` bytes, of which the queue has dropped all bytes behind the head. The
+    /// acknowledgement in its header is still used.
     Lost {
         head: Frag<M>,
         meta: Meta,
         len: usize,
     },
-    /// Invariant: there is at least one fragment, all fragments are in pages of the binding, and `binding` points to the reference in the
-    /// binding's provider. A fragment keeps its page, the page keeps its pool, and the pool keeps the provider.
+    /// Invariant: there is at least one fragment, all fragments are in pages of the binding, and
+    /// `binding` points to the reference in the binding's provider. A fragment keeps its page, the
+    /// page keeps its pool, and the pool keeps the provider.
     Device {
         head: Frag<M>,
         payload: DevicePayload,
@@ -203,15 +208,18 @@ enum FrameIn<C: BindingCount, M: PeerMemory> {
     },
 }
 
-// SAFETY: the fragments are `Send`, and the reference to the binding, which the fragments keep, is, too.
+// SAFETY: the fragments are `Send`, and the reference to the binding, which the fragments keep, is,
+// too.
 unsafe impl<C: BindingCount, M: PeerMemory> Send for DeviceFrame<C, M> {}
 
 impl<C: BindingCount, M: PeerMemory> DeviceFrame<C, M> {
-    /// Makes a frame whose payload is in pages of `binding`. If the payload is not in such pages, returns the frame as the error.
+    /// Makes a frame whose payload is in pages of `binding`. If the payload is not in such pages,
+    /// returns the frame as the error.
     ///
     /// # Safety
     ///
-    /// `binding` must be the reference in its binding's provider. Every pool with pages of the binding keeps this provider.
+    /// `binding` must be the reference in its binding's provider. Every pool with pages of the
+    /// binding keeps this provider.
     #[inline]
     pub(crate) unsafe fn new(frame: SplitFrame<M>, binding: &BindingRef<C>) -> Result<Self, SplitFrame<M>> {
         let region = binding.region();
@@ -276,7 +284,8 @@ impl<C: BindingCount, M: PeerMemory> Frame<M> for DeviceFrame<C, M> {
     fn sum(&self, at: usize, len: usize) -> Option<Sum> {
         match &self.0 {
             FrameIn::Host(packet) => packet.sum(at, len).ok(),
-            // The checksum may still lie within the head: the bytes in device memory may be padding only.
+            // The checksum may still lie within the head: the bytes in device memory may be padding
+            // only.
             FrameIn::Lost { head, .. } | FrameIn::Device { head, .. } => Packet::new(head.clone()).sum(at, len).ok(),
         }
     }
@@ -337,11 +346,13 @@ impl<C: BindingCount, M: PeerMemory> Payload for OnDevice<C, M> {
     }
 }
 
-/// Cuts out the `len` bytes from byte `at` of a frame on: first the bytes in the head, then the bytes in pages.
+/// Cuts out the `len` bytes from byte `at` of a frame on: first the bytes in the head, then the
+/// bytes in pages.
 ///
 /// # Safety
 ///
-/// `binding` is the reference in its binding's provider, and all fragments are in pages of that binding.
+/// `binding` is the reference in its binding's provider, and all fragments are in pages of that
+/// binding.
 unsafe fn pieces<C: BindingCount, M: PeerMemory>(
     mut head: Frag<M>,
     payload: DevicePayload,
@@ -349,7 +360,8 @@ unsafe fn pieces<C: BindingCount, M: PeerMemory>(
     at: usize,
     len: usize,
 ) -> impl Iterator<Item = ReceivedChunk<C, M>> {
-    // The headers end in the head or at its end, because the parser can read no other bytes of the frame.
+    // The headers end in the head or at its end, because the parser can read no other bytes of the
+    // frame.
     let skip = at.min(head.len());
     let mut beyond = at - skip;
     head.advance(skip);

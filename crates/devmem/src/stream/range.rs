@@ -1,15 +1,16 @@
-//! Ranges of device memory that are being sent: the values that hold a range, and the event that the range may be used
-//! again.
+//! Ranges of device memory that are being sent: the values that hold a range, and the event that
+//! the range may be used again.
 //!
 //! ```text
-//!   DeviceStream::send ──► SendRange ◄── SentChunk: not acknowledged yet              the connection
-//!                            ▲  ◄── InFlight, a BindingRef each              the transmit queue, until the device is done
-//!                            │
-//!                            └── the last of them is dropped: Sent, to be taken by DeviceStream::sent
+//!   DeviceStream::send ──► SendRange ◄── SentChunk: the connection, until acknowledged
+//!                              ▲    ◄── InFlight, a BindingRef each: the transmit queue,
+//!                              │                                     until the device is done
+//!                              └── the last of them is dropped: Sent, by DeviceStream::sent
 //! ```
 //!
-//! A range takes a reference to the binding when it is made. If the binding was unbound, it refuses this reference. Each transmission takes
-//! one more reference, which an unbound binding does not refuse. So ranges in flight are sent completely, and lost segments are sent again.
+//! A new range holds a reference to the binding. If the binding was unbound, it refuses this
+//! reference. Each transmission holds one more reference, which an unbound binding does not refuse.
+//! So ranges in flight are sent completely, and lost segments are sent again.
 
 use super::context::Context;
 use crate::binding::{BindingCount, BindingRef};
@@ -19,8 +20,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// A range of device memory that may be used again: the peer has acknowledged it or the connection has ended, and the device is done with
-/// each of its transmissions.
+/// A range of device memory that may be used again: the peer has acknowledged it or the connection
+/// has ended, and the device is done with each of its transmissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The number that [`DeviceStream::send`](super::DeviceStream::send) returned.
@@ -87,7 +88,7 @@ pub(crate) struct SendRange<C: BindingCount> {
 }
 
 impl<C: BindingCount> SendRange<C> {
-    /// Makes a range of a binding. It takes over the reference `binding`.
+    /// Makes a range of a binding. It owns the reference `binding` from then on.
     pub(crate) fn new(number: u64, binding: BindingRef<C>, offset: u64, len: u32, to: &Arc<Completions<C>>) -> Self {
         let sent = Sent { range: number, binding: binding.id(), offset, len };
         Self { sent: Some(sent), offset, len, binding, completions: to.clone() }
@@ -125,14 +126,16 @@ impl<C: BindingCount> fmt::Debug for SendRange<C> {
     }
 }
 
-/// A part of a transmission. It keeps its device memory until the device has read it. Transmit queues of device streams hold such values.
+/// A part of a transmission. It keeps its device memory until the device has read it. Transmit
+/// queues of device streams hold such values.
 pub struct InFlight<C: BindingCount = PercpuRef> {
     _binding: BindingRef<C>,
     _range: Arc<SendRange<C>>,
 }
 
 impl<C: BindingCount> InFlight<C> {
-    /// Makes the holder for a transmission of a part of `range`. The binding may have been unbound since the range was made.
+    /// Makes the holder for a transmission of a part of `range`. The binding may have been unbound
+    /// since the range was made.
     pub(crate) fn new(range: &Arc<SendRange<C>>) -> Self {
         Self { _binding: range.binding.clone(), _range: range.clone() }
     }

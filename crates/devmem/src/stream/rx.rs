@@ -12,13 +12,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The bindings that the receive queues of stacks may receive into. This is a handle: a clone is a handle on the same list, on any thread.
+/// The bindings that the receive queues of stacks may receive into. This is a handle: a clone is a
+/// handle on the same list, on any thread.
 ///
-/// Add a binding before a queue is attached to it. Then no frame of it is dropped, even if another thread polls the queue meanwhile. Frames
-/// that arrive in a binding before it is added are dropped and counted ([`StreamRx::foreign`]); its streams recover by retransmission.
+/// Add a binding before a queue is attached to it. Then no frame of it is dropped, even if another
+/// thread polls the queue meanwhile. Frames that arrive in a binding before it is added are dropped
+/// and counted ([`StreamRx::foreign`]); its streams recover by retransmission.
 ///
-/// An unbound binding is removed from the list when its last page is returned. If a dead device has kept pages of a binding, the binding stays
-/// until it is [removed](Self::remove), or the list is dropped.
+/// An unbound binding is removed from the list when its last page is returned. If a dead device has
+/// kept pages of a binding, the binding stays until it is [removed](Self::remove), or the list is
+/// dropped.
 pub struct Bindings<C: BindingCount = PercpuRef>(Arc<List<C>>);
 
 struct List<C: BindingCount> {
@@ -34,7 +37,8 @@ impl<C: BindingCount> Bindings<C> {
         Self(Arc::new(List { providers: Mutex::default(), version: AtomicU64::new(0) }))
     }
 
-    /// Adds a binding. If the payload of a frame is in no binding of the list, the frame is dropped and counted.
+    /// Adds a binding. If the payload of a frame is in no binding of the list, the frame is dropped
+    /// and counted.
     pub fn add(&self, binding: &Binding<C>) {
         let provider = binding.own_provider();
         self.change(|providers| {
@@ -84,8 +88,9 @@ impl<C: BindingCount> fmt::Debug for Bindings<C> {
     }
 }
 
-/// A receive queue of split frames, for a stack with device streams. `Q` is a [`SplitRxQueue`]: for virtio-net, a `VirtioSplitRx`, or one
-/// queue of a `VirtioRxQueues`, which bindings are attached to and detached from while it is polled.
+/// A receive queue of split frames, for a stack with device streams. `Q` is a [`SplitRxQueue`]: for
+/// virtio-net, a `VirtioSplitRx`, or one queue of a `VirtioRxQueues`, which bindings are attached
+/// to and detached from while it is polled.
 pub struct StreamRx<Q, C: BindingCount = PercpuRef> {
     queue: Q,
     bindings: Bindings<C>,
@@ -176,7 +181,8 @@ impl<Q: SplitRxQueue<Mem = M>, C: BindingCount, M: PeerMemory> Source for Stream
     }
 }
 
-/// Finds the binding that contains a frame's payload. If no known binding contains it, returns the frame as the error.
+/// Finds the binding that contains a frame's payload. If no known binding contains it, returns the
+/// frame as the error.
 #[inline]
 fn place<C: BindingCount, M: PeerMemory>(
     frame: SplitFrame<M>,
@@ -190,7 +196,8 @@ fn place<C: BindingCount, M: PeerMemory>(
     let others = (0..known.len()).filter(|n| n != last);
     for n in std::iter::once(*last).chain(others) {
         let Some(known) = known.get(n) else { continue };
-        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep the provider.
+        // SAFETY: this is the provider's own reference, and pools with pages of the binding keep
+        // the provider.
         match unsafe { DeviceFrame::new(frame, &known.binding) } {
             Ok(found) => {
                 *last = n;
@@ -202,8 +209,9 @@ fn place<C: BindingCount, M: PeerMemory>(
     Err(frame)
 }
 
-/// Finds the binding of a frame that is in none of the known ones: one can have been added, and the queue attached to it, after the list was
-/// read for this poll. `known` only grows here, because the last reference to a binding must not be dropped in a poll.
+/// Finds the binding of a frame that is in none of the known ones: one can have been added, and the
+/// queue attached to it, after the list was read for this poll. `known` only grows here, because
+/// the last reference to a binding must not be dropped in a poll.
 #[cold]
 fn place_late<C: BindingCount, M: PeerMemory>(
     frame: SplitFrame<M>,

@@ -24,11 +24,11 @@ use thiserror::Error;
 
 /// The largest number of bytes in an extent.
 const EXTENT: u32 = 64 << 10;
-/// After this number of consecutive segments that the device has not verified, the user gets an error. Fewer segments
-/// may simply be damaged.
+/// After this number of consecutive segments that the device has not verified, the stream returns
+/// an error to the user. Fewer segments may simply be damaged.
 const UNVERIFIED: u64 = 3;
-/// The counts of the pages of this number of queued pieces are prefetched. The CPU that returned the tokens wrote their cache lines last, so
-/// each line is a cache miss. The misses overlap.
+/// The counts of the pages of this number of queued pieces are prefetched. The CPU that returned
+/// the tokens wrote their cache lines last, so each line is a cache miss. The misses overlap.
 const AHEAD: usize = 16;
 /// After this number of received pieces, further counts are prefetched.
 const STEP: usize = AHEAD / 2;
@@ -47,7 +47,8 @@ pub enum StreamFragment<M: PeerMemory = PeerShared> {
         offset: u64,
         /// The length in bytes.
         len: u32,
-        /// The tokens of the pages of the extent, one for each page. Return each of them once by a [`StreamReturner`].
+        /// The tokens of the pages of the extent, one for each page. Return each of them once by a
+        /// [`StreamReturner`].
         tokens: TokenRange,
     },
     /// Bytes that the device wrote to host memory. Dropping the fragment returns its page.
@@ -58,14 +59,16 @@ pub enum StreamFragment<M: PeerMemory = PeerShared> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// [`SocketError::WouldBlock`]: no payload is queued. [`SocketError::Closed`]: the connection has ended, and the reason.
+    /// [`SocketError::WouldBlock`]: no payload is queued. [`SocketError::Closed`]: the connection
+    /// has ended, and the reason.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// No token can be given to the next page. Its payload stays queued.
+    /// No token can be assigned to the next page. Its payload stays queued.
     #[error("a fragment cannot be received now")]
     Token(#[from] DeliverError),
-    /// The device does not verify the checksums of the peer's segments, so they are dropped and not acknowledged. The
-    /// user gets this error once. The connection continues. It receives again when the device verifies a later segment.
+    /// The device does not verify the checksums of the peer's segments, so they are dropped and not
+    /// acknowledged. The stream returns this error once. The connection continues. It receives
+    /// again when the device verifies a later segment.
     #[error(
         "the device has verified none of the last {frames} segments from {peer}: their payload cannot be checked here, and is dropped; \
          have the peer or its device compute checksums, or receive into host memory"
@@ -73,16 +76,19 @@ pub enum StreamError {
     Unverified {
         /// The peer's address.
         peer: SocketAddr,
-        /// The number of segments that were dropped since the last segment that the device has verified.
+        /// The number of segments that were dropped since the last segment that the device has
+        /// verified.
         frames: u64,
     },
 }
 
-/// The reason why a range of device memory was not sent. The stream has kept no reference to the binding.
+/// The reason why a range of device memory was not sent. The stream has kept no reference to the
+/// binding.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StreamSendError {
-    /// [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`], [`SocketError::Closed`].
+    /// [`SocketError::WouldBlock`]: the send buffer is full. [`SocketError::ShutDown`],
+    /// [`SocketError::Closed`].
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The binding was unbound and sends no new ranges.
@@ -113,10 +119,11 @@ pub enum StreamSendError {
     Here,
 }
 
-/// Opens the sockets of a stack with device streams. All of them share one table of tokens. This value stays on the stack's thread.
+/// Opens the sockets of a stack with device streams. All of them share one table of tokens. This
+/// value stays on the stack's thread.
 ///
-/// The table has a count of 8 bytes for each page of a binding, which becomes resident when payload is received. So the memory of the table
-/// does not depend on the number of sockets.
+/// The table has a count of 8 bytes for each page of a binding, which becomes resident when payload
+/// is received. So the memory of the table does not depend on the number of sockets.
 pub struct Streams<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     sockets: Sockets<OnDevice<C, M>>,
     table: Rc<TokenTableHandle<C>>,
@@ -124,7 +131,8 @@ pub struct Streams<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
 }
 
 impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
-    /// Makes the streams of a stack. Make one value for each stack, because each value has a table of its own.
+    /// Makes the streams of a stack. Make one value for each stack, because each value has a table
+    /// of its own.
     pub fn new<Q, T>(stack: &mut Stack<StreamRx<Q, C>, StreamTx<T, C>>) -> Self
     where
         Q: SplitRxQueue<Mem = M>,
@@ -164,8 +172,8 @@ impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
         self.table.stats()
     }
 
-    /// Drops the table's references to bindings that are unbound and whose pages were all returned. Returns how many
-    /// there were. Call it if the streams neither receive nor return tokens.
+    /// Drops the table's references to bindings that are unbound and whose pages were all returned.
+    /// Returns how many there were. Call it if the streams neither receive nor return tokens.
     pub fn release_drained(&self) -> usize {
         self.table.release_drained()
     }
@@ -233,23 +241,27 @@ pub struct StreamStats {
     pub linear_bytes: u64,
     /// The number of tokens that the user holds.
     pub out: u32,
-    /// Returns that were ignored because the token is not of a binding that the stack's streams hold.
+    /// Returns that were ignored because the token is not of a binding that the stack's streams
+    /// hold.
     pub foreign: u64,
-    /// Returns that were ignored because the stream does not hold the page: it was returned as often as received, never received, or
-    /// belongs to another stream.
+    /// Returns that were ignored because the stream does not hold the page: it was returned as
+    /// often as received, never received, or belongs to another stream.
     pub excess: u64,
-    /// Segments that were dropped because the device had not verified them, since the last segment with accepted
-    /// payload.
+    /// Segments that were dropped because the device had not verified them, since the last segment
+    /// with accepted payload.
     pub unverified: u64,
 }
 
-/// A TCP connection whose payload is in device memory. This process neither reads nor writes the payload.
+/// A TCP connection whose payload is in device memory. This process neither reads nor writes the
+/// payload.
 ///
-/// A stream has one receiver, which is this value, on the stack's thread. [`StreamReturner`]s give tokens back on any thread. A page is
-/// counted in the budgets of the connection and of the stack until its token is returned. Calls do not wait: see [`TcpStream`].
+/// A stream has one receiver, which is this value, on the stack's thread. [`StreamReturner`]s
+/// return tokens on any thread. A page is counted in the budgets of the connection and of the stack
+/// until its token is returned. Calls do not wait: see [`TcpStream`].
 ///
-/// Dropping this value closes the connection, and the pages of payload that was not delivered are returned to their
-/// pools. When the last handle is dropped, this value or a returner, all tokens that were not returned are returned.
+/// Dropping this value closes the connection, and the pages of payload that was not delivered are
+/// returned to their pools. When the last handle is dropped, this value or a returner, all tokens
+/// that were not returned are returned.
 pub struct DeviceStream<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
     tcp: TcpStream<OnDevice<C, M>>,
     streams: Streams<C, M>,
@@ -260,7 +272,8 @@ pub struct DeviceStream<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared>
     ahead: usize,
     /// The number of ranges that were queued by `send`.
     ranges: u64,
-    /// Whether the user has got the error that the device does not verify the peer's segments.
+    /// Whether the stream has returned the error that the device does not verify the peer's
+    /// segments.
     reported: bool,
     pages: u64,
     device_bytes: u64,
@@ -273,9 +286,10 @@ enum Next {
     Nothing,
     /// It is in host memory, and is put into the next entry.
     Linear,
-    /// It gets this token. If `on` is true it extends the last extent; otherwise it is put into the next entry.
+    /// It has this token. If `on` is true it extends the last extent; otherwise it is put into the
+    /// next entry.
     Device { token: u32, on: bool, count: std::ptr::NonNull<Owned> },
-    /// No token can be given to it.
+    /// No token can be assigned to it.
     Refused(DeliverError),
 }
 
@@ -300,17 +314,18 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         })
     }
 
-    /// Returns a handle that gives tokens back, on any thread.
+    /// Returns a handle that returns tokens, on any thread.
     #[must_use]
     pub fn returner(&self) -> StreamReturner<C> {
         StreamReturner::new(self.account.clone())
     }
 
-    /// Receives queued payload into the entries of `out`, from the front. Returns how many entries were filled; 0 means
-    /// that the peer sends no more. Consecutive bytes in consecutive pages are one extent.
+    /// Receives queued payload into the entries of `out`, from the front. Returns how many entries
+    /// were filled; 0 means that the peer sends no more. Consecutive bytes in consecutive pages are
+    /// one extent.
     ///
-    /// If `out` has no entry for a piece, the piece stays queued without a token, and the next call receives it. Costs
-    /// an atomic operation for each page.
+    /// If `out` has no entry for a piece, the piece stays queued without a token, and the next call
+    /// receives it. Costs an atomic operation for each page.
     ///
     /// # Errors
     ///
@@ -371,11 +386,12 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                     let (binding, offset, len) = (bound.binding().id(), bound.offset(), bound.len());
                     pages += 1;
                     self.device_bytes += u64::from(len);
-                    // The table takes over the page's count, and the account takes over the charge.
+                    // The table owns the page's count from here on, and the account the charge.
                     bound.into_count();
                     charge.leave();
                     if tokens {
-                        // SAFETY: the count is in the table. The receiver forgets it only when it looks up another one.
+                        // SAFETY: the count is in the table. The receiver forgets it only when it
+                        // looks up another one.
                         if unsafe { count.as_ref() }.give(holder) {
                             self.delivered.push(token, &self.account);
                         }
@@ -389,7 +405,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                         filled += 1;
                     }
                 }
-                // The closure above takes no other pieces.
+                // The closure above accepts no other chunks.
                 (ReceivedIn::Device(_), _) => {}
             }
         };
@@ -422,7 +438,8 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         if report { Err(StreamError::Unverified { peer: self.tcp.peer_addr(), frames }) } else { Ok(()) }
     }
 
-    /// Like [`recv`](Self::recv); if nothing is queued, the waker is called when there is payload to receive.
+    /// Like [`recv`](Self::recv); if nothing is queued, the waker is called when there is payload
+    /// to receive.
     ///
     /// # Errors
     ///
@@ -441,11 +458,13 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         }
     }
 
-    /// Sends the `len` bytes of a binding from `offset` on, without copying them. Returns the range's number. [`sent`](Self::sent) returns the
-    /// same number when the range may be used again. Until then the device may read the range, so its bytes must not change. If the send buffer
-    /// has room for one byte, it takes a range of any length.
+    /// Sends the `len` bytes of a binding from `offset` on, without copying them. Returns the
+    /// range's number. [`sent`](Self::sent) returns the same number when the range may be used
+    /// again. Until then the device may read the range, so its bytes must not change. If the send
+    /// buffer has room for one byte, it accepts a range of any length.
     ///
-    /// `more` announces that the user sends more soon, so that a segment that is not full may wait for it.
+    /// `more` announces that the user sends more soon, so that a segment that is not full may wait
+    /// for it.
     ///
     /// # Errors
     ///
@@ -473,7 +492,8 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         }
     }
 
-    /// Sends a fragment of host memory between ranges of device memory. Its page must be in the device's DMA domain.
+    /// Sends a fragment of host memory between ranges of device memory. Its page must be in the
+    /// device's DMA domain.
     ///
     /// # Errors
     ///
@@ -489,8 +509,8 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         }
     }
 
-    /// Copies bytes into host pages and sends them, as [`TcpStream::write`] does. An application uses this for its own headers between ranges
-    /// of device memory.
+    /// Copies bytes into host pages and sends them, as [`TcpStream::write`] does. An application
+    /// uses this for its own headers between ranges of device memory.
     ///
     /// # Errors
     ///
@@ -499,8 +519,8 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         self.tcp.write(bytes)
     }
 
-    /// Returns the next range that may be used again. The peer has acknowledged it or the connection has ended, and the device is done with
-    /// each of its transmissions.
+    /// Returns the next range that may be used again. The peer has acknowledged it or the
+    /// connection has ended, and the device is done with each of its transmissions.
     pub fn sent(&mut self) -> Option<Sent> {
         self.completions.pop()
     }

@@ -11,15 +11,16 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// A transmit queue that sends from bindings: `T` is a [`SplitTxQueue`] whose fragments are held by [`InFlight`] values.
+/// A transmit queue that sends from bindings: `T` is a [`SplitTxQueue`] whose fragments are held by
+/// [`InFlight`] values.
 ///
-/// Addresses of device memory are looked up for each transmission. The queue remembers the addresses of the last bindings that were looked
-/// up in the DMA domain.
+/// Addresses of device memory are looked up for each transmission. The queue remembers the
+/// addresses of the last bindings that were looked up in the DMA domain.
 pub struct StreamTx<T, C: BindingCount = PercpuRef> {
     queue: T,
     pub(crate) context: Arc<Context<C>>,
-    /// The ids of bindings, and the addresses of their first bytes in the domain. An address does not change while its binding exists, and an
-    /// id is given out once.
+    /// The ids of bindings, and the addresses of their first bytes in the domain. An address does
+    /// not change while its binding exists, and an id is used once.
     known: Vec<(u64, u64)>,
     /// The payload of the frame that is being made.
     pub(crate) payload: Vec<DeviceFrag<InFlight<C>>>,
@@ -29,8 +30,9 @@ pub struct StreamTx<T, C: BindingCount = PercpuRef> {
 const KNOWN: usize = 16;
 
 impl<T: SplitTxQueue<InFlight<C>>, C: BindingCount> StreamTx<T, C> {
-    /// Wraps a queue of a device whose DMA domain is `domain`. For a virtio-net device, `VirtioNet::domain` returns the domain, and
-    /// `VirtioTx::into_split` makes such a queue. The device must compute checksums.
+    /// Wraps a queue of a device whose DMA domain is `domain`. For a virtio-net device,
+    /// `VirtioNet::domain` returns the domain, and `VirtioTx::into_split` makes such a queue. The
+    /// device must compute checksums.
     pub fn new(queue: T, domain: &Arc<dyn DmaDomain>) -> Self {
         let context = Arc::new(Context::new(domain.clone()));
         Self { queue, context, known: Vec::with_capacity(KNOWN), payload: Vec::with_capacity(MAX_FRAGS) }

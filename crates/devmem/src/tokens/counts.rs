@@ -1,14 +1,15 @@
-//! Counts of the pages of a binding, in one array. A count says how often its page was delivered and not returned yet.
+//! Counts of the pages of a binding, in one array. A count says how often its page was delivered
+//! and not returned yet.
 //!
 //! ```text
-//!   summary   1 0 0 1 ...                      a bit for 1024 pages: 1 if one of their counts may be above 0
+//!   summary   1 0 0 1 ...                     a bit for 1024 pages: 1 if a count may be above 0
 //!             │     └───────────────┐
-//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...    the kernel's zero page, until a count is written
+//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...   the kernel's zero page, until a count is written
 //! ```
 //!
-//! Memory becomes resident only when it is written. A return reads a count before it exchanges it, so an invented token
-//! makes no memory resident. Bits are set and read relaxed: the reader is the last handle or the end of an area, and it
-//! reads after all threads that set bits have finished.
+//! Memory becomes resident only when it is written. A return reads a count before it exchanges it,
+//! so an invented token makes no memory resident. Bits are set and read relaxed: the reader is the
+//! last handle or the end of an area, and it reads after all threads that set bits have finished.
 
 use super::error::DeliverError;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -41,10 +42,12 @@ unsafe impl Counter for Count {
 
     #[inline]
     fn take_one(&self, (): ()) -> bool {
-        // Read the count first: an exchange that fails writes nevertheless, and would make the page of zeros resident.
+        // Read the count first: an exchange that fails writes nevertheless, and would make the page
+        // of zeros resident.
         let mut held = self.0.load(Ordering::Relaxed);
         while held > 0 {
-            // Acquire: everything that the receiver did with the page before it delivered the page happens before the put.
+            // Acquire: everything that the receiver did with the page before it delivered the page
+            // happens before the put.
             match self.0.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => held = now,
@@ -63,8 +66,8 @@ impl Count {
     /// Adds `n` to the count, because the page is delivered `n` times more.
     #[inline]
     pub(crate) fn give(&self, n: u32) {
-        // The addition does not overflow: each unit is a reference to the page, and the page's own count is no wider. Release:
-        // publishes what the receiver did with the page before.
+        // The addition does not overflow: each unit is a reference to the page, and the page's own
+        // count is no wider. Release: publishes what the receiver did with the page before.
         self.0.fetch_add(n, Ordering::Release);
     }
 }
@@ -72,7 +75,8 @@ impl Count {
 /// The number of counts that share a bit of the summary: 4 KiB of counts.
 const PART: usize = if cfg!(loom) { 1 } else { 1024 };
 
-/// Words of the summary, on a cache line of their own, because they are read often and hardly ever written.
+/// Words of the summary, on a cache line of their own, because they are read often and hardly ever
+/// written.
 #[repr(align(64))]
 struct Line([AtomicU64; 8]);
 
@@ -85,9 +89,10 @@ pub(crate) struct Counts<K = Count> {
 }
 
 impl<K: Counter> Counts<K> {
-    /// Makes counts for `pages` pages. The counts of each binding of a socket should have their own `number`, modulo 64. If two
-    /// bindings have the same number, their counts begin at the same offset of a page. If such bindings take turns, their counts
-    /// compete for one set of the first-level cache.
+    /// Makes counts for `pages` pages. The counts of each binding of a socket should have their own
+    /// `number`, modulo 64. If two bindings have the same number, their counts begin at the same
+    /// offset of a page. If such bindings take turns, their counts compete for one set of the
+    /// first-level cache.
     pub(crate) fn new(pages: u32, number: usize) -> Result<Self, DeliverError> {
         let lines = (pages as usize).div_ceil(PART).div_ceil(64 * 8);
         let summary = (0..lines).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
@@ -110,8 +115,9 @@ impl<K: Counter> Counts<K> {
         }
     }
 
-    /// Calls `f` with the index and the count of each page whose count is above 0. Reads 1024 counts for each part in which a count
-    /// was ever used, and one word of the summary for each 65,536 pages.
+    /// Calls `f` with the index and the count of each page whose count is above 0. Reads 1024
+    /// counts for each part in which a count was ever used, and one word of the summary for each
+    /// 65,536 pages.
     pub(crate) fn held(&self, mut f: impl FnMut(u32, u32)) {
         self.each_part(|part| {
             for (index, count) in self.memory.all().iter().enumerate().skip(part * PART).take(PART) {
@@ -131,7 +137,8 @@ impl<K: Counter> Counts<K> {
     }
 }
 
-/// The addresses of counts. The code that follows them must know how many counts there are, and that they still exist.
+/// The addresses of counts. The code that follows them must know how many counts there are, and
+/// that they still exist.
 pub(crate) struct Base<K = Count> {
     counts: NonNull<K>,
     summary: NonNull<Line>,
@@ -145,19 +152,22 @@ impl<K> Clone for Base<K> {
 
 impl<K> Copy for Base<K> {}
 
-// SAFETY: these are addresses of atomics. Each method that follows them says why they are still valid.
+// SAFETY: these are addresses of atomics. Each method that follows them says why they are still
+// valid.
 unsafe impl<K: Counter> Send for Base<K> {}
 // SAFETY: as above.
 unsafe impl<K: Counter> Sync for Base<K> {}
 
 impl<K: Counter> Base<K> {
-    /// Prefetches the cache line of the count of page `index` for writing. The other side wrote this line last. Each atomic operation
-    /// waits for the one before it, so the lines of a batch are prefetched together, before its first atomic operation.
+    /// Prefetches the cache line of the count of page `index` for writing. The other side wrote
+    /// this line last. Each atomic operation waits for the one before it, so the lines of a batch
+    /// are prefetched together, before its first atomic operation.
     #[inline]
     pub(crate) fn prefetch(self, index: u32) {
         let count = self.counts.as_ptr().wrapping_add(index as usize);
         #[cfg(all(target_arch = "x86_64", not(loom)))]
-        // SAFETY: the instruction is a hint and accesses no memory. A processor that does not have it executes a no-op.
+        // SAFETY: the instruction is a hint and accesses no memory. A processor that does not have
+        // it executes a no-op.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) count, options(nostack, preserves_flags, readonly));
         }
@@ -176,7 +186,8 @@ impl<K: Counter> Base<K> {
         unsafe { self.counts.add(index as usize).as_ref() }
     }
 
-    /// The count of page `index`, before one is added to it: sets the bit of its part in the summary.
+    /// The count of page `index`, before one is added to it: sets the bit of its part in the
+    /// summary.
     ///
     /// # Safety
     ///
@@ -201,9 +212,11 @@ mod memory {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     use std::ptr;
 
-    /// The memory of counts. It is mapped and not allocated, because an allocator may write zeros to all of it.
+    /// The memory of counts. It is mapped and not allocated, because an allocator may write zeros
+    /// to all of it.
     ///
-    /// Invariant: `at` is the first of `len` counts. They are in the `bytes` from `mapped` on, which `new` mapped and `drop` unmaps.
+    /// Invariant: `at` is the first of `len` counts. They are in the `bytes` from `mapped` on,
+    /// which `new` mapped and `drop` unmaps.
     pub(super) struct Memory<K> {
         at: NonNull<K>,
         len: usize,
@@ -228,7 +241,8 @@ mod memory {
             let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
             let mapped = mapped.ok().and_then(|at| NonNull::new(at.cast::<u8>()));
             let mapped = mapped.ok_or(DeliverError::NoMemory { bytes })?;
-            // With huge pages, writing the first count would make 2 MiB resident. A kernel without huge pages refuses this advice.
+            // With huge pages, writing the first count would make 2 MiB resident. A kernel without
+            // huge pages refuses this advice.
             // SAFETY: the memory is our own, and this is only advice.
             let _ = unsafe { madvise(mapped.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
             // SAFETY: the address is inside the mapping.
@@ -236,7 +250,8 @@ mod memory {
         }
 
         pub(super) fn all(&self) -> &[K] {
-            // SAFETY: there are `len` counts (the invariant). They are zero bytes at first, which are valid counts (the trait).
+            // SAFETY: there are `len` counts (the invariant). They are zero bytes at first, which
+            // are valid counts (the trait).
             unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
         }
     }

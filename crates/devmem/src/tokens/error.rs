@@ -3,7 +3,8 @@
 use super::token::{MAX_RANGES, TokenRange};
 use thiserror::Error;
 
-/// The reason why a fragment got no token. Nothing was counted, and the caller still owns the reference to its page.
+/// The reason why no token was assigned to a fragment. Nothing was counted, and the caller still
+/// owns the reference to its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DeliverError {
@@ -28,7 +29,8 @@ pub enum DeliverError {
         /// The number of bytes that were requested.
         bytes: usize,
     },
-    /// Another stream of the stack holds the page, because a queue has put frames of two connections into it.
+    /// Another stream of the stack holds the page, because a queue has put frames of two
+    /// connections into it.
     #[error("page {index} of binding {binding} is held by another stream, which must give it back first")]
     Held {
         /// The id of the binding.

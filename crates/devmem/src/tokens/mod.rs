@@ -1,9 +1,9 @@
 //! The token table: how a user returns pages of device memory, on any thread, without a lock.
 //!
 //! A user cannot return a page by dropping a value, as it does with host memory, if it only has a
-//! number. The numbers of Linux's `SO_DEVMEM_DONTNEED` are keys of a map under a lock. Here a token is
-//! an index: the first number of the binding's range plus the number of the page. The theory is at the
-//! top of `table.rs`.
+//! number. The numbers of Linux's `SO_DEVMEM_DONTNEED` are keys of a map under a lock. Here a token
+//! is an index: the first number of the binding's range plus the number of the page. The theory is
+//! at the top of `table.rs`.
 //!
 //! | file | what |
 //! | --- | --- |

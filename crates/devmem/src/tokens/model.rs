@@ -1,4 +1,5 @@
-//! Loom's models of token tables. `docs/design/tokens.md` says what each model proves, and which changes make it fail.
+//! Loom's models of token tables. `docs/design/tokens.md` lists what each model proves, and which
+//! changes make it fail.
 
 use super::pages::Pages;
 use super::receive::TokenTable;
@@ -29,7 +30,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-// SAFETY: a model has one binding, and no thread takes a reference once the binding is unbound.
+// SAFETY: a model has one binding, and no thread gets a reference once the binding is unbound.
 unsafe impl Pages for Handle {
     fn id(&self) -> u64 {
         7
@@ -101,7 +102,8 @@ fn return_tokens(returner: &Returner<Handle>, token: u32) -> usize {
     returner.return_tokens(&[TokenRange { start: token, count: 1 }]).unwrap()
 }
 
-/// Return against return: if two threads return a token that was received once, exactly one frees it.
+/// Return against return: if two threads return a token that was received once, exactly one frees
+/// it.
 #[test]
 fn return_against_return() {
     loom::model(|| {
@@ -117,7 +119,7 @@ fn return_against_return() {
     });
 }
 
-/// Return against receive of the same page: no reference is lost, and none is given up twice.
+/// Return against receive of the same page: no reference is lost, and none is dropped twice.
 #[test]
 fn return_against_receive() {
     loom::model(|| {
@@ -137,7 +139,8 @@ fn return_against_receive() {
     });
 }
 
-/// A guess against the first receive: a guessed token is foreign, or the returning thread sees what the receiver did with the page.
+/// A guess against the first receive: a guessed token is foreign, or the returning thread sees what
+/// the receiver did with the page.
 #[test]
 fn guess_against_first_receive() {
     loom::model(|| {
@@ -145,7 +148,8 @@ fn guess_against_first_receive() {
         let returner = table.returner();
         let other = thread::spawn(move || return_tokens(&returner, 2));
         let one = table.reserve(&binding, 1).unwrap();
-        // The receiver fills the page after all its steps that the other thread could see, except the addition to the count.
+        // The receiver fills the page after all its steps that the other thread could see, except
+        // the addition to the count.
         fill(&binding);
         binding.0.out.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the reference was counted above.
@@ -155,8 +159,8 @@ fn guess_against_first_receive() {
     });
 }
 
-/// Last handle against return: the handle that is dropped last gives up all references that the table holds. Then all
-/// pages are returned.
+/// Last handle against return: the handle that is dropped last drops all references that the
+/// table holds. Then all pages are returned.
 #[test]
 fn last_handle_against_return() {
     loom::model(|| {
@@ -172,7 +176,8 @@ fn last_handle_against_return() {
     });
 }
 
-/// Last put against the teardown of a binding: the binding is dropped once, after the put has returned, while the socket lives.
+/// Last put against the teardown of a binding: the binding is dropped once, after the put has
+/// returned, while the socket lives.
 #[test]
 fn last_put_against_teardown() {
     loom::model(|| {

@@ -1,4 +1,5 @@
-//! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races; `docs/design/tokens.md` says how to see the models fail.
+//! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races;
+//! `docs/design/tokens.md` lists changes that make the models fail.
 
 use super::model::{Handle, binding, fill};
 use super::owned::Owned;
@@ -46,7 +47,8 @@ fn held(binding: &Handle) -> u32 {
     binding.0.out.load(Ordering::Relaxed)
 }
 
-/// Return against return: if two threads return a token that was received once, exactly one frees it.
+/// Return against return: if two threads return a token that was received once, exactly one frees
+/// it.
 #[test]
 fn return_against_return() {
     loom::model(|| {
@@ -60,7 +62,7 @@ fn return_against_return() {
     });
 }
 
-/// Return against the next fragment of the page: no reference is lost, and none is given up twice.
+/// Return against the next fragment of the page: no reference is lost, and none is dropped twice.
 #[test]
 fn return_against_the_next_fragment_of_the_page() {
     loom::model(|| {
@@ -69,7 +71,8 @@ fn return_against_the_next_fragment_of_the_page() {
         assert!(receive(&mut table, &binding, 7));
         let counts = table.shared.clone();
         let other = thread::spawn(move || assert_eq!(return_tokens(&counts, 7), 1));
-        // The answer says whether the token is listed again. It does not matter here: the list has the token in either case.
+        // The result is whether the token is listed again. It does not matter here: the list has
+        // the token in either case.
         let _ = receive(&mut table, &binding, 7);
         other.join().unwrap();
         assert_eq!(held(&binding), 1);
@@ -77,7 +80,8 @@ fn return_against_the_next_fragment_of_the_page() {
     });
 }
 
-/// Return against the next socket: if the first socket returns a token twice, it takes nothing of the second socket.
+/// Return against the next socket: if the first socket returns a token twice, it removes nothing of
+/// the second socket.
 #[test]
 fn return_against_the_next_socket() {
     loom::model(|| {
@@ -94,7 +98,8 @@ fn return_against_the_next_socket() {
     });
 }
 
-/// A guess against the store: the guess is ignored, or it frees the page and sees what the receiver did with it.
+/// A guess against the store: the guess is ignored, or it frees the page and sees what the receiver
+/// did with it.
 #[test]
 fn a_guess_against_the_store() {
     loom::model(|| {
@@ -110,8 +115,9 @@ fn a_guess_against_the_store() {
     });
 }
 
-/// The end of an account against the next socket: the end gives back what the account still holds, and nothing of the next socket. Another
-/// thread returns the last token meanwhile, so the account's list has a page that the account may not hold any more.
+/// The end of an account against the next socket: the end returns what the account still holds,
+/// and nothing of the next socket. Another thread returns the last token meanwhile, so the
+/// account's list has a page that the account may not hold any more.
 #[test]
 fn the_end_of_an_account_against_the_next_socket() {
     loom::model(|| {

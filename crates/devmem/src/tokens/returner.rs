@@ -1,4 +1,8 @@
 //! The handles that return tokens.
+//!
+//! The user of device memory finishes with fragments on other threads than the receiver's, often in
+//! another order. So a handle is `Clone + Sync`, and a call returns many ranges. Each number comes
+//! from the user and may be invalid: it is ignored and counted.
 
 use super::counts::{Count, Counter};
 use super::error::TooManyRanges;
@@ -11,8 +15,8 @@ use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ptr;
 
-/// A handle that gives a socket's tokens back. It can be used on any thread, while other threads give tokens back and the socket
-/// receives.
+/// A handle that returns a socket's tokens. It can be used on any thread, while other threads
+/// return tokens and the socket receives.
 pub struct Returner<B: Pages + Clone> {
     shared: Arc<Shared<B>>,
 }
@@ -22,16 +26,17 @@ impl<B: Pages + Clone> Returner<B> {
         Self { shared }
     }
 
-    /// Gives tokens back, each as often as it is named. Returns how many fragments were freed.
+    /// Returns tokens, each as often as it is named. Returns how many fragments were freed.
     ///
-    /// A call processes at most 1024 fragments ([`MAX_FRAGMENTS`]), valid or not, and ignores the rest. Tokens that
-    /// were never received, or were returned as often as received, are ignored and counted in [`stats`](Self::stats).
+    /// A call processes at most 1024 fragments ([`MAX_FRAGMENTS`]), valid or not, and ignores the
+    /// rest. Tokens that were never received, or were returned as often as received, are ignored
+    /// and counted in [`stats`](Self::stats).
     ///
     /// Costs a critical section and, for each fragment, an atomic operation.
     ///
     /// # Errors
     ///
-    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`]). Nothing was given back.
+    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`]). Nothing was returned.
     #[inline]
     pub fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
         TooManyRanges::check(ranges)?;
@@ -43,7 +48,7 @@ impl<B: Pages + Clone> Returner<B> {
         self.shared.release_drained()
     }
 
-    /// The counters of the table. Takes the lock that changes of ranges take.
+    /// The counters of the table. Locks the list of ranges.
     #[must_use]
     pub fn stats(&self) -> TokenStats {
         self.shared.stats()
@@ -63,7 +68,7 @@ impl<B: Pages + Clone> fmt::Debug for Returner<B> {
 }
 
 impl<B: Pages + Clone, K: Counter> Shared<B, K> {
-    /// Gives tokens back for `holder`.
+    /// Returns tokens for `holder`.
     #[inline]
     pub(crate) fn return_tokens(&self, ranges: &[TokenRange], holder: K::Holder) -> Done {
         let (done, drained) = self.snapshot.read(|table| Call::run(table, ranges, holder));
@@ -86,7 +91,7 @@ pub(crate) struct Done {
     pub(crate) excess: u32,
 }
 
-/// References that were taken from counts and were not put yet: see [`Call`].
+/// References that were removed from counts and were not put yet: see [`Call`].
 struct Batch<'c, B> {
     pages: [MaybeUninit<(&'c B, u32)>; BATCH],
     len: usize,
@@ -105,7 +110,7 @@ impl<'c, B: Pages> Batch<'c, B> {
 
     /// # Safety
     ///
-    /// The caller owns a reference to page `index`, and gives it up.
+    /// The caller owns a reference to page `index`, which this value owns from then on.
     #[inline]
     unsafe fn push(&mut self, binding: &'c B, index: u32) {
         self.pages[self.len].write((binding, index));
@@ -121,7 +126,7 @@ impl<'c, B: Pages> Batch<'c, B> {
         for page in &self.pages[..mem::take(&mut self.len)] {
             // SAFETY: the first `len` were written.
             let (binding, index) = unsafe { page.assume_init() };
-            // SAFETY: the caller of `push` gave up this reference.
+            // SAFETY: the caller of `push` owned this reference.
             unsafe { binding.put(index, 1) };
             if let Some(other) = last.replace(binding).filter(|last| !ptr::eq(*last, binding)) {
                 self.drained |= other.drained();
@@ -131,12 +136,12 @@ impl<'c, B: Pages> Batch<'c, B> {
     }
 }
 
-/// A call that gives tokens back.
+/// A call that returns tokens.
 ///
-/// Usually another CPU was the last writer of the cache lines of the counts, and of the lines that a put reads. The CPU
-/// executes no later load before an atomic operation has finished. So a call works in three steps: it looks up the
-/// tokens and prefetches the lines of their counts; it takes from all counts; it puts all references. The cache misses
-/// of one step then overlap.
+/// Usually another CPU was the last writer of the cache lines of the counts, and of the lines that
+/// a put reads. The CPU executes no later load before an atomic operation has finished. So a call
+/// works in three steps: it looks up the tokens and prefetches the lines of their counts; it
+/// decrements all counts; it puts all references. The cache misses of one step then overlap.
 struct Call<'c, B, K: Counter = Count> {
     table: Option<&'c Table<B, K>>,
     holder: K::Holder,
@@ -147,7 +152,8 @@ struct Call<'c, B, K: Counter = Count> {
 }
 
 impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
-    /// Runs a call. Returns its result, and whether a binding of which it freed fragments is drained now.
+    /// Runs a call. Returns its result, and whether a binding of which it freed fragments is
+    /// drained now.
     #[inline]
     fn run(table: Option<&'c Table<B, K>>, ranges: &[TokenRange], holder: K::Holder) -> (Done, bool) {
         let mut call = Call { table, holder, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
@@ -165,7 +171,8 @@ impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
         (call.done, call.taken.drained)
     }
 
-    /// Returns as many of the tokens as the call may still process. `found` is the range of the first token.
+    /// Returns as many of the tokens as the call may still process. `found` is the range of the
+    /// first token.
     #[inline]
     fn return_tokens(&mut self, tokens: TokenRange, found: Option<&'c Range<B, K>>) {
         let count = tokens.count.min(self.left);
@@ -208,7 +215,8 @@ impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
         for index in first..first + count {
             if range.take_one(index, self.holder) {
                 freed += 1;
-                // SAFETY: the count said that the table owned a reference to this page, and this thread has taken it.
+                // SAFETY: the count was not 0, so the table owned a reference to this page, and
+                // this thread owns it now.
                 unsafe { self.taken.push(&range.attached.binding, index) };
             }
         }

@@ -1,5 +1,5 @@
-//! Allocation of the ranges of bindings in a socket's 32-bit space. A binding gets the next free range. Freed ranges
-//! are used again only after all other numbers.
+//! Allocation of the ranges of bindings in a socket's 32-bit space. A binding is assigned the next
+//! free range. Freed ranges are used again only after all other numbers.
 //!
 //! ```text
 //!   0   1                          next                       2^32
@@ -22,8 +22,9 @@ impl Space {
         Self { next: 1 }
     }
 
-    /// Finds `pages` free numbers in a row. Searches from the end of the last range that it found to the end of the space, then from
-    /// the beginning. `taken` are the first and last numbers of the ranges in use, in order.
+    /// Finds `pages` free numbers in a row. Searches from the end of the last range that it found
+    /// to the end of the space, then from the beginning. `taken` are the first and last numbers of
+    /// the ranges in use, in order.
     pub(crate) fn place(&mut self, pages: u32, taken: impl Iterator<Item = (u32, u32)> + Clone) -> Option<u32> {
         let base = first_gap(self.next, pages, taken.clone()).or_else(|| first_gap(1, pages, taken))?;
         self.next = u64::from(base) + u64::from(pages);

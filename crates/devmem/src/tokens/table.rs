@@ -1,37 +1,45 @@
-//! The token table of a socket: the ranges of tokens, which all handles of the socket share, and the end of the table.
+//! The token table of a socket: the ranges of tokens, which all handles of the socket share, and
+//! the end of the table.
 //!
-//! A socket has a 32-bit space of tokens. When the socket receives from a binding for the first time, it gives the binding a
-//! range of this space, with one number for each page. For each page the socket counts how often it has delivered the page.
-//! Returning a token takes one from the count of its page, and gives up one reference to the page.
+//! Why not a map of tokens? Linux keeps the fragments of a socket in an xarray under a lock: each
+//! delivery inserts, each return removes, and all threads that return take turns. A user returns
+//! millions of fragments per second, on many threads. Here a token is an index, so that a return is
+//! one exchange of the count of its page.
+//!
+//! A socket has a 32-bit space of tokens. When the socket receives from a binding for the first
+//! time, it assigns the binding a range of this space, with one number for each page. For each page
+//! the socket counts how often it has delivered the page. A return decrements the count of its
+//! page, and puts one reference to the page.
 //!
 //! ```text
-//!   token      range (first ..= last, binding)      page = token - first      count of the page
-//!   1042  ──►  1 ..= 5000, binding 7           ──►  1041                 ──►  2: delivered twice more than returned
-//!              5001 ..= 9096, binding 9
+//!   token      range (first ..= last, binding)    page = token - first    count of the page
+//!   1042  ──►  1 ..= 5000, binding 7         ──►  1041               ──►  2: delivered twice more
+//!              5001 ..= 9096, binding 9                                   than returned
 //! ```
 //!
-//! The invariant: **if a count is n, the table owns n references to the page.** What can happen to a page of a socket:
+//! The invariant: **if a count is n, the table owns n references to the page.** What can happen to
+//! a page of a socket:
 //!
 //! ```text
-//!             reserve            commit: count += n              return: count -= 1, if it is not 0
-//!   unknown ──────────► 0 held ────────────────────► n held ────────────────────────────────────────► n - 1 held
-//!               ▲         │ drained: the range goes             the last handle goes: count references are put
-//!               └─────────┘
+//!             reserve            commit: count += n             return: count -= 1, if not 0
+//!   unknown ──────────► 0 held ────────────────────► n held ─────────────────────► n - 1 held
+//!               ▲         │ drained: the range           the last handle is dropped:
+//!               └─────────┘ is removed                   all counted references are put
 //! ```
 //!
 //! | handle | how many | what it may do |
 //! | --- | --- | --- |
 //! | the receiver, `&mut TokenTable` | one | make ranges, add to counts |
-//! | a `Returner`, `Clone + Sync` | any number | take from counts that are not 0 |
+//! | a `Returner`, `Clone + Sync` | any number | decrement counts that are not 0 |
 //! | the last handle | alone | everything |
 //!
-//! There is one receiver, so two receives never race. The end of the table races with nothing, because every returning thread
-//! has a handle.
+//! There is one receiver, so two receives never race. The end of the table races with nothing,
+//! because every returning thread has a handle.
 //!
 //! # The races
 //!
-//! **Return against return.** Two threads return a token that was received once. Taking one from a count is a compare-and-swap
-//! from a number that is not 0, so only one of the two threads succeeds.
+//! **Return against return.** Two threads return a token that was received once. The decrement is a
+//! compare-and-swap from a number that is not 0, so only one of the two threads succeeds.
 //!
 //! ```text
 //!   return                                  return
@@ -42,8 +50,9 @@
 //!   in excess, ignored
 //! ```
 //!
-//! **Return against receive of the same page.** Each of the two changes the count by one atomic operation, so neither change is
-//! lost. If the exchange of the return fails because of the receive, the return reads the count again, and finds a larger one.
+//! **Return against receive of the same page.** Each of the two changes the count by one atomic
+//! operation, so neither change is lost. If the exchange of the return fails because of the
+//! receive, the return reads the count again, and finds a larger one.
 //!
 //! ```text
 //!   return                                  receive
@@ -53,9 +62,10 @@
 //!   exchange(2 -> 1), puts one reference
 //! ```
 //!
-//! **A guess against the first receive.** A user can guess a token, and return it before the socket has told it. Before the
-//! addition of the commit, the count is 0 or there is no range, so the return is ignored. After the addition, the table owns
-//! the reference, and the user may give it up at once.
+//! **A guess against the first receive.** A user can guess a token, and return it before the socket
+//! has delivered it. Before the addition of the commit, the count is 0 or there is no range, so the
+//! return is ignored. After the addition, the table owns the reference, and the user may return it
+//! at once.
 //!
 //! ```text
 //!   return                                  receive
@@ -64,49 +74,53 @@
 //!                                           no error is possible from here on
 //!                                           commit: count += 1
 //!   exchange(1 -> 0), puts the page
-//!                                           tells the token of a page that was given up already
+//!                                           delivers the token of a page already returned
 //! ```
 //!
-//! **The last handle against a return.** This race cannot happen: the returning thread has a handle, so a handle that is dropped
-//! during the return is not the last one. The counts that the last handle finds do not contain what the return took.
+//! **The last handle against a return.** This race cannot happen: the returning thread has a
+//! handle, so a handle that is dropped during the return is not the last one. The counts that the
+//! last handle finds do not contain what the return has removed.
 //!
 //! ```text
 //!   drop of the table                       return
 //!   handles: 2 -> 1
 //!                                           exchange(1 -> 0), puts the page
 //!                                           handles: 1 -> 0
-//!                                           puts what the other counts say
+//!                                           puts what the other counts contain
 //! ```
 //!
-//! **The last put against the end of the binding.** The put that returns the last page makes the binding drained. Another
-//! thread may see this before the put has returned. It then takes the range out of the table, and drops the only handle on the
-//! binding.
+//! **The last put against the end of the binding.** The put that returns the last page makes the
+//! binding drained. Another thread may see this before the put has returned. It then removes the
+//! range from the table, and drops the only handle on the binding.
 //!
 //! ```text
 //!   return                                  another thread
 //!   section begins, finds the range
 //!   exchange(1 -> 0)
 //!   put ── the last page is returned
-//!                                           drained: takes the range out of the table
+//!                                           drained: removes the range from the table
 //!   ── and still uses the binding
 //!   section ends
 //!                                           the handle is dropped, and with it the binding
 //! ```
-//! For this reason readers find ranges in a critical section. A table that was replaced is dropped, with its handles, only after
-//! all critical sections that were open at the replacement have ended.
+//! For this reason readers find ranges in a critical section. A table that was replaced is dropped,
+//! with its handles, only after all critical sections that were open at the replacement have ended.
 //!
-//! **An old token against a new range.** If a binding is made again, it is a new binding with a new range. The numbers of a
-//! range that was removed are used again only after all other numbers of the 2^32. No page of the old range is held then,
-//! because a range is removed only when all pages of its binding are returned for good. A thread may still use the old table after
-//! a new one is published. Its tokens are then in ranges of the old table, whose counts are 0, so they are ignored.
+//! **An old token against a new range.** If a binding is made again, it is a new binding with a new
+//! range. The numbers of a range that was removed are used again only after all other numbers of
+//! the 2^32. No page of the old range is held then, because a range is removed only when all pages
+//! of its binding are returned for good. A thread may still use the old table after a new one is
+//! published. Its tokens are then in ranges of the old table, whose counts are 0, so they are
+//! ignored.
 //!
 //! # Memory ordering
 //!
-//! The addition of a commit is a release, and the exchange of a return is an acquire. So a thread that puts a page does this
-//! after everything that the receiver did with the page. Returns in between do not break the release sequence, because they are
-//! read-modify-writes. Counts are zeros before a thread can find them. A range is published, by the replacement of the table,
-//! before its first token is told; so a thread that has the token finds the range. The last handle reads the counts relaxed,
-//! because it comes after the drops of all other handles.
+//! The addition of a commit is a release, and the exchange of a return is an acquire. So a thread
+//! that puts a page does this after everything that the receiver did with the page. Returns in
+//! between do not break the release sequence, because they are read-modify-writes. Counts are zeros
+//! before a thread can find them. A range is published, by the replacement of the table, before its
+//! first token is delivered; so a thread that has the token finds the range. The last handle reads
+//! the counts relaxed, because it follows the drops of all other handles.
 
 use super::counts::{Base, Count, Counter, Counts};
 use super::error::DeliverError;
@@ -134,7 +148,8 @@ pub(crate) struct Range<B, K = Count> {
 }
 
 impl<B, K: Counter> Range<B, K> {
-    /// Takes one from the count of page `index`. Returns false if the holder has none. The page must be in the range.
+    /// Takes one from the count of page `index`. Returns false if the holder has none. The page
+    /// must be in the range.
     #[inline]
     pub(crate) fn take_one(&self, index: u32, holder: K::Holder) -> bool {
         self.count(index).take_one(holder)
@@ -148,8 +163,8 @@ impl<B, K: Counter> Range<B, K> {
         unsafe { self.base.at(index) }
     }
 
-    /// The number of tokens from `token` to the end of the range. `token` must be in the range. The addition does not overflow,
-    /// because token 0 is in no range.
+    /// The number of tokens from `token` to the end of the range. `token` must be in the range. The
+    /// addition does not overflow, because token 0 is in no range.
     #[inline]
     pub(crate) fn rest(&self, token: u32) -> u32 {
         self.last - token + 1
@@ -173,9 +188,9 @@ const PARTS: usize = 64;
 /// The ranges in use, as a thread that looks up a token reads them.
 pub(crate) struct Table<B, K = Count> {
     ranges: Vec<Range<B, K>>,
-    /// For each part of the space, the range in which the part begins. The space from the first token to the last is cut into
-    /// parts of 2^shift tokens. If the ranges are of similar size, one read of the index finds the range of a token, for any
-    /// number of bindings.
+    /// For each part of the space, the range in which the part begins. The space from the first
+    /// token to the last is cut into parts of 2^shift tokens. If the ranges are of similar size,
+    /// one read of the index finds the range of a token, for any number of bindings.
     index: [u16; PARTS],
     first: u32,
     shift: u32,
@@ -209,8 +224,8 @@ impl<B, K: Counter> Table<B, K> {
         self.ranges.get(upto.wrapping_sub(1)).filter(|range| range.has(token))
     }
 
-    /// Returns how many of the `count` tokens from `token` on are in no range before the next range begins. `token` itself must
-    /// be in no range.
+    /// Returns how many of the `count` tokens from `token` on are in no range before the next range
+    /// begins. `token` itself must be in no range.
     #[cold]
     pub(crate) fn outside(&self, token: u32, count: u32) -> u32 {
         let next = self.ranges.iter().find(|range| range.first > token);
@@ -226,12 +241,13 @@ struct Ranges<B, K> {
 
 /// The state that all handles of a token table share.
 ///
-/// Invariant: if a count of a range is n, the table owns n references to the page. A thread that takes one from a count owns
-/// that reference.
+/// Invariant: if a count of a range is n, the table owns n references to the page. A thread that
+/// decrements a count owns that reference.
 pub(crate) struct Shared<B: Pages, K: Counter = Count> {
     /// The ranges in use, as returning threads read them.
     pub(crate) snapshot: Snapshot<Table<B, K>>,
-    /// The same ranges, as threads that change them lock them. No user code runs while the lock is held.
+    /// The same ranges, as threads that change them lock them. No user code runs while the lock is
+    /// held.
     ranges: Mutex<Ranges<B, K>>,
     foreign: AtomicU64,
     excess: AtomicU64,
@@ -247,8 +263,8 @@ impl<B: Pages + Clone, K: Counter> Shared<B, K> {
         }
     }
 
-    /// Gives a range to a binding from which the socket has not received before. The binding must have pages. Only the receiver
-    /// calls this; `number` is its number for the binding.
+    /// Assigns a range to a binding from which the socket has not received before. The binding must
+    /// have pages. Only the receiver calls this; `number` is its number for the binding.
     #[cold]
     pub(crate) fn attach(&self, binding: &B, number: usize) -> Result<(u32, Arc<Counts<K>>), DeliverError> {
         self.release_drained();
@@ -272,14 +288,15 @@ impl<B: Pages + Clone, K: Counter> Shared<B, K> {
         Ok((first, counts))
     }
 
-    /// Drops the handles on drained bindings. Returns how many there were. The calling thread releases the bindings, or the last
-    /// thread that leaves a critical section does.
+    /// Drops the handles on drained bindings. Returns how many there were. The calling thread
+    /// releases the bindings, or the last thread that leaves a critical section does.
     #[cold]
     pub(crate) fn release_drained(&self) -> usize {
         let mut gone: Vec<Range<B, K>> = Vec::new();
         let replaced: Option<Replaced<Table<B, K>>> = {
             let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-            // There is no reference to a page of a drained binding, and there never will be one, so no count is above 0.
+            // There is no reference to a page of a drained binding, and there never will be one, so
+            // no count is above 0.
             gone.extend(ranges.live.extract_if(.., |r| r.attached.binding.drained()));
             if gone.is_empty() { None } else { Some(self.snapshot.replace(Table::new(&ranges.live))) }
         };
@@ -305,12 +322,13 @@ impl<B: Pages + Clone, K: Counter> Shared<B, K> {
     }
 }
 
-/// Closes the table when the last handle is gone: no other thread receives or returns tokens.
+/// Closes the table when the last handle is dropped: no other thread receives or returns tokens.
 impl<B: Pages, K: Counter> Drop for Shared<B, K> {
     fn drop(&mut self) {
         let live = mem::take(&mut self.ranges.lock().unwrap_or_else(PoisonError::into_inner).live);
         for Attached { binding, counts } in live.iter().map(|r| &*r.attached) {
-            // SAFETY: the table owns these references (the invariant) and gives up each once; the page is one of the binding's.
+            // SAFETY: the table owns these references (the invariant) and puts each once; the
+            // page is one of the binding's.
             counts.held(|index, n| unsafe { binding.put(index, n) });
         }
     }

@@ -7,8 +7,8 @@ pub const MAX_RANGES: usize = 128;
 /// The largest number of fragments, valid or not, that a call processes. After them the call stops.
 pub const MAX_FRAGMENTS: u32 = 1024;
 
-/// The number by which a user returns a fragment of device memory. A token is valid on one socket only. All fragments
-/// in one page have the same token and different offsets. A token is never 0.
+/// The number by which a user returns a fragment of device memory. A token is valid on one socket
+/// only. All fragments in one page have the same token and different offsets. A token is never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
 

@@ -1,26 +1,30 @@
-//! The bell of a socket: the delivering thread wakes the receiving thread. It costs little while no thread waits.
+//! The bell of a socket: the delivering thread wakes the receiving thread. It costs little while no
+//! thread waits.
 //!
 //! ```text
 //!   the thread that receives (`arm`)          a thread that delivers
-//!   1  forgets old rings                      1  pushes the datagram
+//!   1  clears earlier rings                   1  pushes the datagram
 //!   2  armed = true                           2  reads armed
-//!   3  looks into the queue                      true: exchanges it for false
+//!   3  reads the queue                           true: exchanges it for false
 //!        a datagram: armed = false, `Work`         it was true still: rings (a system call)
 //!        none: `Waits`, sleeps                   false: nothing
 //! ```
 //!
-//! The two threads race, and at least one of them sees the other: if the receiver does not see the datagram, the deliverer sees
-//! `armed`. Each side writes one word and then reads the word that the other side wrote. All four accesses are sequentially
-//! consistent, so they have one order: if the receiver's look comes before the push, its `armed = true` comes before the
-//! deliverer's read.
+//! The two threads race, and at least one of them sees the other: if the receiver does not see the
+//! datagram, the deliverer sees `armed`. Each side writes one word and then reads the word that the
+//! other side wrote. All four accesses are sequentially consistent, so they have one order: if the
+//! receiver's read of the queue precedes the push, its `armed = true` precedes the deliverer's
+//! read.
 //!
-//! The access inside of the push is crossbeam's: `ArrayQueue::push` moves the queue's tail by a sequentially consistent
-//! exchange, and `is_empty` reads the tail so. On x86-64 that exchange is the only expensive instruction, and the push has it
-//! anyway: a delivery to a socket that no thread waits for costs one more load, of a line that it reads already.
+//! The access inside of the push is crossbeam's: `ArrayQueue::push` moves the queue's tail by a
+//! sequentially consistent exchange, and `is_empty` reads the tail so. On x86-64 that exchange is
+//! the only expensive instruction, and the push has it anyway: a delivery to a socket that no
+//! thread waits for costs one more load, of a line that it reads already.
 //!
-//! Loom takes a sequentially consistent access for one that is acquire or release only. Its model has a fence in the place
-//! of the order (`ordered`): `model_bell.rs`. It also does not order a store after another thread's exchange, so `armed` is only
-//! exchanged; the receiver's exchanges are not on a fast path.
+//! Loom treats a sequentially consistent access as one that is acquire or release only. Its model
+//! has a fence in the place of the order (`ordered`): `model_bell.rs`. It also does not order a
+//! store after another thread's exchange, so `armed` is only exchanged; the receiver's exchanges
+//! are not on a fast path.
 //!
 //! Several threads can deliver. The exchange picks one of them to ring.
 
@@ -34,14 +38,15 @@ pub(crate) struct Bell<E> {
 
 /// An event that wakes a thread.
 pub(crate) trait Event {
-    /// Wakes the thread that waits. If no thread waits, the next thread that waits is woken at once.
+    /// Wakes the thread that waits. If no thread waits, the next thread that waits is woken at
+    /// once.
     fn set(&self);
     /// Clears the event: earlier calls of `set` wake no thread any more.
     fn clear(&self);
 }
 
-/// Orders the accesses before this call before those after it, in one order with the accesses of the thread on the
-/// other side. See the module.
+/// Orders the accesses before this call before those after it, in one order with the accesses of
+/// the thread on the other side. See the module.
 #[inline(always)]
 fn ordered() {
     #[cfg(loom)]
@@ -57,7 +62,8 @@ impl<E: Event> Bell<E> {
         &self.event
     }
 
-    /// Rings if a thread waits. Call it after a sequentially consistent change of the word that `has_work` of that thread reads.
+    /// Rings if a thread waits. Call it after a sequentially consistent change of the word that
+    /// `has_work` of that thread reads.
     #[inline]
     pub(crate) fn delivered(&self) {
         ordered();
@@ -73,7 +79,8 @@ impl<E: Event> Bell<E> {
         }
     }
 
-    /// Asks to be woken by the next delivery, unless `has_work` returns true. `has_work` reads the word that a delivery changes.
+    /// Asks to be woken by the next delivery, unless `has_work` returns true. `has_work` reads the
+    /// word that a delivery changes.
     pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
         self.event.clear();
         self.armed.swap(true, Ordering::SeqCst);
@@ -100,7 +107,8 @@ mod eventfd {
     use rustix::io::Errno;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-    /// An eventfd that only this process has. No peer can change it, so reading and writing it are safe.
+    /// An eventfd that only this process has. No peer can change it, so reading and writing it are
+    /// safe.
     pub(crate) struct EventFd(OwnedFd);
 
     impl EventFd {

@@ -62,7 +62,7 @@ impl<C: BindingCount> Sockets<C> {
         self.on_port(port).find(|bound| bound.to.has(to)).map(|bound| &*bound.mailbox)
     }
 
-    /// Whether a socket that is bound there would get datagrams of another one.
+    /// Whether a socket that is bound there would receive datagrams of another one.
     pub(crate) fn is_taken(&self, to: Addresses, port: u16) -> bool {
         self.on_port(port).any(|bound| bound.to.overlaps(to))
     }

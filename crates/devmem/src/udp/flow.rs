@@ -46,7 +46,7 @@ pub enum FlowBindError {
     /// All ports from 1024 on are taken.
     #[error("no port is free; close sockets that are not needed")]
     Exhausted,
-    /// The options ask for a queue of 0 datagrams.
+    /// The options have a queue of 0 datagrams.
     #[error("a socket must have room for at least one datagram")]
     NoRoom,
     /// The system has no descriptor for the socket's events.

@@ -5,7 +5,7 @@
 //!   full: dropped and counted               └─► the socket's bell, if a thread waits
 //! ```
 //!
-//! When a socket closes, it takes the mailbox out of the flow table and empties it. A receive queue
+//! When a socket closes, it removes the mailbox from the flow table and empties it. A receive queue
 //! that had found the mailbox before may push a datagram after that. Such a datagram is dropped
 //! with the mailbox, when the critical section of that receive queue has ended.
 
@@ -80,7 +80,7 @@ impl<C: BindingCount> InDevice<C> {
         (len == 0).then(|| Self { first: all.pop(), more: Some(Box::new(all)) })
     }
 
-    /// Takes the next fragment. The caller restores the invariant of `more`.
+    /// Removes the next fragment. The caller restores the invariant of `more`.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<BoundFrag<C>> {
         self.first.take().or_else(|| self.more.as_mut()?.pop())
@@ -91,7 +91,7 @@ impl<C: BindingCount> InDevice<C> {
 pub(crate) struct Datagram<C: BindingCount> {
     pub(crate) peer: SocketAddr,
     pub(crate) verified: bool,
-    /// Payload in host memory. It comes before that in device memory.
+    /// Payload in host memory. It precedes that in device memory.
     pub(crate) linear: Option<Frag<PeerShared>>,
     pub(crate) device: InDevice<C>,
 }

@@ -1,7 +1,8 @@
 //! Loom's model of a socket's bell: a delivery concurrent with `arm`, in every order.
 //!
-//! Each of these changes was observed to make a model fail: the fence on either side is removed (`bell.rs`, `ordered`);
-//! the receiver sets the flag after it reads the queue; the deliverer reads the flag before the push.
+//! Each of these changes was observed to make a model fail: the fence on either side is removed
+//! (`bell.rs`, `ordered`); the receiver sets the flag after it reads the queue; the deliverer reads
+//! the flag before the push.
 
 use super::bell::{Bell, Event};
 use crate::sync::{AtomicU32, Ordering};
@@ -22,7 +23,8 @@ impl Event for Flag {
     }
 }
 
-/// A socket's queue: how many datagrams were pushed. As in `ArrayQueue`, a push changes what `is_empty` reads by an exchange.
+/// A socket's queue: how many datagrams were pushed. As in `ArrayQueue`, a push changes what
+/// `is_empty` reads by an exchange.
 struct Socket {
     pushed: AtomicU32,
     bell: Bell<Flag>,
@@ -48,7 +50,7 @@ impl Socket {
     }
 }
 
-/// If `arm` says that the receiver will be woken, one of two deliverers wakes it.
+/// If `arm` returns that the receiver will be woken, one of two deliverers wakes it.
 #[test]
 fn no_delivery_is_missed() {
     loom::model(|| {
@@ -60,8 +62,8 @@ fn no_delivery_is_missed() {
     });
 }
 
-/// The same for a receiver that arms twice: a ring for the first sleep does not count for the second sleep, and no ring for the
-/// second is lost.
+/// The same for a receiver that arms twice: a ring for the first sleep does not count for the
+/// second sleep, and no ring for the second is lost.
 #[test]
 fn a_second_sleep() {
     loom::model(|| {

@@ -1,11 +1,14 @@
-//! Sending UDP datagrams from device memory. The headers are written here; only the device reads the payload.
+//! Sending UDP datagrams from device memory. The headers are written here; only the device reads
+//! the payload.
 //!
 //! ```text
-//!   host page       Ethernet │ IP │ UDP, sum of the pseudo-header      the device computes the rest of the checksum
-//!   device memory   fragment, fragment, ...                           each holds the binding until the device is done
+//!   host page       Ethernet │ IP │ UDP, sum of the pseudo-header    the device completes the sum
+//!   device memory   fragment, fragment, ...                         each holds the binding until
+//!                                                                   the device is done
 //! ```
 //!
-//! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the unbinding can still be sent.
+//! A binding that was unbound refuses new datagrams. A [`Message`] that was made before the
+//! unbinding can still be sent.
 
 use crate::binding::{Binding, BindingCount, BindingRef};
 use netmem_inet::wire::{self, Body, EmitError, EthernetHeader, Flow, HEADROOM, MAX_HEADERS, Mac, Outer};
@@ -53,7 +56,7 @@ pub enum SenderError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The binding was unbound and takes no new datagrams.
+    /// The binding was unbound and accepts no new datagrams.
     #[error("binding {binding} was unbound: what was made before can still be sent, and nothing new")]
     Unbound {
         /// The binding's id.
@@ -93,7 +96,8 @@ pub enum SendError {
     Queue,
 }
 
-/// A datagram that can be sent any number of times, also after its binding is unbound. Each of its fragments holds the binding.
+/// A datagram that can be sent any number of times, also after its binding is unbound. Each of its
+/// fragments holds the binding.
 pub struct Message<C: BindingCount = PercpuRef> {
     fragments: Vec<DeviceFrag<BindingRef<C>>>,
     bytes: u16,
@@ -114,8 +118,8 @@ impl<C: BindingCount> fmt::Debug for Message<C> {
     }
 }
 
-/// Sends UDP datagrams from a binding on one flow. The sender holds one reference to the binding, and so does each fragment that
-/// the device has.
+/// Sends UDP datagrams from a binding on one flow. The sender holds one reference to the binding,
+/// and so does each fragment that the device has.
 ///
 /// `M` is the kind of memory of the headers. It is that of the device's transmit queue.
 pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
@@ -133,9 +137,9 @@ pub struct Sender<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
 }
 
 impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
-    /// Makes a sender for the devices of `domain`. The whole binding is mapped in this domain until the binding is gone. The headers are
-    /// written to pages of `pages`, a pool of the same domain, which senders on any threads may share. IP datagrams are at most 1500
-    /// bytes long.
+    /// Makes a sender for the devices of `domain`. The whole binding is mapped in this domain until
+    /// the binding is gone. The headers are written to pages of `pages`, a pool of the same domain,
+    /// which senders on any threads may share. IP datagrams are at most 1500 bytes long.
     ///
     /// For a virtio-net device, `VirtioNet` has both: its `domain`, and a `tx_pool`.
     ///
@@ -174,8 +178,9 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         usize::from(self.mtu).saturating_sub(self.ip_len() + 8)
     }
 
-    /// Sends parts of the binding, each (offset, length) in bytes, as one datagram. The device sees the datagram at the queue's next
-    /// [flush](netmem_packet::TxQueue::flush). When the frame is completed, its fragments drop their references to the binding.
+    /// Sends parts of the binding, each (offset, length) in bytes, as one datagram. The device sees
+    /// the datagram at the queue's next [flush](netmem_packet::TxQueue::flush). When the frame is
+    /// completed, its fragments drop their references to the binding.
     ///
     /// # Errors
     ///
@@ -192,7 +197,8 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         sent
     }
 
-    /// Makes a message of parts of the binding, which [`send_again`](Self::send_again) sends any number of times.
+    /// Makes a message of parts of the binding, which [`send_again`](Self::send_again) sends any
+    /// number of times.
     ///
     /// # Errors
     ///
@@ -203,11 +209,13 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         Ok(Message { fragments, bytes })
     }
 
-    /// Sends a message of this sender. The binding may have been unbound since the message was made.
+    /// Sends a message of this sender. The binding may have been unbound since the message was
+    /// made.
     ///
     /// # Errors
     ///
-    /// [`SendError::Queue`], [`SendError::NoPage`]; [`SendError::Range`] for a message of another binding.
+    /// [`SendError::Queue`], [`SendError::NoPage`]; [`SendError::Range`] for a message of another
+    /// binding.
     pub fn send_again<Q: SplitTxQueue<BindingRef<C>, Mem = M>>(
         &mut self,
         queue: &mut Q,
@@ -225,8 +233,8 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         sent
     }
 
-    /// Checks the parts, and makes a fragment for each, which holds the binding. The binding must not be unbound. Returns the sum of
-    /// their lengths.
+    /// Checks the parts, and makes a fragment for each, which holds the binding. The binding must
+    /// not be unbound. Returns the sum of their lengths.
     fn hold(&self, parts: &[(u64, u32)], to: &mut Vec<DeviceFrag<BindingRef<C>>>) -> Result<u16, SendError> {
         if parts.len() > MAX_FRAGS {
             return Err(SendError::Fragments { fragments: parts.len() });
@@ -266,7 +274,8 @@ impl<C: BindingCount, M: PeerMemory> Sender<C, M> {
         let outer = Outer::new(Some(EthernetHeader { destination: Mac(self.peer.mac), source: Mac(self.local.mac) }));
         let flow = Flow { local: self.local.addr, remote: self.peer.addr };
         let body = Body { len: bytes.into(), sum: None, segment_size: None };
-        // No error is possible: both addresses are of one family, there is room, and the datagram is no longer than an MTU.
+        // No error is possible: both addresses are of one family, there is room, and the datagram
+        // is no longer than an MTU.
         let too_long = |_: EmitError| SendError::TooLong { bytes: bytes.into(), most: self.most() as u64 };
         let wire::Emitted { len, meta } = wire::emit_udp(&mut headers, &outer, &flow, body).map_err(too_long)?;
         let mut page = self.pages.alloc().ok_or(SendError::NoPage)?;

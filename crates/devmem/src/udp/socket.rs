@@ -73,7 +73,7 @@ pub enum Fragment {
         offset: u64,
         /// The length in bytes.
         len: u32,
-        /// The token of the page. All fragments in one page have the same token. Give it back by a
+        /// The token of the page. All fragments in one page have the same token. Return it by a
         /// [`Returner`] as often as it was received.
         token: Token,
     },
@@ -107,7 +107,7 @@ pub enum RecvError {
     /// The system call that waits has failed, because the system is short of memory.
     #[error("cannot wait for a datagram: {0}")]
     Wait(Errno),
-    /// No token can be given to the next fragment.
+    /// No token can be assigned to the next fragment.
     #[error("a fragment cannot be received now")]
     Token(#[from] DeliverError),
 }
@@ -141,7 +141,7 @@ pub struct SocketStats {
 
 /// A UDP socket whose payload stays in device memory.
 ///
-/// A socket has one receiver, which is this value. [`Returner`]s give tokens back on any thread.
+/// A socket has one receiver, which is this value. [`Returner`]s return tokens on any thread.
 /// [`recv`](Self::recv) does not wait. [`recv_timeout`](Self::recv_timeout) waits, and an event
 /// loop can wait for the socket ([`Wait`], [`AsFd`]).
 ///
@@ -170,7 +170,7 @@ impl<C: BindingCount> Socket<C> {
         self.local
     }
 
-    /// Returns a handle that gives tokens back, on any thread.
+    /// Returns a handle that returns tokens, on any thread.
     #[must_use]
     pub fn returner(&self) -> Returner<BindingRef<C>> {
         self.tokens.returner()
@@ -326,7 +326,7 @@ impl<C: BindingCount> Socket<C> {
         self.tokens.release_drained()
     }
 
-    /// The counters of the socket. Takes a lock.
+    /// The counters of the socket. Locks the list of ranges.
     #[must_use]
     pub fn stats(&self) -> SocketStats {
         let (tokens, delivered) = (self.tokens.stats(), &self.mailbox.delivered);
@@ -367,7 +367,7 @@ impl<C: BindingCount> AsFd for Socket<C> {
 /// The delivering thread wakes the waiting thread by a system call, once each time that the socket
 /// was armed. If the socket is not armed, a delivery costs one load.
 ///
-/// If no token can be given to the next fragment ([`RecvError::Token`]), `arm` returns
+/// If no token can be assigned to the next fragment ([`RecvError::Token`]), `arm` returns
 /// [`Armed::Work`]: a socket does not wait for tokens.
 impl<C: BindingCount> Wait for Socket<C> {
     fn arm(&mut self) -> std::io::Result<Armed> {

@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
 
-/// Adds to `sum`, modulo 2^64, each byte times its position in the file. Each thread adds every n-th byte; n is the number of threads.
+/// Adds to `sum`, modulo 2^64, each byte times its position in the file. Each thread adds every
+/// n-th byte; n is the number of threads.
 const KERNEL: &CStr = c"
 .version 6.0
 .target sm_60
@@ -64,7 +65,8 @@ impl Checked {
         let gpu = Gpu::open(number)?;
         let (memory, sum) = (gpu.allocate(bytes)?, gpu.allocate(size_of::<u64>())?);
         let mut checked = Self { gpu, memory, sum, module: ptr::null_mut(), kernel: ptr::null_mut() };
-        // SAFETY: the context is current; the text and the name end with a zero, and live through the calls.
+        // SAFETY: the context is current; the text and the name end with a zero, and live through
+        // the calls.
         unsafe {
             check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut checked.module, KERNEL.as_ptr().cast()))?;
             let kernel = sys::cuModuleGetFunction(&raw mut checked.kernel, checked.module, c"checksum".as_ptr());
@@ -83,7 +85,8 @@ impl Checked {
         self.memory.export()
     }
 
-    /// The checksum of a file that lies in these extents (offset, length): each byte times its position, from 1 on.
+    /// The checksum of a file that lies in these extents (offset, length): each byte times its
+    /// position, from 1 on.
     pub(crate) fn checksum(&self, extents: impl IntoIterator<Item = (u64, u32)>) -> io::Result<u64> {
         self.sum.write(0, &[0; size_of::<u64>()])?;
         self.gpu.make_current()?;
@@ -94,8 +97,8 @@ impl Checked {
                 [(&raw mut bytes).cast(), (&raw mut len).cast(), (&raw mut position).cast(), (&raw mut sum).cast()];
             let (threads, null) = (256, ptr::null_mut());
             let blocks = len.div_ceil(threads.into()).clamp(1, 1024) as u32;
-            // SAFETY: the kernel has these four parameters, of which a launch copies the values. It reads the extent, which is in the
-            // memory, and writes the sum.
+            // SAFETY: the kernel has these four parameters, of which a launch copies the values. It
+            // reads the extent, which is in the memory, and writes the sum.
             let launched = unsafe {
                 let (arguments, extra) = (arguments.as_mut_ptr(), ptr::null_mut());
                 sys::cuLaunchKernel(self.kernel, blocks, 1, 1, threads, 1, 1, 0, null, arguments, extra)

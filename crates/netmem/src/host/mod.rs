@@ -225,9 +225,9 @@ where
     }
 
     /// Ends the host's part on this thread in order: closes all sockets, and drives the stack and
-    /// what is behind it until the peers have acknowledged what was written, and its end. Connections
-    /// that are left `within` this time are reset. Returns how many. As [`Stack::finish`], which
-    /// does not drive the device of a tap.
+    /// what is behind it until the peers have acknowledged what was written, and its end.
+    /// Connections that are left `within` this time are reset. Returns how many. As
+    /// [`Stack::finish`], which does not drive the device of a tap.
     ///
     /// A program that leaves its loop without this sends no end, and its peers wait for it.
     ///

@@ -1,19 +1,21 @@
-//! The Internet checksum (RFC 1071) in software: of bytes, and of packets whose checksum was not computed yet.
+//! The Internet checksum (RFC 1071) in software: of bytes, and of packets whose checksum was not
+//! computed yet.
 
 use crate::frags::MAX_FRAGS;
 use crate::meta::Checksum;
 use crate::packet::Packet;
 use netmem_pool::{Frag, Mapped, OutOfRange, Page, WriteError};
 
-/// Bytes copied out of a fragment at a time. The copy is in the first-level cache when it is added up.
+/// Bytes copied out of a fragment at a time. The copy is in the first-level cache when it is added
+/// up.
 const BOUNCE: usize = 1024;
 /// Bytes that [`Packet::complete_checksum`] leaves free in front of a head that it has to copy.
 const HEADROOM: usize = 128;
 
 /// A ones' complement sum of 16-bit words, to which bytes are added piece by piece.
 ///
-/// Pieces may have any length and alignment: a piece behind an odd number of bytes is added as if the bytes were in one
-/// piece. Adding costs two instructions for each 8 bytes.
+/// Pieces may have any length and alignment: a piece behind an odd number of bytes is added as if
+/// the bytes were in one piece. Adding costs two instructions for each 8 bytes.
 ///
 /// ```
 /// use netmem_packet::Sum;
@@ -29,7 +31,8 @@ const HEADROOM: usize = 128;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
-    /// The sum of words in the byte order of this machine, not folded: modulo 2^64 - 1, which is a multiple of 0xffff.
+    /// The sum of words in the byte order of this machine, not folded: modulo 2^64 - 1, which is a
+    /// multiple of 0xffff.
     words: u64,
     /// Whether the bytes so far are odd in number.
     odd: bool,
@@ -59,8 +62,8 @@ impl Sum {
         u16::from_be(fold(self.words))
     }
 
-    /// The complement of the sum: what a checksum field holds. A result of 0 is returned as 0xffff, which is equal in ones'
-    /// complement, because 0 says in UDP that there is no checksum.
+    /// The complement of the sum: what a checksum field holds. A result of 0 is returned as 0xffff,
+    /// which is equal in ones' complement, because in UDP, 0 means that there is no checksum.
     #[inline]
     #[must_use]
     pub fn checksum(self) -> u16 {
@@ -71,16 +74,18 @@ impl Sum {
     }
 }
 
-/// The sum modulo 2^64 - 1: a carry out of the highest bit is added to the lowest. It is 0 only if both numbers are.
+/// The sum modulo 2^64 - 1: a carry out of the highest bit is added to the lowest. It is 0 only if
+/// both numbers are.
 #[inline]
 fn plus(one: u64, other: u64) -> u64 {
     let (sum, carry) = one.overflowing_add(other);
     sum + u64::from(carry)
 }
 
-/// The sum of `bytes` as words in the byte order of this machine, an odd byte filled up with zero. 2^16, 2^32, 2^64 and 1 are equal
-/// modulo 0xffff, so words of 64 bits are added, and their carries are counted beside the sum. Two sums are independent of each other, so
-/// that the processor adds to both at the same time.
+/// The sum of `bytes` as words in the byte order of this machine, an odd byte filled up with zero.
+/// 2^16, 2^32, 2^64 and 1 are equal modulo 0xffff, so words of 64 bits are added, and their carries
+/// are counted apart from the sum. Two sums are independent of each other, so that the processor
+/// adds to both at the same time.
 #[inline]
 fn words(bytes: &[u8]) -> u64 {
     let (blocks, rest) = bytes.as_chunks::<64>();
@@ -118,9 +123,9 @@ fn fold(sum: u64) -> u16 {
     word + u16::from(carry)
 }
 
-/// Completes a partial checksum in a frame that is a slice: the sum is from `start` to the frame's end, and is stored
-/// at `start + offset`, where the sum of the pseudo header is at first. Returns false and does nothing if the place is
-/// outside of the frame.
+/// Completes a partial checksum in a frame that is a slice: the sum is from `start` to the frame's
+/// end, and is stored at `start + offset`, where the sum of the pseudo header is at first. Returns
+/// false and does nothing if the place is outside of the frame.
 ///
 /// ```
 /// # use netmem_packet::complete_checksum;
@@ -177,7 +182,8 @@ pub(crate) fn sum<'f, M: Mapped>(
     if left > 0 { Err(OutOfRange { offset, len, have }) } else { Ok(sum) }
 }
 
-/// Adds `len` bytes from `at` on of a fragment whose bytes can change, so that they are copied out first.
+/// Adds `len` bytes from `at` on of a fragment whose bytes can change, so that they are copied out
+/// first.
 fn add_copied<M: Mapped>(sum: &mut Sum, frag: &Frag<M>, at: usize, len: usize) -> Result<(), OutOfRange> {
     let mut bounce = [0; BOUNCE];
     for done in (0..len).step_by(BOUNCE) {
@@ -198,11 +204,12 @@ impl<M: Mapped> Packet<M> {
         sum(self.fragments(), offset, len)
     }
 
-    /// Computes the checksum in software if it is [`Checksum::Partial`], and stores it; `meta` says [`Checksum::Verified`]
-    /// then. Does nothing to another packet.
+    /// Computes the checksum in software if it is [`Checksum::Partial`], and stores it; `meta` is
+    /// then [`Checksum::Verified`] then. Does nothing to another packet.
     ///
-    /// If another holder is on the page of the checksum's place, the packet's bytes up to there are copied into a page that
-    /// `page` returns. Reads every byte behind the place where the sum begins, once.
+    /// If another holder is on the page of the checksum's place, the packet's bytes up to there are
+    /// copied into a page that `page` returns. Reads every byte behind the place where the sum
+    /// begins, once.
     ///
     /// # Errors
     ///
@@ -226,8 +233,8 @@ impl<M: Mapped> Packet<M> {
         Ok(())
     }
 
-    /// Copies the first `len` bytes into a page of their own, and the whole head if the packet has no room for another
-    /// fragment.
+    /// Copies the first `len` bytes into a page of their own, and the whole head if the packet has
+    /// no room for another fragment.
     fn own_front(&mut self, len: usize, page: impl FnOnce() -> Option<Page<M>>) -> Result<(), ChecksumError> {
         let len = if self.frags().len() == MAX_FRAGS { len.max(self.head().len()) } else { len };
         let page = page().ok_or(ChecksumError::NoPage)?;
@@ -241,7 +248,7 @@ mod tests {
     use super::*;
     use netmem_pool::{PeerShared, PoolOptions, Private, RegionOptions, RegionProvider, SystemMemory};
 
-    /// One word after the other, as RFC 1071 says it.
+    /// One word after the other, as in RFC 1071.
     fn plain(bytes: &[u8]) -> u16 {
         let words = bytes.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], *w.get(1).unwrap_or(&0)])));
         let mut sum = 0;
@@ -252,7 +259,8 @@ mod tests {
         sum as u16
     }
 
-    /// Proves NET-9: the sum of any bytes, in any pieces and at any alignment, is what adding word after word says.
+    /// Proves NET-9: the sum of any bytes, in any pieces and at any alignment, is what adding word
+    /// after word says.
     #[test]
     fn sums_in_pieces() {
         let mut rng = fastrand::Rng::with_seed(3);
@@ -278,7 +286,8 @@ mod tests {
         }
     }
 
-    /// The sum of a packet is the same in memory that is read in place and in memory that is copied out first, wherever it begins and ends.
+    /// The sum of a packet is the same in memory that is read in place and in memory that is copied
+    /// out first, wherever it begins and ends.
     #[test]
     fn memory_is_read_in_place_or_copied() {
         fn sums<M: Mapped + SystemMemory>(bytes: &[u8], cuts: &[usize], ranges: &[(usize, usize)]) -> Vec<u16> {

@@ -1,17 +1,22 @@
 //! Generic receive offload by reference: consecutive segments of a poll become one packet.
 //!
+//! A stack's cost is per packet, and a large transfer arrives as consecutive segments of one flow.
+//! Joined, they cost the stack one lookup, one header check and one acknowledgement.
+//!
 //! ```text
 //!   received   │ headers │ payload 0 │    │ headers │ payload 1 │    │ headers │ payload 2 │
 //!                                                   └─────────┐                ┌──────────┘
-//!   passed     │ headers'│ payload 0 │ ──────────── │ payload 1 │ ─── │ payload 2 │           meta.gso: how to cut it again
+//!   passed     │ headers'│ payload 0 │ ──────────── │ payload 1 │ ─── │ payload 2 │
+//!              meta.gso: how to cut it again
 //! ```
 //!
-//! The first segment's page keeps the headers; of the others, the headers are cut off and the rest is appended as
-//! fragments. Payload is not copied. It is not read either, if the device has verified its checksum. The joined packet
-//! can be sent as it is by a queue with segmentation offload, or cut into its segments again by [`Packet::segment`].
+//! The first segment's page keeps the headers; of the others, the headers are cut off and the rest
+//! is appended as fragments. Payload is not copied. It is not read either, if the device has
+//! verified its checksum. The joined packet can be sent as it is by a queue with segmentation
+//! offload, or cut into its segments again by [`Packet::segment`].
 
 use super::headers::Covered;
-use super::join::{Join, Joinable, LOOK};
+use super::join::{Join, Joinable, MAX_HEAD};
 use crate::device::Handler;
 use crate::frags::MAX_FRAGS;
 use crate::meta::{Checksum, Meta};
@@ -27,35 +32,40 @@ const FLOWS: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroStats {
-    /// Packets that were made of several segments.
+    /// Packets that were joined from several segments.
     pub packets: u64,
     /// Segments in them.
     pub segments: u64,
-    /// Segments that were not joined because their checksum is wrong. They were passed as they were.
+    /// Segments that were not joined because their checksum is wrong. They were passed as they
+    /// were.
     pub wrong_checksum: u64,
 }
 
-/// A handler that joins consecutive segments of TCP flows before `H` gets them as packets.
+/// A handler that joins consecutive segments of TCP flows and passes the joined packets to `H`.
 ///
-/// `H` runs for every frame. What it [passes](Verdict::Pass) is joined; frames with other verdicts are not touched, as
-/// the Linux kernel does it with XDP in front of GRO. Segments wait for others at most until the end of the receive
-/// call in which they arrived. Then all of them are passed, before the [flush](Handler::flush) of `H`.
+/// `H` runs for every frame. What it [passes](Verdict::Pass) is joined; frames with other verdicts
+/// are not touched, as the Linux kernel does it with XDP in front of GRO. Segments wait for others
+/// at most until the end of the receive call in which they arrived. Then all of them are passed,
+/// before the [flush](Handler::flush) of `H`.
 ///
 /// A segment is joined to those before it if all of this holds:
 ///
-/// * Both are of one flow, and no other frame of the flow was between them. Frames of a flow are passed in the order in which
-///   they came. A frame that is no TCP or UDP, or is an IP fragment, does not wait, and may overtake segments that do.
+/// * Both are of one flow, and no other frame of the flow was between them. Frames of a flow are
+///   passed in the order of their arrival. A frame that is no TCP or UDP, or is an IP fragment,
+///   does not wait, and may overtake segments that do.
 /// * It continues them: see [`Join`].
 /// * The [`Packet`] has at most 17 fragments then.
-/// * The checksum of each is [`Checksum::Verified`] or [`Checksum::Partial`], or it is verified here and right. To
-///   verify it, all payload is read; this happens only if there is a segment to join.
-/// * The page with the first one's headers has no other holder, because these headers are rewritten.
+/// * The checksum of each is [`Checksum::Verified`] or [`Checksum::Partial`], or it is verified
+///   here and right. To verify it, all payload is read; this happens only if there is a segment to
+///   join.
+/// * The page with the first one's headers has no other holder, because these headers are
+///   rewritten.
 ///
-/// The packet then has [`Meta::gso`](Meta) and a partial checksum. A receiver that is the end of the connection needs
-/// neither, and may treat the checksum as verified.
+/// The packet then has [`Meta::gso`](Meta) and a partial checksum. A receiver that is the end of
+/// the connection needs neither, and may treat the checksum as verified.
 ///
-/// Cost: for each frame that is passed, the headers are copied and parsed, and compared with up to 16 flows. Allocates when it is
-/// made, and the list of fragments of each joined packet.
+/// Cost: for each frame that is passed, the headers are copied and parsed, and compared with up to
+/// 16 flows. Allocates when it is made, and the list of fragments of each joined packet.
 ///
 /// ```
 /// use netmem_packet::{Gro, Packet, Poll, RxQueue};
@@ -70,7 +80,7 @@ pub struct GroStats {
 /// ```
 pub struct Gro<H, M: Mapped> {
     inner: H,
-    /// In the order in which they came.
+    /// In the order of arrival.
     held: Vec<Held<M>>,
     udp: bool,
     stats: GroStats,
@@ -90,7 +100,8 @@ fn is_verified(meta: Meta) -> bool {
     meta.checksum != Checksum::Unknown
 }
 
-/// Whether the transport checksum of a packet is right. Reads all that the checksum is computed from.
+/// Whether the transport checksum of a packet is right. Reads all that the checksum is computed
+/// from.
 #[cold]
 fn is_right<M: Mapped>(packet: &Packet<M>, covered: Covered) -> bool {
     let Covered { at, len, pseudo: mut whole } = covered;
@@ -143,9 +154,10 @@ impl<H, M: Mapped> Gro<H, M> {
         Self { inner, held: Vec::with_capacity(FLOWS), udp: false, stats: GroStats::default() }
     }
 
-    /// Whether datagrams of UDP flows are joined too: consecutive ones of equal length, the last of which may be
-    /// shorter. A consumer finds their boundaries by [`Gso::size`](crate::Gso::size). Off by default, because a
-    /// receiver that does not know [`GsoKind::UdpSegment`](crate::GsoKind::UdpSegment) would take them as one.
+    /// Whether datagrams of UDP flows are joined too: consecutive ones of equal length, the last of
+    /// which may be shorter. A consumer finds their boundaries by [`Gso::size`](crate::Gso::size).
+    /// Off by default, because a receiver that does not know
+    /// [`GsoKind::UdpSegment`](crate::GsoKind::UdpSegment) would treat them as one datagram.
     #[must_use]
     pub fn udp(mut self, udp: bool) -> Self {
         self.udp = udp;
@@ -195,11 +207,11 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
     }
 
     fn pass(&mut self, mut packet: Packet<M>) {
-        let mut head = [0; LOOK];
-        let have = packet.head().len().min(LOOK);
+        let mut head = [0; MAX_HEAD];
+        let have = packet.head().len().min(MAX_HEAD);
         let copied = packet.head().copy_to(0, &mut head[..have]).ok();
-        let looked = copied.and_then(|()| Joinable::look(&head[..have], packet.len(), packet.meta, self.udp));
-        let Some(next) = looked else { return self.inner.pass(packet) };
+        let parsed = copied.and_then(|()| Joinable::parse(&head[..have], packet.len(), packet.meta, self.udp));
+        let Some(next) = parsed else { return self.inner.pass(packet) };
         let found = self.held.iter().position(|held| held.join.is_flow(&next));
         if let Some(index) = found {
             if self.held[index].is_continued_by(&next, &packet) && self.verified(index, &packet, &next) {

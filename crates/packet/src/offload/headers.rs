@@ -1,17 +1,18 @@
-//! The parser of the headers of TCP and UDP frames, for the code that cuts frames and the code that joins them.
+//! The parser of the headers of TCP and UDP frames, for the code that cuts frames and the code that
+//! joins them.
 //!
 //! ```text
-//!   ├─ Ethernet, up to 2 VLAN tags ─┤─ IPv4, or IPv6 and its extensions ─┤─ TCP or UDP ─┤─ payload ─┤
-//!   0                              l3                                   l4          payload
+//!   ├─ Ethernet, up to 2 VLAN tags ─┤─ IPv4, IPv6 and its extensions ─┤─ TCP, UDP ─┤─ payload ─┤
+//!   0                              l3                                l4         payload
 //! ```
 //!
-//! It runs for every frame that is joined, so it is written by hand: fixed offsets, no allocation, on a private copy of the first
-//! [`MAX_HEADERS`] bytes.
+//! The parser runs for every frame that is joined, so it is written by hand: fixed offsets, no
+//! allocation, on a private copy of the first [`MAX_HEADERS`] bytes.
 
 use super::checksum::Sum;
 
-/// The longest headers that are parsed. Ethernet with two VLAN tags, IPv6 and TCP with all options are 122 bytes; the
-/// rest is for extensions of IPv6.
+/// The longest headers that are parsed. Ethernet with two VLAN tags, IPv6 and TCP with all options
+/// are 122 bytes; the rest is for extensions of IPv6.
 pub(crate) const MAX_HEADERS: usize = 192;
 
 /// Offset of the TCP flags in the TCP header, and the flags.
@@ -59,7 +60,8 @@ impl Transport {
     }
 }
 
-/// What a transport checksum is computed from: `len` bytes from byte `at` of the frame on, and the pseudo header.
+/// What a transport checksum is computed from: `len` bytes from byte `at` of the frame on, and the
+/// pseudo header.
 pub(crate) struct Covered {
     pub(crate) at: usize,
     pub(crate) len: usize,
@@ -67,8 +69,8 @@ pub(crate) struct Covered {
     pub(crate) pseudo: Sum,
 }
 
-/// Where the headers of a TCP or UDP frame are, in bytes from its first. All offsets are at most the length of the bytes that were
-/// parsed.
+/// Where the headers of a TCP or UDP frame are, in bytes from its first. All offsets are at most
+/// the length of the bytes that were parsed.
 ///
 /// ```
 /// use netmem_packet::{Headers, Transport};
@@ -89,16 +91,17 @@ pub struct Headers {
     pub transport: Transport,
     /// Where the IP header begins: behind Ethernet and up to two VLAN tags.
     pub l3: usize,
-    /// Where the transport header begins: behind the options of IPv4, or the options' headers of IPv6.
+    /// Where the transport header begins: behind the options of IPv4, or the options' headers of
+    /// IPv6.
     pub l4: usize,
     /// Where the payload begins.
     pub payload: usize,
 }
 
 impl Headers {
-    /// Parses the first bytes of a frame, which hold at least its headers. `None` if it is no TCP and no UDP, is an IP
-    /// fragment, or has headers that end beyond `head` or contradict themselves. It is not checked whether lengths in
-    /// the IP header fit the frame.
+    /// Parses the first bytes of a frame, which hold at least its headers. `None` if it is no TCP
+    /// and no UDP, is an IP fragment, or has headers that end beyond `head` or contradict
+    /// themselves. It is not checked whether lengths in the IP header fit the frame.
     #[inline]
     #[must_use]
     pub fn parse(head: &[u8]) -> Option<Self> {
@@ -125,8 +128,9 @@ impl Headers {
                     return None;
                 }
                 let (mut next, mut at) = (*head.get(l3 + 6)?, l3 + 40);
-                // Hop-by-hop and destination options. Fragments are not whole, and behind a routing header the sum of the pseudo
-                // header is not of the destination that the IP header has.
+                // Hop-by-hop and destination options. Fragments are not whole, and behind a routing
+                // header the sum of the pseudo header is not of the destination that the IP header
+                // has.
                 while [0, 60].contains(&next) {
                     next = *head.get(at)?;
                     at += 8 * (usize::from(*head.get(at + 1)?) + 1);
@@ -145,7 +149,8 @@ impl Headers {
         whole.then_some(Self { v6, transport, l3, l4, payload })
     }
 
-    /// Where the IP packet ends, by the length in its header. Bytes behind that are padding. `head` is what was parsed.
+    /// Where the IP packet ends, by the length in its header. Bytes behind that are padding. `head`
+    /// is what was parsed.
     ///
     /// # Panics
     ///
@@ -169,8 +174,8 @@ impl Headers {
         if self.v6 { &head[self.l3 + 8..self.l3 + 40] } else { &head[self.l3 + 12..self.l3 + 20] }
     }
 
-    /// Writes the IP header's length for a frame of `len` bytes and, for IPv4, the header's checksum. `len` is at most what
-    /// the length field can say.
+    /// Writes the IP header's length for a frame of `len` bytes and, for IPv4, the header's
+    /// checksum. `len` is at most what the length field can hold.
     pub(crate) fn write_length(&self, head: &mut [u8], len: usize) {
         let l3 = self.l3;
         if self.v6 {
@@ -202,8 +207,9 @@ impl Headers {
         (be(self.l4), be(self.l4 + 2))
     }
 
-    /// Whether the transport checksum of the frame is there and right. False also for a datagram without a checksum, and for one whose
-    /// length is not that of its IP packet. Reads all of the frame's payload, once.
+    /// Whether the transport checksum of the frame is there and right. False also for a datagram
+    /// without a checksum, and for one whose length is not that of its IP packet. Reads all of the
+    /// frame's payload, once.
     #[must_use]
     pub fn has_right_checksum(&self, frame: &[u8]) -> bool {
         let end = self.end(frame);
@@ -220,8 +226,8 @@ impl Headers {
         sum.value() == 0xffff
     }
 
-    /// What the transport checksum of a segment with `payload` bytes is computed from. `head` is what was parsed, or at least has its
-    /// addresses.
+    /// What the transport checksum of a segment with `payload` bytes is computed from. `head` is
+    /// what was parsed, or at least has its addresses.
     #[inline]
     pub(crate) fn covered(&self, head: &[u8], payload: usize) -> Covered {
         let len = self.payload - self.l4 + payload;

@@ -1,20 +1,20 @@
-//! Joining of consecutive segments of a flow into one large segment: the rules by which a segment continues those
-//! before it, and the headers of the joined segment. [`Gro`](crate::Gro) joins packets with it, and a device joins the
-//! frames that it writes to a driver.
+//! Joining of consecutive segments of a flow into one large segment: the rules by which a segment
+//! continues those before it, and the headers of the joined segment. [`Gro`](crate::Gro) joins
+//! packets with it, and a device joins the frames that it writes to a driver.
 
 use super::headers::{Covered, Headers, Transport, tcp, udp};
 use crate::meta::{Checksum, Gso, GsoKind, Meta};
 use std::fmt;
 
 /// Bytes of a frame that are parsed: Ethernet with two VLAN tags, IPv6, and TCP with all options.
-pub(crate) const LOOK: usize = 128;
+pub(crate) const MAX_HEAD: usize = 128;
 /// The longest IP packet.
 const MAX_IP: usize = u16::MAX as usize;
 
 /// The parts of a TCP or UDP frame that decide whether it continues another one.
 pub struct Joinable {
     /// The headers, without the fields that may differ.
-    head: [u8; LOOK],
+    head: [u8; MAX_HEAD],
     at: Headers,
     /// `None` if the segment cannot be joined.
     fields: Option<Fields>,
@@ -31,17 +31,19 @@ struct Fields {
 }
 
 impl Joinable {
-    /// The first bytes of a frame that [`look`](Self::look) needs: 128, or all.
-    pub const LOOK: usize = LOOK;
+    /// The number of first bytes of a frame that [`parse`](Self::parse) needs, if the frame has as
+    /// many.
+    pub const MAX_HEAD: usize = MAX_HEAD;
 
-    /// Parses a frame of `len` bytes, of which `head` holds the first ones. `udp` says whether datagrams of UDP can be
-    /// joined. `None` if it is no TCP and no UDP, or is an IP fragment. Copies the headers; reads no payload.
+    /// Parses a frame of `len` bytes, of which `head` holds the first ones. `udp` is whether
+    /// datagrams of UDP can be joined. `None` if it is no TCP and no UDP, or is an IP fragment.
+    /// Copies the headers; reads no payload.
     #[inline]
     #[must_use]
-    pub fn look(head: &[u8], len: usize, meta: Meta, udp: bool) -> Option<Self> {
-        let have = head.len().min(LOOK);
+    pub fn parse(head: &[u8], len: usize, meta: Meta, udp: bool) -> Option<Self> {
+        let have = head.len().min(MAX_HEAD);
         let at = Headers::parse(&head[..have])?;
-        let mut copy = [0; LOOK];
+        let mut copy = [0; MAX_HEAD];
         copy[..have].copy_from_slice(&head[..have]);
         let fields = take_fields(&mut copy, &at, len, meta, udp);
         Some(Self { head: copy, at, fields })
@@ -68,10 +70,10 @@ impl Joinable {
     }
 }
 
-/// Takes the fields that may differ between joined segments out of the headers, and returns them. `None` if the segment
-/// cannot be joined.
+/// Removes the fields that may differ between joined segments from the headers, and returns them.
+/// `None` if the segment cannot be joined.
 #[inline]
-fn take_fields(head: &mut [u8; LOOK], at: &Headers, len: usize, meta: Meta, udp_too: bool) -> Option<Fields> {
+fn take_fields(head: &mut [u8; MAX_HEAD], at: &Headers, len: usize, meta: Meta, udp_too: bool) -> Option<Fields> {
     let Headers { v6, transport, l3, l4, payload } = *at;
     let end = at.end(head);
     let payload = end.checked_sub(payload).filter(|&n| n > 0 && end <= len)?;
@@ -86,7 +88,8 @@ fn take_fields(head: &mut [u8; LOOK], at: &Headers, len: usize, meta: Meta, udp_
         return None;
     }
     let be16 = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-    // The header of the joined segment gets a right checksum, so a segment with a wrong one must not be joined.
+    // The header of the joined segment has a right checksum, so a segment with a wrong one must not
+    // be joined.
     if !v6 {
         let (words, _) = head[l3..].first_chunk::<20>()?.as_chunks::<2>();
         if words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum::<u32>() % 0xffff != 0 {
@@ -138,18 +141,20 @@ impl fmt::Debug for Joinable {
 ///
 /// A segment continues those before it if all of this holds:
 ///
-/// * All headers are equal except lengths, checksums, the IPv4 identification, the sequence number and PSH. So the window, the
-///   acknowledgement, all TCP options, the congestion marks of IP and ECE are equal. IPv4 headers have no options and a right
-///   checksum, IPv6 headers no extensions.
-/// * The sequence number continues. The IPv4 identification does too, or the packets may not be fragmented.
-/// * Flags are ACK, and ECE, PSH, CWR or none. A segment with PSH is the last one. CWR can be in the first one only, and sets
-///   [`Gso::ecn`].
+/// * All headers are equal except lengths, checksums, the IPv4 identification, the sequence number
+///   and PSH. So the window, the acknowledgement, all TCP options, the congestion marks of IP and
+///   ECE are equal. IPv4 headers have no options and a right checksum, IPv6 headers no extensions.
+/// * The sequence number continues. The IPv4 identification does too, or the packets may not be
+///   fragmented.
+/// * Flags are ACK, and ECE, PSH, CWR or none. A segment with PSH is the last one. CWR can be in
+///   the first one only, and sets [`Gso::ecn`].
 /// * It has payload, and no more than the first one. A segment with less is the last one.
 /// * The IP packet has at most 65535 bytes then.
 ///
-/// The caller makes sure that no other frame of the flow arrived between them, and that the checksum of each is right.
+/// The caller makes sure that no other frame of the flow arrived between them, and that the
+/// checksum of each is right.
 pub struct Join {
-    head: [u8; LOOK],
+    head: [u8; MAX_HEAD],
     at: Headers,
     first: Fields,
     segments: u32,
@@ -272,15 +277,15 @@ impl Join {
             (Transport::Tcp, true) => GsoKind::TcpV6,
             (Transport::Udp, _) => GsoKind::UdpSegment,
         };
-        // Offsets are below `LOOK`, and the payload of the first is that of an IP packet.
+        // Offsets are below `MAX_HEAD`, and the payload of the first is that of an IP packet.
         let (size, headers) = (self.first.payload as u16, payload as u16);
         let gso = Gso { kind, size, headers, ecn: self.first.flags & tcp::CWR != 0 };
         let checksum = Checksum::Partial { start: l4 as u16, offset: transport.checksum() as u16 };
         Meta { checksum, gso: Some(gso) }
     }
 
-    /// The headers of the joined segment, for a frame with this [`meta`](Self::meta): in the place of the transport
-    /// checksum is the sum of the pseudo header.
+    /// The headers of the joined segment, for a frame with this [`meta`](Self::meta): in the place
+    /// of the transport checksum is the sum of the pseudo header.
     pub fn head(&mut self) -> &[u8] {
         let Headers { v6, transport, l3, l4, payload } = self.at;
         let (head, len) = (&mut self.head[..payload], payload + self.payload);

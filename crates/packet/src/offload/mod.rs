@@ -1,9 +1,9 @@
 //! Offloads in software: checksums, segmentation and the joining of segments.
 //!
-//! A device offers each of these or not, and a packet can travel from a device that has an offload to
-//! one that has none. So each exists here as a function of bytes and offsets, without a device. Two
-//! parties use it: handlers and queues of packets ([`Gro`], [`SoftwareTx`], [`Packet::segment`]), and
-//! devices, whose frames are slices.
+//! A device offers each of these or not, and a packet can travel from a device that has an offload
+//! to one that has none. So each exists here as a function of bytes and offsets, without a device.
+//! Two parties use it: handlers and queues of packets ([`Gro`], [`SoftwareTx`],
+//! [`Packet::segment`]), and devices, whose frames are slices.
 //!
 //! ```text
 //!   received segments ──► join ──► one frame with Gso ──► segment ──► segments that are sent

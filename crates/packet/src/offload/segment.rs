@@ -1,10 +1,14 @@
 //! Segmentation in software: a frame with [`Gso`] is cut into its segments.
 //!
+//! A stack sends up to 64 KiB as one frame, because its cost is per frame. A device without
+//! segmentation offload transmits only frames of the MTU. So the frame is cut here, as late as
+//! possible.
+//!
 //! ```text
-//!   packet    │ headers │ payload ............ │ ................ │ ....... │     a head and fragments
+//!   packet    │ headers │ payload ............ │ ................ │ ....... │   head, fragments
 //!                         ├── size ──┼── size ──┼── size ──┼ rest ┤
-//!   segment 0 │ headers'│ slice    │            headers': a page from the caller, changed for the segment
-//!   segment 1 │ headers'│ slice     slice │      slices: references to the packet's pages, no copy
+//!   segment 0 │ headers'│ slice    │           headers': a page from the caller
+//!   segment 1 │ headers'│ slice     slice │     slices: references to the packet's pages, no copy
 //! ```
 //!
 //! | field | in each segment |
@@ -17,11 +21,12 @@
 //! | TCP CWR | in the first segment only: the sender reduced its window once |
 //! | transport checksum | computed, or the sum of the pseudo header and [`Checksum::Partial`] |
 //!
-//! [`GsoKind::UdpFragment`] is cut into IPv4 fragments instead: the IP header is repeated, and the UDP header is a part of the
-//! first fragment's payload. IPv6 fragments are not made.
+//! [`GsoKind::UdpFragment`] is cut into IPv4 fragments instead: the IP header is repeated, and the
+//! UDP header is a part of the first fragment's payload. IPv6 fragments are not made.
 //!
-//! [`SegmentPlan`] has the headers of each segment, and the place of its payload. [`Packet::segment`] uses it to make
-//! packets. If frames are slices, the caller cuts them by the plan itself.
+//! [`SegmentPlan`] has the headers of each segment, and the place of its payload.
+//! [`Packet::segment`] uses it to make packets. If frames are slices, the caller cuts them by the
+//! plan itself.
 
 use super::checksum::{ChecksumError, Sum, sum};
 use super::headers::{Headers, MAX_HEADERS, Transport, tcp, udp};
@@ -34,8 +39,9 @@ use std::{fmt, vec};
 
 /// The most segments into which a frame is cut.
 ///
-/// The virtio specification has no bound, and a peer could turn one frame of 64 KiB into 65,000 with a segment size of 1. 256
-/// segments are a whole IP packet for an MTU of 296, which is the smallest that links have. Linux sends at most 128 of UDP.
+/// The virtio specification has no bound, and a peer could turn one frame of 64 KiB into 65,000
+/// with a segment size of 1. 256 segments are a whole IP packet for an MTU of 296, which is the
+/// smallest that links have. Linux sends at most 128 of UDP.
 pub const MAX_SEGMENTS: usize = 256;
 
 /// Bytes left free in front of each segment, for headers that a queue or a program puts there.
@@ -59,7 +65,8 @@ pub enum SegmentError {
         /// Bytes in each.
         size: u16,
     },
-    /// The frame does not begin with the headers that its kind of segment has, or its headers are longer than 192 bytes.
+    /// The frame does not begin with the headers that its kind of segment has, or its headers are
+    /// longer than 192 bytes.
     #[error("the headers are not those of {kind:?}, or are cut off")]
     Headers {
         /// The kind that the frame's [`Gso`] names.
@@ -107,7 +114,8 @@ impl<M: Memory> fmt::Debug for NotSegmented<M> {
 
 /// How a frame is cut: the headers of each segment, and where its payload is.
 ///
-/// The first bytes of the frame are copied and checked once. Later changes by a peer have no effect.
+/// The first bytes of the frame are copied and checked once. Later changes by a peer have no
+/// effect.
 ///
 /// ```
 /// use netmem_packet::{Checksum, Gso, GsoKind, Meta, SegmentPlan};
@@ -141,7 +149,8 @@ pub struct SegmentPlan {
 }
 
 impl SegmentPlan {
-    /// The longest headers of a segment, in bytes. The plan parses so many of the frame's first bytes.
+    /// The longest headers of a segment, in bytes. The plan parses so many of the frame's first
+    /// bytes.
     pub const MAX_HEADERS: usize = MAX_HEADERS;
 
     /// A plan for a frame of `total` bytes, of which `head` holds the first ones: 192, or all.
@@ -193,7 +202,8 @@ impl SegmentPlan {
         if segments > MAX_SEGMENTS {
             return Err(SegmentError::TooMany { segments, size });
         }
-        // A segment whose length the IP header cannot say. A frame of one segment is not changed.
+        // A segment whose length the field of the IP header cannot hold. A frame of one segment is
+        // not changed.
         if segments > 1 && len - at.l3 + bytes_each > usize::from(u16::MAX) {
             return Err(wrong);
         }
@@ -220,8 +230,8 @@ impl SegmentPlan {
         start..self.total.min(start + self.size)
     }
 
-    /// The headers of segment `n`. In the place of the transport checksum is the sum of the pseudo header; see
-    /// [`checksum`](Self::checksum) and [`complete`](Self::complete).
+    /// The headers of segment `n`. In the place of the transport checksum is the sum of the pseudo
+    /// header; see [`checksum`](Self::checksum) and [`complete`](Self::complete).
     ///
     /// # Panics
     ///
@@ -261,9 +271,9 @@ impl SegmentPlan {
         &head[..self.len]
     }
 
-    /// The headers of segment `n` with the transport checksum computed; `payload` is the sum of its payload. For fragments as
-    /// [`headers`](Self::headers): the checksum of a fragmented datagram is in the first fragment's payload, where the caller
-    /// has completed it before.
+    /// The headers of segment `n` with the transport checksum computed; `payload` is the sum of its
+    /// payload. For fragments as [`headers`](Self::headers): the checksum of a fragmented datagram
+    /// is in the first fragment's payload, where the caller has completed it before.
     ///
     /// # Panics
     ///
@@ -306,10 +316,10 @@ impl fmt::Debug for SegmentPlan {
 impl<M: Mapped> Packet<M> {
     /// Cuts the packet into the segments that its [`Gso`] describes.
     ///
-    /// Payload is passed on by reference, headers are copied into pages that `page` returns: one for each segment. If
-    /// `complete` is set, the segments' checksums are computed, which reads the payload; if not they are
-    /// [`Checksum::Partial`], for a device that computes them. A packet of one segment stays as it is, except `meta`
-    /// and the checksum.
+    /// Payload is passed on by reference, headers are copied into pages that `page` returns: one
+    /// for each segment. If `complete` is set, the segments' checksums are computed, which reads
+    /// the payload; if not they are [`Checksum::Partial`], for a device that computes them. A
+    /// packet of one segment stays as it is, except `meta` and the checksum.
     ///
     /// # Errors
     ///
@@ -380,7 +390,8 @@ impl SegmentPlan {
     }
 }
 
-/// The segments of a packet, in order. See [`Packet::segment`]. Segments that are not taken are dropped.
+/// The segments of a packet, in order. See [`Packet::segment`]. Segments that are left are
+/// dropped.
 #[derive(Debug)]
 pub struct Segments<M: Mapped> {
     plan: SegmentPlan,

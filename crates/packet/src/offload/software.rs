@@ -1,4 +1,7 @@
 //! A transmit queue that accepts every packet: offloads that its device lacks are done in software.
+//!
+//! A program forwards packets between devices whose offloads differ. It should send each packet in
+//! one way, and not know which device computes which checksum. [`SoftwareTx`] is this one way.
 
 use crate::device::{Reach, Sendable, TxQueue};
 use crate::meta::Meta;
@@ -19,34 +22,38 @@ pub struct SoftwareStats {
     pub segments: u64,
     /// Packets refused because there was no page for headers.
     pub no_page: u64,
-    /// Packets refused because their offload information cannot be true, or is of a kind that is not cut in software.
+    /// Packets refused because their offload information cannot be true, or is of a kind that is
+    /// not cut in software.
     pub refused: u64,
-    /// Segments dropped because the queue would never take them: it has stopped, for instance.
+    /// Segments dropped because the queue would never accept them: it has stopped, for instance.
     pub dropped: u64,
 }
 
-/// A transmit queue in front of another one. If the other queue's device lacks an offload that a packet needs, the
-/// checksum is computed, or the packet is cut into segments, in software.
+/// A transmit queue in front of another one. If the other queue's device lacks an offload that a
+/// packet needs, the checksum is computed, or the packet is cut into segments, in software.
 ///
-/// If the queue [supports](TxQueue::supports) a packet as it is, the packet passes through, for one comparison. Otherwise
-/// `pages` is asked for pages: one for the headers of each segment, and one for a checksum in a page with another
-/// holder. Payload is not copied. It is read if checksums are computed.
+/// If the queue [supports](TxQueue::supports) the offloads of a packet, the packet passes through,
+/// for one comparison. Otherwise pages are allocated by `pages`: one for the headers of each
+/// segment, and one for a checksum in a page with another holder. Payload is not copied. It is read
+/// if checksums are computed.
 ///
-/// Segments of a packet for which the queue has no room wait here, and no other packet is accepted meanwhile. They are
-/// sent when the queue has room: [`complete`](TxQueue::complete) and [`flush`](TxQueue::flush) try it. So a packet that was
-/// accepted is sent whole, unless the queue stops; then what is left of it is dropped and counted.
+/// Segments of a packet for which the queue has no room wait here, and no other packet is accepted
+/// meanwhile. They are sent when the queue has room: [`complete`](TxQueue::complete) and
+/// [`flush`](TxQueue::flush) try it. So a packet that was accepted is sent whole, unless the queue
+/// stops; then what is left of it is dropped and counted.
 ///
-/// If a packet cannot be sent, it is returned. It is unchanged, except that its checksum may have been computed.
+/// If a packet cannot be sent, it is returned. It is unchanged, except that its checksum may have
+/// been computed.
 ///
 /// ```
 /// use netmem_packet::{Packet, SoftwareTx, TxBulk, TxQueue};
 /// use netmem_pool::{Mapped, Page};
 ///
 /// /// Packets from other devices, with any offload, to a device that may have none.
-/// fn target<T: TxQueue>(queue: T, pages: impl FnMut() -> Option<Page<T::Mem>>) -> TxBulk<impl TxQueue<Mem = T::Mem>>
-/// where
-///     T::Mem: Mapped,
-/// {
+/// fn target<T: TxQueue<Mem: Mapped>>(
+///     queue: T,
+///     pages: impl FnMut() -> Option<Page<T::Mem>>,
+/// ) -> TxBulk<impl TxQueue<Mem = T::Mem>> {
 ///     TxBulk::holding(SoftwareTx::new(queue, pages), 256)
 /// }
 /// ```
@@ -65,8 +72,8 @@ impl<T: TxQueue, P: FnMut() -> Option<Page<T::Mem>>> SoftwareTx<T, P>
 where
     T::Mem: Mapped,
 {
-    /// Puts it in front of `queue`. `pages` must be in memory that the queue's device reaches, such as pages of one of
-    /// the device's pools.
+    /// A queue in front of `queue`. `pages` must be in memory that the queue's device reaches, such
+    /// as pages of one of the device's pools.
     pub fn new(queue: T, pages: P) -> Self {
         Self { queue, pages, waiting: VecDeque::new(), sendable: Sendable::Now, stats: SoftwareStats::default() }
     }
@@ -173,8 +180,9 @@ where
         self.soften(packet)
     }
 
-    /// The queue's answer, and [`Sendable::Later`] while segments wait. For a packet that needs software, the answer
-    /// follows from its last attempt: sending can fail, and this tells why.
+    /// The queue's answer, and [`Sendable::Later`] while segments wait. For a packet that needs
+    /// software, the answer follows from its last attempt: sending can fail, and this is the
+    /// reason.
     fn sendable(&self, packet: &Packet<T::Mem>) -> Sendable {
         if !self.waiting.is_empty() {
             return Sendable::Later;

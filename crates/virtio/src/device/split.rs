@@ -183,7 +183,7 @@ struct Looked {
 /// right.
 #[inline]
 fn look(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> Looked {
-    let joinable = Joinable::look(frame, frame.len(), header.meta(), false);
+    let joinable = Joinable::parse(frame, frame.len(), header.meta(), false);
     let headers = match &joinable {
         Some(joinable) => Some(*joinable.headers()),
         None => Headers::parse(&frame[..frame.len().min(LOOK)]),

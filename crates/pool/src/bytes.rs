@@ -50,9 +50,19 @@ pub(crate) fn within(range: impl RangeBounds<usize>, have: usize) -> Range<usize
         Bound::Excluded(&at) => Some(at),
         Bound::Unbounded => Some(have),
     };
-    let range = start.unwrap_or(usize::MAX)..end.unwrap_or(usize::MAX);
-    assert!(range.start <= range.end && range.end <= have, "{range:?} of {have} bytes");
-    range
+    let (start, end) = (start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX));
+    if start > end || end > have {
+        beyond(start, end, have);
+    }
+    start..end
+}
+
+/// By value and apart, so that the caller, which is on the receive path, keeps the range in registers.
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn beyond(start: usize, end: usize, have: usize) -> ! {
+    panic!("{start}..{end} of {have} bytes")
 }
 
 /// Reads from the front, and takes what was read off the fragment ([`advance`](Frag::advance)). No

@@ -7,6 +7,7 @@ pub(crate) use serve::{ServeArg, ServeArgs};
 
 use crate::xdp::XdpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use netmem_measure::arguments::duration;
 use netmem::virtio::Spin;
 use netmem::virtio::net::feature;
 use netmem_inet::Address;
@@ -48,18 +49,6 @@ pub(crate) enum Command {
     /// Write man pages and shell completions, for packages of the command
     #[command(hide = true)]
     Pages(PagesArgs),
-}
-
-/// An argument whose syntax is right and whose meaning is not. The text says what was asked for, what was found, and
-/// what to do.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct BadArgument(pub(crate) String);
-
-impl BadArgument {
-    pub(crate) fn new<T>(why: impl Into<String>) -> Result<T, Self> {
-        Err(Self(why.into()))
-    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -584,23 +573,6 @@ fn size(s: &str) -> Result<usize, String> {
     s.parse().map_err(|_| "a number of bytes is needed, without a suffix".into())
 }
 
-fn duration(s: &str) -> Result<Duration, String> {
-    let (number, unit) = match s.find(|c: char| c.is_ascii_alphabetic()) {
-        Some(at) => s.split_at(at),
-        None => (s, "s"),
-    };
-    let scale = match unit {
-        "s" => 1.0,
-        "ms" => 1e-3,
-        _ => return Err(format!("unknown suffix `{unit}`; there are s (the default) and ms")),
-    };
-    let seconds = number.parse::<f64>().map_err(|_| format!("`{number}` is not a number"))? * scale;
-    if !(0.001..=86400.0).contains(&seconds) {
-        return Err("between 1 ms and 86400 s are possible".into());
-    }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -618,16 +590,6 @@ mod tests {
         assert_eq!((cli.perf.size, cli.perf.json), (vec![64, 1500], true));
         let cli = Cli::parse_from(["netmem", "perf", "--queues", "1,2"]);
         assert!(matches!(cli.command, Some(Command::Perf(args)) if args.queues == [1, 2]));
-    }
-
-    #[test]
-    fn durations() {
-        assert_eq!(duration("0.3"), Ok(Duration::from_millis(300)));
-        assert_eq!(duration("20ms"), Ok(Duration::from_millis(20)));
-        assert_eq!(duration("2s"), Ok(Duration::from_secs(2)));
-        for bad in ["", "x", "1m", "0", "-1", "1e9", "nan", "inf"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! privileges. A process that connects and asks gets sockets of an interface, and the XDP program
 //! that redirects frames to them. A worker asks by `Grant::receive`.
 
-use crate::args::{BadArgument, GrantArgs};
-use crate::{limits, output, signals};
+use crate::args::GrantArgs;
+use netmem_measure::arguments::BadArgument;
+use crate::limits;
+use netmem_measure::{output, signals};
 use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
 use netmem::xsk::{Filter, ProgramOptions, Rule, XskOptions};

@@ -1,7 +1,7 @@
 //! `netmem info`: what this machine offers to a program that moves packets.
 
 use crate::args::InfoArgs;
-use crate::{cpus, machine, output};
+use netmem_measure::{cpus, machine, output};
 use anyhow::Context;
 use netmem::xsk::privileges::{Capability, Privileges};
 use netmem::xsk::{self, Filter, InterfaceInfo, Rule};

@@ -1,7 +1,8 @@
 //! The bad link of the option `--link`, and `netmem link`, which puts the same link between two taps.
 
-use crate::args::{BadArgument, LinkArgs, PortArg};
-use crate::{output, signals};
+use crate::args::{LinkArgs, PortArg};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::{output, signals};
 use anyhow::Context;
 use netmem::device::port::{LinkStats, Linked, Port, PortError, Tap};
 use netmem_netem::LinkOptions;

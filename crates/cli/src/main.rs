@@ -27,7 +27,8 @@ mod turns;
 mod units;
 mod xdp;
 
-use args::{BadArgument, Cli, Command};
+use args::{Cli, Command};
+use netmem_measure::arguments::BadArgument;
 use clap::Parser;
 use std::process::ExitCode;
 

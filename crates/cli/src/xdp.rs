@@ -1,7 +1,8 @@
 //! The options of commands that open an interface by AF_XDP.
 
-use crate::args::{BadArgument, XskArg};
-use crate::output;
+use crate::args::XskArg;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::output;
 use clap::{Args, ValueEnum};
 use netmem::XskPort;
 use netmem::device::port::PortError;

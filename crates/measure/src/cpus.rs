@@ -1,19 +1,19 @@
 //! CPUs: which CPUs exist, which of them this process may use, and which thread runs on which.
 
-use crate::args::{BadArgument, ConsumerArg, CpusArg};
+use crate::arguments::BadArgument;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 /// CPUs that this process may use, in order.
-pub(crate) fn allowed() -> Vec<usize> {
+pub fn allowed() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
 /// CPUs that are online.
-pub(crate) fn online() -> Vec<usize> {
+pub fn online() -> Vec<usize> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
     list.ok().and_then(|list| parse(list.trim())).unwrap_or_else(allowed)
 }
@@ -28,8 +28,8 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// The same notation.
-pub(crate) fn list(cpus: &[usize]) -> String {
+/// A set of CPUs in the kernel's notation: `0-3,8`.
+pub fn list(cpus: &[usize]) -> String {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
         match parts.last_mut() {
@@ -41,8 +41,12 @@ pub(crate) fn list(cpus: &[usize]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Whether `cpu`, asked for as `what`, can be used.
-pub(crate) fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize]) -> Result<(), BadArgument> {
+/// Checks that a thread can be moved to `cpu`, which the argument `what` names.
+///
+/// # Errors
+///
+/// The CPU does not exist, or is not in the affinity mask of this process.
+pub fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize]) -> Result<(), BadArgument> {
     if !online.contains(&cpu) {
         return BadArgument::new(format!("{what}: CPU {cpu} does not exist; this machine has {}", list(online)));
     }
@@ -60,7 +64,7 @@ pub(crate) fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize])
 static PINNED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 /// Moves this thread to `cpu`. If that fails because the mask has just changed, the thread stays where it may run.
-pub(crate) fn pin(cpu: usize) {
+pub fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
     if sched_setaffinity(None, &set).is_ok() {
@@ -69,88 +73,18 @@ pub(crate) fn pin(cpu: usize) {
 }
 
 /// The CPUs to which [`pin`] has moved threads since the last call: those on which a measurement really ran.
-pub(crate) fn take_pinned() -> BTreeSet<usize> {
+pub fn take_pinned() -> BTreeSet<usize> {
     std::mem::take(&mut PINNED.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// The CPUs of the driver, the application and the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) net: usize,
-    pub(crate) app: usize,
-    pub(crate) device: usize,
-}
-
-impl Placement {
-    /// Places the roles that the user did not place. Each role gets a CPU of its own if there are enough. Otherwise
-    /// application and device share one, and the driver stays alone as long as possible.
-    pub(crate) fn new(
-        asked: CpusArg,
-        consumer: Option<ConsumerArg>,
-        online: &[usize],
-        allowed: &[usize],
-    ) -> Result<Self, BadArgument> {
-        for (what, cpu) in [("--cpus net", asked.net), ("--cpus app", asked.app), ("--cpus device", asked.device)] {
-            cpu.map_or(Ok(()), |cpu| check(what, cpu, online, allowed))?;
-        }
-        let mut app = asked.app;
-        if let Some(ConsumerArg::Cpu(cpu)) = consumer {
-            check("--consumer", cpu, online, allowed)?;
-            if app.is_some_and(|app| app != cpu) {
-                return BadArgument::new("--consumer and --cpus app name different CPUs; give one of them");
-            }
-            app = Some(cpu);
-        }
-        let mut taken: Vec<usize> = [asked.net, asked.device, app].into_iter().flatten().collect();
-        let mut place = |cpu: Option<usize>, mut free: Box<dyn Iterator<Item = &usize> + '_>, join: usize| {
-            let cpu = cpu.unwrap_or_else(|| free.find(|cpu| !taken.contains(cpu)).copied().unwrap_or(join));
-            taken.push(cpu);
-            cpu
-        };
-        let other_than = |cpu| allowed.iter().copied().find(|&c| Some(c) != cpu).unwrap_or(allowed[0]);
-        // The first CPU often serves the machine's interrupts, so the driver does not use it.
-        let net = place(asked.net, Box::new(allowed.iter().rev()), other_than(asked.device));
-        let beside = app.filter(|&app| app != net).unwrap_or_else(|| other_than(Some(net)));
-        let device = place(asked.device, Box::new(allowed.iter()), beside);
-        let app = place(app, Box::new(allowed.iter()), device);
-        Ok(Self { net, app, device })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place(asked: &str, consumer: Option<ConsumerArg>, cpus: &[usize]) -> Result<(usize, usize, usize), String> {
-        let placed = Placement::new(asked.parse()?, consumer, &[0, 1, 2, 3], cpus);
-        placed.map(|p| (p.net, p.app, p.device)).map_err(|e| e.to_string())
-    }
-
     #[test]
     fn kernel_notation() {
         assert_eq!(parse("0-2,5"), Some(vec![0, 1, 2, 5]));
         assert_eq!(list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
         assert_eq!(parse("x"), None);
-    }
-
-    #[test]
-    fn roles_share_only_where_they_must() {
-        assert_eq!(place("", None, &[0]), Ok((0, 0, 0)));
-        assert_eq!(place("", None, &[0, 1]), Ok((1, 0, 0)));
-        assert_eq!(place("", None, &[0, 1, 2]), Ok((2, 1, 0)));
-        assert_eq!(place("net=0", None, &[0, 1]), Ok((0, 1, 1)));
-        assert_eq!(place("net=0,device=0", None, &[0, 1]), Ok((0, 1, 0)));
-        assert_eq!(place("", Some(ConsumerArg::Cpu(1)), &[0, 1]), Ok((0, 1, 1)));
-        assert_eq!(place("device=0", Some(ConsumerArg::Cpu(1)), &[0, 1]), Ok((1, 1, 0)));
-        assert_eq!(place("app=3", None, &[0, 1, 2, 3]), Ok((2, 3, 0)));
-    }
-
-    #[test]
-    fn cpus_that_are_not_ours_are_named() {
-        let missing = place("net=9", None, &[0]).unwrap_err();
-        assert!(missing.contains("CPU 9 does not exist") && missing.contains("0-3"), "{missing}");
-        let masked = place("", Some(ConsumerArg::Cpu(2)), &[0, 1]).unwrap_err();
-        assert!(masked.contains("CPU 2") && masked.contains("0-1"), "{masked}");
-        assert!(place("app=1", Some(ConsumerArg::Cpu(0)), &[0, 1]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Goals of a measurement: bounds, and whether the measured values reach them. `bench` and `perf` use this module.
+//! Goals of a measurement: bounds, and whether the measured values reach them.
 //!
 //! [`Target`] is a bound and a value, and [`judge`] makes [`Goal`]s of them. A goal without a value is `skipped` if one of its
 //! rows was skipped, and `not run` if a row was not asked for. `--check` treats a skipped goal like a missed one, and is not concerned
@@ -9,34 +9,40 @@ use serde::Serialize;
 
 /// A goal, and the measured value.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Goal {
+pub struct Goal {
     /// The goal in words. In `bench`, a name stands for the value of the row with the same number of threads, or with the
     /// number behind it (`x1`).
-    pub(crate) goal: String,
+    pub goal: String,
     /// Threads of the rows that are compared.
-    pub(crate) threads: usize,
-    pub(crate) unit: &'static str,
-    pub(crate) percpu: String,
-    pub(crate) bound: f64,
+    pub threads: usize,
+    /// The unit of the bound and of the value.
+    pub unit: &'static str,
+    /// How per-CPU data was reached.
+    pub percpu: String,
+    /// The bound.
+    pub bound: f64,
     /// Whether the bound is a lower one (the value must not be less) or an upper one.
-    pub(crate) at_least: bool,
-    pub(crate) judged: Judged,
+    pub at_least: bool,
+    /// What of the value is compared with the bound.
+    pub judged: Judged,
     /// The measured value: the median of the runs, and their range or the median's interval.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) value: Option<Spread>,
-    pub(crate) verdict: Verdict,
+    pub value: Option<Spread>,
+    /// Whether the value reaches the bound.
+    pub verdict: Verdict,
     /// The reason why there is no value.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) why: Option<String>,
+    pub why: Option<String>,
     /// Whether none of its rows was asked for. A report of chosen rows is without such goals.
     #[serde(skip)]
-    pub(crate) of_other_rows: bool,
+    pub of_other_rows: bool,
 }
 
 /// The part of the value that is compared with the bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Judged {
+pub enum Judged {
+    /// The median of the runs.
     Median,
     /// From the least to the most: all of it must reach the bound.
     Range,
@@ -44,9 +50,11 @@ pub(crate) enum Judged {
 
 /// The verdict on a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Verdict {
+pub enum Verdict {
+    /// The value reaches the bound.
     #[serde(rename = "reached")]
     Reached,
+    /// The value does not reach the bound.
     #[serde(rename = "missed")]
     Missed,
     /// A row of the goal was skipped. `--check` treats the goal as missed.
@@ -58,7 +66,8 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    pub(crate) fn word(self) -> &'static str {
+    /// The verdict as reports have it.
+    pub fn word(self) -> &'static str {
         match self {
             Self::Reached => "reached",
             Self::Missed => "missed",
@@ -70,24 +79,26 @@ impl Verdict {
 
 /// The reason why there is no value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Missing {
+pub enum Missing {
+    /// A row was skipped, for this reason.
     Skipped(String),
+    /// A row has no run, for this reason.
     NotRun(String),
     /// None of the rows was asked for.
     NotAsked(String),
 }
 
 /// The measured value of a goal, or the reason why there is none.
-pub(crate) type Value = Result<Spread, Missing>;
+pub type Value = Result<Spread, Missing>;
 
 /// A change in percent as a value: the median, and the ends of its interval.
-pub(crate) fn percent(change: Change) -> Spread {
+pub fn percent(change: Change) -> Spread {
     let [min, max] = change.interval;
     Spread { median: change.median_pct, min, max }
 }
 
 /// A bound, and what was measured.
-pub(crate) struct Target {
+pub struct Target {
     threads: usize,
     what: String,
     value: Value,
@@ -99,17 +110,17 @@ pub(crate) struct Target {
 
 impl Target {
     /// The median is at most `bound`. `what` is the goal in words, with the bound.
-    pub(crate) fn most(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
+    pub fn most(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
         Self { threads, what: what.into(), value, unit, bound, at_least: false, judged: Judged::Median }
     }
 
     /// The median is at least `bound`.
-    pub(crate) fn least(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
+    pub fn least(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
         Self { at_least: true, ..Self::most(threads, what, value, unit, bound) }
     }
 
     /// The whole range reaches the bound, not only the median.
-    pub(crate) fn whole(self) -> Self {
+    pub fn whole(self) -> Self {
         Self { judged: Judged::Range, ..self }
     }
 
@@ -121,7 +132,7 @@ impl Target {
 }
 
 /// Judges all targets.
-pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
+pub fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
     let goal = |t: Target| {
         let verdict = match &t.value {
             Ok(value) if t.reached(*value) => Verdict::Reached,
@@ -154,17 +165,18 @@ pub(crate) fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> 
 /// The goals that were missed or skipped, and the rows that were skipped: `--check` makes them an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("goals missed: {missed}; goals of which a row was skipped: {skipped}; rows skipped: {rows}")]
-pub(crate) struct Unmet {
-    pub(crate) missed: usize,
+pub struct Unmet {
+    /// Goals whose value does not reach the bound.
+    pub missed: usize,
     /// Goals of which a row was skipped.
-    pub(crate) skipped: usize,
+    pub skipped: usize,
     /// Rows that were skipped, whether they have a goal or not.
-    pub(crate) rows: usize,
+    pub rows: usize,
 }
 
 impl Unmet {
     /// `rows` contains for each row whether it was skipped.
-    pub(crate) fn of(rows: impl Iterator<Item = bool>, goals: &[Goal]) -> Self {
+    pub fn of(rows: impl Iterator<Item = bool>, goals: &[Goal]) -> Self {
         let with = |verdict| goals.iter().filter(|goal| goal.verdict == verdict).count();
         Self {
             missed: with(Verdict::Missed),
@@ -174,7 +186,7 @@ impl Unmet {
     }
 
     /// Fails if `--check` was given and something is unmet.
-    pub(crate) fn check(self, asked: bool) -> Result<(), CheckFailed> {
+    pub fn check(self, asked: bool) -> Result<(), CheckFailed> {
         if asked && self != Self::default() { Err(CheckFailed(self)) } else { Ok(()) }
     }
 }
@@ -191,7 +203,7 @@ impl std::ops::Add for Unmet {
 /// The error of `--check`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}: --check makes that an error")]
-pub(crate) struct CheckFailed(Unmet);
+pub struct CheckFailed(Unmet);
 
 #[cfg(test)]
 mod tests {

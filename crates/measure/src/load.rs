@@ -1,9 +1,9 @@
 //! What CPUs did, as the kernel counts it: the shares of each CPU's time, and the CPU time of this command, of other
 //! programs and of the hypervisor.
 
-use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Instant;
 
 /// The file with the times of all CPUs.
@@ -11,23 +11,34 @@ const STAT: &str = "/proc/stat";
 
 /// Ticks of each CPU by what it did, since the machine started.
 #[derive(Clone, Debug)]
-pub(crate) struct Cpus(BTreeMap<usize, [u64; 8]>);
+pub struct Cpus(BTreeMap<usize, [u64; 8]>);
 
 /// What a CPU did in a time, in percent of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Share {
-    pub(crate) usr: f64,
-    pub(crate) sys: f64,
-    pub(crate) idle: f64,
-    pub(crate) irq: f64,
-    pub(crate) softirq: f64,
+pub struct Share {
+    /// Programs in user mode.
+    pub usr: f64,
+    /// The kernel for programs.
+    pub sys: f64,
+    /// Nothing, or waiting for a disk.
+    pub idle: f64,
+    /// Interrupts.
+    pub irq: f64,
+    /// Softirqs.
+    pub softirq: f64,
     /// Time that the hypervisor gave to other guests.
-    pub(crate) steal: f64,
+    pub steal: f64,
 }
 
 impl Cpus {
-    pub(crate) fn now() -> anyhow::Result<Self> {
-        Ok(Self::parse(&std::fs::read_to_string(STAT).context(STAT)?))
+    /// Reads the kernel's counts: one file of text, a line for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// `/proc/stat` cannot be read.
+    pub fn now() -> io::Result<Self> {
+        let text = std::fs::read_to_string(STAT);
+        Ok(Self::parse(&text.map_err(|e| io::Error::new(e.kind(), format!("{STAT}: {e}")))?))
     }
 
     fn parse(text: &str) -> Self {
@@ -45,7 +56,7 @@ impl Cpus {
     }
 
     /// What each CPU did since `before`.
-    pub(crate) fn since(&self, before: &Self) -> BTreeMap<usize, Share> {
+    pub fn since(&self, before: &Self) -> BTreeMap<usize, Share> {
         let share = |(cpu, after): (&usize, &[u64; 8])| {
             let before = before.0.get(cpu)?;
             let ticks: [u64; 8] = std::array::from_fn(|n| after[n].saturating_sub(before[n]));
@@ -65,24 +76,25 @@ impl Cpus {
 
 /// The CPU time of a measurement, in seconds, of all CPUs that this process may use together. The kernel counts in ticks, most often of 10 ms.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-pub(crate) struct CpuTime {
+pub struct CpuTime {
     /// The CPUs that are counted.
-    pub(crate) cpus: Vec<usize>,
+    pub cpus: Vec<usize>,
     /// This command and its children.
-    pub(crate) own_s: f64,
+    pub own_s: f64,
     /// Other programs, kernel threads among them.
-    pub(crate) others_s: f64,
+    pub others_s: f64,
     /// Interrupts and softirqs of every program.
-    pub(crate) interrupts_s: f64,
+    pub interrupts_s: f64,
     /// Time that the hypervisor gave to other guests.
-    pub(crate) stolen_s: f64,
-    pub(crate) idle_s: f64,
+    pub stolen_s: f64,
+    /// Time in which no program ran.
+    pub idle_s: f64,
 }
 
 impl CpuTime {
     /// Whether other programs and the hypervisor had more than a thirtieth of the time. Timers and the kernel's own
     /// threads take less.
-    pub(crate) fn disturbed(&self) -> bool {
+    pub fn disturbed(&self) -> bool {
         let all = self.own_s + self.others_s + self.interrupts_s + self.stolen_s + self.idle_s;
         self.others_s + self.stolen_s > all / 30.0
     }
@@ -113,30 +125,37 @@ impl std::fmt::Display for CpuTime {
 
 /// Counts the CPU time of programs, from the moment it is made.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub struct Meter {
     cpus: Vec<usize>,
     begin: Instant,
     /// What the CPUs did, and the ticks of this command, when the meter was made. `None` if the kernel does not say.
     before: Option<(Cpus, u64)>,
 }
 
+impl Default for Meter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Meter {
-    pub(crate) fn new() -> Self {
-        Self { cpus: crate::cpus::allowed(), begin: Instant::now(), before: Self::look() }
+    /// A meter of the CPUs that this process may use, from now on.
+    pub fn new() -> Self {
+        Self { cpus: crate::cpus::allowed(), begin: Instant::now(), before: Self::count() }
     }
 
-    fn look() -> Option<(Cpus, u64)> {
+    fn count() -> Option<(Cpus, u64)> {
         Some((Cpus::now().ok()?, own_ticks(std::process::id(), &processes())))
     }
 
     /// Seconds since the meter was made.
-    pub(crate) fn elapsed_s(&self) -> f64 {
+    pub fn elapsed_s(&self) -> f64 {
         self.begin.elapsed().as_secs_f64()
     }
 
     /// The CPU time since the meter was made. `None` if the kernel does not say.
-    pub(crate) fn read(&self) -> Option<CpuTime> {
-        let (before, after) = (self.before.as_ref()?, Self::look()?);
+    pub fn read(&self) -> Option<CpuTime> {
+        let (before, after) = (self.before.as_ref()?, Self::count()?);
         let ticks = after.0.ticks_since(&before.0, &self.cpus);
         Some(CpuTime::of(&self.cpus, ticks, after.1.saturating_sub(before.1), rustix::param::clock_ticks_per_second()))
     }
@@ -156,6 +175,12 @@ impl CpuTime {
             idle_s: seconds(idle + iowait),
         }
     }
+}
+
+/// Nanoseconds that this thread has had a CPU. A system call.
+pub fn thread_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
 /// A process: its parent, and the ticks of the process and of its children that have ended.
@@ -202,12 +227,13 @@ fn own_ticks(root: u32, processes: &BTreeMap<u32, Process>) -> u64 {
 impl Share {
     /// Counts a part of the user time as idle, because it was spent in empty polls. `part` is between 0 and 1 and
     /// relates to all time.
-    pub(crate) fn with_idle(self, part: f64) -> Self {
+    pub fn with_idle(self, part: f64) -> Self {
         let empty = (part * 100.0).clamp(0.0, self.usr);
         Self { usr: self.usr - empty, idle: self.idle + empty, ..self }
     }
 
-    pub(crate) fn mean(shares: &[Self]) -> Self {
+    /// The mean of the shares of several CPUs.
+    pub fn mean(shares: &[Self]) -> Self {
         let mean = |of: fn(&Self) -> f64| shares.iter().map(of).sum::<f64>() / shares.len().max(1) as f64;
         Self {
             usr: mean(|s| s.usr),

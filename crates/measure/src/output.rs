@@ -1,6 +1,5 @@
 //! Standard output. Its reader may have closed it, as in `netmem | head`: that is not an error.
 
-use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -11,15 +10,25 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Prints `text` and a line end.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+///
+/// # Errors
+///
+/// Standard output cannot be written, for another reason than that its reader has closed it.
+pub fn print(text: &str) -> io::Result<()> {
     match writeln!(std::io::stdout(), "{}", text.trim_end()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("cannot write to standard output"),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(io::Error::new(e.kind(), format!("cannot write to standard output: {e}")))
+        }
         _ => Ok(()),
     }
 }
 
 /// Prints one JSON object.
-pub(crate) fn json(object: &impl serde::Serialize) -> anyhow::Result<()> {
+///
+/// # Errors
+///
+/// As of [`print`], and of the object's serialization.
+pub fn json(object: &impl serde::Serialize) -> io::Result<()> {
     print(&serde_json::to_string_pretty(object)?)
 }
 
@@ -27,14 +36,18 @@ pub(crate) fn json(object: &impl serde::Serialize) -> anyhow::Result<()> {
 /// either the old content or all of the new content, even if this process is killed. If the path is not a regular file,
 /// for example a pipe, it is written directly.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub struct Target {
     path: PathBuf,
     regular: bool,
 }
 
 impl Target {
     /// Checks that the file can be written, and leaves everything as it was.
-    pub(crate) fn new(path: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// The path is a directory, or the file cannot be written.
+    pub fn new(path: &Path) -> io::Result<Self> {
         // A symbolic link stays, and the file that it points to is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let target = match fs::metadata(&path) {
@@ -50,7 +63,8 @@ impl Target {
         Ok(target)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The path of the file, without symbolic links.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -62,7 +76,12 @@ impl Target {
         tempfile::Builder::new().prefix(".netmem-").permissions(Permissions::from_mode(mode)).tempfile_in(parent)
     }
 
-    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+    /// Replaces the content of the file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written or replaced. Its content is then as before.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         if !self.regular {
             return File::options().write(true).open(&self.path)?.write_all(bytes);
         }
@@ -75,7 +94,7 @@ impl Target {
 
 /// Prints a line on standard output, but only if that does not wait. For a service: its reader may have stopped
 /// reading.
-pub(crate) fn offer(text: &str) {
+pub fn offer(text: &str) {
     let mut out = std::io::stdout().lock();
     if takes(&out) {
         let _ = writeln!(out, "{text}");
@@ -89,7 +108,7 @@ const LINES: u32 = 100;
 /// wait, and a peer that repeats a fault in a loop cannot fill a disk. A line that cannot be written at once is
 /// dropped. Lines beyond 100 a second are dropped too. The next line says how many were dropped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Log;
+pub struct Log;
 
 struct Logged {
     since: Option<Instant>,
@@ -101,7 +120,7 @@ static LOGGED: Mutex<Logged> = Mutex::new(Logged { since: None, lines: 0, droppe
 
 impl Log {
     /// Logs a line.
-    pub(crate) fn line(mut self, text: &str) {
+    pub fn line(mut self, text: &str) {
         let _ = writeln!(self, "{text}");
     }
 }

@@ -11,14 +11,14 @@
 //! poll. Therefore a poll that took longer than [`LONG_NS`] is compared with the thread's CPU clock, which runs only
 //! while the thread does. Reading that clock is a system call, so short polls are not compared.
 
-use crate::bench::lab::cpu_time;
+use crate::load::thread_time;
 use quanta::Clock;
 
 /// A poll that takes longer may have lost its CPU. A full poll of 256 packets takes 10 to 50 us.
 const LONG_NS: u64 = 50_000;
 
 /// Adds up the driver's own time. `ran` is the CPU time of the driver's thread, in nanoseconds.
-pub(super) struct OwnTime<'c, F = fn() -> u64> {
+pub struct OwnTime<'c, F = fn() -> u64> {
     clock: &'c Clock,
     ran: F,
     /// [`LONG_NS`] in ticks of the clock.
@@ -32,8 +32,8 @@ pub(super) struct OwnTime<'c, F = fn() -> u64> {
 
 impl<'c> OwnTime<'c> {
     /// Measures this thread, from now on.
-    pub(super) fn of_this_thread(clock: &'c Clock) -> Self {
-        Self::new(clock, cpu_time)
+    pub fn of_this_thread(clock: &'c Clock) -> Self {
+        Self::new(clock, thread_time)
     }
 }
 
@@ -47,10 +47,10 @@ impl<'c, F: Fn() -> u64> OwnTime<'c, F> {
 
     /// Times a poll, which returns how many packets it found.
     #[inline(always)]
-    pub(super) fn poll(&mut self, poll: impl FnOnce() -> usize) -> usize {
+    pub fn poll(&mut self, poll: impl FnOnce() -> usize) -> usize {
         let begin = self.clock.raw();
         if begin - self.end > self.long {
-            self.look();
+            self.resynchronise();
         }
         let n = poll();
         self.end = self.clock.raw();
@@ -66,7 +66,7 @@ impl<'c, F: Fn() -> u64> OwnTime<'c, F> {
 
     /// The thread has lent its CPU: from now on, its CPU time and the time differ.
     #[cold]
-    pub(super) fn look(&mut self) {
+    pub fn resynchronise(&mut self) {
         self.seen = (self.clock.raw(), (self.ran)());
     }
 
@@ -74,7 +74,7 @@ impl<'c, F: Fn() -> u64> OwnTime<'c, F> {
     #[cold]
     fn of_long(&mut self, begin: u64) -> u64 {
         let (at, ran) = self.seen;
-        self.look();
+        self.resynchronise();
         let before = self.clock.delta_as_nanos(at, begin);
         let took = self.clock.delta_as_nanos(begin, self.end);
         let own = (self.seen.1 - ran).saturating_sub(before).min(took);
@@ -82,12 +82,12 @@ impl<'c, F: Fn() -> u64> OwnTime<'c, F> {
     }
 
     /// The time at which the last poll ended.
-    pub(super) fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.end
     }
 
     /// The sum of the driver's own time, in ticks of the clock.
-    pub(super) fn ticks(&self) -> u64 {
+    pub fn ticks(&self) -> u64 {
         self.ticks
     }
 }
@@ -137,7 +137,7 @@ mod tests {
                 poll(own, runs, 0);
                 // One wait is shorter and one longer than a poll that is compared with the CPU clock.
                 [runs, others][i % 2]([10_000, 3_000_000][i / 2 % 2]);
-                own.look();
+                own.resynchronise();
                 poll(own, runs, 64);
             }
         });

@@ -4,22 +4,25 @@ use serde::{Deserialize, Serialize};
 
 /// Median, least and most of some values.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    /// The least value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
 }
 
 impl Spread {
     /// The spread of some values. All 0 if there are none.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let sorted = sorted(values);
         let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return Self::default() };
         Self { median: median(&sorted), min, max }
     }
 
     /// The spread of the ratios of two quantities that were measured in pairs. `None` if there are no pairs.
-    pub(crate) fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
+    pub fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios: Vec<f64> =
             pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| new / base).collect();
         (!ratios.is_empty()).then(|| Self::of(ratios))
@@ -39,19 +42,19 @@ fn median(sorted: &[f64]) -> f64 {
 
 /// By how many percent one quantity differs from another, where the two were measured in pairs.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Change {
+pub struct Change {
     /// Median of the pairs' changes, in percent.
-    pub(crate) median_pct: f64,
+    pub median_pct: f64,
     /// The confidence interval of that median, in percent.
-    pub(crate) interval: [f64; 2],
+    pub interval: [f64; 2],
     /// The confidence level of the interval, in percent.
-    pub(crate) confidence_pct: f64,
+    pub confidence_pct: f64,
 }
 
 impl Change {
     /// The sign test's interval: the `k`th smallest and largest ratio, where `k` is the largest that leaves 95 %, or 1.
     /// The median lies outside only if fewer than `k` of `n` tosses of a coin show one side. `None` without pairs.
-    pub(crate) fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
+    pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios = pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| (new / base - 1.0) * 100.0);
         let sorted = sorted(ratios);
         if sorted.is_empty() {

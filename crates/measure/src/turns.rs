@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
 /// A progress bar over `steps`, each of which has a message. Draws nothing if standard error is no terminal.
-pub(crate) fn progress(steps: usize) -> ProgressBar {
+pub fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
         bar.set_style(style);
@@ -15,7 +15,11 @@ pub(crate) fn progress(steps: usize) -> ProgressBar {
 /// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`. A budget is the whole
 /// time and the time that is spent already. The order is reversed from run to run, so that of two neighbours each is
 /// first equally often.
-pub(crate) fn take_turns<E>(
+///
+/// # Errors
+///
+/// The first error of `measure` ends the measurements.
+pub fn take_turns<E>(
     runs: u32,
     budget: Option<(Duration, Duration)>,
     wanted: &[usize],

@@ -15,14 +15,14 @@ fn scales(base: &str) -> &'static [(f64, &'static str)] {
 }
 
 /// The unit for a value in a base unit, and how many base units are in it: the largest unit of which the value has at least one.
-pub(crate) fn scale(value: f64, base: &str) -> (f64, &str) {
+pub fn scale(value: f64, base: &str) -> (f64, &str) {
     let scales = scales(base);
     let fits = |&&(factor, _): &&(f64, &str)| value.abs() >= factor;
     scales.iter().rev().find(fits).or(scales.first()).copied().unwrap_or((1.0, base))
 }
 
 /// A number with two decimals; with fewer if it is 100 or more.
-pub(crate) fn digits(x: f64) -> String {
+pub fn digits(x: f64) -> String {
     match x.abs() {
         a if a >= 1000.0 => format!("{x:.0}"),
         a if a >= 100.0 => format!("{x:.1}"),
@@ -36,13 +36,13 @@ fn with(number: String, unit: &str) -> String {
 }
 
 /// A value in the unit that suits it: `12.3 us`.
-pub(crate) fn show(value: f64, base: &str) -> String {
+pub fn show(value: f64, base: &str) -> String {
     let (factor, unit) = scale(value, base);
     with(digits(value / factor), unit)
 }
 
 /// Median and range, in the unit that suits the median: `12.3 us (11.0..20.1)`.
-pub(crate) fn show_spread(s: &Spread, base: &str) -> String {
+pub fn show_spread(s: &Spread, base: &str) -> String {
     let (factor, unit) = scale(s.median, base);
     let [median, min, max] = [s.median, s.min, s.max].map(|x| digits(x / factor));
     format!("{} ({min}..{max})", with(median, unit))

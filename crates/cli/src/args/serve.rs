@@ -1,7 +1,8 @@
 //! The arguments of `netmem serve`.
 
-use super::{BadArgument, CpusArg, PortArg, duration};
-use crate::cpus;
+use super::{CpusArg, PortArg, duration};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::cpus;
 use crate::xdp::XdpArgs;
 use clap::{Args, ValueEnum};
 use netmem::host::kernel_has;

@@ -4,7 +4,7 @@
 //! chart: the page has a legend.
 
 use super::error::BenchError;
-use crate::stats::Spread;
+use netmem_measure::stats::Spread;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 

@@ -1,8 +1,8 @@
 //! Values of goals from the rows of a suite. [`Which`] names a row. [`ratio`] and [`value`] return its measured value,
-//! and [`crate::goals`] judges it.
+//! and [`netmem_measure::goals`] judges it.
 
 use super::report::{Head, Row};
-use crate::goals::{Missing, Value};
+use netmem_measure::goals::{Missing, Value};
 
 /// Names a row of a suite.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +81,7 @@ pub(crate) fn value(rows: &[Row], which: &Which) -> Value {
 pub(super) mod tests {
     use super::super::report::Sample;
     use super::*;
-    use crate::goals::{Goal, Target, Unmet, Verdict, judge};
+    use netmem_measure::goals::{Goal, Target, Unmet, Verdict, judge};
 
     /// A row with these values.
     pub(crate) fn row(head: Head, values: &[f64]) -> Row {

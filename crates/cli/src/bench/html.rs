@@ -4,10 +4,10 @@ use super::chart::{self, Line};
 use super::error::BenchError;
 use super::report::{Report, Row};
 use super::table::{self, Grid};
-use crate::args::BadArgument;
-use crate::output::Target;
-use crate::stats::Spread;
-use crate::units;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::output::Target;
+use netmem_measure::stats::Spread;
+use netmem_measure::units;
 use std::fmt::Write as _;
 use std::path::Path;
 

@@ -7,7 +7,7 @@
 use super::error::BenchError;
 use super::plan::Plan;
 use super::report::Sample;
-use crate::cpus::pin;
+use netmem_measure::cpus::pin;
 use quanta::Clock;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -300,7 +300,7 @@ pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
 impl Lab {
     /// For tests that do not look at the measured values.
     pub(super) fn for_tests() -> Self {
-        let (threads, cpus) = (vec![1], crate::cpus::allowed());
+        let (threads, cpus) = (vec![1], netmem_measure::cpus::allowed());
         let duration = std::time::Duration::from_millis(1);
         Self::new(&Plan {
             suites: Vec::new(),

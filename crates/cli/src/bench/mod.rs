@@ -23,14 +23,15 @@ mod table;
 mod timing;
 mod tokens;
 
-use crate::args::{BadArgument, BenchArgs};
-use crate::goals::Unmet;
-use crate::load::Meter;
-use crate::machine::{self, Machine};
-use crate::output;
-use crate::perf::PoolReport;
-use crate::report::{Done, SCHEMA};
-use crate::signals::{self, Interrupted};
+use crate::args::BenchArgs;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::goals::Unmet;
+use netmem_measure::load::Meter;
+use netmem_measure::machine::{self, Machine};
+use netmem_measure::output;
+use netmem_measure::report::PoolReport;
+use netmem_measure::report::{Done, SCHEMA};
+use netmem_measure::signals::{self, Interrupted};
 use html::Html;
 use plan::{Plan, Suite};
 use pool::Books;
@@ -38,7 +39,7 @@ use report::{Head, Params, Report, Reports};
 use rounds::{Cell, Rounds};
 use std::sync::atomic::AtomicBool;
 
-/// Runs the benchmark. [`crate::args::BadArgument`] is returned before anything starts, any other error after that.
+/// Runs the benchmark. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.
 ///
 /// A signal ends the measurement. The rows that have been measured until then are reported as usual.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {

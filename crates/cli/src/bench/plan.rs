@@ -1,8 +1,9 @@
 //! The plan of a measurement, made from the checked arguments.
 
 use super::rows::Rows;
-use crate::args::{BadArgument, BenchArgs, SuiteArg};
-use crate::cpus;
+use crate::args::{BenchArgs, SuiteArg};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::cpus;
 use std::time::Duration;
 
 /// The time of all runs if the user gives no number of runs.

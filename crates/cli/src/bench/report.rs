@@ -2,18 +2,18 @@
 //! new ones may be added. Numbers are in base units: ns, B, b/s, requests.
 
 use super::plan::Plan;
-use crate::goals::{Goal, Unmet};
-use crate::machine::Machine;
-use crate::perf::PoolReport;
-use crate::report::{Done, names};
-use crate::stats::Spread;
+use netmem_measure::goals::{Goal, Unmet};
+use netmem_measure::machine::Machine;
+use netmem_measure::report::PoolReport;
+use netmem_measure::report::{Done, names};
+use netmem_measure::stats::Spread;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// One suite: an object on standard output, or one of several in it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// [`crate::report::SCHEMA`].
+    /// [`netmem_measure::report::SCHEMA`].
     pub(crate) schema: u32,
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,

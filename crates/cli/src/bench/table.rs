@@ -3,10 +3,10 @@
 use super::plan::Suite;
 use super::report::{Head, Measured, Report, Row};
 use super::rows::Rows;
-use crate::cpus;
-use crate::goals::{Goal, Unmet};
-use crate::stats::Spread;
-use crate::units::{digits, show, show_spread};
+use netmem_measure::cpus;
+use netmem_measure::goals::{Goal, Unmet};
+use netmem_measure::stats::Spread;
+use netmem_measure::units::{digits, show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write;
 

@@ -20,7 +20,7 @@ use super::Running;
 use super::report::{Events, Left};
 use super::socket::{Inherited, Socket, inherited};
 use crate::args::{DeviceArgs, PortArg};
-use crate::output;
+use netmem_measure::output;
 use anyhow::Context;
 use netmem::device::{DeviceError, Stats};
 use netmem::virtio::VhostUserError;

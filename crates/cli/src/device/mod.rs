@@ -4,9 +4,11 @@ mod fronts;
 mod report;
 pub(crate) mod socket;
 
-use crate::args::{BadArgument, DeviceArgs, PortArg, RingArg};
+use crate::args::{DeviceArgs, PortArg, RingArg};
+use netmem_measure::arguments::BadArgument;
 use crate::link::AskedLink;
-use crate::{cpus, limits, output, signals};
+use crate::limits;
+use netmem_measure::{cpus, output, signals};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};

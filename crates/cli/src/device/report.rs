@@ -2,7 +2,7 @@
 
 use super::Running;
 use crate::link::{AskedLink, LinkReport};
-use crate::output;
+use netmem_measure::output;
 use netmem::device::{DeviceError, Stats};
 use serde::Serialize;
 use std::collections::BTreeMap;

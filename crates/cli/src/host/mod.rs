@@ -3,7 +3,8 @@
 
 pub(crate) mod tasks;
 
-use crate::cpus;
+use netmem_measure::cpus;
+use netmem_measure::endpoint::{Clock, LARGE_FRAME, Mem, OwnStack, mac};
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
 use netmem::device::{DeviceError, NetDevice, Options, Stats, Worker};
@@ -20,16 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Memory of the embedded device, which is in this process: its bytes are slices.
-pub(crate) type Mem = TrustedPeer;
-pub(crate) type OwnStack = Stack<VirtioRx<Mem>, VirtioTx<Mem>>;
-
 /// Entries of each ring.
 const RING: u16 = 256;
 /// Received pages that connections and their users may hold.
 const HELD: u32 = 4096;
-/// The longest frame that is no segment: of a VLAN.
-pub(crate) const LARGE_FRAME: usize = 1522;
 /// Pages for headers and for what is copied to be sent.
 const SENT: usize = 4096;
 
@@ -104,20 +99,6 @@ pub(crate) struct Running {
     pub(crate) pool: Arc<SharedPool<Mem>>,
 }
 
-/// A clock that counts from the moment at which it was started.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(Instant);
-
-impl Clock {
-    pub(crate) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(crate) fn now(self) -> Time {
-        Time::ZERO + self.0.elapsed()
-    }
-}
-
 /// Counts of pages at the end: how many the pools allocated, and how many of them were not returned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Books {
@@ -130,17 +111,6 @@ impl Books {
         self.allocated += closed.stats.allocated();
         self.outstanding += closed.outstanding;
     }
-}
-
-/// A locally administered Ethernet address, made of the first IP address.
-pub(crate) fn mac(addresses: &[Address]) -> [u8; 6] {
-    let bytes = match addresses.first().map(|address| address.addr) {
-        Some(IpAddr::V4(addr)) => addr.octets(),
-        Some(IpAddr::V6(addr)) => addr.octets().last_chunk().copied().unwrap_or_default(),
-        None => [0; 4],
-    };
-    let [a, b, c, d] = bytes;
-    [0x02, 0x6e, a, b, c, d]
 }
 
 /// The device's counters and the counts of pages, at the end.

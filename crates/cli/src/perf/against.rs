@@ -4,11 +4,11 @@
 use super::error::PerfError;
 use super::json::Row;
 use super::plan::Plan;
-use crate::args::BadArgument;
-use crate::output;
-use crate::report::SCHEMA;
-use crate::signals::Interrupted;
-use crate::stats::{Change, Spread};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::output;
+use netmem_measure::report::SCHEMA;
+use netmem_measure::signals::Interrupted;
+use netmem_measure::stats::{Change, Spread};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::io::Read;

@@ -3,8 +3,8 @@
 
 use super::engine::Sample;
 use super::plan::{Alloc, Consumer, Variant};
-use crate::goals::{Goal, Missing, Target, Verdict, judge, percent};
-use crate::stats::Change;
+use netmem_measure::goals::{Goal, Missing, Target, Verdict, judge, percent};
+use netmem_measure::stats::Change;
 use comfy_table::{Table, presets};
 use netmem::RxMode;
 use serde::Serialize;

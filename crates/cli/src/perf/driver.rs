@@ -3,7 +3,7 @@
 
 use super::engine::{Mailbox, drain};
 use super::error::PerfError;
-use super::own_time::OwnTime;
+use netmem_measure::own_time::OwnTime;
 use super::plan::Variant;
 use crate::args::{DeviceArg, XdpArg};
 use netmem::packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};

@@ -17,7 +17,7 @@ use super::memory::Baseline;
 use super::plan::{Consumer as Where, Plan, Variant};
 use super::xsk::Opened;
 use crate::args::{DeviceArg, PortArg, XskArg};
-use crate::cpus::{pin, take_pinned};
+use netmem_measure::cpus::{pin, take_pinned};
 use crate::device::socket::{self, Inherited};
 use crate::link::{AskedLink, LinkReport};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};

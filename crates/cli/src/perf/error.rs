@@ -48,11 +48,6 @@ pub(crate) enum PerfError {
     Silence { variant: String, waited: Duration, hint: &'static str },
     #[error("interrupted")]
     Interrupted,
-    #[error(
-        "pages do not balance: {leaked} leaked, {mapped} mapped and {unmapped} unmapped; this is a bug of netmem, please \
-         report it with the command line"
-    )]
-    Unbalanced { leaked: u64, mapped: u64, unmapped: u64 },
     #[error("{build} {problem}")]
     Child { build: String, problem: String },
 }

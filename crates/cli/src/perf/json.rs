@@ -6,11 +6,11 @@ use super::engine::Sample;
 use super::error::PerfError;
 use super::plan::{Alloc, Plan, Variant};
 use crate::args::DeviceArg;
-use crate::goals::{Goal, Unmet};
+use netmem_measure::goals::{Goal, Unmet};
 use crate::link::LinkReport;
-use crate::machine::Machine;
-use crate::report::{Done, SCHEMA, names};
-use crate::stats::{Change, Spread};
+use netmem_measure::machine::Machine;
+use netmem_measure::report::{Done, SCHEMA, names};
+use netmem_measure::stats::{Change, Spread};
 use netmem::pool::PoolStats;
 use netmem::xsk::XskSocket;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use std::fmt;
 /// One object on standard output.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// [`crate::report::SCHEMA`].
+    /// [`netmem_measure::report::SCHEMA`].
     pub(crate) schema: u32,
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
@@ -174,49 +174,15 @@ pub(crate) struct Measured {
     pub(crate) ns_change: Option<Change>,
 }
 
-/// Counts of pages, for all runs together.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct PoolReport {
-    pub(crate) allocated: u64,
-    pub(crate) returned: u64,
-    pub(crate) mapped: u64,
-    pub(crate) unmapped: u64,
-    pub(crate) inflight: u64,
-    pub(crate) leaked: u64,
-    pub(crate) errors: BTreeMap<&'static str, u64>,
-}
-
-impl PoolReport {
-    fn of<'a>(samples: impl Iterator<Item = &'a Sample>) -> Self {
-        let (mut stats, mut leaked, mut errors) = (PoolStats::default(), 0, BTreeMap::new());
-        for sample in samples {
-            stats += sample.pool;
-            leaked += sample.leaked;
-            merge(&mut errors, &sample.errors);
-        }
-        Self { leaked, errors, ..Self::new(stats) }
+/// The counts of the pools of some runs, together.
+fn pool_report<'a>(samples: impl Iterator<Item = &'a Sample>) -> PoolReport {
+    let (mut stats, mut leaked, mut errors) = (PoolStats::default(), 0, BTreeMap::new());
+    for sample in samples {
+        stats += sample.pool;
+        leaked += sample.leaked;
+        merge(&mut errors, &sample.errors);
     }
-
-    /// From the sum of the pools' counters.
-    pub(crate) fn new(stats: PoolStats) -> Self {
-        Self {
-            allocated: stats.allocated(),
-            returned: stats.returned(),
-            mapped: stats.mapped,
-            unmapped: stats.unmapped,
-            inflight: stats.inflight(),
-            ..Self::default()
-        }
-    }
-
-    /// Fails unless every page was returned.
-    pub(crate) fn balance(&self) -> Result<(), PerfError> {
-        let Self { leaked, mapped, unmapped, .. } = *self;
-        if leaked > 0 || mapped != unmapped {
-            return Err(PerfError::Unbalanced { leaked, mapped, unmapped });
-        }
-        Ok(())
-    }
+    PoolReport { leaked, errors, ..PoolReport::new(stats) }
 }
 
 fn merge(into: &mut BTreeMap<&'static str, u64>, from: &BTreeMap<&'static str, u64>) {
@@ -251,7 +217,7 @@ impl Report {
         let all = || plan.variants.iter().zip(samples);
         let pools = |alloc| {
             let rows = all().filter(move |(v, _)| v.alloc == alloc);
-            PoolReport::of(rows.flat_map(|(_, samples)| samples))
+            pool_report(rows.flat_map(|(_, samples)| samples))
         };
         let backing = samples.iter().flatten().next().map_or("none".into(), |s| s.backing.to_string());
         let rows = all().map(|(v, own)| {

@@ -3,7 +3,8 @@
 use super::plan::Alloc;
 use netmem::pool::RegionError;
 use netmem::{NetOptions, PeerShared, Provider, Region, RegionOptions};
-use netmem_bench::{PageAllocator, PageFrags};
+use netmem_measure::frags::PageFrags;
+use netmem_measure::pages::PageAllocator;
 use std::sync::Arc;
 
 /// Pages of the blocks that threads keep in their caches: each thread that carves and frees blocks keeps some.

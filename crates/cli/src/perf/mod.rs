@@ -1,7 +1,7 @@
 //! `netmem perf`: receive traffic and report.
 //!
 //! [`plan`] checks the arguments and lists the variants. [`engine`] measures one variant once. [`suite`] runs all of
-//! them in turns. [`crate::stats`] computes numbers from the runs, and [`table`] and [`json`] show them. [`against`]
+//! them in turns. [`netmem_measure::stats`] computes numbers from the runs, and [`table`] and [`json`] show them. [`against`]
 //! compares two builds. [`sleep`] measures a driver that sleeps, at fixed rates, and [`streams`] measures flows of TCP
 //! and UDP.
 
@@ -23,11 +23,12 @@ mod xsk;
 pub(crate) use json::PoolReport;
 
 use crate::args::{PerfArgs, ProtoArg};
-use crate::signals::{self, Interrupted};
-use crate::{limits, output};
+use netmem_measure::signals::{self, Interrupted};
+use crate::limits;
+use netmem_measure::output;
 use plan::Plan;
 
-/// Runs the measurement. [`crate::args::BadArgument`] is returned before anything starts, any other error after that.
+/// Runs the measurement. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if args.proto != ProtoArg::Frames {
         limits::descriptors(64 + 2 * usize::from(args.flows.unwrap_or(1)), "perf --proto")?;

@@ -1,7 +1,9 @@
 //! The plan of a measurement: the checked arguments, and the variants that follow from them.
 
-use crate::args::{AllocArg, BadArgument, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
-use crate::cpus::{self, Placement};
+use crate::args::{AllocArg, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
+use netmem_measure::arguments::BadArgument;
+use crate::placement::Placement;
+use netmem_measure::cpus;
 use crate::xdp::XdpArgs;
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;

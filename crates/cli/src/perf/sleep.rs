@@ -11,12 +11,12 @@
 
 use super::error::PerfError;
 use super::plan::Plan;
-use crate::cpus::{pin, take_pinned};
-use crate::load::Meter;
-use crate::machine::Machine;
-use crate::report::{Done, SCHEMA};
-use crate::signals::Interrupted;
-use crate::units::show;
+use netmem_measure::cpus::{pin, take_pinned};
+use netmem_measure::load::Meter;
+use netmem_measure::machine::Machine;
+use netmem_measure::report::{Done, SCHEMA};
+use netmem_measure::signals::Interrupted;
+use netmem_measure::units::show;
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
 use netmem::device::port::{Gen, Port, PortError};
@@ -183,9 +183,9 @@ pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Res
     }
     report.done = Done::new(&meter, take_pinned(), interrupted);
     if plan.json {
-        crate::output::json(&report)?
+        netmem_measure::output::json(&report)?
     } else {
-        crate::output::print(&render(plan, &report))?
+        netmem_measure::output::print(&render(plan, &report))?
     }
     if interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }

@@ -4,9 +4,9 @@ use super::engine::{Engine, Sample};
 use super::error::PerfError;
 use super::json::Report;
 use super::plan::Plan;
-use crate::load::Meter;
-use crate::report::Done;
-use crate::turns::{progress, take_turns};
+use netmem_measure::load::Meter;
+use netmem_measure::report::Done;
+use netmem_measure::turns::{progress, take_turns};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 

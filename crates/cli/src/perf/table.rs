@@ -2,9 +2,9 @@
 
 use super::compare;
 use super::json::{PoolReport, Report, Row};
-use crate::goals::Unmet;
-use crate::stats::Change;
-use crate::units::{show, show_spread};
+use netmem_measure::goals::Unmet;
+use netmem_measure::stats::Change;
+use netmem_measure::units::{show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeSet;
 use std::fmt::Write;

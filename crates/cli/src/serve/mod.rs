@@ -27,11 +27,13 @@ mod report;
 mod state;
 mod timers;
 
-use crate::args::{BadArgument, PortArg, ServeArg, ServeArgs};
+use crate::args::{PortArg, ServeArg, ServeArgs};
+use netmem_measure::arguments::BadArgument;
 use crate::host::tasks::Tasks;
 use crate::host::{Clock, DeviceThreads, Drives, Ended, HostOptions, Mem, OwnStack, Running, Stacks, with_stacks};
 use crate::link::AskedLink;
-use crate::{cpus, limits, output, signals};
+use crate::limits;
+use netmem_measure::{cpus, output, signals};
 use admission::Admission;
 use anyhow::Context as _;
 use client::{Client, Counts, End, Patience, Shared};

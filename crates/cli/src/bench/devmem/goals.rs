@@ -3,7 +3,7 @@
 use super::segments;
 use crate::bench::goals::{Which, ratio};
 use crate::bench::report::Row;
-use crate::goals::{Goal, Target, judge};
+use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals: CPU time per byte of both sides together, at the same pace.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {

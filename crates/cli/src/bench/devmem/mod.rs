@@ -43,7 +43,7 @@ use super::plan::Plan;
 use super::pool::Books;
 use super::report::{Base, Head, Row, compare};
 use super::rounds::{Cell, Skipped};
-use crate::goals::Goal;
+use netmem_measure::goals::Goal;
 use cell::{EndToEnd, Pace, Traffic};
 use netmem::refs::{PercpuRef, RefCount};
 use receive::Receiving;

@@ -5,7 +5,7 @@
 
 use super::rig::unavailable;
 use crate::bench::error::BenchError;
-use crate::cpus::pin;
+use netmem_measure::cpus::pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
@@ -75,7 +75,7 @@ mod tests {
             *Rc::get_mut(sum).unwrap() += n;
             if **sum > 5 { Err(BenchError::NoPage("too much")) } else { Ok(**sum) }
         };
-        let thread = Resident::spawn(crate::cpus::allowed()[0], || Ok(Rc::new(1)), add).unwrap();
+        let thread = Resident::spawn(netmem_measure::cpus::allowed()[0], || Ok(Rc::new(1)), add).unwrap();
         [1, 2, 3].into_iter().for_each(|n| thread.begin(n));
         assert_eq!((thread.end().unwrap(), thread.end().unwrap()), (2, 4));
         assert!(matches!(thread.end(), Err(BenchError::NoPage(_))));

@@ -3,7 +3,7 @@
 use crate::bench::error::BenchError;
 use netmem::pool::{Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider, VhostDomain};
 use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions, SharedPool};
-use netmem_bench::PageAllocator;
+use netmem_measure::pages::PageAllocator;
 use std::error::Error;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,7 +2,7 @@
 
 use crate::bench::goals::{Which, ratio};
 use crate::bench::report::Row;
-use crate::goals::{Goal, Target, judge};
+use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {

@@ -21,7 +21,7 @@ use super::plan::Plan;
 use super::report::{Base, Head, PacketCost, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::{BATCH, Timing};
-use crate::goals::Goal;
+use netmem_measure::goals::Goal;
 use books::{CACHE, Pool};
 use crowd::Crowd;
 use dpdk::Dpdk;

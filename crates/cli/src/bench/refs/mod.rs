@@ -19,7 +19,7 @@ use super::plan::Plan;
 use super::report::{Base, Head, Row, compare};
 use super::rounds::{Cell, Skipped};
 use super::timing::Timing;
-use crate::goals::Goal;
+use netmem_measure::goals::Goal;
 use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
 use last::FinalPut;

@@ -36,7 +36,7 @@ mod smol;
 use super::plan::Plan;
 use super::report::{Base, Row, compare};
 use super::rounds::Cell;
-use crate::goals::Goal;
+use netmem_measure::goals::Goal;
 use run::Env;
 use std::sync::Arc;
 

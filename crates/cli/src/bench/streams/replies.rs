@@ -15,7 +15,7 @@ use crate::bench::error::BenchError;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Head, Sample};
 use crate::bench::rounds::Cell;
-use crate::cpus::pin;
+use netmem_measure::cpus::pin;
 use crate::host::{self, Clock, LARGE_FRAME, Mem};
 use anyhow::{Context, ensure};
 use netmem::device::{Connection, NetDevice, Options};

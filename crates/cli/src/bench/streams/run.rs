@@ -9,7 +9,7 @@ use super::ours::{self, Ours};
 use super::relay::relay;
 use super::rig::{Link, Rig};
 use super::smol::{self, Smol};
-use crate::cpus::pin;
+use netmem_measure::cpus::pin;
 use crate::host;
 use anyhow::{Context, ensure};
 use hdrhistogram::Histogram;

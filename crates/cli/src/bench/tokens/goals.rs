@@ -4,7 +4,7 @@ use super::order::Sequence;
 use super::section;
 use crate::bench::goals::{Which, ratio};
 use crate::bench::report::Row;
-use crate::goals::{Goal, Target, judge};
+use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals: with two threads against the locks, and flat over bindings with any number.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use crate::bench::goals::tests::row;
     use crate::bench::report::Head;
-    use crate::goals::Verdict;
+    use netmem_measure::goals::Verdict;
 
     #[test]
     fn rows_are_held_against_those_of_their_own_kind() {

@@ -19,7 +19,7 @@ use super::plan::Plan;
 use super::report::{Base, Head, Row, compare};
 use super::rounds::Cell;
 use super::timing::Timing;
-use crate::goals::Goal;
+use netmem_measure::goals::Goal;
 use circuit::Circuit;
 use hand_over::HandOver;
 use memory::Memory;

@@ -14,13 +14,13 @@ mod plan;
 mod report;
 
 use crate::args::PerfArgs;
-use crate::cpus::take_pinned;
+use netmem_measure::cpus::take_pinned;
 use crate::host::{Books, DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::AskedLink;
-use crate::load::{Cpus, Meter};
-use crate::output;
-use crate::report::Done;
-use crate::signals::Interrupted;
+use netmem_measure::load::{Cpus, Meter};
+use netmem_measure::output;
+use netmem_measure::report::Done;
+use netmem_measure::signals::Interrupted;
 use anyhow::Context;
 use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
 use netmem_inet::Address;
@@ -228,7 +228,7 @@ fn spawn<'s, T: Send + 's>(
     run: impl FnOnce() -> T + Send + 's,
 ) -> anyhow::Result<ScopedJoinHandle<'s, T>> {
     let pinned = move || {
-        crate::cpus::pin(cpu);
+        netmem_measure::cpus::pin(cpu);
         run()
     };
     Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")

@@ -3,11 +3,11 @@
 use super::plan::{Between, Plan};
 use crate::host::Books;
 use crate::link::LinkReport;
-use crate::load::Share;
-use crate::machine::Machine;
-use crate::report::{Done, SCHEMA};
-use crate::stats::Spread;
-use crate::units::{show, show_spread};
+use netmem_measure::load::Share;
+use netmem_measure::machine::Machine;
+use netmem_measure::report::{Done, SCHEMA};
+use netmem_measure::stats::Spread;
+use netmem_measure::units::{show, show_spread};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt;

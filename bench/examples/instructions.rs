@@ -10,10 +10,12 @@
 //! (`shared`, `elsewhere`, `percpuref`) take the portable path there, and only their times mean something.
 #![allow(clippy::unwrap_used)]
 
-use netmem_bench::tokens::{BATCH, Fragment, HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
-use netmem_bench::tokens::{Receive, Return, Tokens};
-use netmem_bench::{Forward, LockedPool, PageAllocator, PageFrags};
+use netmem_bench::baselines::tokens::{BATCH, Fragment, HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
+use netmem_bench::baselines::tokens::{Receive, Return, Tokens};
+use netmem_bench::baselines::{Forward, LockedPool};
 use netmem_devmem::TokenRange;
+use netmem_measure::frags::PageFrags;
+use netmem_measure::pages::PageAllocator;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::{
     DmaDomain, PagePool, PeerShared, PoolOptions, Provider, Region, RegionOptions, RegionProvider, VhostDomain,

@@ -3,7 +3,7 @@
 //! The charts are narrow, so that their text can be read on a page that is 400 pixels wide. Lines have no names in the
 //! chart: the page has a legend.
 
-use super::error::BenchError;
+use crate::error::BenchError;
 use netmem_measure::stats::Spread;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;

@@ -1,7 +1,7 @@
 //! Values of goals from the rows of a suite. [`Which`] names a row. [`ratio`] and [`value`] return its measured value,
 //! and [`netmem_measure::goals`] judges it.
 
-use super::report::{Head, Row};
+use crate::report::{Head, Row};
 use netmem_measure::goals::{Missing, Value};
 
 /// Names a row of a suite.

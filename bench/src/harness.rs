@@ -4,10 +4,11 @@
 //! It then times a fixed number of blocks. A thread that has done its counted blocks goes on working, uncounted, until
 //! all threads are done: so contention stays the same while any thread is timed.
 
-use super::error::BenchError;
-use super::plan::Plan;
-use super::report::Sample;
+use crate::error::BenchError;
+use crate::plan::Plan;
+use crate::report::Sample;
 use netmem_measure::cpus::pin;
+use netmem_measure::load::thread_time;
 use quanta::Clock;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ pub(crate) struct Timed {
 
 /// Where measurements take place.
 #[derive(Debug)]
-pub(crate) struct Lab {
+pub(crate) struct Harness {
     clock: Clock,
     cpus: Vec<usize>,
     duration_ns: u64,
@@ -66,13 +67,7 @@ struct Meeting {
     off: AtomicBool,
 }
 
-/// Nanoseconds that this thread has had a CPU.
-pub(crate) fn cpu_time() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
-}
-
-impl Lab {
+impl Harness {
     pub(crate) fn new(plan: &Plan) -> Self {
         let clock = Clock::new();
         // If the clock has no time stamp counter that it trusts, it counts nanoseconds, and a tick is one nanosecond.
@@ -83,12 +78,12 @@ impl Lab {
 
     /// Times `f` on this thread.
     pub(crate) fn time<T>(&self, f: impl FnOnce() -> T) -> (Timed, T) {
-        let before = cpu_time();
+        let before = thread_time();
         let begin = self.clock.raw();
         let done = f();
         let end = self.clock.raw();
         let ns = self.clock.delta_as_nanos(begin, end);
-        let lost_ns = ns.saturating_sub(cpu_time().saturating_sub(before));
+        let lost_ns = ns.saturating_sub(thread_time().saturating_sub(before));
         (Timed { ns, ticks: end.saturating_sub(begin), lost_ns }, done)
     }
 
@@ -281,14 +276,14 @@ impl Meeting {
 }
 
 /// The time of one operation on one thread: the mean over all threads. `done` has the operations of each thread.
-pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
+pub(crate) fn each(harness: &Harness, timed: &[Timed], done: &[u64]) -> Sample {
     let mean = |of: fn(&Timed) -> u64| {
         let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);
         each.sum::<f64>() / timed.len().max(1) as f64
     };
     Sample {
         value: mean(|t| t.ns),
-        tsc: lab.tsc.then(|| mean(|t| t.ticks)),
+        tsc: harness.tsc.then(|| mean(|t| t.ticks)),
         lost_ns: timed.iter().map(|t| t.lost_ns).sum(),
         elapsed_ns: timed.iter().map(|t| t.ns).max(),
         operations: Some(done.iter().sum()),
@@ -297,7 +292,7 @@ pub(crate) fn each(lab: &Lab, timed: &[Timed], done: &[u64]) -> Sample {
 }
 
 #[cfg(test)]
-impl Lab {
+impl Harness {
     /// For tests that do not look at the measured values.
     pub(super) fn for_tests() -> Self {
         let (threads, cpus) = (vec![1], netmem_measure::cpus::allowed());
@@ -310,7 +305,7 @@ impl Lab {
             asked: true,
             runs: 1,
             budget: None,
-            rows: super::rows::Rows::default(),
+            rows: crate::rows::Rows::default(),
         })
     }
 }
@@ -327,7 +322,7 @@ mod tests {
             done[thread].fetch_add(blocks, Ordering::Relaxed);
             true
         };
-        assert_eq!(Lab::for_tests().crew(&[1600, 32], &work).unwrap().unwrap().len(), 2);
+        assert_eq!(Harness::for_tests().crew(&[1600, 32], &work).unwrap().unwrap().len(), 2);
         assert!(done[0].load(Ordering::Relaxed) >= 1700);
         assert!(done[1].load(Ordering::Relaxed) >= 34);
     }
@@ -338,14 +333,14 @@ mod tests {
             std::hint::black_box((0..blocks * 64).map(std::hint::black_box).sum::<u64>());
             true
         };
-        let blocks = Lab::for_tests().calibrate(1, &work).unwrap().unwrap();
+        let blocks = Harness::for_tests().calibrate(1, &work).unwrap().unwrap();
         assert!(blocks[0] > 0);
     }
 
     #[test]
     fn an_operation_took_a_thread_the_mean_of_all() {
         let timed = [100, 300].map(|ns| Timed { ns, ticks: 2 * ns, lost_ns: 1 });
-        let sample = each(&Lab::for_tests(), &timed, &[10, 10]);
+        let sample = each(&Harness::for_tests(), &timed, &[10, 10]);
         assert_eq!((sample.value, sample.lost_ns), (20.0, 2));
         assert_eq!((sample.elapsed_ns, sample.operations), (Some(300), Some(20)));
         assert!(sample.tsc.is_none_or(|ticks| ticks == 40.0));
@@ -367,19 +362,19 @@ mod tests {
             }
             7
         };
-        assert_eq!(Lab::for_tests().served(vec![other, other], first).unwrap(), 7);
+        assert_eq!(Harness::for_tests().served(vec![other, other], first).unwrap(), 7);
     }
 
     #[test]
     fn what_somebody_else_timed_has_ticks() {
-        let timed = Lab::for_tests().timed_elsewhere(1_000_000, 900_000);
+        let timed = Harness::for_tests().timed_elsewhere(1_000_000, 900_000);
         assert_eq!((timed.ns, timed.lost_ns), (1_000_000, 100_000));
         assert!(timed.ticks > 0);
     }
 
     #[test]
     fn what_is_broken_ends_it_for_all() {
-        assert!(Lab::for_tests().crew(&[10, 10], &|thread: usize, _| thread == 0).unwrap().is_none());
-        assert!(Lab::for_tests().calibrate(2, &|_: usize, _| false).unwrap().is_none());
+        assert!(Harness::for_tests().crew(&[10, 10], &|thread: usize, _| thread == 0).unwrap().is_none());
+        assert!(Harness::for_tests().calibrate(2, &|_: usize, _| false).unwrap().is_none());
     }
 }

@@ -1,9 +1,9 @@
 //! The report with charts: one file that loads nothing.
 
-use super::chart::{self, Line};
-use super::error::BenchError;
-use super::report::{Report, Row};
-use super::table::{self, Grid};
+use crate::chart::{self, Line};
+use crate::error::BenchError;
+use crate::report::{Report, Row};
+use crate::table::{self, Grid};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::output::Target;
 use netmem_measure::stats::Spread;
@@ -64,9 +64,9 @@ fn page(reports: &[Report]) -> Result<String, BenchError> {
     let suites: Vec<_> = reports.iter().map(|report| report.suite).collect();
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>netmem bench {}</title>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>netmem-bench {}</title>\n\
          <style>{STYLE}</style>\n</head>\n<body>\n\
-         <h1>netmem bench {}</h1>\n{}{LEGEND}",
+         <h1>netmem-bench {}</h1>\n{}{LEGEND}",
         escape(&suites.join(" ")),
         escape(&suites.join(" ")),
         contents(reports),
@@ -83,7 +83,7 @@ fn contents(reports: &[Report]) -> String {
     let mut out = "<nav>\n<h2>Contents</h2>\n<ul>\n<li><a href=\"#legend\">Legend</a></li>\n".to_owned();
     for report in reports {
         let suite = escape(report.suite);
-        let _ = writeln!(out, "<li><a href=\"#{suite}\">netmem bench {suite}</a>\n<ul>");
+        let _ = writeln!(out, "<li><a href=\"#{suite}\">netmem-bench {suite}</a>\n<ul>");
         if !report.goals.is_empty() {
             let _ = writeln!(out, "<li><a href=\"#{suite}-goals\">Goals</a></li>");
         }
@@ -98,7 +98,7 @@ fn contents(reports: &[Report]) -> String {
 /// A suite.
 fn chapter(report: &Report) -> Result<String, BenchError> {
     let suite = escape(report.suite);
-    let mut out = format!("<h1 id=\"{suite}\">netmem bench {suite}</h1>\n");
+    let mut out = format!("<h1 id=\"{suite}\">netmem-bench {suite}</h1>\n");
     for line in table::header(report).lines().chain(report.done.lines().lines()).filter(|line| !line.is_empty()) {
         let _ = writeln!(out, "<p class=\"note\">{}</p>", escape(line));
     }
@@ -136,12 +136,12 @@ fn chapter(report: &Report) -> Result<String, BenchError> {
 
 /// A table that scrolls separately if it is too wide.
 fn figures(grid: &Grid) -> String {
-    let line = |cells: &[String], tag: &str| -> String {
-        let cell = |(text, number): (&String, &bool)| {
+    let line = |benchmarks: &[String], tag: &str| -> String {
+        let benchmark = |(text, number): (&String, &bool)| {
             let class = if *number { " class=\"n\"" } else { "" };
             format!("<{tag}{class}>{}</{tag}>", escape(text))
         };
-        format!("<tr>{}</tr>\n", cells.iter().zip(&grid.numbers).map(cell).collect::<String>())
+        format!("<tr>{}</tr>\n", benchmarks.iter().zip(&grid.numbers).map(benchmark).collect::<String>())
     };
     let rows: String = grid.rows.iter().map(|row| line(row, "td")).collect();
     format!(

@@ -4,9 +4,9 @@
 //! command. To start a measurement, this command writes a line to the program's standard input. The program answers
 //! with a line: nanoseconds and nanoseconds of CPU time. The program's source lists the lines that it understands.
 
-use super::error::BenchError;
-use super::lab::{Lab, Timed};
-use super::timing::{BATCH, Work};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::{BATCH, Work};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
@@ -54,7 +54,7 @@ pub(crate) struct Asked {
 }
 
 impl Work for Asked {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let mut running = self.peer.running.borrow_mut();
         let asked = match &mut *running {
             Some(Ok(program)) => program.ask(&(self.question)(blocks * BATCH)),
@@ -62,7 +62,7 @@ impl Work for Asked {
             None => Err("it was not started".into()),
         };
         match asked {
-            Ok((ns, cpu_ns)) => Ok(lab.timed_elsewhere(ns, cpu_ns)),
+            Ok((ns, cpu_ns)) => Ok(harness.timed_elsewhere(ns, cpu_ns)),
             Err(why) => {
                 *running = Some(Err(why.clone()));
                 Err(self.peer.unavailable(why))

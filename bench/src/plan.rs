@@ -1,7 +1,7 @@
 //! The plan of a measurement, made from the checked arguments.
 
-use super::rows::Rows;
-use crate::args::{BenchArgs, SuiteArg};
+use crate::args::{SuiteArg, SuiteArgs};
+use crate::rows::Rows;
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::cpus;
 use std::time::Duration;
@@ -50,11 +50,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(args: &BenchArgs) -> Result<Self, BadArgument> {
+    pub(crate) fn new(args: &SuiteArgs) -> Result<Self, BadArgument> {
         Self::on(args, &cpus::allowed())
     }
 
-    fn on(args: &BenchArgs, allowed: &[usize]) -> Result<Self, BadArgument> {
+    fn on(args: &SuiteArgs, allowed: &[usize]) -> Result<Self, BadArgument> {
         let mut suites: Vec<Suite> = Vec::new();
         for suite in &args.suites {
             let asked: &[Suite] = match suite {
@@ -130,14 +130,13 @@ fn powers(n: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::Cli;
     use clap::Parser;
 
     fn plan(args: &str, allowed: &[usize]) -> Result<Plan, String> {
-        let args = ["netmem", "bench"].into_iter().chain(args.split_whitespace());
+        let args = ["netmem-bench"].into_iter().chain(args.split_whitespace());
         let cli = Cli::try_parse_from(args).map_err(|e| e.to_string())?;
-        let Some(Command::Bench(args)) = cli.command else { return Err("not a bench".into()) };
-        Plan::on(&args, allowed).map_err(|e| e.to_string())
+        Plan::on(&cli.suites, allowed).map_err(|e| e.to_string())
     }
 
     #[test]

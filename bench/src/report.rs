@@ -1,7 +1,7 @@
 //! The report: what `--json` prints, and what the table and the charts are made of. Field names are a contract, which `schema/bench.json` has;
 //! new ones may be added. Numbers are in base units: ns, B, b/s, requests.
 
-use super::plan::Plan;
+use crate::plan::Plan;
 use netmem_measure::goals::{Goal, Unmet};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::PoolReport;

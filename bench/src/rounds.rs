@@ -1,9 +1,9 @@
 //! All measurements of a suite, in turns. A signal ends them; the finished ones are kept.
 
-use super::error::BenchError;
-use super::lab::Lab;
-use super::plan::Plan;
-use super::report::{Head, Row, Sample};
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::plan::Plan;
+use crate::report::{Head, Row, Sample};
 use netmem_measure::cpus;
 use netmem_measure::turns::{progress, take_turns};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// A measurement that is made once in every round. It fills one row or more.
-pub(crate) trait Cell {
+pub(crate) trait Benchmark {
     /// The rows, in the order of what [`measure`](Self::measure) returns.
     fn heads(&self) -> Vec<Head>;
 
@@ -20,7 +20,7 @@ pub(crate) trait Cell {
     /// # Errors
     ///
     /// [`BenchError::Unavailable`] says that the rows cannot be measured here.
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         Ok(())
     }
 
@@ -29,7 +29,7 @@ pub(crate) trait Cell {
     /// # Errors
     ///
     /// [`BenchError::Unavailable`] says that the rows can no longer be measured.
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError>;
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError>;
 
     /// A remark on how it was measured, for the report.
     fn note(&self) -> Option<String> {
@@ -43,16 +43,16 @@ pub(crate) struct Skipped {
     pub(crate) why: String,
 }
 
-impl Cell for Skipped {
+impl Benchmark for Skipped {
     fn heads(&self) -> Vec<Head> {
         self.heads.clone()
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         Err(BenchError::Unavailable { what: "skipped", why: self.why.clone() })
     }
 
-    fn measure(&mut self, _lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, _lab: &Harness) -> Result<Vec<Sample>, BenchError> {
         Ok(Vec::new())
     }
 }
@@ -64,19 +64,19 @@ pub(crate) struct Rounds {
     pub(crate) interrupted: bool,
 }
 
-/// Measures every cell as often as planned, or until a signal comes. Only the rows that the plan chooses are kept.
+/// Measures every benchmark as often as planned, or until a signal comes. Only the rows that the plan chooses are kept.
 pub(crate) fn run(
     plan: &Plan,
-    cells: &mut [Box<dyn Cell>],
+    benchmarks: &mut [Box<dyn Benchmark>],
     percpu: &str,
     stop: &AtomicBool,
 ) -> Result<Rounds, BenchError> {
-    let lab = Lab::new(plan);
-    let heads: Vec<Vec<Head>> = cells.iter().map(|cell| cell.heads()).collect();
+    let harness = Harness::new(plan);
+    let heads: Vec<Vec<Head>> = benchmarks.iter().map(|benchmark| benchmark.heads()).collect();
     let mut samples: Vec<Vec<Vec<Sample>>> = heads.iter().map(|heads| vec![Vec::new(); heads.len()]).collect();
-    let mut skipped: Vec<Option<String>> = vec![None; cells.len()];
-    let mut pinned: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); cells.len()];
-    let bar = progress((plan.runs as usize + 1) * cells.len());
+    let mut skipped: Vec<Option<String>> = vec![None; benchmarks.len()];
+    let mut pinned: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); benchmarks.len()];
+    let bar = progress((plan.runs as usize + 1) * benchmarks.len());
     let step = |heads: &[Head]| {
         bar.inc(1);
         if let Some(head) = heads.first() {
@@ -84,26 +84,26 @@ pub(crate) fn run(
         }
         if stop.load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
     };
-    // The signal that ends this command may also have ended a program that a cell started.
+    // The signal that ends this command may also have ended a program that a benchmark started.
     let failed = |error| if stop.load(Ordering::Relaxed) { BenchError::Interrupted } else { error };
     let begin = Instant::now();
     let mut rounds = || {
-        for (i, cell) in cells.iter_mut().enumerate() {
+        for (i, benchmark) in benchmarks.iter_mut().enumerate() {
             step(&heads[i])?;
-            match cell.prepare(&lab).map_err(failed) {
+            match benchmark.prepare(&harness).map_err(failed) {
                 Err(BenchError::Unavailable { why, .. }) => skipped[i] = Some(why),
                 done => done?,
             }
         }
         let budget = plan.budget.map(|budget| (budget, begin.elapsed()));
-        let wanted: Vec<usize> = (0..cells.len()).filter(|&i| skipped[i].is_none()).collect();
+        let wanted: Vec<usize> = (0..benchmarks.len()).filter(|&i| skipped[i].is_none()).collect();
         take_turns(plan.runs, budget, &wanted, &bar, |i| {
             step(&heads[i])?;
             if skipped[i].is_some() {
                 return Ok(());
             }
             let (since, _) = (Instant::now(), cpus::take_pinned());
-            match cells[i].measure(&lab).map_err(failed) {
+            match benchmarks[i].measure(&harness).map_err(failed) {
                 Ok(values) => {
                     let run_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                     let values = values.into_iter().map(|sample| Sample { run_ns, ..sample });
@@ -125,9 +125,9 @@ pub(crate) fn run(
         done => done.map(|()| false)?,
     };
     bar.finish_and_clear();
-    let notes = cells.iter().map(|cell| cell.note());
-    let cells = heads.into_iter().zip(samples).zip(skipped).zip(notes).zip(pinned);
-    let rows = cells.flat_map(|((((heads, samples), skipped), note), cpus)| {
+    let notes = benchmarks.iter().map(|benchmark| benchmark.note());
+    let benchmarks = heads.into_iter().zip(samples).zip(skipped).zip(notes).zip(pinned);
+    let rows = benchmarks.flat_map(|((((heads, samples), skipped), note), cpus)| {
         heads.into_iter().zip(samples).map(move |(head, samples)| Row {
             note: note.clone(),
             cpus: cpus.clone(),

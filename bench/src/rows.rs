@@ -1,6 +1,6 @@
 //! The choice of the rows of a suite that are measured: all rows, or those that `--rows` names.
 
-use super::report::Head;
+use crate::report::Head;
 
 /// Names of rows or of sections, in which `*` stands for any characters. An empty list chooses all rows.
 #[derive(Clone, Debug, Default)]

@@ -1,29 +1,18 @@
 //! `netmem bench`: parts of netmem, measured beside what they replace.
 //!
-//! [`plan`] checks the arguments. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`], [`streams`]) is a list of cells,
-//! each of which measures one thing once. [`rounds`] measures all cells in turns. [`lab`] has the threads, [`peer`] the
+//! [`plan`] checks the arguments. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`], [`streams`]) is a list of benchmarks,
+//! each of which measures one thing once. [`rounds`] measures all benchmarks in turns. [`harness`] has the threads, [`peer`] the
 //! programs in C, [`rows`] the choice of rows, and [`goals`] the goals of the suites. [`table`], [`html`] and
 //! [`report`] show the results.
 
-mod chart;
-mod devmem;
-mod error;
-mod goals;
-mod html;
-pub(crate) mod lab;
-mod peer;
-mod plan;
-mod pool;
-mod refs;
-mod report;
-mod rounds;
-mod rows;
-mod streams;
-mod table;
-mod timing;
-mod tokens;
-
-use crate::args::BenchArgs;
+use crate::accounting::Books;
+use crate::args::SuiteArgs;
+use crate::html::Html;
+use crate::plan::{Plan, Suite};
+use crate::report::{Head, Params, Report, Reports};
+use crate::rounds::{self, Rounds};
+use crate::suites;
+use crate::table;
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::goals::Unmet;
 use netmem_measure::load::Meter;
@@ -32,20 +21,15 @@ use netmem_measure::output;
 use netmem_measure::report::PoolReport;
 use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::signals::{self, Interrupted};
-use html::Html;
-use plan::{Plan, Suite};
-use pool::Books;
-use report::{Head, Params, Report, Reports};
-use rounds::{Cell, Rounds};
 use std::sync::atomic::AtomicBool;
 
 /// Runs the benchmark. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.
 ///
 /// A signal ends the measurement. The rows that have been measured until then are reported as usual.
-pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     let plan = choose(Plan::new(args)?)?;
     if args.list {
-        return output::print(&table::list(&heads(&plan), &plan.rows));
+        return Ok(output::print(&table::list(&heads(&plan), &plan.rows))?);
     }
     let html = args.html.as_deref().map(Html::new).transpose()?;
     let stop = signals::stop_flag()?;
@@ -99,42 +83,25 @@ fn choose(plan: Plan) -> Result<Plan, BadArgument> {
 
 /// All rows of the plan's suites.
 fn heads(plan: &Plan) -> Vec<(Suite, Vec<Head>)> {
-    let cells = |suite| cells(suite, &plan.of(suite), &Books::default());
-    let heads = |&suite: &Suite| (suite, cells(suite).iter().flat_map(|cell| cell.heads()).collect());
+    let benchmarks = |suite| suites::benchmarks(suite, &plan.of(suite), &Books::default());
+    let heads = |&suite: &Suite| (suite, benchmarks(suite).iter().flat_map(|benchmark| benchmark.heads()).collect());
     plan.suites.iter().map(heads).collect()
-}
-
-/// Everything that a suite measures.
-fn cells(suite: Suite, plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
-    match suite {
-        Suite::Refs => refs::cells(plan),
-        Suite::Pool => pool::cells(plan, books),
-        Suite::Tokens => tokens::cells(plan),
-        Suite::Devmem => devmem::cells(plan, books),
-        Suite::Streams => streams::cells(plan),
-    }
 }
 
 fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
     let percpu = machine::percpu();
     let books = Books::default();
-    let mut cells = cells(suite, plan, &books);
-    cells.retain(|cell| cell.heads().iter().any(|head| plan.rows.choose(head)));
+    let mut benchmarks = suites::benchmarks(suite, plan, &books);
+    benchmarks.retain(|benchmark| benchmark.heads().iter().any(|head| plan.rows.choose(head)));
     let meter = Meter::new();
-    let Rounds { mut rows, interrupted } = rounds::run(plan, &mut cells, &percpu, stop)?;
+    let Rounds { mut rows, interrupted } = rounds::run(plan, &mut benchmarks, &percpu, stop)?;
     let done = Done::new(&meter, rows.iter().flat_map(|row| row.cpus.clone()).collect(), interrupted);
-    let mut goals = match suite {
-        Suite::Refs => refs::judge(&mut rows, &percpu),
-        Suite::Pool => pool::judge(&mut rows, &percpu),
-        Suite::Tokens => tokens::judge(&mut rows, &percpu),
-        Suite::Devmem => devmem::judge(&mut rows, &percpu),
-        Suite::Streams => streams::judge(&mut rows, &percpu),
-    };
+    let mut goals = suites::judge(suite, &mut rows, &percpu);
     if !plan.rows.patterns().is_empty() {
         goals.retain(|goal| !goal.of_other_rows);
     }
     // The pools close here and enter what they counted into the books.
-    drop(cells);
+    drop(benchmarks);
     Ok(Report {
         schema: SCHEMA,
         netmem: env!("CARGO_PKG_VERSION"),

@@ -1,13 +1,13 @@
 //! The report as text, at most 100 columns wide unless rows were skipped.
 
-use super::plan::Suite;
-use super::report::{Head, Measured, Report, Row};
-use super::rows::Rows;
+use crate::plan::Suite;
+use crate::report::{Head, Measured, Report, Row};
+use crate::rows::Rows;
+use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::cpus;
 use netmem_measure::goals::{Goal, Unmet};
 use netmem_measure::stats::Spread;
 use netmem_measure::units::{digits, show, show_spread};
-use comfy_table::{CellAlignment, Table, presets};
 use std::fmt::Write;
 
 /// The heading of a section: what its rows have in common.
@@ -216,18 +216,18 @@ impl Grid {
             head.push("percpu".into());
             numbers.push(false);
         }
-        let cells = |row: &&Row| {
-            let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
+        let benchmarks = |row: &&Row| {
+            let mut benchmarks = vec![row.head.name.clone(), row.head.threads.to_string()];
             match &row.measured {
-                Some(m) => cells.extend(self::figures(row, m, &shown)),
-                None if row.skipped.is_some() => cells.push("skipped".into()),
-                None => cells.push("no run".into()),
+                Some(m) => benchmarks.extend(self::figures(row, m, &shown)),
+                None if row.skipped.is_some() => benchmarks.push("skipped".into()),
+                None => benchmarks.push("no run".into()),
             }
-            cells.resize(figures, String::new());
-            cells.extend((!shown.packet).then(|| row.percpu.clone()));
-            cells
+            benchmarks.resize(figures, String::new());
+            benchmarks.extend((!shown.packet).then(|| row.percpu.clone()));
+            benchmarks
         };
-        Self { head, numbers, rows: rows.iter().map(cells).collect() }
+        Self { head, numbers, rows: rows.iter().map(benchmarks).collect() }
     }
 }
 
@@ -251,19 +251,19 @@ impl Shown {
 
 fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
     let value = if row.head.unit == "B" { show(m.value.median, "B") } else { show_spread(&m.value, row.head.unit) };
-    let mut cells = vec![value];
+    let mut benchmarks = vec![value];
     if shown.tsc {
-        cells.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
+        benchmarks.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
     }
     if shown.packet {
         let percent = |p: f64| if p < 10.0 { format!("{p:.1} %") } else { format!("{p:.0} %") };
         let shares = m.packet.map(|p| [p.budget_10g_pct, p.budget_100g_pct].map(percent));
-        cells.extend(shares.unwrap_or_default());
+        benchmarks.extend(shares.unwrap_or_default());
     }
     if shown.versus.is_some() {
-        cells.push(m.versus.map_or(String::new(), |v| bare(&v.ratio)));
+        benchmarks.push(m.versus.map_or(String::new(), |v| bare(&v.ratio)));
     }
-    cells
+    benchmarks
 }
 
 /// Why rows are missing, and the remarks on the rows that are not. Each remark is printed once, with the rows that it

@@ -1,4 +1,4 @@
-// Measures DPDK's memory pools on request. `netmem bench pool` builds this program, and its measurements take turns with those of
+// Measures DPDK's memory pools on request. `netmem-bench pool` builds this program, and its measurements take turns with those of
 // netmem's own variants.
 //
 //   standard input                 standard output

@@ -15,7 +15,7 @@
 //
 // busy_ns is the receiver's own time. Time stamps are taken immediately before each rte_eth_rx_burst and after the packets were
 // freed. Polls that found nothing do not count. A poll that took longer than 50 us is compared with the thread's CPU clock, so that
-// time in which the thread did not run does not count either. `crates/cli/src/perf/own_time.rs` has the same rules, so that both
+// time in which the thread did not run does not count either. `crates/measure/src/own_time.rs` has the same rules, so that both
 // sides are measured alike.
 //
 // `send` sends frames until SIGTERM. All buffers of its pool have the frame from the start, so that none is filled while it sends.

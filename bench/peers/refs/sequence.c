@@ -1,5 +1,5 @@
 // A counter for each CPU, in C: only an add in a restartable sequence. It has no gate, so the counts could not be summed or the
-// counter killed. `netmem bench refs` builds this program, and its measurements take turns with those of netmem's own variants.
+// counter killed. `netmem-bench refs` builds this program, and its measurements take turns with those of netmem's own variants.
 //
 //   arguments                      the CPU to run on
 //   standard input                 standard output

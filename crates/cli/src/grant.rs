@@ -3,12 +3,12 @@
 //! that redirects frames to them. A worker asks by `Grant::receive`.
 
 use crate::args::GrantArgs;
-use netmem_measure::arguments::BadArgument;
 use crate::limits;
-use netmem_measure::{output, signals};
 use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
 use netmem::xsk::privileges::Privileges;
 use netmem::xsk::{Filter, ProgramOptions, Rule, XskOptions};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::{output, signals};
 use std::error::Error;
 
 /// Workers that may wait for queues. Each has a descriptor here.

@@ -1,11 +1,11 @@
 //! `netmem info`: what this machine offers to a program that moves packets.
 
 use crate::args::InfoArgs;
-use netmem_measure::{cpus, machine, output};
 use anyhow::Context;
 use netmem::xsk::privileges::{Capability, Privileges};
 use netmem::xsk::{self, Filter, InterfaceInfo, Rule};
 use netmem::{PeerShared, RegionOptions};
+use netmem_measure::{cpus, machine, output};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::fs::read_to_string;
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         capabilities,
         capabilities_missing,
     };
-    if args.json { output::json(&info) } else { output::print(&render(&info)) }
+    Ok(if args.json { output::json(&info) } else { output::print(&render(&info)) }?)
 }
 
 fn render(i: &Info) -> String {

@@ -1,10 +1,10 @@
 //! The bad link of the option `--link`, and `netmem link`, which puts the same link between two taps.
 
 use crate::args::{LinkArgs, PortArg};
-use netmem_measure::arguments::BadArgument;
-use netmem_measure::{output, signals};
 use anyhow::Context;
 use netmem::device::port::{LinkStats, Linked, Port, PortError, Tap};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::{output, signals};
 use netmem_netem::LinkOptions;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -106,7 +106,8 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
     let report = link.report();
     output::print(&format!("tap:{first} to tap:{second}: {}, {refused} refused", counts(&report.to_driver)))?;
     let back = counts(&report.from_driver);
-    output::print(&format!("tap:{second} to tap:{first}: {back}, {} refused", report.refused))
+    output::print(&format!("tap:{second} to tap:{first}: {back}, {} refused", report.refused))?;
+    Ok(())
 }
 
 /// Moves at most [`BATCH`] frames, and returns how many.

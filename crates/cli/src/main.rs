@@ -1,35 +1,25 @@
 //! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be a server behind a
-//! tap (`serve`), connect two taps by a bad link (`link`), measure parts of netmem and the alternatives that they
-//! replace (`bench`), open AF_XDP sockets for other processes (`grant`), report what the machine offers (`info`).
+//! tap (`serve`), connect two taps by a bad link (`link`), open AF_XDP sockets for other processes (`grant`), report what the machine offers (`info`).
 //!
 //! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
 
 mod args;
-mod bench;
-mod cpus;
 mod device;
-mod goals;
 mod grant;
 mod host;
 mod info;
 mod limits;
 mod link;
-mod load;
-mod machine;
-mod output;
 mod pages;
 mod perf;
-mod report;
+mod placement;
 mod serve;
-mod signals;
-mod stats;
-mod turns;
-mod units;
 mod xdp;
 
 use args::{Cli, Command};
-use netmem_measure::arguments::BadArgument;
 use clap::Parser;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::{output, signals};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -55,7 +45,6 @@ fn main() -> ExitCode {
         Command::Device(args) => device::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Link(args) => link::run(&args),
-        Command::Bench(args) => bench::run(&args),
         Command::Grant(args) => grant::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Pages(args) => pages::run(&args),

@@ -1,12 +1,12 @@
 //! The options of commands that open an interface by AF_XDP.
 
 use crate::args::XskArg;
-use netmem_measure::arguments::BadArgument;
-use netmem_measure::output;
 use clap::{Args, ValueEnum};
 use netmem::XskPort;
 use netmem::device::port::PortError;
 use netmem::xsk::{AttachMode, BusyPoll, Mode, ProgramOptions, QueueOptions};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::output;
 
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct XdpArgs {

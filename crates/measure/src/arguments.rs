@@ -6,7 +6,7 @@ use std::time::Duration;
 /// what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct BadArgument(String);
+pub struct BadArgument(pub String);
 
 impl BadArgument {
     /// An error with this text, as the result of a check.

@@ -186,6 +186,10 @@ impl Unmet {
     }
 
     /// Fails if `--check` was given and something is unmet.
+    ///
+    /// # Errors
+    ///
+    /// A goal was missed, or it or a row was skipped.
     pub fn check(self, asked: bool) -> Result<(), CheckFailed> {
         if asked && self != Self::default() { Err(CheckFailed(self)) } else { Ok(()) }
     }

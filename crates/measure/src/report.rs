@@ -94,9 +94,9 @@ impl PoolReport {
 /// Pages were not returned, or are still mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-        "pages do not balance: {leaked} leaked, {mapped} mapped and {unmapped} unmapped; this is a bug of netmem, please \
+    "pages do not balance: {leaked} leaked, {mapped} mapped and {unmapped} unmapped; this is a bug of netmem, please \
          report it with the command line"
-    )]
+)]
 pub struct Unbalanced {
     /// Pages that were not returned.
     pub leaked: u64,

@@ -9,7 +9,7 @@
 //! | is found by lookup, by many threads, and comes and goes: a route, a flow, a neighbour | [`RcuRef`], 4 bytes; its memory outlives a grace period | an addition each, in a critical section; share one among many | an addition each, which does not repeat |
 //! | is set up once, used everywhere and torn down on purpose: a binding, a device, a configuration | [`PercpuRef`], 24 bytes and 8 per CPU | a plain addition each | the same: nothing is shared |
 //!
-//! `netmem bench refs` measures them side by side.
+//! `netmem-bench refs` measures them side by side.
 //!
 //! * [`Owner`] holds the initial reference of an object over any of them, and makes the count. [`Ref`] is one of the other
 //!   references. A release that blocks is handed to a [`Worker`].

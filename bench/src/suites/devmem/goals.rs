@@ -1,8 +1,8 @@
 //! The goals of device memory.
 
 use super::segments;
-use crate::bench::goals::{Which, ratio};
-use crate::bench::report::Row;
+use crate::goals::{Which, ratio};
+use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals: CPU time per byte of both sides together, at the same pace.
@@ -49,8 +49,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::goals::tests::{measured, row};
-    use crate::bench::report::Head;
+    use crate::goals::tests::{measured, row};
+    use crate::report::Head;
 
     #[test]
     fn each_direction_has_its_own_before() {

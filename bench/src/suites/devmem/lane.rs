@@ -9,7 +9,7 @@
 
 use super::peer::{OURS, PORT, Peer};
 use super::rig::{HEADER_PAGES, Memory, PAGES, unavailable};
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem::device::port::PortError;
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::inet::tcp::Config;

@@ -12,7 +12,7 @@
 //!
 //! Everything but `locked_map` is the code of the product: device, driver, header split, flow table, mailboxes,
 //! bindings with either count, senders, and with `ranges` the socket. With `locked_map` the socket hands out datagrams
-//! without a token. The ids come from [`netmem_bench::tokens::Locked`], which takes its lock once for 16 datagrams, as
+//! without a token. The ids come from [`netmem_bench::baselines::tokens::Locked`], which takes its lock once for 16 datagrams, as
 //! well as such a socket could do it. Pages are returned by the same put. `transmit` uses no tokens: rows that differ
 //! only in their tokens do the same work twice, and show the noise of the measurement.
 //!
@@ -21,11 +21,11 @@
 //!
 //! The embedded device always shares the network's thread, also if there are more CPUs, so that every machine measures
 //! the same. The time of its passes counts for throughput, but is left out of all CPU time. CPU time is that of turns
-//! in which there was something to do. It is measured at a pace that all variants can keep: see [`cell`]. [`rig`]
+//! in which there was something to do. It is measured at a pace that all variants can keep: see [`benchmark`]. [`rig`]
 //! connects the parts, [`receive`] and [`transmit`] are the two directions, [`ways`] the two kinds of tokens, and
 //! [`goals`] the goals.
 
-mod cell;
+mod benchmark;
 mod goals;
 mod lane;
 mod peer;
@@ -38,19 +38,19 @@ mod streams;
 mod transmit;
 mod ways;
 
-use super::error::BenchError;
-use super::plan::Plan;
-use super::pool::Books;
-use super::report::{Base, Head, Row, compare};
-use super::rounds::{Cell, Skipped};
-use netmem_measure::goals::Goal;
-use cell::{EndToEnd, Pace, Traffic};
+use crate::accounting::Books;
+use crate::error::BenchError;
+use crate::plan::Plan;
+use crate::report::{Base, Head, Row, compare};
+use crate::rounds::{Benchmark, Skipped};
+use benchmark::{EndToEnd, Pace, Traffic};
 use netmem::refs::{PercpuRef, RefCount};
+use netmem_measure::goals::Goal;
 use receive::Receiving;
 use rig::Memory;
 use segments::Segments;
 use std::sync::Arc;
-use streams::StreamCell;
+use streams::StreamBenchmark;
 use transmit::Transmitting;
 use ways::{LockedMap, Ranges};
 
@@ -135,16 +135,16 @@ impl Direction {
 }
 
 /// Everything that the suite measures.
-pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
     let enough = plan.most() > 1;
     let memory = Arc::new(Memory::default());
-    let mut cells = Vec::new();
+    let mut benchmarks = Vec::new();
     let mut add = |direction: Direction, pace: &Arc<Pace>, variant, make: Make| {
         let heads = direction.heads(variant);
         if enough {
-            cells.push(EndToEnd::cell(variant, heads, direction, pace.clone(), make));
+            benchmarks.push(EndToEnd::benchmark(variant, heads, direction, pace.clone(), make));
         } else {
-            cells.push(Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Cell>);
+            benchmarks.push(Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Benchmark>);
         }
     };
     let pace = Arc::new(Pace::default());
@@ -160,19 +160,19 @@ pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
     add(Direction::Transmit, &pace, AFTER, make(rig(), Transmitting::<PercpuRef>::new));
     if enough {
         for direction in [Direction::StreamReceive, Direction::StreamTransmit] {
-            cells.push(Box::new(StreamCell::new(direction, &memory)));
+            benchmarks.push(Box::new(StreamBenchmark::new(direction, &memory)));
         }
-        for cell in Segments::cells(&memory) {
-            cells.push(Box::new(cell));
+        for benchmark in Segments::benchmarks(&memory) {
+            benchmarks.push(Box::new(benchmark));
         }
     } else {
-        let skip = |heads: Vec<Head>| Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Cell>;
+        let skip = |heads: Vec<Head>| Box::new(Skipped { heads, why: WHY.to_owned() }) as Box<dyn Benchmark>;
         let streams =
-            [Direction::StreamReceive, Direction::StreamTransmit].map(|d| StreamCell::new(d, &memory).heads());
-        cells.extend(streams.map(skip));
-        cells.extend(Segments::cells(&memory).iter().map(|cell| skip(cell.heads())));
+            [Direction::StreamReceive, Direction::StreamTransmit].map(|d| StreamBenchmark::new(d, &memory).heads());
+        benchmarks.extend(streams.map(skip));
+        benchmarks.extend(Segments::benchmarks(&memory).iter().map(|benchmark| skip(benchmark.heads())));
     }
-    cells
+    benchmarks
 }
 
 /// The variant that the others are compared with.

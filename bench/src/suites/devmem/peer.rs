@@ -11,7 +11,7 @@
 //! between two programs on one host.
 
 use super::rig::unavailable;
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem::device::port::{ALL_OFFLOADS, Port, PortError};
 use netmem::inet::tcp::{Flags, Header, Seq};
 use netmem::inet::wire::{self, Arp, Body, EthernetHeader, Mac, Network, Outer, Transport};

@@ -1,19 +1,20 @@
 //! Receiving: the network's thread polls device and queue, the application's thread its sockets.
 
-use super::cell::{Outcome, STEP, Traffic};
+use super::benchmark::{Outcome, STEP, Traffic};
 use super::rig::{Memory, Rig, unavailable};
 use super::source::{FIRST_PORT, Flows, OURS};
 use super::ways::Way;
 use super::{FLOWS, MESSAGE};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, cpu_time};
-use crate::bench::pool::Books;
+use crate::accounting::Books;
+use crate::error::BenchError;
+use crate::harness::Harness;
 use netmem::VirtioNet;
 use netmem::device::{Connection, NetDevice};
 use netmem::virtio::driver::{EitherRx, RxClosed, SplitOptions, VirtioRxQueues};
 use netmem_devmem::{
     Address, Binding, BindingCount, FlowQueue, FlowTable, Interface, MAX_RANGES, Netdev, SocketOptions, TokenRange,
 };
+use netmem_measure::load::thread_time;
 use quanta::Clock;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,7 +78,7 @@ struct Told {
 }
 
 impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
-    fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
+    fn run(&mut self, harness: &Harness, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
         let Self { flows, queue, queues, device, clock, .. } = self;
         // The queue is locked once, because nothing restarts it during a run.
         let mut rx = queues.queues_mut().get(0);
@@ -93,9 +94,9 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
                 let now = clock.delta_as_nanos(begin, clock.raw());
                 device.ports()[0].due = due(datagrams, now, pace_ns);
                 device.poll();
-                let before = cpu_time();
+                let before = thread_time();
                 if rx.poll(|poll| poll.receive(BUDGET, queue)) > 0 {
-                    busy += cpu_time().saturating_sub(before);
+                    busy += thread_time().saturating_sub(before);
                 } else if told.accounted.load(Ordering::Acquire) >= datagrams || now > PATIENCE {
                     break now;
                 }
@@ -103,7 +104,7 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
             (elapsed, busy)
         };
         let application = |ended: &AtomicBool| serve(flows, &told, ended);
-        let (timed, (elapsed_ns, network_ns)) = lab.served(vec![application], || lab.time(network))?;
+        let (timed, (elapsed_ns, network_ns)) = harness.served(vec![application], || harness.time(network))?;
         let (received, freed) = (told.received.into_inner(), told.freed.into_inner());
         let accounted = told.accounted.into_inner();
         if accounted != datagrams || freed != received {
@@ -136,7 +137,7 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
     let (mut busy, mut received, mut freed, mut idle) = (0, 0, 0, 0);
     loop {
         let last = ended.load(Ordering::Acquire);
-        let (before, mut found) = (cpu_time(), 0);
+        let (before, mut found) = (thread_time(), 0);
         for Flow { way, held } in flows.iter_mut() {
             found += way.receive(held);
             if held.len() as u64 >= MESSAGE {
@@ -144,7 +145,7 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
             }
         }
         if found > 0 {
-            busy += cpu_time().saturating_sub(before);
+            busy += thread_time().saturating_sub(before);
         }
         received += found as u64;
         idle = if found > 0 { 0 } else { idle + 1 };
@@ -158,9 +159,9 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
             spin_loop();
         }
     }
-    let before = cpu_time();
+    let before = thread_time();
     freed += flows.iter_mut().map(|Flow { way, held }| return_tokens(way, held)).sum::<u64>();
-    busy += cpu_time().saturating_sub(before);
+    busy += thread_time().saturating_sub(before);
     told.received.store(received, Ordering::Relaxed);
     told.freed.store(freed, Ordering::Relaxed);
     told.busy_ns.store(busy, Ordering::Relaxed);
@@ -193,7 +194,7 @@ mod tests {
         let mut traffic = Receiving::<C, W>::new(&Memory::default(), &books).unwrap();
         let memory = traffic._binding.reference();
         for pace in [None, Some(100.0)] {
-            let outcome = traffic.run(&Lab::for_tests(), 3000, pace).unwrap();
+            let outcome = traffic.run(&Harness::for_tests(), 3000, pace).unwrap();
             assert_eq!(outcome.arrived + outcome.lost, 3000);
             assert!(outcome.arrived > 0 && outcome.network_ns > 0 && outcome.application_ns > 0);
         }

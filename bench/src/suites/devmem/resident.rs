@@ -4,7 +4,7 @@
 //! warmed up once. Between jobs the thread sleeps.
 
 use super::rig::unavailable;
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem_measure::cpus::pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};

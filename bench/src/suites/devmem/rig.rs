@@ -1,7 +1,7 @@
 //! What both sides of a variant use: a device, a driver, a binding.
 
 use super::source::Flows;
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::pool::PAGE_SIZE;
 use netmem::refs::Worker;

@@ -21,13 +21,14 @@
 use super::lane::{Card, Lane, Shape, Turns, bind, late};
 use super::peer::MSS;
 use super::rig::{Memory, PAGES};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, cpu_time};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use netmem::refs::PercpuRef;
 use netmem_devmem::Binding;
 use netmem_devmem::stream::StreamFragment;
+use netmem_measure::load::thread_time;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -98,7 +99,7 @@ impl Rig<'_> {
             let mut left = BURST * self.len as u64;
             while left > 0 {
                 self.turns.turn(self.due)?;
-                let before = cpu_time();
+                let before = thread_time();
                 self.lane.stack.poll(self.lane.now());
                 loop {
                     let mut places = [const { StreamFragment::Empty }; BURST as usize];
@@ -112,7 +113,7 @@ impl Rig<'_> {
                         let _ = returner.return_tokens(&[*tokens]);
                     }
                 }
-                took.stack_ns += cpu_time().saturating_sub(before);
+                took.stack_ns += thread_time().saturating_sub(before);
                 late(begin, "the last segment")?;
             }
             took.segments += BURST;
@@ -130,7 +131,7 @@ impl Rig<'_> {
         let mut ended = false;
         while !ended || out > 0 {
             ended = elapsed() >= ns && took.segments >= least;
-            let before = cpu_time();
+            let before = thread_time();
             while !ended && out < BURST {
                 let offset = self.sent % PLACES * (4096 << ORDER);
                 if self.lane.streams[0].send(&from, offset, self.len as u32, false).is_err() {
@@ -143,7 +144,7 @@ impl Rig<'_> {
             while self.lane.streams[0].sent().is_some() {
                 (took.segments, out) = (took.segments + 1, out - 1);
             }
-            took.stack_ns += cpu_time().saturating_sub(before);
+            took.stack_ns += thread_time().saturating_sub(before);
             self.turns.turn(self.due)?;
             late(begin, "the last segment")?;
         }
@@ -153,7 +154,7 @@ impl Rig<'_> {
     }
 }
 
-/// The cell of a length and of a kind of pages.
+/// The benchmark of a length and of a kind of pages.
 pub(super) struct Segments {
     memory: Arc<Memory>,
     len: usize,
@@ -161,16 +162,22 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// All cells: each length, and the longest segments in pages of 4 KiB.
-    pub(super) fn cells(memory: &Arc<Memory>) -> Vec<Self> {
+    /// All benchmarks: each length, and the longest segments in pages of 4 KiB.
+    pub(super) fn benchmarks(memory: &Arc<Memory>) -> Vec<Self> {
         let small = [(LONG, 0)];
         let all = LENGTHS.into_iter().map(|len| (len, ORDER)).chain(small);
         all.map(|(len, order)| Self { memory: memory.clone(), len, order }).collect()
     }
 
     /// Measures on this thread, while the device works on another one.
-    fn measure_with(&self, lab: &Lab, shape: Shape, ours: std::os::unix::net::UnixStream, turns: &Turns) -> Measured {
-        let ns = lab.duration_ns() / 2;
+    fn measure_with(
+        &self,
+        harness: &Harness,
+        shape: Shape,
+        ours: std::os::unix::net::UnixStream,
+        turns: &Turns,
+    ) -> Measured {
+        let ns = harness.duration_ns() / 2;
         let binding = bind::<PercpuRef>(&self.memory, self.order)?;
         let lane = Lane::new(&binding, shape, ours, || turns.turn(0))?;
         let mut rig = Rig { lane, binding, turns, len: self.len, due: 0, sent: 0 };
@@ -185,7 +192,7 @@ impl Segments {
 /// Receiving, then sending.
 type Measured = Result<[Took; 2], BenchError>;
 
-impl Cell for Segments {
+impl Benchmark for Segments {
     fn heads(&self) -> Vec<Head> {
         let units = [("ns", "segment"), ("b/s", "stream")].into_iter().cycle();
         let head = |(section, (unit, per))| Head {
@@ -200,7 +207,7 @@ impl Cell for Segments {
         SECTIONS.into_iter().zip(units).map(head).collect()
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let reserve = if self.order == ORDER { 300 } else { 300 * (1 << ORDER) };
         let shape = Shape { flows: 1, len: self.len, order: self.order, large: true, reserve };
         let (mut card, ours) = Card::new(shape)?;
@@ -208,7 +215,7 @@ impl Cell for Segments {
         let device = move |ended: &AtomicBool| turns.serve(&mut card, ended);
         let this = &*self;
         let (timed, took) =
-            lab.served(vec![device], || lab.time(move || this.measure_with(lab, shape, ours, turns)))?;
+            harness.served(vec![device], || harness.time(move || this.measure_with(harness, shape, ours, turns)))?;
         let samples = took?.into_iter().flat_map(|took| {
             let sample = |value| Sample {
                 value,
@@ -257,14 +264,15 @@ mod tests {
     /// All of the time of [`Took`] is the rig's, and every segment is counted once: of each length, received and sent.
     #[test]
     fn segments_of_each_length_are_received_and_sent() {
-        let lab = Lab::for_tests();
-        if lab.cpus(2).len() < 2 {
+        let harness = Harness::for_tests();
+        if harness.cpus(2).len() < 2 {
             return;
         }
-        for mut cell in Segments::cells(&Arc::default()) {
-            let samples = cell.measure(&lab).unwrap();
-            let whole =
-                |sample: &Sample| sample.bytes.unwrap().is_multiple_of(BURST * cell.len as u64) && sample.value > 0.0;
+        for mut benchmark in Segments::benchmarks(&Arc::default()) {
+            let samples = benchmark.measure(&harness).unwrap();
+            let whole = |sample: &Sample| {
+                sample.bytes.unwrap().is_multiple_of(BURST * benchmark.len as u64) && sample.value > 0.0
+            };
             assert!(samples.len() == SECTIONS.len() && samples.iter().all(whole), "{samples:?}");
         }
     }

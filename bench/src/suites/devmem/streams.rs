@@ -15,7 +15,7 @@
 //! of slices, a quarter of a message of each flow. The variants take turns slice by slice, so that all of them see the
 //! same minutes of the machine. CPU time is the thread's CPU clock around turns in which there was something to do.
 
-use super::cell::{Outcome, Pace, STEP};
+use super::benchmark::{Outcome, Pace, STEP};
 use super::lane::{Card, Lane, Shape, bind, late, pause, wait};
 use super::peer::MSS;
 use super::receive::due;
@@ -23,11 +23,12 @@ use super::resident::Resident;
 use super::rig::Memory;
 use super::ways::{StreamBack, StreamWay};
 use super::{Direction, FLOWS, VARIANTS, WHOLE_NS};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, cpu_time};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use netmem_devmem::{Binding, BindingCount, BindingRef, MAX_RANGES, TokenRange};
+use netmem_measure::load::thread_time;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -67,10 +68,10 @@ trait Slices {
 
 /// Measures `f`, which returns the number of units that arrived, and its CPU time in turns with work.
 fn timed(f: impl FnOnce(Instant) -> Result<(u64, u64), BenchError>) -> Result<Outcome, BenchError> {
-    let (begin, before) = (Instant::now(), cpu_time());
+    let (begin, before) = (Instant::now(), thread_time());
     let (arrived, network_ns) = f(begin)?;
     let elapsed_ns = begin.elapsed().as_nanos() as u64;
-    let lost_ns = elapsed_ns.saturating_sub(cpu_time().saturating_sub(before));
+    let lost_ns = elapsed_ns.saturating_sub(thread_time().saturating_sub(before));
     Ok(Outcome { elapsed_ns, arrived, network_ns, lost_ns, ..Outcome::default() })
 }
 
@@ -142,7 +143,7 @@ impl<C: BindingCount, W: StreamWay<C>> Slices for Receiving<C, W> {
             while *received - base < all {
                 let now = begin.elapsed().as_nanos() as u64;
                 card.turn(*sent + each(due(all, now, pace_ns), FLOWS, units));
-                let (before, mut found) = (cpu_time(), lane.stack.poll(lane.now()));
+                let (before, mut found) = (thread_time(), lane.stack.poll(lane.now()));
                 for (flow, (way, stream)) in ways.iter_mut().zip(&mut lane.streams).enumerate() {
                     // One call receives up to 16 fragments, so there must be room for as many.
                     while out.slots() >= 16 {
@@ -157,7 +158,7 @@ impl<C: BindingCount, W: StreamWay<C>> Slices for Receiving<C, W> {
                     }
                 }
                 if found > 0 {
-                    busy += cpu_time().saturating_sub(before);
+                    busy += thread_time().saturating_sub(before);
                 }
                 late(begin, "a segment")?;
             }
@@ -192,10 +193,10 @@ impl Application {
             let (back, held) = &mut flows[flow];
             held.push(tokens);
             if held.len() as u64 == *message {
-                let before = cpu_time();
+                let before = thread_time();
                 let freed: usize = held.chunks(MAX_RANGES).map(|tokens| back.return_tokens(tokens)).sum();
                 held.clear();
-                told.busy_ns.fetch_add(cpu_time().saturating_sub(before), Ordering::Relaxed);
+                told.busy_ns.fetch_add(thread_time().saturating_sub(before), Ordering::Relaxed);
                 told.freed.fetch_add(freed as u64, Ordering::Release);
             }
             told.seen.fetch_add(1, Ordering::Release);
@@ -234,7 +235,7 @@ impl<C: BindingCount> Slices for Transmitting<C> {
             while sent.iter().any(|&sent| sent < units * UNIT) || out > 0 {
                 let now = begin.elapsed().as_nanos() as u64;
                 let due = each(due(all, now, pace_ns), HALF, units) * UNIT;
-                let (before, mut found) = (cpu_time(), 0);
+                let (before, mut found) = (thread_time(), 0);
                 for (flow, (sent, stream)) in sent.iter_mut().zip(&mut lane.streams).enumerate() {
                     while *sent < due {
                         let n = (due - *sent).min(RANGE);
@@ -251,7 +252,7 @@ impl<C: BindingCount> Slices for Transmitting<C> {
                     }
                 }
                 if found > 0 {
-                    busy += cpu_time().saturating_sub(before);
+                    busy += thread_time().saturating_sub(before);
                 }
                 card.turn(0);
                 late(begin, "the acknowledgement of a segment")?;
@@ -399,8 +400,8 @@ impl Threads {
     }
 }
 
-/// The cell of a direction: all its variants.
-pub(super) struct StreamCell {
+/// The benchmark of a direction: all its variants.
+pub(super) struct StreamBenchmark {
     direction: Direction,
     memory: Arc<Memory>,
     threads: Option<Threads>,
@@ -410,7 +411,7 @@ pub(super) struct StreamCell {
     units: u64,
 }
 
-impl StreamCell {
+impl StreamBenchmark {
     pub(super) fn new(direction: Direction, memory: &Arc<Memory>) -> Self {
         let (memory, pace) = (memory.clone(), Pace::default());
         Self { direction, memory, threads: None, pace, slices: WHOLE, units: SHORT_SLICE }
@@ -429,16 +430,16 @@ fn slices(duration_ns: u64, slice_ns: f64) -> u64 {
     ((duration_ns as f64 / 2.0 / slice_ns.max(1.0)) as u64).clamp(1, MOST).next_multiple_of(WHOLE)
 }
 
-impl Cell for StreamCell {
+impl Benchmark for StreamBenchmark {
     fn heads(&self) -> Vec<Head> {
         VARIANTS.iter().flat_map(|variant| self.direction.heads(variant)).collect()
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
-        let whole = lab.duration_ns() >= WHOLE_NS;
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
+        let whole = harness.duration_ns() >= WHOLE_NS;
         let (warm, best_of) = if whole { (2 * WHOLE, WHOLE) } else { (1, 1) };
         self.units = if whole { SLICE } else { SHORT_SLICE };
-        let threads = self.connect(lab.cpus(2))?;
+        let threads = self.connect(harness.cpus(2))?;
         // This is not measured: pages are touched for the first time, and congestion windows grow.
         threads.run(&Job::new(warm, self.units, None))?;
         // Something else may slow a slice down, so the best one counts.
@@ -451,13 +452,13 @@ impl Cell for StreamCell {
         }
         best.into_iter().for_each(|ns| self.pace.saw(ns));
         if whole {
-            self.slices = slices(lab.duration_ns(), self.pace.ns() * (self.units * FLOWS as u64) as f64);
+            self.slices = slices(harness.duration_ns(), self.pace.ns() * (self.units * FLOWS as u64) as f64);
         }
         self.threads = Some(threads);
         Ok(())
     }
 
-    fn measure(&mut self, _: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, _: &Harness) -> Result<Vec<Sample>, BenchError> {
         let Some(threads) = &self.threads else { return Ok(Vec::new()) };
         let fast = threads.run(&Job::new(self.slices, self.units, None))?;
         let paced = threads.run(&Job::new(self.slices, self.units, Some(self.pace.ns())))?;
@@ -536,18 +537,18 @@ mod tests {
     /// Both directions: every unit arrives, and what a message held is freed ([`Receiving::slice`] checks that).
     #[test]
     fn streams_outlive_their_measurements() {
-        let lab = Lab::for_tests();
-        if lab.cpus(2).len() < 2 {
+        let harness = Harness::for_tests();
+        if harness.cpus(2).len() < 2 {
             return;
         }
         for direction in [Direction::StreamReceive, Direction::StreamTransmit] {
-            let mut cell = StreamCell::new(direction, &Arc::default());
-            cell.prepare(&lab).unwrap();
+            let mut benchmark = StreamBenchmark::new(direction, &Arc::default());
+            benchmark.prepare(&harness).unwrap();
             for _ in 0..2 {
-                let samples = cell.measure(&lab).unwrap();
-                let units = SHORT_SLICE * FLOWS as u64 * cell.slices;
+                let samples = benchmark.measure(&harness).unwrap();
+                let units = SHORT_SLICE * FLOWS as u64 * benchmark.slices;
                 let moved = |sample: &Sample| sample.bytes == Some(units * UNIT) && sample.value > 0.0;
-                assert!(samples.len() == cell.heads().len() && samples.iter().all(moved), "{samples:?}");
+                assert!(samples.len() == benchmark.heads().len() && samples.iter().all(moved), "{samples:?}");
             }
         }
     }

@@ -3,18 +3,19 @@
 //! Each datagram holds the binding from the moment the application makes it. A frame that the device has holds the
 //! binding by itself: that hold begins and ends on the network's CPU.
 
-use super::cell::{Outcome, STEP, Traffic};
+use super::benchmark::{Outcome, STEP, Traffic};
 use super::receive::due;
 use super::rig::{Memory, Rig, unavailable};
 use super::source::Flows;
 use super::{FLOWS, MESSAGE, PAYLOAD};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, cpu_time};
-use crate::bench::pool::Books;
+use crate::accounting::Books;
+use crate::error::BenchError;
+use crate::harness::Harness;
 use netmem::device::{Connection, NetDevice};
 use netmem::virtio::driver::VirtioSplitTx;
 use netmem::{PoolOptions, QueuePair, TxQueue, VirtioNet, VirtioRx};
 use netmem_devmem::{Binding, BindingCount, BindingRef, Endpoint, Message, SendError, Sender};
+use netmem_measure::load::thread_time;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -66,7 +67,7 @@ impl<C: BindingCount> Transmitting<C> {
 }
 
 impl<C: BindingCount> Traffic for Transmitting<C> {
-    fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
+    fn run(&mut self, harness: &Harness, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
         let Self { tx, makers, senders, device, clock, .. } = self;
         let clock = &*clock;
         let (out, mut mail) = RingBuffer::new(RING);
@@ -81,11 +82,11 @@ impl<C: BindingCount> Traffic for Transmitting<C> {
                 if completed == datagrams || now > PATIENCE {
                     break now;
                 }
-                let before = cpu_time();
+                let before = thread_time();
                 let sent = send(tx, senders, &mut mail, &mut waiting);
                 let done = tx.complete() as u64;
                 if sent + done > 0 {
-                    busy += cpu_time().saturating_sub(before);
+                    busy += thread_time().saturating_sub(before);
                     completed += done;
                 }
                 device.poll();
@@ -97,7 +98,8 @@ impl<C: BindingCount> Traffic for Transmitting<C> {
             let busy = make(makers, out, clock, datagrams, pace_ns, ended);
             busy_of.store(busy, Ordering::Relaxed);
         };
-        let (timed, (elapsed_ns, completed, network_ns)) = lab.served(vec![application], || lab.time(network))?;
+        let (timed, (elapsed_ns, completed, network_ns)) =
+            harness.served(vec![application], || harness.time(network))?;
         let arrived = taken() - taken_before;
         if completed != datagrams {
             let (variant, held, freed) = (String::new(), datagrams, completed);
@@ -161,7 +163,7 @@ fn make<C: BindingCount>(
             spin_loop();
             continue;
         }
-        let before = cpu_time();
+        let before = thread_time();
         let flow = (made / TURN) as usize % FLOWS;
         for at in made..made + turn {
             let first = flow as u64 * MESSAGE * PAYLOAD;
@@ -173,7 +175,7 @@ fn make<C: BindingCount>(
             }
         }
         made += turn;
-        busy += cpu_time().saturating_sub(before);
+        busy += thread_time().saturating_sub(before);
     }
     busy
 }
@@ -196,7 +198,7 @@ mod tests {
         let mut traffic = Transmitting::<C>::new(&Memory::default(), &books).unwrap();
         let memory = traffic._binding.reference();
         for pace in [None, Some(100.0)] {
-            let outcome = traffic.run(&Lab::for_tests(), 1000, pace).unwrap();
+            let outcome = traffic.run(&Harness::for_tests(), 1000, pace).unwrap();
             assert_eq!((outcome.arrived, outcome.lost), (1000, 0));
             assert!(outcome.network_ns > 0 && outcome.application_ns > 0);
             assert_eq!(traffic.tx.held(), 0);

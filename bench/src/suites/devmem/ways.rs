@@ -1,6 +1,6 @@
 //! The two kinds of tokens, on the receiving and the returning side of a socket.
 
-use netmem_bench::tokens::{self, BATCH, Locked, Receive, Return};
+use netmem_bench::baselines::tokens::{self, BATCH, Locked, Receive, Return};
 use netmem_devmem::stream::{DeviceStream, StreamFragment, StreamReturner};
 use netmem_devmem::{BindingCount, BindingRef, Fragment, Returner, Socket, Token, TokenRange};
 use std::hint::black_box;

@@ -5,11 +5,11 @@
 //! threads are equal.
 
 use super::apart;
-use super::books::{Books, Everyones};
 use super::solo::buffer;
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::{BATCH, Work};
+use crate::accounting::{Books, Everyones};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::{BATCH, Work};
 use crossbeam_queue::ArrayQueue;
 use netmem::PoolOptions;
 use std::hint::black_box;
@@ -38,9 +38,9 @@ impl<S: Stock> Crowd<S> {
 }
 
 impl<S: Stock> Work for Crowd<S> {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let work = |_: usize, blocks: u64| (0..blocks).all(|_| self.stock.block());
-        let timed = lab.crew(&vec![blocks; self.threads], &work)?.ok_or(BenchError::NoPage(self.name))?;
+        let timed = harness.crew(&vec![blocks; self.threads], &work)?.ok_or(BenchError::NoPage(self.name))?;
         let mean = |of: fn(&Timed) -> u64| timed.iter().map(of).sum::<u64>() / self.threads as u64;
         let lost_ns = timed.iter().map(|t| t.lost_ns).sum();
         Ok(Timed { ns: mean(|t| t.ns), ticks: mean(|t| t.ticks), lost_ns })

@@ -1,8 +1,8 @@
-//! DPDK's memory pools: a [peer](crate::bench::peer), built where libdpdk is installed.
+//! DPDK's memory pools: a [peer](crate::peer), built where libdpdk is installed.
 
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::peer::{Asked, Peer, Running, build, tool};
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::peer::{Asked, Peer, Running, build, tool};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
@@ -20,8 +20,8 @@ impl Dpdk {
     }
 
     /// Work that measures `what` with this many other threads.
-    pub(super) fn work(&self, lab: &Lab, what: &'static str, others: usize) -> Result<Asked, BenchError> {
-        let start = || start(lab.cpus(self.threads));
+    pub(super) fn work(&self, harness: &Harness, what: &'static str, others: usize) -> Result<Asked, BenchError> {
+        let start = || start(harness.cpus(self.threads));
         self.peer.work(start, move |operations| format!("{what} {operations} {others}"))
     }
 }
@@ -31,7 +31,7 @@ fn start(cpus: &[usize]) -> Result<Running, String> {
     let flags = ["--cflags", "--libs", "libdpdk"].map(OsString::from);
     // The message of pkg-config is replaced, because it has several lines.
     let flags = tool("pkg-config", flags).map_err(|_| "libdpdk is not installed (Debian: libdpdk-dev, pkg-config)")?;
-    let program = build(dir.path(), netmem_bench::DPDK_POOL, &flags)?;
+    let program = build(dir.path(), netmem_bench::baselines::DPDK_POOL, &flags)?;
     // Without huge pages DPDK still needs files, unless it is told to share no memory. The directory of the program is
     // removed when the program runs.
     launch(&program, cpus, true).or_else(|_| launch(&program, cpus, false))

@@ -4,9 +4,9 @@
 //! recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
 use super::BATCH;
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::Work;
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::Work;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -112,9 +112,9 @@ fn unavailable(what: &str, error: &io::Error) -> BenchError {
 }
 
 impl Work for LiveFrames {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let frames = u32::try_from(blocks * BATCH).unwrap_or(u32::MAX);
-        let (timed, done) = lab.alone(|| lab.time(|| self.drop_frames(frames)))?;
+        let (timed, done) = harness.alone(|| harness.time(|| self.drop_frames(frames)))?;
         done.map_err(|e| unavailable("live frames were refused", &e))?;
         Ok(timed)
     }

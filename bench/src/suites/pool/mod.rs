@@ -3,9 +3,8 @@
 //! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread takes pages and
 //! others drop them. In [`mod@crowd`] every thread takes pages and drops them. In [`starved`] a thread needs a page
 //! while all pages are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of them are
-//! [timings](super::timing) of blocks of 64 operations. [`books`] has the pools, and [`goals`] has their goals.
+//! [timings](crate::timing) of blocks of 64 operations. [`books`] has the pools, and [`goals`] has their goals.
 
-mod books;
 mod crowd;
 mod dpdk;
 mod goals;
@@ -14,20 +13,20 @@ mod pipeline;
 mod solo;
 mod starved;
 
-pub(super) use books::Books;
+pub(super) use crate::accounting::Books;
 
-use super::error::BenchError;
-use super::plan::Plan;
-use super::report::{Base, Head, PacketCost, Row, compare};
-use super::rounds::{Cell, Skipped};
-use super::timing::{BATCH, Timing};
-use netmem_measure::goals::Goal;
-use books::{CACHE, Pool};
+use crate::accounting::{CACHE, Pool};
+use crate::error::BenchError;
+use crate::plan::Plan;
+use crate::report::{Base, Head, PacketCost, Row, compare};
+use crate::rounds::{Benchmark, Skipped};
+use crate::timing::{BATCH, Timing};
 use crowd::Crowd;
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::PoolOptions;
-use netmem_bench::{Forward, LockedPool, SpscPool};
+use netmem_bench::baselines::{Forward, LockedPool, SpscPool};
+use netmem_measure::goals::Goal;
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
 use solo::Alone;
 use starved::Starved;
@@ -40,22 +39,22 @@ fn apart() {
 }
 
 /// Everything that the suite measures.
-pub(super) fn cells(plan: &Plan, books: &Books) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
     let dpdk = Dpdk::new(plan.most());
-    let mut cells = one_cpu(books, &dpdk);
+    let mut benchmarks = one_cpu(books, &dpdk);
     for threads in plan.threads.iter().copied().filter(|&n| n > 1) {
-        cells.extend(other_cpus(books, &dpdk, threads));
-        cells.extend(every_thread(books, &dpdk, threads));
+        benchmarks.extend(other_cpus(books, &dpdk, threads));
+        benchmarks.extend(every_thread(books, &dpdk, threads));
     }
     if plan.most() == 1 {
         // These rows are skipped. Their heads are for two threads, the fewest that they can have.
-        let mut heads: Vec<_> = other_cpus(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()).collect();
-        heads.extend(every_thread(books, &dpdk, 2).iter().flat_map(|cell| cell.heads()));
+        let mut heads: Vec<_> = other_cpus(books, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()).collect();
+        heads.extend(every_thread(books, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()));
         let why = "one thread takes pages and another drops them, each on a CPU of its own".into();
-        cells.push(Box::new(Skipped { heads, why }));
+        benchmarks.push(Box::new(Skipped { heads, why }));
     }
-    cells.extend(more_of_one_cpu(books));
-    cells
+    benchmarks.extend(more_of_one_cpu(books));
+    benchmarks
 }
 
 fn head(name: &str, section: &'static str, threads: usize, per: &'static str) -> Head {
@@ -63,11 +62,11 @@ fn head(name: &str, section: &'static str, threads: usize, per: &'static str) ->
 }
 
 /// Work of one thread that needs no pool.
-fn plain<F>(name: &'static str, section: &'static str, make: impl FnOnce() -> F + 'static) -> Box<dyn Cell>
+fn plain<F>(name: &'static str, section: &'static str, make: impl FnOnce() -> F + 'static) -> Box<dyn Benchmark>
 where
     F: FnMut(u64) -> bool + Send + 'static,
 {
-    Timing::cell(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make())))
+    Timing::benchmark(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make())))
 }
 
 /// Work of one thread on a pool.
@@ -76,21 +75,21 @@ fn pooled<F>(
     name: &'static str,
     section: &'static str,
     make: impl FnOnce(Pool) -> F + 'static,
-) -> Box<dyn Cell>
+) -> Box<dyn Benchmark>
 where
     F: FnMut(u64) -> bool + Send + 'static,
 {
     let books = books.clone();
     let pool = move || books.pool(PoolOptions::new(name).cache(CACHE), 2 * CACHE, 0);
-    Timing::cell(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
+    Timing::benchmark(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
 }
 
 /// Takes and drops a page of this order, with a cache or without one.
-fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dyn Cell> {
+fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dyn Benchmark> {
     let books = books.clone();
     let head = Head { order: Some(order), ..head(name, "slow path", 1, "page") };
     let pool = move || books.pool(PoolOptions::new(name).cache(cache), 64, order);
-    Timing::cell(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
+    Timing::benchmark(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
 }
 
 /// Makes something with its own handle of the books.
@@ -107,13 +106,13 @@ fn crowd<S: crowd::Stock + 'static>(
     name: &'static str,
     threads: usize,
     stock: impl FnOnce() -> Result<S, BenchError> + 'static,
-) -> Box<dyn Cell> {
+) -> Box<dyn Benchmark> {
     let section = if threads == 1 { "one CPU" } else { "every thread" };
-    Timing::cell(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
+    Timing::benchmark(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
 }
 
 /// The rows in which every thread takes pages and gives them back.
-fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> {
+fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let dpdk = dpdk.clone();
     vec![
         crowd("shared", threads, on(books, crowd::Shared::new)),
@@ -121,18 +120,18 @@ fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>
         crowd("array_queue", threads, || Ok(crowd::array_queue())),
         crowd("mutex_vec", threads, || Ok(crowd::mutex_vec())),
         crowd("malloc", threads, || Ok(crowd::Malloc)),
-        Timing::cell(head("dpdk_mempool", "every thread", threads, "page"), move |lab| {
-            dpdk.work(lab, "mempool", threads - 1)
+        Timing::benchmark(head("dpdk_mempool", "every thread", threads, "page"), move |harness| {
+            dpdk.work(harness, "mempool", threads - 1)
         }),
     ]
 }
 
 /// The rows in which one thread takes a page and gives it back.
-fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
+fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
     let asked = |name: &'static str| {
         let dpdk = dpdk.clone();
         let what = name.trim_start_matches("dpdk_");
-        Timing::cell(head(name, "one CPU", 1, "page"), move |lab| dpdk.work(lab, what, 0))
+        Timing::benchmark(head(name, "one CPU", 1, "page"), move |harness| dpdk.work(harness, what, 0))
     };
     vec![
         plain("limit", "one CPU", || solo::limit(CACHE)),
@@ -152,10 +151,10 @@ fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Cell>> {
 }
 
 /// The other rows of one thread.
-fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Cell>> {
+fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Benchmark>> {
     let page_per_packet = books.clone();
     vec![
-        Timing::cell(head("kernel_live_frames", "kernel", 1, "frame"), |_| LiveFrames::new()),
+        Timing::benchmark(head("kernel_live_frames", "kernel", 1, "frame"), |_| LiveFrames::new()),
         pooled(books, "frag_clone", "fragments", |pool| solo::parts(pool, solo::cloned)),
         pooled(books, "frag_split", "fragments", |pool| solo::parts(pool, solo::split)),
         pooled(books, "failed_redirect_in_context", "failed redirect", |pool| solo::refused(pool, true)),
@@ -164,7 +163,7 @@ fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Cell>> {
         ordered(books, "slow_path", 0, 0),
         ordered(books, "slow_path_order_3", 0, 3),
         ordered(books, "slow_path_order_9", 0, 9),
-        Timing::cell(head("page_per_packet", "slow path", 1, "page"), move |_| {
+        Timing::benchmark(head("page_per_packet", "slow path", 1, "page"), move |_| {
             Ok(Alone::new("page_per_packet", solo::lifo(page_per_packet.page_per_packet(2 * CACHE)?)))
         }),
         ordered(books, "order_0", CACHE, 0),
@@ -179,20 +178,20 @@ fn piped<S: Source + 'static>(
     section: &'static str,
     threads: usize,
     source: impl FnOnce() -> Result<S, BenchError> + 'static,
-) -> Box<dyn Cell> {
+) -> Box<dyn Benchmark> {
     piped_as(head(name, section, threads, "page"), source)
 }
 
 fn piped_as<S: Source + 'static>(
     head: Head,
     source: impl FnOnce() -> Result<S, BenchError> + 'static,
-) -> Box<dyn Cell> {
+) -> Box<dyn Benchmark> {
     let droppers = head.threads - 1;
-    Timing::cell(head, move |_| Ok(Pipeline::new(source()?, droppers)))
+    Timing::benchmark(head, move |_| Ok(Pipeline::new(source()?, droppers)))
 }
 
 /// Rows of one thread that takes pages, and all others that drop them.
-fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> {
+fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let pages = pipeline::pages(threads - 1);
     let pool = |name: &'static str| {
         let books = books.clone();
@@ -201,7 +200,7 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
     let (remote, busy, bulk) = (pool("remote"), pool("remote_busy_poll"), pool("remote_bulk"));
     let (clone, split) = (pool("frag_clone"), pool("frag_split"));
     let dpdk = dpdk.clone();
-    let mut cells = vec![
+    let mut benchmarks = vec![
         piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, solo::whole))),
         piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, solo::whole)))),
         piped("remote_bulk", "other CPUs", threads, move || Ok(Bulky(Pages::new(bulk()?, solo::whole)))),
@@ -210,35 +209,37 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Cell>> 
         piped("floor_forward", "other CPUs", threads, move || Ok(Forward::new((pipeline::RING + 32) * (threads - 1)))),
         piped("floor_spsc", "other CPUs", threads, move || Ok(SpscPool::new(pages))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
-        Timing::cell(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |lab| {
-            dpdk.work(lab, "mbuf_remote", threads - 1)
+        Timing::benchmark(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |harness| {
+            dpdk.work(harness, "mbuf_remote", threads - 1)
         }),
         piped("frag_clone_remote", "fragments", threads, move || Ok(Pages::new(clone()?, solo::cloned))),
         piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
     ];
     if threads == 2 {
-        cells.extend([2, 4].into_iter().flat_map(|droppers| sharing(books, droppers)));
-        cells.extend(magazines(books));
+        benchmarks.extend([2, 4].into_iter().flat_map(|droppers| sharing(books, droppers)));
+        benchmarks.extend(magazines(books));
     }
-    cells
+    benchmarks
 }
 
 /// Rows of one thread that takes pages, and several threads that drop them, all on the same other CPU. If returning a
 /// page takes a lock, a thread that is preempted in the middle of a return makes the next thread wait.
-fn sharing(books: &Books, droppers: usize) -> [Box<dyn Cell>; 2] {
+fn sharing(books: &Books, droppers: usize) -> [Box<dyn Benchmark>; 2] {
     let pages = pipeline::pages(droppers);
     let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");
     let books = books.clone();
     let pool = move || books.pool(PoolOptions::new("remote_sharing").cache(CACHE), pages, 0);
     [
-        Timing::cell(titled("remote"), move |_| Ok(Pipeline::sharing(Pages::new(pool()?, solo::whole), droppers))),
-        Timing::cell(titled("locked_ring"), move |_| Ok(Pipeline::sharing(LockedPool::new(pages as u32), droppers))),
+        Timing::benchmark(titled("remote"), move |_| Ok(Pipeline::sharing(Pages::new(pool()?, solo::whole), droppers))),
+        Timing::benchmark(titled("locked_ring"), move |_| {
+            Ok(Pipeline::sharing(LockedPool::new(pages as u32), droppers))
+        }),
     ]
 }
 
 /// Rows of two threads, by the number of pages in a magazine; 0 means no magazines. The row `remote` has the pool's own
 /// choice.
-fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
+fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Benchmark>> {
     let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
     let titled = |name: &str, section, magazine| Head {
         name: format!("{name}_magazine_{magazine}"),
@@ -253,12 +254,12 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Cell>> {
     // Without magazines, the pool has as few pages as with the smallest magazine.
     let starved = move |books: Books, magazine: usize| {
         let pages = magazine.max(4) - 1;
-        Timing::cell(titled("starved", "starved", magazine), move |_| {
+        Timing::benchmark(titled("starved", "starved", magazine), move |_| {
             Ok(Starved::new(books.pool(options("starved", magazine), pages, 0)?, pages))
         })
     };
     let few = books.clone();
-    let again_and_again = Timing::cell(head("starved_without_pause", "starved", 2, "page"), move |_| {
+    let again_and_again = Timing::benchmark(head("starved_without_pause", "starved", 2, "page"), move |_| {
         Ok(Starved::without_pause(few.pool(options("starved", 4), 3, 0)?, 3))
     });
     let sizes = [0, 4, 8, 16, 32, 62];

@@ -11,13 +11,13 @@
 //! Rings, batches and the loops around them are the same for all variants.
 
 use super::BATCH as BLOCK;
-use super::books::{M, Pool};
 use super::solo::{Buffer, buffer};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::Work;
+use crate::accounting::{M, Pool};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::Work;
 use netmem::pool::{Bulk, Page};
-use netmem_bench::{FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner};
+use netmem_bench::baselines::{FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner};
 use rtrb::chunks::{ReadChunk, WriteChunkUninit};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -190,7 +190,7 @@ impl<S: Source> Pipeline<S> {
 }
 
 impl<S: Source> Work for Pipeline<S> {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let (mut rings, ends): (Vec<_>, Vec<_>) = (0..self.droppers).map(|_| RingBuffer::new(RING)).unzip();
         let (source, idle) = (&mut self.source, self.idle);
         let droppers = ends
@@ -198,9 +198,9 @@ impl<S: Source> Work for Pipeline<S> {
             .zip(source.droppers(self.droppers))
             .map(|(ring, dropper)| move |ended: &AtomicBool| drop_all(ring, dropper, ended, idle))
             .collect();
-        let (timed, ok) = lab.served_at(droppers, self.place, || {
+        let (timed, ok) = harness.served_at(droppers, self.place, || {
             let warm = send(source, &mut rings, (blocks / 16).max(1) * BLOCK);
-            let (timed, ok) = lab.time(|| send(source, &mut rings, blocks * BLOCK));
+            let (timed, ok) = harness.time(|| send(source, &mut rings, blocks * BLOCK));
             (timed, warm && ok)
         })?;
         ok.then_some(timed).ok_or(BenchError::NoPage("a pipeline"))
@@ -263,13 +263,13 @@ pub(super) fn drop_all<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::books::Books;
     use super::super::solo::{cloned, split, whole};
     use super::*;
+    use crate::accounting::Books;
     use netmem::PoolOptions;
 
     fn runs<S: Source>(source: S) {
-        let timed = Pipeline::new(source, 3).run(&Lab::for_tests(), 20).unwrap();
+        let timed = Pipeline::new(source, 3).run(&Harness::for_tests(), 20).unwrap();
         assert!(timed.ns > 0);
     }
 

@@ -3,13 +3,13 @@
 //! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in a driver that
 //! receives 64 frames.
 
-use super::books::{M, Pool};
 use super::{BATCH, apart};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::Work;
+use crate::accounting::{M, Pool};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::Work;
 use netmem::pool::{Frag, Napi, Page};
-use netmem_bench::{LockedPage, LockedPool};
+use netmem_bench::baselines::{LockedPage, LockedPool};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
@@ -26,11 +26,11 @@ impl<F: FnMut(u64) -> bool + Send> Alone<F> {
 }
 
 impl<F: FnMut(u64) -> bool + Send> Work for Alone<F> {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let work = &mut self.blocks;
-        let (timed, ok) = lab.alone(|| {
+        let (timed, ok) = harness.alone(|| {
             let warm = work(blocks / 16);
-            let (timed, ok) = lab.time(|| work(blocks));
+            let (timed, ok) = harness.time(|| work(blocks));
             (timed, warm && ok)
         })?;
         ok.then_some(timed).ok_or(BenchError::NoPage(self.name))
@@ -222,8 +222,8 @@ pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::books::{Books, CACHE};
     use super::*;
+    use crate::accounting::{Books, CACHE};
     use netmem::PoolOptions;
 
     /// Every kind of work can go on for ever, because it returns what it takes.

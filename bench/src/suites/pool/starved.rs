@@ -1,11 +1,11 @@
 //! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU, which is not full.
 
 use super::BATCH;
-use super::books::{M, Pool};
 use super::pipeline::drop_all;
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::Work;
+use crate::accounting::{M, Pool};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::Work;
 use netmem::pool::Page;
 use rtrb::{Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -37,16 +37,16 @@ impl Starved {
 }
 
 impl Work for Starved {
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let (mut ring, end) = RingBuffer::new(self.pages);
         let dropper = |ended: &AtomicBool| drop_all(end, |pages| pages.into_iter().for_each(drop), ended, spin_loop);
-        let sum = lab.served(vec![dropper], || {
+        let sum = harness.served(vec![dropper], || {
             let mut sum = Timed::default();
             for _ in 0..blocks * BATCH {
                 if !self.all_dropped_there(&mut ring) {
                     return None;
                 }
-                let (timed, ()) = lab.time(|| self.wait_for_one());
+                let (timed, ()) = harness.time(|| self.wait_for_one());
                 sum.ns += timed.ns;
                 sum.ticks += timed.ticks;
                 sum.lost_ns += timed.lost_ns;
@@ -90,19 +90,19 @@ impl Starved {
 
 #[cfg(test)]
 mod tests {
-    use super::super::books::Books;
     use super::*;
+    use crate::accounting::Books;
     use netmem::PoolOptions;
 
     /// No page is stranded: every page that was dropped on the other CPU can be allocated again, after a reclaim.
     /// Proves POOL-4.
     #[test]
     fn a_starved_pool_gets_its_pages_back() {
-        let lab = Lab::for_tests();
+        let harness = Harness::for_tests();
         let books = Books::default();
         let pool = books.pool(PoolOptions::new("test").magazine(8), 7, 0).unwrap();
         let mut work = Starved::new(pool, 7);
-        assert!(work.run(&lab, 1).unwrap().ns > 0);
+        assert!(work.run(&harness, 1).unwrap().ns > 0);
         drop(work);
         let stats = books.stats();
         assert_eq!((stats.allocated(), stats.inflight()), (BATCH * 8, 0));

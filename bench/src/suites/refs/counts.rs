@@ -5,7 +5,7 @@
 //! which is the limit, has no results.
 
 use super::rcu;
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
 use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};

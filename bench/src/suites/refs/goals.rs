@@ -1,7 +1,7 @@
 //! The goals of the counts.
 
-use crate::bench::goals::{Which, ratio, value};
-use crate::bench::report::Row;
+use crate::goals::{Which, ratio, value};
+use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals.
@@ -30,8 +30,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::goals::tests::{measured, row};
-    use crate::bench::report::Head;
+    use crate::goals::tests::{measured, row};
+    use crate::report::Head;
 
     #[test]
     fn more_is_better_where_the_goal_says_so() {

@@ -3,10 +3,10 @@
 
 use super::counts::{Count, PerCpu, Variant};
 use super::{BATCH, OwnLine};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, each};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::{Harness, each};
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,16 +31,16 @@ impl Kill {
     }
 }
 
-impl Cell for Kill {
+impl Benchmark for Kill {
     fn heads(&self) -> Vec<Head> {
         vec![self.head.clone()]
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
-        self.measure(lab).map(drop)
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
+        self.measure(harness).map(drop)
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let make = |n| (0..n).map(|_| PerCpu::new().map(OwnLine::new)).collect::<Result<Vec<_>, _>>();
         let doomed = make(KILLS as usize + WARM as usize)?;
         let others = make(self.others)?;
@@ -62,8 +62,8 @@ impl Cell for Kill {
         // The other threads have no number of blocks: they run as long as the first thread does.
         let mut blocks = vec![0; self.head.threads];
         blocks[0] = KILLS;
-        let timed = lab.crew(&blocks, &work)?;
+        let timed = harness.crew(&blocks, &work)?;
         let timed = timed.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
-        Ok(vec![each(lab, &timed[..1], &[KILLS])])
+        Ok(vec![each(harness, &timed[..1], &[KILLS])])
     }
 }

@@ -2,10 +2,10 @@
 
 use super::BATCH;
 use super::counts::Last;
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, each};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::{Harness, each};
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
@@ -30,24 +30,24 @@ fn drive<C: Last>(counts: &mut [Own<C>]) -> bool {
 #[repr(align(64))]
 struct Own<C>(C);
 
-impl<C: Last> Cell for FinalPut<C> {
+impl<C: Last> Benchmark for FinalPut<C> {
     fn heads(&self) -> Vec<Head> {
         let name = format!("final_put_{}", C::NAME);
         vec![Head { name, section: "final put", threads: 1, per: "put", unit: "ns", ..Head::default() }]
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
-        self.measure(lab).map(drop)
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
+        self.measure(harness).map(drop)
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        lab.alone(|| {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
+        harness.alone(|| {
             let mut counts: Vec<Own<C>> = (0..MANY).map(|_| C::last().map(Own)).collect::<Result<_, _>>()?;
-            let (timed, ok) = lab.time(|| drive(black_box(&mut counts)));
+            let (timed, ok) = harness.time(|| drive(black_box(&mut counts)));
             if !ok {
                 return Err(BenchError::Unbalanced(format!("final_put_{}", C::NAME)));
             }
-            Ok(vec![each(lab, &[timed], &[MANY as u64])])
+            Ok(vec![each(harness, &[timed], &[MANY as u64])])
         })?
     }
 }

@@ -6,10 +6,10 @@
 
 use super::counts::Count;
 use super::{BATCH, OwnLine};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, each};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::{Harness, each};
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
@@ -138,27 +138,27 @@ fn read<C: Count, O: Object<C>>(object: &O, blocks: u64) -> bool {
     true
 }
 
-impl<C: Count, O: Object<C>> Cell for Layout<C, O> {
+impl<C: Count, O: Object<C>> Benchmark for Layout<C, O> {
     fn heads(&self) -> Vec<Head> {
         self.heads.clone()
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
         let threads = self.heads[0].threads;
         self.object = Some(O::new(C::new()?));
-        let blocks = lab.calibrate(threads, &|thread, blocks| self.work(thread, blocks))?;
+        let blocks = harness.calibrate(threads, &|thread, blocks| self.work(thread, blocks))?;
         let blocks = blocks.ok_or_else(|| self.unbalanced())?;
         let readers = &blocks[1..];
         self.blocks = [blocks[0], (readers.iter().sum::<u64>() / readers.len().max(1) as u64).max(1)];
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let mut blocks = vec![self.blocks[1]; self.heads[0].threads];
         blocks[0] = self.blocks[0];
-        let timed = lab.crew(&blocks, &|thread, blocks| self.work(thread, blocks))?;
+        let timed = harness.crew(&blocks, &|thread, blocks| self.work(thread, blocks))?;
         let timed = timed.ok_or_else(|| self.unbalanced())?;
         let done: Vec<u64> = blocks.iter().map(|n| n * BATCH as u64).collect();
-        Ok(vec![each(lab, &timed[1..], &done[1..]), each(lab, &timed[..1], &done[..1])])
+        Ok(vec![each(harness, &timed[1..], &done[1..]), each(harness, &timed[..1], &done[..1])])
     }
 }

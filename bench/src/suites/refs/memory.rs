@@ -1,9 +1,9 @@
 //! The memory of a count.
 
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
 
 /// Bytes of one count: in the object, and elsewhere.
@@ -12,7 +12,7 @@ pub(super) struct Memory {
     bytes: usize,
 }
 
-/// A cell for each count.
+/// A benchmark for each count.
 pub(super) fn all() -> Vec<Memory> {
     // The two counts of an `Arc`. The pointer that the holder needs for its put is not included.
     let arc = 2 * size_of::<usize>();
@@ -31,13 +31,13 @@ fn per_cpu() -> usize {
     netmem_percpu::cpus() * size_of::<usize>()
 }
 
-impl Cell for Memory {
+impl Benchmark for Memory {
     fn heads(&self) -> Vec<Head> {
         let name = format!("memory_{}", self.name);
         vec![Head { name, section: "memory", threads: 1, per: "count", unit: "B", ..Head::default() }]
     }
 
-    fn measure(&mut self, _lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, _lab: &Harness) -> Result<Vec<Sample>, BenchError> {
         Ok(vec![Sample::of(self.bytes as f64)])
     }
 }

@@ -13,17 +13,17 @@ mod memory;
 mod pairs;
 mod retries;
 
-use super::lab::Lab;
-use super::peer::{self, Peer, Running};
-use super::plan::Plan;
-use super::report::{Base, Head, Row, compare};
-use super::rounds::{Cell, Skipped};
-use super::timing::Timing;
-use netmem_measure::goals::Goal;
+use crate::harness::Harness;
+use crate::peer::{self, Peer, Running};
+use crate::plan::Plan;
+use crate::report::{Base, Head, Row, compare};
+use crate::rounds::{Benchmark, Skipped};
+use crate::timing::Timing;
 use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
 use last::FinalPut;
 use layout::{Alone, Beside, Layout};
+use netmem_measure::goals::Goal;
 use netmem_refs::{OwnLine, rcu};
 use pairs::Pairs;
 use retries::Retries;
@@ -33,18 +33,18 @@ use retries::Retries;
 const BATCH: usize = 64;
 
 /// Everything that the suite measures.
-pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
-    let mut cells = Vec::new();
+pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
+    let mut benchmarks = Vec::new();
     for &threads in &plan.threads {
-        all_counts::<1>(threads, &mut cells);
-        all_counts::<BATCH>(threads, &mut cells);
+        all_counts::<1>(threads, &mut benchmarks);
+        all_counts::<BATCH>(threads, &mut benchmarks);
         if threads == 1 {
-            cells.push(c_sequence());
+            benchmarks.push(c_sequence());
         }
-        cells.push(Box::new(Pairs::<Guard, 1>::new("guard", "enter+leave", threads)));
-        cells.push(Box::new(Retries::new(threads)));
+        benchmarks.push(Box::new(Pairs::<Guard, 1>::new("guard", "enter+leave", threads)));
+        benchmarks.push(Box::new(Retries::new(threads)));
     }
-    cells.extend::<[Box<dyn Cell>; 6]>([
+    benchmarks.extend::<[Box<dyn Benchmark>; 6]>([
         Box::new(FinalPut::<Plain>::new()),
         Box::new(FinalPut::<StrongLast>::new()),
         Box::new(FinalPut::<Swapped>::new()),
@@ -53,45 +53,45 @@ pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
         Box::new(FinalPut::<PerCpu>::new()),
     ]);
     let most = plan.most();
-    let layouts: [Box<dyn Cell>; 4] = [
+    let layouts: [Box<dyn Benchmark>; 4] = [
         Box::new(Layout::<Swapped, Beside<_>>::new(most)),
         Box::new(Layout::<Swapped, Alone<_>>::new(most)),
         Box::new(Layout::<Batched, Beside<_>>::new(most)),
         Box::new(Layout::<Batched, Alone<_>>::new(most)),
     ];
     if most > 1 {
-        cells.extend(layouts);
+        benchmarks.extend(layouts);
     } else {
-        let heads = layouts.iter().flat_map(|cell| cell.heads()).collect();
+        let heads = layouts.iter().flat_map(|benchmark| benchmark.heads()).collect();
         let why = "a writer and a reader need two threads, each on a CPU of its own".into();
-        cells.push(Box::new(Skipped { heads, why }));
+        benchmarks.push(Box::new(Skipped { heads, why }));
     }
     for &threads in &plan.threads {
         for others in [1, 64, 4096] {
-            cells.push(Box::new(Kill::new(threads, others)));
+            benchmarks.push(Box::new(Kill::new(threads, others)));
         }
     }
-    cells.extend(memory::all().into_iter().map(|memory| Box::new(memory) as Box<dyn Cell>));
-    cells
+    benchmarks.extend(memory::all().into_iter().map(|memory| Box::new(memory) as Box<dyn Benchmark>));
+    benchmarks
 }
 
 /// All counts, on `N` counters.
-fn all_counts<const N: usize>(threads: usize, cells: &mut Vec<Box<dyn Cell>>) {
-    fn cell<C: Count + 'static, const N: usize>(threads: usize) -> Box<dyn Cell> {
+fn all_counts<const N: usize>(threads: usize, benchmarks: &mut Vec<Box<dyn Benchmark>>) {
+    fn benchmark<C: Count + 'static, const N: usize>(threads: usize) -> Box<dyn Benchmark> {
         Box::new(Pairs::<C, N>::new("get+put", "get+put", threads))
     }
-    cells.extend([
-        cell::<Plain, N>(threads),
-        cell::<Strong, N>(threads),
-        cell::<Swapped, N>(threads),
-        cell::<Guarded, N>(threads),
-        cell::<Batched, N>(threads),
-        cell::<PerCpu, N>(threads),
+    benchmarks.extend([
+        benchmark::<Plain, N>(threads),
+        benchmark::<Strong, N>(threads),
+        benchmark::<Swapped, N>(threads),
+        benchmark::<Guarded, N>(threads),
+        benchmark::<Batched, N>(threads),
+        benchmark::<PerCpu, N>(threads),
     ]);
 }
 
 /// A counter in C. Its add is a sequence without a gate, which is the lower limit for `percpuref`.
-fn c_sequence() -> Box<dyn Cell> {
+fn c_sequence() -> Box<dyn Benchmark> {
     let head = Head {
         name: "c_sequence".into(),
         section: "get+put",
@@ -101,13 +101,15 @@ fn c_sequence() -> Box<dyn Cell> {
         counters: Some(1),
         ..Head::default()
     };
-    let start = |lab: &Lab| {
+    let start = |harness: &Harness| {
         let dir = tempfile::tempdir().map_err(|e| format!("a directory: {e}"))?;
-        let program = peer::build(dir.path(), netmem_bench::C_SEQUENCE, "")?;
-        let cpu = lab.cpus(1).first().copied().unwrap_or(0);
+        let program = peer::build(dir.path(), netmem_bench::baselines::C_SEQUENCE, "")?;
+        let cpu = harness.cpus(1).first().copied().unwrap_or(0);
         Running::start(std::process::Command::new(program).arg(cpu.to_string()), None)
     };
-    Timing::cell(head, move |lab| Peer::new("a counter in C").work(|| start(lab), |pairs| pairs.to_string()))
+    Timing::benchmark(head, move |harness| {
+        Peer::new("a counter in C").work(|| start(harness), |pairs| pairs.to_string())
+    })
 }
 
 /// Compares the rows with each other, and with the goals.

@@ -2,10 +2,10 @@
 
 use super::counts::Count;
 use super::{BATCH, OwnLine};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, each};
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::{Harness, each};
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::hint::black_box;
 
 /// Counters, each on a cache line of its own. The array is aligned to two lines, because processors fetch lines in
@@ -59,26 +59,26 @@ fn drive<C: Count, const N: usize>(set: &Counters<C, N>, start: usize, blocks: u
     true
 }
 
-impl<C: Count, const N: usize> Cell for Pairs<C, N> {
+impl<C: Count, const N: usize> Benchmark for Pairs<C, N> {
     fn heads(&self) -> Vec<Head> {
         vec![self.head.clone()]
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
         const { assert!(N == 1 || N == BATCH, "a block is one pass over all counters") };
         let sets = if C::SHARED { 1 } else { self.head.threads };
         self.sets = (0..sets).map(|_| Self::make()).collect::<Result<_, _>>()?;
-        let blocks = lab.calibrate(self.head.threads, &|thread, blocks| self.work(thread, blocks))?;
+        let blocks = harness.calibrate(self.head.threads, &|thread, blocks| self.work(thread, blocks))?;
         let blocks = blocks.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
         self.blocks = (blocks.iter().sum::<u64>() / blocks.len() as u64).max(1);
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let blocks = vec![self.blocks; self.head.threads];
-        let timed = lab.crew(&blocks, &|thread, blocks| self.work(thread, blocks))?;
+        let timed = harness.crew(&blocks, &|thread, blocks| self.work(thread, blocks))?;
         let timed = timed.ok_or_else(|| BenchError::Unbalanced(self.head.name.clone()))?;
-        Ok(vec![each(lab, &timed, &vec![self.blocks * BATCH as u64; timed.len()])])
+        Ok(vec![each(harness, &timed, &vec![self.blocks * BATCH as u64; timed.len()])])
     }
 }
 

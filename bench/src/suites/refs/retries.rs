@@ -1,10 +1,10 @@
 //! How often the compare-and-swap loop of a get retries.
 
 use super::{BATCH, OwnLine};
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use netmem_refs::RefCount;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,19 +51,19 @@ fn drive(count: &RefCount, blocks: u64) -> Option<u64> {
     Some(retries)
 }
 
-impl Cell for Retries {
+impl Benchmark for Retries {
     fn heads(&self) -> Vec<Head> {
         vec![self.head.clone()]
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
         let work = |_: usize, blocks| drive(black_box(&self.count), blocks).is_some();
-        let blocks = lab.calibrate(self.head.threads, &work)?.ok_or_else(|| self.unbalanced())?;
+        let blocks = harness.calibrate(self.head.threads, &work)?.ok_or_else(|| self.unbalanced())?;
         self.blocks = (blocks.iter().sum::<u64>() / blocks.len() as u64).max(1);
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         // The value is a ratio, so all operations are counted, also those before and after the timed part of a thread.
         let (retried, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = |_: usize, blocks: u64| {
@@ -73,7 +73,7 @@ impl Cell for Retries {
             true
         };
         let blocks = vec![self.blocks; self.head.threads];
-        let timed = lab.crew(&blocks, &work)?.ok_or_else(|| self.unbalanced())?;
+        let timed = harness.crew(&blocks, &work)?.ok_or_else(|| self.unbalanced())?;
         let done = done.into_inner();
         Ok(vec![Sample {
             value: retried.into_inner() as f64 / done.max(1) as f64,

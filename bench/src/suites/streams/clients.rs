@@ -12,9 +12,9 @@
 
 use super::net::ADDRESSES;
 use super::rig::address;
-use crate::host::mac;
 use netmem::device::port::{ALL_OFFLOADS, Port};
 use netmem::virtio::net::VnetHdr;
+use netmem_measure::endpoint::mac;
 use std::collections::VecDeque;
 
 /// The port of the first server. The servers of further threads have the next ports.

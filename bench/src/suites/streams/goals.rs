@@ -1,7 +1,7 @@
 //! The goals of streams.
 
-use crate::bench::goals::{Which, ratio};
-use crate::bench::report::Row;
+use crate::goals::{Which, ratio};
+use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals.
@@ -34,8 +34,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::goals::tests::{measured, row};
-    use crate::bench::report::Head;
+    use crate::goals::tests::{measured, row};
+    use crate::report::Head;
 
     #[test]
     fn more_throughput_and_less_time_are_better() {

@@ -12,10 +12,10 @@ use super::end::LOOK;
 use super::net::{ADDRESSES, Namespace, Outcome, TAP};
 use super::rig::Link;
 use super::run::Env;
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
@@ -270,7 +270,7 @@ impl Drop for Kill {
     }
 }
 
-impl Cell for Memcached {
+impl Benchmark for Memcached {
     fn heads(&self) -> Vec<Head> {
         let name = if self.server == Server::Ours { "ours" } else { "debian" };
         let rows = [
@@ -282,7 +282,7 @@ impl Cell for Memcached {
         rows.map(head).into()
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         let unavailable = |why| BenchError::Unavailable { what: "memcached", why };
         self.env.can_run(super::run::Path::KernelToOurs).map_err(unavailable)?;
         if self.server == Server::Debian {
@@ -292,13 +292,13 @@ impl Cell for Memcached {
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let measure = || -> anyhow::Result<Vec<Sample>> {
             let mut running = self.start()?;
-            running.load.run(Duration::from_nanos(lab.duration_ns() / 4))?;
+            running.load.run(Duration::from_nanos(harness.duration_ns() / 4))?;
             let usage = |running: &Running| running.group.usage_ns().map_err(anyhow::Error::msg);
             let (server, all) = (usage(&running)?, self.env.cpu_ns()?);
-            let (requests, elapsed) = running.load.run(Duration::from_nanos(lab.duration_ns()))?;
+            let (requests, elapsed) = running.load.run(Duration::from_nanos(harness.duration_ns()))?;
             let server = usage(&running)? - server;
             let all = self.env.cpu_ns()? - all + server;
             let elapsed_ns = elapsed.as_nanos() as u64;
@@ -322,9 +322,9 @@ impl Cell for Memcached {
 }
 
 /// Both servers.
-pub(super) fn cells(env: &Arc<Env>) -> Vec<Box<dyn Cell>> {
-    let cell = |server| Box::new(Memcached { env: env.clone(), server }) as Box<dyn Cell>;
-    [Server::Ours, Server::Debian].map(cell).into()
+pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
+    let benchmark = |server| Box::new(Memcached { env: env.clone(), server }) as Box<dyn Benchmark>;
+    [Server::Ours, Server::Debian].map(benchmark).into()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 //! CPU time is that of all threads of both ends and of everything between them: see [`account`].
 
 mod account;
-mod cells;
+mod benchmarks;
 mod clients;
 mod end;
 mod goals;
@@ -33,20 +33,20 @@ mod rig;
 mod run;
 mod smol;
 
-use super::plan::Plan;
-use super::report::{Base, Row, compare};
-use super::rounds::Cell;
+use crate::plan::Plan;
+use crate::report::{Base, Row, compare};
+use crate::rounds::Benchmark;
 use netmem_measure::goals::Goal;
 use run::Env;
 use std::sync::Arc;
 
 /// Everything that the suite measures.
-pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
     let env = Arc::new(Env::new(plan.duration, &plan.cpus));
-    let mut cells = cells::cells(&env);
-    cells.extend(memcached::cells(&env));
-    cells.extend(replies::cells(&plan.threads, plan.cpus.len()));
-    cells
+    let mut benchmarks = benchmarks::benchmarks(&env);
+    benchmarks.extend(memcached::benchmarks(&env));
+    benchmarks.extend(replies::benchmarks(&plan.threads, plan.cpus.len()));
+    benchmarks
 }
 
 /// Compares the rows with each other, and with the goals.

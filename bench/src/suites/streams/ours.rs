@@ -3,7 +3,6 @@
 use super::end::{End, Idle, LOOK};
 use super::memory::{self, Memory, SPARE};
 use super::rig::{Link, address};
-use crate::host::{self, Clock, OwnStack};
 use anyhow::Context;
 use netmem::device::NetDevice;
 use netmem::device::port::Port;
@@ -13,6 +12,7 @@ use netmem::{Frag, PoolOptions, QueuePair, VirtioNet};
 use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Fragment, Host, Interface, ListenOptions, SocketError, Stack, StackOptions, TcpListener, TcpStream};
+use netmem_measure::endpoint::{self, Clock, OwnStack};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ const FRAGMENTS: usize = 64;
 
 /// The parts of a stack, which are moved to its thread.
 pub(super) struct Parts<P> {
-    pub(super) pair: QueuePair<host::Mem>,
-    pub(super) headers: SharedPool<host::Mem>,
-    pub(super) own: SharedPool<host::Mem>,
+    pub(super) pair: QueuePair<endpoint::Mem>,
+    pub(super) headers: SharedPool<endpoint::Mem>,
+    pub(super) own: SharedPool<endpoint::Mem>,
     /// Which end it is.
     pub(super) end: usize,
     pub(super) link: Link,
@@ -38,8 +38,8 @@ pub(super) struct Parts<P> {
 
 impl<P> Parts<P> {
     pub(super) fn new(
-        net: &VirtioNet<host::Mem>,
-        pair: QueuePair<host::Mem>,
+        net: &VirtioNet<endpoint::Mem>,
+        pair: QueuePair<endpoint::Mem>,
         end: usize,
         link: Link,
         idle: Idle,
@@ -53,21 +53,21 @@ impl<P> Parts<P> {
 
 /// One end. The fields are dropped in their order: those that hold pages come first.
 pub(super) struct Ours<P> {
-    stream: Option<TcpStream<host::Mem>>,
-    listener: Option<TcpListener<host::Mem>>,
-    places: [Fragment<host::Mem>; FRAGMENTS],
+    stream: Option<TcpStream<endpoint::Mem>>,
+    listener: Option<TcpListener<endpoint::Mem>>,
+    places: [Fragment<endpoint::Mem>; FRAGMENTS],
     /// The last received fragments, the oldest first.
-    held: VecDeque<Fragment<host::Mem>>,
+    held: VecDeque<Fragment<endpoint::Mem>>,
     /// Pages to send from. The page that was sent the longest ago is first.
-    pages: VecDeque<Frag<host::Mem>>,
+    pages: VecDeque<Frag<endpoint::Mem>>,
     /// A page that was written and not sent yet.
-    written: Option<Frag<host::Mem>>,
+    written: Option<Frag<endpoint::Mem>>,
     stack: OwnStack,
     clock: Clock,
     pause: PollThenSleep,
     idle: Idle,
     device: Option<NetDevice<P>>,
-    own: SharedPool<host::Mem>,
+    own: SharedPool<endpoint::Mem>,
     /// Pages of each working set.
     limit: usize,
 }
@@ -76,7 +76,7 @@ impl<P: Port> Ours<P> {
     fn new(parts: Parts<P>, memory: &Memory) -> anyhow::Result<Self> {
         let Parts { pair, headers, own, end, link, idle, spin, device } = parts;
         let addresses = vec![address(end)];
-        let interface = Interface { mac: Mac(host::mac(&addresses)), mtu: link.mtu, addresses };
+        let interface = Interface { mac: Mac(endpoint::mac(&addresses)), mtu: link.mtu, addresses };
         let pages = u32::try_from(memory.pages() + SPARE / 2)?;
         let options = StackOptions { pages, ..StackOptions::default() };
         let clock = Clock::start();
@@ -130,7 +130,7 @@ impl<P: Port> Ours<P> {
         Ok(self)
     }
 
-    fn stream(&mut self) -> Option<&mut TcpStream<host::Mem>> {
+    fn stream(&mut self) -> Option<&mut TcpStream<endpoint::Mem>> {
         if let Some(listener) = &mut self.listener
             && self.stream.is_none()
         {

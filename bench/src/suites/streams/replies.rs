@@ -11,12 +11,10 @@
 //! it, so that threads share nothing else but the directory of connections.
 
 use super::rig::address;
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
-use netmem_measure::cpus::pin;
-use crate::host::{self, Clock, LARGE_FRAME, Mem};
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use anyhow::{Context, ensure};
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::packet::{Armed, Packet, TxQueue, Wait};
@@ -29,6 +27,8 @@ use netmem_inet::{
     Fragment, HeaderTicket, Host, Interface, ListenOptions, Payload, SocketError, Source, Stack, StackOptions,
     TcpListener, TcpStream, Transmit, UdpSocket, Unsent,
 };
+use netmem_measure::cpus::pin;
+use netmem_measure::endpoint::{self, Clock, LARGE_FRAME, Mem};
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -278,13 +278,13 @@ struct Replies<C> {
 }
 
 impl<C: Count> Replies<C> {
-    fn run(&self, lab: &Lab) -> anyhow::Result<(Sample, [f64; 2])> {
+    fn run(&self, harness: &Harness) -> anyhow::Result<(Sample, [f64; 2])> {
         let addresses = vec![address(1)];
-        let interface = Interface { mac: Mac(host::mac(&addresses)), mtu: 1500, addresses };
+        let interface = Interface { mac: Mac(endpoint::mac(&addresses)), mtu: 1500, addresses };
         let host = Host::<Counted<C>>::new(interface);
         let counters = || (0..self.threads).map(|_| AtomicU64::new(0)).collect();
         let watch = Watch { over: AtomicBool::new(false), answered: counters(), lookups: counters() };
-        let cpus = lab.cpus(usize::MAX);
+        let cpus = harness.cpus(usize::MAX);
         let parts = (0..self.threads).map(|n| Parts::new(self.proto, n)).collect::<anyhow::Result<Vec<_>>>()?;
         let features = parts.first().map_or(0, |parts| parts.net.features());
         let sum = |of: &[AtomicU64]| of.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
@@ -312,7 +312,7 @@ impl<C: Count> Replies<C> {
                 let (since, before) = (Instant::now(), now());
                 // If there are more threads than CPUs, each thread must run several times.
                 let turns = self.threads.div_ceil(cpus.len()).max(1) as u32;
-                let duration = Duration::from_nanos(lab.duration_ns()) * turns;
+                let duration = Duration::from_nanos(harness.duration_ns()) * turns;
                 // Goes on until the requests in flight, and those that were answered while the counters were read, are few compared with
                 // those that were counted.
                 let (elapsed, after) = loop {
@@ -346,7 +346,7 @@ impl<C: Count> Replies<C> {
     }
 }
 
-impl<C: Count> Cell for Replies<C> {
+impl<C: Count> Benchmark for Replies<C> {
     fn heads(&self) -> Vec<Head> {
         let rows = [
             ("replies: throughput", "second", "requests"),
@@ -364,29 +364,29 @@ impl<C: Count> Cell for Replies<C> {
         rows.map(head).into()
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let (rate, [gets, retries]) =
-            self.run(lab).map_err(|source| BenchError::Stream { variant: self.name(), source })?;
+            self.run(harness).map_err(|source| BenchError::Stream { variant: self.name(), source })?;
         let with = |value| Sample { value, ..rate.clone() };
         Ok(vec![rate.clone(), with(gets), with(retries)])
     }
 }
 
 /// All counts, with these numbers of threads and with more threads than there are CPUs.
-pub(super) fn cells(threads: &[usize], cpus: usize) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(threads: &[usize], cpus: usize) -> Vec<Box<dyn Benchmark>> {
     use netmem::refs::{PercpuRef, RcuRef, RefCount};
-    fn cell<C: Count>(count: &'static str, proto: Proto, threads: usize) -> Box<dyn Cell> {
+    fn benchmark<C: Count>(count: &'static str, proto: Proto, threads: usize) -> Box<dyn Benchmark> {
         Box::new(Replies::<C> { count, proto, threads, _count: PhantomData })
     }
-    let mut cells = Vec::new();
+    let mut benchmarks = Vec::new();
     for proto in [Proto::Udp, Proto::Tcp] {
         for threads in threads.iter().copied().chain([2 * cpus]) {
-            cells.push(cell::<RefCount>("refcount", proto, threads));
-            cells.push(cell::<RcuRef>("rcuref", proto, threads));
-            cells.push(cell::<PercpuRef>("percpuref", proto, threads));
+            benchmarks.push(benchmark::<RefCount>("refcount", proto, threads));
+            benchmarks.push(benchmark::<RcuRef>("rcuref", proto, threads));
+            benchmarks.push(benchmark::<PercpuRef>("percpuref", proto, threads));
         }
     }
-    cells
+    benchmarks
 }
 
 #[cfg(test)]
@@ -398,7 +398,7 @@ mod tests {
     fn answers_look_their_destination_up() {
         for (proto, gets) in [(Proto::Udp, 2.0), (Proto::Tcp, 1.0)] {
             let replies = Replies::<netmem::refs::RcuRef> { count: "rcuref", proto, threads: 2, _count: PhantomData };
-            let (rate, [lookups, retries]) = replies.run(&Lab::for_tests()).unwrap();
+            let (rate, [lookups, retries]) = replies.run(&Harness::for_tests()).unwrap();
             assert!(rate.value > 0.0 && (0.8..1.2).contains(&(lookups / gets)), "{proto:?}: {lookups} lookups");
             assert_eq!(retries, 0.0);
         }

@@ -2,11 +2,11 @@
 
 use super::memory::{Memory, SPARE};
 use super::net::{ADDRESSES, TapNetwork};
-use crate::host;
 use netmem::device::port::{ALL_OFFLOADS, Cross, Port, PortError, Tap, TapError};
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_inet::Address;
+use netmem_measure::endpoint;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
@@ -24,9 +24,9 @@ pub(super) struct Link {
 /// Device and driver. The device is polled by a thread of its own, or by the thread of an end.
 pub(super) struct Rig<P> {
     pub(super) device: NetDevice<P>,
-    pub(super) net: VirtioNet<host::Mem>,
+    pub(super) net: VirtioNet<endpoint::Mem>,
     /// One queue pair for each end.
-    pub(super) pairs: Vec<QueuePair<host::Mem>>,
+    pub(super) pairs: Vec<QueuePair<endpoint::Mem>>,
     pub(super) connection: Connection,
 }
 
@@ -67,12 +67,13 @@ impl<P: Port> Rig<P> {
         let connection = device.control().serve(back)?;
         let provider = memory.region().map_err(anyhow::Error::msg)?;
         // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
-        let options = unsafe { NetOptions::<host::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
+        let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
         let offloads = if link.offloads { Offload::All } else { Offload::None };
         let options =
             options.pairs(pairs).ring_size(RING).offloads(offloads).memory(provider.region().clone(), provider);
         // With this the driver accepts large segments, if offloads are on.
-        let options = options.max_frame(host::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
+        let options =
+            options.max_frame(endpoint::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
         let mut device = device;
         // The device's thread serves the control queue, and that thread does not run yet.
         let (net, queues) =

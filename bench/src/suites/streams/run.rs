@@ -9,14 +9,14 @@ use super::ours::{self, Ours};
 use super::relay::relay;
 use super::rig::{Link, Rig};
 use super::smol::{self, Smol};
-use netmem_measure::cpus::pin;
-use crate::host;
 use anyhow::{Context, ensure};
 use hdrhistogram::Histogram;
 use netmem::VirtioNet;
 use netmem::device::port::{Port, Tap};
 use netmem::device::{Connection, Control, NetDevice};
 use netmem::virtio::Spin;
+use netmem_measure::cpus::pin;
+use netmem_measure::endpoint;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,7 +166,7 @@ struct Beside<'e> {
 }
 
 /// What must be kept until an end behind a tap has ended.
-type Kept = (VirtioNet<host::Mem>, Connection);
+type Kept = (VirtioNet<endpoint::Mem>, Connection);
 
 fn device<'e, P: Port + 'e>(mut device: NetDevice<P>) -> Beside<'e> {
     let control: Control = device.control();

@@ -8,7 +8,6 @@ use super::end::{End, Idle, LOOK};
 use super::memory::{Buffer, Memory, PIECE, SPARE};
 use super::net::ADDRESSES;
 use super::rig::{Link, RING, address};
-use crate::host::{self, mac};
 use anyhow::Context;
 use netmem::device::NetDevice;
 use netmem::device::port::Port;
@@ -16,6 +15,7 @@ use netmem::packet::PollThenSleep;
 use netmem::pool::SharedPool;
 use netmem::{Packet, Poll, PoolOptions, QueuePair, RxQueue, TxQueue, VirtioNet, VirtioRx, VirtioTx};
 use netmem_inet::wire::HEADROOM;
+use netmem_measure::endpoint::{self, mac};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{self, State};
@@ -32,8 +32,8 @@ const FRAMES: usize = 256;
 
 /// The parts of a stack, which are moved to its thread.
 pub(super) struct Parts<P> {
-    pair: QueuePair<host::Mem>,
-    pool: SharedPool<host::Mem>,
+    pair: QueuePair<endpoint::Mem>,
+    pool: SharedPool<endpoint::Mem>,
     end: usize,
     link: Link,
     idle: Idle,
@@ -42,8 +42,8 @@ pub(super) struct Parts<P> {
 
 impl<P> Parts<P> {
     pub(super) fn new(
-        net: &VirtioNet<host::Mem>,
-        pair: QueuePair<host::Mem>,
+        net: &VirtioNet<endpoint::Mem>,
+        pair: QueuePair<endpoint::Mem>,
         end: usize,
         link: Link,
         idle: Idle,
@@ -55,11 +55,11 @@ impl<P> Parts<P> {
 
 /// The queues, with the interface that smoltcp expects.
 struct Queues {
-    rx: VirtioRx<host::Mem>,
-    tx: VirtioTx<host::Mem>,
-    pool: SharedPool<host::Mem>,
+    rx: VirtioRx<endpoint::Mem>,
+    tx: VirtioTx<endpoint::Mem>,
+    pool: SharedPool<endpoint::Mem>,
     /// Frames that were received and that smoltcp has not asked for yet.
-    backlog: VecDeque<Packet<host::Mem>>,
+    backlog: VecDeque<Packet<endpoint::Mem>>,
     mtu: u16,
 }
 
@@ -71,7 +71,7 @@ impl Queues {
     }
 }
 
-struct Received(Packet<host::Mem>);
+struct Received(Packet<endpoint::Mem>);
 
 impl RxToken for Received {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
@@ -80,8 +80,8 @@ impl RxToken for Received {
 }
 
 struct Send<'a> {
-    tx: &'a mut VirtioTx<host::Mem>,
-    pool: &'a SharedPool<host::Mem>,
+    tx: &'a mut VirtioTx<endpoint::Mem>,
+    pool: &'a SharedPool<endpoint::Mem>,
 }
 
 impl TxToken for Send<'_> {

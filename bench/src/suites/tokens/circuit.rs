@@ -1,10 +1,10 @@
 //! One thread receives 16 fragments at a time. Either this thread returns them, or all other threads do.
 
 use super::order::{Order, PAGES};
-use crate::bench::error::BenchError;
-use crate::bench::lab::{Lab, Timed};
-use crate::bench::timing::{self, Work};
-use netmem_bench::tokens::{BATCH, Fragment, Receive, Return, Tokens};
+use crate::error::BenchError;
+use crate::harness::{Harness, Timed};
+use crate::timing::{self, Work};
+use netmem_bench::baselines::tokens::{BATCH, Fragment, Receive, Return, Tokens};
 use netmem_devmem::TokenRange;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -34,16 +34,16 @@ impl<T: Tokens> Circuit<T> {
 
 impl<T: Tokens> Work for Circuit<T> {
     /// Every page is received once before the timed part.
-    fn run(&mut self, lab: &Lab, blocks: u64) -> Result<Timed, BenchError> {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let (receiver, returner) = T::open(&self.order.bindings);
         let mut batches = self.order.batches();
         let (warm, counted) = (PAGES as usize / BATCH, (blocks * timing::BATCH) as usize / BATCH);
         let (timed, received, freed) = match self.returners {
             0 => {
                 let mut alone = Alone { receiver, returner, out: vec![None; OUT], at: 0 };
-                let (timed, freed) = lab.alone(|| {
+                let (timed, freed) = harness.alone(|| {
                     alone.run((&mut batches).take(warm));
-                    lab.time(|| alone.run(batches.take(counted)))
+                    harness.time(|| alone.run(batches.take(counted)))
                 })?;
                 (timed, counted, freed)
             }
@@ -58,9 +58,9 @@ impl<T: Tokens> Work for Circuit<T> {
                     }
                 });
                 let mut sender = Sender { receiver, rings, at: 0 };
-                let timed = lab.served(others.collect(), || {
+                let timed = harness.served(others.collect(), || {
                     sender.run((&mut batches).take(warm));
-                    lab.time(|| sender.run(batches.take(counted))).0
+                    harness.time(|| sender.run(batches.take(counted))).0
                 })?;
                 (timed, warm + counted, freed.into_inner())
             }
@@ -152,11 +152,11 @@ mod tests {
     use super::super::hand_over::HandOver;
     use super::super::order::Sequence;
     use super::*;
-    use netmem_bench::tokens::{HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
+    use netmem_bench::baselines::tokens::{HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
 
     fn runs<T: Tokens>(order: &Arc<Order>) {
         for returners in [0, 1, 3] {
-            let timed = Circuit::<T>::new("test", order.clone(), returners).run(&Lab::for_tests(), 20).unwrap();
+            let timed = Circuit::<T>::new("test", order.clone(), returners).run(&Harness::for_tests(), 20).unwrap();
             assert!(timed.ns > 0);
         }
     }
@@ -206,7 +206,7 @@ mod tests {
         let order = Arc::new(Order::new(Sequence::InOrder, 1));
         for (returners, received) in [(0, 1280), (1, 1280 + u64::from(PAGES))] {
             let error =
-                Circuit::<Lossy>::new("lossy", order.clone(), returners).run(&Lab::for_tests(), 20).unwrap_err();
+                Circuit::<Lossy>::new("lossy", order.clone(), returners).run(&Harness::for_tests(), 20).unwrap_err();
             assert!(error.to_string().contains(&format!("lossy: {received} fragments")), "{error}");
         }
     }

@@ -2,8 +2,8 @@
 
 use super::order::Sequence;
 use super::section;
-use crate::bench::goals::{Which, ratio};
-use crate::bench::report::Row;
+use crate::goals::{Which, ratio};
+use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, judge};
 
 /// All goals: with two threads against the locks, and flat over bindings with any number.
@@ -40,8 +40,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::goals::tests::row;
-    use crate::bench::report::Head;
+    use crate::goals::tests::row;
+    use crate::report::Head;
     use netmem_measure::goals::Verdict;
 
     #[test]

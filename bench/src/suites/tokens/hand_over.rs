@@ -1,6 +1,6 @@
 //! No tokens: the cost of passing a batch from one thread to another.
 
-use netmem_bench::tokens::{Fragment, Niovs, Receive, Return, Tokens};
+use netmem_bench::baselines::tokens::{Fragment, Niovs, Receive, Return, Tokens};
 use netmem_devmem::TokenRange;
 use std::sync::Arc;
 

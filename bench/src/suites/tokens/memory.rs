@@ -3,11 +3,11 @@
 //! The memory is the increase of the process's memory as the kernel counts it. It includes the rounding of allocators.
 //! It does not include tables that are mapped and were never touched.
 
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
-use netmem_bench::tokens::{BATCH, Fragment, Niovs, Receive, Tokens};
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
+use netmem_bench::baselines::tokens::{BATCH, Fragment, Niovs, Receive, Tokens};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl<T: Tokens> Memory<T> {
     }
 }
 
-impl<T: Tokens> Cell for Memory<T> {
+impl<T: Tokens> Benchmark for Memory<T> {
     fn heads(&self) -> Vec<Head> {
         let head = |what: &str, section, per, unit| {
             let name = format!("{what}_{}", self.way);
@@ -52,19 +52,19 @@ impl<T: Tokens> Cell for Memory<T> {
         ]
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         let bindings = [self.device.clone()];
         self.page = taken(|| all_pages::<T>(&bindings))? / f64::from(PART);
         self.socket = taken(|| sockets::<T>(&bindings))? / SOCKETS as f64;
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let bindings = [self.device.clone()];
-        let timed = lab.alone(|| lab.time(|| sockets::<T>(&bindings)).0)?;
+        let timed = harness.alone(|| harness.time(|| sockets::<T>(&bindings)).0)?;
         let of = Sample::of;
         let each = |n: u64| n as f64 / SOCKETS as f64;
-        let tsc = lab.tsc.then(|| each(timed.ticks));
+        let tsc = harness.tsc.then(|| each(timed.ticks));
         let (value, elapsed_ns, operations) = (each(timed.ns), Some(timed.ns), Some(SOCKETS as u64));
         let set_up = Sample { value, tsc, lost_ns: timed.lost_ns, elapsed_ns, operations, ..Sample::default() };
         Ok(vec![set_up, of(self.page), of(self.socket)])

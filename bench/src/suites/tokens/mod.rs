@@ -5,7 +5,7 @@
 //!                         └──────► 64 batches that are out ──────► itself                one thread
 //! ```
 //!
-//! `netmem_bench::tokens` has the ways in which a token finds its page. [`hand_over`] has no tokens, and only passes
+//! `netmem_bench::baselines::tokens` has the ways in which a token finds its page. [`hand_over`] has no tokens, and only passes
 //! batches from thread to thread. [`circuit`] measures each way over an [`order`] of pages, [`memory`] measures the
 //! memory of pages and sockets, and [`goals`] has the goals of netmem's way.
 
@@ -15,47 +15,47 @@ mod hand_over;
 mod memory;
 mod order;
 
-use super::plan::Plan;
-use super::report::{Base, Head, Row, compare};
-use super::rounds::Cell;
-use super::timing::Timing;
-use netmem_measure::goals::Goal;
+use crate::plan::Plan;
+use crate::report::{Base, Head, Row, compare};
+use crate::rounds::Benchmark;
+use crate::timing::Timing;
 use circuit::Circuit;
 use hand_over::HandOver;
 use memory::Memory;
-use netmem_bench::tokens::{HashedCounts, LockedEach, LockedMap, Ranges, RcuCounts, Tokens};
+use netmem_bench::baselines::tokens::{HashedCounts, LockedEach, LockedMap, Ranges, RcuCounts, Tokens};
+use netmem_measure::goals::Goal;
 use order::{Order, Sequence};
 use std::sync::Arc;
 
 /// Everything that the suite measures.
-pub(super) fn cells(plan: &Plan) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
     let settings = [(Sequence::InOrder, 1), (Sequence::InOrder, 8), (Sequence::Mixed, 1), (Sequence::Mixed, 8)];
-    let mut cells = Vec::new();
+    let mut benchmarks = Vec::new();
     for (sequence, bindings) in settings {
         let order = Arc::new(Order::new(sequence, bindings));
         for &threads in &plan.threads {
-            cells.extend([
-                cell::<LockedEach>("locked_each", &order, threads),
-                cell::<LockedMap>("locked_map", &order, threads),
-                cell::<HashedCounts>("hashed_counts", &order, threads),
-                cell::<RcuCounts>("rcu_counts", &order, threads),
-                cell::<Ranges>("ranges", &order, threads),
-                cell::<HandOver>("hand_over", &order, threads),
+            benchmarks.extend([
+                benchmark::<LockedEach>("locked_each", &order, threads),
+                benchmark::<LockedMap>("locked_map", &order, threads),
+                benchmark::<HashedCounts>("hashed_counts", &order, threads),
+                benchmark::<RcuCounts>("rcu_counts", &order, threads),
+                benchmark::<Ranges>("ranges", &order, threads),
+                benchmark::<HandOver>("hand_over", &order, threads),
             ]);
         }
     }
     let device = memory::device();
-    cells.extend::<[Box<dyn Cell>; 4]>([
+    benchmarks.extend::<[Box<dyn Benchmark>; 4]>([
         Box::new(Memory::<LockedMap>::new("locked_map", &device)),
         Box::new(Memory::<HashedCounts>::new("hashed_counts", &device)),
         Box::new(Memory::<RcuCounts>::new("rcu_counts", &device)),
         Box::new(Memory::<Ranges>::new("ranges", &device)),
     ]);
-    cells
+    benchmarks
 }
 
-/// The cell of a kind of tokens, with this number of threads.
-fn cell<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads: usize) -> Box<dyn Cell> {
+/// The benchmark of a kind of tokens, with this number of threads.
+fn benchmark<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads: usize) -> Box<dyn Benchmark> {
     let order = order.clone();
     let head = Head {
         name: format!("{way}{}", order.sequence.suffix()),
@@ -67,7 +67,7 @@ fn cell<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads: usi
         sequence: Some(order.sequence.name()),
         ..Head::default()
     };
-    Timing::cell(head, move |_| Ok(Circuit::<T>::new(way, order, threads - 1)))
+    Timing::benchmark(head, move |_| Ok(Circuit::<T>::new(way, order, threads - 1)))
 }
 
 fn section(sequence: Sequence, bindings: u32) -> &'static str {

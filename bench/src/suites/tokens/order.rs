@@ -1,6 +1,6 @@
 //! The pages that are received, and their order.
 
-use netmem_bench::tokens::{BATCH, Fragment, Niovs};
+use netmem_bench::baselines::tokens::{BATCH, Fragment, Niovs};
 use std::sync::Arc;
 
 /// Pages in circulation, of all bindings together.

@@ -1,12 +1,12 @@
 //! The arguments of `netmem serve`.
 
 use super::{CpusArg, PortArg, duration};
-use netmem_measure::arguments::BadArgument;
-use netmem_measure::cpus;
 use crate::xdp::XdpArgs;
 use clap::{Args, ValueEnum};
 use netmem::host::kernel_has;
 use netmem_inet::{Address, StackOptions};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::cpus;
 use netmem_netem::LinkOptions;
 use std::path::PathBuf;
 use std::time::Duration;

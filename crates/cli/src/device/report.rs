@@ -2,8 +2,8 @@
 
 use super::Running;
 use crate::link::{AskedLink, LinkReport};
-use netmem_measure::output;
 use netmem::device::{DeviceError, Stats};
+use netmem_measure::output;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;

@@ -3,23 +3,22 @@
 
 pub(crate) mod tasks;
 
-use netmem_measure::cpus;
-use netmem_measure::endpoint::{Clock, LARGE_FRAME, Mem, OwnStack, mac};
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
 use netmem::device::{DeviceError, NetDevice, Options, Stats, Worker};
 use netmem::packet::Wait;
-use netmem::pool::{PoolClosed, PoolOptions, SharedPool, TrustedPeer};
+use netmem::pool::{PoolClosed, PoolOptions, SharedPool};
 use netmem::virtio::Spin;
-use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
+use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_inet::wire::Mac;
-use netmem_inet::{Address, Host, Interface, Stack, StackOptions, Time};
-use std::net::IpAddr;
+use netmem_inet::{Address, Host, Interface, Stack, StackOptions};
+use netmem_measure::cpus;
+use netmem_measure::endpoint::{Clock, LARGE_FRAME, Mem, OwnStack, mac};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Entries of each ring.
 const RING: u16 = 256;

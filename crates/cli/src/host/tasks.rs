@@ -1,9 +1,9 @@
 //! Tasks of a stack's thread, one for each connection. A task runs when its socket has woken it.
 
-use super::Mem;
 use futures_util::stream::{FuturesUnordered, Stream};
 use netmem::Frag;
 use netmem_inet::{Fragment, SocketError, TcpStream};
+use netmem_measure::endpoint::Mem;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;

@@ -95,7 +95,7 @@ fn show(plan: &Plan, other: &Path, pairs: &[(Report, Report)]) -> anyhow::Result
         let command = "perf";
         let schema = SCHEMA;
         let comparison = Comparison { schema, netmem: env!("CARGO_PKG_VERSION"), command, against: other, variants };
-        return output::json(&comparison);
+        return Ok(output::json(&comparison)?);
     }
     output::print(&format!("this build against {}, {} interleaved pairs", other.display(), pairs.len()))?;
     for v in variants {

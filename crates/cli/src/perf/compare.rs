@@ -3,10 +3,10 @@
 
 use super::engine::Sample;
 use super::plan::{Alloc, Consumer, Variant};
-use netmem_measure::goals::{Goal, Missing, Target, Verdict, judge, percent};
-use netmem_measure::stats::Change;
 use comfy_table::{Table, presets};
 use netmem::RxMode;
+use netmem_measure::goals::{Goal, Missing, Target, Verdict, judge, percent};
+use netmem_measure::stats::Change;
 use serde::Serialize;
 
 /// The gain of the kernel's virtio-net driver, in packets per second, when it began to take its pages from a page pool:

@@ -3,11 +3,11 @@
 
 use super::engine::{Mailbox, drain};
 use super::error::PerfError;
-use netmem_measure::own_time::OwnTime;
 use super::plan::Variant;
 use crate::args::{DeviceArg, XdpArg};
 use netmem::packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem::{PeerShared, QueuePair, VirtioNet, VirtioRx, VirtioTx};
+use netmem_measure::own_time::OwnTime;
 use quanta::Clock;
 use rtrb::{Consumer, Producer};
 use std::hint::black_box;
@@ -211,12 +211,12 @@ impl<Q: Queues> Driver<'_, Q> {
             if moved == 0 {
                 idle(self.yields);
                 if self.yields {
-                    own_time.look();
+                    own_time.resynchronise();
                 }
             }
             if elapsed >= look {
                 look = elapsed + LOOK_EVERY;
-                own_time.look();
+                own_time.resynchronise();
                 self.queues.check(variant)?;
             }
         }

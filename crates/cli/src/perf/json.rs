@@ -3,16 +3,15 @@
 
 use super::compare::{Comparison, compare};
 use super::engine::Sample;
-use super::error::PerfError;
 use super::plan::{Alloc, Plan, Variant};
 use crate::args::DeviceArg;
-use netmem_measure::goals::{Goal, Unmet};
 use crate::link::LinkReport;
-use netmem_measure::machine::Machine;
-use netmem_measure::report::{Done, SCHEMA, names};
-use netmem_measure::stats::{Change, Spread};
 use netmem::pool::PoolStats;
 use netmem::xsk::XskSocket;
+use netmem_measure::goals::{Goal, Unmet};
+use netmem_measure::machine::Machine;
+use netmem_measure::report::{Done, PoolReport, SCHEMA, Unbalanced, names};
+use netmem_measure::stats::{Change, Spread};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -250,7 +249,7 @@ impl Report {
     }
 
     /// Fails unless every page was returned.
-    pub(crate) fn verdict(&self) -> Result<(), PerfError> {
+    pub(crate) fn verdict(&self) -> Result<(), Unbalanced> {
         self.pool.balance()?;
         self.page.balance()?;
         self.frags.balance()

@@ -12,7 +12,6 @@ mod engine;
 mod error;
 mod json;
 mod memory;
-mod own_time;
 mod plan;
 mod sleep;
 mod streams;
@@ -20,12 +19,10 @@ mod suite;
 mod table;
 mod xsk;
 
-pub(crate) use json::PoolReport;
-
 use crate::args::{PerfArgs, ProtoArg};
-use netmem_measure::signals::{self, Interrupted};
 use crate::limits;
 use netmem_measure::output;
+use netmem_measure::signals::{self, Interrupted};
 use plan::Plan;
 
 /// Runs the measurement. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.

@@ -1,14 +1,14 @@
 //! The plan of a measurement: the checked arguments, and the variants that follow from them.
 
 use crate::args::{AllocArg, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
-use netmem_measure::arguments::BadArgument;
 use crate::placement::Placement;
-use netmem_measure::cpus;
 use crate::xdp::XdpArgs;
 use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
 use netmem::virtio::Spin;
 use netmem::virtio::net::MIN_FRAME;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::cpus;
 use netmem_netem::LinkOptions;
 use std::time::Duration;
 

@@ -11,12 +11,6 @@
 
 use super::error::PerfError;
 use super::plan::Plan;
-use netmem_measure::cpus::{pin, take_pinned};
-use netmem_measure::load::Meter;
-use netmem_measure::machine::Machine;
-use netmem_measure::report::{Done, SCHEMA};
-use netmem_measure::signals::Interrupted;
-use netmem_measure::units::show;
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
 use netmem::device::port::{Gen, Port, PortError};
@@ -24,6 +18,12 @@ use netmem::device::{NetDevice, Options, Stats};
 use netmem::packet::{PollThenSleep, SleepStats, Turn};
 use netmem::virtio::net::{VnetHdr, feature};
 use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+use netmem_measure::cpus::{pin, take_pinned};
+use netmem_measure::load::Meter;
+use netmem_measure::machine::Machine;
+use netmem_measure::report::{Done, SCHEMA};
+use netmem_measure::signals::Interrupted;
+use netmem_measure::units::show;
 use quanta::Clock;
 use serde::Serialize;
 use std::fmt::Write;

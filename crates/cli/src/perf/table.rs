@@ -1,11 +1,12 @@
 //! The report as text, at most 100 columns wide.
 
 use super::compare;
-use super::json::{PoolReport, Report, Row};
+use super::json::{Report, Row};
+use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::goals::Unmet;
+use netmem_measure::report::PoolReport;
 use netmem_measure::stats::Change;
 use netmem_measure::units::{show, show_spread};
-use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

@@ -10,10 +10,10 @@
 use super::admission::Admitted;
 use super::pressure::{Kept, Pressure, Progress};
 use super::timers::{Alarm, Timers};
-use crate::host::Mem;
 use crate::host::tasks::Conn;
 use netmem::Frag;
 use netmem_inet::{Fragment, SocketError, Time};
+use netmem_measure::endpoint::Mem;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;

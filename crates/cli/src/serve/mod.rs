@@ -28,12 +28,10 @@ mod state;
 mod timers;
 
 use crate::args::{PortArg, ServeArg, ServeArgs};
-use netmem_measure::arguments::BadArgument;
 use crate::host::tasks::Tasks;
-use crate::host::{Clock, DeviceThreads, Drives, Ended, HostOptions, Mem, OwnStack, Running, Stacks, with_stacks};
-use crate::link::AskedLink;
+use crate::host::{DeviceThreads, Drives, Ended, HostOptions, Running, Stacks, with_stacks};
 use crate::limits;
-use netmem_measure::{cpus, output, signals};
+use crate::link::AskedLink;
 use admission::Admission;
 use anyhow::Context as _;
 use client::{Client, Counts, End, Patience, Shared};
@@ -44,6 +42,9 @@ use netmem::virtio::Spin;
 use netmem::xsk::{Filter, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
 use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, StackStats, TcpListener};
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::endpoint::{Clock, Mem, OwnStack};
+use netmem_measure::{cpus, output, signals};
 use pressure::{Member, Pressure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -241,7 +242,8 @@ impl Server<'_> {
             "{report}device: {frames} frames to the stack, {in_place} read into its pages by the kernel, {} from it\npages: {} lent, all came back",
             stats.tx_frames.load(Ordering::Relaxed),
             books.allocated,
-        ))
+        ))?;
+        Ok(())
     }
 
     /// Serves on all stacks, then saves the connections for the next process. Returns the report.

@@ -2,10 +2,10 @@
 
 use super::client::{Awaited, Client, End};
 use super::{BY_REFERENCE, Service};
-use crate::host::Mem;
 use netmem::Frag;
 use netmem::pool::SharedPool;
 use netmem_inet::Fragment;
+use netmem_measure::endpoint::Mem;
 
 /// Pages of the pattern, which these services need. Pages for headers and copies come on top.
 pub(super) const PAGES: usize = 16;

@@ -17,8 +17,8 @@
 //! A connection that waits for pages does not report its own half value: two of them would wait for
 //! each other. While the pool has pages, a connection loads one shared counter in each wait.
 
-use crate::host::Mem;
 use netmem_inet::{StackWaker, Time};
+use netmem_measure::endpoint::Mem;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

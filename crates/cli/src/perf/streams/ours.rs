@@ -2,12 +2,13 @@
 
 use super::plan::{PAGES, Proto};
 use super::{LOOK, PATIENCE, PORT, Watch};
+use crate::host::Running;
 use crate::host::tasks::{Conn, Task, Tasks, receive, send};
-use crate::host::{Mem, Running};
 use netmem::Frag;
 use netmem::packet::PollThenSleep;
 use netmem_inet::tcp::Config;
 use netmem_inet::{Fragment, ListenOptions, SocketError, Sockets, TcpListener, UdpSocket};
+use netmem_measure::endpoint::Mem;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,20 +1,13 @@
 //! The checked arguments for the ends.
 
 use super::report::CpuRow;
-<<<<<<< HEAD
-use crate::args::{AllocArg, BadArgument, DeviceArg, PerfArgs, PortArg, ProtoArg, XdpArg};
-use crate::cpus::{self, Placement};
-use crate::load::Share;
-=======
 use crate::args::{AllocArg, DeviceArg, PerfArgs, PortArg, ProtoArg, XdpArg};
-use netmem_measure::arguments::BadArgument;
 use crate::placement::Placement;
-use netmem_measure::cpus;
-use netmem_measure::load::Share;
-use netmem::packet::link::LinkOptions;
->>>>>>> 778adb1 (netmem-measure: what perf and the suites share is a crate below both)
 use netmem::virtio::Spin;
 use netmem_inet::Address;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::cpus;
+use netmem_measure::load::Share;
 use netmem_netem::LinkOptions;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

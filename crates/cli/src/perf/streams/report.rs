@@ -3,12 +3,12 @@
 use super::plan::{Between, Plan};
 use crate::host::Books;
 use crate::link::LinkReport;
+use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::load::Share;
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::stats::Spread;
 use netmem_measure::units::{show, show_spread};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;

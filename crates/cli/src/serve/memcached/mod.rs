@@ -11,11 +11,11 @@ mod tests;
 
 use super::Service;
 use super::client::{Awaited, Client, End};
-use crate::host::Mem;
 use answers::{Answers, Output};
 use netmem::Frag;
 use netmem::pool::SharedPool;
 use netmem_inet::{Fragment, Time};
+use netmem_measure::endpoint::Mem;
 use pages::Pages;
 use protocol::{Context, Outcome, Session};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,10 +3,10 @@
 use super::end::Idle;
 use super::rig::Link;
 use super::run::{Env, Path, Program, Run, Took};
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn sample(value: f64, took: &Took) -> Sample {
     Sample { value, elapsed_ns, operations: requests, bytes, features, ..Sample::default() }
 }
 
-/// The common part of the cells in this module.
+/// The common part of the benchmarks in this module.
 #[derive(Clone)]
 struct Case {
     env: Arc<Env>,
@@ -97,18 +97,18 @@ impl Bulk {
     }
 }
 
-impl Cell for Bulk {
+impl Benchmark for Bulk {
     fn heads(&self) -> Vec<Head> {
         let [throughput, cpu] = self.sections();
         vec![head(self.0.name(), throughput, "connection", "b/s"), head(self.0.name(), cpu, "GB", "ns")]
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        let took = self.0.run(Program::Bulk, self.0.link, lab.duration_ns())?;
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
+        let took = self.0.run(Program::Bulk, self.0.link, harness.duration_ns())?;
         let bytes = took.bytes.max(1) as f64;
         let (rate, cpu_ns) = (bytes * 8.0 / took.elapsed.as_secs_f64(), took.cpu_ns as f64 * 1e9 / bytes);
         Ok(vec![sample(rate, &took), sample(cpu_ns, &took)])
@@ -123,19 +123,19 @@ impl Cell for Bulk {
 /// A client with one request in flight, and a server.
 struct Requests(Case);
 
-impl Cell for Requests {
+impl Benchmark for Requests {
     fn heads(&self) -> Vec<Head> {
         ["requests: median", "requests: 99 % are faster"]
             .map(|section| head(self.0.name(), section, "request", "ns"))
             .into()
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
-        let took = self.0.run(Program::Requests, self.0.link, lab.duration_ns())?;
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
+        let took = self.0.run(Program::Requests, self.0.link, harness.duration_ns())?;
         Ok([0.5, 0.99].map(|part| sample(took.times.value_at_quantile(part) as f64, &took)).into())
     }
 
@@ -157,20 +157,20 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
     (y - slope * x, slope)
 }
 
-impl Cell for Fit {
+impl Benchmark for Fit {
     fn heads(&self) -> Vec<Head> {
         let row = |(section, per)| head(name(self.0.path).into(), section, per, "ns");
         [("cost of a segment", "segment"), ("cost of a byte", "byte")].map(row).into()
     }
 
-    fn prepare(&mut self, _lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let (mut points, mut elapsed_ns, mut bytes, mut features) = (Vec::new(), 0, 0, 0);
         for mtu in MTUS {
-            let took = self.0.run(Program::Bulk, Link { mtu, ..self.0.link }, lab.duration_ns() / 2)?;
+            let took = self.0.run(Program::Bulk, Link { mtu, ..self.0.link }, harness.duration_ns() / 2)?;
             elapsed_ns += u64::try_from(took.elapsed.as_nanos()).unwrap_or(0);
             bytes += took.bytes;
             features = took.features;
@@ -185,28 +185,28 @@ impl Cell for Fit {
 }
 
 /// All measurements of two ends.
-pub(super) fn cells(env: &Arc<Env>) -> Vec<Box<dyn Cell>> {
+pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
     let case = |path, offloads, idle| Case { env: env.clone(), path, link: Link { mtu: MTU, offloads }, idle };
-    let mut cells: Vec<Box<dyn Cell>> = Vec::new();
+    let mut benchmarks: Vec<Box<dyn Benchmark>> = Vec::new();
     for idle in [Idle::Sleeps, Idle::Polls] {
         for path in [Path::Ours, Path::Veth, Path::Smoltcp, Path::OursToKernel, Path::KernelToOurs, Path::Taps] {
-            cells.push(Box::new(Bulk(case(path, false, idle))));
+            benchmarks.push(Box::new(Bulk(case(path, false, idle))));
         }
     }
     for idle in [Idle::Sleeps, Idle::Polls] {
         for path in [Path::Ours, Path::Veth, Path::OursToKernel, Path::KernelToOurs, Path::Taps] {
-            cells.push(Box::new(Bulk(case(path, true, idle))));
+            benchmarks.push(Box::new(Bulk(case(path, true, idle))));
         }
     }
     for idle in [Idle::Polls, Idle::Sleeps] {
         for path in [Path::Ours, Path::Veth, Path::Smoltcp, Path::KernelToOurs, Path::Taps] {
-            cells.push(Box::new(Requests(case(path, false, idle))));
+            benchmarks.push(Box::new(Requests(case(path, false, idle))));
         }
     }
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
-        cells.push(Box::new(Fit(case(path, false, Idle::Sleeps))));
+        benchmarks.push(Box::new(Fit(case(path, false, Idle::Sleeps))));
     }
-    cells
+    benchmarks
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 //! tenths of what the slowest variant reached. CPU time is measured at that pace, and datagrams come 64 at a time.
 
 use super::{Direction, FLOWS, Make};
-use crate::bench::error::BenchError;
-use crate::bench::lab::Lab;
-use crate::bench::report::{Head, Sample};
-use crate::bench::rounds::Cell;
+use crate::error::BenchError;
+use crate::harness::Harness;
+use crate::report::{Head, Sample};
+use crate::rounds::Benchmark;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,7 +75,7 @@ impl Outcome {
 /// The traffic of a variant.
 pub(super) trait Traffic {
     /// Moves this many datagrams, from each flow in turn: one datagram every `pace_ns`, or as fast as it goes.
-    fn run(&mut self, lab: &Lab, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError>;
+    fn run(&mut self, harness: &Harness, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError>;
 }
 
 /// The pace of all variants in a direction.
@@ -97,7 +97,7 @@ impl Pace {
     }
 }
 
-/// The cell.
+/// The benchmark.
 pub(super) struct EndToEnd {
     variant: &'static str,
     heads: Vec<Head>,
@@ -109,44 +109,44 @@ pub(super) struct EndToEnd {
 }
 
 impl EndToEnd {
-    pub(super) fn cell(
+    pub(super) fn benchmark(
         variant: &'static str,
         heads: Vec<Head>,
         direction: Direction,
         pace: Arc<Pace>,
         make: Make,
-    ) -> Box<dyn Cell> {
+    ) -> Box<dyn Benchmark> {
         let datagrams = super::MESSAGE * FLOWS as u64;
         Box::new(Self { variant, heads, direction, pace, make: Some(make), traffic: None, datagrams })
     }
 }
 
-impl Cell for EndToEnd {
+impl Benchmark for EndToEnd {
     fn heads(&self) -> Vec<Head> {
         self.heads.clone()
     }
 
-    fn prepare(&mut self, lab: &Lab) -> Result<(), BenchError> {
+    fn prepare(&mut self, harness: &Harness) -> Result<(), BenchError> {
         let Some(make) = self.make.take() else { return Ok(()) };
         let traffic = self.traffic.insert(make()?);
         // The first run is not measured: it touches pages of memory for the first time.
-        traffic.run(lab, self.datagrams, None).map_err(|e| named(e, self.variant))?;
+        traffic.run(harness, self.datagrams, None).map_err(|e| named(e, self.variant))?;
         // Something else may have slowed a run down, so the best of three counts.
         let mut best_ns = u64::MAX;
         for _ in 0..3 {
-            let outcome = traffic.run(lab, self.datagrams, None).map_err(|e| named(e, self.variant))?;
+            let outcome = traffic.run(harness, self.datagrams, None).map_err(|e| named(e, self.variant))?;
             best_ns = best_ns.min(outcome.elapsed_ns / outcome.arrived.max(1));
         }
         self.pace.saw(best_ns);
         // A value needs two runs, and one of them is slower. Each gets about half of the time.
-        let more = lab.duration_ns() / (2 * best_ns * self.datagrams).max(1);
+        let more = harness.duration_ns() / (2 * best_ns * self.datagrams).max(1);
         self.datagrams *= more.clamp(1, 64);
         Ok(())
     }
 
-    fn measure(&mut self, lab: &Lab) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let Some(traffic) = &mut self.traffic else { return Ok(Vec::new()) };
-        let mut run = |pace| traffic.run(lab, self.datagrams, pace).map_err(|e| named(e, self.variant));
+        let mut run = |pace| traffic.run(harness, self.datagrams, pace).map_err(|e| named(e, self.variant));
         let (fast, paced) = (run(None)?, run(Some(self.pace.ns()))?);
         let (lost, arrived) = (fast.lost + paced.lost, fast.arrived + paced.arrived);
         let loss = lost as f64 / (lost + arrived).max(1) as f64 * 100.0;

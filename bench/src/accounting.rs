@@ -1,6 +1,6 @@
 //! The pools that are measured, and the sum of what they counted.
 
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 use netmem::pool::{Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider, VhostDomain};
 use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions, SharedPool};
 use netmem_measure::pages::PageAllocator;
@@ -9,10 +9,10 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The kind of memory that a device writes into, as in receive queues.
-pub(super) type M = PeerShared;
+pub(crate) type M = PeerShared;
 
 /// Pages in the array cache of every pool that has one: the default of `PoolOptions`.
-pub(super) const CACHE: usize = 512;
+pub(crate) const CACHE: usize = 512;
 
 /// The counters of the pools that have been closed.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl Books {
     }
 
     /// A pool over `pages` pages of its own, mapped for a device as virtio's are.
-    pub(super) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
+    pub(crate) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
         // The contents of the pages are not used. Large pages need not be populated, because only descriptors and
         // addresses are passed on.
         let region = RegionOptions::new(pages)
@@ -65,7 +65,7 @@ impl Books {
     }
 
     /// The same, as a pool that every thread can use.
-    pub(super) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
+    pub(crate) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
         let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let provider = RegionProvider::new(region);
         self.entries().backing.get_or_insert_with(|| provider.region().backing().to_string());
@@ -75,7 +75,7 @@ impl Books {
     }
 
     /// A page per packet from a general-purpose allocator.
-    pub(super) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
+    pub(crate) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
         let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let options = PoolOptions::new("page per packet").cache(0);
         self.over(options, PageAllocator::new(region), |provider| provider.region().clone())
@@ -97,14 +97,14 @@ impl Books {
 
 /// A pool that every thread can use. When it is dropped, it enters its counters into the books.
 #[derive(Debug)]
-pub(super) struct Everyones {
+pub(crate) struct Everyones {
     pool: ManuallyDrop<SharedPool<M>>,
     books: Books,
 }
 
 impl Everyones {
     #[inline(always)]
-    pub(super) fn pool(&self) -> &SharedPool<M> {
+    pub(crate) fn pool(&self) -> &SharedPool<M> {
         &self.pool
     }
 }
@@ -123,7 +123,7 @@ fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
 
 /// A pool that enters its counters into the books when it is dropped.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     /// `None` once the pool is closed.
     pool: Option<PagePool<M>>,
     books: Books,
@@ -132,12 +132,12 @@ pub(super) struct Pool {
 impl Pool {
     /// Runs `f` in the poll context. Returns what `f` returns.
     #[inline(always)]
-    pub(super) fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> Option<R>) -> Option<R> {
+    pub(crate) fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> Option<R>) -> Option<R> {
         self.pool.as_mut()?.poll(f)
     }
 
     /// Takes up to `n` pages.
-    pub(super) fn take(&mut self, n: usize) -> Vec<Page<M>> {
+    pub(crate) fn take(&mut self, n: usize) -> Vec<Page<M>> {
         self.poll(|napi| Some(std::iter::from_fn(|| napi.alloc()).take(n).collect())).unwrap_or_default()
     }
 }

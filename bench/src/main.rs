@@ -1,0 +1,57 @@
+//! The benchmarks of netmem: parts of it, measured with what they replace.
+//!
+//! [`plan`] checks the arguments. A suite ([`suites`]) is a list of benchmarks, each of which measures one thing once.
+//! [`rounds`] measures all benchmarks in turns. [`harness`] has the threads, [`peer`] the programs in C, [`rows`] the
+//! choice of rows, and [`goals`] the values that goals compare. [`table`], [`html`] and [`report`] show the results.
+//!
+//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
+
+mod accounting;
+mod args;
+mod chart;
+mod error;
+mod goals;
+mod harness;
+mod html;
+mod peer;
+mod plan;
+mod report;
+mod rounds;
+mod rows;
+mod run;
+mod suites;
+mod table;
+mod timing;
+
+use args::Cli;
+use clap::Parser;
+use netmem_measure::arguments::BadArgument;
+use netmem_measure::{output, signals};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // A run in another mode than the one that was asked for would show nothing of it.
+    if let Err(error) = netmem_percpu::forced_mode() {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
+    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in quarantine.
+    tracing_subscriber::fmt()
+        .with_writer(|| output::Log)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .without_time()
+        .with_target(false)
+        .init();
+    match run::run(&cli.suites) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            match signals::exit_status() {
+                _ if error.is::<BadArgument>() => ExitCode::from(2),
+                Some(status) => ExitCode::from(status),
+                None => ExitCode::FAILURE,
+            }
+        }
+    }
+}

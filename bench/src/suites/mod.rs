@@ -1,0 +1,35 @@
+//! The suites. Each begins with the question that it answers, then come its rows, then its goals.
+
+pub(crate) mod devmem;
+pub(crate) mod pool;
+pub(crate) mod refs;
+pub(crate) mod streams;
+pub(crate) mod tokens;
+
+use crate::accounting::Books;
+use crate::plan::{Plan, Suite};
+use crate::report::Row;
+use crate::rounds::Benchmark;
+use netmem_measure::goals::Goal;
+
+/// Everything that a suite measures.
+pub(crate) fn benchmarks(suite: Suite, plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
+    match suite {
+        Suite::Refs => refs::benchmarks(plan),
+        Suite::Pool => pool::benchmarks(plan, books),
+        Suite::Tokens => tokens::benchmarks(plan),
+        Suite::Devmem => devmem::benchmarks(plan, books),
+        Suite::Streams => streams::benchmarks(plan),
+    }
+}
+
+/// Compares the rows of a suite with each other, and with the goals.
+pub(crate) fn judge(suite: Suite, rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+    match suite {
+        Suite::Refs => refs::judge(rows, percpu),
+        Suite::Pool => pool::judge(rows, percpu),
+        Suite::Tokens => tokens::judge(rows, percpu),
+        Suite::Devmem => devmem::judge(rows, percpu),
+        Suite::Streams => streams::judge(rows, percpu),
+    }
+}

@@ -1,0 +1,8 @@
+//! `netmem-bench` from outside: what it measures, prints and writes, and how it refuses.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod command;
+mod reports;
+#[path = "../../../crates/cli/tests/schema/mod.rs"]
+mod schema;
+mod suites;

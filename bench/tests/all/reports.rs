@@ -49,7 +49,7 @@ fn a_table_and_a_page_that_loads_nothing() {
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
     assert!(page.matches("<svg").count() >= 8, "charts");
-    assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem bench {suite}"))));
+    assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem-bench {suite}"))));
     well_formed(&page);
     // Narrow screens: the page says that it fits, charts are no wider than 400 pixels, and wide tables scroll by themselves.
     assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"));

@@ -20,6 +20,7 @@ use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -229,7 +230,7 @@ impl Memcached {
         let (child, load) = match self.server {
             Server::Ours => {
                 let tap = self.env.tap(link)?;
-                let mut command = Command::new(std::env::current_exe()?);
+                let mut command = Command::new(our_command().map_err(message)?);
                 command.args(["serve", "memcached", "--port", &format!("tap:{TAP}")]);
                 command.args(["--addr", &format!("{}/24", ADDRESSES[1])]);
                 let child = spawn(&tap.0, command)?;
@@ -249,6 +250,19 @@ impl Memcached {
         let mut load = load.map_err(message)?;
         load.fill()?;
         Ok(Running { child: child.keep()?, group, load })
+    }
+}
+
+/// The command `netmem`: what the variable `NETMEM` names, or the program next to this one.
+fn our_command() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("NETMEM") {
+        return Ok(path.into());
+    }
+    let own = std::env::current_exe().map_err(|e| format!("the path of this program: {e}"))?;
+    let command = own.with_file_name("netmem");
+    match command.is_file() {
+        true => Ok(command),
+        false => Err(format!("there is no {} (cargo build --release), and NETMEM names no other", command.display())),
     }
 }
 
@@ -285,9 +299,12 @@ impl Benchmark for Memcached {
     fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         let unavailable = |why| BenchError::Unavailable { what: "memcached", why };
         self.env.can_run(super::run::Path::KernelToOurs).map_err(unavailable)?;
-        if self.server == Server::Debian {
-            let version = Command::new("memcached").arg("-V").stdin(Stdio::null()).output();
-            version.map_err(|e| unavailable(format!("memcached: {e}")))?;
+        match self.server {
+            Server::Ours => drop(our_command().map_err(unavailable)?),
+            Server::Debian => {
+                let version = Command::new("memcached").arg("-V").stdin(Stdio::null()).output();
+                version.map_err(|e| unavailable(format!("memcached: {e}")))?;
+            }
         }
         Ok(())
     }

@@ -264,7 +264,11 @@ fn a_short_receive_leaves_nothing_behind() {
         position += u64::from(len);
         assert_eq!((len, tokens.count, server.stats().out), (1448, 1, n));
     }
-    assert_eq!(returner.return_tokens(&[TokenRange { start: 1, count: 1024 }]), Ok(10), "the tokens that were delivered");
+    assert_eq!(
+        returner.return_tokens(&[TokenRange { start: 1, count: 1024 }]),
+        Ok(10),
+        "the tokens that were delivered"
+    );
     assert_eq!((pair.far.stack.pages(), server.stats().excess), (0, 1024 + 1014));
 }
 
@@ -296,7 +300,9 @@ fn returning_tokens_opens_the_window() {
     while pair.turn() {}
     assert_eq!(pair.far.stack.arm().unwrap(), Armed::Waits);
     let returner = server.returner();
-    std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.return_tokens(held).unwrap())).join().unwrap();
+    std::thread::spawn(move || held.chunks(100).for_each(|held| _ = returner.return_tokens(held).unwrap()))
+        .join()
+        .unwrap();
     assert_eq!(pair.far.stack.arm().unwrap(), Armed::Work, "the stack was woken");
     // Less than the time to the next probe.
     pair.pass(Duration::from_millis(20));

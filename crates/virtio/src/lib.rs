@@ -10,6 +10,7 @@
 // Messages, rings and their checks are written once for both ends.
 #![cfg_attr(not(feature = "device"), allow(dead_code, unreachable_pub, reason = "one end alone uses a part of them"))]
 
+mod advice;
 #[cfg(feature = "device")]
 pub mod device;
 pub mod driver;

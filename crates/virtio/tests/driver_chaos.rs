@@ -113,6 +113,48 @@ fn packed_lie(ring: &mut DeviceRing, rng: &mut Rng) {
     }
 }
 
+/// Receives with a program whose verdicts are random. Keeps the packets that pass.
+fn receive_some(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
+    let mut verdicts = Rng(rng.next());
+    let pass = |p: Packet<PeerShared>| {
+        assert_eq!(p.len(), p.fragments().map(netmem_pool::Frag::len).sum::<usize>());
+        assert_eq!(p.to_vec().len(), p.len());
+        held.push(p);
+    };
+    let run = |f: &mut XdpFrame<PeerShared>| {
+        let _ = f.adjust_head(verdicts.below(300) as i32 - 250);
+        let _ = f.adjust_tail(verdicts.below(300) as i32 - 150);
+        match verdicts.below(6) {
+            0 => Verdict::Drop,
+            1 => Verdict::Aborted,
+            2 => Verdict::Tx,
+            3 => Verdict::Redirect,
+            _ => Verdict::Pass,
+        }
+    };
+    if rng.below(3) == 0 {
+        receive(&mut bench.pair.rx, &mut Program::<true, _, _, _> { run, pass, tx: drop });
+    } else {
+        receive(&mut bench.pair.rx, &mut Program::<false, _, _, _> { run, pass, tx: drop });
+    }
+}
+
+/// Sends a packet that was kept.
+fn send_one(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
+    if let Some(p) = held.pop() {
+        // Some are shared, so that the header has to go beside them. Not whole pages: the books take those for a
+        // pool's, which are mapped once.
+        let copy = Some(p.head().clone()).filter(|head| head.len() < PAGE_SIZE);
+        if let Err(p) = bench.pair.tx.send(p) {
+            held.push(p);
+        }
+        if rng.below(2) == 0 {
+            held.extend(copy.map(Packet::new));
+        }
+        bench.pair.tx.flush();
+    }
+}
+
 /// Returns what stopped the receive queue, and how many frames came.
 fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     let mut rng = Rng(seed);
@@ -133,44 +175,8 @@ fn chaos(seed: u64) -> (Option<&'static str>, u64) {
                     bench.tx.give(u32::from(head), 0);
                 }
             }
-            4 => {
-                let mut verdicts = Rng(rng.next());
-                let pass = |p: Packet<PeerShared>| {
-                    assert_eq!(p.len(), p.fragments().map(netmem_pool::Frag::len).sum::<usize>());
-                    assert_eq!(p.to_vec().len(), p.len());
-                    held.push(p);
-                };
-                let run = |f: &mut XdpFrame<PeerShared>| {
-                    let _ = f.adjust_head(verdicts.below(300) as i32 - 250);
-                    let _ = f.adjust_tail(verdicts.below(300) as i32 - 150);
-                    match verdicts.below(6) {
-                        0 => Verdict::Drop,
-                        1 => Verdict::Aborted,
-                        2 => Verdict::Tx,
-                        3 => Verdict::Redirect,
-                        _ => Verdict::Pass,
-                    }
-                };
-                if rng.below(3) == 0 {
-                    receive(&mut bench.pair.rx, &mut Program::<true, _, _, _> { run, pass, tx: drop });
-                } else {
-                    receive(&mut bench.pair.rx, &mut Program::<false, _, _, _> { run, pass, tx: drop });
-                }
-            }
-            5 => {
-                if let Some(p) = held.pop() {
-                    // Some are shared, so that the header has to go beside them. Not whole pages: the books take those for a
-                    // pool's, which are mapped once.
-                    let copy = Some(p.head().clone()).filter(|head| head.len() < PAGE_SIZE);
-                    if let Err(p) = bench.pair.tx.send(p) {
-                        held.push(p);
-                    }
-                    if rng.below(2) == 0 {
-                        held.extend(copy.map(Packet::new));
-                    }
-                    bench.pair.tx.flush();
-                }
-            }
+            4 => receive_some(&mut bench, &mut held, &mut rng),
+            5 => send_one(&mut bench, &mut held, &mut rng),
             6 => {
                 bench.pair.tx.complete();
             }

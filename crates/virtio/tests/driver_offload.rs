@@ -279,6 +279,14 @@ fn to_kernel(payload: &[u8], port: u16) -> Vec<u8> {
     frame
 }
 
+/// Has the kernel cut each datagram of a socket into segments of `size` bytes; 0 for no segments.
+fn segment_datagrams(socket: &UdpSocket, size: libc::c_int) {
+    let (level, option) = (libc::SOL_UDP, libc::UDP_SEGMENT);
+    // SAFETY: an int, and its size.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const size).cast(), 4) };
+    assert_eq!(set, 0);
+}
+
 /// Proves NET-9 with the kernel as the judge: datagrams with partial checksums, large ones that are to be cut, and ones of an MTU
 /// of 9000 reach a socket of the kernel from our driver, and our driver from the socket, byte for byte, whatever the three of them
 /// have agreed on.
@@ -332,18 +340,9 @@ fn the_kernel_takes_what_we_offload() {
 
                 socket.connect("192.0.2.2:7").unwrap();
                 socket.send(&small).unwrap();
-                let size: libc::c_int = 1000;
-                // SAFETY: an int, and its size.
-                let set = unsafe {
-                    libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, (&raw const size).cast(), 4)
-                };
-                assert_eq!(set, 0);
+                segment_datagrams(&socket, 1000);
                 socket.send(&large).unwrap();
-                let size: libc::c_int = 0;
-                // SAFETY: as above.
-                unsafe {
-                    libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, (&raw const size).cast(), 4)
-                };
+                segment_datagrams(&socket, 0);
                 socket.send(&longest).unwrap();
                 let (mut got, mut large_frames) = (Vec::new(), 0);
                 until(|| {

@@ -16,7 +16,7 @@ use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
 use netmem_pool::PeerShared;
 use netmem_virtio::device::port::{Port, Steered, Steering};
 use netmem_virtio::device::{NetDevice, Options};
-use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet};
+use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet, VirtioRx};
 use netmem_virtio::net::VnetHdr;
 
 /// Frames that are under way at a time: fewer than wait for one queue before it loses frames.
@@ -107,6 +107,23 @@ fn steering_changes_in_full_traffic() {
     lab.books.assert_balanced();
 }
 
+/// Receives flow 0 of `flows`, frame by frame, until `stop` returns true. It is called after each poll with the number up
+/// to which frames may be sent. Returns how many frames there were.
+fn receive_in_order(mut rx: VirtioRx, flows: u64, stop: impl Fn(u64) -> bool) -> u64 {
+    let mut next = 0;
+    until(|| {
+        rx.poll(|p| {
+            p.receive(64, &mut |p: Packet<PeerShared>| {
+                assert_eq!(host(flows, &p), next);
+                next += flows;
+            })
+        });
+        stop(next + WINDOW)
+    });
+    assert_closed(&rx.close().unwrap(), 0);
+    next / flows
+}
+
 /// Proves MEM-1: a queue is bound, bound anew and unbound again and again while frames come for it as fast as the other queue
 /// takes its own. The other queue misses nothing and waits for nothing; of the frames for this one exactly those are lost that had
 /// arrived and were not polled, or that the device counts.
@@ -117,31 +134,21 @@ fn restarts_in_full_traffic() {
     let mut lab = lab(FLOWS, memory.options().pages(4096));
     lab.steering.steer(FIRST_PORT + 1, 1);
     let (pair, other) = (lab.pairs.remove(0), lab.pairs.remove(0));
-    let (mut plain, stop) = (pair.rx, AtomicBool::new(false));
+    let (plain, stop) = (pair.rx, AtomicBool::new(false));
     let (limit, control) = (&lab.limit, &lab.rig.control);
     // The last frames are asked for, and no more will be.
     let (last, asked) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|s| {
         let (stop, last, asked) = (&stop, &last, &asked);
         let beside = s.spawn(move || {
-            let mut next = 0;
-            until(|| {
-                plain.poll(|p| {
-                    p.receive(64, &mut |p: Packet<PeerShared>| {
-                        assert_eq!(host(FLOWS, &p), next);
-                        next += FLOWS;
-                    })
-                });
-                let upto = next + WINDOW;
+            receive_in_order(plain, FLOWS, |upto| {
                 if last.load(Relaxed) {
                     asked.store(true, Relaxed);
                 } else if limit.swap(upto, Relaxed) != upto {
                     control.wake();
                 }
                 stop.load(Relaxed)
-            });
-            assert_closed(&plain.close().unwrap(), 0);
-            next / FLOWS
+            })
         });
         let (mut rx, mut next, seen, mut unread) = (other.rx, 1, AtomicU64::new(0), 0);
         let mut saw = |n: u64| {

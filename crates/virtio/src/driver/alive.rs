@@ -4,46 +4,15 @@
 //! call, so the end of the connection is a word in memory. The thread that notices first writes it:
 //!
 //! * a thread that waits for a queue: the end of the connection wakes it, and `arm` finds the event;
-//! * a thread that only polls: after every [`LOOK_EVERY`] polls that found nothing it looks at the socket;
+//! * a thread that only polls: after every [`LOOK_EVERY`](super::idle::LOOK_EVERY) polls that found nothing it looks at the socket;
 //! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always looks.
 //!
 //! The word has the number of the connection that has ended. Each reconnect has a new number, so the word need not be
 //! reset: if a thread notices the end of an old connection late, that does not concern the new one.
 
-use super::restart::Stop;
-use super::rx::VirtioRx;
-use super::split_rx::VirtioSplitRx;
-use super::split_tx::VirtioSplitTx;
-use super::tx::VirtioTx;
-use super::{Attached, Link};
+use super::state::{Attached, Link};
 use netmem_pool::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Polls of a queue without a result between two looks at the socket. A look is a system call; with so many polls before it,
-/// it costs less than a hundredth of a nanosecond a poll, and a queue that is polled without pause looks every millisecond.
-const LOOK_EVERY: u32 = 1 << 16;
-
-/// Counts the polls of a queue that found nothing, up to the next look.
-#[derive(Debug, Default)]
-pub(super) struct Quiet(u32);
-
-impl Quiet {
-    /// Counts a poll that found `found` used buffers. Only polls that found none count.
-    #[inline]
-    pub(super) fn count(&mut self, found: usize) {
-        self.0 += u32::from(found == 0);
-    }
-
-    /// Whether it is time to look at the socket. True once for each interval.
-    #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        let due = self.0 >= LOOK_EVERY;
-        if due {
-            self.0 = 0;
-        }
-        due
-    }
-}
 
 /// The number of the connection that has ended last, with [`Ended::SOME`]; 0 before the first.
 #[derive(Debug, Default)]
@@ -94,39 +63,5 @@ impl<M: PeerMemory> Link<M> {
             Ok(at) => _ = self.look_at(&at),
             Err(_) => self.ended.set(connection),
         }
-    }
-}
-
-impl<M: PeerMemory> VirtioRx<M> {
-    /// Whether the device has not been seen to end. If it has, nothing more is received until
-    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). Two loads; the connection is looked at once in 65,536 polls that
-    /// find nothing, and whenever its end wakes a thread that waits for the queue.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.link().is_connected()
-    }
-}
-
-impl<M: PeerMemory> VirtioSplitRx<M> {
-    /// As [`VirtioRx::is_connected`].
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.link().is_connected()
-    }
-}
-
-impl<M: PeerMemory> VirtioTx<M> {
-    /// As [`VirtioRx::is_connected`]; calls of [`complete`](netmem_packet::TxQueue::complete) count as polls.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.link.is_connected()
-    }
-}
-
-impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
-    /// As [`VirtioTx::is_connected`].
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.inner().is_connected()
     }
 }

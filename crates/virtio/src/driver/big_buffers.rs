@@ -5,9 +5,9 @@
 //!   page   ├ header 12 B │ frame ├ frame ├ ...  ├ unused
 //! ```
 
-use super::Recipe;
+use super::buffers::{Buffers, PLAIN, prefetch};
 use super::panics::Panics;
-use super::receive::{Buffers, PLAIN, prefetch};
+use super::queue_config::Recipe;
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;

@@ -1,6 +1,7 @@
 //! The driver's side of the device's configuration space.
 
-use super::{NetError, VirtioNet};
+use super::error::NetError;
+use super::virtio_net::VirtioNet;
 use crate::net::config::NetConfig;
 use crate::net::{ctrl, feature};
 use crate::vhost_user::VhostUser;

@@ -6,11 +6,13 @@
 //!   answer    ack u8                  written by the device
 //! ```
 
+use super::error::NetError;
 use super::ring::{RingHandle, RingQueue};
 use super::stats::DeviceFault;
-use super::{NetError, VnetMemory};
 use crate::net::ctrl;
 use crate::virtqueue::driver::{Segment, with_queue};
+use netmem_pool::{PeerShared, Region};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a device may take to answer.
@@ -81,6 +83,7 @@ impl ControlQueue {
         }
         Ok(self.buffer.read_byte(answer) == ctrl::OK)
     }
+
     /// Takes the answer to the command that the device has, if it is there.
     fn answered(&mut self) -> Result<bool, DeviceFault> {
         with_queue!(&mut self.ring.queue, queue => {
@@ -92,5 +95,34 @@ impl ControlQueue {
             }
         });
         Ok(true)
+    }
+}
+
+/// A piece of the rings' memory.
+#[derive(Debug)]
+pub(super) struct VnetMemory {
+    pub(super) region: Arc<Region<PeerShared>>,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    pub(super) bus: u64,
+}
+
+impl VnetMemory {
+    fn dma(&self) -> u64 {
+        self.bus + self.offset as u64
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        for (i, b) in bytes.iter().enumerate() {
+            // SAFETY: just checked; the piece is ours in this process, and the device may read it, hence volatile.
+            unsafe { self.region.as_ptr().add(self.offset + at + i).write_volatile(*b) };
+        }
+    }
+
+    fn read_byte(&self, at: usize) -> u8 {
+        assert!(at < self.len);
+        // SAFETY: just checked; the device may write it, hence volatile.
+        unsafe { self.region.as_ptr().add(self.offset + at).read_volatile() }
     }
 }

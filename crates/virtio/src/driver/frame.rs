@@ -1,6 +1,6 @@
 //! The delivery of a frame of host memory: the XDP program decides, and the handler takes the frame.
 
-use super::receive::{Buffers, Frame, Sink};
+use super::buffers::{Buffers, Frame, Sink};
 use super::stats::RxStats;
 use netmem_packet::{Handler, Meta, Verdict, XdpFrame};
 use netmem_pool::{Napi, Page, PagePool, PeerMemory};

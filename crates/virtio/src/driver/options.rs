@@ -1,7 +1,7 @@
 //! The driver's options: their checks, and the layout of buffers that follows from them.
 
-use super::NetError;
-use super::page_buffers::BufferLayout;
+use super::buffer_layout::BufferLayout;
+use super::error::NetError;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;

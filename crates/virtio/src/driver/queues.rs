@@ -12,10 +12,13 @@
 //! lock happens to be free. So each queue has two locks. A thread takes `turn`, then `queue`, and then releases `turn`.
 //! A restart that waits for `queue` holds `turn`, so the polling thread waits behind it.
 
-use super::restart::{RestartError, Restarted, Stop};
+use super::error::NetError;
+use super::restart::{RestartError, Restarted};
 use super::rx::VirtioRx;
-use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
-use super::{Link, NetError};
+use super::split_options::{SplitClosed, SplitOptions};
+use super::split_rx::VirtioSplitRx;
+use super::state::Link;
+use super::stop::Stop;
 use crate::notify::Kicks;
 use netmem_packet::{Queues, Unbind};
 use netmem_pool::{Device, PeerMemory, PeerShared, PoolClosed, Provider, Region};

@@ -37,10 +37,14 @@
 //!   poll. This is checked with the connection locked.
 //! * *Two reconnects between two polls.* The rings of the first one were never used. They are replaced.
 
+use super::config;
 use super::ctrl::ControlQueue;
+use super::error::NetError;
 use super::headers::HeaderArray;
 use super::ring::RingHandle;
-use super::{Link, NetError, Plan, RingMemory, VirtioNet, config};
+use super::ring_memory::{Plan, RingMemory};
+use super::state::Link;
+use super::virtio_net::VirtioNet;
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use crate::virtqueue::Negotiated;
@@ -122,7 +126,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             backend.enable_ring(index, self.control.is_some() || index / 2 < usize::from(self.active))?;
             ready.push(Some(ring));
         }
-        let control_index = super::control_index(&backend);
+        let control_index = backend.control_ring();
         let control = self.control.is_some().then(|| {
             let (ring, buffer) = rings.control(plan)?;
             backend.start_ring(control_index, ring.addresses(), ring.call(), ring.kick())?;

@@ -11,12 +11,14 @@
 //!
 //! Everything that can fail because there is too little memory is done first, while the queue still runs.
 
+use super::error::NetError;
 use super::ring::{Events, RingHandle};
 use super::rx::VirtioRx;
 use super::split_buffers::SplitPools;
-use super::split_rx::{SplitClosed, SplitOptions, VirtioSplitRx};
-use super::{Link, NetError};
-use crate::vhost_user::VhostUserError;
+use super::split_options::{SplitClosed, SplitOptions};
+use super::split_rx::VirtioSplitRx;
+use super::state::Link;
+use super::stop::{Stop, Stopped};
 use netmem_pool::{PagePool, PeerMemory, PoolClosed, Provider};
 use std::fmt;
 use std::sync::Arc;
@@ -65,28 +67,6 @@ impl<Q: fmt::Debug, C: fmt::Debug> fmt::Debug for RestartError<Q, C> {
 }
 
 type Outcome<Q, C, N> = Result<Restarted<N, C>, RestartError<Q, C>>;
-
-/// How a queue was stopped.
-pub(super) struct Stopped<C> {
-    pub(super) closed: C,
-    /// Frames that were not polled.
-    pub(super) unread: u16,
-    /// Whether the device has confirmed the stop.
-    pub(super) confirmed: Result<(), VhostUserError>,
-}
-
-/// A receive queue that can be stopped.
-pub(super) trait Stop {
-    type Mem: PeerMemory;
-    type PoolClosed;
-    /// Whether the queue receives into device memory.
-    const SPLIT: bool;
-    fn index(&self) -> usize;
-    fn link(&self) -> &Arc<Link<Self::Mem>>;
-    fn ring(&self) -> &RingHandle;
-    /// `None` if it was stopped before.
-    fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;
-}
 
 impl<M: PeerMemory> VirtioRx<M> {
     /// Stops the queue and starts it again with a provider of device memory: binds that memory to the queue. Its region is

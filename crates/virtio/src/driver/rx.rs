@@ -1,14 +1,15 @@
 //! The receive queue of host memory, in small, mergeable or big-packet mode.
 
-use super::Link;
-use super::alive::Quiet;
 use super::big_buffers::BigBuffers;
+use super::buffer_layout::Header;
 use super::frame::Frames;
+use super::idle::Quiet;
 use super::page_buffers::PageBuffers;
-use super::receive::{Header, Receive};
-use super::restart::{Stop, Stopped};
+use super::receive::Receive;
 use super::ring::RingHandle;
+use super::state::Link;
 use super::stats::{RxStats, state};
+use super::stop::{Stop, Stopped};
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Wait};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
 use std::fmt;
@@ -91,6 +92,14 @@ impl<M: PeerMemory> VirtioRx<M> {
             Ring::Pages(rx) => rx.posted(),
             Ring::Big(rx) => rx.posted() * rx.buffers().pages(),
         }
+    }
+
+    /// Whether the device has not been seen to end. If it has, nothing more is received until
+    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). Two loads; the connection is looked at once in 65,536 polls that
+    /// find nothing, and whenever its end wakes a thread that waits for the queue.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link.is_connected()
     }
 
     /// Takes the ring of the device's new connection.

@@ -16,13 +16,13 @@
 //! In small mode there is one page. In big-packet mode there are as many as hold the longest segment. Pages that are taken together are
 //! put in the order of their addresses, so that a large segment lies in few extents.
 
-use super::NetError;
-use super::Recipe;
+use super::buffers::{Buffers, ETHERNET, Frame, PLAIN, Pools, prefetch};
+use super::error::NetError;
 use super::page_buffers::part;
 use super::panics::Panics;
-use super::receive::{Buffers, ETHERNET, Frame, PLAIN, Pools, prefetch};
+use super::queue_config::Recipe;
 use super::ring::RingHandle;
-use super::split_rx::{SplitClosed, SplitOptions};
+use super::split_options::{SplitClosed, SplitOptions};
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::{DevicePayload, Meta, SplitFrame};

@@ -15,7 +15,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// A transmit queue that also sends from device memory: a [`VirtioTx`](super::VirtioTx) that
+/// A transmit queue that also sends from device memory: a [`VirtioTx`] that
 /// [holds](DeviceFrag::holder) something for every fragment that is not a page. See [`SplitTxQueue`].
 ///
 /// A holder is dropped when the device is done with the frame, by the call that [completes](TxQueue::complete) it. The others are
@@ -74,6 +74,12 @@ impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
     #[must_use]
     pub fn posted(&self) -> usize {
         self.tx.posted()
+    }
+
+    /// As [`VirtioTx::is_connected`].
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.inner().is_connected()
     }
 
     /// Holders of fragments that the device has.

@@ -4,12 +4,12 @@
 //! header is in an array beside the ring, as a separate segment. Packets of the device's DMA domain take the fast path
 //! of [`send`](TxQueue::send); packets of another domain are mapped first.
 
-use super::Link;
-use super::alive::Quiet;
 use super::headers::HeaderArray;
+use super::idle::Quiet;
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::space::{Memory, Space};
+use super::state::Link;
 use super::stats::{DeviceFault, TxStats, state};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
@@ -90,6 +90,12 @@ impl<M: PeerMemory> VirtioTx<M> {
     #[must_use]
     pub fn posted(&self) -> usize {
         self.ring.queue.posted()
+    }
+
+    /// As [`VirtioRx::is_connected`](super::VirtioRx::is_connected); calls of [`complete`](netmem_packet::TxQueue::complete) count as polls.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link.is_connected()
     }
 
     /// Queues a packet with more behind it: `payload`'s addresses and lengths. Returns the packet's slot.

@@ -12,7 +12,7 @@
 //! and arms that.
 //!
 //! The device shares the call eventfd, and can fill it, empty it, or make it blocking. The set reports edges, and nothing
-//! reads the eventfd: see `notify.rs`. A device that signals without reason costs the driver a wake-up for each signal.
+//! reads the eventfd: see `notify/`. A device that signals without reason costs the driver a wake-up for each signal.
 //!
 //! # When a queue does not wait
 //!
@@ -32,66 +32,23 @@
 //! * the device has broken a rule of the ring: each time, until a reconnect;
 //! * the connection has ended since the last call: once. The next call waits, for a reconnect.
 
-use super::Link;
+use super::buffers::Buffers;
 use super::queues::{EitherRx, VirtioRxQueues};
-use super::receive::{Buffers, Receive};
-use super::restart::Stop;
+use super::receive::Receive;
 use super::ring::{RingHandle, RingQueue};
 use super::rx::VirtioRx;
 use super::split_rx::VirtioSplitRx;
 use super::split_tx::VirtioSplitTx;
+use super::state::Link;
 use super::stats::DeviceFault;
+use super::stop::Stop;
 use super::tx::VirtioTx;
-use crate::notify::{Kicks, NotifyError};
+use crate::notify::Kicks;
 use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{PeerMemory, PeerShared};
-use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::MutexGuard;
-
-/// The epoll sets of a device's queues, by queue index.
-#[derive(Debug)]
-pub(super) struct Alarms {
-    sets: Box<[Kicks]>,
-    /// An eventfd that is never 0 and that no peer has.
-    ready: OwnedFd,
-}
-
-impl Alarms {
-    /// A set for each of `queues` queues.
-    pub(super) fn new(queues: usize) -> Result<Self, NotifyError> {
-        let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };
-        let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
-        let set = |_| {
-            let set = Kicks::new()?;
-            set.watch_ready(ready.as_fd())?;
-            Ok(set)
-        };
-        let sets = (0..queues).map(set).collect::<Result<_, NotifyError>>()?;
-        Ok(Self { sets, ready })
-    }
-
-    /// The set of a queue.
-    pub(super) fn of(&self, queue: usize) -> &Kicks {
-        &self.sets[queue]
-    }
-
-    /// Wakes the threads that wait for a queue.
-    pub(super) fn wake(&self, queue: usize) {
-        self.of(queue).wake(self.ready.as_fd());
-    }
-
-    /// Wakes the threads that wait for any queue.
-    pub(super) fn wake_all(&self) {
-        (0..self.sets.len()).for_each(|queue| self.wake(queue));
-    }
-
-    /// Wakes the threads when the back end closes the connection `socket`. Ends when `socket` is closed.
-    pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        self.sets.iter().try_for_each(|set| set.watch_hang_up(socket))
-    }
-}
 
 impl<M: PeerMemory> Link<M> {
     /// Whether a queue works, which a fault may have stopped. A queue that has not taken its ring

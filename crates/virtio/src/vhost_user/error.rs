@@ -2,7 +2,7 @@
 
 use super::line::LineError;
 use super::message::Request;
-use rustix::io::Errno;
+use crate::advice::advice;
 use std::io;
 use std::path::PathBuf;
 
@@ -138,15 +138,4 @@ pub enum VhostUserError {
         /// The ring.
         index: usize,
     },
-}
-
-/// The advice for a failed system call. If the process has no descriptors left, only advice about that helps.
-pub(crate) fn advice(source: &io::Error, otherwise: &'static str) -> &'static str {
-    match Errno::from_io_error(source) {
-        Some(Errno::MFILE) => {
-            "raise the limit of open files of this process (`ulimit -n`, or LimitNOFILE of the service)"
-        }
-        Some(Errno::NFILE) => "the system has no open files left (`sysctl fs.file-max`)",
-        _ => otherwise,
-    }
 }

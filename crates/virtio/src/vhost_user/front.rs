@@ -174,6 +174,11 @@ impl VhostUser {
         self.serves_control && self.offered & feature::CTRL_VQ != 0
     }
 
+    /// The number of the control queue's ring, which follows those of all pairs.
+    pub(crate) fn control_ring(&self) -> usize {
+        usize::try_from(self.pairs * 2).unwrap_or(usize::MAX)
+    }
+
     /// Whether the back end can put the headers of a frame into the first segment of a buffer, and the payload into the others. Only our
     /// own device can.
     pub(crate) fn splits(&self) -> bool {

@@ -19,7 +19,6 @@ pub(crate) mod received;
 pub mod socket;
 
 pub use error::VhostUserError;
-pub(crate) use error::advice;
 pub(crate) use front::RingAddresses;
 pub use front::VhostUser;
 pub use line::LineError;

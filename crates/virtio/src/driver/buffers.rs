@@ -1,0 +1,162 @@
+//! What the receive loop asks of a buffer layout, of its pools, and of whoever takes its frames.
+//!
+//! The loop is in `receive.rs`; the layouts are `page_buffers.rs`, `big_buffers.rs` and `split_buffers.rs`.
+
+use super::panics::Panics;
+use super::ring::RingHandle;
+use super::stats::RxStats;
+use crate::net::VnetHdr;
+use crate::virtqueue::driver::Segments;
+use netmem_packet::Meta;
+use netmem_pool::{Page, PeerMemory};
+
+/// The shortest frame that is delivered: an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+/// The header of a frame that takes no offloads and one buffer.
+pub(super) const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// The poll contexts of the pools that a layout takes its segments from.
+pub(super) type Napi<'a, B> = <<B as Buffers>::Pools as Pools>::Napi<'a>;
+
+/// A buffer layout: what a slot of the queue holds, how a slot is filled with segments, and how a slot that the device has
+/// used becomes a frame.
+pub(super) trait Buffers {
+    /// The kind of host memory.
+    type Mem: PeerMemory;
+    /// The pools that segments come from.
+    type Pools: Pools;
+    /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was dropped and is posted
+    /// again, or a chain of which some pages are missing.
+    type Slot: Default;
+    /// A received frame.
+    type Frame: Frame;
+
+    /// Whether buffers are described in tables, where the ring has some.
+    const TABLES: bool = false;
+    /// Whether the header says where a frame is split. Where it does not, the header of a usual frame is not kept: a copy in memory, written and
+    /// read in pieces of different sizes, made mergeable mode take a third more time.
+    const SPLIT: bool = false;
+
+    /// Bytes in each segment of a buffer, in order. All buffers of a queue are alike.
+    fn segments(&self) -> Vec<u32>;
+
+    /// Tells the layout that the queue uses this ring from now on.
+    fn started(&mut self, ring: &RingHandle) {
+        let _ = ring;
+    }
+
+    /// Prefetches the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
+    fn prefetch(slot: &Self::Slot);
+
+    /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each segment whose device
+    /// address is not the one that it had when the slot was filled last. Returns false if there is too little memory;
+    /// the memory found so far stays in the slot. If user code panics in this call, it stays there, too.
+    fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
+
+    /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at most the length of a buffer.
+    fn sync(&self, slot: &Self::Slot, len: u32, napi: &Napi<'_, Self>);
+
+    /// The virtio-net header in a slot that was synced, which begins with one.
+    fn header(&self, slot: &Self::Slot) -> [u8; VnetHdr::LEN];
+
+    /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a header. `None` if the header cannot
+    /// be true of it.
+    #[inline(always)]
+    fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
+        let _ = header;
+        Some(len as usize - VnetHdr::LEN)
+    }
+
+    /// Takes the frame out of a slot that was synced. `header` was checked, also by [`frame_len`](Self::frame_len).
+    fn complete(&mut self, slot: &mut Self::Slot, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
+
+    /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
+    /// of several buffers; the buffers of other layouts hold whole frames.
+    fn append(&mut self, slot: &mut Self::Slot, len: u32, napi: &Napi<'_, Self>, frame: &mut Self::Frame) {
+        let _ = (slot, len, napi, frame);
+    }
+
+    /// A frame of this slot was dropped, and `page` is its head. The layout may put the page back into the slot, to be
+    /// posted again as it is.
+    fn keep(&mut self, slot: &mut Self::Slot, page: Page<Self::Mem>) {
+        let _ = slot;
+        drop(page);
+    }
+
+    /// [`fill`](Self::fill) had no memory. Takes memory out of the slots that are not posted, for the first of them to
+    /// be filled next. Returns whether [`fill`](Self::fill) should be tried again. Each refill calls this once. The
+    /// device has `posted` buffers.
+    #[cold]
+    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut Self::Slot>) -> bool
+    where
+        Self::Slot: 's,
+    {
+        let _ = (posted, slots);
+        false
+    }
+
+    /// Ends a refill in which memory was [collected](Self::collect).
+    fn collected(&mut self) {}
+
+    /// Gives up memory that is in no slot. Called before the pools are closed.
+    fn clear(&mut self) {}
+
+    /// Gives up memory that is in several slots, which have been recovered or quarantined. `lost` says whether the device may write
+    /// to it for ever.
+    fn surrender(&mut self, lost: bool, pools: &mut Self::Pools, panics: &mut Panics) {
+        let _ = (lost, pools, panics);
+    }
+
+    /// The device has stopped, and does not have the memory of this slot: gives the memory back.
+    fn recover(&mut self, slot: &mut Self::Slot, panics: &mut Panics) {
+        panics.call(|| drop(std::mem::take(slot)));
+    }
+
+    /// The device did not confirm that it has stopped, and may write to the memory of this slot for ever: quarantines the
+    /// memory.
+    fn quarantine(&mut self, slot: &mut Self::Slot, pools: &mut Self::Pools, panics: &mut Panics);
+}
+
+/// The pools of a receive queue.
+pub(super) trait Pools {
+    /// Their poll contexts.
+    type Napi<'a>;
+    /// Their final counters.
+    type Closed;
+
+    fn poll<R>(&mut self, f: impl FnOnce(&mut Self::Napi<'_>) -> R) -> R;
+    /// The device may write to their pages for ever.
+    fn device_gone(&mut self, panics: &mut Panics);
+    /// `None` if user code has panicked.
+    fn close(self, panics: &mut Panics) -> Option<Self::Closed>;
+}
+
+/// A received frame.
+pub(super) trait Frame {
+    /// Bytes, from the Ethernet header on.
+    fn len(&self) -> usize;
+    /// Whether the frame has more than a head.
+    fn is_multi_buffer(&self) -> bool;
+    fn meta(&mut self) -> &mut Meta;
+}
+
+/// Takes the frames of a queue.
+pub(super) trait Sink<B: Buffers> {
+    /// Takes a frame and counts what becomes of it. Returns the head's page if the frame was dropped.
+    fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, B>, frame: B::Frame) -> Option<Page<B::Mem>>;
+    /// Called at the end of each receive.
+    fn flush(&mut self);
+}
+
+/// Prefetches the cache line at `addr`. This is no access, so any address is allowed.
+#[inline]
+pub(super) fn prefetch(addr: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}

@@ -1,0 +1,27 @@
+//! When a queue that only polls checks its connection. See `alive.rs`.
+
+/// Polls of a queue without a result between two looks at the socket. A look is a system call; with so many polls before it,
+/// it costs less than a hundredth of a nanosecond a poll, and a queue that is polled without pause looks every millisecond.
+pub(super) const LOOK_EVERY: u32 = 1 << 16;
+
+/// Counts the polls of a queue that found nothing, up to the next look.
+#[derive(Debug, Default)]
+pub(super) struct Quiet(u32);
+
+impl Quiet {
+    /// Counts a poll that found `found` used buffers. Only polls that found none count.
+    #[inline]
+    pub(super) fn count(&mut self, found: usize) {
+        self.0 += u32::from(found == 0);
+    }
+
+    /// Whether it is time to look at the socket. True once for each interval.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        let due = self.0 >= LOOK_EVERY;
+        if due {
+            self.0 = 0;
+        }
+        due
+    }
+}

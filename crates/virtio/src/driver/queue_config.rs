@@ -1,0 +1,39 @@
+//! The values from which the receive queues of a device are made, at probe and at each restart.
+
+use super::buffer_layout::{BufferLayout, Header};
+use super::ring_memory::Plan;
+use crate::net::Offloads;
+use netmem_pool::{DmaDomain, PagePool, PeerMemory, PoolError, PoolOptions, Provider, RegionProvider};
+use std::sync::Arc;
+
+/// The values from which a receive queue of host memory is made.
+pub(super) struct Recipe<M: PeerMemory> {
+    pub(super) provider: Arc<dyn Provider<M>>,
+    /// In big-packet mode, where chains come from.
+    pub(super) big: Option<Arc<RegionProvider<M>>>,
+    /// Bytes of the longest frame that is received.
+    pub(super) max_frame: usize,
+    pub(super) domain: Option<Arc<dyn DmaDomain>>,
+    pub(super) layout: BufferLayout,
+    pub(super) header: Header,
+    /// The fields of a received frame's header that are used.
+    pub(super) offloads: Offloads,
+    pub(super) cache: usize,
+    pub(super) ring_size: u16,
+    /// Where the rings lie in their memory.
+    pub(super) plan: Plan,
+    /// What a back end is told as the longest packet, in bytes.
+    pub(super) mtu: u64,
+    /// Whether the device can have device memory.
+    pub(super) split: bool,
+}
+
+impl<M: PeerMemory> Recipe<M> {
+    /// The pool of a receive queue, with as many pages as its ring takes. In big-packet mode it has none, because the
+    /// pool is only for linearising.
+    pub(super) fn pool(&self, pair: usize, provider: Arc<dyn Provider<M>>) -> Result<PagePool<M>, PoolError> {
+        let prefill = if self.big.is_some() { 0 } else { usize::from(self.ring_size) };
+        let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(prefill);
+        pool.build(provider, self.domain.clone())
+    }
+}

@@ -1,0 +1,61 @@
+//! Signals to a peer, by its eventfd.
+
+use super::aio::Context;
+use super::error::NotifyError;
+use super::eventfd::context_for;
+use super::writer::Writer;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// An eventfd that signals the peer. A signal never blocks, whatever the peer does to the eventfd.
+#[derive(Debug)]
+pub(crate) struct Notifier(pub(super) Way);
+
+/// How an eventfd is signalled.
+#[derive(Debug)]
+pub(super) enum Way {
+    Aio { fd: OwnedFd, context: &'static Context },
+    Thread(Writer),
+}
+
+impl Notifier {
+    /// Takes over a descriptor that a peer shares. This does not signal it, and the flags of the open file stay as they
+    /// are.
+    ///
+    /// # Errors
+    ///
+    /// [`NotifyError`]: it is not an eventfd, or there is neither asynchronous I/O nor a thread.
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self, NotifyError> {
+        Ok(Self(match context_for(fd.as_fd())? {
+            Some(context) => Way::Aio { fd, context },
+            None => {
+                let failed = |source| NotifyError::Io { what: "starting the thread of an eventfd", source };
+                Way::Thread(Writer::new(fd).map_err(failed)?)
+            }
+        }))
+    }
+
+    /// Adds 1 to the counter and wakes its readers. If the counter is full, it stays full; its readers are woken.
+    ///
+    /// Cost: one system call, and a second one for each hundred signals or so. The signal is lost only if the kernel has no
+    /// memory for a request; this is logged. Without asynchronous I/O a thread is woken, which adds 1 for all signals since
+    /// its last write, and nothing to a full counter.
+    pub(crate) fn signal(&self) {
+        match &self.0 {
+            Way::Aio { fd, context } => {
+                if let Err(error) = context.signal(fd.as_fd()) {
+                    tracing::warn!(%error, "a signal to a peer is lost");
+                }
+            }
+            Way::Thread(writer) => writer.signal(),
+        }
+    }
+}
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Way::Aio { fd, .. } => fd.as_fd(),
+            Way::Thread(writer) => writer.fd(),
+        }
+    }
+}

@@ -5,9 +5,10 @@
 
 use crate::if_xdp::Desc;
 use crate::options::{Mode, UmemOptions};
+use crate::receive::Receive;
 use crate::ring::{Consumer, Entry, Parts, Producer};
-use crate::rx::{Receive, XskRx};
-use crate::socket::XskSocket;
+use crate::rx::XskRx;
+use crate::socket::{RxRings, TxRings, XskSocket};
 use crate::sys::Mapping;
 use crate::tx::XskTx;
 use crate::umem::Umem;
@@ -92,11 +93,12 @@ impl Fake {
         // The descriptor is no socket and answers no call of one: the fake kernel is not called.
         let socket = Arc::new(XskSocket::fake(ours, file(0), Mode::Copy));
         let mut pool = PoolOptions::new("fake").build(memory.clone(), Some(umem.domain())).unwrap();
-        let mut queue = Receive::new(&umem, rx, fill, level);
+        let mut queue = Receive::new(&umem, RxRings { fill, rx }, level);
         pool.poll(|napi| queue.refill(napi));
         let waiting = || Waiting::fake(file(0));
         let rx = Some(XskRx::new(pool, queue, waiting(), socket.clone(), memory.clone(), umem.clone()));
-        let tx = Some(XskTx::new(umem.clone(), socket, tx, done, waiting(), memory.clone(), None));
+        let tx =
+            Some(XskTx::new(umem.clone(), socket, TxRings { tx, completion: done }, waiting(), memory.clone(), None));
         Self { rx, tx, umem, memory, rings: theirs, fill: kernel_fill, done: kernel_done, received, sent }
     }
 

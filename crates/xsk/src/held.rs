@@ -15,30 +15,16 @@
 use crate::binding::{Binding, Limits};
 use crate::error::XskError;
 use crate::ethtool;
+use crate::layout::Layout;
 use crate::options::{Mode, QueueOptions};
+use crate::queue_key::{Key, QueueAddress};
 use crate::socket::{Tries, Unbound};
 use crate::sys;
-use crate::umem::{Layout, UmemMemory};
+use crate::umem_memory::UmemMemory;
 use netmem_pool::{Provider, RawPage, Region};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-/// A queue of an interface, in any network namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
-    /// The kernel's number of the network namespace. `None` if the kernel does not report it (before Linux 5.14).
-    netns: Option<u64>,
-    ifindex: u32,
-    queue: u32,
-}
-
-impl Key {
-    /// A queue of an interface in the network namespace of this socket.
-    pub(crate) fn new(socket: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Self {
-        Self { netns: sys::netns(socket).ok(), ifindex, queue }
-    }
-}
 
 /// Pages that return when the kernel is done with them.
 trait Pages: Send {
@@ -205,7 +191,8 @@ fn is_free(key: Key, tries: Tries) -> bool {
         sys::register(fd.as_fd(), memory.0.as_mut_ptr(), &Layout::ONE_CHUNK)
             .map_err(|source| XskError::System { step, source })?;
         let (unbound, _) = Unbound::new(fd, 2, &options)?;
-        unbound.bind((name, key.ifindex), key.queue, &options, &binding, None, tries)
+        let address = QueueAddress { interface: name, ifindex: key.ifindex, queue: key.queue };
+        unbound.bind(address, &options, &binding, None, tries)
     };
     matches!(bind(), Ok(_) | Err(XskError::NoInterface { .. } | XskError::NoQueue { .. }))
 }

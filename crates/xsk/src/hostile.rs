@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use crate::error::{Fault, QueueStopped};
 use crate::fake::Fake;
+use crate::fault::{Fault, QueueStopped};
 use crate::held;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA};
 use crate::options::UmemOptions;

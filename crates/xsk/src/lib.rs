@@ -45,12 +45,14 @@ mod error;
 mod ethtool;
 #[cfg(all(test, not(loom)))]
 mod fake;
+mod fault;
 mod held;
 pub mod helper;
 #[cfg(all(test, not(loom)))]
 mod hostile;
 mod if_xdp;
 mod info;
+mod layout;
 mod metadata;
 #[cfg(all(test, loom))]
 mod model;
@@ -60,7 +62,9 @@ mod options;
 pub mod privileges;
 mod program;
 mod promiscuous;
+mod queue_key;
 pub mod quirks;
+mod receive;
 mod ring;
 mod rx;
 mod socket;
@@ -72,12 +76,14 @@ mod sys;
 mod testing;
 mod tx;
 mod umem;
+mod umem_memory;
 mod waiting;
 mod watch;
 mod xsk;
 
 pub use binding::CopyReason;
-pub use error::{Fault, QueueStopped, XskError};
+pub use error::XskError;
+pub use fault::{Fault, QueueStopped};
 pub use held::reclaim;
 pub use helper::Grant;
 pub use info::{InterfaceInfo, check};
@@ -91,7 +97,8 @@ pub use rx::{RxPoll, XskRx};
 pub use socket::XskSocket;
 pub use stats::{KernelStats, RxStats, TxStats};
 pub use tx::XskTx;
-pub use umem::{Umem, UmemMemory};
+pub use umem::Umem;
+pub use umem_memory::UmemMemory;
 pub use xsk::{Xsk, XskOptions};
 
 #[cfg(doctest)]

@@ -14,7 +14,7 @@
 
 use crate::if_xdp::{TX_METADATA_LEN, TXMD_CHECKSUM, TXMD_LAUNCH_TIME, TXMD_TIMESTAMP};
 use crate::netlink::XdpFeatures;
-use crate::umem::UmemMemory;
+use crate::umem_memory::UmemMemory;
 use netmem_packet::{Checksum, Meta, XdpFrame};
 use netmem_pool::{Region, foreign};
 use std::collections::{HashMap, VecDeque};

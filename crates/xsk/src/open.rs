@@ -3,17 +3,20 @@
 use crate::binding::{Binding, Limits};
 use crate::device::Device;
 use crate::error::XskError;
-use crate::held::{self, Key};
+use crate::held;
 use crate::options::QueueOptions;
+use crate::queue_key::{Key, QueueAddress};
 use crate::quirks::Quirk;
-use crate::rx::{Receive, XskRx};
-use crate::socket::{Tries, Unbound, failed, poll_busily};
+use crate::receive::Receive;
+use crate::rx::XskRx;
+use crate::socket::{RxRings, Tries, Unbound, XskSocket, failed, poll_busily};
 use crate::sys;
 use crate::tx::XskTx;
-use crate::umem::{Umem, UmemMemory};
+use crate::umem::Umem;
+use crate::umem_memory::UmemMemory;
 use crate::waiting::Waiting;
 use crate::watch::Watch;
-use netmem_pool::{PoolOptions, Provider};
+use netmem_pool::{PagePool, PoolOptions, Provider};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,24 +52,11 @@ impl<M: UmemMemory> Umem<M> {
         if !ours {
             return Err(XskError::Provider);
         }
-        let device = match options.device.take() {
-            Some(device) => device,
-            None => Device::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
-        };
-        let interface = device.name.clone().unwrap_or_else(|| ifindex.to_string());
-        if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
-            return Err(XskError::NoQueue { interface, queue });
-        }
-        let watch = match options.watch.take() {
-            Some(watch) => Some(watch),
-            // Elsewhere, this index is another interface.
-            None if device.name.is_none() => None,
-            None => Some(Arc::new(Watch::new(ifindex).map_err(failed("watch for the end of the interface"))?)),
-        };
-        let quirks = device.quirks();
-        let level = device.level(options.fill.unwrap_or(LEVEL));
-        let name = options.name.take().unwrap_or_else(|| format!("{interface}:{queue}"));
-        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
+        let target = Target::find(ifindex, queue, &mut options)?;
+        let quirks = target.device.quirks();
+        let level = target.device.level(options.fill.unwrap_or(LEVEL));
+        let name = options.name.take().unwrap_or_else(|| format!("{}:{queue}", target.interface));
+        let pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
 
         let fd = Unbound::descriptor(&mut options)?;
         // Elsewhere, this index is another interface.
@@ -85,57 +75,25 @@ impl<M: UmemMemory> Umem<M> {
         let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
         sockets.retain(|socket| socket.strong_count() > 0);
         let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
-        warn(ifindex, &interface, &quirks);
+        warn(ifindex, &target.interface, &quirks);
         if first.is_none() {
             self.register(&fd)?;
         }
         let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
         let (unbound, rings) = Unbound::new(fd, entries, &options)?;
-        let mut receive = Receive::new(self, rings.rx, rings.fill, level);
-        // This is done before the socket is bound, because a driver fills its own ring then.
-        pool.poll(|napi| receive.refill(napi));
         let key = Key::new(unbound.as_fd(), ifindex, queue);
-        let short = |receive: &Receive<M>| {
-            let (got, want) = (receive.posted() as usize, level as usize);
-            (got < want).then_some(XskError::Pages { want, got })
-        };
-        // The missing pages may be those that are kept until the queue is bound.
-        let bound = match short(&receive).filter(|_| !held::any(key)) {
-            None => {
-                let at = (interface.clone(), ifindex);
-                unbound.bind(at, queue, &options, &binding, first.as_deref(), Tries::Patient)
-            }
-            Some(error) => {
-                drop(unbound);
-                Err(error)
-            }
-        };
-        let socket = match bound {
-            Ok(socket) => Arc::new(socket),
-            Err(error) => {
-                // The socket is closed, and has received nothing.
-                pool.poll(|_| receive.unpost());
-                return Err(error);
-            }
-        };
+        let filled = Filled::new(self, &provider, pool, rings.receive, (level, key));
+        let address = QueueAddress { interface: target.interface.clone(), ifindex, queue };
+        let bind = |unbound: Unbound| unbound.bind(address, &options, &binding, first.as_deref(), Tries::Patient);
+        let (filled, socket) = filled.bind(unbound, bind)?;
         held::released(key);
-        let close = |mut receive: Receive<M>, pool| {
-            // No page has left the pool but those that the kernel has.
-            let (_, pages) = receive.close(pool);
-            held::keep_posted(key, self.number(), (&provider, self.region()), pages);
-        };
-        if short(&receive).is_some() {
-            pool.poll(|napi| receive.refill(napi));
-            if let Some(error) = short(&receive) {
-                close(receive, pool);
-                return Err(error);
-            }
-        }
+        let filled = filled.complete()?;
+        let watch = target.watch;
         let sets = Waiting::receive(watch.clone()).and_then(|rx| Ok((rx, Waiting::transmit(socket.mode(), watch)?)));
         let (receives, sends) = match sets {
             Ok(sets) => sets,
             Err(error) => {
-                close(receive, pool);
+                filled.close();
                 return Err(failed("make an epoll set")(error));
             }
         };
@@ -143,10 +101,117 @@ impl<M: UmemMemory> Umem<M> {
         drop(sockets);
         let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
         let reason = socket.copy_reason().map(tracing::field::display);
-        tracing::info!(%interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
-        let tx =
-            XskTx::new(self.clone(), socket.clone(), rings.tx, rings.done, sends, provider.clone(), limits.features);
+        tracing::info!(interface = %target.interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
+        let (pool, receive) = (filled.pool, filled.receive);
+        let (transmit, features) = (rings.transmit, limits.features);
+        let tx = XskTx::new(self.clone(), socket.clone(), transmit, sends, provider.clone(), features);
         Ok((XskRx::new(pool, receive, receives, socket, provider, self.clone()), tx))
+    }
+}
+
+/// The queue that is opened, and its device.
+struct Target {
+    /// The interface's name, or its index if the name is unknown.
+    interface: String,
+    device: Device,
+    /// Reports the end of the interface. `None` in another network namespace.
+    watch: Option<Arc<Watch>>,
+}
+
+impl Target {
+    /// Looks the interface up, unless a helper has sent its properties.
+    fn find(ifindex: u32, queue: u32, options: &mut QueueOptions) -> Result<Self, XskError> {
+        let device = match options.device.take() {
+            Some(device) => device,
+            None => Device::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
+        };
+        let interface = device.name.clone().unwrap_or_else(|| ifindex.to_string());
+        if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
+            return Err(XskError::NoQueue { interface, queue });
+        }
+        let watch = match options.watch.take() {
+            Some(watch) => Some(watch),
+            // Elsewhere, this index is another interface.
+            None if device.name.is_none() => None,
+            None => Some(Arc::new(Watch::new(ifindex).map_err(failed("watch for the end of the interface"))?)),
+        };
+        Ok(Self { interface, device, watch })
+    }
+}
+
+/// A receive queue whose fill ring is full, while its socket is bound.
+struct Filled<'a, M: UmemMemory> {
+    umem: &'a Umem<M>,
+    provider: &'a Arc<dyn Provider<M>>,
+    pool: PagePool<M>,
+    receive: Receive<M>,
+    level: u32,
+    key: Key,
+}
+
+impl<'a, M: UmemMemory> Filled<'a, M> {
+    /// Posts chunks up to the fill level, as far as there are pages. This is done before the socket is bound, because a
+    /// driver fills its own ring then.
+    fn new(
+        umem: &'a Umem<M>,
+        provider: &'a Arc<dyn Provider<M>>,
+        mut pool: PagePool<M>,
+        rings: RxRings,
+        (level, key): (u32, Key),
+    ) -> Self {
+        let mut receive = Receive::new(umem, rings, level);
+        pool.poll(|napi| receive.refill(napi));
+        Self { umem, provider, pool, receive, level, key }
+    }
+
+    /// The error of a queue with fewer chunks than the fill level.
+    fn short(&self) -> Option<XskError> {
+        let (got, want) = (self.receive.posted() as usize, self.level as usize);
+        (got < want).then_some(XskError::Pages { want, got })
+    }
+
+    /// Binds the socket. If that fails, the socket is closed, has received nothing, and all chunks are returned.
+    fn bind(
+        mut self,
+        unbound: Unbound,
+        bind: impl FnOnce(Unbound) -> Result<XskSocket, XskError>,
+    ) -> Result<(Self, Arc<XskSocket>), XskError> {
+        // The missing pages may be those that are kept until the queue is bound.
+        let bound = match self.short().filter(|_| !held::any(self.key)) {
+            None => bind(unbound),
+            Some(error) => {
+                drop(unbound);
+                Err(error)
+            }
+        };
+        match bound {
+            Ok(socket) => Ok((self, Arc::new(socket))),
+            Err(error) => {
+                self.pool.poll(|_| self.receive.unpost());
+                Err(error)
+            }
+        }
+    }
+
+    /// Posts the chunks that were missing, whose pages the bound queue has released.
+    fn complete(mut self) -> Result<Self, XskError> {
+        if self.short().is_some() {
+            self.pool.poll(|napi| self.receive.refill(napi));
+        }
+        match self.short() {
+            None => Ok(self),
+            Some(error) => {
+                self.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes a queue whose socket was bound. No page has left the pool but those that the kernel has.
+    fn close(self) {
+        let Self { umem, provider, pool, mut receive, key, .. } = self;
+        let (_, pages) = receive.close(pool);
+        held::keep_posted(key, umem.number(), (provider, umem.region()), pages);
     }
 }
 

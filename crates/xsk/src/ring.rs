@@ -58,7 +58,7 @@
 //! ([`Fault::Index`]). The queue checks the contents of entries. The memory is only accessed by atomics, so no value
 //! and no timing of the kernel's is undefined behaviour here.
 
-use crate::error::Fault;
+use crate::fault::Fault;
 use crate::if_xdp::{Desc, RING_NEED_WAKEUP};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use std::marker::PhantomData;

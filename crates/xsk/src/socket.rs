@@ -1,10 +1,11 @@
 //! A socket: it is made, gets its rings, and is bound to one queue of an interface.
 
 use crate::binding::{Binding, CopyReason};
-use crate::error::{Fault, QueueStopped, XskError};
-use crate::held::Key;
+use crate::error::XskError;
+use crate::fault::{Fault, QueueStopped};
 use crate::if_xdp::Desc;
 use crate::options::{BusyPoll, Mode, QueueOptions};
+use crate::queue_key::{Key, QueueAddress};
 use crate::ring::{Consumer, Entry, Parts, Producer};
 use crate::stats::KernelStats;
 use crate::sys::{self, Mapping};
@@ -51,12 +52,22 @@ pub struct XskSocket {
     gone: AtomicBool,
 }
 
-/// The rings of a socket.
+/// The rings of a socket, for each of its two halves.
 pub(crate) struct Rings {
+    pub(crate) receive: RxRings,
+    pub(crate) transmit: TxRings,
+}
+
+/// The rings of a receive queue.
+pub(crate) struct RxRings {
     pub(crate) fill: Producer<u64>,
     pub(crate) rx: Consumer<Desc>,
+}
+
+/// The rings of a transmit queue.
+pub(crate) struct TxRings {
     pub(crate) tx: Producer<Desc>,
-    pub(crate) done: Consumer<u64>,
+    pub(crate) completion: Consumer<u64>,
 }
 
 /// A socket that has rings and is not bound.
@@ -116,26 +127,29 @@ impl Unbound {
         // entries. The socket keeps the mappings, and both queues keep the socket. Each ring has one user.
         let made = unsafe {
             Rings {
-                fill: Producer::new(parts::<u64>(&rings[0], &at.fr), fill),
-                done: Consumer::new(parts::<u64>(&rings[1], &at.cr), options.tx),
-                rx: Consumer::new(parts::<Desc>(&rings[2], &at.rx), options.rx),
-                tx: Producer::new(parts::<Desc>(&rings[3], &at.tx), options.tx),
+                receive: RxRings {
+                    fill: Producer::new(parts::<u64>(&rings[0], &at.fr), fill),
+                    rx: Consumer::new(parts::<Desc>(&rings[2], &at.rx), options.rx),
+                },
+                transmit: TxRings {
+                    tx: Producer::new(parts::<Desc>(&rings[3], &at.tx), options.tx),
+                    completion: Consumer::new(parts::<u64>(&rings[1], &at.cr), options.tx),
+                },
             }
         };
         Ok((Self { rings, fd }, made))
     }
 
-    /// Binds the socket to a queue of the interface, which is named `interface` in errors. `shared`
-    /// is a bound socket of the same UMEM.
+    /// Binds the socket to a queue of an interface. `shared` is a bound socket of the same UMEM.
     pub(crate) fn bind(
         self,
-        (interface, ifindex): (String, u32),
-        queue: u32,
+        address: QueueAddress,
         options: &QueueOptions,
         binding: &Binding,
         shared: Option<&XskSocket>,
         tries: Tries,
     ) -> Result<XskSocket, XskError> {
+        let QueueAddress { interface, ifindex, queue } = address;
         let &Binding { mode, reason, .. } = binding;
         let base = match mode {
             None => 0,

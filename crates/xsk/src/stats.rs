@@ -1,6 +1,6 @@
 //! Counters of the queues and of the kernel.
 
-use crate::error::Fault;
+use crate::fault::Fault;
 use std::fmt;
 
 /// A receive queue's counters.

@@ -1,7 +1,7 @@
 //! The system calls of an AF_XDP socket.
 
 use crate::if_xdp::TX_METADATA_LEN;
-use crate::umem::Layout;
+use crate::layout::Layout;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};

@@ -1,19 +1,15 @@
 //! The UMEM: the memory that sockets receive into and send from. It is also their DMA domain.
 //!
-//! ```text
-//!   region   [ page 0            ][ page 1            ][ page 2            ] ...
-//!   chunks   [ 0       ][ 1      ][ 2       ][ 3      ][ 4       ][ 5      ] ...   a chunk is a page or a part of one
-//!   address  0          2048      4096 ...                                         bytes from the region's first
-//! ```
-//!
 //! The kernel pins the whole region when the first socket is opened, and releases it when the last socket is closed.
 
 use crate::error::XskError;
 use crate::held;
+use crate::layout::Layout;
 use crate::options::UmemOptions;
 use crate::socket::XskSocket;
 use crate::sys;
-use netmem_pool::{Direction, DmaDomain, KernelShared, MapError, Mapped, PeerShared, Region, TrustedPeer};
+use crate::umem_memory::UmemMemory;
+use netmem_pool::{Direction, DmaDomain, MapError, Region};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -24,30 +20,6 @@ pub(crate) const KERNEL_HEADROOM: usize = 256;
 const LEAST_CHUNK: usize = 2048;
 /// Bytes that the headroom has to leave in a chunk: the shortest Ethernet frame.
 const LEAST_FRAME: usize = 64;
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// Memory that can be a UMEM: the kernel writes posted chunks of it.
-///
-/// | kind | the region is | frames are |
-/// | --- | --- | --- |
-/// | [`KernelShared`] | this process's alone | slices and `Bytes`, without a copy |
-/// | [`PeerShared`] | also a vhost-user peer's | copied out before they are read; redirected to the peer without a copy |
-/// | [`TrustedPeer`] | also a trusted peer's | both |
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` memory is no UMEM",
-    note = "the kernel writes to a UMEM: build the region as `KernelShared`, or as `PeerShared` where a vhost-user peer has it too"
-)]
-pub trait UmemMemory: Mapped + sealed::Sealed {}
-
-impl sealed::Sealed for KernelShared {}
-impl sealed::Sealed for PeerShared {}
-impl sealed::Sealed for TrustedPeer {}
-impl UmemMemory for KernelShared {}
-impl UmemMemory for PeerShared {}
-impl UmemMemory for TrustedPeer {}
 
 /// A UMEM. This is a handle: clones are the same UMEM, which exists until the last handle and the last queue are gone.
 pub struct Umem<M: UmemMemory>(Arc<Inner<M>>);
@@ -60,78 +32,6 @@ struct Inner<M: UmemMemory> {
     sockets: Mutex<Vec<Weak<XskSocket>>>,
     /// The number by which pages are kept for it that the kernel has: see `held.rs`.
     number: u64,
-}
-
-/// The division of a UMEM into chunks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    /// Bytes of the UMEM, which are the bytes of all pages.
-    pub(crate) len: usize,
-    /// Bytes in a chunk, a power of two.
-    pub(crate) chunk: usize,
-    /// The binary logarithm of the bytes in a chunk.
-    pub(crate) shift: u32,
-    /// Chunks in a page.
-    pub(crate) per_page: u32,
-    /// The binary logarithm of the bytes in a page.
-    page_shift: u32,
-    /// Bytes in front of a received frame, in addition to those of the kernel.
-    pub(crate) headroom: u32,
-    pub(crate) tx_metadata: bool,
-    pub(crate) software_checksums: bool,
-}
-
-impl Layout {
-    /// A UMEM of one chunk.
-    pub(crate) const ONE_CHUNK: Self = Self {
-        len: 4096,
-        chunk: 4096,
-        shift: 12,
-        per_page: 1,
-        page_shift: 12,
-        headroom: 0,
-        tx_metadata: false,
-        software_checksums: false,
-    };
-
-    /// The number of chunks.
-    pub(crate) fn chunks(&self) -> u32 {
-        (self.len >> self.shift) as u32
-    }
-
-    /// The chunk that contains an address, or `None` if the address is not in the UMEM.
-    #[inline(always)]
-    pub(crate) fn chunk_of(&self, addr: u64) -> Option<u32> {
-        (addr < self.len as u64).then_some((addr >> self.shift) as u32)
-    }
-
-    /// The page of a chunk, and the offset of the chunk in the page.
-    #[inline(always)]
-    pub(crate) fn page_of(&self, chunk: u32) -> (u32, usize) {
-        let page = chunk >> (self.page_shift - self.shift);
-        (page, ((chunk & (self.per_page - 1)) as usize) << self.shift)
-    }
-
-    /// The number of the page at an address. If the address is beyond the UMEM, so is the number.
-    #[inline(always)]
-    pub(crate) fn page_index(&self, addr: u64) -> u32 {
-        u32::try_from(addr >> self.page_shift).unwrap_or(u32::MAX)
-    }
-
-    /// The address of a byte of a page.
-    #[inline(always)]
-    pub(crate) fn addr(&self, page: u32, offset: usize) -> u64 {
-        (u64::from(page) << self.page_shift) + offset as u64
-    }
-
-    /// How many chunks `len` bytes from `addr` touch.
-    #[inline(always)]
-    pub(crate) fn chunks_of(&self, addr: u64, len: usize) -> u32 {
-        if len == 0 {
-            return 0;
-        }
-        ((addr + len as u64 - 1) >> self.shift) as u32 - (addr >> self.shift) as u32 + 1
-    }
 }
 
 impl<M: UmemMemory> Umem<M> {
@@ -271,7 +171,7 @@ impl DmaDomain for UmemDomain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netmem_pool::RegionOptions;
+    use netmem_pool::{KernelShared, RegionOptions};
 
     fn region(order: u8) -> Arc<Region<KernelShared>> {
         Arc::new(RegionOptions::new(8).order(order).huge_pages(false).build().unwrap())

@@ -1,6 +1,6 @@
 //! The path on which a helper listens.
 
-use super::{HelperError, system};
+use super::error::{HelperError, system};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

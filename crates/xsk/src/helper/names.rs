@@ -1,6 +1,6 @@
 //! The numbers of users and groups.
 
-use super::HelperError;
+use super::error::HelperError;
 use std::ffi::{CStr, CString};
 use std::{mem, ptr};
 

@@ -15,7 +15,8 @@
 //! the REQUEST and the REFUSAL are the same in all versions, so that a worker of another version
 //! receives the reason. Numbers are in the byte order of the machine.
 
-use super::{HelperError, Refusal, system};
+use super::error::{HelperError, Refusal, system};
+use super::options::MAX_SOCKETS;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -48,7 +49,7 @@ pub(super) const BOUND: u32 = 4;
 pub(super) const DONE: u32 = 5;
 
 /// The most descriptors of a grant: the link and the map of the program, the watch, the sockets.
-pub(super) const DESCRIPTORS: usize = 3 + super::MAX_SOCKETS;
+pub(super) const DESCRIPTORS: usize = 3 + MAX_SOCKETS;
 
 /// The number at an offset. The callers' buffers are long enough.
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {

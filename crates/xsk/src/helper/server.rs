@@ -10,10 +10,12 @@
 //! time limit while the helper waits for the worker. A worker that asks while another one has the
 //! descriptors and has not bound waits until that is decided, because the queues may become free.
 
+use super::error::{HelperError, system};
+use super::grant::{Grant, check_queues, check_request, tell};
 use super::listener::Listener;
-use super::{
-    Grant, HelperError, HelperOptions, Incoming, PRELUDE, REQUEST_LEN, check_queues, check_request, names, system,
-};
+use super::names;
+use super::options::HelperOptions;
+use super::protocol::{Incoming, PRELUDE, REQUEST_LEN};
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -340,7 +342,7 @@ impl Server {
                 report(Event::Granted(worker.peer));
             }
             Next::Refuse(error) => {
-                error.tell(worker.socket.as_fd());
+                tell(&error, worker.socket.as_fd());
                 self.stats.refused += 1;
                 report(Event::Refused(worker.peer, &error));
             }
@@ -414,185 +416,4 @@ impl Server {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::Interface;
-    use crate::helper::{Deadline, MAX_SOCKETS, Refusal};
-    use crate::testing::{in_namespace, ip};
-    use std::io::Write;
-    use std::os::unix::net::UnixStream;
-
-    const LONG: Duration = Duration::from_secs(60);
-
-    /// A server on `v0` that a test turns by hand.
-    struct Bench {
-        server: Server,
-        path: std::path::PathBuf,
-        stop: UnixStream,
-        stops: UnixStream,
-        said: Vec<String>,
-        _dir: tempfile::TempDir,
-    }
-
-    impl Bench {
-        fn new(options: ServerOptions) -> Self {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join("s");
-            let server = Server::bind(&path, "v0", HelperOptions::default(), options).unwrap();
-            let (stop, stops) = UnixStream::pair().unwrap();
-            Self { server, path, stop, stops, said: Vec::new(), _dir: dir }
-        }
-
-        fn connect(&self) -> UnixStream {
-            UnixStream::connect(&self.path).unwrap()
-        }
-
-        /// A worker that has asked.
-        fn ask(&self) -> UnixStream {
-            let worker = self.connect();
-            (&worker).write_all(&super::super::protocol::request(None)).unwrap();
-            worker
-        }
-
-        fn turn(&mut self, patience: Duration) {
-            let said = &mut self.said;
-            let mut report = |event: Event<'_>| {
-                said.push(match event {
-                    Event::Granted(_) => "granted".to_owned(),
-                    Event::Refused(_, error) => error.to_string(),
-                    Event::NotAccepting(_) => "not accepting".to_owned(),
-                });
-            };
-            assert!(!self.server.turn(self.stop.as_fd(), Some(patience), &mut report).unwrap());
-        }
-
-        /// Turns until there is nothing more to do.
-        fn settle(&mut self) {
-            (0..10 + self.server.stats().accepted.max(3000) / 64).for_each(|_| self.turn(Duration::ZERO));
-        }
-    }
-
-    /// The grant of a worker that has asked already.
-    fn granted(worker: &UnixStream) -> Result<Grant, HelperError> {
-        Grant::answer(worker.as_fd(), LONG, Deadline::new(LONG))
-    }
-
-    fn programs() -> usize {
-        Interface::by_name("v0").unwrap().programs.len()
-    }
-
-    /// Proves XSK-4: workers at any step that do not go on are no reason for another one to wait
-    /// for longer than their limit, and are told that they were too slow.
-    #[test]
-    fn a_worker_that_does_not_proceed_blocks_no_other() {
-        in_namespace(|| {
-            ip("link add v0 type veth peer name v1");
-            // No time is over before all of them are there.
-            let mut bench = Bench::new(ServerOptions::new().limit(LONG));
-            let silent = bench.connect();
-            let half = bench.connect();
-            (&half).write_all(b"netmem-x").unwrap();
-            bench.settle();
-            assert_eq!((bench.server.pending(), bench.server.stats().opened), (2, 0));
-            let (first, second) = (bench.ask(), bench.ask());
-            bench.settle();
-            // The first has the descriptors in the buffer of its socket, and the second waits for
-            // what becomes of that.
-            assert_eq!((bench.server.pending(), bench.server.stats().opened, programs()), (3, 1, 1));
-            // The times of the others are over.
-            let past = Instant::now();
-            for worker in &mut bench.server.workers {
-                worker.deadline = worker.deadline.map(|_| past);
-            }
-            bench.settle();
-            assert_eq!((bench.server.pending(), bench.server.stats().opened, programs()), (0, 2, 1));
-            let late = "the other side of the helper's socket took more than 60 s";
-            assert_eq!(bench.said, [late; 3]);
-            for refused in [silent, half] {
-                let error = Grant::receive(&refused, LONG).unwrap_err();
-                assert!(matches!(&error, HelperError::Refused { why: Refusal::Late, .. }), "{error}");
-            }
-            let error = granted(&first).unwrap().bound().unwrap_err();
-            assert!(matches!(&error, HelperError::Refused { why: Refusal::Late, .. }), "{error}");
-            let mut grant = granted(&second).unwrap();
-            let bound = std::thread::spawn(move || grant.bound().map(|()| grant));
-            while bench.server.stats().granted == 0 {
-                bench.turn(LONG);
-            }
-            let grant = bound.join().unwrap().unwrap();
-            // The next one is refused at once.
-            let third = bench.ask();
-            bench.settle();
-            assert!(matches!(granted(&third), Err(HelperError::Refused { why: Refusal::Busy, .. })));
-            drop(grant);
-            assert_eq!((programs(), bench.server.workers.len()), (0, 0));
-        });
-    }
-
-    /// The oldest of too many workers is dropped, and one that has asked stays.
-    #[test]
-    fn too_many_workers_drop_the_oldest() {
-        in_namespace(|| {
-            ip("link add v0 type veth peer name v1");
-            let mut bench = Bench::new(ServerOptions::new().limit(LONG).pending(3));
-            let has = bench.ask();
-            bench.settle();
-            let waits = bench.ask();
-            let silent: Vec<_> = (0..10).map(|_| bench.connect()).collect();
-            bench.settle();
-            assert_eq!((bench.server.pending(), bench.server.workers.len()), (3, 4));
-            assert_eq!(bench.said, ["more than 3 workers wait for queues"; 8]);
-            for (number, worker) in silent.iter().enumerate() {
-                worker.set_nonblocking(true).unwrap();
-                let dropped = std::io::Read::read(&mut &*worker, &mut [0]).is_ok();
-                assert_eq!(dropped, number < 8, "{number}");
-            }
-            drop(has);
-            bench.settle();
-            assert!(granted(&waits).is_ok());
-        });
-    }
-
-    /// Connections that have ended before they are accepted cost no grant, and no other worker's
-    /// place.
-    #[test]
-    fn connections_that_have_ended_are_forgotten() {
-        in_namespace(|| {
-            ip("link add v0 type veth peer name v1");
-            let mut bench = Bench::new(ServerOptions::new().limit(LONG).pending(1));
-            let silent = bench.connect();
-            (0..2000).for_each(|_| drop(bench.connect()));
-            bench.settle();
-            let stats = bench.server.stats();
-            assert_eq!((stats.accepted, stats.opened, stats.refused), (2001, 0, 0));
-            assert_eq!((bench.server.pending(), bench.said.len()), (1, 0));
-            (&silent).write_all(&super::super::protocol::request(None)).unwrap();
-            bench.settle();
-            assert!(granted(&silent).unwrap().sockets.len() <= MAX_SOCKETS);
-        });
-    }
-
-    /// A listener that is readable and cannot accept is left alone for the pause, and is reported
-    /// once.
-    #[test]
-    fn a_failing_accept_does_not_spin() {
-        in_namespace(|| {
-            ip("link add v0 type veth peer name v1");
-            let mut bench = Bench::new(ServerOptions::new().pause(LONG));
-            // A socket that is readable and does not listen.
-            let (readable, mut other) = UnixStream::pair().unwrap();
-            other.write_all(b"x").unwrap();
-            bench.server.listener.socket = readable.into();
-            (0..100).for_each(|_| bench.turn(Duration::ZERO));
-            assert_eq!((bench.server.stats().failed, &bench.said[..]), (1, &["not accepting".to_owned()][..]));
-            // The pause is over, and it fails again.
-            bench.server.paused = Some(Instant::now());
-            (0..100).for_each(|_| bench.turn(Duration::ZERO));
-            assert_eq!((bench.server.stats().failed, bench.said.len()), (2, 1));
-            // A thread that sleeps is woken for the stop.
-            (&bench.stops).write_all(b"x").unwrap();
-            bench.server.serve(&bench.stop, |_| {}).unwrap();
-        });
-    }
-}
+mod tests;

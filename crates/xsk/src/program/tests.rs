@@ -4,6 +4,7 @@
 
 use super::filter::program;
 use super::*;
+use crate::netlink::Attached;
 use crate::testing::{command, in_namespace, ip, with_capabilities};
 use etherparse::PacketBuilder;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};

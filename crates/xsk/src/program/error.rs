@@ -1,0 +1,91 @@
+//! Why a program was not attached, or a socket not put into its map.
+
+use crate::netlink::{AttachMode, Attached};
+use crate::privileges::MissingPrivilege;
+use std::io;
+use std::path::PathBuf;
+
+/// The reason why a program was not attached, or a socket not put into its map.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// There is no such interface in this network namespace.
+    #[error("there is no interface {0} in this network namespace")]
+    NoInterface(String),
+    /// A privilege is missing.
+    #[error(transparent)]
+    Privilege(#[from] MissingPrivilege),
+    /// Another program is attached. It is left as it is.
+    #[error(
+        "interface {interface} has an XDP program already: number {}{} in {}. It is left alone: end the process that attached it, or \
+         remove it (ip link set {interface} xdp off)",
+        attached.program,
+        name.as_ref().map_or(String::new(), |name| format!(", named {name},")),
+        attached.mode
+    )]
+    Occupied {
+        /// The name of the interface.
+        interface: String,
+        /// The attached program.
+        attached: Attached,
+        /// The program's name, if it has one and this process may know it.
+        name: Option<String>,
+    },
+    /// The kernel's verifier has refused the program. The log names the instruction.
+    #[error("the kernel refuses the XDP program; its verifier says:\n{log}")]
+    Rejected {
+        /// The verifier's log.
+        log: String,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
+    /// The driver refuses programs in this mode, or it refuses this program with the interface's settings.
+    #[error(
+        "interface {interface} takes no XDP program in {mode}: the driver lacks it, or lacks it with the present MTU ({mtu}), number of \
+         queues or offloads (LRO); the kernel's log may say more"
+    )]
+    Refused {
+        /// The name of the interface.
+        interface: String,
+        /// The mode.
+        mode: AttachMode,
+        /// The interface's MTU.
+        mtu: u32,
+        /// The driver's error.
+        #[source]
+        source: io::Error,
+    },
+    /// This crate cannot attach programs in this mode.
+    #[error("{0} needs a program that was loaded for the device, which this crate does not do")]
+    Mode(AttachMode),
+    /// The map has no entry for this queue.
+    #[error("queue {queue}: the program's map has entries for {entries} queues")]
+    Queue {
+        /// The requested queue.
+        queue: u32,
+        /// The number of entries of the map.
+        entries: u32,
+    },
+    /// The object that is pinned at a path cannot be used here.
+    #[error("{}: {what}", path.display())]
+    Pinned {
+        /// The path.
+        path: PathBuf,
+        /// The problem with the object.
+        what: &'static str,
+    },
+    /// The system refused a step.
+    #[error("{what}")]
+    System {
+        /// The attempted step.
+        what: &'static str,
+        /// The error of the system call.
+        #[source]
+        source: io::Error,
+    },
+}
+
+pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> AttachError {
+    move |source| AttachError::System { what, source }
+}

@@ -1,0 +1,389 @@
+//! The receive path: chunks into which the kernel writes, and the frames that it has written.
+//!
+//! ```text
+//!   pool ── alloc ──► posted ── fill ring ──► the kernel ── RX ring ──► frame ── handler ──► packet ── dropped ──► pool
+//! ```
+//!
+//! A frame that the handler's program drops stays in the queue: its chunk is posted again at once.
+//!
+//! # The number of posted chunks
+//!
+//! The queue keeps a constant number of chunks posted, the *fill level*. After each batch of 64 frames, it posts as
+//! many chunks as it has taken. The fill level is at least the size of the device's ring and a quarter more: a driver
+//! in zero-copy mode moves entries of the fill ring into the ring of the device, and drops frames when there are none.
+//! Some drivers do not send without them either, so the fill ring is also filled for a queue that is only used for
+//! sending.
+//!
+//! The pool chooses the chunks that are posted. Its array cache is a stack, so the pages that were returned last are
+//! posted first, and are still in the CPU's cache. The pages in use are then only those of the fill level and those
+//! that users hold, and not the whole UMEM.
+
+use crate::accounts::Posted;
+use crate::fault::Fault;
+use crate::if_xdp::{Desc, PKT_CONTD};
+use crate::layout::Layout;
+use crate::ring::{Consumer, Producer, prefetch_to_write};
+use crate::socket::RxRings;
+use crate::stats::RxStats;
+use crate::umem::Umem;
+use crate::umem_memory::UmemMemory;
+use netmem_packet::{Handler, Verdict, XdpFrame};
+use netmem_pool::{Napi, Page, PagePool, PoolClosed, Region};
+use std::mem;
+use std::sync::Arc;
+
+/// The number of frames that are handled between two publications of new chunks.
+const BATCH: u32 = 64;
+/// The shortest frame that is delivered: an Ethernet header.
+const ETHERNET: usize = 14;
+/// How many frames before its turn the beginning of a frame is prefetched. Frames begin at the same offset of their
+/// pages, so they share the 12 lines of one set of the first-level cache. A whole batch would not fit into this set.
+const AHEAD: u32 = 8;
+
+/// The queue without its pool.
+pub(crate) struct Receive<M: UmemMemory> {
+    region: Arc<Region<M>>,
+    layout: Layout,
+    pub(crate) rx: Consumer<Desc>,
+    pub(crate) fill: Producer<u64>,
+    pub(crate) posted: Posted,
+    pub(crate) level: u32,
+    /// Parts of a page that contains several chunks. They are posted next.
+    parts: Vec<Page<M>>,
+    /// The beginning of a frame whose other parts the kernel has not delivered yet.
+    partial: Option<XdpFrame<M>>,
+    /// Whether the rest of a frame is being dropped.
+    skipping: bool,
+    /// The number of polls without a frame since the last check of the interface.
+    pub(crate) quiet: u32,
+    pub(crate) stats: RxStats,
+}
+
+impl<M: UmemMemory> Receive<M> {
+    pub(crate) fn new(umem: &Umem<M>, rings: RxRings, level: u32) -> Self {
+        let RxRings { fill, rx } = rings;
+        let layout = *umem.layout();
+        let posted = Posted::new(layout.chunks());
+        debug_assert!(level <= fill.size());
+        Self {
+            region: umem.region().clone(),
+            layout,
+            rx,
+            fill,
+            posted,
+            level,
+            parts: Vec::new(),
+            partial: None,
+            skipping: false,
+            quiet: 0,
+            stats: RxStats::default(),
+        }
+    }
+
+    pub(crate) fn posted(&self) -> u32 {
+        self.posted.count()
+    }
+
+    /// Takes the page of a chunk that was in the set of posted chunks.
+    #[inline(always)]
+    fn page(&self, chunk: u32) -> Page<M> {
+        let (index, offset) = self.layout.page_of(chunk);
+        // SAFETY: *posted*: the set had a count of the page, and with it the chunk's bytes. Both are ours now. A chunk lies in its page.
+        unsafe { self.region.page(index, offset..offset + self.layout.chunk) }
+    }
+
+    /// Returns the chunk of a descriptor, which the kernel must have, and the offset of the frame in the chunk.
+    #[inline(always)]
+    fn check(&self, desc: Desc) -> Result<(u32, usize), Fault> {
+        let chunk = self.layout.chunk_of(desc.addr).ok_or(Fault::Address { addr: desc.addr })?;
+        let start = desc.addr as usize & (self.layout.chunk - 1);
+        if start + desc.len as usize > self.layout.chunk {
+            return Err(Fault::Length { addr: desc.addr, len: desc.len });
+        }
+        if !self.posted.contains(chunk) {
+            return Err(Fault::Address { addr: desc.addr });
+        }
+        Ok((chunk, start))
+    }
+
+    /// Returns the page of a descriptor, and the offset of the frame in it.
+    fn claim(&mut self, desc: Desc) -> Result<(Page<M>, usize), Fault> {
+        let (chunk, start) = self.check(desc)?;
+        self.posted.remove(chunk);
+        Ok((self.page(chunk), start))
+    }
+
+    #[inline]
+    pub(crate) fn receive<H: Handler<M>>(&mut self, napi: &mut Napi<'_, M>, budget: usize, handler: &mut H) -> usize {
+        let mut done = 0;
+        while done < budget && self.stats.stopped.is_none() {
+            let budget = u32::try_from(budget - done).unwrap_or(u32::MAX);
+            let (taken, frames, outcome) = self.batch(napi, budget, handler);
+            done += frames as usize;
+            if let Err(fault) = outcome {
+                self.stop(fault);
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        handler.flush();
+        done
+    }
+
+    /// Takes up to a batch of descriptors, and posts as many chunks. Returns the number of descriptors, the number of
+    /// frames, and the fault that ended the batch, if there was one.
+    #[inline]
+    fn batch<H: Handler<M>>(
+        &mut self,
+        napi: &mut Napi<'_, M>,
+        budget: u32,
+        handler: &mut H,
+    ) -> (u32, u32, Result<(), Fault>) {
+        let n = match self.rx.available(1) {
+            Ok(n) => n.min(BATCH),
+            Err(fault) => return (0, 0, Err(fault)),
+        };
+        self.rx.prefetch(n);
+        self.fill.prefetch(n);
+        if H::READS {
+            (0..n.min(AHEAD)).for_each(|ahead| self.prefetch_frame(ahead));
+        }
+        let (mut taken, mut frames, mut outcome) = (0, 0, Ok(()));
+        while taken < n && frames < budget {
+            if H::READS && AHEAD < n - taken {
+                self.prefetch_frame(AHEAD);
+            }
+            let desc = self.rx.take();
+            taken += 1;
+            let (chunk, start) = match self.check(desc) {
+                Ok(checked) => checked,
+                Err(fault) => {
+                    outcome = Err(fault);
+                    break;
+                }
+            };
+            if desc.options & PKT_CONTD != 0 || self.partial.is_some() || self.skipping {
+                self.posted.remove(chunk);
+                let page = self.page(chunk);
+                frames += u32::from(self.part(napi, page, start, desc, handler));
+                continue;
+            }
+            frames += 1;
+            let page = self.page(chunk);
+            let claim = Claim { posted: &mut self.posted, chunk };
+            let mut frame = XdpFrame::new(page, start, desc.len as usize);
+            let verdict = judge(&mut self.stats, napi, &mut frame, handler);
+            if !matches!(verdict, Verdict::Drop | Verdict::Aborted) {
+                drop(claim);
+                deliver(&mut self.stats, verdict, frame, handler);
+                continue;
+            }
+            // The chunk is posted again at once: its page does not pass through the pool, and the page's descriptor is
+            // not touched.
+            let frag = frame.into_page().freeze();
+            let (index, offset) = self.layout.page_of(chunk);
+            // The handler may have put another page into the frame.
+            let same = self.region.index_of(&frag) == Some(index);
+            if same && frag.offset() == offset && frag.len() == self.layout.chunk {
+                let _ = frag.into_count();
+                mem::forget(claim);
+                self.fill.push(self.layout.addr(index, offset));
+            }
+        }
+        self.rx.release();
+        if outcome.is_ok() {
+            self.refill(napi);
+        }
+        (taken, frames, outcome)
+    }
+
+    /// Prefetches the beginning of the frame that is `ahead` of the next one, and that the kernel's CPU has written.
+    /// The prefetch is for writing: the kernel writes the line again before its CPU reads it, so the kernel's CPU loses
+    /// nothing, and a handler that changes the frame waits only once.
+    #[inline(always)]
+    fn prefetch_frame(&self, ahead: u32) {
+        // The address is not checked yet. A prefetch does not fault.
+        prefetch_to_write(self.region.as_ptr().wrapping_add(self.rx.peek(ahead).addr as usize));
+    }
+
+    /// Handles a descriptor of a frame that has several. Returns true if it is the last one, and the frame was
+    /// delivered or dropped.
+    #[cold]
+    #[inline(never)]
+    fn part<H: Handler<M>>(
+        &mut self,
+        napi: &mut Napi<'_, M>,
+        page: Page<M>,
+        start: usize,
+        desc: Desc,
+        handler: &mut H,
+    ) -> bool {
+        let (len, goes_on) = (desc.len as usize, desc.options & PKT_CONTD != 0);
+        if self.skipping {
+            self.skipping = goes_on;
+            return !goes_on;
+        }
+        let mut frame = match self.partial.take() {
+            None => XdpFrame::new(page, start, len),
+            Some(mut frame) => {
+                if frame.push(page.freeze_range(start..start + len)).is_err() {
+                    self.stats.too_many += 1;
+                    self.skipping = goes_on;
+                    return !goes_on;
+                }
+                frame
+            }
+        };
+        if goes_on {
+            self.partial = Some(frame);
+            return false;
+        }
+        self.stats.multi_buffer += 1;
+        let verdict = judge(&mut self.stats, napi, &mut frame, handler);
+        deliver(&mut self.stats, verdict, frame, handler);
+        true
+    }
+
+    /// Posts chunks up to the fill level.
+    ///
+    /// Invariant (*places*): the fill ring has a free place for each chunk below the fill level, because the kernel has
+    /// taken every chunk that it has delivered. It took the chunk before it published the frame, so the place can be
+    /// written after the frame was seen. The ring's consumer index is not read: another CPU writes it, and reading it
+    /// would cost a cache miss for each batch.
+    #[inline]
+    pub(crate) fn refill(&mut self, napi: &mut Napi<'_, M>) {
+        for _ in self.posted.count()..self.level {
+            let Some(page) = self.chunk(napi) else {
+                self.stats.starved += 1;
+                break;
+            };
+            let offset = page.offset();
+            let frag = page.freeze();
+            // The index is computed from the address, because the page's descriptor may not be in this CPU's cache.
+            let Some(index) = self.region.index_of(&frag) else {
+                // The page is from another region, by which the provider has grown.
+                self.stats.starved += 1;
+                break;
+            };
+            let _ = frag.into_count();
+            let addr = self.layout.addr(index, offset);
+            self.posted.insert((addr >> self.layout.shift) as u32);
+            self.fill.push(addr);
+        }
+        self.fill.publish();
+    }
+
+    /// Returns a chunk to post.
+    #[inline(always)]
+    fn chunk(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
+        if self.layout.per_page == 1 { napi.alloc() } else { self.part_of_page(napi) }
+    }
+
+    #[inline(never)]
+    fn part_of_page(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
+        if let Some(part) = self.parts.pop() {
+            return Some(part);
+        }
+        let mut page = napi.alloc()?;
+        for part in (1..self.layout.per_page as usize).rev() {
+            self.parts.push(page.split_off(part * self.layout.chunk));
+        }
+        Some(page)
+    }
+
+    #[cold]
+    pub(crate) fn stop(&mut self, fault: Fault) {
+        tracing::warn!(%fault, "a receive queue is stopped");
+        self.stats.stopped = Some(fault);
+    }
+
+    /// Takes all chunks back, because the socket was never bound.
+    pub(crate) fn unpost(&mut self) {
+        self.parts.clear();
+        while let Some(chunk) = self.posted.pop() {
+            drop(self.page(chunk));
+        }
+    }
+
+    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the pool. Returns the numbers
+    /// of the pages that are in no other use.
+    pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> (PoolClosed, Vec<u32>) {
+        pool.poll(|_| {
+            self.partial = None;
+            while self.rx.available(1).is_ok_and(|n| n > 0) {
+                let desc = self.rx.take();
+                let Ok((page, _)) = self.claim(desc) else { break };
+                drop(page);
+            }
+            // This is done first, so that no part of a page is left here when another part of the page is quarantined.
+            self.parts.clear();
+        });
+        let mut pages = Vec::with_capacity(self.posted.count() as usize);
+        while let Some(chunk) = self.posted.pop() {
+            let page = self.page(chunk);
+            // Of the chunks in a page, the last one.
+            if page.is_sole() {
+                pages.push(self.layout.page_of(chunk).0);
+            }
+            pool.quarantine(page);
+        }
+        (pool.close(), pages)
+    }
+}
+
+/// A chunk whose page the queue owns again. When this is dropped, also by a panic of the handler, the chunk is removed
+/// from the set.
+struct Claim<'a> {
+    pub(crate) posted: &'a mut Posted,
+    chunk: u32,
+}
+
+impl Drop for Claim<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.posted.remove(self.chunk);
+    }
+}
+
+/// Runs the handler's program on a frame.
+#[inline(always)]
+fn judge<M: UmemMemory, H: Handler<M>>(
+    stats: &mut RxStats,
+    napi: &mut Napi<'_, M>,
+    frame: &mut XdpFrame<M>,
+    handler: &mut H,
+) -> Verdict {
+    if frame.len() < ETHERNET {
+        stats.short += 1;
+        return Verdict::Drop;
+    }
+    if H::LINEAR && frame.linearise(napi).is_err() {
+        stats.not_linear += 1;
+        return Verdict::Drop;
+    }
+    stats.frames += 1;
+    stats.bytes += frame.len() as u64;
+    let verdict = handler.run(frame);
+    if verdict == Verdict::Drop {
+        stats.dropped += 1;
+    } else if verdict == Verdict::Aborted {
+        stats.aborted += 1;
+    }
+    verdict
+}
+
+/// Applies the verdict of the program.
+#[inline(always)]
+fn deliver<M: UmemMemory, H: Handler<M>>(stats: &mut RxStats, verdict: Verdict, frame: XdpFrame<M>, handler: &mut H) {
+    if verdict == Verdict::Pass {
+        stats.passed += 1;
+        handler.pass(frame.into_packet());
+    } else if verdict == Verdict::Tx {
+        stats.transmitted += 1;
+        handler.tx(frame.into_packet());
+    } else if verdict == Verdict::Redirect {
+        stats.redirected += 1;
+        handler.redirect(frame.into_packet());
+    }
+}

@@ -1,0 +1,259 @@
+//! From a packet to descriptors in the TX ring.
+//!
+//! # Descriptors of a frame
+//!
+//! A frame has at most 18 descriptors in copy mode, and in zero-copy mode as many as the driver reports
+//! (`xdp-zc-max-segs`). The kernel does not check this in zero-copy mode: it would drop the first descriptors, never
+//! complete them, and send the rest as a frame. A packet that needs more is copied into pages of its own, if its bytes
+//! fit.
+
+use super::XskTx;
+use crate::fault::Fault;
+use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA, TX_METADATA_LEN};
+use crate::metadata::TxRequest;
+use crate::options::Mode;
+use crate::umem_memory::UmemMemory;
+use netmem_packet::{Checksum, MAX_FRAGS, Packet, TxQueue};
+use netmem_pool::Frag;
+
+/// The reason why a packet is not sent as it is.
+pub(super) enum Refusal {
+    Unreachable,
+    Shape,
+    /// It has more descriptors than a frame may have. As a copy it has this number.
+    Copy(u32),
+}
+
+impl Refusal {
+    /// The number of descriptors, if the packet is sent as a copy.
+    pub(super) fn copied(self) -> Result<u32, Self> {
+        if let Self::Copy(pieces) = self { Ok(pieces) } else { Err(self) }
+    }
+}
+
+/// The largest number of descriptors of a sent frame. `zero_copy` is that of the driver in zero-copy mode, or `None` if
+/// it is unknown.
+pub(super) fn most_descriptors(mode: Mode, multi_buffer: bool, zero_copy: Option<u32>) -> u32 {
+    const KERNEL: u32 = MAX_FRAGS as u32 + 1;
+    match mode {
+        _ if !multi_buffer => 1,
+        Mode::Copy => KERNEL,
+        Mode::ZeroCopy => zero_copy.unwrap_or(1).clamp(1, KERNEL),
+    }
+}
+
+impl<M: UmemMemory> XskTx<M> {
+    /// The address of a fragment in the UMEM. It is computed, and touches no memory of the page.
+    #[inline(always)]
+    pub(super) fn addr(&self, frag: &Frag<M>) -> Option<u64> {
+        self.region.index_of(frag).map(|index| self.layout.addr(index, frag.offset()))
+    }
+
+    /// The number of descriptors that a packet needs.
+    #[inline(always)]
+    pub(super) fn pieces(&self, packet: &Packet<M>) -> Result<u32, Refusal> {
+        let pieces = |frag: &Frag<M>| {
+            let addr = self.addr(frag).ok_or(Refusal::Unreachable)?;
+            Ok(self.layout.chunks_of(addr, frag.len()))
+        };
+        let mut n = pieces(packet.head())?;
+        for frag in packet.frags() {
+            n += pieces(frag)?;
+        }
+        if n.wrapping_sub(1) >= self.most { Err(self.too_many(packet)) } else { Ok(n) }
+    }
+
+    /// The reason why a packet without descriptors, or with more than a frame may have, is not sent as it is.
+    #[cold]
+    #[inline(never)]
+    fn too_many(&self, packet: &Packet<M>) -> Refusal {
+        match self.layout.chunks_of(self.copy_start() as u64, packet.len()) {
+            n if n == 0 || n > self.most => Refusal::Shape,
+            n => Refusal::Copy(n),
+        }
+    }
+
+    /// Where the bytes of a copied packet begin in its first page.
+    fn copy_start(&self) -> usize {
+        if self.layout.tx_metadata { TX_METADATA_LEN.next_multiple_of(64) } else { 0 }
+    }
+
+    /// Copies a packet that has more descriptors than a frame may have.
+    #[cold]
+    #[inline(never)]
+    fn linearise(&mut self, packet: Packet<M>, pieces: u32) -> Result<Packet<M>, Packet<M>> {
+        match self.has_room(pieces) {
+            Ok(true) => {
+                if let Some(copy) = self.copies.copy(&packet, self.copy_start(), &self.umem) {
+                    self.stats.linearised += 1;
+                    return Ok(copy);
+                }
+            }
+            // It would be copied in vain.
+            Ok(false) => {}
+            Err(fault) => self.stop(fault),
+        }
+        self.stats.full += 1;
+        Err(packet)
+    }
+
+    /// Whether this number of descriptors can be queued.
+    #[inline(always)]
+    pub(super) fn has_room(&mut self, pieces: u32) -> Result<bool, Fault> {
+        Ok(self.limit - self.out.total() >= pieces && self.tx.free(pieces)? >= pieces)
+    }
+
+    /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets are. Returns any
+    /// other packet. Also returns the packet if there is no room.
+    #[inline(always)]
+    pub(super) fn queue_plain(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        let Some(addr) = self.addr(packet.head()) else { return Err(packet) };
+        let len = packet.head().len();
+        let plain = packet.meta.gso.is_none() && !matches!(packet.meta.checksum, Checksum::Partial { .. });
+        let in_chunk = len > 0 && (addr as usize & (self.layout.chunk - 1)) + len <= self.layout.chunk;
+        let room = self.out.total() < self.limit && self.tx.known_free() > 0 && self.stats.stopped.is_none();
+        if !(plain && in_chunk && room) {
+            return Err(packet);
+        }
+        let head = packet.into_head()?;
+        self.stats.frames += 1;
+        self.stats.bytes += len as u64;
+        self.stats.descriptors += 1;
+        let _ = head.into_count();
+        self.out.insert((addr >> self.layout.shift) as u32);
+        self.tx.push(Desc { addr, len: len as u32, options: 0 });
+        Ok(())
+    }
+
+    /// The part of [`send`](TxQueue::send) for a packet that is not [plain](Self::queue_plain), or for which there may
+    /// be no room.
+    #[inline(never)]
+    pub(super) fn send_slowly(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
+        if self.stats.stopped.is_some() {
+            return Err(packet);
+        }
+        if packet.meta.gso.is_some() || matches!(packet.meta.checksum, Checksum::Partial { .. }) {
+            return self.send_metadata(packet, TxRequest::default());
+        }
+        let (packet, pieces) = match self.pieces(&packet) {
+            Ok(pieces) => (packet, pieces),
+            Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
+        };
+        self.queue(packet, pieces, 0)
+    }
+
+    /// Queues a packet that has no request, or that has its metadata in front of it.
+    fn queue(&mut self, packet: Packet<M>, pieces: u32, options: u32) -> Result<(), Packet<M>> {
+        match self.has_room(pieces) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.stats.full += 1;
+                return Err(packet);
+            }
+            Err(fault) => {
+                self.stop(fault);
+                return Err(packet);
+            }
+        }
+        self.stats.frames += 1;
+        self.stats.bytes += packet.len() as u64;
+        self.stats.descriptors += u64::from(pieces);
+        let (head, frags) = packet.into_fragments();
+        let (mut left, mut options) = (pieces, options);
+        self.push(head, &mut left, &mut options);
+        for frag in frags {
+            self.push(frag, &mut left, &mut options);
+        }
+        Ok(())
+    }
+
+    /// Writes a fragment's descriptors. `left` is the number of descriptors of the packet from here on. `options` are
+    /// the flags of the first one.
+    #[inline(always)]
+    fn push(&mut self, frag: Frag<M>, left: &mut u32, options: &mut u32) {
+        // The address exists: it was found when the descriptors were counted.
+        let Some(mut addr) = self.addr(&frag) else { return };
+        let mut len = frag.len();
+        let mut frag = Some(frag);
+        while len > 0 {
+            let here = len.min(self.layout.chunk - (addr as usize & (self.layout.chunk - 1)));
+            // The queue takes one count of the page for each descriptor.
+            let count = if here == len { frag.take() } else { frag.clone() };
+            let _ = count.map(Frag::into_count);
+            *left -= 1;
+            let goes_on = if *left > 0 { PKT_CONTD } else { 0 };
+            self.out.insert((addr >> self.layout.shift) as u32);
+            self.tx.push(Desc { addr, len: here as u32, options: std::mem::take(options) | goes_on });
+            addr += here as u64;
+            len -= here;
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn copy_or_refuse(&mut self, packet: Packet<M>, refusal: &Refusal) -> Result<(Packet<M>, u32), Packet<M>> {
+        match *refusal {
+            Refusal::Unreachable => self.stats.unreachable += 1,
+            Refusal::Shape => self.stats.bad_shape += 1,
+            Refusal::Copy(pieces) => return self.linearise(packet, pieces).map(|copy| (copy, pieces)),
+        }
+        Err(packet)
+    }
+
+    /// Queues a packet whose checksum the device computes, or with another request.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn send_metadata(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
+        let possible = self.supports(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
+        let metadata = if possible { request.encode(packet.meta) } else { None };
+        let Some(metadata) = metadata else {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        };
+        let (mut packet, pieces) = match self.pieces(&packet) {
+            Ok(pieces) => (packet, pieces),
+            Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
+        };
+        let room = self.addr(packet.head()).map(|addr| addr as usize & (self.layout.chunk - 1));
+        if !self.layout.tx_metadata || room.is_none_or(|room| room < TX_METADATA_LEN) {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        let meta = packet.meta;
+        if !packet.prepend(&metadata) {
+            self.stats.no_offload += 1;
+            return Err(packet);
+        }
+        let undone = packet.pull(TX_METADATA_LEN);
+        debug_assert!(undone.is_ok());
+        packet.meta = meta;
+        let addr = self.addr(packet.head());
+        self.queue(packet, pieces, TX_METADATA)?;
+        if let (Some(addr), Some(id)) = (addr, request.timestamp) {
+            self.stamps.expect(addr, id, &metadata);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_limits_the_descriptors_of_a_frame() {
+        use Mode::{Copy, ZeroCopy};
+        for (mode, multi_buffer, zero_copy, most) in [
+            (Copy, false, Some(8), 1),
+            (Copy, true, Some(1), 18),
+            (Copy, true, None, 18),
+            (ZeroCopy, false, Some(8), 1),
+            (ZeroCopy, true, Some(8), 8),
+            (ZeroCopy, true, Some(64), 18),
+            (ZeroCopy, true, Some(0), 1),
+            (ZeroCopy, true, None, 1),
+        ] {
+            assert_eq!(most_descriptors(mode, multi_buffer, zero_copy), most, "{mode} {multi_buffer} {zero_copy:?}");
+        }
+    }
+}

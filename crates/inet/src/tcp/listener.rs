@@ -2,8 +2,9 @@
 
 use std::hash::Hash;
 
-use super::connection::{Connection, State};
-use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, receiver};
+use super::connection::Connection;
+use super::state::State;
+use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, reset_for, window};
 use crate::Time;
 
 /// A listening port: the sizes of its two bounded queues, and the behaviour when they are full.
@@ -228,12 +229,12 @@ fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, 
     let clock = (now.micros() / 1000) as u32;
     let clock = clock.wrapping_add(secret.start(flow, now).timestamp_offset);
     let flags = Flags::SYN.with(Flags::ACK);
-    let (most, own_scale) = receiver::scale(config.receive_buffer);
+    let (most, own_scale) = window::scale(config.receive_buffer);
     Header {
         seq: cookie::make(secret, flow, syn.seq, mss, now),
         ack: syn.seq + 1,
         flags: if ecn { flags.with(Flags::ECE) } else { flags },
-        window: receiver::cookie_window(most),
+        window: window::cookie_window(most),
         urgent: 0,
         options: Options {
             mss: Some(config.mss),
@@ -248,21 +249,6 @@ fn syn_cookie(syn: &Header, flow: &impl Hash, config: &Config, secret: &Secret, 
 
 fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
     reset_for(header, len).map_or(Answer::Drop, Answer::Reply)
-}
-
-/// The reset that answers a segment for which there is neither a connection nor a listener. A reset
-/// is not answered. RFC 9293, section 3.10.7.1.
-#[must_use]
-pub fn reset_for(header: &Header, len: u32) -> Option<Header> {
-    let flags = header.flags;
-    if flags.has(Flags::RST) {
-        return None;
-    }
-    if flags.has(Flags::ACK) {
-        return Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
-    }
-    let len = len + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
-    Some(Header { ack: header.seq + len, flags: Flags::RST.with(Flags::ACK), ..Header::default() })
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::clock::PeerClock;
-use super::connection::{Connection, State};
+use super::connection::Connection;
 use super::receiver::SavedReceiver;
 use super::sender::{SavedSender, SendOptions, Sender};
+use super::state::State;
 use super::{Budget, Carrier, Config, Seq};
 use crate::Time;
 

@@ -1,8 +1,9 @@
 //! Output of segments.
 
-use super::connection::{Connection, Stall, State};
-use super::record::Left;
+use super::connection::{Connection, Stall};
+use super::recording::Left;
 use super::sender::Kind;
+use super::state::State;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
 use crate::Time;
 

@@ -1,8 +1,8 @@
 //! Ranges that arrived twice (D-SACK, RFC 2883, section 4).
 
-use super::super::super::testing::Pair;
-use super::super::super::{Config, Flags, Header};
 use super::*;
+use crate::tcp::testing::Pair;
+use crate::tcp::{Config, Flags, Header};
 
 /// Segments (first byte, bytes, FIN) arrive, and the last one is in order. Returns the range
 /// that is reported.

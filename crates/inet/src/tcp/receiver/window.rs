@@ -1,0 +1,83 @@
+//! The window that the receiver announces.
+
+use super::Receiver;
+use crate::tcp::{Chunk, Seq};
+
+impl<T: Chunk> Receiver<T> {
+    /// The number of bytes from `nxt` on that could be promised now.
+    pub(super) fn room(&self) -> u32 {
+        if self.cut {
+            return 0;
+        }
+        let free = self.budget.free();
+        let buffers = free.saturating_mul(self.per_buffer);
+        // If a segment would be admitted, the window has room for it.
+        let buffers = if free > 0 || self.budget.used() == 0 { buffers.max(self.mss) } else { buffers };
+        self.capacity.saturating_sub(self.queued).min(buffers)
+    }
+
+    /// The least number of bytes by which the edge moves: a segment, or half of what can be
+    /// promised at most (avoidance of silly windows, RFC 9293, section 3.8.6.2.2).
+    fn least(&self) -> u32 {
+        let most = self.capacity.min(self.room() + self.queued);
+        self.mss.min(most / 2).max(1)
+    }
+
+    /// The number of bytes that the peer may send from `nxt` on, if the edge does not move.
+    fn remaining(&self) -> u32 {
+        match self.short {
+            None => self.edge - self.nxt,
+            Some(announced) => u32::try_from(announced.distance(self.nxt)).unwrap_or(0).min(self.room()),
+        }
+    }
+
+    /// The number of bytes by which the edge would move if an acknowledgement were sent now.
+    fn advance(&self, remaining: u32) -> u32 {
+        self.room().checked_sub(remaining).filter(|advance| *advance >= self.least()).unwrap_or(0)
+    }
+
+    /// Whether a window update must be sent now: the window would become at least twice as large as
+    /// the peer knows.
+    pub(in crate::tcp) fn update_is_due(&self) -> bool {
+        let remaining = self.remaining();
+        let advance = self.advance(remaining);
+        advance > 0 && advance >= remaining && !self.finished
+    }
+
+    /// Whether the window is closed because no buffer is free. A returned buffer causes no call of
+    /// this connection.
+    pub(in crate::tcp) fn waits_for_buffers(&self) -> bool {
+        let least = self.least();
+        self.remaining() < least && self.room() < least.min(self.capacity.saturating_sub(self.queued)) && !self.finished
+    }
+
+    /// Whether free buffers would make a window update necessary. If so, check again when buffers
+    /// are returned.
+    pub(in crate::tcp) fn is_buffer_limited(&self) -> bool {
+        let promised = self.edge - self.nxt;
+        let possible = self.capacity.saturating_sub(self.queued);
+        !self.finished && possible >= promised.saturating_mul(2).max(1) && !self.update_is_due()
+    }
+
+    /// The window for a header that is sent now, and the edge that it promises: see
+    /// [`promised`](Self::promised).
+    pub(in crate::tcp) fn window(&self, syn: bool) -> (u16, Seq) {
+        let shift = if syn { 0 } else { self.scale };
+        let unit = 1 << shift;
+        let remaining = self.remaining();
+        let advance = self.advance(remaining);
+        let open = remaining + advance;
+        // Rounding down would take back promised bytes. If every window were rounded up, more than
+        // the capacity would be promised.
+        let most = self.capacity.saturating_sub(self.queued) + unit;
+        let up = advance == 0 && self.short.is_none() && open.next_multiple_of(unit) <= most;
+        let units = (if up { open.div_ceil(unit) } else { open >> shift }).min(u32::from(u16::MAX));
+        (units as u16, self.nxt + (units << shift))
+    }
+
+    /// Notes that a header was sent whose window promises `edge`.
+    pub(in crate::tcp) fn promised(&mut self, edge: Seq) {
+        self.short = self.short.and((edge < self.edge).then_some(edge));
+        self.edge = self.edge.max(edge);
+    }
+}

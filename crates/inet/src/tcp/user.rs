@@ -1,0 +1,342 @@
+//! The user's calls.
+
+use std::time::Duration;
+
+use super::budget::{Budget, Held};
+use super::connection::Connection;
+use super::recording::Step;
+use super::sender::SendInfo;
+use super::{Carrier, Chunk, Error, Event, IpFields, KeepAlive, Seq, State};
+use crate::Time;
+
+/// The result of [`recv`](Connection::recv).
+#[derive(Debug)]
+pub enum Received<T> {
+    /// Payload that is next in order.
+    Chunk(Held<T>),
+    /// There is no payload now.
+    Empty,
+    /// There will be no more payload: the peer sent FIN, or the reading side is shut down.
+    End,
+}
+
+/// A chunk that the connection refused.
+#[derive(Clone, Debug)]
+pub struct Refusal<T> {
+    /// The chunk.
+    pub chunk: T,
+    /// The reason.
+    pub why: Refused,
+}
+
+/// The reason why a chunk was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The send buffer is full. [`Event::Writable`] follows when it has room.
+    #[error("the send buffer is full")]
+    Full,
+    /// The sending side is shut down.
+    #[error("the sending side is shut down")]
+    Shutdown,
+    /// The connection is over.
+    #[error(transparent)]
+    Over(Error),
+}
+
+/// Statistics of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    /// Statistics of the sending half.
+    pub send: SendInfo,
+    /// The announced MSS.
+    pub announced_mss: u16,
+    /// The largest payload of a received segment.
+    pub received_mss: u32,
+    /// The time since the last payload was received, or since the handshake.
+    pub idle: Duration,
+    /// Bytes that can be read.
+    pub readable: u32,
+    /// The number of buffers that received payload occupies, including those that the user holds.
+    pub buffers: u32,
+    /// Bytes in order that were dropped without an acknowledgement, because no buffer was free.
+    pub out_of_buffers: u64,
+}
+
+impl<C: Carrier> Connection<C> {
+    /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a
+    /// segment can wait until it is full.
+    ///
+    /// # Errors
+    /// The chunk is refused. The error contains the chunk and the reason.
+    pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), Refusal<C::Sent>> {
+        if let Some(tape) = &mut self.tape {
+            tape.add(Step::Send { len: chunk.len() as u32, more, joins: self.sender.joins(&chunk) });
+        }
+        match self.can_send() {
+            Ok(()) => self.sender.send(chunk, more).map_err(|chunk| Refusal { chunk, why: Refused::Full }),
+            Err(why) => Err(Refusal { chunk, why }),
+        }
+    }
+
+    /// Whether [`send`](Self::send) accepts payload when there is room.
+    ///
+    /// # Errors
+    /// [`Refused::Over`], [`Refused::Shutdown`].
+    pub fn can_send(&self) -> Result<(), Refused> {
+        match self.state {
+            State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
+            _ if self.shut => Err(Refused::Shutdown),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the end of the queued payload as the end of urgent data. Segments before it carry the
+    /// urgent pointer.
+    ///
+    /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
+    pub fn mark_urgent(&mut self) {
+        self.note(|| Step::MarkUrgent);
+        self.urgent_sent = Some(self.sender.end());
+    }
+
+    /// Whether the data of this end is ECN-capable: both ends agreed on explicit congestion
+    /// notification, and none of them sent a SYN without it.
+    #[must_use]
+    pub fn uses_ecn(&self) -> bool {
+        self.sender.uses_ecn()
+    }
+
+    /// Fields of the IP headers of the connection's segments.
+    #[must_use]
+    pub fn ip(&self) -> IpFields {
+        self.config.ip
+    }
+
+    /// The number of bytes that [`send`](Self::send) accepts now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.sender.room()
+    }
+
+    /// Whether the send buffer has enough room for [`Event::Writable`].
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.sender.is_writable()
+    }
+
+    /// The number after the last byte that [`send`](Self::send) has accepted.
+    #[must_use]
+    pub fn send_end(&self) -> Seq {
+        self.sender.end()
+    }
+
+    /// Takes the next payload that is in order. Payload that arrived before a reset can still be
+    /// read.
+    ///
+    /// # Errors
+    /// The connection is over, and no payload is left to be read.
+    pub fn recv(&mut self, now: Time) -> Result<Received<C::Received>, Error> {
+        self.note(|| Step::Recv(now));
+        let round_trip = self.sender.round_trip();
+        if let Some(chunk) = self.receiver.read(now, round_trip) {
+            return Ok(Received::Chunk(chunk));
+        }
+        match self.error {
+            _ if self.receiver.finished() || self.deaf => Ok(Received::End),
+            Some(error) => Err(error),
+            None if self.state == State::Closed => Ok(Received::End),
+            None => Ok(Received::Empty),
+        }
+    }
+
+    /// The payload that [`recv`](Self::recv) takes next.
+    #[must_use]
+    pub fn peek(&self) -> Option<&C::Received> {
+        self.receiver.peek()
+    }
+
+    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n`
+    /// pieces.
+    pub fn queued_from(&self, n: usize) -> impl Iterator<Item = &C::Received> {
+        self.receiver.queued_from(n)
+    }
+
+    /// The budget in which the buffers of received payload are counted.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        self.receiver.budget()
+    }
+
+    /// Whether only the lack of free buffers keeps the window small. When buffers are returned,
+    /// [`poll_transmit`](Self::poll_transmit) may have a window update to send.
+    #[must_use]
+    pub fn is_buffer_limited(&self) -> bool {
+        self.receiver.is_buffer_limited()
+    }
+
+    /// The number of chunks of payload that are out of order.
+    #[must_use]
+    pub fn out_of_order(&self) -> usize {
+        self.receiver.out_of_order()
+    }
+
+    /// Drops a chunk of payload that is out of order, the one with the highest numbers: the peer
+    /// sends it again (RFC 2018, section 8). Returns false if there is none. For an owner of many
+    /// connections whose queue is short of buffers.
+    pub fn evict(&mut self) -> bool {
+        self.note(|| Step::Evict);
+        self.receiver.evict()
+    }
+
+    /// Whether a segment of `len` bytes from `seq` on has bytes that are next in order and within
+    /// the window, and the queue has no buffer for them. If the connection's own share or limit is
+    /// used up, it does not lack a buffer of the queue.
+    #[must_use]
+    pub fn lacks_buffer_for(&self, seq: Seq, len: u32) -> bool {
+        let nxt = self.receiver.nxt();
+        seq <= nxt && nxt < seq + len && self.receiver.is_open() && self.receiver.budget().is_short()
+    }
+
+    /// Bytes that can be read.
+    #[must_use]
+    pub fn readable(&self) -> usize {
+        self.receiver.readable() as usize
+    }
+
+    /// How many bytes from the reading position on are urgent, if any are.
+    #[must_use]
+    pub fn urgent(&self) -> Option<u32> {
+        let ahead = self.urgent?.distance(self.receiver.read_position());
+        u32::try_from(ahead).ok().filter(|ahead| *ahead > 0)
+    }
+
+    /// The next event. Each kind waits at most once.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.take(self.error)
+    }
+
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The first number that the peer has not acknowledged. If it advances, the path works.
+    #[must_use]
+    pub fn una(&self) -> Seq {
+        self.sender.una()
+    }
+
+    /// The error that ended the connection, if there was one.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.error
+    }
+
+    /// Whether the connection waits for nothing but what its peer or its user may begin: all that
+    /// was sent is acknowledged, and all that was received is read.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        (self.sender.is_idle() || self.state == State::Closed) && self.receiver.is_empty()
+    }
+
+    /// Frees the memory of lists that are empty. For a connection that is [idle](Self::is_idle) for
+    /// a while. The next segments allocate it again.
+    pub fn shrink(&mut self) {
+        self.sender.shrink();
+        self.receiver.shrink();
+    }
+
+    /// Whether the connection is over, and nothing is left to be sent.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.state == State::Closed && self.reply.is_none()
+    }
+
+    /// Whether something waits for an earlier transmission that the device still holds. If so, call
+    /// [`poll_transmit`](Self::poll_transmit) again after the queue's completions.
+    #[must_use]
+    pub fn waits_for_ring(&self) -> bool {
+        self.state != State::Closed && self.sender.waits_for_ring()
+    }
+
+    /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is
+    /// acknowledged (Nagle's algorithm).
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.note(|| Step::Nodelay(nodelay));
+        self.sender.set_nodelay(nodelay);
+    }
+
+    /// While the connection is corked, only full segments are sent.
+    pub fn set_cork(&mut self, cork: bool) {
+        self.note(|| Step::Cork(cork));
+        self.sender.set_cork(cork);
+    }
+
+    /// Sets how long sent data may stay unacknowledged before the connection ends.
+    pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.note(|| Step::UserTimeout(timeout));
+        self.sender.set_user_timeout(timeout);
+    }
+
+    /// Sets the size of the send buffer, in bytes.
+    pub fn set_send_buffer(&mut self, bytes: usize) {
+        self.note(|| Step::SendBuffer(bytes));
+        self.sender.set_send_buffer(bytes);
+    }
+
+    /// Sets how many unsent bytes make the connection unwritable.
+    pub fn set_low_water(&mut self, bytes: usize) {
+        self.note(|| Step::LowWater(bytes));
+        self.sender.set_low_water(bytes);
+    }
+
+    /// Sets whether and how an idle peer is probed. The time since the last segment from the peer
+    /// counts as idle time.
+    pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
+        self.note(|| Step::KeepAlive(keep_alive));
+        self.config.keep_alive = keep_alive;
+        self.probes = 0;
+    }
+
+    /// Sets fields of the IP headers of segments that are sent from now on.
+    pub fn set_ip(&mut self, ip: IpFields) {
+        // Not recorded: no decision depends on it.
+        self.config.ip = ip;
+    }
+
+    /// Sets the number of segments that one acknowledgement covers.
+    pub fn set_ack_every(&mut self, segments: u16) {
+        self.note(|| Step::AckEvery(segments));
+        self.acks.set_every(segments);
+    }
+
+    /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are
+    /// delayed from now on.
+    pub fn set_quick_ack(&mut self, quick: bool) {
+        self.note(|| Step::QuickAck(quick));
+        self.acks.set_quick(quick);
+    }
+
+    /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment,
+    /// without options.
+    pub fn set_max_payload(&mut self, max_payload: u16) {
+        self.note(|| Step::MaxPayload(max_payload));
+        self.config.max_payload = max_payload;
+        self.sender.set_max_payload(u32::from(max_payload));
+    }
+
+    /// Statistics of the connection.
+    #[must_use]
+    pub fn info(&self, now: Time) -> Info {
+        Info {
+            send: self.sender.info(now),
+            announced_mss: self.config.mss,
+            received_mss: self.largest,
+            idle: now.since(self.data_at),
+            readable: self.receiver.readable(),
+            buffers: self.receiver.buffers(),
+            out_of_buffers: self.receiver.out_of_buffers(),
+        }
+    }
+}

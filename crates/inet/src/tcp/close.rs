@@ -2,7 +2,6 @@
 
 use super::connection::Connection;
 use super::event::Events;
-use super::recording::Step;
 use super::state::State;
 use super::{Carrier, Error, Flags, Header, Seq};
 use crate::Time;
@@ -15,7 +14,7 @@ impl<C: Carrier> Connection<C> {
     /// Shuts the sending side down: FIN follows the queued payload. Payload is still received (half
     /// close).
     pub fn shutdown(&mut self) {
-        self.note(|| Step::Shutdown);
+        record!(self, Step::Shutdown);
         self.finish();
     }
 
@@ -38,7 +37,7 @@ impl<C: Carrier> Connection<C> {
     /// of the stream. TCP has no message that tells the peer. Payload that still arrives is
     /// acknowledged.
     pub fn shutdown_read(&mut self) {
-        self.note(|| Step::ShutdownRead);
+        record!(self, Step::ShutdownRead);
         self.deaf = true;
     }
 
@@ -49,7 +48,7 @@ impl<C: Carrier> Connection<C> {
     /// The connection is also reset if payload arrives later, or if the peer acknowledges nothing
     /// for [`Config::orphan`](super::Config::orphan).
     pub fn close(&mut self, now: Time) {
-        self.note(|| Step::Close(now));
+        record!(self, Step::Close(now));
         let unread = self.receiver.readable() > 0;
         self.closed = true;
         if unread && matches!(self.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait) {
@@ -75,7 +74,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Resets the connection.
     pub fn abort(&mut self, now: Time) {
-        self.note(|| Step::Abort(now));
+        record!(self, Step::Abort(now));
         match self.state {
             State::Closed => {}
             State::SynSent | State::Closing | State::LastAck | State::TimeWait => self.fail(Error::Aborted),
@@ -85,7 +84,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Ends the connection because its device is gone: nothing can be sent or received any more.
     pub fn handle_device_gone(&mut self) {
-        self.note(|| Step::DeviceGone);
+        record!(self, Step::DeviceGone);
         if self.state != State::Closed {
             self.fail(Error::DeviceGone);
         }
@@ -113,7 +112,7 @@ impl<C: Carrier> Connection<C> {
     ///
     /// [`reused_by`]: Self::reused_by
     pub fn supersede(&mut self) {
-        self.note(|| Step::Supersede);
+        record!(self, Step::Supersede);
         if self.state == State::TimeWait {
             self.end();
         }

@@ -62,6 +62,7 @@ pub struct Config {
     pub time_wait: Duration,
     /// The number of calls that are recorded, from the beginning on
     /// ([`Recording`](super::Recording)). 0: none.
+    #[cfg(feature = "record")]
     pub record: u32,
 }
 
@@ -87,6 +88,7 @@ impl Default for Config {
             fin_wait_2: Duration::from_secs(60),
             orphan: orphan(),
             time_wait: Duration::from_secs(60),
+            #[cfg(feature = "record")]
             record: 0,
         }
     }

@@ -9,10 +9,11 @@ use super::clock::PeerClock;
 use super::event::Events;
 use super::limit::Limit;
 use super::receiver::Receiver;
-use super::recording::Step;
+#[cfg(feature = "record")]
+use super::recording::{Recording, Step};
 use super::sender::{Negotiated, SendOptions, Sender};
 use super::state::State;
-use super::{Carrier, Config, Ecn, Error, Header, Options, Recording, Seq, Start, Timestamps, Unreachable, window};
+use super::{Carrier, Config, Ecn, Error, Header, Options, Seq, Start, Timestamps, Unreachable, window};
 use crate::Time;
 
 /// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does
@@ -89,7 +90,8 @@ pub struct Connection<C: Carrier> {
     pub(super) largest: u32,
     /// Set while the output refuses segments.
     pub(super) stall: Option<Stall>,
-    pub(super) tape: Option<Box<Recording>>,
+    #[cfg(feature = "record")]
+    pub(super) recording: Option<Box<Recording>>,
 }
 
 /// The timer of a connection whose segments the output refuses: its ring is full, or the next hop
@@ -108,8 +110,9 @@ impl<C: Carrier> Connection<C> {
     /// that budget is a part of it.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
-        let mut this = Self::begin(State::SynSent, config, start, queue, now);
-        this.record(start, None, now);
+        let this = Self::begin(State::SynSent, config, start, queue, now);
+        #[cfg(feature = "record")]
+        let this = this.recorded(start, None, now);
         this
     }
 
@@ -119,31 +122,13 @@ impl<C: Carrier> Connection<C> {
         Self::new(state, config, sender, queue, now)
     }
 
-    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections
-    /// that were made from cookies or restored have no recording.
-    #[must_use]
-    pub fn recording(&self) -> Option<&Recording> {
-        self.tape.as_deref()
-    }
-
-    fn record(&mut self, start: Start, syn: Option<&Header>, now: Time) {
-        if self.config.record > 0 {
-            self.tape = Some(Box::new(Recording::new(&self.config, start, syn, now)));
-        }
-    }
-
-    #[inline]
-    pub(super) fn note(&mut self, step: impl FnOnce() -> Step) {
-        if let Some(tape) = &mut self.tape {
-            tape.add(step());
-        }
-    }
-
     /// A connection that answers `syn`: SYN-ACK is sent by the next [`poll_transmit`](Self::poll_transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
-        let mut this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
-        this.record(start, Some(syn), now);
+        let this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);
+        #[cfg(feature = "record")]
+        let this = this.recorded(start, Some(syn), now);
+        let mut this = this;
         this.agree(syn, config.ecn != Ecn::Off && syn.flags.is_ecn_setup(), None, now);
         this
     }
@@ -205,7 +190,8 @@ impl<C: Carrier> Connection<C> {
             data_at: now,
             largest: 0,
             stall: None,
-            tape: None,
+            #[cfg(feature = "record")]
+            recording: None,
         }
     }
 
@@ -245,6 +231,32 @@ impl<C: Carrier> Connection<C> {
                 Some(Timestamps { value, echo: 0 })
             }
             None => None,
+        }
+    }
+}
+
+#[cfg(feature = "record")]
+impl<C: Carrier> Connection<C> {
+    /// The recorded calls from the beginning on, if [`Config::record`] asks for them. Connections
+    /// that were made from cookies or restored have no recording.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        self.recording.as_deref()
+    }
+
+    /// The connection, with a recording if [`Config::record`] asks for one.
+    fn recorded(mut self, start: Start, syn: Option<&Header>, now: Time) -> Self {
+        if self.config.record > 0 {
+            self.recording = Some(Box::new(Recording::new(&self.config, start, syn, now)));
+        }
+        self
+    }
+
+    /// Adds a call to the recording, if there is one.
+    #[inline]
+    pub(super) fn note(&mut self, step: impl FnOnce() -> Step) {
+        if let Some(recording) = &mut self.recording {
+            recording.add(step());
         }
     }
 }

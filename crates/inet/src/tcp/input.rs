@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "record")]
+use super::Chunk;
 use super::connection::Connection;
 use super::event::Events;
-use super::recording::Step;
 use super::sender::Ack;
 use super::state::State;
-use super::{Carrier, Chunk, Ecn, Error, Flags, Header, IcmpError, Meta, Seq, reset_for};
+use super::{Carrier, Ecn, Error, Flags, Header, IcmpError, Meta, Seq, reset_for};
 use crate::Time;
 
 /// After a pause of this length, the peer is in slow start again.
@@ -26,12 +27,14 @@ impl<C: Carrier> Connection<C> {
         now: Time,
     ) {
         let payload = payload.into_iter();
-        if self.tape.is_none() {
-            return self.judge(header, payload, meta, now);
+        #[cfg(feature = "record")]
+        if self.recording.is_some() {
+            let mut chunks = Vec::new();
+            self.judge(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
+            record!(self, Step::Segment { header: *header, meta, chunks, now });
+            return;
         }
-        let mut chunks = Vec::new();
-        self.judge(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
-        self.note(|| Step::Segment { header: *header, meta, chunks, now });
+        self.judge(header, payload, meta, now);
     }
 
     /// Whether a segment with this header and `len` bytes of payload would be processed: it is in
@@ -71,7 +74,7 @@ impl<C: Carrier> Connection<C> {
     /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
     /// is reported if the connection times out. Returns whether the error counts.
     pub fn handle_icmp_error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
-        self.note(|| Step::Icmp { error, seq, now });
+        record!(self, Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
         let in_flight = local || (una <= seq && seq < self.sender.next_seq());

@@ -15,11 +15,23 @@
 //! * [`Connection`]: one end of a connection. [`Config`]: its settings. [`Event`], [`Error`]:
 //!   events and errors for its user.
 //! * [`Listener`]: decides which segments begin a connection.
-//! * [`Recording`]: the calls and segments of a connection, which can be replayed.
+//! * `Recording` (feature `record`): the calls and segments of a connection, which can be
+//!   replayed.
 //! * [`Saved`]: the state of a connection, with which it continues elsewhere.
 //! * [`Output`]: the destination of its segments.
 //! * [`Budget`]: limits the buffers that received payload may occupy. [`Held`] counts them.
 //! * [`Secret`]: the key from which initial sequence numbers are computed.
+
+/// Adds a call to the recording of a connection. Without the feature `record`, it adds nothing.
+macro_rules! record {
+    ($connection:ident, $step:expr) => {
+        #[cfg(feature = "record")]
+        $connection.note(|| {
+            use crate::tcp::recording::Step;
+            $step
+        });
+    };
+}
 
 mod acks;
 mod assembler;
@@ -39,7 +51,9 @@ mod listener;
 mod meta;
 mod output;
 mod receiver;
+#[cfg(feature = "record")]
 mod recording;
+#[cfg(feature = "record")]
 mod replay;
 mod reset;
 mod saved;
@@ -67,7 +81,9 @@ pub use isn::{Secret, Start};
 pub use listener::{Answer, ArrivingSegment, ConnectionTemplate, Listener};
 pub use meta::Meta;
 pub use output::{Full, Outgoing, Output};
+#[cfg(feature = "record")]
 pub use recording::Recording;
+#[cfg(feature = "record")]
 pub use replay::{Counted, Diverged, Length, Numbered};
 pub use reset::reset_for;
 pub use saved::Saved;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::connection::{Connection, Stall};
-use super::recording::Step;
 use super::state::State;
 use super::{Carrier, Error, Flags};
 use crate::Time;
@@ -30,7 +29,7 @@ impl<C: Carrier> Connection<C> {
     /// Acts on the timers that have expired at `now`. Call it at the [`poll_timeout`](Self::poll_timeout).
     /// An earlier call does nothing.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.note(|| Step::Timeout(now));
+        record!(self, Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
             self.stalled(stall, now);
         }

@@ -1,6 +1,7 @@
 //! Output of segments.
 
 use super::connection::{Connection, Stall};
+#[cfg(feature = "record")]
 use super::recording::Left;
 use super::sender::Kind;
 use super::state::State;
@@ -21,8 +22,9 @@ impl<C: Carrier> Connection<C> {
             Ok(()) => None,
             Err(Full) => self.stall.or_else(|| Some(Stall { at: now + self.sender.backoff(0), expired: 0 })),
         };
-        if let Some(tape) = &mut self.tape {
-            tape.transmitted(now, out.max_payload(), result.is_err(), self.sender.settled());
+        #[cfg(feature = "record")]
+        if let Some(recording) = &mut self.recording {
+            recording.transmitted(now, out.max_payload(), result.is_err(), self.sender.settled());
         }
         result
     }
@@ -31,7 +33,9 @@ impl<C: Carrier> Connection<C> {
         if let Some(header) = self.reply {
             out.transmit(empty(&header))?;
             self.reply = None;
-            self.note_left(&header, 0, false);
+            self.note_left();
+            #[cfg(feature = "record")]
+            self.record_segment(&header, 0, false);
             if header.flags.has(Flags::ACK) && !header.flags.has(Flags::RST) {
                 let shift = if header.flags.has(Flags::SYN) { 0 } else { self.receiver.scale() };
                 self.receiver.promised(header.ack + (u32::from(header.window) << shift));
@@ -77,7 +81,9 @@ impl<C: Carrier> Connection<C> {
                 ect: next.ect,
                 probe: next.kind == Kind::MtuProbe,
             })?;
-            self.note_left(&header, next.len, true);
+            self.note_left();
+            #[cfg(feature = "record")]
+            self.record_segment(&header, next.len, true);
             self.sender.handle_sent(&next, ticket, now);
             self.left(&header, edge, next.len > 0);
             self.plain_syn |= next.syn && !flags.is_ecn_setup();
@@ -98,7 +104,9 @@ impl<C: Carrier> Connection<C> {
             header.options.sack.truncate(if self.clock.is_some() { 3 } else { SackBlocks::MOST });
         }
         out.transmit(empty(&header))?;
-        self.note_left(&header, 0, false);
+        self.note_left();
+        #[cfg(feature = "record")]
+        self.record_segment(&header, 0, false);
         self.receiver.reported();
         self.left(&header, edge, false);
         Ok(())
@@ -157,12 +165,17 @@ impl<C: Carrier> Connection<C> {
         if self.urgent_sent.is_some_and(|urgent| self.sender.una() < urgent) { 0 } else { out.max_payload() }
     }
 
+    /// Notes that the output accepted a segment: a timer that runs because it refused one begins
+    /// again.
     #[inline]
-    fn note_left(&mut self, header: &Header, len: u32, tracked: bool) {
-        // A timer that is running begins again: something leaves.
+    fn note_left(&mut self) {
         self.stall = None;
-        if let Some(tape) = &mut self.tape {
-            tape.left(Left { header: *header, len, tracked, done: self.sender.settled() });
+    }
+
+    #[cfg(feature = "record")]
+    fn record_segment(&mut self, header: &Header, len: u32, tracked: bool) {
+        if let Some(recording) = &mut self.recording {
+            recording.left(Left { header: *header, len, tracked, done: self.sender.settled() });
         }
     }
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "record")]
+use super::Chunk;
 use super::budget::{Budget, Held};
 use super::connection::Connection;
-use super::recording::Step;
 use super::sender::SendInfo;
-use super::{Carrier, Chunk, Error, Event, IpFields, KeepAlive, Seq, State};
+use super::{Carrier, Error, Event, IpFields, KeepAlive, Seq, State};
 use crate::Time;
 
 /// The result of [`recv`](Connection::recv).
@@ -69,8 +70,10 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// The chunk is refused. The error contains the chunk and the reason.
     pub fn send(&mut self, chunk: C::Sent, more: bool) -> Result<(), Refusal<C::Sent>> {
-        if let Some(tape) = &mut self.tape {
-            tape.add(Step::Send { len: chunk.len() as u32, more, joins: self.sender.joins(&chunk) });
+        #[cfg(feature = "record")]
+        if let Some(recording) = &mut self.recording {
+            let joins = self.sender.joins(&chunk);
+            recording.add(super::recording::Step::Send { len: chunk.len() as u32, more, joins });
         }
         match self.can_send() {
             Ok(()) => self.sender.send(chunk, more).map_err(|chunk| Refusal { chunk, why: Refused::Full }),
@@ -95,7 +98,7 @@ impl<C: Carrier> Connection<C> {
     ///
     /// New applications do not use this (RFC 6093). The receiver reads urgent data in line.
     pub fn mark_urgent(&mut self) {
-        self.note(|| Step::MarkUrgent);
+        record!(self, Step::MarkUrgent);
         self.urgent_sent = Some(self.sender.end());
     }
 
@@ -136,7 +139,7 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// The connection is over, and no payload is left to be read.
     pub fn recv(&mut self, now: Time) -> Result<Received<C::Received>, Error> {
-        self.note(|| Step::Recv(now));
+        record!(self, Step::Recv(now));
         let round_trip = self.sender.round_trip();
         if let Some(chunk) = self.receiver.read(now, round_trip) {
             return Ok(Received::Chunk(chunk));
@@ -184,7 +187,7 @@ impl<C: Carrier> Connection<C> {
     /// sends it again (RFC 2018, section 8). Returns false if there is none. For an owner of many
     /// connections whose queue is short of buffers.
     pub fn evict(&mut self) -> bool {
-        self.note(|| Step::Evict);
+        record!(self, Step::Evict);
         self.receiver.evict()
     }
 
@@ -263,38 +266,38 @@ impl<C: Carrier> Connection<C> {
     /// If `nodelay`, small segments are sent at once. Otherwise they wait until earlier payload is
     /// acknowledged (Nagle's algorithm).
     pub fn set_nodelay(&mut self, nodelay: bool) {
-        self.note(|| Step::Nodelay(nodelay));
+        record!(self, Step::Nodelay(nodelay));
         self.sender.set_nodelay(nodelay);
     }
 
     /// While the connection is corked, only full segments are sent.
     pub fn set_cork(&mut self, cork: bool) {
-        self.note(|| Step::Cork(cork));
+        record!(self, Step::Cork(cork));
         self.sender.set_cork(cork);
     }
 
     /// Sets how long sent data may stay unacknowledged before the connection ends.
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
-        self.note(|| Step::UserTimeout(timeout));
+        record!(self, Step::UserTimeout(timeout));
         self.sender.set_user_timeout(timeout);
     }
 
     /// Sets the size of the send buffer, in bytes.
     pub fn set_send_buffer(&mut self, bytes: usize) {
-        self.note(|| Step::SendBuffer(bytes));
+        record!(self, Step::SendBuffer(bytes));
         self.sender.set_send_buffer(bytes);
     }
 
     /// Sets how many unsent bytes make the connection unwritable.
     pub fn set_low_water(&mut self, bytes: usize) {
-        self.note(|| Step::LowWater(bytes));
+        record!(self, Step::LowWater(bytes));
         self.sender.set_low_water(bytes);
     }
 
     /// Sets whether and how an idle peer is probed. The time since the last segment from the peer
     /// counts as idle time.
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
-        self.note(|| Step::KeepAlive(keep_alive));
+        record!(self, Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
         self.probes = 0;
     }
@@ -307,21 +310,21 @@ impl<C: Carrier> Connection<C> {
 
     /// Sets the number of segments that one acknowledgement covers.
     pub fn set_ack_every(&mut self, segments: u16) {
-        self.note(|| Step::AckEvery(segments));
+        record!(self, Step::AckEvery(segments));
         self.acks.set_every(segments);
     }
 
     /// If `quick`, the next segments are acknowledged at once. Otherwise acknowledgements are
     /// delayed from now on.
     pub fn set_quick_ack(&mut self, quick: bool) {
-        self.note(|| Step::QuickAck(quick));
+        record!(self, Step::QuickAck(quick));
         self.acks.set_quick(quick);
     }
 
     /// Applies a change of the route's path MTU. `max_payload`: bytes of payload of a segment,
     /// without options.
     pub fn set_max_payload(&mut self, max_payload: u16) {
-        self.note(|| Step::MaxPayload(max_payload));
+        record!(self, Step::MaxPayload(max_payload));
         self.config.max_payload = max_payload;
         self.sender.set_max_payload(u32::from(max_payload));
     }

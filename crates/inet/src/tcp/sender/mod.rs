@@ -240,6 +240,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     /// Whether [`send`](Self::send) would join `chunk` with the last queued chunk.
+    #[cfg(feature = "record")]
     pub(in crate::tcp) fn joins(&self, chunk: &C::Sent) -> bool {
         self.queue.joins(chunk)
     }
@@ -372,7 +373,7 @@ impl<C: Carrier> Sender<C> {
 
     /// The number of the first transmission that was not complete when the ring was last checked.
     /// The first transmission has the number 1.
-    #[must_use]
+    #[cfg(feature = "record")]
     pub(in crate::tcp) fn settled(&self) -> u64 {
         self.ring.first()
     }

@@ -54,6 +54,7 @@ impl<T: Ticket> Ring<T> {
     }
 
     /// The first transmission that was not finished at the last check.
+    #[cfg(any(feature = "record", test))]
     pub(super) fn first(&self) -> Id {
         self.first
     }

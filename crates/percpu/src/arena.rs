@@ -14,18 +14,16 @@
 //! index, the page of that index is read when a gate closes, and never written. The kernel maps its one page of zeros
 //! for all such pages: they take no memory, and few cache lines.
 
-use crate::gate::NoMemory;
+use crate::error::NoMemory;
 use crate::sync::AtomicUsize;
 
 #[cfg(not(loom))]
 mod real {
     use super::*;
-    use crate::gate::STRIDE;
-    use crate::mode::{areas, mode};
+    use crate::cpus::areas;
+    use crate::decision::mode;
     use crate::process;
-
-    /// Slots that are free, their words zero. The most recently used is taken first.
-    pub(crate) type Slots = Vec<usize>;
+    use crate::word::STRIDE;
 
     const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
 
@@ -62,13 +60,13 @@ mod real {
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{Slots, give, take};
+pub(crate) use real::{give, take};
 
 /// In a model each slot is a separate box, so that loom sees when it is made and freed.
 #[cfg(loom)]
 mod model {
     use super::*;
-    use crate::portable::areas;
+    use crate::cpus::areas;
 
     pub(crate) fn take() -> Result<usize, NoMemory> {
         let words: Box<[AtomicUsize]> = (0..areas()).map(|_| AtomicUsize::new(0)).collect();

@@ -1,32 +1,9 @@
 //! The barrier after which no sequence is left that saw a gate open: membarrier, or the portable version's locks.
 
-use crate::mode::{Mode, mode};
-use crate::portable;
-use thiserror::Error;
-
-/// The kernel refused the barrier that it offered at the start. The usual cause is a seccomp filter that was installed
-/// since. Nothing has changed: the gate is still open.
-#[derive(Debug, Error)]
-#[error("membarrier failed: {0}; a seccomp filter must let it through")]
-pub struct BarrierError(std::io::Error);
-
-const QUERY: libc::c_int = 0;
-const EXPEDITED_RSEQ: libc::c_int = 1 << 7;
-const REGISTER_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
-
-fn membarrier(command: libc::c_int) -> std::io::Result<libc::c_long> {
-    // SAFETY: takes two more numbers, which these commands want to be 0.
-    match unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) } {
-        -1 => Err(std::io::Error::last_os_error()),
-        answer => Ok(answer),
-    }
-}
-
-/// Registers the process. Returns false if the kernel has no such barrier.
-pub(crate) fn register() -> bool {
-    let known = membarrier(QUERY).unwrap_or(0);
-    known & libc::c_long::from(EXPEDITED_RSEQ) != 0 && membarrier(REGISTER_EXPEDITED_RSEQ).is_ok()
-}
+use crate::decision::mode;
+use crate::error::BarrierError;
+use crate::mode::Mode;
+use crate::{membarrier, portable};
 
 /// Restarts every sequence that is running in this process. The caller then sees what the sequences that had ended have
 /// written.
@@ -35,18 +12,5 @@ pub(crate) fn barrier() -> Result<(), BarrierError> {
         portable::barrier();
         return Ok(());
     }
-    match membarrier(EXPEDITED_RSEQ) {
-        Ok(_) => Ok(()),
-        // Registration belongs to the address space. After any kind of fork the process has another address space, and
-        // registers again.
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => {
-            membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
-        }
-        // The kernel is short of memory at the moment. This can happen on kernels for very many CPUs.
-        Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
-            std::thread::yield_now();
-            membarrier(EXPEDITED_RSEQ).map(drop).map_err(BarrierError)
-        }
-        Err(e) => Err(BarrierError(e)),
-    }
+    membarrier::restart_sequences().map_err(BarrierError)
 }

@@ -1,9 +1,10 @@
 //! A counter with a word on every CPU.
 
-use crate::barrier::BarrierError;
-use crate::gate::{Gate, NoMemory, clear};
-use crate::sequence::{self, GateClosed};
+use crate::error::{BarrierError, GateClosed, NoMemory};
+use crate::gate::Gate;
+use crate::sequence;
 use crate::sync::{Ordering, handover};
+use crate::word::clear;
 
 /// A counter with a word for each CPU. While its gate is open, each thread adds to the word of its CPU. Closing the
 /// gate yields the sum.
@@ -101,8 +102,8 @@ impl Counter {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::gate::word;
-    use crate::mode::areas;
+    use crate::cpus::areas;
+    use crate::word::word;
 
     /// An add may have gone to the word of any index below the bound that sequences and chunks know, whatever numbers of CPUs `/sys` or
     /// this process's affinity give: each way to a sum finds it.

@@ -47,12 +47,17 @@
 //! **Pending.** The taker keeps the magazines that it has taken and not yet emptied on a list of its own, in [`Taker`]. The taker
 //! removes an item from its magazine before it passes the item to user code. If that code panics, the other items stay pending.
 
-use crate::barrier::BarrierError;
-use crate::gate::{Gate, NoMemory, clear};
+use crate::error::{GateClosed, NoMemory};
+use crate::gate::Gate;
 use crate::magazine::{Magazine, prefetch_to_write};
-use crate::sequence::{self, Exchanged, GateClosed, Pushed};
+use crate::outcome::{Exchanged, Pushed};
+use crate::sequence;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, handover};
 use std::num::NonZeroUsize;
+
+mod taker;
+
+pub use taker::Taker;
 
 /// In place of a magazine's index: the list of full ones is closed.
 const CLOSED: u32 = u32::MAX;
@@ -123,29 +128,6 @@ unsafe impl Sync for Depot {}
 // SAFETY: as above.
 unsafe impl Send for Depot {}
 
-/// Takes the items out of one [`Depot`], and owns the magazines that it has taken and not yet emptied.
-///
-/// [`Depot::new`] makes the one taker of a depot. It cannot be copied, and its methods need exclusive access: so items are neither
-/// lost nor found twice, whichever threads give and take. The taker belongs to its depot: it takes nothing from any other one.
-///
-/// Items that are pending when the taker is dropped stay in the depot, out of reach.
-#[derive(Debug)]
-#[must_use = "without its taker, a depot only fills up"]
-pub struct Taker {
-    /// The depot that it was made with.
-    depot: u64,
-    /// Index and 1 of the first magazine that was taken and is not empty yet, or 0.
-    pending: u32,
-    /// The bits of empty magazines that givers cannot have yet, in one word of `empty`.
-    emptied: u64,
-    /// The index of that word.
-    word: usize,
-    /// How many bits are set at once: few enough for the givers to have most of the empty magazines.
-    lot: u32,
-    /// What each CPU held when [`reclaim_idle`](Self::reclaim_idle) last looked: the magazine's address plus its length, or 0.
-    seen: Vec<usize>,
-}
-
 impl Depot {
     /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each, at least 1 and at most
     /// [`MAGAZINE`](crate::MAGAZINE). Takes a lock, and 512 bytes for each magazine.
@@ -171,10 +153,7 @@ impl Depot {
             witness: loom::cell::UnsafeCell::new(()),
         };
         depot.magazines.iter().for_each(|magazine| depot.push_empty(magazine));
-        Ok((
-            depot,
-            Taker { depot: id, pending: 0, emptied: 0, word: 0, lot: (count / 16).clamp(1, 8), seen: Vec::new() },
-        ))
+        Ok((depot, Taker::new(id, count)))
     }
 
     /// The same depot, in which about `magazines` lie on CPUs at a time, at least 1. More can for a moment, if threads are moved in the
@@ -447,235 +426,6 @@ impl Depot {
     }
 }
 
-impl Taker {
-    /// Whether this is the taker of `depot`.
-    fn is_of(&self, depot: &Depot) -> bool {
-        self.depot == depot.id
-    }
-
-    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. Returns false if there is
-    /// none, or if `depot` is another taker's. One atomic for all magazines that were given since the last time, and
-    /// one for up to eight that were emptied.
-    ///
-    /// If `take` panics, the items that it has not seen stay pending.
-    pub fn refill(&mut self, depot: &Depot, take: impl FnMut(NonZeroUsize)) -> bool {
-        if !self.is_of(depot) {
-            return false;
-        }
-        if self.pending == 0 && !self.take_full(depot) {
-            self.flush(depot);
-            return false;
-        }
-        prefetch_to_write(&depot.full.0);
-        let found = self.empty_one(depot, take);
-        if self.pending == 0 {
-            // For the next refill.
-            self.take_full(depot);
-        }
-        found
-    }
-
-    /// Takes the whole list of full magazines, when none is pending. Returns false if it is empty or closed.
-    fn take_full(&mut self, depot: &Depot) -> bool {
-        if matches!(depot.full.0.load(Ordering::Relaxed), 0 | CLOSED) {
-            return false;
-        }
-        self.pending = depot.full.0.swap(0, Ordering::Acquire);
-        handover::acquire(&depot.capacity);
-        depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
-        true
-    }
-
-    /// Lets givers have the empty magazines that the taker holds back.
-    fn flush(&mut self, depot: &Depot) {
-        let bits = std::mem::take(&mut self.emptied);
-        if bits != 0 {
-            Depot::touch(depot);
-            // Release: the next holders come after the taker's reads.
-            depot.empty[self.word].0.fetch_or(bits, Ordering::Release);
-        }
-    }
-
-    /// Lets givers have an empty magazine, together with the next few.
-    fn put_empty(&mut self, depot: &Depot, magazine: &Magazine) {
-        let at = magazine.index as usize - 1;
-        if self.word != at / 64 {
-            self.flush(depot);
-            self.word = at / 64;
-        }
-        self.emptied |= 1 << (at % 64);
-        if self.emptied.count_ones() >= self.lot {
-            self.flush(depot);
-        }
-    }
-
-    /// Empties the first magazine that is pending. Returns false if there is none.
-    fn empty_one(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> bool {
-        let Some(magazine) = depot.magazine(self.pending) else { return false };
-        self.pending = magazine.next.load(Ordering::Relaxed);
-        depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
-        let mut emptied = Emptied { depot, taker: self, magazine, taken: 0 };
-        for item in magazine.items() {
-            emptied.taken += 1;
-            NonZeroUsize::new(item).into_iter().for_each(&mut take);
-        }
-        true
-    }
-
-    /// Puts a magazine that only the taker has in front of those that are pending.
-    fn add(&mut self, magazine: &Magazine) {
-        magazine.next.store(self.pending, Ordering::Relaxed);
-        self.pending = magazine.index;
-    }
-
-    /// Takes what the CPUs hold. One membarrier; givers are refused until it is over. Not for signal handlers. If `take` panics,
-    /// the items that it has not seen stay pending.
-    ///
-    /// # Errors
-    ///
-    /// The barrier failed, and the items are where they were.
-    pub fn reclaim(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
-        if !self.is_of(depot) {
-            return Ok(());
-        }
-        let Some(quiet) = depot.gate.close()? else { return Ok(()) };
-        handover::acquire(&depot.capacity);
-        let (mut taken, mut left) = (0, 0);
-        for word in quiet.words() {
-            // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-            let Some(magazine) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
-            // An empty magazine stays where its CPU will use it.
-            if magazine.len() > 0 {
-                clear(word);
-                self.add(magazine);
-                taken += 1;
-            } else {
-                left += 1;
-            }
-        }
-        depot.set_loaded(left);
-        quiet.reopen();
-        (0..taken).for_each(|_| {
-            self.empty_one(depot, &mut take);
-        });
-        Ok(())
-    }
-
-    /// Takes the magazines of the CPUs that are idle, if the depot is [crowded](Depot::is_crowded), so that other CPUs can have
-    /// them. A CPU is idle if it holds the same as when this was last called. Returns whether there were any. Reads a line of each
-    /// magazine on a CPU; one membarrier if a CPU is idle. Not for signal handlers. If `take` panics, the items that it has not seen
-    /// stay pending.
-    ///
-    /// # Errors
-    ///
-    /// The barrier failed, and the items are where they were.
-    pub fn reclaim_idle(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<bool, BarrierError> {
-        if !self.is_of(depot) || !depot.is_crowded() {
-            return Ok(false);
-        }
-        depot.loaded.0.crowded.store(0, Ordering::Relaxed);
-        let now: Vec<usize> = depot.gate.peek().map(held).collect();
-        let before = std::mem::replace(&mut self.seen, now);
-        let is_idle = |now: usize, before: usize| now != 0 && now == before;
-        if !self.seen.iter().zip(&before).any(|(&now, &before)| is_idle(now, before)) {
-            return Ok(false);
-        }
-        let Some(quiet) = depot.gate.close()? else { return Ok(false) };
-        handover::acquire(&depot.capacity);
-        let (mut taken, mut left) = (0, 0);
-        for (word, &before) in quiet.words().zip(&before) {
-            let at = word.load(Ordering::Relaxed);
-            // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-            let Some(magazine) = (unsafe { magazine(at) }) else { continue };
-            if !is_idle(held(at), before) {
-                left += 1;
-                continue;
-            }
-            clear(word);
-            // Also an empty one, which goes on to the empty ones when it is emptied.
-            self.add(magazine);
-            taken += 1;
-        }
-        depot.set_loaded(left);
-        quiet.reopen();
-        (0..taken).for_each(|_| {
-            self.empty_one(depot, &mut take);
-        });
-        self.flush(depot);
-        Ok(taken > 0)
-    }
-
-    /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If `take` panics, the items that
-    /// it has not seen stay pending, and [`refill`](Self::refill) takes them.
-    ///
-    /// # Errors
-    ///
-    /// The barrier failed. Items on CPUs, and items that were being given at that moment, stay where they are. All
-    /// others were taken, and later givers are refused. Another call tries again to take the items that are on CPUs.
-    pub fn close(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
-        if !self.is_of(depot) {
-            return Ok(());
-        }
-        let closed = depot.gate.close_for_good().map(|quiet| {
-            let Some(quiet) = quiet else { return };
-            handover::acquire(&depot.capacity);
-            for word in quiet.words() {
-                // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-                let magazine = unsafe { magazine(word.load(Ordering::Relaxed)) };
-                clear(word);
-                magazine.into_iter().for_each(|magazine| self.add(magazine));
-            }
-            quiet.stay_closed();
-        });
-        // AcqRel: a giver that finds the list closed comes after all that the taker did before.
-        let mut full = depot.full.0.swap(CLOSED, Ordering::AcqRel);
-        handover::acquire(&depot.capacity);
-        // A list that is closed already has no magazine: `CLOSED` is the index of none.
-        while let Some(magazine) = depot.magazine(full) {
-            full = magazine.next.load(Ordering::Relaxed);
-            self.add(magazine);
-        }
-        while self.empty_one(depot, &mut take) {}
-        closed
-    }
-}
-
-/// A magazine that is being emptied. When the value is dropped, also by a panic, the magazine becomes an empty one of
-/// its depot, or stays pending with the items that were not taken.
-struct Emptied<'t> {
-    depot: &'t Depot,
-    taker: &'t mut Taker,
-    magazine: &'t Magazine,
-    /// How many items were taken, from the front.
-    taken: usize,
-}
-
-impl Drop for Emptied<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.taken == self.magazine.len() {
-            self.magazine.clear();
-            self.taker.put_empty(self.depot, self.magazine);
-        } else {
-            self.keep_the_rest();
-        }
-    }
-}
-
-impl Emptied<'_> {
-    #[cold]
-    fn keep_the_rest(&mut self) {
-        self.magazine.remove_first(self.taken);
-        self.taker.add(self.magazine);
-    }
-}
-
-/// A number that changes when the CPU whose word this is gets or hands on an item: magazines are further apart than they have items.
-fn held(word: usize) -> usize {
-    // SAFETY: a magazine of the depot, which is borrowed, or null; its length may be read by any thread.
-    word + unsafe { magazine(word) }.map_or(0, Magazine::len)
-}
-
 /// # Safety
 ///
 /// `word` is null or a magazine that lives.
@@ -687,8 +437,8 @@ unsafe fn magazine<'d>(word: usize) -> Option<&'d Magazine> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::gate::word;
-    use crate::mode::areas;
+    use crate::cpus::areas;
+    use crate::word::word;
 
     /// What threads on a CPU of that index do: the index gets a magazine with these items.
     fn load(depot: &Depot, index: usize, items: std::ops::Range<usize>) -> bool {

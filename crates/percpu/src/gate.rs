@@ -32,52 +32,16 @@
 //! before. Reopening is a release, and the sequence's load of the gate an acquire.
 
 use crate::arena;
-use crate::barrier::{BarrierError, barrier};
-use crate::portable::areas;
+use crate::barrier::barrier;
+use crate::cpus::areas;
+use crate::error::{BarrierError, NoMemory};
 use crate::sync::{AtomicUsize, Ordering};
-use thiserror::Error;
+use crate::word::{clear, word};
 
-/// The bit that keeps sequences out.
-pub(crate) const CLOSED_BIT: usize = 1;
 const CLOSING: usize = 1;
 const CLOSED: usize = 3;
 const SHUT: usize = 5;
 const STATE: usize = 7;
-
-/// The distance from one CPU's word of a slot to the next CPU's, in bytes. It is a page, so that the words of a CPU are
-/// on separate cache lines, and on the NUMA node of the CPU that touches them first.
-#[cfg(not(loom))]
-pub(crate) const STRIDE: usize = 1 << STRIDE_SHIFT;
-/// Its logarithm, for the assembly.
-#[cfg_attr(loom, allow(dead_code))]
-pub(crate) const STRIDE_SHIFT: usize = 12;
-#[cfg(loom)]
-pub(crate) const STRIDE: usize = size_of::<AtomicUsize>();
-
-/// `cpu`'s word of `slot`.
-///
-/// # Safety
-///
-/// `slot` comes from the arena and is not given back while the reference lives; `cpu` is below [`areas`].
-pub(crate) unsafe fn word<'a>(slot: usize, cpu: usize) -> &'a AtomicUsize {
-    // SAFETY: the caller's; the arena has exposed its memory.
-    unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot + cpu * STRIDE) }
-}
-
-/// Makes a word zero, and leaves a page that its CPU never touched untouched.
-pub(crate) fn clear(word: &AtomicUsize) {
-    if word.load(Ordering::Relaxed) != 0 {
-        word.store(0, Ordering::Relaxed);
-    }
-}
-
-/// There is no memory for another slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("no memory for another area of per-CPU data ({bytes} bytes)")]
-pub struct NoMemory {
-    /// What was asked for.
-    pub bytes: usize,
-}
 
 /// A slot and its gate, which is open at first. When the value is dropped, the slot is given back to the arena.
 #[derive(Debug)]

@@ -47,12 +47,18 @@ mod arena;
 mod barrier;
 mod counter;
 mod cpu_cache;
+mod cpus;
+mod decision;
 mod depot;
+mod error;
 mod gate;
+mod machine;
 mod magazine;
+mod membarrier;
 mod mode;
 #[cfg(all(test, loom))]
 mod model;
+mod outcome;
 #[cfg_attr(
     any(loom, not(all(target_arch = "x86_64", target_env = "gnu")), target_feature = "crt-static"),
     path = "no_pin.rs"
@@ -69,17 +75,20 @@ mod rseq;
 mod sequence;
 mod sync;
 mod tagged;
+mod word;
 
-pub use barrier::BarrierError;
 pub use counter::Counter;
-pub use cpu_cache::{CpuCache, NewCacheError, NothingFound};
-pub use depot::{Depot, Taker};
-pub use gate::NoMemory;
-pub use magazine::MAGAZINE;
-pub use mode::{ForcedModeError, Index, Mode, Why, cpus, forced_mode, mode};
+pub use cpu_cache::CpuCache;
+pub use cpus::cpus;
 #[cfg(loom)]
-pub use portable::model::{both_ways, check, run_on};
-pub use sequence::GateClosed;
+pub use cpus::model::run_on;
+pub use decision::{forced_mode, mode};
+pub use depot::{Depot, Taker};
+pub use error::{BarrierError, GateClosed, NewCacheError, NoMemory, NothingFound};
+pub use magazine::MAGAZINE;
+pub use mode::{ForcedModeError, Index, Mode, Why};
+#[cfg(loom)]
+pub use portable::model::{both_ways, check};
 
 /// Sequences that were restarted so far, in all threads of this process.
 pub fn aborts() -> u64 {

@@ -1,8 +1,9 @@
 //! Stands in for the sequences where none are written, and in loom's models: every gate looks closed to them, which sends the
 //! caller to the portable version.
 
+use crate::error::GateClosed;
 use crate::mode::Index;
-use crate::sequence::{Exchanged, GateClosed, Pushed};
+use crate::outcome::{Exchanged, Pushed};
 use crate::sync::AtomicUsize;
 
 pub(crate) const WRITTEN: bool = false;
@@ -35,7 +36,7 @@ pub(crate) mod cpu_id {
 pub(crate) mod pair {
     use super::*;
     use crate::magazine::Magazine;
-    use crate::sequence::pair::{Popped, Replaced, Turned};
+    use crate::outcome::{Popped, Replaced, Turned};
 
     #[inline(always)]
     pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> Result<Popped, GateClosed> {

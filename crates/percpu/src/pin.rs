@@ -224,7 +224,8 @@ unsafe extern "C" fn is_at(object: *mut libc::dl_phdr_info, _size: usize, search
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mode::{Mode, mode};
+    use crate::decision::mode;
+    use crate::mode::Mode;
 
     fn words() -> &'static Object {
         Box::leak(Box::new(Object {

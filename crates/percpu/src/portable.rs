@@ -16,11 +16,12 @@
 //! So no sequence waits, and nothing deadlocks. The lock, not the CPU's number, is what keeps a word to one thread: a number that
 //! is out of date only costs time.
 
-use crate::gate::{self, CLOSED_BIT};
+use crate::cpus::this_cpu;
+use crate::error::GateClosed;
 use crate::magazine::Magazine;
-use crate::sequence::{Exchanged, GateClosed, Pushed};
-
+use crate::outcome::{Exchanged, Pushed};
 use crate::sync::{AtomicUsize, Ordering, handover};
+use crate::word::{self, CLOSED_BIT};
 
 pub(crate) mod pair;
 
@@ -29,20 +30,6 @@ use crate::process::cpu_locks as locks;
 
 #[cfg(loom)]
 use model::locks;
-
-#[cfg(not(loom))]
-pub(crate) fn areas() -> usize {
-    crate::mode::areas()
-}
-
-#[cfg(loom)]
-pub(crate) use model::areas;
-
-#[cfg(not(loom))]
-use crate::mode::this_cpu;
-
-#[cfg(loom)]
-use model::this_cpu;
 
 /// Runs `body` on this CPU's word, if its lock is free and the gate is open.
 fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, GateClosed> {
@@ -56,7 +43,7 @@ fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Resu
         return Err(GateClosed);
     }
     // SAFETY: an open gate is the address of a slot, which has a word for every CPU and is never given back to the system.
-    let word = unsafe { gate::word(slot, cpu) };
+    let word = unsafe { word::word(slot, cpu) };
     handover::acquire(word);
     let answer = body(word);
     handover::release(word);
@@ -114,7 +101,8 @@ pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchange
 /// What a model has instead of a machine.
 #[cfg(loom)]
 pub(crate) mod model {
-    use crate::sequence::GateClosed;
+    use crate::cpus::areas;
+    use crate::error::GateClosed;
     use crate::sync::Mutex;
     use std::cell::Cell;
 
@@ -126,10 +114,6 @@ pub(crate) mod model {
         }
     }
 
-    pub(crate) fn areas() -> usize {
-        2
-    }
-
     loom::lazy_static! {
         static ref LOCKS: Box<[Lock]> = (0..areas()).map(|_| Lock(Mutex::new(()))).collect();
     }
@@ -139,14 +123,6 @@ pub(crate) mod model {
         let locks: &Box<[Lock]> = &LOCKS;
         // SAFETY: nothing outlives the execution.
         unsafe { &*std::ptr::from_ref::<[Lock]>(locks) }
-    }
-
-    loom::thread_local! {
-        static CPU: Cell<usize> = Cell::new(0);
-    }
-
-    pub(super) fn this_cpu() -> usize {
-        CPU.with(Cell::get)
     }
 
     std::thread_local! {
@@ -187,10 +163,5 @@ pub(crate) mod model {
     pub(super) fn enter(lock: &Lock) -> Result<loom::sync::MutexGuard<'_, ()>, GateClosed> {
         let taken = if RESTARTS.get() { lock.0.lock().ok() } else { lock.0.try_lock().ok() };
         taken.ok_or(GateClosed)
-    }
-
-    /// Moves this thread to `cpu`.
-    pub fn run_on(cpu: usize) {
-        CPU.with(|at| at.set(cpu % areas()));
     }
 }

@@ -12,13 +12,16 @@
 //! ones, and does not run these for the fork that has begun. A thread that registers handlers at its first use can then hold a lock
 //! at that fork. The address sanitizer has such a handler.
 
-use crate::arena::Slots;
-use crate::gate::{NoMemory, STRIDE};
-use crate::mode::areas;
+use crate::cpus::areas;
+use crate::error::NoMemory;
+use crate::word::STRIDE;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Slots that are free, their words zero. The most recently used is taken first.
+pub(crate) type Slots = Vec<usize>;
 
 /// What the memory begins with. A [`CpuLock`] for each area comes after it.
 #[repr(C, align(64))]

@@ -41,12 +41,14 @@
     reason = "the constructor has a name, so that the assembler and the linker keep one of many"
 )]
 
-use crate::gate::{CLOSED_BIT, STRIDE_SHIFT};
+use crate::error::GateClosed;
+use crate::machine::MAX_CPUS;
 use crate::magazine::{CAPACITY_AT, ITEMS_AT};
-use crate::mode::{Index, MAX_CPUS};
+use crate::mode::Index;
+use crate::outcome::{Exchanged, Pushed};
 use crate::pin::{self, by_cpu_id, by_mm_cid, constructor};
-use crate::sequence::{Exchanged, GateClosed, Pushed};
 use crate::sync::AtomicUsize;
+use crate::word::{CLOSED_BIT, STRIDE_SHIFT};
 use std::arch::asm;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -279,9 +281,10 @@ pub(crate) mod cpu_id {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decision::mode;
     use crate::gate::Gate;
     use crate::magazine::Magazine;
-    use crate::mode::{Mode, mode};
+    use crate::mode::Mode;
 
     /// The same sequences with the index of older kernels, the CPU's number.
     #[test]

@@ -1,46 +1,17 @@
-//! The results of the sequences, and the choice of the version that runs.
+//! The choice of the version of a sequence that runs.
 //!
 //! The assembly for `mm_cid` is tried first, and is inlined. If it reports a closed gate, there are three possible
 //! reasons: the gate is closed; this thread has no rseq area; or this process uses `cpu_id` or the portable version.
 //! The locks of the portable version do not exclude sequences, so a process uses one version from its start to its end.
 
-use crate::mode::{Index, Mode, mode};
+use crate::decision::mode;
+use crate::error::GateClosed;
+use crate::mode::{Index, Mode};
+use crate::outcome::{Exchanged, Pushed};
 use crate::sync::AtomicUsize;
 use crate::{portable, rseq};
-use std::fmt;
 
 pub(crate) mod pair;
-
-/// The gate is closed, or this thread cannot use this CPU's data at the moment: take the shared path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GateClosed;
-
-impl fmt::Display for GateClosed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the gate is closed to this thread")
-    }
-}
-
-impl std::error::Error for GateClosed {}
-
-/// How a push ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushed {
-    /// The item is on this CPU's magazine.
-    Done,
-    /// The magazine is full.
-    Full,
-    /// This CPU has no magazine yet.
-    Missing,
-}
-
-/// How an exchange of magazines ended.
-pub(crate) enum Exchanged {
-    /// The old magazine; 0 if there was none.
-    Old(usize),
-    /// The magazine in place has room.
-    NotNeeded,
-}
 
 /// # Safety
 ///

@@ -1,7 +1,8 @@
 //! The models of a [`CpuCache`]: of the sequences on a pair of magazines, and of the depot's lists.
 
 use super::*;
-use crate::cpu_cache::{CpuCache, NothingFound};
+use crate::cpu_cache::CpuCache;
+use crate::error::NothingFound;
 use crate::magazine::Magazine;
 use crate::tagged::List;
 

@@ -2,9 +2,9 @@
 //! `limit` means.
 
 use super::{magazine, sequence};
+use crate::error::GateClosed;
 use crate::magazine::{Magazine, numbered};
-use crate::sequence::GateClosed;
-use crate::sequence::pair::{Popped, Replaced, Turned};
+use crate::outcome::{Popped, Replaced, Turned};
 use crate::sync::{AtomicUsize, Ordering};
 
 /// # Safety

@@ -10,7 +10,7 @@
 
 use super::*;
 use crate::magazine::{INDEX_AT, Magazine, NEXT_AT, SHIFT};
-use crate::sequence::pair::{LARGEST_ITEM, Popped, Replaced, Turned};
+use crate::outcome::{LARGEST_ITEM, Popped, Replaced, Turned};
 use std::num::NonZeroUsize;
 
 /// A value in place of an item, a number or an answer: the sequence did not commit. Items are addresses, and numbers
@@ -266,9 +266,9 @@ pub(crate) mod cpu_id {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decision::mode;
     use crate::gate::Gate;
-    use crate::mode::{Mode, mode};
-    use crate::sequence::Pushed;
+    use crate::mode::Mode;
 
     /// Every answer of the sequences, with the index that older kernels have. The thread may be moved to another CPU, which has no
     /// magazine: then the round starts again.
@@ -309,7 +309,7 @@ mod tests {
             replace(0, 2) == Replaced::Old(2) && pop() == Popped::Edge,
         ];
         let quiet = gate.close().unwrap().unwrap();
-        quiet.words().for_each(crate::gate::clear);
+        quiet.words().for_each(crate::word::clear);
         // SAFETY: as above.
         assert_eq!(unsafe { pop_at::<CPU_ID>(area, gate.word()) }, Err(GateClosed));
         quiet.reopen();

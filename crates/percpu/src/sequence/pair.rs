@@ -1,44 +1,14 @@
-//! The results of the sequences of a [`CpuCache`](crate::CpuCache), and the choice of the version that runs.
+//! The choice of the version of a sequence of a [`CpuCache`](crate::CpuCache) that runs.
 
-use super::GateClosed;
+use crate::decision::mode;
+use crate::error::GateClosed;
 use crate::magazine::Magazine;
-use crate::mode::{Index, Mode, mode};
+use crate::mode::{Index, Mode};
+use crate::outcome::{Popped, Replaced, Turned};
 use crate::portable::pair as portable;
 use crate::rseq::pair as rseq;
 use crate::sync::AtomicUsize;
 use std::num::NonZeroUsize;
-
-/// The largest word that can be an item: the sequences answer with larger ones.
-pub(crate) const LARGEST_ITEM: usize = usize::MAX - 3;
-
-/// How a pop ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Popped {
-    /// The item is the caller's.
-    Item(NonZeroUsize),
-    /// The loaded magazine is empty, or this CPU has none.
-    Edge,
-}
-
-/// How an exchange of the loaded magazine with the previous one ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turned {
-    /// The previous one is loaded.
-    Done,
-    /// The loaded one is not at its edge.
-    NotNeeded,
-    /// Both are at their edge, or there are not two.
-    Edge,
-}
-
-/// How the loading of another magazine ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Replaced {
-    /// It is loaded. The number of the magazine that was the previous one, or 0.
-    Old(u32),
-    /// One of the two is not at its edge.
-    NotNeeded,
-}
 
 /// The inlined fast path of [`pop`]. If it returns `None`, [`pop`] finds out why.
 ///

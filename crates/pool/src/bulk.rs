@@ -2,7 +2,7 @@
 
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
-use crate::home::Home;
+use crate::header::Home;
 use crate::memory::Memory;
 use crate::panics::Panics;
 use netmem_percpu::MAGAZINE;

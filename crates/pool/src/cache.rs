@@ -1,9 +1,10 @@
 //! The part of a polled pool behind its header: the array cache, and everything else that only the pool's owner
 //! touches.
 
-use crate::desc::Desc;
-use crate::home::{Home, InContext, Return};
-use crate::list::{Link, first, link_of};
+use crate::desc::{Desc, Link};
+use crate::header::{Home, Return};
+use crate::list::{first, link_of};
+use crate::memory::PAGE_SIZE;
 use crate::stats::{Counters, PoolStats};
 use netmem_percpu::{CpuCache, Depot, MAGAZINE, Taker};
 use std::cell::Cell;
@@ -45,21 +46,12 @@ impl PollHome {
         Some(f(back.1.as_mut()?, self.home.depot()?))
     }
 
-    /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
-    /// keeps it until then.
-    #[inline]
-    pub(crate) fn enter(&self) -> InContext {
-        let context = InContext::new(self);
-        self.cache.outer.set(context.outer());
-        context
-    }
-
     /// The counters, if `released` pages have left the pool without passing through the owner. Any thread may call this
     /// while the owner exists: it reads only what is atomic or never changes.
     pub(crate) fn stats(&self, released: u64) -> PoolStats {
         let c = &self.cache.counters;
         let slow = c.alloc_slow.get();
-        let high = self.cache.page_size as usize > crate::PAGE_SIZE;
+        let high = self.cache.page_size as usize > PAGE_SIZE;
         let mapped = c.mapped.get();
         let all_unmapped = c.all_unmapped.get();
         let stats = PoolStats {

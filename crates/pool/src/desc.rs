@@ -1,8 +1,6 @@
 //! The page descriptor: one cache line with all data of a page. A page or fragment points to it, so no lookup is ever
 //! needed.
 
-use crate::home::Home;
-use crate::list::Link;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Condvar, Mutex, Ordering};
 use rustix::fd::RawFd;
 use std::cell::Cell;
@@ -36,6 +34,26 @@ impl Unmapped {
     }
 }
 
+/// A page descriptor's pointer to the next page of the list that the page is in. Only the page's owner uses it.
+pub(crate) struct Link(AtomicPtr<Link>);
+
+impl Link {
+    #[cfg(test)]
+    pub(crate) fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, next: *mut Link) {
+        self.0.store(next, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn next(&self) -> *mut Link {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
 /// Invariants:
@@ -47,7 +65,7 @@ impl Unmapped {
 /// * (*frozen*) while `frozen` is set, the owner that set it holds a fragment. That was the only value when it was set,
 ///   so that all others are its clones, which are fragments, too. Before a fragment can become a page, and before the
 ///   page returns to its pool, that owner has been dropped and has cleared it.
-/// * (*home stays*) `home` points to a live [`Home`] while the page is with a pool or its users.
+/// * (*home stays*) `home` points to a live [`Home`](crate::header::Home) while the page is with a pool or its users.
 #[repr(C)]
 #[cfg_attr(not(loom), repr(align(64)))]
 pub(crate) struct Desc {
@@ -56,7 +74,7 @@ pub(crate) struct Desc {
     /// The page's number in its region.
     index: Cell<u32>,
     /// The header of the owner to which the page returns when the last of them is dropped.
-    home: AtomicPtr<Home>,
+    home: AtomicPtr<()>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
     /// The first byte in this process. For memory that is not mapped here, its offset in the file: a number that is
@@ -110,12 +128,12 @@ impl Desc {
     }
 
     #[inline]
-    pub(crate) fn home(&self) -> *mut Home {
+    pub(crate) fn home_addr(&self) -> *mut () {
         self.home.load(Ordering::Relaxed)
     }
 
     #[inline]
-    pub(crate) fn set_home(&self, home: *mut Home) {
+    pub(crate) fn set_home_addr(&self, home: *mut ()) {
         self.home.store(home, Ordering::Relaxed);
     }
 
@@ -241,7 +259,7 @@ impl Desc {
 
     /// Gives up `n` counts of a caller that has more.
     #[cold]
-    fn put_some(&self, n: u32) {
+    pub(crate) fn put_some(&self, n: u32) {
         // Release: what the caller did with the page.
         self.refs.fetch_sub(n, Ordering::Release);
     }
@@ -257,26 +275,11 @@ impl Desc {
     }
 }
 
-/// Drops one count of a page, and returns the page to its owner if the count was the last. This is the return hook.
+/// Drops one count of a page. If it was the last count (true), the caller must return the page.
 ///
 /// # Safety
 ///
 /// The caller owns a count of this page (*one owner*) and gives it up.
-#[inline(always)]
-pub(crate) unsafe fn put(desc: NonNull<Desc>) {
-    // SAFETY: the caller's. *home stays*, and after the last count only this thread may return the page.
-    unsafe {
-        if put_last(desc) {
-            Home::take_back(NonNull::new_unchecked(desc.as_ref().home()), desc);
-        }
-    }
-}
-
-/// The same, but if it was the last count (true), the caller must return the page.
-///
-/// # Safety
-///
-/// As for [`put`].
 #[inline(always)]
 pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // SAFETY: the count keeps the descriptor's memory.
@@ -295,22 +298,6 @@ pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
 #[cold]
 #[inline(always)]
 pub(crate) const fn cold_path() {}
-
-/// [`put`] for `n` counts at once.
-///
-/// # Safety
-///
-/// The caller owns `n` counts of this page, at least one, and gives them up.
-#[inline]
-pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
-    // SAFETY: the caller's: one of the counts is left until the last line.
-    unsafe {
-        if n > 1 {
-            desc.as_ref().put_some(n - 1);
-        }
-        put(desc);
-    }
-}
 
 #[cfg(all(test, loom))]
 impl Desc {

@@ -60,278 +60,20 @@
 //! `docs/design/return-path.md` lists the models; they run this file.
 
 use crate::cache::PollHome;
-use crate::desc::Desc;
-use crate::home::{Home, desc_of};
+use crate::desc::{Desc, Link};
+use crate::header::{Home, desc_of};
 use crate::linger;
-use crate::list::{Link, first, link_of};
+use crate::list::first;
 use crate::memory::Memory;
 use crate::panics::Panics;
-use crate::pool::PoolClosed;
-use crate::provider::RawPage;
+use crate::raw_page::RawPage;
+use crate::return_path::End;
 use crate::shared::Shared;
-use crate::stats::PoolStats;
-use crate::sync::{AtomicI64, AtomicPtr, Mutex, MutexGuard, Ordering};
-use crate::waiters::Waiters;
+use crate::stats::PoolClosed;
+use crate::sync::Ordering;
 use netmem_percpu::CpuCache;
 use std::mem::offset_of;
-use std::ptr::{self, NonNull};
-use std::sync::{Arc, OnceLock, PoisonError};
-use std::task::Waker;
-
-/// A value that is never the address of a link: the stack takes no pages any more.
-fn closed() -> *mut Link {
-    ptr::without_provenance_mut(1)
-}
-
-/// Another one: threads wait for a page. The stack is empty, and takes none: see
-/// [`crate::waiters`].
-fn waited() -> *mut Link {
-    ptr::without_provenance_mut(3)
-}
-
-/// The bit that both have, and no address of a link.
-const REFUSES: usize = 1;
-
-/// The return stack takes no page: it is closed, or threads wait for a page.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Refused;
-
-/// The part of a pool that its end needs: the return stack and the [`Record`].
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct End {
-    head: AtomicPtr<Link>,
-    record: Arc<Record>,
-    /// Of a pool for every thread.
-    waiters: OnceLock<Arc<Waiters>>,
-    /// Loom models read this cell wherever a thread touches the pool, and write it where the pool is freed.
-    #[cfg(loom)]
-    alive: loom::cell::UnsafeCell<()>,
-}
-
-impl End {
-    pub(crate) fn new(record: Arc<Record>) -> Self {
-        Self {
-            head: AtomicPtr::new(ptr::null_mut()),
-            record,
-            waiters: OnceLock::new(),
-            #[cfg(loom)]
-            alive: loom::cell::UnsafeCell::new(()),
-        }
-    }
-
-    pub(crate) fn record(&self) -> &Arc<Record> {
-        &self.record
-    }
-
-    /// Tells a loom model that this thread touches the pool.
-    #[inline(always)]
-    fn touch(_this: *const Self) {
-        #[cfg(loom)]
-        // SAFETY: the models keep a freed pool's memory, and loom says so if the pool has been freed.
-        unsafe {
-            (*_this).alive.with(|_| ());
-        }
-    }
-
-    /// Puts a page on the return stack. After `Ok` the caller touches neither page nor pool.
-    ///
-    /// # Safety
-    ///
-    /// `page` is live and the caller's to give away, and keeps `this` until then.
-    #[inline]
-    unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Refused> {
-        // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
-        // SAFETY: the page keeps the pool.
-        let at = unsafe { &raw const (*this).head };
-        // SAFETY: as above. Acquire: a thread that finds the stack closed comes after all that the owner did before closing it.
-        let mut head = unsafe { (*at).load(Ordering::Acquire) };
-        while head.addr() & REFUSES == 0 {
-            Self::touch(this);
-            // SAFETY: the page is the caller's, and keeps the pool, until the exchange succeeds.
-            unsafe {
-                (*page).set(head);
-                match (*at).compare_exchange_weak(head, page, Ordering::Release, Ordering::Acquire) {
-                    Ok(_) => return Ok(()),
-                    Err(now) => head = now,
-                }
-            }
-        }
-        Err(Refused)
-    }
-
-    /// Passes a page that the stack has refused to the first of the threads that wait for one.
-    /// Pushes it if none waits any more. Returns false if the stack is closed; the page is then
-    /// still the caller's.
-    ///
-    /// # Safety
-    ///
-    /// As for [`push`](Self::push).
-    #[cold]
-    #[inline(never)]
-    unsafe fn pass(this: *const Self, desc: NonNull<Desc>, panics: &mut Panics) -> bool {
-        // The queue is needed until its lock is released, and the pool may be gone by then.
-        // SAFETY: the page keeps the pool until it is passed on.
-        let Some(waiters) = (unsafe { (*this).waiters.get().cloned() }) else { return false };
-        // SAFETY: as above. Acquire: as in `push`.
-        while unsafe { (*this).head.load(Ordering::Acquire) } != closed() {
-            if let Ok(waker) = waiters.pass(desc) {
-                panics.call(|| waker.map(Waker::wake));
-                return true;
-            }
-            // SAFETY: the page was not passed on.
-            if unsafe { Self::push(this, link_of(desc)) }.is_ok() {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Lets threads wait for pages of the pool. Before any other thread has the pool.
-    pub(crate) fn set_waiters(&self, waiters: Arc<Waiters>) {
-        let _ = self.waiters.set(waiters);
-    }
-
-    /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all
-    /// pages off it. Only the owner calls it, under the lock of the queue.
-    pub(crate) fn mark(&self) -> *mut Link {
-        Self::touch(self);
-        self.head.swap(waited(), Ordering::AcqRel)
-    }
-
-    /// Removes the mark. Under the lock of the queue.
-    pub(crate) fn unmark(&self) {
-        Self::touch(self);
-        // A marked stack is changed by no other thread: it refuses pages, and the owner finds it
-        // empty.
-        self.head.store(ptr::null_mut(), Ordering::Release);
-    }
-
-    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper,
-    /// and because the swap would remove the mark.
-    pub(crate) fn is_empty(&self) -> bool {
-        let head = self.head.load(Ordering::Relaxed);
-        head.is_null() || head == waited()
-    }
-
-    /// Takes all pages off the stack: a list by [`Link::next`], ended by null. Only the owner calls it.
-    pub(crate) fn take_all(&self) -> *mut Link {
-        self.head.swap(ptr::null_mut(), Ordering::Acquire)
-    }
-
-    /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner calls it.
-    fn close(&self) -> *mut Link {
-        self.head.swap(closed(), Ordering::AcqRel)
-    }
-
-    /// Counts a page that went to the provider without passing through the owner. If the answer is true, the caller
-    /// frees the pool. Otherwise the caller must not touch the pool again.
-    ///
-    /// # Safety
-    ///
-    /// The page is one that `this` counts, and it is counted here once.
-    #[must_use]
-    unsafe fn leave(this: *const Self) -> bool {
-        Self::touch(this);
-        // SAFETY: a page that is not counted yet keeps the pool, and with it the record.
-        let record = unsafe { &*Arc::as_ptr(&(*this).record) };
-        record.left.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// How many pages returning threads have taken out of the pool. Valid while the owner exists.
-    #[inline]
-    pub(crate) fn left_directly(&self) -> u64 {
-        self.record.left.load(Ordering::Acquire).unsigned_abs()
-    }
-}
-
-/// The record of a pool after its end. It outlives the pool, so that it can be read at any time.
-#[derive(Debug)]
-pub(crate) struct Record {
-    name: String,
-    /// While the owner exists: minus the number of pages that returning threads took out. After that: the pages still
-    /// out.
-    left: AtomicI64,
-    /// What of `left` is no page: 1 while a barrier has to be tried again, else 0.
-    unfinished: AtomicI64,
-    books: Mutex<Books>,
-}
-
-/// Where a pool's counters are, and what is counted after the owner has stopped counting.
-#[derive(Debug, Default)]
-struct Books {
-    /// The pool, while its owner exists.
-    pool: Option<NonNull<PollHome>>,
-    /// The counters as they were when the owner left, without the pages that returning threads took out.
-    stats: PoolStats,
-    /// Pages that the owner had taken and that were not returned to it, and what else it has added to `left`.
-    out: u64,
-    /// Whether a returning thread that gives a page to the provider also unmaps it.
-    unmaps: bool,
-    /// Pages in quarantine that returning threads took out.
-    kept: u64,
-}
-
-// SAFETY: the pointer is followed under the lock only, while the owner exists: `Shared::end` removes it before the pool
-// can be freed. What is read through it is atomic or never changes.
-unsafe impl Send for Books {}
-
-impl Record {
-    pub(crate) fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self {
-            name: name.to_owned(),
-            left: AtomicI64::new(0),
-            unfinished: AtomicI64::new(0),
-            books: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Connects the record with its pool: from now on the counters are read from the pool.
-    pub(crate) fn open(&self, pool: NonNull<PollHome>) {
-        self.books().pool = Some(pool);
-    }
-
-    /// Pages still out after the owner left; 0 before.
-    pub(crate) fn still_out(&self) -> u64 {
-        let left = self.left.load(Ordering::Relaxed) - self.unfinished.load(Ordering::Relaxed);
-        u64::try_from(left).unwrap_or(0)
-    }
-
-    /// Whether the owner has left.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.books().pool.is_none()
-    }
-
-    /// The counters now, from any thread.
-    pub(crate) fn stats(&self) -> PoolStats {
-        let books = self.books();
-        // `out` is in both or in neither.
-        let direct = books.out.wrapping_sub(self.left.load(Ordering::Acquire).cast_unsigned());
-        books.stats(direct)
-    }
-}
-
-impl Books {
-    /// The counters, if returning threads have taken out `direct` pages.
-    fn stats(&self, direct: u64) -> PoolStats {
-        let released = direct - self.kept;
-        let mut stats = match self.pool {
-            // SAFETY: the owner exists.
-            Some(pool) => unsafe { pool.as_ref() }.stats(released),
-            None => self.stats.with_released(released, self.unmaps),
-        };
-        stats.quarantined += self.kept;
-        stats
-    }
-}
+use std::ptr::NonNull;
 
 /// The return of pages that do not pass through the magazines, and the pool's end.
 impl<M: Memory> Shared<M> {
@@ -342,7 +84,7 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the page that is being returned keeps the pool until it is pushed. No reference
         // to the pool is held across that.
         unsafe {
-            if !(*this).circulates || End::push(&raw const (*this).end, link_of(desc)).is_err() {
+            if !(*this).circulates || End::push(&raw const (*this).end, desc).is_err() {
                 Self::out(this, desc);
             }
         }
@@ -368,7 +110,7 @@ impl<M: Memory> Shared<M> {
                         desc.as_ref().unmapped(&(*this).unmapped);
                     }
                     // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
-                    None if End::push(end, link_of(desc)).is_ok() => return,
+                    None if End::push(end, desc).is_ok() => return,
                     None => {}
                 }
             }
@@ -389,7 +131,7 @@ impl<M: Memory> Shared<M> {
             let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
             let end = &raw const (*this).end;
             // Also while threads wait, whom this page does not help.
-            if End::push(end, link_of(desc)).is_err() {
+            if End::push(end, desc).is_err() {
                 // The record may outlive the pool, and is needed until the lock is released.
                 let record = (*end).record.clone();
                 let last = {
@@ -407,8 +149,8 @@ impl<M: Memory> Shared<M> {
 
     /// Takes the pages that were pushed on the stack since the last time. Only the owner calls it.
     pub(crate) fn drain_stack(&self, panics: &mut Panics) {
-        if !self.end.is_empty() {
-            self.take_in(self.end.take_all(), panics);
+        if !self.end.stack.is_empty() {
+            self.take_in(self.end.stack.take_all(), panics);
         }
     }
 
@@ -484,7 +226,7 @@ impl<M: Memory> Shared<M> {
                 tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
             });
         }
-        self.take_in(self.end.close(), panics);
+        self.take_in(self.end.stack.close(), panics);
         // The magazines of a pool for every thread are closed by that.
         !matches!(closed, Some(Err(_))) && !self.front.home.cpus().is_some_and(CpuCache::is_shut)
     }
@@ -579,39 +321,12 @@ impl<M: Memory> Shared<M> {
         let pool = unsafe { Box::from_raw(this) };
         #[cfg(all(loom, test))]
         {
-            pool.end.alive.with_mut(|_| ());
+            pool.end.stack.freed();
             crate::model::bury(pool);
         }
         #[cfg(not(all(loom, test)))]
         panics.call(|| drop(pool));
         #[cfg(all(loom, test))]
         let _ = panics;
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_stack_takes_pages_until_it_is_closed() {
-        let end = End::new(Record::new("test"));
-        let page = Box::new(Link::new());
-        let at = (&raw const *page).cast_mut();
-        // SAFETY: the page outlives the stack.
-        unsafe {
-            assert!(end.is_empty());
-            assert_eq!(End::push(&end, at), Ok(()));
-            assert!(!end.is_empty());
-            assert_eq!(end.take_all(), at);
-            assert_eq!(End::push(&end, at), Ok(()));
-            assert_eq!(end.mark(), at);
-            assert!(end.is_empty());
-            assert_eq!(End::push(&end, at), Err(Refused));
-            end.unmark();
-            assert_eq!(End::push(&end, at), Ok(()));
-            assert_eq!(end.close(), at);
-            assert_eq!(End::push(&end, at), Err(Refused));
-        }
     }
 }

@@ -1,8 +1,7 @@
 //! A range of another process's file, mapped here.
 
-use crate::PAGE_SIZE;
-use crate::mapping::Mapping;
-use crate::provided::huge_page;
+use crate::mapping::{Mapping, huge_page};
+use crate::memory::PAGE_SIZE;
 use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::io;

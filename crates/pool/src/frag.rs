@@ -1,7 +1,7 @@
 //! A slice of a page that any number of holders share.
 
-use crate::bytes::OutOfRange;
 use crate::desc::Desc;
+use crate::error::{OutOfRange, WriteError};
 use crate::memory::{Device, Mapped, Memory, PeerShared, Readable, TrustedPeer};
 use crate::page::Page;
 use std::borrow::Borrow;
@@ -37,26 +37,28 @@ use std::ptr::NonNull;
 #[repr(transparent)]
 pub struct Frag<M: Memory>(Page<M>);
 
-/// Why bytes of a fragment were not written. Nothing has changed then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteError {
-    /// There are not so many bytes.
-    #[error(transparent)]
-    OutOfRange(#[from] OutOfRange),
-    /// The page has another holder, which may be reading these bytes.
-    #[error(
-        "another fragment or page value is on the same page; write before sharing it, or copy the bytes into a page of your own"
-    )]
-    Shared,
+impl<M: Memory> Page<M> {
+    /// Makes the bytes shareable, and no longer writable. Free.
+    #[inline]
+    #[must_use]
+    pub fn freeze(self) -> Frag<M> {
+        Frag(self)
+    }
+
+    /// [`freeze`](Self::freeze), of some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond the page.
+    #[inline]
+    #[must_use]
+    pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
+        self.narrow(range);
+        self.freeze()
+    }
 }
 
 impl<M: Memory> Frag<M> {
-    #[inline]
-    pub(crate) fn from_page(page: Page<M>) -> Self {
-        Self(page)
-    }
-
     /// Gives up the value without dropping the count.
     #[inline]
     pub(crate) fn into_desc(self) -> NonNull<Desc> {

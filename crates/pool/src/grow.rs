@@ -6,9 +6,12 @@
 //!        ◄── a new region, while the limit allows
 //! ```
 
+use crate::error::RegionError;
 use crate::memory::SystemMemory;
-use crate::provider::{Provider, RawPage, Supply};
-use crate::region::{Region, RegionError, RegionOptions};
+use crate::provider::{Provider, Supply};
+use crate::raw_page::RawPage;
+use crate::region::Region;
+use crate::region_options::RegionOptions;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

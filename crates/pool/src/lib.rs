@@ -23,14 +23,17 @@ mod bulk;
 mod bytes;
 mod bytes_owner;
 mod cache;
+mod context;
 mod desc;
 mod dma;
 mod end;
+mod error;
 mod file;
 pub mod foreign;
+mod forks;
 mod frag;
 mod grow;
-mod home;
+mod header;
 mod lent;
 mod linger;
 mod list;
@@ -38,43 +41,55 @@ mod mapping;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+mod options;
 mod page;
 mod panics;
 mod pool;
+mod prefetch;
 mod provided;
 mod provider;
+mod raw_page;
+mod record;
+mod recycle;
 mod region;
+mod region_options;
+mod return_path;
+mod return_stack;
 mod shared;
 mod shared_pool;
 pub mod sigbus;
 mod span;
 mod stats;
 mod sync;
+mod vhost_domain;
 mod waiters;
 
 pub use bulk::Bulk;
-pub use bytes::OutOfRange;
 pub use bytes_owner::BytesOwner;
-pub use dma::{AddedMemory, CountingDomain, Direction, DmaDomain, MapError, VhostDomain, VhostRegion};
+pub use context::outside_context;
+pub use dma::{CountingDomain, Direction, DmaDomain};
+pub use error::{MapError, OutOfRange, PoolError, RegionError, WaitError, WriteError};
 pub use file::FileMapping;
-pub use frag::{Frag, WriteError};
+pub use frag::Frag;
 pub use grow::GrowingProvider;
-pub use home::outside_context;
 pub use lent::{BusyHead, BusyPage, LentQueue, LentStats};
 pub use linger::{LingerReminder, Lingering, lingering};
 pub use memory::{
-    Device, KernelShared, Mapped, Memory, PeerMemory, PeerShared, Private, Readable, SystemMemory, TrustedPeer,
+    Device, KernelShared, Mapped, Memory, PAGE_SIZE, PeerMemory, PeerShared, Private, Readable, SystemMemory,
+    TrustedPeer,
 };
+pub use options::PoolOptions;
 pub use page::Page;
-pub use pool::{Napi, PagePool, PoolClosed, PoolError, PoolOptions};
-pub use provider::{Provider, RawPage, RegionProvider};
-pub use region::{Backing, Region, RegionError, RegionOptions};
-pub use shared_pool::{SharedPool, SharedPoolStats};
-pub use stats::{PoolStats, StatsReader};
-pub use waiters::{AllocFuture, WaitError};
-
-/// Bytes in the smallest page.
-pub const PAGE_SIZE: usize = 4096;
+pub use pool::{Napi, PagePool};
+pub use provider::{Provider, RegionProvider};
+pub use raw_page::RawPage;
+pub use record::StatsReader;
+pub use region::{Backing, Region};
+pub use region_options::RegionOptions;
+pub use shared_pool::SharedPool;
+pub use stats::{PoolClosed, PoolStats, SharedPoolStats};
+pub use vhost_domain::{AddedMemory, VhostDomain, VhostRegion};
+pub use waiters::AllocFuture;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

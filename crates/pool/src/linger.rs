@@ -4,8 +4,8 @@
 //! The library starts no thread to report them. It logs one event when a pool begins to linger. [`lingering`] lists them at any time,
 //! and a [`LingerReminder`] logs them every minute for a caller that drives it.
 
-use crate::end::Record;
 use crate::panics::Panics;
+use crate::record::Record;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

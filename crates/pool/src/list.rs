@@ -1,29 +1,8 @@
 //! Lists of pages, linked through their descriptors.
 
-use crate::desc::Desc;
-use crate::sync::{AtomicPtr, Ordering};
+use crate::desc::{Desc, Link};
 use std::mem::offset_of;
 use std::ptr::NonNull;
-
-/// A page descriptor's pointer to the next page of the list that the page is in. Only the page's owner uses it.
-pub(crate) struct Link(AtomicPtr<Link>);
-
-impl Link {
-    #[cfg(test)]
-    pub(crate) fn new() -> Self {
-        Self(AtomicPtr::new(std::ptr::null_mut()))
-    }
-
-    #[inline]
-    pub(crate) fn set(&self, next: *mut Link) {
-        self.0.store(next, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn next(&self) -> *mut Link {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// The link of a page.
 #[inline]

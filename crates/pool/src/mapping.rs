@@ -1,6 +1,7 @@
 //! Mappings: address ranges of this process, and the system calls on them.
 
-use crate::PAGE_SIZE;
+use crate::forks;
+use crate::memory::PAGE_SIZE;
 use crate::sigbus::Guard;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -8,8 +9,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes in a huge page.
 pub(crate) const HUGE: usize = 2 << 20;
@@ -21,26 +20,13 @@ pub(crate) const HUGE: usize = 2 << 20;
 pub(crate) struct Mapping {
     pub(crate) at: NonNull<c_void>,
     pub(crate) len: usize,
-    /// If only one process has the range: [`FORKS`] in that process.
+    /// If only one process has the range: the [forks](forks::so_far) in that process.
     process: Option<u32>,
     /// Bytes in a page of the file, if the mapping is of a file.
     page: Option<usize>,
     /// Registers the range with the handler of SIGBUS, if the mapping is of a file.
     guard: Option<Guard>,
 }
-
-/// How many forks lie between the process that first kept a range from its children and this one. A process id would not do:
-/// a child in a PID namespace of its own may have its parent's.
-pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Counts forks from its first use on. The value is 0, or an error number of the system.
-static COUNT_FORKS: LazyLock<libc::c_int> = LazyLock::new(|| {
-    extern "C" fn in_child() {
-        FORKS.fetch_add(1, Ordering::Relaxed);
-    }
-    // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic addition.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
-});
 
 impl Mapping {
     /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. The kernel chooses the address,
@@ -103,10 +89,7 @@ impl Mapping {
     /// would make a private copy of a page. The driver and its device could then use different pages, and no error
     /// would show it. A range of a file is also registered with the handler of SIGBUS from here on.
     pub(crate) fn keep_from_children(&mut self) -> io::Result<()> {
-        match *COUNT_FORKS {
-            0 => self.process = Some(FORKS.load(Ordering::Relaxed)),
-            error => return Err(io::Error::from_raw_os_error(error)),
-        }
+        self.process = Some(forks::count_from_now()?);
         self.advise(libc::MADV_DONTFORK)?;
         self.guard = self.page.map(|page| Guard::new(self.at.as_ptr().addr(), self.len, page));
         Ok(())
@@ -131,7 +114,7 @@ unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.process.is_some_and(|process| process != FORKS.load(Ordering::Relaxed)) {
+        if self.process.is_some_and(|process| process != forks::so_far()) {
             return;
         }
         // The handler must not find a range that is another mapping's.
@@ -211,4 +194,10 @@ pub(crate) fn bind(memory: &Mapping, node: u32) -> io::Result<()> {
         libc::syscall(libc::SYS_mbind, at, len, libc::MPOL_BIND, mask.as_ptr(), 1025usize, 0usize)
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Bytes in a page of the file's file system, if that is hugetlbfs.
+pub(crate) fn huge_page(file: BorrowedFd<'_>) -> Option<usize> {
+    let fs = rustix::fs::fstatfs(file).ok().filter(|fs| fs.f_type == libc::HUGETLBFS_MAGIC)?;
+    usize::try_from(fs.f_bsize).ok().filter(|&bytes| bytes > 0)
 }

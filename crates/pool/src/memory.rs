@@ -11,6 +11,9 @@
 
 use std::fmt;
 
+/// Bytes in the smallest page.
+pub const PAGE_SIZE: usize = 4096;
+
 mod sealed {
     pub trait Sealed {}
 }

@@ -1,18 +1,19 @@
 //! A page, or a part of one, that has one owner.
 
-use crate::bytes::{OutOfRange, within};
-use crate::desc::{self, Desc};
+use crate::desc::Desc;
+use crate::error::OutOfRange;
 use crate::foreign;
-use crate::frag::Frag;
-use crate::memory::{Device, Mapped, Memory, Readable};
+use crate::memory::{Device, Mapped, Memory, PAGE_SIZE, Readable};
+use crate::prefetch;
+use crate::recycle;
 use crate::span::Span;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut, RangeBounds};
+use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
 
-/// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
+/// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`](crate::Frag).
 ///
 /// ```text
 ///   page   ├───────────────────────────────────────────────┤   one descriptor, one count for each Page and Frag
@@ -139,7 +140,7 @@ impl<M: Memory> Page<M> {
     /// Prefetches the page's descriptor, which the drop of the page will touch. The thread does not wait for it.
     #[inline]
     pub fn prefetch(&self) {
-        crate::home::prefetch(self.desc);
+        prefetch::descriptor(self.desc);
     }
 
     /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0 if there is none:
@@ -203,13 +204,30 @@ impl<M: Memory> Page<M> {
     #[must_use]
     pub fn split_tail(&mut self) -> Option<Self> {
         let end = self.offset() + self.len();
-        let tail = end.next_multiple_of(crate::PAGE_SIZE) - end;
+        let tail = end.next_multiple_of(PAGE_SIZE) - end;
         if tail == 0 || !self.has_whole_page() {
             return None;
         }
         self.desc().get();
         // No other value is on the page, so that the bytes behind these are no other value's.
         Some(Self { span: Span::new(end as u32, tail as u32), ..*self })
+    }
+
+    /// Narrows the page to a range of its bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond the page.
+    #[inline]
+    pub(crate) fn narrow(&mut self, range: impl RangeBounds<usize>) {
+        let range = within(range, self.len());
+        self.span = self.span.to(range.end as u32).from(range.start as u32);
+    }
+
+    /// Device address and length of the part of `bytes` that is in the page.
+    pub(crate) fn dma_range(&self, bytes: &Range<usize>) -> (u64, usize) {
+        let start = bytes.start.min(self.len());
+        (self.dma_addr() + start as u64, bytes.end.min(self.len()).saturating_sub(start))
     }
 
     /// `at` as a `u32`, which the span needs. Panics if the page has fewer bytes.
@@ -261,27 +279,7 @@ impl<M: Memory> Page<M> {
     #[inline(always)]
     pub fn release(self) {
         // SAFETY: the count is ours, and given up.
-        unsafe { desc::put(self.into_desc()) }
-    }
-
-    /// Makes the bytes shareable, and no longer writable. Free.
-    #[inline]
-    #[must_use]
-    pub fn freeze(self) -> Frag<M> {
-        Frag::from_page(self)
-    }
-
-    /// [`freeze`](Self::freeze), of some of the bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the range reaches beyond the page.
-    #[inline]
-    #[must_use]
-    pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
-        let range = within(range, self.len());
-        self.span = self.span.to(range.end as u32).from(range.start as u32);
-        self.freeze()
+        unsafe { recycle::put(self.into_desc()) }
     }
 
     /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the
@@ -436,7 +434,7 @@ impl<M: Memory> Drop for Page<M> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the count is ours, and we are gone.
-        unsafe { desc::put(self.desc) }
+        unsafe { recycle::put(self.desc) }
     }
 }
 
@@ -444,5 +442,60 @@ impl<M: Memory> fmt::Debug for Page<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let end = self.offset() + self.len();
         write!(f, "Page<{}>(#{} {}..{end})", M::NAME, self.index(), self.offset())
+    }
+}
+
+/// The range, of bytes of which there are `have`.
+///
+/// # Panics
+///
+/// If the range reaches beyond them, or ends before it begins.
+#[inline]
+pub(crate) fn within(range: impl RangeBounds<usize>, have: usize) -> Range<usize> {
+    // A bound that overflows reaches beyond any bytes.
+    let start = match range.start_bound() {
+        Bound::Included(&at) => Some(at),
+        Bound::Excluded(&at) => at.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => at.checked_add(1),
+        Bound::Excluded(&at) => Some(at),
+        Bound::Unbounded => Some(have),
+    };
+    let (start, end) = (start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX));
+    if start > end || end > have {
+        beyond(start, end, have);
+    }
+    start..end
+}
+
+/// By value and apart, so that the caller, which is on the receive path, keeps the range in registers.
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn beyond(start: usize, end: usize, have: usize) -> ! {
+    panic!("{start}..{end} of {have} bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_all_kinds() {
+        assert_eq!([within(.., 8), within(2.., 8), within(..=7, 8), within(..8, 8)], [0..8, 2..8, 0..8, 0..8]);
+        assert_eq!(within((Bound::Excluded(2), Bound::Included(4)), 8), 3..5);
+        type Bounds = (Bound<usize>, Bound<usize>);
+        let beyond: [Bounds; 5] = [
+            (Bound::Unbounded, Bound::Included(8)),
+            (Bound::Unbounded, Bound::Included(usize::MAX)),
+            (Bound::Included(9), Bound::Unbounded),
+            (Bound::Included(5), Bound::Excluded(4)),
+            (Bound::Excluded(usize::MAX), Bound::Unbounded),
+        ];
+        for range in beyond {
+            assert!(std::panic::catch_unwind(|| within(range, 8)).is_err(), "{range:?}");
+        }
     }
 }

@@ -1,21 +1,22 @@
-//! The page pool as its owner has it: options, the poll context, and how a pool ends.
+//! The page pool as its owner has it, and the poll context.
 //!
 //! The state that pages and owner share is in [`crate::shared`]. How the pool ends is in [`crate::end`].
 
 use crate::cache::{Cache, PollHome};
 use crate::desc::Unmapped;
-use crate::dma::{Direction, DmaDomain, MapError};
-use crate::end::{End, Record};
-use crate::home::{Home, Return};
+use crate::dma::{Direction, DmaDomain};
+use crate::error::PoolError;
+use crate::header::{Home, Return};
 use crate::memory::Memory;
+use crate::options::PoolOptions;
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::provider::Provider;
-use crate::region::RegionError;
+use crate::record::{Record, StatsReader};
+use crate::return_path::End;
 use crate::shared::{BATCH, REST, Shared};
-use crate::shared_pool::SharedPool;
-use crate::stats::{PoolStats, StatsReader};
-use netmem_percpu::{CpuCache, Depot, MAGAZINE, NewCacheError, NoMemory, Taker};
+use crate::stats::{PoolClosed, PoolStats};
+use netmem_percpu::Depot;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -26,193 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The most full magazines that may wait for an owner: 128 KiB of them. Further pages return by the slower path.
-const MOST_FULL: usize = 256;
-/// The fewest. Models check each magazine, so they have few.
-const LEAST_FULL: usize = if cfg!(loom) { 1 } else { 16 };
-/// The fewest pages in a magazine, if the pool chooses the size.
-const LEAST_MAGAZINE: usize = if cfg!(loom) { 1 } else { 4 };
-/// Magazines of a pool for every thread, in addition to those that it needs.
-const SPARE: usize = if cfg!(loom) { 0 } else { 16 };
-
-/// The most CPUs of which each has its magazine without asking. A machine can have hundreds, of which a process uses few. More than so
-/// many take turns: idle ones are reclaimed for them.
-const MOST_CPUS: usize = 32;
-
-/// Why a pool could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// The limit is 0.
-    #[error("a pool limited to 0 pages can never deliver one; set a limit of at least 1")]
-    NoPages,
-    /// The provider's memory is not in the domain.
-    #[error("the provider's memory cannot be mapped for the device")]
-    Map(#[from] MapError),
-    /// The memory for the pages could not be made.
-    #[error(transparent)]
-    Region(#[from] RegionError),
-    /// There is no memory for the magazines of the CPUs.
-    #[error(transparent)]
-    NoMemory(#[from] NoMemory),
-    /// A pool for every thread that can have so many pages needs more magazines than there can be.
-    #[error(
-        "{magazines} magazines are too many for a pool, which has at most {most}: limit its pages, or make magazines larger"
-    )]
-    TooManyMagazines {
-        /// The magazines that the pool would have.
-        magazines: usize,
-        /// The most that there can be.
-        most: usize,
-    },
-    /// The provider has fewer pages than were requested in advance, or the limit is lower than that.
-    #[error(
-        "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
-    )]
-    Prefill {
-        /// Pages that were requested.
-        want: usize,
-        /// Pages that there were.
-        got: usize,
-    },
-}
-
-/// The options of a [`PagePool`]. Start with [`PoolOptions::new`].
-#[derive(Clone, Debug)]
-pub struct PoolOptions {
-    name: String,
-    cache: usize,
-    limit: u64,
-    prefill: usize,
-    magazine: Option<usize>,
-    direction: Direction,
-    pub(crate) interrupts: bool,
-}
-
 impl PoolOptions {
-    /// A pool that keeps up to 512 pages in its cache and takes as many as the provider has.
-    #[must_use]
-    pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            cache: 512,
-            limit: u64::MAX,
-            prefill: 0,
-            magazine: None,
-            direction: Direction::default(),
-            interrupts: true,
-        }
-    }
-
-    /// Pages in the array cache. 0 makes every allocation ask the provider and map, and every return unmap and give
-    /// back: a page per packet.
-    #[must_use]
-    pub fn cache(mut self, pages: usize) -> Self {
-        self.cache = pages;
-        self
-    }
-
-    /// The most pages that the pool takes from the provider at a time.
-    #[must_use]
-    pub fn limit(mut self, pages: usize) -> Self {
-        self.limit = pages as u64;
-        self
-    }
-
-    /// Pages to take and map when the pool is made, so that a lack of pages shows then and not under traffic. A pool without a cache
-    /// takes none, because it has nowhere to keep them.
-    #[must_use]
-    pub fn prefill(mut self, pages: usize) -> Self {
-        self.prefill = pages;
-        self
-    }
-
-    /// Pages in a magazine, at most 62. Pages that are dropped on a CPU wait in its magazine until it is full. With 0 there are no
-    /// magazines, and each page comes back by one compare-and-swap.
-    ///
-    /// The default follows from the pool's size, so that a small pool does not strand its pages: a quarter of the pages beyond the
-    /// cache, divided by the CPUs, 4 to 62; no magazines if there are fewer than 8 pages for each CPU. The CPUs
-    /// are those that the machine can have ([`netmem_percpu::cpus`]), or 32 if there are more. On such a machine, the magazines of CPUs
-    /// hold a quarter of the pages at most. If more CPUs return pages than there are magazines for, the pool takes those of CPUs that
-    /// have been idle for 10 ms; meanwhile a page comes back by one compare-and-swap.
-    #[must_use]
-    pub fn magazine(mut self, pages: usize) -> Self {
-        self.magazine = Some(pages);
-        self
-    }
-
-    /// How pages are mapped in the pool's domain. The default is [`Bidirectional`](Direction::Bidirectional).
-    ///
-    /// [`ToDevice`](Direction::ToDevice) is for a pool whose pages are only sent: a device behind an IOMMU cannot write
-    /// them. [`FromDevice`](Direction::FromDevice) is for a receive queue whose pages are not sent as they are. Such a
-    /// page can still be sent, at the cost of sending a page of another domain: it is mapped for the transmission,
-    /// because a device may not read it at [`Page::dma_addr`]. Its [`dma_domain`](Page::dma_domain) is 0.
-    ///
-    /// ```
-    /// # use netmem_pool::{Direction, VhostDomain, PeerShared, PoolOptions, RegionOptions, RegionProvider};
-    /// # use std::sync::Arc;
-    /// let memory = RegionProvider::new(RegionOptions::new(64).build::<PeerShared>()?);
-    /// let domain = Arc::new(VhostDomain::new(&[memory.region().clone()]));
-    /// let headers = PoolOptions::new("tx-headers").direction(Direction::ToDevice).build(memory, Some(domain))?;
-    /// assert_ne!(headers.dma_domain(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn direction(mut self, direction: Direction) -> Self {
-        self.direction = direction;
-        self
-    }
-
-    /// Whether a pool that is short of pages may interrupt other CPUs to take the pages in their magazines (a membarrier, which
-    /// interrupts each CPU that runs a thread of this process). Default: true.
-    ///
-    /// With `false` the threads on isolated cores are not interrupted. A pool without pages then
-    /// takes the pages that were returned by other ways: full magazines and the return stack. Pages
-    /// in magazines that are not full stay there until the magazine is full, and count as in
-    /// flight. [`PoolStats::unasked`] says how often the pool could have used them.
-    /// [`PoolOptions::magazine`] bounds how many they are: the magazine's size for each CPU. The
-    /// end of the pool interrupts once in any case, because no page may be left on a CPU. Threads
-    /// cannot wait for a page of a [`SharedPool`] that may not interrupt and has magazines:
-    /// [`WaitError::NoInterrupts`](crate::WaitError::NoInterrupts).
-    #[must_use]
-    pub fn interrupt_cpus(mut self, allowed: bool) -> Self {
-        self.interrupts = allowed;
-        self
-    }
-
-    /// The depot for pages that are dropped outside of the poll context, and its taker. `None` for a pool that does not
-    /// reuse pages.
-    fn depot<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<Option<(Depot, Taker)>, PoolError> {
-        let cpus = netmem_percpu::cpus();
-        let Some(Magazines { capacity, loaded, count }) = self.magazines(self.pages(provider), cpus) else {
-            return Ok(None);
-        };
-        let (depot, taker) = Depot::new(capacity, count)?;
-        // Where each CPU can have one, they are not counted.
-        Ok(Some((if loaded < cpus { depot.loaded_at_most(loaded) } else { depot }, taker)))
-    }
-
-    /// The magazines of a pool with this many pages, on a machine with this many CPUs. `None` for a pool without a depot.
-    fn magazines(&self, pages: usize, cpus: usize) -> Option<Magazines> {
-        let cpus_used = cpus.min(MOST_CPUS);
-        let fair = (pages.saturating_sub(self.cache) / (4 * cpus_used)).clamp(LEAST_MAGAZINE, MAGAZINE);
-        let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
-        // If magazines could strand half of the pages or more, each page returns by itself: that costs less than to
-        // reclaim it.
-        let few = self.magazine.is_none() && pages < 2 * 4 * cpus_used;
-        if self.cache == 0 || capacity == 0 || few {
-            return None;
-        }
-        // If the user chose the size, each CPU has one.
-        let loaded = match self.magazine {
-            Some(_) => cpus,
-            None => (pages / 4 / capacity).max(cpus_used).min(cpus),
-        };
-        // Each of them has another on its way to it. In addition there are as many as can be full, and a few
-        // for bulks that do not fill theirs.
-        Some(Magazines { capacity, loaded, count: 2 * loaded + (pages / capacity).clamp(LEAST_FULL, MOST_FULL) })
-    }
-
     /// Makes the pool. A `domain` of `None` means that the device uses this process's addresses.
     ///
     /// # Errors
@@ -228,59 +43,6 @@ impl PoolOptions {
             PollHome::new(elsewhere, domain, depot, cache)
         })
     }
-
-    /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is not used: the CPUs' magazines are the
-    /// cache. [`magazine`](Self::magazine) is the size of a magazine, of which each CPU has two. Without that option it is chosen from the
-    /// pool's size, so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU, or for each of
-    /// 32 if the machine can have more, has no magazines.
-    /// With 0, each allocation takes a lock, and each return is a compare-and-swap.
-    ///
-    /// # Errors
-    ///
-    /// See [`PoolError`]; nothing is left mapped.
-    pub fn build_shared<M: Memory>(
-        self,
-        provider: Arc<dyn Provider<M>>,
-        domain: Option<Arc<dyn DmaDomain>>,
-    ) -> Result<SharedPool<M>, PoolError> {
-        SharedPool::build(self, provider, domain)
-    }
-
-    /// The number of pages that the pool can have, as far as it is known now.
-    fn pages<M: Memory>(&self, provider: &dyn Provider<M>) -> usize {
-        usize::try_from(provider.pages().min(self.limit)).unwrap_or(usize::MAX)
-    }
-
-    /// The magazines of a pool for every thread.
-    pub(crate) fn cpus<M: Memory>(&self, provider: &dyn Provider<M>) -> Result<CpuCache, PoolError> {
-        let (pages, slots) = (self.pages(provider), netmem_percpu::cpus().min(MOST_CPUS));
-        let fair = (pages / (8 * slots)).min(MAGAZINE);
-        let capacity = self.magazine.unwrap_or(fair).min(MAGAZINE);
-        let made = |capacity, magazines| CpuCache::new(capacity, magazines).map_err(not_made);
-        if capacity == 0 {
-            return made(1, 0);
-        }
-        // Two on every CPU, one in the hand of a thread on it, and as many as all pages fill. A reclaim leaves some that are not full.
-        made(capacity, (5 * slots + SPARE).saturating_add(pages.div_ceil(capacity)))
-    }
-}
-
-fn not_made(why: NewCacheError) -> PoolError {
-    match why {
-        NewCacheError::TooMany { magazines, most } => PoolError::TooManyMagazines { magazines, most },
-        NewCacheError::NoMemory(why) => why.into(),
-    }
-}
-
-/// Sizes of a pool's depot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Magazines {
-    /// Pages in each.
-    capacity: usize,
-    /// The most that CPUs hold.
-    loaded: usize,
-    /// All of them.
-    count: usize,
 }
 
 /// A page pool, owned by one receive queue.
@@ -339,7 +101,7 @@ impl<M: Memory> Napi<'_, M> {
     /// For a page of this pool: the device wrote these bytes of `page`, and the CPU is about to read them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            let (dma, len) = within(page, &bytes);
+            let (dma, len) = page.dma_range(&bytes);
             domain.sync_for_cpu(dma, len);
         }
     }
@@ -347,7 +109,7 @@ impl<M: Memory> Napi<'_, M> {
     /// For a page of this pool: the device is about to write these bytes of `page`.
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            let (dma, len) = within(page, &bytes);
+            let (dma, len) = page.dma_range(&bytes);
             domain.sync_for_device(dma, len, Direction::FromDevice);
         }
     }
@@ -357,12 +119,6 @@ impl<M: Memory> Napi<'_, M> {
         let s = unsafe { self.shared.as_ref() };
         s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
     }
-}
-
-/// Device address and length of the part of `bytes` that is in `page`.
-pub(crate) fn within<M: Memory>(page: &Page<M>, bytes: &Range<usize>) -> (u64, usize) {
-    let start = bytes.start.min(page.len());
-    (page.dma_addr() + start as u64, bytes.end.min(page.len()).saturating_sub(start))
 }
 
 impl<M: Memory> fmt::Debug for Napi<'_, M> {
@@ -554,7 +310,7 @@ impl<M: Memory> PagePool<M> {
     /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic addition.
     #[must_use]
     pub fn stats_reader(&self) -> StatsReader {
-        StatsReader::new(self.shared().end.record().clone())
+        StatsReader::new(self.shared().end.record.clone())
     }
 
     /// Gives up a page that a device kept when it stopped answering. The device may still write to the page. Therefore
@@ -610,39 +366,5 @@ impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.shared();
         write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.end.left_directly()))
-    }
-}
-
-/// The state of a pool when its owner closed it.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-#[non_exhaustive]
-pub struct PoolClosed {
-    /// The final counters.
-    pub stats: PoolStats,
-    /// Pages that were in flight then, without quarantined ones.
-    pub outstanding: u64,
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    /// A pool of 1024 pages has magazines on a machine of any size, and those on CPUs hold at most a quarter of the pages.
-    #[test]
-    fn a_small_pool_on_a_large_machine_has_magazines() {
-        let options = PoolOptions::new("sized");
-        let sizes = |capacity, loaded, count| Some(Magazines { capacity, loaded, count });
-        assert_eq!(options.magazines(1024, 4), sizes(32, 4, 8 + 32));
-        assert_eq!(options.magazines(1024, 32), sizes(4, 32, 64 + 256));
-        assert_eq!(options.magazines(1024, 256), sizes(4, 64, 128 + 256));
-        for pages in 600..5000 {
-            let Some(Magazines { capacity, loaded, .. }) = options.magazines(pages, 256) else { panic!("{pages}") };
-            assert!(4 * capacity * loaded <= pages, "{pages}: {loaded} of {capacity}");
-        }
-        assert_eq!(options.magazines(255, 256), None);
-        assert_eq!(options.clone().magazine(16).magazines(1024, 240), sizes(16, 240, 480 + 64));
-        assert_eq!(options.clone().magazine(0).magazines(1024, 4), None);
-        assert_eq!(options.cache(0).magazines(1024, 4), None);
     }
 }

@@ -7,10 +7,10 @@
 //!   unmapped    [ file ]                                              Device: numbers and offsets, no addresses
 //! ```
 
-use crate::PAGE_SIZE;
-use crate::mapping::Mapping;
-use crate::memory::{Device, PeerShared, Readable, SystemMemory};
-use crate::region::{Backing, Region, RegionError, Source, check_order};
+use crate::error::RegionError;
+use crate::mapping::{Mapping, huge_page};
+use crate::memory::{Device, PAGE_SIZE, PeerShared, Readable, SystemMemory};
+use crate::region::{Backing, Region, Source, check_order};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -216,10 +216,4 @@ fn seal(file: BorrowedFd<'_>) -> Result<(), Errno> {
 fn is_memfd(file: BorrowedFd<'_>) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_or(true, |name| name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"))
-}
-
-/// Bytes in a page of the file's file system, if that is hugetlbfs.
-pub(crate) fn huge_page(file: BorrowedFd<'_>) -> Option<usize> {
-    let fs = rustix::fs::fstatfs(file).ok().filter(|fs| fs.f_type == libc::HUGETLBFS_MAGIC)?;
-    usize::try_from(fs.f_bsize).ok().filter(|&bytes| bytes > 0)
 }

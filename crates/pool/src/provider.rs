@@ -1,73 +1,17 @@
 //! Providers: the supply of pages behind every pool.
 
-use crate::desc::Desc;
-use crate::home::Home;
-use crate::list::{Link, first, link_of};
+use crate::desc::{Desc, Link};
+use crate::header::Home;
+use crate::list::{first, link_of};
 use crate::memory::Memory;
 use crate::page::Page;
+use crate::raw_page::RawPage;
 use crate::region::Region;
 use crate::sync::Mutex;
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
-
-/// A page between a provider and a pool: it is not in use, and only the holder of this value has it.
-///
-/// It comes from [`Region::claim`] or from another provider's [`take`](Provider::take). Dropping it does not return it:
-/// hand it to [`Provider::give`]. It does not keep its provider alive. Only code that keeps the provider alive may call
-/// the methods of this value.
-#[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
-pub struct RawPage<M: Memory> {
-    desc: NonNull<Desc>,
-    kind: PhantomData<fn() -> M>,
-}
-
-// SAFETY: exclusive ownership of a page that is in no use.
-unsafe impl<M: Memory> Send for RawPage<M> {}
-
-impl<M: Memory> RawPage<M> {
-    /// # Safety
-    ///
-    /// The caller passes on the page's ownership (*one owner*).
-    #[inline]
-    pub(crate) unsafe fn from_desc(desc: NonNull<Desc>) -> Self {
-        Self { desc, kind: PhantomData }
-    }
-
-    #[inline]
-    pub(crate) fn into_desc(self) -> NonNull<Desc> {
-        self.desc
-    }
-
-    /// The page's number in its region, for providers that keep their pages by number.
-    ///
-    /// # Safety
-    ///
-    /// The page's provider is alive.
-    #[inline]
-    #[must_use]
-    pub unsafe fn index(&self) -> u32 {
-        // SAFETY: the caller guarantees that the provider is alive.
-        unsafe { self.desc() }.index()
-    }
-
-    /// # Safety
-    ///
-    /// The page's provider is alive.
-    #[inline]
-    pub(crate) unsafe fn desc(&self) -> &Desc {
-        // SAFETY: this value owns the page, and the page's provider keeps the descriptor.
-        unsafe { self.desc.as_ref() }
-    }
-}
-
-impl<M: Memory> fmt::Debug for RawPage<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RawPage<{}>", M::NAME)
-    }
-}
 
 /// A supply of pages, shared by pools and called from any thread.
 ///

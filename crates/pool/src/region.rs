@@ -5,23 +5,23 @@
 //!   descriptors  [ 64 B   ][ 64 B   ][ 64 B   ] ...   always private and anonymous: all-zero, resident only where used
 //! ```
 
-use crate::PAGE_SIZE;
-use crate::desc::{self, Desc};
+use crate::desc::Desc;
+use crate::error::RegionError;
 use crate::frag::Frag;
-use crate::home;
-use crate::mapping::{self, HUGE, Mapping};
-use crate::memory::{Mapped, Memory, PeerShared, SystemMemory, TrustedPeer};
+use crate::mapping::{HUGE, Mapping};
+use crate::memory::{Mapped, Memory, PAGE_SIZE, PeerShared, TrustedPeer};
 use crate::page::Page;
-use crate::provider::RawPage;
+use crate::prefetch;
+use crate::raw_page::RawPage;
+use crate::recycle;
 use crate::sigbus;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::MemfdFlags;
 use rustix::mm::MapFlags;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{fmt, io};
 
 /// The backing of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,228 +48,14 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Why a region could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegionError {
-    /// No pages were requested, or more than descriptors can count.
-    #[error("a region of {pages} pages: it must have between 1 and {max}", max = u32::MAX)]
-    Pages {
-        /// Pages that were requested.
-        pages: usize,
-    },
-    /// A page order that does not fit a huge page.
-    #[error("page order {order}: the largest is 9 (2 MiB)")]
-    Order {
-        /// The order that was requested.
-        order: u8,
-    },
-    /// A system call failed.
-    #[error("cannot {step} {bytes} bytes of {kind} memory: {source}; ask for fewer pages or free some memory")]
-    System {
-        /// What was attempted.
-        step: &'static str,
-        /// The number of bytes.
-        bytes: usize,
-        /// The kind of memory.
-        kind: &'static str,
-        /// The system's answer.
-        r#source: io::Error,
-    },
-    /// The system does not have this much memory. This is checked first, because the system kills a process that takes
-    /// more than there is.
-    #[error(
-        "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
-    )]
-    TooLittle {
-        /// Bytes that were requested.
-        bytes: usize,
-        /// Bytes that the system could give.
-        available: usize,
-    },
-    /// The memory may not be locked.
-    #[error(
-        "cannot lock {bytes} bytes in memory: the limit (RLIMIT_MEMLOCK) is {limit} bytes; raise it with `ulimit -l`, \
-         ask for fewer pages, or do not lock"
-    )]
-    Memlock {
-        /// Bytes to be locked.
-        bytes: usize,
-        /// The limit of the process.
-        limit: u64,
-    },
-    /// Provided memory does not begin at a page boundary.
-    #[error(
-        "memory at {addr:#x} does not begin at a multiple of the page size, {page_size} bytes; provide memory that does, \
-         or use a smaller page order"
-    )]
-    Unaligned {
-        /// Where it begins.
-        addr: usize,
-        /// Bytes in a page.
-        page_size: usize,
-    },
-    /// Provided memory is too small.
-    #[error("{bytes} bytes hold no page of {page_size}; provide more memory, or use a smaller page order")]
-    Small {
-        /// Bytes that were provided.
-        bytes: usize,
-        /// Bytes in a page.
-        page_size: usize,
-    },
-    /// The range is not inside the provided file, or does not begin where a mapping can begin.
-    #[error(
-        "bytes {start}..{end} of a file of {size} bytes cannot be mapped; begin at a multiple of 4096, and end within the \
-         file"
-    )]
-    Range {
-        /// Where the range begins in the file.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// Bytes in the file.
-        size: u64,
-    },
-    /// A provided file cannot be used.
-    #[error(
-        "cannot {step} the provided file: {source}; it must have a size, be open for reading and writing, and be of a kind \
-         that can be mapped"
-    )]
-    File {
-        /// What was attempted.
-        step: &'static str,
-        /// The system's answer.
-        r#source: io::Error,
-    },
-    /// A provided memfd can be made shorter, and cannot be sealed against that.
-    #[error(
-        "the provided memfd cannot be sealed against shrinking: {source}; seal it with F_SEAL_SHRINK, or make it with \
-         MFD_ALLOW_SEALING"
-    )]
-    Shrinkable {
-        /// The system's answer.
-        r#source: io::Error,
-    },
-    /// The limit of a provider that grows is smaller than its first region.
-    #[error(
-        "{limit} pages are the limit of growth, and it grows by {step} at a time; raise the limit or make the step smaller"
-    )]
-    Growth {
-        /// The limit, in pages.
-        limit: usize,
-        /// Pages in a region.
-        step: usize,
-    },
-    /// The NUMA node does not exist, or has no memory for this process.
-    #[error("cannot bind memory to NUMA node {node}: {source}")]
-    Node {
-        /// The node that was requested.
-        node: u32,
-        /// The system's answer.
-        r#source: io::Error,
-    },
-}
-
-/// The options of a [`Region`]. Start with [`RegionOptions::new`].
-#[derive(Clone, Debug)]
-pub struct RegionOptions {
-    pub(crate) pages: usize,
-    order: u8,
-    huge: bool,
-    reserved: bool,
-    node: Option<u32>,
-    lock: bool,
-    populate: bool,
-}
-
-impl RegionOptions {
-    /// `pages` pages of 4 KiB, on transparent huge pages if there are any, resident from the start.
-    #[must_use]
-    pub fn new(pages: usize) -> Self {
-        // A fuzzer makes thousands of small regions a second.
-        let (huge, populate) = (cfg!(not(fuzzing)), cfg!(not(fuzzing)));
-        Self { pages, order: 0, huge, reserved: false, node: None, lock: false, populate }
-    }
-
-    /// Pages of `4 KiB << order`; at most 9 (2 MiB).
-    #[must_use]
-    pub fn order(mut self, order: u8) -> Self {
-        self.order = order;
-        self
-    }
-
-    /// Whether to try for huge pages (the default) or to stay with pages of 4 KiB. They are
-    /// transparent huge pages, unless [`reserved_huge_pages`](Self::reserved_huge_pages) asks for
-    /// others.
-    #[must_use]
-    pub fn huge_pages(mut self, huge: bool) -> Self {
-        self.huge = huge;
-        self
-    }
-
-    /// Whether to take 2 MiB pages that the administrator has reserved (`vm.nr_hugepages`), if
-    /// there are enough of them. Otherwise the region has transparent ones: [`Region::backing`]
-    /// says which it got. Off by default, because the reserved pages may be meant for another
-    /// program, which would then start without them. Has no effect if
-    /// [`huge_pages`](Self::huge_pages) is off.
-    #[must_use]
-    pub fn reserved_huge_pages(mut self, reserved: bool) -> Self {
-        self.reserved = reserved;
-        self
-    }
-
-    /// Takes the memory from one NUMA node.
-    #[must_use]
-    pub fn node(mut self, node: u32) -> Self {
-        self.node = Some(node);
-        self
-    }
-
-    /// Locks the memory, so that it is never swapped out. Counts against `RLIMIT_MEMLOCK`.
-    #[must_use]
-    pub fn lock(mut self, lock: bool) -> Self {
-        self.lock = lock;
-        self
-    }
-
-    /// Whether every page is made resident at once (the default) or when it is first touched.
-    #[must_use]
-    pub fn populate(mut self, populate: bool) -> Self {
-        self.populate = populate;
-        self
-    }
-
-    /// Makes the region. Costs a few system calls and, if populating, a write to every page.
-    ///
-    /// # Errors
-    ///
-    /// See [`RegionError`]. After an error nothing is left allocated or mapped.
-    pub fn build<M: SystemMemory>(self) -> Result<Region<M>, RegionError> {
-        Region::build(&self)
-    }
-
-    /// Makes a region for a device in this process, which maps the memory's file a second time. No
-    /// safe function hands the file out, so nothing but the device can write the memory, and its
-    /// pages are slices: see [`Region::in_process_fd`].
-    ///
-    /// # Errors
-    ///
-    /// As [`build`](Self::build).
-    pub fn build_in_process(self) -> Result<Region<TrustedPeer>, RegionError> {
-        let region = Region::<PeerShared>::build(&self)?;
-        // SAFETY: a party gets the file by `in_process_fd` only, whose caller promises the same.
-        Ok(Region { in_process: true, ..unsafe { region.trust_peer() } })
-    }
-}
-
 /// Memory for pages, of one [kind](Memory), with a descriptor for each page.
 ///
 /// | made by | kind | the memory is |
 /// | --- | --- | --- |
-/// | [`RegionOptions::build`] | every one that is [`SystemMemory`] | taken from the system |
+/// | [`RegionOptions::build`](crate::RegionOptions::build) | every one that is [`SystemMemory`](crate::SystemMemory) | taken from the system |
 /// | [`Region::from_raw`] | [`Private`](crate::Private), [`KernelShared`](crate::KernelShared) | a range of this process, provided by the user |
 /// | [`Region::<PeerShared>::from_fd`](Region::from_fd) | [`PeerShared`] | a range of a file, provided by the user and mapped here |
-/// | [`RegionOptions::build_in_process`] | [`TrustedPeer`] | taken from the system, for a device in this process |
+/// | [`RegionOptions::build_in_process`](crate::RegionOptions::build_in_process) | [`TrustedPeer`] | taken from the system, for a device in this process |
 /// | [`Region::<PeerShared>::trust_peer`](Region::trust_peer) | [`TrustedPeer`] | a region of [`PeerShared`] memory, if the user declares the peer trusted |
 /// | [`Region::<Device>::unmapped`](Region::unmapped) | [`Device`](crate::Device) | a file, provided by the user and never mapped here |
 ///
@@ -320,63 +106,6 @@ unsafe impl<M: Memory> Send for Region<M> {}
 // SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone writes.
 unsafe impl<M: Memory> Sync for Region<M> {}
 
-impl<M: SystemMemory> Region<M> {
-    fn build(o: &RegionOptions) -> Result<Self, RegionError> {
-        check_order(o.order)?;
-        let pages = u32::try_from(o.pages).ok().filter(|&n| n > 0).ok_or(RegionError::Pages { pages: o.pages })?;
-        let bytes = (o.pages.checked_mul(PAGE_SIZE << o.order))
-            .and_then(|b| b.checked_next_multiple_of(HUGE))
-            .ok_or(RegionError::Pages { pages: o.pages })?;
-
-        let huge = if o.huge && o.reserved { Self::prepare(o, bytes, Backing::Huge).ok() } else { None };
-        let (mut memory, fd, backing) = match huge {
-            Some(region) => region,
-            None => Self::prepare(o, bytes, Backing::Plain)?,
-        };
-        if o.lock {
-            let limit = mapping::memlock_limit();
-            mapping::lock(&memory).map_err(|_| RegionError::Memlock { bytes, limit })?;
-        }
-        let system = |source| RegionError::System { step: "keep from child processes", bytes, kind: M::NAME, source };
-        memory.keep_from_children().map_err(system)?;
-        let (at, len) = (memory.at.as_ptr().cast(), memory.len);
-        Self::on(Source { at, len, fd, offset: 0, backing, owner: Box::new(memory) }, pages, o.order)
-    }
-
-    /// Maps, places and populates the memory, of reserved huge pages or of others.
-    fn prepare(
-        o: &RegionOptions,
-        bytes: usize,
-        want: Backing,
-    ) -> Result<(Mapping, Option<OwnedFd>, Backing), RegionError> {
-        let system = |step| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
-        let huge = want == Backing::Huge;
-        // The system counts reserved huge pages exactly. Of other memory it promises more than it has.
-        if let Some(available) = mapping::available().filter(|&a| !huge && o.populate && bytes > a) {
-            return Err(RegionError::TooLittle { bytes, available });
-        }
-        let fd = match (M::SHARED_BY_FD, huge) {
-            (false, _) => None,
-            (true, true) => Some(mapping::memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)),
-            (true, false) => Some(mapping::memfd(bytes, MemfdFlags::empty())),
-        };
-        let fd = fd.transpose().map_err(system("create a file of"))?;
-        // A region that becomes resident only where it is touched may be larger than the machine's memory.
-        let flags = if o.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
-        let file = fd.as_ref().map(AsFd::as_fd);
-        let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file.map(|fd| (fd, 0)), bytes, flags) };
-        let memory = memory.map_err(system("map"))?;
-        if let Some(node) = o.node {
-            mapping::bind(&memory, node).map_err(|source| RegionError::Node { node, source })?;
-        }
-        if o.populate {
-            mapping::populate(&memory).map_err(system("populate"))?;
-        }
-        let transparent = o.huge && !huge && mapping::make_transparent(&memory, M::SHARED_BY_FD, o.populate);
-        Ok((memory, fd, if transparent { Backing::Transparent } else { want }))
-    }
-}
-
 impl Region<PeerShared> {
     /// Declares that every peer that gets this region's file is trusted. The region becomes one of [`TrustedPeer`]
     /// memory: its pages and fragments are slices, and its fragments turn into `Bytes`. Costs nothing: memory, file and
@@ -410,15 +139,20 @@ impl Region<PeerShared> {
     }
 }
 
+impl Region<TrustedPeer> {
+    /// The same region, whose file safe functions do not hand out.
+    pub(crate) fn in_process(self) -> Self {
+        Self { in_process: true, ..self }
+    }
+}
+
 impl<M: Mapped> Region<M> {
     /// The first byte's address in this process.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.at
     }
-}
 
-impl<M: Mapped> Region<M> {
     /// The fragment of `bytes`, found by their address: another holder of the bytes. It is found for a
     /// [`Bytes`](bytes::Bytes) that was made from a fragment by `From`, while that was the only value on its page, and
     /// for its clones and slices. `None` for all other bytes. `None` also for bytes of this region that a page has, or
@@ -511,14 +245,14 @@ impl<M: Memory> Region<M> {
 
     /// The file behind the memory, if there is one, to be given to a peer. A file that the region made itself is
     /// sealed: no process can make it shorter. `None` for a region that was built for a device
-    /// [in this process](RegionOptions::build_in_process).
+    /// [in this process](crate::RegionOptions::build_in_process).
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().filter(|_| !self.in_process).map(AsFd::as_fd)
     }
 
     /// The file behind the memory, also of a region that was built for a device [in this
-    /// process](RegionOptions::build_in_process).
+    /// process](crate::RegionOptions::build_in_process).
     ///
     /// # Safety
     ///
@@ -590,7 +324,7 @@ impl<M: Memory> Region<M> {
     pub unsafe fn put(&self, index: u32, n: u32) {
         debug_assert!(index < self.pages && n > 0);
         // SAFETY: *described*: a fragment had this page, so the page exists. The caller guarantees the counts.
-        unsafe { desc::put_many(self.descs.at.cast::<Desc>().add(index as usize), n) };
+        unsafe { recycle::put_many(self.descs.at.cast::<Desc>().add(index as usize), n) };
     }
 
     /// Turns a count of page `index` that [`Page::into_count`] made into a page of `bytes`, the same bytes as before or
@@ -620,7 +354,7 @@ impl<M: Memory> Region<M> {
     pub fn prefetch(&self, index: u32) {
         if index < self.pages {
             // SAFETY: *described*: the index was just checked.
-            home::prefetch(unsafe { self.descs.at.cast::<Desc>().add(index as usize) });
+            prefetch::descriptor(unsafe { self.descs.at.cast::<Desc>().add(index as usize) });
         }
     }
 

@@ -6,13 +6,16 @@
 
 use crate::cache::PollHome;
 use crate::desc::{Desc, Unmapped};
-use crate::dma::{self, Direction, DmaDomain, MapError};
-use crate::end::End;
-use crate::home::{Home, desc_of, prefetch};
+use crate::dma::{self, Direction, DmaDomain};
+use crate::error::MapError;
+use crate::header::{Home, desc_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
-use crate::provider::{Provider, RawPage};
+use crate::prefetch;
+use crate::provider::Provider;
+use crate::raw_page::RawPage;
+use crate::return_path::End;
 use crate::stats::Counter;
 use netmem_percpu::{Depot, MAGAZINE};
 use std::cell::Cell;
@@ -67,7 +70,7 @@ pub(crate) struct Shared<M: Memory> {
 /// every field that those drops change is a cell or an atomic.
 impl<M: Memory> Shared<M> {
     pub(crate) fn name(&self) -> &str {
-        self.end.record().name()
+        self.end.record.name()
     }
 
     #[inline]
@@ -179,7 +182,7 @@ impl<M: Memory> Shared<M> {
         if let Some(room) = cache.room_for_magazine() {
             let n = self.next_magazine(|n, item| {
                 let desc = desc_of(item);
-                prefetch(desc);
+                prefetch::descriptor(desc);
                 // SAFETY: a magazine at most, for which there is room.
                 unsafe { *room.add(n) = Some(desc) };
             });

@@ -13,12 +13,6 @@
 //! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
 //! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
 //!
-//! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again,
-//! because the thread that had the lock may have taken pages from the provider. At the end of its
-//! search it compares how many magazines have left the depot. If another thread has taken one in
-//! between, or holds one on its way between the depot and a CPU, the thread releases the lock,
-//! yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
-//!
 //! **A thread that needs a page waits for it** ([`SharedPool::alloc_blocking`],
 //! [`SharedPool::alloc_async`]): see [`crate::waiters`].
 //!
@@ -39,35 +33,36 @@
 //! back before the list is closed, `device_gone` finds it. If not, the thread finds the list
 //! closed. A page whose allocation has found the list open counts as allocated before
 //! `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
-//!
-//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
-//! the lock. If such a call allocates from this pool, it gets no page ([`SharedPool::alloc`]). If it drops pages of
-//! this pool, they are returned without the lock.
 
 use crate::cache::PollHome;
-use crate::desc::Desc;
 use crate::dma::DmaDomain;
+use crate::error::{PoolError, WaitError};
 use crate::frag::Frag;
-use crate::home::{desc_of, item_of, takes_from};
+use crate::header::desc_of;
 use crate::memory::{Mapped, Memory, SystemMemory};
+use crate::options::PoolOptions;
 use crate::page::Page;
 use crate::panics::Panics;
-use crate::pool::{PagePool, PoolClosed, PoolError, PoolOptions, within};
+use crate::pool::PagePool;
 use crate::provider::{Provider, RegionProvider};
-use crate::region::RegionOptions;
-use crate::shared::{BATCH, REST, Shared};
-use crate::sync::{AtomicBool, Mutex, MutexGuard, yield_now};
-use crate::waiters::{AllocFuture, Over, WaitError, Waiters, Wakers};
-use netmem_percpu::{CpuCache, MAGAZINE, NothingFound};
-use std::cell::Cell;
+use crate::recycle::takes_from;
+use crate::region_options::RegionOptions;
+use crate::shared::{BATCH, Shared};
+use crate::stats::{PoolClosed, SharedPoolStats};
+use crate::sync::AtomicBool;
+use crate::waiters::{AllocFuture, Over, Waiters, Wakers};
+use netmem_percpu::CpuCache;
+use owner::Locked;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::num::NonZeroUsize;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+mod owner;
+mod search;
 
 /// A page pool from which every thread allocates, by shared reference.
 ///
@@ -125,99 +120,6 @@ unsafe impl<M: Memory> Send for SharedPool<M> {}
 // SAFETY: as above.
 unsafe impl<M: Memory> Sync for SharedPool<M> {}
 
-/// The owner and its lock, on separate cache lines, because every allocation reads the fields beside them.
-#[repr(align(128))]
-struct Locked<M: Memory> {
-    pool: Mutex<Owner<M>>,
-    /// The thread that has the lock ([`this_thread`]), or 0.
-    holder: AtomicUsize,
-    /// Allocations that found no page.
-    failed: AtomicU64,
-}
-
-struct Owner<M: Memory> {
-    /// Moved out when the pool ends.
-    pool: ManuallyDrop<PagePool<M>>,
-    /// When the pages on CPUs were last reclaimed.
-    reclaimed: Option<Instant>,
-}
-
-/// The lock, held.
-struct Held<'p, M: Memory> {
-    owner: MutexGuard<'p, Owner<M>>,
-    holder: &'p AtomicUsize,
-}
-
-impl<M: Memory> Drop for Held<'_, M> {
-    fn drop(&mut self) {
-        self.holder.store(0, Ordering::Relaxed);
-    }
-}
-
-impl<M: Memory> Deref for Held<'_, M> {
-    type Target = Owner<M>;
-
-    fn deref(&self) -> &Owner<M> {
-        &self.owner
-    }
-}
-
-impl<M: Memory> DerefMut for Held<'_, M> {
-    fn deref_mut(&mut self) -> &mut Owner<M> {
-        &mut self.owner
-    }
-}
-
-/// A number that no other running thread has, and that is not 0.
-fn this_thread() -> usize {
-    #[cfg(not(loom))]
-    thread_local! {
-        static HERE: Cell<u8> = const { Cell::new(0) };
-    }
-    // Boxed: the address of an empty value would be that of every thread's.
-    #[cfg(loom)]
-    loom::thread_local! {
-        static HERE: Box<Cell<u8>> = Box::default();
-    }
-    HERE.with(|here| std::ptr::from_ref::<Cell<u8>>(here).addr())
-}
-
-/// A pool's counters at one moment. They are read one after another, so they may not match exactly while threads
-/// allocate and return.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SharedPoolStats {
-    /// Pages in magazines, on CPUs or in the depot.
-    pub idle: u64,
-    /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
-    /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`].
-    pub inflight: u64,
-    /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are
-    /// not counted: a counter would cost half as much as the allocation.
-    pub magazines: u64,
-    /// Pages taken from the provider.
-    pub alloc_slow: u64,
-    /// Allocations that failed: the pool's limit was reached, or the provider had no page, or mapping failed; and other
-    /// CPUs held no page, or the last reclaim was less than 100 us ago.
-    pub alloc_failed: u64,
-    /// Pages that returned by the return stack, by one compare-and-swap each, because the magazines refused them: a
-    /// thread was reclaiming, or no empty magazine was left, or, in portable mode, the CPU's lock was taken.
-    pub recycle_ring_full: u64,
-    /// Reclaims: how often the pages that CPUs hold were moved to the depot because the pool was out of pages.
-    pub reclaims: u64,
-    /// Pages that reclaims moved to the depot.
-    pub reclaimed: u64,
-    /// How often the pool was out of pages, other CPUs seemed to hold some, and the pool did not reclaim them because
-    /// [`PoolOptions::interrupt_cpus`] is off.
-    pub unasked: u64,
-    /// Pages mapped for the device.
-    pub mapped: u64,
-    /// Pages unmapped.
-    pub unmapped: u64,
-    /// Pages in quarantine: their device stopped answering, and may still write to them.
-    pub quarantined: u64,
-}
-
 impl<M: SystemMemory> SharedPool<M> {
     /// A pool of so many pages of 4 KiB, in a region that is made for it: huge pages if there are
     /// any, resident from the start. No device has the memory. For other memory, sizes and devices
@@ -243,8 +145,27 @@ impl<M: SystemMemory> SharedPool<M> {
     }
 }
 
+impl PoolOptions {
+    /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is not used: the CPUs' magazines are the
+    /// cache. [`magazine`](Self::magazine) is the size of a magazine, of which each CPU has two. Without that option it is chosen from the
+    /// pool's size, so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU, or for each of
+    /// 32 if the machine can have more, has no magazines.
+    /// With 0, each allocation takes a lock, and each return is a compare-and-swap.
+    ///
+    /// # Errors
+    ///
+    /// See [`PoolError`]; nothing is left mapped.
+    pub fn build_shared<M: Memory>(
+        self,
+        provider: Arc<dyn Provider<M>>,
+        domain: Option<Arc<dyn DmaDomain>>,
+    ) -> Result<SharedPool<M>, PoolError> {
+        SharedPool::build(self, provider, domain)
+    }
+}
+
 impl<M: Memory> SharedPool<M> {
-    pub(crate) fn build(
+    fn build(
         options: PoolOptions,
         provider: Arc<dyn Provider<M>>,
         domain: Option<Arc<dyn DmaDomain>>,
@@ -259,13 +180,10 @@ impl<M: Memory> SharedPool<M> {
             unreachable!("the home was made of them");
         };
         let (page_size, shared) = (pool.shared().front.cache.page_size, NonNull::from(pool.shared()));
-        let waiters = pool.shared().front.home.cpus().map(|cpus| Waiters::new(&pool.shared().end, cpus));
+        let waiters = pool.shared().front.home.cpus().map(|cpus| Waiters::new(&pool.shared().end.stack, cpus));
         let Some(waiters) = waiters else { unreachable!("the home was made of them") };
         pool.shared().end.set_waiters(waiters.clone());
-        let owner = Owner { pool: ManuallyDrop::new(pool), reclaimed: None };
-        owner.share();
-        let locked = Locked { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) };
-        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: locked })
+        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: Locked::new(pool) })
     }
 
     #[inline(always)]
@@ -300,111 +218,6 @@ impl<M: Memory> SharedPool<M> {
         };
         // SAFETY: the page is this thread's alone from the commit of the pop on.
         Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn slow(&self) -> Option<NonNull<Desc>> {
-        match self.cpus().pop() {
-            Ok(item) => self.unless_closed(desc_of(item)),
-            Err(_) => self.search_all(),
-        }
-    }
-
-    /// Searches everywhere. In portable mode every allocation calls [`slow`](Self::slow), and few
-    /// call this.
-    #[cold]
-    #[inline(never)]
-    fn search_all(&self) -> Option<NonNull<Desc>> {
-        /// The most searches of one allocation. In a model there are more than loom preempts.
-        const SEARCHES: usize = if cfg!(loom) { 5 } else { 32 };
-        let mut has_reclaimed = false;
-        for search in 0..SEARCHES {
-            let taken = self.cpus().magazines_taken();
-            // This reads a line of each magazine. It is asked before the search, because a magazine
-            // that a thread holds now may be on a CPU again when the reclaim is over. If a pop
-            // takes a magazine later, that is counted. If a push replaces a magazine later, the
-            // reclaim finds the item.
-            let on_the_way = search > 0 && self.cpus().is_on_the_way();
-            let mut owner = self.lock()?;
-            if self.cpus().is_closed() {
-                drop(owner);
-                return self.while_closed(None);
-            }
-            if let Some(desc) = self.search(&mut owner, &mut has_reclaimed) {
-                return Some(desc);
-            }
-            drop(owner);
-            if search == 0 {
-                continue;
-            }
-            if !on_the_way && self.cpus().magazines_taken() == taken {
-                break;
-            }
-            yield_now();
-        }
-        self.owner.failed.fetch_add(1, Ordering::Relaxed);
-        None
-    }
-
-    /// One search: the magazines, the return stack and the provider, the pages of other CPUs.
-    fn search(&self, owner: &mut Owner<M>, has_reclaimed: &mut bool) -> Option<NonNull<Desc>> {
-        let refused = match self.cpus().pop() {
-            Ok(item) => return Some(desc_of(item)),
-            Err(why) => why == NothingFound::Refused,
-        };
-        if let Some(desc) = owner.take() {
-            return Some(desc);
-        }
-        // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A
-        // search that begins anew looks for pages that the last reclaim has missed. In both cases
-        // the pause between reclaims is ignored.
-        *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { REST });
-        self.cpus().pop().ok().map(desc_of)
-    }
-
-    /// A page that was found outside of the lock. Threads may have begun to wait meanwhile, and
-    /// have not found what this thread has put back; or the device may have gone.
-    #[inline]
-    fn unless_closed(&self, desc: NonNull<Desc>) -> Option<NonNull<Desc>> {
-        if self.cpus().is_closed() { self.while_closed(Some(desc)) } else { Some(desc) }
-    }
-
-    /// The end of an allocation that finds the magazines closed, and perhaps has a page: threads
-    /// wait, or the device is gone.
-    #[cold]
-    #[inline(never)]
-    fn while_closed(&self, found: Option<NonNull<Desc>>) -> Option<NonNull<Desc>> {
-        // SAFETY: the page is this thread's alone from the commit of the pop on.
-        let mut found = found.map(|desc| unsafe { Page::<M>::from_desc(desc, 0, self.page_size) });
-        let mut wakers = Wakers::default();
-        if let Some(mut owner) = self.lock() {
-            if self.gone.load(Ordering::Relaxed) {
-                // The page that was found, what was put back into the depot, and what was returned
-                // go to the provider.
-                let mut panics = Panics::default();
-                panics.call(|| drop(found.take()));
-                owner.empty_cpus(&mut panics);
-                panics.call(|| owner.pool.reclaim());
-                panics.resume();
-            } else {
-                self.serve(&mut owner, &mut wakers);
-                match found.take().map(|page| self.waiters.pass(page.into_desc())) {
-                    // Waiters that are left came first.
-                    Some(Ok(waker)) => wakers.0.extend(waker),
-                    // SAFETY: the page is this thread's alone.
-                    Some(Err(desc)) => found = Some(unsafe { Page::from_desc(desc, 0, self.page_size) }),
-                    None if self.cpus().is_closed() => {}
-                    None => return self.search(&mut owner, &mut false),
-                }
-            }
-        } else if self.gone.load(Ordering::Relaxed) {
-            found = None;
-        }
-        if found.is_none() {
-            self.owner.failed.fetch_add(1, Ordering::Relaxed);
-        }
-        found.map(Page::into_desc)
     }
 
     /// Allocates a page as soon as there is one, for tasks: a future, which needs no particular
@@ -463,72 +276,12 @@ impl<M: Memory> SharedPool<M> {
         self.alloc_async().block()
     }
 
-    #[cold]
-    #[inline(never)]
-    fn wait(&self) -> Result<AllocFuture<M>, WaitError> {
-        let found = |desc| Ok(AllocFuture::found(desc, self.page_size));
-        if let Ok(item) = self.cpus().pop()
-            && let Some(desc) = self.unless_closed(desc_of(item))
-        {
-            return found(desc);
-        }
-        let mut wakers = Wakers::default();
-        let mut owner = self.lock().ok_or(WaitError::InProvider)?;
-        // Without an interrupt of other CPUs first.
-        if !self.cpus().is_closed()
-            && let Some(desc) = owner.take()
-        {
-            return found(desc);
-        }
-        if !self.shared().interrupts && self.cpus().magazines() > 0 {
-            return Err(WaitError::NoInterrupts);
-        }
-        let (number, list, moved) = self.waiters.wait()?;
-        // From here on the place in the queue is given up if the provider panics.
-        let future = AllocFuture::waits(self.waiters.clone(), number, self.page_size);
-        let mut panics = Panics::default();
-        owner.moved(moved);
-        self.shared().take_in(list, &mut panics);
-        panics.resume();
-        self.serve(&mut owner, &mut wakers);
-        Ok(future)
-    }
-
-    /// Passes the pages that there are to the waiters, whose wakers are woken by the caller, after
-    /// it has released the lock.
-    fn serve(&self, owner: &mut Owner<M>, wakers: &mut Wakers) {
-        // No lock is held across the search, because it calls the provider, which may drop pages of
-        // this pool.
-        while self.waiters.any() {
-            let in_depot = self.cpus().take_from_depot().map(desc_of);
-            let Some(desc) = in_depot.or_else(|| owner.pool.alloc().map(Page::into_desc)) else { return };
-            match self.waiters.pass(desc) {
-                Ok(waker) => wakers.0.extend(waker),
-                // SAFETY: the page is this thread's alone.
-                Err(desc) => drop(unsafe { Page::<M>::from_desc(desc, 0, self.page_size) }),
-            }
-        }
-        owner.share();
-    }
-
-    /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
-    fn lock(&self) -> Option<Held<'_, M>> {
-        let Locked { pool, holder, .. } = &self.owner;
-        if holder.load(Ordering::Relaxed) == this_thread() {
-            return None;
-        }
-        // A poisoned lock is used: a panic of the provider or the domain leaves the owner consistent.
-        let owner = pool.lock().unwrap_or_else(PoisonError::into_inner);
-        holder.store(this_thread(), Ordering::Relaxed);
-        Some(Held { owner, holder })
-    }
-
     /// Moves the pages that all CPUs hold, and those on the return stack, to the depot, where any
     /// thread finds them. Threads that wait for a page get what there is first. One membarrier, if
     /// any CPU holds pages.
     pub fn reclaim(&self) {
         let mut wakers = Wakers::default();
-        let Some(mut owner) = self.lock() else { return };
+        let Some(mut owner) = self.owner.lock() else { return };
         owner.reclaim(Duration::ZERO);
         owner.pool.reclaim();
         self.serve(&mut owner, &mut wakers);
@@ -538,7 +291,7 @@ impl<M: Memory> SharedPool<M> {
     /// [`shrink`](Self::shrink) gives them back. Takes the lock.
     pub fn set_limit(&self, pages: usize) {
         let mut wakers = Wakers::default();
-        if let Some(mut owner) = self.lock() {
+        if let Some(mut owner) = self.owner.lock() {
             owner.pool.set_limit(pages);
             self.serve(&mut owner, &mut wakers);
         }
@@ -547,14 +300,14 @@ impl<M: Memory> SharedPool<M> {
     /// The most pages that the pool can hold: its limit, or what its provider has. Takes the lock.
     #[must_use]
     pub fn limit(&self) -> usize {
-        self.lock().map_or(0, |owner| owner.pool.limit())
+        self.owner.lock().map_or(0, |owner| owner.pool.limit())
     }
 
     /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool
     /// [holds](Self::held) no more than `pages` or none is idle. Returns how many pages were given back. Takes the
     /// lock. One membarrier, if any CPU holds pages.
     pub fn shrink(&self, pages: usize) -> usize {
-        let Some(mut owner) = self.lock() else { return 0 };
+        let Some(mut owner) = self.owner.lock() else { return 0 };
         owner.reclaim(Duration::ZERO);
         let mut gone = 0;
         loop {
@@ -575,7 +328,7 @@ impl<M: Memory> SharedPool<M> {
     /// Pages that the pool has from its provider: idle or in flight. Takes the lock.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.lock().map_or(0, |owner| owner.pool.held())
+        self.owner.lock().map_or(0, |owner| owner.pool.held())
     }
 
     /// The fragment of `bytes`, if they lie in a page of the provider's regions and a fragment of them can be made: see
@@ -596,7 +349,7 @@ impl<M: Memory> SharedPool<M> {
     /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and interrupts no thread.
     #[must_use]
     pub fn stats(&self) -> SharedPoolStats {
-        let stats = self.shared().end.record().stats();
+        let stats = self.shared().end.record.stats();
         let idle = self.cpus().items() as u64;
         SharedPoolStats {
             idle,
@@ -642,7 +395,7 @@ impl<M: Memory> SharedPool<M> {
     /// Syncs bytes of `page`, which is one of this pool's, after the device wrote them and before the CPU reads them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            let (dma, len) = within(page, &bytes);
+            let (dma, len) = page.dma_range(&bytes);
             domain.sync_for_cpu(dma, len);
         }
     }
@@ -650,7 +403,7 @@ impl<M: Memory> SharedPool<M> {
     /// Syncs bytes of `page`, which is one of this pool's, before the device writes them, or reads what the CPU wrote.
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
-            let (dma, len) = within(page, &bytes);
+            let (dma, len) = page.dma_range(&bytes);
             domain.sync_for_device(dma, len, self.shared().direction);
         }
     }
@@ -668,7 +421,7 @@ impl<M: Memory> SharedPool<M> {
     /// Puts a page in quarantine: its device stopped answering, and may still write to it. See
     /// [`PagePool::quarantine`]. Takes the lock.
     pub fn quarantine(&self, page: Page<M>) {
-        match self.lock() {
+        match self.owner.lock() {
             Some(mut owner) => owner.pool.quarantine(page),
             // The page is never returned, and stays in flight.
             None => std::mem::forget(page),
@@ -682,7 +435,7 @@ impl<M: Memory> SharedPool<M> {
     /// Takes the lock, and a membarrier.
     pub fn device_gone(&self) {
         let mut wakers = Wakers::default();
-        let Some(mut owner) = self.lock() else { return };
+        let Some(mut owner) = self.owner.lock() else { return };
         // Before the list of magazines is closed: see the head of this file.
         self.gone.store(true, Ordering::Release);
         wakers.0.append(&mut self.waiters.end(Over::DeviceGone).0);
@@ -725,98 +478,5 @@ impl<M: Memory> Drop for SharedPool<M> {
 impl<M: Memory> fmt::Debug for SharedPool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedPool({}, {:?})", self.name(), self.stats())
-    }
-}
-
-impl<M: Memory> Owner<M> {
-    fn cpus(&self) -> Option<&CpuCache> {
-        self.pool.shared().front.home.cpus()
-    }
-
-    /// Takes a page from the return stack or from the provider. Further pages that this yields are moved to the depot.
-    fn take(&mut self) -> Option<NonNull<Desc>> {
-        let desc = self.pool.alloc()?.into_desc();
-        self.share();
-        Some(desc)
-    }
-
-    /// Moves pages from the owner's array to the depot, while the depot has empty magazines.
-    fn share(&self) {
-        let (Some(cpus), cache) = (self.cpus(), &self.pool.shared().front.cache) else { return };
-        let mut items = [NonZeroUsize::MIN; MAGAZINE];
-        while !cpus.is_full() {
-            let mut n = 0;
-            while n < cpus.capacity()
-                && let Some(desc) = cache.take()
-            {
-                items[n] = item_of(desc);
-                n += 1;
-            }
-            // SAFETY: the owner keeps the cache.
-            let shared = unsafe { CpuCache::push_many(cpus, &items[..n]) };
-            cache.counters.alloc_refill.add(shared as u64);
-            items[shared..n].iter().for_each(|&item| cache.put(desc_of(item)));
-            // None is left, or the magazines are closed.
-            if n == 0 || shared < n {
-                return;
-            }
-        }
-    }
-
-    /// Moves the pages that CPUs hold to the depot, unless that was done less than `rest` ago. Returns whether it did.
-    fn reclaim(&mut self, rest: Duration) -> bool {
-        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return false };
-        let counters = &shared.front.cache.counters;
-        if cpus.on_cpus() == 0 {
-            return false;
-        }
-        if !shared.interrupts {
-            counters.unasked.bump();
-            return false;
-        }
-        let now = Instant::now();
-        if self.reclaimed.is_some_and(|last| now.duration_since(last) < rest) {
-            return false;
-        }
-        match cpus.reclaim() {
-            Ok(n) => {
-                self.moved(n);
-                self.reclaimed = Some(now);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(pool = self.pool.name(), %error, "pages that other CPUs hold cannot be reclaimed");
-                false
-            }
-        }
-    }
-
-    /// Counts pages that were moved from CPUs to the depot.
-    fn moved(&self, pages: usize) {
-        let counters = &self.pool.shared().front.cache.counters;
-        if pages > 0 {
-            counters.reclaims.bump();
-        }
-        counters.reclaimed.add(pages as u64);
-    }
-
-    /// From now on no page goes into a magazine.
-    fn close_cpus(&self, panics: &mut Panics) {
-        let Some(cpus) = self.cpus() else { return };
-        if let Err(error) = cpus.close() {
-            panics.call(|| {
-                let pool = self.pool.name();
-                tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
-            });
-        }
-    }
-
-    /// Gives the pages that are in magazines to the provider. The magazines are closed.
-    fn empty_cpus(&self, panics: &mut Panics) {
-        let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
-        while let Ok(item) = cpus.pop() {
-            shared.front.cache.counters.recycle_ring.bump();
-            shared.give_back(desc_of(item), panics);
-        }
     }
 }

@@ -47,7 +47,7 @@
 //! overflows, which is called for addresses that are not in a guarded mapping. If a thread that blocks SIGBUS faults,
 //! the kernel ends the process.
 
-use crate::mapping::FORKS;
+use crate::forks;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -73,7 +73,7 @@ struct Slot {
     end: AtomicUsize,
     /// Bytes in a page of the file.
     page: AtomicUsize,
-    /// [`FORKS`] in the process that has the mapping.
+    /// The [forks](forks::so_far) in the process that has the mapping.
     process: AtomicUsize,
     /// Faults in this mapping.
     lost: AtomicU64,
@@ -98,7 +98,7 @@ impl Slot {
         let [start, end, page, process] = [&self.start, &self.end, &self.page, &self.process].map(load);
         fence(Ordering::Acquire);
         let valid = version % 2 == 1 && self.version.load(Ordering::Relaxed) == version;
-        let ours = process == FORKS.load(Ordering::Relaxed) as usize;
+        let ours = process == forks::so_far() as usize;
         (valid && ours && (start..end).contains(&addr)).then_some((start, end, page))
     }
 }
@@ -173,7 +173,7 @@ impl Guard {
         slot.start.store(start, Ordering::Relaxed);
         slot.end.store(start + len, Ordering::Relaxed);
         slot.page.store(page, Ordering::Relaxed);
-        slot.process.store(FORKS.load(Ordering::Relaxed) as usize, Ordering::Relaxed);
+        slot.process.store(forks::so_far() as usize, Ordering::Relaxed);
         slot.lost.store(0, Ordering::Relaxed);
         slot.version.fetch_add(1, Ordering::Release);
         Self { slot }

@@ -1,12 +1,9 @@
 //! A pool's counters. They are always on: each costs an increment in a cache line that the pool's owner has in its
 //! cache anyway.
 //!
-//! A counter is written by one thread, the pool's owner, and any thread may read it. [`StatsReader`] reads without the
-//! pool.
+//! A counter is written by one thread, the pool's owner, and any thread may read it.
+//! [`StatsReader`](crate::StatsReader) reads without the pool.
 
-use crate::end::Record;
-use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Written by one thread, readable by all.
@@ -145,60 +142,6 @@ impl PoolStats {
     }
 }
 
-/// Reads a pool's counters from any thread. It is cheap to clone, and outlives the pool.
-///
-/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page. Therefore it is not exact.
-/// Pages that wait in the CPUs' magazines or on the return stack count as in flight until the owner takes them: up to a
-/// magazine for each CPU, and the pages that were returned since the last refill. If counters change while they are
-/// read, the result differs by these changes.
-/// [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is exact.
-///
-/// After the pool's end the counters do not change any more, except that pages which are returned late count as
-/// released.
-///
-/// ```
-/// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
-/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
-/// let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
-/// let reader = pool.stats_reader();
-/// let page = pool.alloc().ok_or("no page")?;
-/// assert_eq!(std::thread::spawn(move || reader.stats().inflight()).join().unwrap(), 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone)]
-pub struct StatsReader(Arc<Record>);
-
-impl StatsReader {
-    pub(crate) fn new(record: Arc<Record>) -> Self {
-        Self(record)
-    }
-
-    /// The pool's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    /// Whether the pool's owner has left. The pool may still wait for pages: see [`lingering`](crate::lingering).
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.0.is_closed()
-    }
-
-    /// The counters. Takes a lock that only other readers and the pool's end take, and loads that miss the cache if the pool is being
-    /// polled.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        self.0.stats()
-    }
-}
-
-impl fmt::Debug for StatsReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StatsReader({}, {:?})", self.name(), self.stats())
-    }
-}
-
 impl std::ops::AddAssign for PoolStats {
     fn add_assign(&mut self, o: Self) {
         self.alloc_fast += o.alloc_fast;
@@ -219,6 +162,53 @@ impl std::ops::AddAssign for PoolStats {
         self.unmapped += o.unmapped;
         self.quarantined += o.quarantined;
     }
+}
+
+/// A pool's counters at one moment. They are read one after another, so they may not match exactly while threads
+/// allocate and return.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedPoolStats {
+    /// Pages in magazines, on CPUs or in the depot.
+    pub idle: u64,
+    /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
+    /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`](crate::SharedPool::reclaim).
+    pub inflight: u64,
+    /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are
+    /// not counted: a counter would cost half as much as the allocation.
+    pub magazines: u64,
+    /// Pages taken from the provider.
+    pub alloc_slow: u64,
+    /// Allocations that failed: the pool's limit was reached, or the provider had no page, or mapping failed; and other
+    /// CPUs held no page, or the last reclaim was less than 100 us ago.
+    pub alloc_failed: u64,
+    /// Pages that returned by the return stack, by one compare-and-swap each, because the magazines refused them: a
+    /// thread was reclaiming, or no empty magazine was left, or, in portable mode, the CPU's lock was taken.
+    pub recycle_ring_full: u64,
+    /// Reclaims: how often the pages that CPUs hold were moved to the depot because the pool was out of pages.
+    pub reclaims: u64,
+    /// Pages that reclaims moved to the depot.
+    pub reclaimed: u64,
+    /// How often the pool was out of pages, other CPUs seemed to hold some, and the pool did not reclaim them because
+    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) is off.
+    pub unasked: u64,
+    /// Pages mapped for the device.
+    pub mapped: u64,
+    /// Pages unmapped.
+    pub unmapped: u64,
+    /// Pages in quarantine: their device stopped answering, and may still write to them.
+    pub quarantined: u64,
+}
+
+/// The state of a pool when its owner closed it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
+pub struct PoolClosed {
+    /// The final counters.
+    pub stats: PoolStats,
+    /// Pages that were in flight then, without quarantined ones.
+    pub outstanding: u64,
 }
 
 #[cfg(all(test, not(loom)))]

@@ -55,15 +55,15 @@
 //! A thread that passes a page on holds the queue, which is shared, and not the pool: from the
 //! moment at which the page is passed, the pool may be gone.
 
-use crate::desc::Desc;
-use crate::end::End;
-use crate::home::{desc_of, item_of};
-use crate::list::Link;
+use crate::desc::{Desc, Link};
+use crate::error::WaitError;
+use crate::header::{desc_of, item_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
+use crate::return_stack::ReturnStack;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use netmem_percpu::{BarrierError, CpuCache};
+use netmem_percpu::CpuCache;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -73,36 +73,6 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-
-/// Why a thread cannot wait for a page, or waits no longer.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WaitError {
-    /// [`SharedPool::device_gone`](crate::SharedPool::device_gone): the pool allocates no pages any
-    /// more.
-    #[error("the device of the pool is gone, so the pool allocates no pages any more")]
-    DeviceGone,
-    /// The pool has been closed or dropped.
-    #[error("the pool was closed while a page of it was awaited")]
-    Closed,
-    /// The pool may not interrupt other CPUs
-    /// ([`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus)), and pages that are
-    /// dropped there stay in their magazines. Without magazines the pool needs no interrupts.
-    #[error(
-        "the pool may not interrupt other CPUs, so a page that is dropped there would wake no thread; use magazine(0)"
-    )]
-    NoInterrupts,
-    /// A call of the pool's provider or domain asked for a page of this pool: the pool is locked
-    /// until the call returns.
-    #[error("the pool's own provider or domain cannot wait for the pool")]
-    InProvider,
-    /// The magazines of other CPUs could not be paused.
-    #[error(transparent)]
-    Barrier(#[from] BarrierError),
-    /// The future has already returned a page or an error.
-    #[error("the future was polled after it had ended")]
-    Ended,
-}
 
 /// Why no thread can wait any more.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +95,7 @@ impl From<Over> for WaitError {
 pub(crate) struct Waiters {
     /// Both are of the pool, and used under the lock while the queue has waiters, or by the pool's
     /// owner.
-    end: NonNull<End>,
+    stack: NonNull<ReturnStack>,
     cpus: NonNull<CpuCache>,
     queue: Mutex<Queue>,
 }
@@ -148,8 +118,8 @@ struct Queue {
 }
 
 impl Waiters {
-    pub(crate) fn new(end: &End, cpus: &CpuCache) -> Arc<Self> {
-        Arc::new(Self { end: NonNull::from(end), cpus: NonNull::from(cpus), queue: Mutex::new(Queue::default()) })
+    pub(crate) fn new(stack: &ReturnStack, cpus: &CpuCache) -> Arc<Self> {
+        Arc::new(Self { stack: NonNull::from(stack), cpus: NonNull::from(cpus), queue: Mutex::new(Queue::default()) })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -170,7 +140,7 @@ impl Waiters {
             // SAFETY: the caller has the pool.
             unsafe {
                 moved = self.cpus.as_ref().pause()?;
-                list = self.end.as_ref().mark();
+                list = self.stack.as_ref().mark();
             }
         }
         let number = queue.next;
@@ -203,7 +173,7 @@ impl Waiters {
             // SAFETY: *marked*: the queue had a waiter, so the pool exists until the lock is
             // released.
             unsafe {
-                self.end.as_ref().unmark();
+                self.stack.as_ref().unmark();
                 self.cpus.as_ref().reopen();
             }
         }
@@ -217,7 +187,7 @@ impl Waiters {
         let waiting = std::mem::take(&mut queue.waiting);
         if !waiting.is_empty() {
             // SAFETY: the caller has the pool.
-            unsafe { self.end.as_ref().unmark() };
+            unsafe { self.stack.as_ref().unmark() };
         }
         Wakers(waiting.into_values().flatten().collect())
     }

@@ -1,0 +1,107 @@
+//! [`Home`], the header that every owner of pages has: what a thread that drops a page reads of the owner.
+//!
+//! ```text
+//!   RegionProvider, quarantine     │ Home │
+//!   PagePool                       │ Home │ Cache │     this one can be entered: PollHome
+//! ```
+//!
+//! A page's descriptor points to a [`Home`]: a function for the slow way, the DMA domain's identity, and a depot if the owner
+//! collects pages by CPU. Every core that drops a page reads these words, and the owner never writes
+//! them. Only a pool that is polled has a cache behind its header.
+
+use crate::desc::Desc;
+use netmem_percpu::{CpuCache, Depot};
+use std::num::NonZeroUsize;
+use std::ptr::{self, NonNull};
+
+/// A function that returns a page to its owner. It may free the home.
+///
+/// # Safety
+///
+/// The home is the page's, and the caller gives up the page (*one owner*).
+pub(crate) type Return = unsafe fn(NonNull<Home>, NonNull<Desc>);
+
+/// The header: the part of the owner that a dropped page needs. It is the first field of the owner, or at a fixed
+/// offset in it, so that the owner's functions find the owner by the header's address.
+#[repr(C, align(128))]
+pub(crate) struct Home {
+    /// Takes back a page that neither the cache nor the depot takes. Called on any thread.
+    pub(crate) elsewhere: Return,
+    /// Identity of the DMA domain that pages of this home are mapped in, or 0.
+    domain: usize,
+    /// For a pool of every thread: collects pages, wherever they are dropped. At most one of this field and the next is
+    /// set.
+    cpus: Option<Box<CpuCache>>,
+    /// For a pool that is polled: collects pages that are dropped outside of the poll context, if the owner wants them
+    /// collected.
+    depot: Option<Depot>,
+    /// Bytes in each page. The last field, because no return reads it.
+    page_size: u32,
+}
+
+impl Home {
+    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<Depot>, page_size: u32) -> Self {
+        Self { elsewhere, domain, cpus: None, depot, page_size }
+    }
+
+    /// The home of pages that any thread allocates.
+    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, page_size: u32) -> Self {
+        Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None, page_size }
+    }
+
+    #[inline]
+    pub(crate) fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    #[inline]
+    pub(crate) fn domain(&self) -> usize {
+        self.domain
+    }
+
+    #[inline]
+    pub(crate) fn depot(&self) -> Option<&Depot> {
+        self.depot.as_ref()
+    }
+
+    pub(crate) fn cpus(&self) -> Option<&CpuCache> {
+        self.cpus.as_deref()
+    }
+
+    /// The depot and the CPU cache of a home, as pointers: a reference would have to be valid until the end of a call,
+    /// and the home may be freed during the call.
+    ///
+    /// # Safety
+    ///
+    /// The home is alive, and both may be used as long.
+    #[inline(always)]
+    pub(crate) unsafe fn collectors_at(at: *const Self) -> (Option<*const Depot>, Option<*const CpuCache>) {
+        // SAFETY: the caller's.
+        unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
+    }
+}
+
+impl Desc {
+    /// The header of the owner to which the page returns.
+    #[inline]
+    pub(crate) fn home(&self) -> *mut Home {
+        self.home_addr().cast()
+    }
+
+    #[inline]
+    pub(crate) fn set_home(&self, home: *mut Home) {
+        self.set_home_addr(home.cast());
+    }
+}
+
+/// A page in the form in which the depot stores it.
+#[inline(always)]
+pub(crate) fn item_of(desc: NonNull<Desc>) -> NonZeroUsize {
+    desc.expose_provenance()
+}
+
+/// The page that the depot stores as `item`.
+#[inline(always)]
+pub(crate) fn desc_of(item: NonZeroUsize) -> NonNull<Desc> {
+    NonNull::with_exposed_provenance(item)
+}

@@ -14,6 +14,7 @@ mod stress_ops;
 use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Counter, Depot, Mode, Taker, aborts, mode};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use stress_ops::stress_ops;
@@ -98,6 +99,22 @@ fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
     taker.reclaim(depot, |item| items.found(item)).expect("a barrier");
 }
 
+/// A worker's adds and gives: `part.start` of them, and more until `enough` has happened, up to `part.end`. Returns how many
+/// adds there were, and how many of them found the gate closed.
+fn add_and_give(worker: u64, depot: &Depot, items: &Items, part: Range<u64>, enough: impl Fn() -> bool) -> (u64, u64) {
+    let (mut done, mut closed) = (0, 0);
+    while done < part.start || (!enough() && done < part.end) {
+        for _ in 0..1000 {
+            closed += u64::from(add(2)) + u64::from(add(-1));
+        }
+        for n in 0..100 {
+            give_items(depot, items, (worker << 32) | (done + n));
+        }
+        done += 2000;
+    }
+    (done, closed)
+}
+
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
     forced_mode::assert_forced_mode();
@@ -109,34 +126,18 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     // The operations are repeated until everything that the test is about has happened, which is a matter of chance, up to this
     // number.
     let most = 10 * ops.max(10_000_000) / threads;
-    let (mut sum, rounds, shared_path) = (0, AtomicU64::new(0), AtomicU64::new(0));
+    let (mut sum, rounds) = (0, AtomicU64::new(0));
     let enough = || {
         let signals = shared().by_signals.load(Ordering::Relaxed) as u64;
         let seen = [&items.refilled, &items.refused, &rounds].map(|n| n.load(Ordering::Relaxed));
         seen.into_iter().chain([signals, disturbed.moves()]).min() > Some(0) && (!restarts() || aborts() > 0)
     };
-    let done = std::thread::scope(|scope| {
+    let (done, shared_path) = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|worker| {
-                let (disturbed, depot, items, shared_path, enough) =
-                    (&disturbed, &depot, &items, &shared_path, &enough);
+                let (disturbed, depot, items, enough) = (&disturbed, &depot, &items, &enough);
                 scope.spawn(move || {
-                    let work = || {
-                        let mut done = 0;
-                        while done < ops / threads || (!enough() && done < most) {
-                            let mut closed = 0;
-                            for _ in 0..1000 {
-                                closed += u64::from(add(2)) + u64::from(add(-1));
-                            }
-                            shared_path.fetch_add(closed, Ordering::Relaxed);
-                            for n in 0..100 {
-                                give_items(depot, items, (worker << 32) | (done + n));
-                            }
-                            done += 2000;
-                        }
-                        done
-                    };
-                    disturbed.during(work)
+                    disturbed.during(|| add_and_give(worker, depot, items, ops / threads..most, enough))
                 })
             })
             .collect();
@@ -149,11 +150,12 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
                 rounds.fetch_add(1, Ordering::Relaxed);
             })
         });
-        let done: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        let ends = workers.into_iter().map(|worker| worker.join().unwrap());
+        let (done, shared_path) = ends.fold((0, 0), |(done, closed), end| (done + end.0, closed + end.1));
         stop.store(true, Ordering::Relaxed);
         println!("{done} adds by {threads} threads");
         mover.join().unwrap();
-        done
+        (done, shared_path)
     });
     sum += shared().counter.close().unwrap().unwrap();
     taker.close(&depot, |item| items.found(item)).unwrap();
@@ -167,7 +169,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
         by_signals / 3,
         disturbed.moves(),
         rounds.load(Ordering::Relaxed),
-        shared_path.load(Ordering::Relaxed),
+        shared_path,
     );
     assert_eq!(sum as i64 + elsewhere, done as i64 / 2 + by_signals, "adds were lost, or counted twice");
     let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

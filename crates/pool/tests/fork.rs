@@ -11,11 +11,12 @@ mod forced_mode;
 #[path = "shared/skip.rs"]
 mod skip;
 
-use common::{alloc, counting, provider};
+use common::{Counting, alloc, counting, provider};
 use emulated::is_emulated;
-use netmem_pool::{Bulk, Frag, PagePool, PoolOptions, Private};
+use netmem_pool::{Bulk, Frag, PagePool, PoolOptions, Private, RegionProvider};
 use skip::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 /// How a child ended.
@@ -57,7 +58,52 @@ struct Held {
     rest: Vec<netmem_pool::Page<Private>>,
 }
 
-/// Proves POOL-11 across `fork`: drops in the child change only the child's copy of the books. The parent's pages are
+/// A pool of which pages are in all places: held, in a magazine, in the cache.
+fn held(cache: usize, memory: &Arc<RegionProvider<Private>>, domain: &Arc<Counting>) -> Held {
+    let pool = PoolOptions::new("parent").cache(cache).magazine(8);
+    let mut pool = pool.build(memory.clone(), Some(domain.clone())).unwrap();
+    let mut rest = alloc(&mut pool, 16);
+    rest.iter_mut().for_each(|page| page.as_mut_slice()[0] = 7);
+    let (page, frag) = (rest.pop(), rest.pop().map(netmem_pool::Page::freeze));
+    // Some pages wait in a magazine.
+    let away = rest.split_off(9);
+    thread::spawn(move || drop(away)).join().unwrap();
+    Held { pool, page, frag, rest }
+}
+
+/// What the child drops, and the end of its copy of the pool, change the child's copy of the accounting alone.
+fn accounting_is_the_childs(held: &mut Held, domain: &Counting, cache: usize) {
+    // Pages, fragments and bulks are dropped inside and outside of a poll, and the child's accounting is right.
+    let end = in_child(|| {
+        let Held { mut pool, page, frag, mut rest } = held_in_child(held);
+        drop(page);
+        drop(frag.clone());
+        pool.poll(|_| drop(frag));
+        let mut bulk = Bulk::new();
+        rest.drain(..).for_each(|page| bulk.add(page));
+        drop(bulk);
+        assert_eq!(pool.stats().inflight(), 0);
+        // Everything that was mapped is unmapped in the child's copy of the domain.
+        let closed = pool.close();
+        assert_eq!(closed.outstanding, 0);
+        assert_eq!(domain.maps(), domain.unmaps());
+    });
+    assert_eq!(end, End::Exit(0), "cache {cache}");
+
+    // A pool that lingers in the child only.
+    let end = in_child(|| {
+        let Held { mut pool, page, frag: _frag, rest: _rest } = held_in_child(held);
+        pool.device_gone();
+        let closed = pool.close();
+        assert_eq!(closed.outstanding, 11);
+        assert_eq!(netmem_pool::lingering()[0].pages, 11);
+        drop(page);
+        assert_eq!(netmem_pool::lingering()[0].pages, 10);
+    });
+    assert_eq!(end, End::Exit(0), "cache {cache}");
+}
+
+/// Proves POOL-11 across `fork`: drops in the child change only the child's copy of the accounting. The parent's pages are
 /// not affected. The memory of the pages is not in the child. A pool that the child makes belongs to the child.
 #[test]
 fn in_a_child() {
@@ -66,47 +112,11 @@ fn in_a_child() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }
     for cache in [0, 16] {
-        let memory = provider::<Private>(32);
-        let domain = counting();
-        let pool = PoolOptions::new("parent").cache(cache).magazine(8);
-        let mut pool = pool.build(memory.clone(), Some(domain.clone())).unwrap();
-        let mut rest = alloc(&mut pool, 16);
-        rest.iter_mut().for_each(|page| page.as_mut_slice()[0] = 7);
-        let (page, frag) = (rest.pop(), rest.pop().map(netmem_pool::Page::freeze));
-        // Some pages wait in a magazine.
-        let away = rest.split_off(9);
-        thread::spawn(move || drop(away)).join().unwrap();
-        let mut held = Held { pool, page, frag, rest };
+        let (memory, domain) = (provider::<Private>(32), counting());
+        let mut held = held(cache, &memory, &domain);
         let before = held.pool.stats_reader().stats();
 
-        // Pages, fragments and bulks are dropped inside and outside of a poll, and the child's books are right.
-        let end = in_child(|| {
-            let Held { mut pool, page, frag, mut rest } = held_in_child(&mut held);
-            drop(page);
-            drop(frag.clone());
-            pool.poll(|_| drop(frag));
-            let mut bulk = Bulk::new();
-            rest.drain(..).for_each(|page| bulk.add(page));
-            drop(bulk);
-            assert_eq!(pool.stats().inflight(), 0);
-            // Everything that was mapped is unmapped in the child's copy of the domain.
-            let closed = pool.close();
-            assert_eq!(closed.outstanding, 0);
-            assert_eq!(domain.maps(), domain.unmaps());
-        });
-        assert_eq!(end, End::Exit(0), "cache {cache}");
-
-        // A pool that lingers in the child only.
-        let end = in_child(|| {
-            let Held { mut pool, page, frag: _frag, rest: _rest } = held_in_child(&mut held);
-            pool.device_gone();
-            let closed = pool.close();
-            assert_eq!(closed.outstanding, 11);
-            assert_eq!(netmem_pool::lingering()[0].pages, 11);
-            drop(page);
-            assert_eq!(netmem_pool::lingering()[0].pages, 10);
-        });
-        assert_eq!(end, End::Exit(0), "cache {cache}");
+        accounting_is_the_childs(&mut held, &domain, cache);
 
         // The pages' memory is not in the child.
         assert_eq!(

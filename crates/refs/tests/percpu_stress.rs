@@ -15,6 +15,7 @@ mod stress_ops;
 use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Mode, aborts, mode};
 use netmem_refs::{PercpuRef, faults};
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use stress_ops::stress_ops;
@@ -36,6 +37,33 @@ extern "C" fn signalled(_: libc::c_int) {
     assert!(count().try_get());
     put(1);
     SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A worker's gets and puts: `part.start` of them, and more until `enough` has happened, up to `part.end`. Returns how many
+/// there were.
+fn get_and_put(worker: u64, part: Range<u64>, enough: impl Fn() -> bool, refused: &AtomicU64) -> u64 {
+    let mut done = 0;
+    while done < part.start || (!enough() && done < part.end) {
+        for _ in 0..1000 {
+            count().get();
+            put(1);
+        }
+        // The reference is held for a while, and put on the CPU on which the thread is by then.
+        let live = count().try_get_live();
+        count().get_many(3);
+        for n in 0..worker % 3 + 1 {
+            count().get();
+            put(u32::from(n == 0) + 1);
+        }
+        put(2);
+        if live {
+            put(1);
+        } else {
+            refused.fetch_add(1, Ordering::Relaxed);
+        }
+        done += 2000;
+    }
+    done
 }
 
 /// Proves REF-4.
@@ -62,30 +90,7 @@ fn gets_and_puts_balance_through_many_lives() {
                 count().get(); // the worker's own
                 let (disturbed, refused, enough) = (&disturbed, &refused, &enough);
                 scope.spawn(move || {
-                    let work = || {
-                        let mut done = 0;
-                        while done < ops / threads || (!enough() && done < most) {
-                            for _ in 0..1000 {
-                                count().get();
-                                put(1);
-                            }
-                            // The reference is held for a while, and put on the CPU on which the thread is by then.
-                            let live = count().try_get_live();
-                            count().get_many(3);
-                            for n in 0..worker % 3 + 1 {
-                                count().get();
-                                put(u32::from(n == 0) + 1);
-                            }
-                            put(2);
-                            if live {
-                                put(1);
-                            } else {
-                                refused.fetch_add(1, Ordering::Relaxed);
-                            }
-                            done += 2000;
-                        }
-                        done
-                    };
+                    let work = || get_and_put(worker, ops / threads..most, enough, refused);
                     let done = disturbed.during(work);
                     put(1);
                     done

@@ -2,6 +2,7 @@
 
 mod cell;
 mod count;
+mod dead;
 #[cfg(all(test, loom))]
 mod model;
 mod owner;
@@ -10,12 +11,8 @@ mod shared;
 
 pub use cell::{Borrowed, Changed, RcuCell};
 pub use count::{Count, ExactCount, InfallibleCount};
+pub use dead::Dead;
 pub use owner::Owner;
 pub use reference::Ref;
 #[doc(hidden)]
 pub use shared::Unsize;
-
-/// The object has no references left, or has been killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the object is dead")]
-pub struct Dead;

@@ -136,9 +136,8 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
         let workers: Vec<_> = (0..threads)
             .map(|worker| {
                 let (disturbed, depot, items, enough) = (&disturbed, &depot, &items, &enough);
-                scope.spawn(move || {
-                    disturbed.during(|| add_and_give(worker, depot, items, ops / threads..most, enough))
-                })
+                scope
+                    .spawn(move || disturbed.during(|| add_and_give(worker, depot, items, ops / threads..most, enough)))
             })
             .collect();
         let mover = scope.spawn(|| {

@@ -37,28 +37,12 @@ use std::ptr::NonNull;
 #[repr(transparent)]
 pub struct Frag<M: Memory>(Page<M>);
 
-impl<M: Memory> Page<M> {
-    /// Makes the bytes shareable, and no longer writable. Free.
-    #[inline]
-    #[must_use]
-    pub fn freeze(self) -> Frag<M> {
-        Frag(self)
-    }
-
-    /// [`freeze`](Self::freeze), of some of the bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the range reaches beyond the page.
-    #[inline]
-    #[must_use]
-    pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
-        self.narrow(range);
-        self.freeze()
-    }
-}
-
 impl<M: Memory> Frag<M> {
+    #[inline]
+    pub(crate) fn from_page(page: Page<M>) -> Self {
+        Self(page)
+    }
+
     /// Gives up the value without dropping the count.
     #[inline]
     pub(crate) fn into_desc(self) -> NonNull<Desc> {

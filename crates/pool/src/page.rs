@@ -3,6 +3,7 @@
 use crate::desc::Desc;
 use crate::error::OutOfRange;
 use crate::foreign;
+use crate::frag::Frag;
 use crate::memory::{Device, Mapped, Memory, PAGE_SIZE, Readable};
 use crate::prefetch;
 use crate::recycle;
@@ -13,7 +14,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
 
-/// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`](crate::Frag).
+/// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
 ///
 /// ```text
 ///   page   ├───────────────────────────────────────────────┤   one descriptor, one count for each Page and Frag
@@ -280,6 +281,25 @@ impl<M: Memory> Page<M> {
     pub fn release(self) {
         // SAFETY: the count is ours, and given up.
         unsafe { recycle::put(self.into_desc()) }
+    }
+
+    /// Makes the bytes shareable, and no longer writable. Free.
+    #[inline]
+    #[must_use]
+    pub fn freeze(self) -> Frag<M> {
+        Frag::from_page(self)
+    }
+
+    /// [`freeze`](Self::freeze), of some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond the page.
+    #[inline]
+    #[must_use]
+    pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
+        self.narrow(range);
+        self.freeze()
     }
 
     /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the

@@ -214,17 +214,6 @@ impl<M: Memory> Page<M> {
         Some(Self { span: Span::new(end as u32, tail as u32), ..*self })
     }
 
-    /// Narrows the page to a range of its bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the range reaches beyond the page.
-    #[inline]
-    pub(crate) fn narrow(&mut self, range: impl RangeBounds<usize>) {
-        let range = within(range, self.len());
-        self.span = self.span.to(range.end as u32).from(range.start as u32);
-    }
-
     /// Device address and length of the part of `bytes` that is in the page.
     pub(crate) fn dma_range(&self, bytes: &Range<usize>) -> (u64, usize) {
         let start = bytes.start.min(self.len());
@@ -298,7 +287,8 @@ impl<M: Memory> Page<M> {
     #[inline]
     #[must_use]
     pub fn freeze_range(mut self, range: impl RangeBounds<usize>) -> Frag<M> {
-        self.narrow(range);
+        let range = within(range, self.len());
+        self.span = self.span.to(range.end as u32).from(range.start as u32);
         self.freeze()
     }
 

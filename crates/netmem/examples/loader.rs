@@ -36,7 +36,7 @@ use netmem::devmem::stream::{
 use netmem::devmem::{Binding, BindingRef, Netdev, TokenRange};
 use netmem::inet::tcp::Config;
 use netmem::inet::wire::Mac;
-use netmem::inet::{Address, Host, Interface, ListenOptions, SocketError, Stack, StackOptions, Time};
+use netmem::inet::{Address, Host, Interface, ListenOptions, SocketError, Stack, StackOptions, StackWaker, Time};
 use netmem::packet::PollThenSleep;
 use netmem::refs::Worker;
 use netmem::virtio::driver::VirtioRxQueues;
@@ -148,6 +148,31 @@ impl Incoming {
     }
 }
 
+/// Binds the memory of the GPU, or a memfd in its place.
+fn bind(gpu: Option<&Checked>, pages: usize, worker: &Arc<Worker>) -> anyhow::Result<Binding> {
+    if let Some(gpu) = gpu {
+        return Ok(Binding::exported(gpu.export()?, gpu.len() as u64, 0, worker)?);
+    }
+    let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    ftruncate(&memory, (pages * PAGE) as u64)?;
+    let binding = Binding::new(memory.try_clone()?, 0, worker)?;
+    // The binding has a descriptor of its own; this one stays open for other processes.
+    println!("memory: /proc/{}/fd/{}", std::process::id(), memory.into_raw_fd());
+    Ok(binding)
+}
+
+/// Standard input ends the loader. Returns a flag that is set then; the stack is woken.
+fn end_of_input(waker: StackWaker<OnDevice>) -> Arc<AtomicBool> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        flag.store(true, Ordering::Relaxed);
+        waker.wake();
+    });
+    ended
+}
+
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [socket, address, megabytes, files, gpu @ ..] = &arguments[..] else {
@@ -162,17 +187,7 @@ fn main() -> anyhow::Result<()> {
         Some(number) => Some(Checked::new(number.parse()?, pages * PAGE)?),
         None => None,
     };
-    let binding = match &gpu {
-        Some(gpu) => Binding::exported(gpu.export()?, gpu.len() as u64, 0, &worker)?,
-        None => {
-            let memory = File::from(memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-            ftruncate(&memory, (pages * PAGE) as u64)?;
-            let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
-            // The binding has a descriptor of its own; this one stays open for other processes.
-            println!("memory: /proc/{}/fd/{}", std::process::id(), memory.into_raw_fd());
-            binding
-        }
-    };
+    let binding = bind(gpu.as_ref(), pages, &worker)?;
 
     // The driver of the device behind the socket. Its receive queue is restarted with the memory.
     let options = NetOptions::new(RxMode::Small).tx_pages(2048).device_memory(binding.region().clone());
@@ -201,14 +216,7 @@ fn main() -> anyhow::Result<()> {
     let options = ListenOptions { connection, ..ListenOptions::default() };
     let mut listener = streams.listen((address.addr, PORT).into(), options)?;
 
-    // Standard input ends the loader.
-    let (ended, waker) = (Arc::new(AtomicBool::new(false)), stack.waker());
-    let flag = Arc::clone(&ended);
-    std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        flag.store(true, Ordering::Relaxed);
-        waker.wake();
-    });
+    let ended = end_of_input(stack.waker());
     println!("{}: {files} files to port {PORT}, into {megabytes} MiB", address.addr);
 
     let memory_of = binding.reference();

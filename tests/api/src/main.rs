@@ -1,0 +1,142 @@
+//! Compares the public API of each published library with its list in `docs/reference/api/`.
+//!
+//! A public item is a promise, and a change of it should be seen in review. Without a list, a `pub`
+//! that was meant for a sister crate becomes API unnoticed.
+//!
+//! ```text
+//!   cargo run -p netmem-api              compares; fails and prints the difference
+//!   cargo run -p netmem-api -- --write   writes the lists anew
+//! ```
+//!
+//! The items come from rustdoc's JSON, which needs the nightly toolchain. Where there is none, the
+//! program reports this and succeeds. A list has the items of all features except `bench`, which is
+//! unstable. Blanket implementations and auto traits are left out.
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Features that are no part of the API.
+const UNSTABLE: [&str; 2] = ["bench", "default"];
+
+/// A published library: its package, and the features that its list has.
+struct Library {
+    package: String,
+    features: Vec<String>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let write = match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [] => false,
+        [flag] if flag == "--write" => true,
+        _ => bail!("usage: netmem-api [--write]"),
+    };
+    let nightly = Command::new("rustup").args(["run", "nightly", "rustc", "--version"]).output();
+    if !nightly.is_ok_and(|output| output.status.success()) {
+        println!("skipped: rustdoc's JSON needs a nightly toolchain (rustup toolchain install nightly)");
+        return Ok(());
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let (libraries, target) = libraries(&root)?;
+    let documents = document(&root, &libraries, &target)?;
+    let lists = root.join("docs/reference/api");
+    let mut different = 0;
+    for Library { package, .. } in &libraries {
+        let json = documents.join(format!("{}.json", package.replace('-', "_")));
+        let api = public_api::Builder::from_rustdoc_json(&json)
+            .omit_blanket_impls(true)
+            .omit_auto_trait_impls(true)
+            .build()
+            .with_context(|| format!("the API of {package}"))?;
+        let list: String = api.items().map(|item| format!("{item}\n")).collect();
+        let path = lists.join(format!("{package}.txt"));
+        if write {
+            fs::create_dir_all(&lists)?;
+            fs::write(&path, list)?;
+        } else {
+            different += usize::from(!is_equal(package, &fs::read_to_string(&path).unwrap_or_default(), &list));
+        }
+    }
+    if write {
+        return remove_others(&lists, &libraries);
+    }
+    ensure!(
+        different == 0,
+        "the API of {different} libraries differs from docs/reference/api; if that is meant, write the lists anew: \
+         cargo run -p netmem-api -- --write"
+    );
+    println!("the API of {} libraries is as listed", libraries.len());
+    Ok(())
+}
+
+/// The published libraries of the workspace, and the target folder.
+fn libraries(root: &Path) -> anyhow::Result<(Vec<Library>, PathBuf)> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root)
+        .output()?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let is_library = |package: &&Value| {
+        let has_library = |target: &Value| target["kind"].as_array().is_some_and(|kinds| kinds.contains(&"lib".into()));
+        package["publish"].is_null() && package["targets"].as_array().is_some_and(|all| all.iter().any(has_library))
+    };
+    let library = |package: &Value| {
+        let features = package["features"].as_object().into_iter().flat_map(|features| features.keys());
+        Some(Library {
+            package: package["name"].as_str()?.to_owned(),
+            features: features.filter(|name| !UNSTABLE.contains(&name.as_str())).cloned().collect(),
+        })
+    };
+    let libraries = packages.iter().filter(is_library).filter_map(library).collect();
+    let target = metadata["target_directory"].as_str().context("no target folder")?;
+    Ok((libraries, Path::new(target).join("api")))
+}
+
+/// Runs rustdoc on the libraries. Returns the folder of its JSON files.
+fn document(root: &Path, libraries: &[Library], target: &Path) -> anyhow::Result<PathBuf> {
+    let mut cargo = Command::new("rustup");
+    cargo.args(["run", "nightly", "cargo", "doc", "--quiet", "--lib", "--no-deps", "--no-default-features"]);
+    for Library { package, features } in libraries {
+        cargo.args(["--package", package]);
+        for feature in features {
+            cargo.args(["--features", &format!("{package}/{feature}")]);
+        }
+    }
+    cargo.current_dir(root).env("CARGO_TARGET_DIR", target).env_remove("RUSTFLAGS").env_remove("RUSTUP_TOOLCHAIN");
+    cargo.env("RUSTDOCFLAGS", "-Zunstable-options --output-format json --cap-lints allow");
+    ensure!(cargo.status()?.success(), "rustdoc has failed");
+    Ok(target.join("doc"))
+}
+
+/// Compares a list with the API. Prints the items that were removed and added.
+fn is_equal(package: &str, list: &str, api: &str) -> bool {
+    if list == api {
+        return true;
+    }
+    let (before, now): (BTreeSet<_>, BTreeSet<_>) = (list.lines().collect(), api.lines().collect());
+    println!("{package}:");
+    before.difference(&now).for_each(|item| println!("  - {item}"));
+    now.difference(&before).for_each(|item| println!("  + {item}"));
+    if before == now {
+        println!("  only the order or the number of items differs");
+    }
+    false
+}
+
+/// Removes the lists of libraries that are not published any more.
+fn remove_others(lists: &Path, libraries: &[Library]) -> anyhow::Result<()> {
+    for file in fs::read_dir(lists)? {
+        let path = file?.path();
+        let is_list = |library: &Library| path.file_name() == Some(format!("{}.txt", library.package).as_ref());
+        if !libraries.iter().any(is_list) {
+            fs::remove_file(path)?;
+        }
+    }
+    println!("the API of {} libraries is written", libraries.len());
+    Ok(())
+}

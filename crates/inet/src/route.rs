@@ -282,6 +282,7 @@ pub struct Routes<C: Count = RcuRef> {
     tables: Mutex<Tables>,
     hasher: RandomState,
     /// How often gets had to be repeated. [`RcuRef`] never repeats one.
+    #[cfg(feature = "bench")]
     retries: AtomicU64,
 }
 
@@ -307,7 +308,15 @@ impl<C: Count> Routes<C> {
         }
         let buckets = (0..buckets).map(|_| RcuCell::default()).collect();
         let (generation, tables) = (AtomicU64::new(0), Mutex::new(tables));
-        Self { interface, generation, buckets, tables, hasher: RandomState::new(), retries: AtomicU64::new(0) }
+        Self {
+            interface,
+            generation,
+            buckets,
+            tables,
+            hasher: RandomState::new(),
+            #[cfg(feature = "bench")]
+            retries: AtomicU64::new(0),
+        }
     }
 
     /// The interface that all routes lead to.
@@ -358,7 +367,8 @@ impl<C: Count> Routes<C> {
     }
 
     /// How often the compare-and-swap of a get had to be repeated, in all lookups. Only a
-    /// [`RefCount`](netmem_refs::RefCount) has one; it is used in benchmarks.
+    /// [`RefCount`](netmem_refs::RefCount) has one. For measurements, and not stable.
+    #[cfg(feature = "bench")]
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
@@ -421,6 +431,16 @@ impl<C: Count> Routes<C> {
         &self.buckets[self.hasher.hash_one(destination) as usize % self.buckets.len()]
     }
 
+    #[cfg(feature = "bench")]
+    #[inline]
+    fn get_counting(&self, found: Borrowed<'_, Dst<C>, C>) -> Option<Ref<Dst<C>, C>> {
+        let (got, retries) = Borrowed::try_get_live_counting(found);
+        if retries > 0 {
+            self.retries.fetch_add(retries.into(), Ordering::Relaxed);
+        }
+        got.ok()
+    }
+
     #[inline]
     fn look(&self, destination: IpAddr, now: Time) -> Option<Ref<Dst<C>, C>> {
         let generation = self.generation();
@@ -430,11 +450,10 @@ impl<C: Count> Routes<C> {
                 if found.destination == destination && found.generation == generation {
                     found.touch(now);
                     // The entry may have been removed meanwhile, and its last reference put.
-                    let (got, retries) = Borrowed::try_get_live_counting(found);
-                    if retries > 0 {
-                        self.retries.fetch_add(retries.into(), Ordering::Relaxed);
-                    }
-                    return got.ok();
+                    #[cfg(feature = "bench")]
+                    return self.get_counting(found);
+                    #[cfg(not(feature = "bench"))]
+                    return Borrowed::try_get_live(found).ok();
                 }
                 at = Borrowed::value(found).next.load(guard);
             }

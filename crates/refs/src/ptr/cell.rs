@@ -293,7 +293,13 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
         unsafe { Ref::got(this.shared, C::try_get_live) }
     }
 
-    /// [`try_get_live`](Self::try_get_live), and how often a compare-and-swap had to be repeated: [`Count::try_get_live_counting`].
+    /// [`try_get_live`](Self::try_get_live), and how often a compare-and-swap had to be repeated:
+    /// [`Count::try_get_live_counting`]. For measurements, and not stable.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_get_live`](Self::try_get_live).
+    #[cfg(feature = "bench")]
     #[inline]
     pub fn try_get_live_counting(this: Self) -> (Result<Ref<T, C>, Dead>, u32) {
         let mut retries = 0;

@@ -41,8 +41,9 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
         self.try_get()
     }
 
-    /// [`try_get_live`](Self::try_get_live), and how often its compare-and-swap had to be repeated. For measurements: only [`RefCount`] has
-    /// one.
+    /// [`try_get_live`](Self::try_get_live), and how often its compare-and-swap had to be repeated.
+    /// Only [`RefCount`] has one. For measurements, and not stable.
+    #[cfg(feature = "bench")]
     #[must_use]
     #[inline]
     fn try_get_live_counting(&self) -> (bool, u32) {
@@ -106,6 +107,7 @@ impl Count for RefCount {
         RefCount::try_get(self)
     }
 
+    #[cfg(feature = "bench")]
     #[inline]
     fn try_get_live_counting(&self) -> (bool, u32) {
         RefCount::try_get_counting(self)

@@ -199,7 +199,9 @@ impl<P: Payload> Host<P> {
         self.0.directory.give_up(&saved.flow());
     }
 
-    /// How often gets of destination entries had to be repeated: [`Routes::retries`].
+    /// How often gets of destination entries had to be repeated: [`Routes::retries`]. For
+    /// measurements, and not stable.
+    #[cfg(feature = "bench")]
     #[must_use]
     pub fn route_retries(&self) -> u64 {
         self.0.routes.retries()

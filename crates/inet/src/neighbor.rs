@@ -306,7 +306,7 @@ impl<P> Neighbors<P> {
 
     /// A request or a reply was received. A request for an address of `interface` makes an entry,
     /// because an answer will be sent there; other messages only change entries that exist.
-    pub fn arp(&mut self, arp: &Arp, interface: &Interface, now: Time) {
+    pub fn handle_arp(&mut self, arp: &Arp, interface: &Interface, now: Time) {
         let sender = IpAddr::V4(arp.sender);
         if !interface.is_neighbor(sender) || interface.owns(sender) {
             return;
@@ -319,7 +319,7 @@ impl<P> Neighbors<P> {
     }
 
     /// A neighbour asked for an address of `interface`, and told its own.
-    pub fn solicitation(&mut self, ip: &Ip, asked: &Solicitation, interface: &Interface, now: Time) {
+    pub fn handle_solicitation(&mut self, ip: &Ip, asked: &Solicitation, interface: &Interface, now: Time) {
         let known = interface.is_neighbor(ip.source) && !interface.owns(ip.source);
         if let Some(mac) = asked.mac.filter(|_| known && interface.owns(asked.target.into())) {
             self.entry(ip.source, now, None);
@@ -328,7 +328,7 @@ impl<P> Neighbors<P> {
     }
 
     /// A neighbour told its address. Makes no entry.
-    pub fn advertisement(&mut self, said: &Advertisement, interface: &Interface, now: Time) {
+    pub fn handle_advertisement(&mut self, said: &Advertisement, interface: &Interface, now: Time) {
         let target = IpAddr::V6(said.target);
         if interface.owns(target) {
             return;
@@ -389,15 +389,15 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// The first moment at which [`timeout`](Self::timeout) has something to do.
+    /// The first moment at which [`handle_timeout`](Self::handle_timeout) has something to do.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         self.due
     }
 
     /// Changes the states that are due. Costs a look at all entries if one may be due, else a
     /// comparison.
-    pub fn timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {
             return;
         }
@@ -431,7 +431,7 @@ impl<P> Neighbors<P> {
 
     /// The next event, the oldest first. Must be called until there is none, after every call of
     /// another method.
-    pub fn event(&mut self) -> Option<Event<P>> {
+    pub fn poll_event(&mut self) -> Option<Event<P>> {
         self.events.pop_front()
     }
 
@@ -550,7 +550,7 @@ mod tests {
     }
 
     fn events<P>(neighbors: &mut Neighbors<P>) -> Vec<Event<P>> {
-        std::iter::from_fn(|| neighbors.event()).collect()
+        std::iter::from_fn(|| neighbors.poll_event()).collect()
     }
 
     fn ask(at: Option<Mac>) -> Event<u32> {
@@ -560,9 +560,9 @@ mod tests {
     /// Runs all timers that are due, and returns the events with their times.
     fn run(neighbors: &mut Neighbors<u32>, until: f64) -> Vec<(f64, Event<u32>)> {
         let mut out = Vec::new();
-        while let Some(due) = neighbors.deadline().filter(|&due| due <= at(until)) {
-            neighbors.timeout(due);
-            assert!(neighbors.deadline().is_none_or(|next| next > due), "a deadline that does not move");
+        while let Some(due) = neighbors.poll_timeout().filter(|&due| due <= at(until)) {
+            neighbors.handle_timeout(due);
+            assert!(neighbors.poll_timeout().is_none_or(|next| next > due), "a deadline that does not move");
             out.extend(events(neighbors).into_iter().map(|event| (due.micros() as f64 / 1e6, event)));
         }
         out
@@ -576,7 +576,7 @@ mod tests {
         assert_eq!(neighbors.resolve(&hop, at(0.0)), Resolution::Pending);
         assert_eq!(neighbors.resolve(&hop, at(0.1)), Resolution::Pending);
         assert_eq!(events(&mut neighbors), [ask(None)]);
-        neighbors.arp(&reply(PEER), &interface(), at(0.2));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(0.2));
         let found = Event::Resolved { addr: THEIRS.into(), mac: PEER, packets: VecDeque::new() };
         assert_eq!(events(&mut neighbors), [found]);
         assert_eq!((hop.mac(), neighbors.resolve(&hop, at(0.2))), (Some(PEER), Resolution::Known(PEER)));
@@ -604,7 +604,7 @@ mod tests {
             assert_eq!(neighbors.send(&hop, packet, at(0.0)), Sent::Queued(None));
         }
         assert_eq!(neighbors.send(&hop, 8, at(0.0)), Sent::Queued(Some(0)));
-        neighbors.arp(&reply(PEER), &interface(), at(0.0));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(0.0));
         let packets = (1..=8).collect();
         assert_eq!(events(&mut neighbors)[1..], [Event::Resolved { addr: THEIRS.into(), mac: PEER, packets }]);
         assert_eq!(neighbors.send(&hop, 9, at(0.0)), Sent::Now(PEER, 9));
@@ -619,7 +619,7 @@ mod tests {
         assert_eq!(hop.mac(), Some(PEER), "it is used without a look at the cache");
         assert_eq!(run(&mut neighbors, 105.5), [(105.0, ask(Some(PEER)))]);
         // An answer by the peer itself.
-        neighbors.arp(&reply(PEER), &interface(), at(105.6));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(105.6));
         assert_eq!(run(&mut neighbors, 200.0), []);
         // And none.
         assert_eq!(neighbors.resolve(&hop, at(200.0)), Resolution::Known(PEER));
@@ -645,34 +645,34 @@ mod tests {
     #[test]
     fn unasked_news_are_not_believed_without_a_question() {
         let mut neighbors = Neighbors::<u32>::new();
-        neighbors.arp(&reply(PEER), &interface(), at(0.0));
-        neighbors.arp(&request(PEER, THEIRS, THEIRS), &interface(), at(0.0));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(0.0));
+        neighbors.handle_arp(&request(PEER, THEIRS, THEIRS), &interface(), at(0.0));
         assert_eq!((neighbors.entries.len(), events(&mut neighbors)), (0, vec![]));
 
         let (mut neighbors, hop) = resolved();
-        neighbors.arp(&reply(OTHER), &interface(), at(0.9));
+        neighbors.handle_arp(&reply(OTHER), &interface(), at(0.9));
         assert_eq!(neighbors.resolve(&hop, at(0.9)), Resolution::Known(PEER), "too early");
         assert_eq!(run(&mut neighbors, 6.0), [(5.9, ask(Some(PEER)))], "the one that is known is asked");
-        neighbors.arp(&reply(PEER), &interface(), at(6.0));
-        neighbors.arp(&request(OTHER, THEIRS, THEIRS), &interface(), at(6.5));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(6.0));
+        neighbors.handle_arp(&request(OTHER, THEIRS, THEIRS), &interface(), at(6.5));
         assert_eq!((hop.mac(), neighbors.resolve(&hop, at(6.5))), (None, Resolution::Known(OTHER)));
         assert_eq!(run(&mut neighbors, 12.0), [(11.5, ask(Some(OTHER)))]);
         // A reply to no question, by a neighbour that is stale: it is heard of, and not confirmed.
         let (mut neighbors, hop) = resolved();
         assert_eq!(run(&mut neighbors, 100.0), []);
-        neighbors.arp(&reply(PEER), &interface(), at(100.0));
+        neighbors.handle_arp(&reply(PEER), &interface(), at(100.0));
         assert_eq!(hop.mac(), None);
         // Claims of our own address, of strangers, and of groups change nothing.
         let mut neighbors = Neighbors::<u32>::new();
-        neighbors.arp(&request(PEER, OWN, OWN), &interface(), at(0.0));
-        neighbors.arp(&request(PEER, Ipv4Addr::new(11, 0, 0, 1), OWN), &interface(), at(0.0));
+        neighbors.handle_arp(&request(PEER, OWN, OWN), &interface(), at(0.0));
+        neighbors.handle_arp(&request(PEER, Ipv4Addr::new(11, 0, 0, 1), OWN), &interface(), at(0.0));
         assert_eq!(neighbors.entries.len(), 0);
     }
 
     #[test]
     fn a_question_tells_the_address_of_the_station_that_asks() {
         let mut neighbors = Neighbors::<u32>::new();
-        neighbors.arp(&request(PEER, THEIRS, OWN), &interface(), at(0.0));
+        neighbors.handle_arp(&request(PEER, THEIRS, OWN), &interface(), at(0.0));
         let hop = neighbors.hop(THEIRS.into(), at(0.0));
         assert_eq!((hop.mac(), neighbors.resolve(&hop, at(0.0))), (None, Resolution::Known(PEER)));
     }
@@ -684,7 +684,7 @@ mod tests {
         let mut users = vec![hop];
         for n in 3..20_003_u32 {
             let station = Ipv4Addr::from_bits(OWN.to_bits() + n);
-            neighbors.arp(&request(OTHER, station, OWN), &interface(), at(1.0));
+            neighbors.handle_arp(&request(OTHER, station, OWN), &interface(), at(1.0));
             if n % 1000 == 0 {
                 let hop = neighbors.hop(station.into(), at(1.0));
                 assert_eq!(neighbors.resolve(&hop, at(1.0)), Resolution::Known(OTHER));
@@ -706,7 +706,7 @@ mod tests {
             hop.touch(now);
             hop.confirm(now);
             let station = Ipv4Addr::from_bits(OWN.to_bits() + n);
-            neighbors.arp(&request(OTHER, station, OWN), &interface(), now);
+            neighbors.handle_arp(&request(OTHER, station, OWN), &interface(), now);
             others.push(neighbors.hop(station.into(), now));
             run(&mut neighbors, now.micros() as f64 / 1e6);
         }

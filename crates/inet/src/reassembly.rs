@@ -21,18 +21,18 @@ pub const MAX_DATAGRAMS: usize = 32;
 /// Fragments of one datagram. One of 65,535 bytes has 46 on Ethernet.
 pub const MAX_FRAGMENTS: usize = 64;
 /// Fragments of all datagrams.
-pub const MAX_PIECES: usize = 256;
+pub const MAX_FRAGMENTS_IN_ALL: usize = 256;
 /// How long a datagram is kept after its first fragment came.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A datagram that is complete.
 #[derive(Debug)]
 pub struct Reassembled<P> {
-    /// Its header. The [content](Ip::content) begins at 0, and is that of `pieces`, one after the
+    /// Its header. The [content](Ip::content) begins at 0, and is that of `contents`, one after the
     /// other.
     pub ip: Ip,
     /// The contents of its fragments.
-    pub pieces: Vec<P>,
+    pub contents: Vec<P>,
 }
 
 /// The counters of dropped fragments and datagrams.
@@ -50,7 +50,7 @@ pub struct ReassemblyStats {
 }
 
 #[derive(Debug)]
-struct Piece<P> {
+struct ReceivedFragment<P> {
     offset: usize,
     content: P,
 }
@@ -64,7 +64,7 @@ struct Datagram<P> {
     protocol: u8,
     since: Time,
     /// Sorted, and not overlapping.
-    pieces: Vec<Piece<P>>,
+    fragments: Vec<ReceivedFragment<P>>,
     /// The length, once the last fragment was there.
     total: Option<usize>,
     /// The header of the first fragment.
@@ -80,13 +80,13 @@ struct Datagram<P> {
 pub struct Reassembly<P> {
     /// The oldest first.
     datagrams: Vec<Datagram<P>>,
-    pieces: usize,
+    fragments: usize,
     stats: ReassemblyStats,
 }
 
 impl<P> Default for Reassembly<P> {
     fn default() -> Self {
-        Self { datagrams: Vec::new(), pieces: 0, stats: ReassemblyStats::default() }
+        Self { datagrams: Vec::new(), fragments: 0, stats: ReassemblyStats::default() }
     }
 }
 
@@ -107,8 +107,8 @@ impl<P: Chunk> Reassembly<P> {
     /// bytes of [`Ip::content`]. Returns the datagram if it is complete now.
     ///
     /// Costs a look at each incomplete datagram, and at the fragments of one.
-    pub fn input(&mut self, ip: &Ip, content: P, now: Time) -> Option<Reassembled<P>> {
-        self.timeout(now);
+    pub fn handle_fragment(&mut self, ip: &Ip, content: P, now: Time) -> Option<Reassembled<P>> {
+        self.handle_timeout(now);
         let (offset, len, more) = match ip.fragment {
             Some(fragment) => (usize::from(fragment.offset), content.len(), fragment.more),
             None => (0, content.len(), false),
@@ -124,15 +124,16 @@ impl<P: Chunk> Reassembly<P> {
             self.stats.malformed += 1;
             return None;
         }
-        let next = datagram.pieces.partition_point(|piece| piece.offset < offset);
-        if let Some(same) = datagram.pieces.get(next)
+        let next = datagram.fragments.partition_point(|fragment| fragment.offset < offset);
+        if let Some(same) = datagram.fragments.get(next)
             && (same.offset, same.content.len()) == (offset, len)
         {
             return None;
         }
-        let before = next.checked_sub(1).map_or(0, |n| datagram.pieces[n].offset + datagram.pieces[n].content.len());
-        let behind = datagram.pieces.get(next).map(|piece| piece.offset);
-        let last = datagram.pieces.last().map_or(0, |piece| piece.offset + piece.content.len());
+        let before =
+            next.checked_sub(1).map_or(0, |n| datagram.fragments[n].offset + datagram.fragments[n].content.len());
+        let behind = datagram.fragments.get(next).map(|fragment| fragment.offset);
+        let last = datagram.fragments.last().map_or(0, |fragment| fragment.offset + fragment.content.len());
         // The last fragment ends the datagram: no fragment may end behind it, and there may be only
         // one.
         let contradicts = match datagram.total {
@@ -144,7 +145,7 @@ impl<P: Chunk> Reassembly<P> {
             self.poison(at);
             return None;
         }
-        if datagram.pieces.len() == MAX_FRAGMENTS {
+        if datagram.fragments.len() == MAX_FRAGMENTS {
             self.stats.crowded += 1;
             self.poison(at);
             return None;
@@ -156,28 +157,28 @@ impl<P: Chunk> Reassembly<P> {
         if offset == 0 {
             datagram.first = Some(*ip);
         }
-        datagram.pieces.insert(next, Piece { offset, content });
-        self.pieces += 1;
-        let have: usize = datagram.pieces.iter().map(|piece| piece.content.len()).sum();
+        datagram.fragments.insert(next, ReceivedFragment { offset, content });
+        self.fragments += 1;
+        let have: usize = datagram.fragments.iter().map(|fragment| fragment.content.len()).sum();
         if datagram.total == Some(have) {
             return self.complete(at, have);
         }
-        if self.pieces > MAX_PIECES {
+        if self.fragments > MAX_FRAGMENTS_IN_ALL {
             self.stats.crowded += 1;
             self.remove(0);
         }
         None
     }
 
-    /// The first moment at which [`timeout`](Self::timeout) has something to do.
+    /// The first moment at which [`handle_timeout`](Self::handle_timeout) has something to do.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         self.datagrams.first().map(|oldest| oldest.since + TIMEOUT)
     }
 
     /// Drops datagrams whose time is over.
-    pub fn timeout(&mut self, now: Time) {
-        while self.deadline().is_some_and(|deadline| deadline <= now) {
+    pub fn handle_timeout(&mut self, now: Time) {
+        while self.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.stats.timed_out += u64::from(!self.datagrams[0].poisoned);
             self.remove(0);
         }
@@ -209,14 +210,14 @@ impl<P: Chunk> Reassembly<P> {
             self.remove(0);
         }
         let Ip { source, destination, protocol, .. } = *ip;
-        let (pieces, total, first, ecn, poisoned) = (Vec::new(), None, None, 0, false);
+        let (fragments, total, first, ecn, poisoned) = (Vec::new(), None, None, 0, false);
         self.datagrams.push(Datagram {
             source,
             destination,
             id,
             protocol,
             since: now,
-            pieces,
+            fragments,
             total,
             first,
             ecn,
@@ -238,20 +239,20 @@ impl<P: Chunk> Reassembly<P> {
             }
             ip.traffic_class |= Ip::CE;
         }
-        Some(Reassembled { ip, pieces: datagram.pieces.into_iter().map(|piece| piece.content).collect() })
+        Some(Reassembled { ip, contents: datagram.fragments.into_iter().map(|fragment| fragment.content).collect() })
     }
 
     fn remove(&mut self, at: usize) -> Datagram<P> {
         let datagram = self.datagrams.remove(at);
-        self.pieces -= datagram.pieces.len();
+        self.fragments -= datagram.fragments.len();
         datagram
     }
 
     fn poison(&mut self, at: usize) {
         let datagram = &mut self.datagrams[at];
         datagram.poisoned = true;
-        self.pieces -= datagram.pieces.len();
-        datagram.pieces = Vec::new();
+        self.fragments -= datagram.fragments.len();
+        datagram.fragments = Vec::new();
     }
 }
 
@@ -295,11 +296,11 @@ mod tests {
     }
 
     fn input(reassembly: &mut Reassembly<Bytes>, (ip, content): (Ip, Bytes)) -> Option<Reassembled<Bytes>> {
-        reassembly.input(&ip, content, START)
+        reassembly.handle_fragment(&ip, content, START)
     }
 
     fn bytes(reassembled: &Reassembled<Bytes>) -> Vec<u8> {
-        reassembled.pieces.iter().flat_map(|piece| piece.0.clone()).collect()
+        reassembled.contents.iter().flat_map(|fragment| fragment.0.clone()).collect()
     }
 
     /// Fragments of several datagrams, in any order and some twice: each datagram comes out once,
@@ -323,13 +324,13 @@ mod tests {
             rng.shuffle(&mut fragments);
             let mut out = Vec::new();
             for (ip, content) in fragments {
-                let done = reassembly.input(&ip, content.clone(), START);
+                let done = reassembly.handle_fragment(&ip, content.clone(), START);
                 if done.is_none() && rng.u8(..4) == 0 {
-                    assert!(reassembly.input(&ip, content, START).is_none(), "twice");
+                    assert!(reassembly.handle_fragment(&ip, content, START).is_none(), "twice");
                 }
                 out.extend(done);
             }
-            assert_eq!((out.len(), reassembly.datagrams.len(), reassembly.pieces), (3, 0, 0));
+            assert_eq!((out.len(), reassembly.datagrams.len(), reassembly.fragments), (3, 0, 0));
             for done in out {
                 let all = bytes(&done);
                 assert!(
@@ -359,7 +360,7 @@ mod tests {
             for &(offset, end, more) in overlap {
                 assert!(input(&mut reassembly, fragment(1, offset, end, more)).is_none());
             }
-            assert_eq!((reassembly.stats().overlapping, reassembly.pieces), (1, 0), "{overlap:?}");
+            assert_eq!((reassembly.stats().overlapping, reassembly.fragments), (1, 0), "{overlap:?}");
             for (offset, more) in [(0, true), (8, true), (16, true), (24, false)] {
                 assert!(input(&mut reassembly, fragment(1, offset, offset + 8, more)).is_none());
             }
@@ -381,9 +382,9 @@ mod tests {
         for n in 0..100_000_u32 {
             let offset = 8 * (n as usize % 3 + 1) * (n as usize % 997 + 1);
             let _ = input(&mut reassembly, fragment(n / 20, offset, offset + 8, true));
-            let kept: usize = reassembly.datagrams.iter().map(|datagram| datagram.pieces.len()).sum();
-            assert_eq!(kept, reassembly.pieces);
-            assert!(reassembly.datagrams.len() <= MAX_DATAGRAMS && kept <= MAX_PIECES);
+            let kept: usize = reassembly.datagrams.iter().map(|datagram| datagram.fragments.len()).sum();
+            assert_eq!(kept, reassembly.fragments);
+            assert!(reassembly.datagrams.len() <= MAX_DATAGRAMS && kept <= MAX_FRAGMENTS_IN_ALL);
         }
         let mut reassembly = Reassembly::new();
         for id in 0..1000 {
@@ -393,14 +394,14 @@ mod tests {
         let mut reassembly = Reassembly::new();
         for n in 1..1000 {
             let _ = input(&mut reassembly, fragment(1, 16 * n, 16 * n + 8, true));
-            assert!(reassembly.pieces <= MAX_FRAGMENTS);
+            assert!(reassembly.fragments <= MAX_FRAGMENTS);
         }
         let mut reassembly = Reassembly::new();
         let _ = input(&mut reassembly, fragment(1, 0, 8, true));
-        assert_eq!(reassembly.deadline(), Some(START + TIMEOUT));
+        assert_eq!(reassembly.poll_timeout(), Some(START + TIMEOUT));
         let (ip, content) = fragment(1, 8, 9, false);
-        assert!(reassembly.input(&ip, content, START + TIMEOUT).is_none());
-        assert_eq!((reassembly.stats().timed_out, reassembly.pieces), (1, 1));
+        assert!(reassembly.handle_fragment(&ip, content, START + TIMEOUT).is_none());
+        assert_eq!((reassembly.stats().timed_out, reassembly.fragments), (1, 1));
     }
 
     /// RFC 3168, 5.3.

@@ -666,7 +666,7 @@ mod tests {
             let (sender, target) = (Ipv4Addr::new(10, 0, 0, 2), Ipv4Addr::new(10, 0, 0, 1));
             let arp = Arp { request: false, mac, sender, target, target_mac: interface.mac };
             let later = NOW + Duration::from_secs(u64::from(mac.0[5]) * 10);
-            neighbors.lock().unwrap().arp(&arp, &interface, later);
+            neighbors.lock().unwrap().handle_arp(&arp, &interface, later);
             let _ = neighbors.lock().unwrap().resolve(hop, later);
             assert_eq!(second.hop().unwrap().mac(), Some(mac));
         }

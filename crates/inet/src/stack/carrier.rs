@@ -1,10 +1,8 @@
 //! Payload in host memory: the implementation of the connection's payload type.
 
-use crate::tcp::{Carrier, Charges, Chunk, Ticket};
-use netmem_packet::Packet;
+use crate::tcp::{Carrier, Chunk, Ticket};
 use netmem_pool::{Frag, Mapped, Memory, Page};
 use std::fmt;
-use std::rc::Rc;
 
 impl<M: Mapped> Chunk for Frag<M> {
     type Tail = Page<M>;
@@ -56,42 +54,6 @@ impl<M: Mapped> Chunk for Frag<M> {
     }
 }
 
-/// The content of an IP fragment that waits for reassembly. Its pages are counted.
-pub(crate) struct Part<M: Memory> {
-    pub(crate) packet: Packet<M>,
-    /// Count until the last clone is dropped.
-    charges: Rc<Charges>,
-}
-
-impl<M: Memory> Part<M> {
-    pub(crate) fn new(packet: Packet<M>, charges: Charges) -> Self {
-        Self { packet, charges: Rc::new(charges) }
-    }
-}
-
-impl<M: Memory> Clone for Part<M> {
-    fn clone(&self) -> Self {
-        Self { packet: self.packet.clone(), charges: self.charges.clone() }
-    }
-}
-
-impl<M: Memory> Chunk for Part<M> {
-    type Tail = ();
-
-    fn len(&self) -> usize {
-        self.packet.len()
-    }
-
-    fn advance(&mut self, n: usize) {
-        let pulled = self.packet.pull(n);
-        debug_assert!(pulled.is_ok(), "there are so many bytes");
-    }
-
-    fn truncate(&mut self, len: usize) {
-        self.packet.truncate(len);
-    }
-}
-
 /// Payload in pages of host memory: received and sent payload consists of fragments.
 impl<M: Mapped> Carrier for M {
     type Received = Frag<M>;
@@ -133,6 +95,7 @@ impl<M: Memory> fmt::Debug for HeaderTicket<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netmem_packet::Packet;
     use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
     #[test]

@@ -1,24 +1,15 @@
 //! Outgoing frames: headers are written into a separate page, and payload is sent by reference.
 
-use crate::Time;
-use crate::stack::StackStats;
-use crate::stack::carrier::HeaderTicket;
-use crate::stack::path::{NextHop, Path};
-use crate::stack::payload::{Payload, Transmit, Unsent};
-use crate::stack::shared::host::Host;
-use crate::tcp::{Full, IpFields, Outgoing, Output};
+use crate::stack::stats::StackStats;
 use crate::wire::{
-    Body, Emitted, EthernetHeader, Flow, FragmentHeader, HEADROOM, Ip, MAX_HEADERS, Outer, emit_fragment, emit_tcp,
-    emit_udp, protocol,
+    Body, Emitted, Flow, FragmentHeader, HEADROOM, MAX_HEADERS, Outer, emit_fragment, emit_udp, protocol,
 };
-use netmem_packet::{Checksum, MAX_FRAGS, Packet, Sendable, TxQueue};
+use netmem_packet::{Checksum, Gso, GsoKind, MAX_FRAGS, Meta, Packet, Sendable, TxQueue};
 use netmem_pool::{Frag, Mapped, Page, SharedPool};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// The most payload of a segment that the device cuts: an IP packet is at most 65535 bytes long.
-const MOST_CUT: usize = 65535 - 40 - 60;
 /// Frames to this stack's own address that wait for the next poll.
 const LOOPBACK: usize = 1024;
 
@@ -32,7 +23,7 @@ pub(crate) struct Egress<M: Mapped> {
     /// only a few sets of the cache.
     colour: usize,
     /// Whether the device cuts segments, of IPv4 and of IPv6.
-    cuts: [Cuts; 2],
+    pub(crate) cuts: [Cuts; 2],
     /// The identification of the last datagram that was sent in fragments.
     fragment_id: u32,
 }
@@ -44,6 +35,21 @@ pub(crate) enum Cuts {
     /// Those without congestion marks in their headers.
     WithoutEcn,
     All,
+}
+
+impl Cuts {
+    /// What the device of a transmit queue cuts.
+    pub(crate) fn of<T: TxQueue>(tx: &T, kind: GsoKind) -> Self {
+        let supports = |ecn| {
+            let gso = Gso { kind, size: 1460, headers: 54, ecn };
+            tx.supports(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
+        };
+        match (supports(true), supports(false)) {
+            (true, _) => Self::All,
+            (false, true) => Self::WithoutEcn,
+            (false, false) => Self::None,
+        }
+    }
 }
 
 impl<M: Mapped> Egress<M> {
@@ -62,8 +68,19 @@ impl<M: Mapped> Egress<M> {
         page
     }
 
+    /// Bytes in pages of the pool.
+    pub(crate) fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<M>>> {
+        let page_size = self.pool.page_size();
+        let frags = bytes.chunks(page_size).map(|chunk| {
+            let mut page = self.page()?;
+            page.copy_from(0, chunk).ok()?;
+            Some(page.freeze_range(0..chunk.len()))
+        });
+        frags.collect()
+    }
+
     /// Headers in a page of their own.
-    fn head(&mut self, headers: &[u8]) -> Option<Frag<M>> {
+    fn header_page(&mut self, headers: &[u8]) -> Option<Frag<M>> {
         let mut page = self.page()?;
         self.colour = (self.colour + 64) % 2048;
         let at = HEADROOM + self.colour;
@@ -110,14 +127,15 @@ impl<M: Mapped> Egress<M> {
         Some(packet)
     }
 
-    /// Gives a frame to the device, or gives it back if there is no room now. A frame that the device never takes is dropped, as if the
-    /// link had lost it.
+    /// Sends a frame to the device, or returns it if there is no room now. A frame that the device
+    /// never accepts is dropped, as if the link had lost it.
     pub(crate) fn send<T: TxQueue<Mem = M>>(&mut self, tx: &mut T, packet: Packet<M>) -> Result<(), Packet<M>> {
-        self.give(tx, packet, T::send).map(|_| ())
+        self.transmit(tx, packet, T::send).map(|_| ())
     }
 
-    /// Gives a frame to the device by `send`, whose result is returned: `None` if the frame was dropped.
-    fn give<T: TxQueue<Mem = M>, R>(
+    /// Sends a frame to the device by `send`, whose result is returned: `None` if the frame was
+    /// dropped.
+    pub(crate) fn transmit<T: TxQueue<Mem = M>, R>(
         &mut self,
         tx: &mut T,
         mut packet: Packet<M>,
@@ -146,7 +164,7 @@ impl<M: Mapped> Egress<M> {
         }
     }
 
-    /// Gives a frame to this stack's own receiving side, or gives it back if there is no room now.
+    /// Sends a frame to this stack's own receiving side, or returns it if there is no room now.
     pub(crate) fn send_to_self(&mut self, mut packet: Packet<M>) -> Result<(), Packet<M>> {
         if self.loopback.len() == LOOPBACK {
             return Err(packet);
@@ -158,15 +176,15 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// A complete frame, with its checksums.
-    pub(crate) fn whole(&mut self, frame: &[u8]) -> Option<Packet<M>> {
-        let mut packet = Packet::new(self.head(frame)?);
+    pub(crate) fn complete_frame(&mut self, frame: &[u8]) -> Option<Packet<M>> {
+        let mut packet = Packet::new(self.header_page(frame)?);
         packet.meta.checksum = Checksum::Verified;
         Some(packet)
     }
 
     /// A frame of `headers` alone.
-    pub(crate) fn frame(&mut self, headers: &[u8], emitted: Emitted) -> Option<Packet<M>> {
-        let mut packet = Packet::new(self.head(&headers[..emitted.len])?);
+    pub(crate) fn header_frame(&mut self, headers: &[u8], emitted: Emitted) -> Option<Packet<M>> {
+        let mut packet = Packet::new(self.header_page(&headers[..emitted.len])?);
         packet.meta = emitted.meta;
         Some(packet)
     }
@@ -185,7 +203,7 @@ impl<M: Mapped> Egress<M> {
         let emitted = emit_udp(&mut head, &Outer::new(None), flow, body).ok()?;
         self.stats.checksummed_sent += 1;
         let udp = &head[Outer::new(None).len(v4)..emitted.len];
-        let pieces: Vec<_> = std::iter::once(self.head(udp)?).chain(packet.fragments().cloned()).collect();
+        let pieces: Vec<_> = std::iter::once(self.header_page(udp)?).chain(packet.fragments().cloned()).collect();
         let mut content = Packet::new(self.page()?.freeze_range(0..0));
         self.gather(&pieces, &mut content)?;
         // Every path carries packets of 576 bytes.
@@ -202,7 +220,7 @@ impl<M: Mapped> Egress<M> {
             let mut part = content.clone();
             part.truncate(at + now);
             part.pull(at).ok()?;
-            let mut frame = self.whole(&head[..len])?;
+            let mut frame = self.complete_frame(&head[..len])?;
             part.fragments().filter(|frag| frag.len() > 0).try_for_each(|frag| frame.push(frag.clone()).ok())?;
             Some(frame)
         });
@@ -216,91 +234,10 @@ impl<M: Mapped> Egress<M> {
         let emitted = emit_udp(&mut head, outer, flow, body).ok()?;
         if !packet.prepend(&head[..emitted.len]) {
             let payload: Vec<_> = packet.fragments().cloned().collect();
-            packet = Packet::new(self.head(&head[..emitted.len])?);
+            packet = Packet::new(self.header_page(&head[..emitted.len])?);
             self.gather(&payload, &mut packet)?;
         }
         packet.meta = emitted.meta;
         Some(packet)
     }
-}
-
-/// The way of a connection's segments to the device or to this host.
-pub(crate) struct Segments<'a, P: Payload, T> {
-    pub(crate) host: &'a Host<P>,
-    pub(crate) egress: &'a mut Egress<P::Mem>,
-    pub(crate) tx: &'a mut T,
-    pub(crate) flow: &'a Flow,
-    pub(crate) path: &'a mut Path<P::Count>,
-    pub(crate) now: Time,
-    /// The connection uses explicit congestion notification: each segment may have its marks.
-    pub(crate) ecn: bool,
-    /// Fields of the IP headers.
-    pub(crate) ip: IpFields,
-}
-
-impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> {
-    fn max_payload(&self) -> usize {
-        let cuts = match self.egress.cuts[usize::from(self.flow.local.is_ipv6())] {
-            Cuts::All => true,
-            Cuts::WithoutEcn => !self.ecn,
-            Cuts::None => false,
-        };
-        if cuts || self.path.is_here() { MOST_CUT } else { 0 }
-    }
-
-    fn transmit(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {
-        let Outgoing { header, payload, payload_len, segment_size, ect, .. } = segment;
-        let Self { host, egress, tx, flow, path, now, ip, .. } = self;
-        let (link, to_self) = match path.next_hop(host, *now) {
-            NextHop::Link(link) => (link, false),
-            NextHop::Here => (EthernetHeader::default(), true),
-            NextHop::Waits => return Err(Full),
-        };
-        let ecn = if ect { Ip::ECT0 } else { 0 };
-        let outer = Outer { link: Some(link), traffic_class: ip.dscp << 2 | ecn, hop_limit: ip.hop_limit.max(1) };
-        // It fits: the path's MTU does.
-        let segment_size = (payload_len > segment_size).then_some(segment_size as u16);
-        let payload_len = payload_len as usize;
-        let mut head = [0; MAX_HEADERS];
-        let body = Body { len: payload_len, sum: None, segment_size };
-        let emitted = emit_tcp(&mut head, &outer, flow, header, body);
-        debug_assert!(emitted.is_ok(), "{emitted:?}");
-        let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
-        let mut packet = egress.frame(&head, emitted).ok_or(Full)?;
-        // A segment has so few chunks that they fit.
-        let mut rest = payload;
-        while let [first, others @ ..] = rest
-            && let Some(frag) = P::in_host(first)
-        {
-            packet.push(frag.clone()).map_err(|_| Full)?;
-            rest = others;
-        }
-        if !rest.is_empty() {
-            let ticket = ticket(&packet, payload_len);
-            // A packet to this host is received in host memory.
-            let sent = if to_self { Err(Unsent::Never) } else { P::transmit(tx, packet, rest) };
-            match sent {
-                Ok(()) => egress.stats.sent += 1,
-                Err(Unsent::Later) => return Err(Full),
-                Err(Unsent::Never) => egress.stats.refused += 1,
-            }
-            return Ok(ticket);
-        }
-        if to_self {
-            let ticket = ticket(&packet, payload_len);
-            return egress.send_to_self(packet).map(|()| ticket).map_err(|_| Full);
-        }
-        let done = match payload_len {
-            0 => egress.send(*tx, packet).map(|()| HeaderTicket::none()),
-            _ => egress
-                .give(*tx, packet, T::send_held)
-                .map(|head| head.map_or_else(HeaderTicket::none, HeaderTicket::new)),
-        };
-        done.map_err(|_| Full)
-    }
-}
-
-/// A packet without payload can be sent again at any time.
-fn ticket<M: Mapped>(packet: &Packet<M>, payload: usize) -> HeaderTicket<M> {
-    if payload == 0 { HeaderTicket::none() } else { HeaderTicket::new(packet.head().clone()) }
 }

@@ -1,9 +1,9 @@
 //! The orderly end of a stack: its peers learn that their connections end.
 
 use crate::Time;
-use crate::stack::Stack;
 use crate::stack::payload::Transmit;
 use crate::stack::source::Source;
+use crate::stack::stack::Stack;
 use crate::tcp::State;
 use netmem_packet::{PollThenSleep, TxQueue, Wait};
 use std::io;
@@ -27,13 +27,7 @@ where
     /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).
     /// [`finish`](Self::finish) does both.
     pub fn close(&mut self) {
-        let mut core = self.core.borrow_mut();
-        for listener in core.listeners.ids() {
-            core.unlisten(listener);
-        }
-        for id in core.connections.ids(|_| true) {
-            core.let_go(id, false);
-        }
+        self.core.borrow_mut().close();
     }
 
     /// Whether nothing is left to be sent: each peer has acknowledged all payload and the end, and
@@ -43,11 +37,11 @@ where
     pub fn is_closed(&self) -> bool {
         let core = self.core.borrow();
         let ended = |state| matches!(state, State::FinWait2 | State::TimeWait);
-        let mut slots = core.connections.iter().map(|(_, slot)| &slot.connection);
-        slots.all(|connection| ended(connection.state()) || connection.is_gone())
-            && !core.udp.has_work()
-            && !core.udp.is_blocked()
-            && core.egress.loopback.is_empty()
+        let mut connections = core.tcp.connections.iter().map(|(_, entry)| &entry.connection);
+        connections.all(|connection| ended(connection.state()) || connection.is_gone())
+            && !core.datagrams.has_work()
+            && !core.datagrams.is_blocked()
+            && core.resources.egress.loopback.is_empty()
     }
 
     /// Ends the stack in order: [closes](Self::close) all sockets, and drives the stack until all
@@ -84,9 +78,9 @@ where
     fn reset_all(&mut self, now: Time) -> usize {
         let mut core = self.core.borrow_mut();
         let ended = |state| matches!(state, State::FinWait2 | State::TimeWait | State::Closed);
-        let open = core.connections.ids(|slot| !ended(slot.connection.state()));
+        let open = core.tcp.connections.ids(|entry| !ended(entry.connection.state()));
         for &id in &open {
-            core.let_go(id, true);
+            core.orphan(id, true);
         }
         drop(core);
         self.poll(now);

@@ -1,18 +1,30 @@
 //! Received frames: headers are copied and read once, and the rest is passed on by reference.
+//!
+//! ```text
+//!   frame ──► wire::parse ──► for this host? ──► fragment? ──► checksum ──► TCP: SegmentInput
+//!                   └──► ARP                        └► Fragments ─┘  │    ├─► UDP: Datagrams
+//!                                                                    │    └─► ICMP: Control
+//!                                              another stack of the host: its mailbox
+//! ```
+//!
+//! Here the headers are validated: a frame that is malformed, for another station, or wrong in its
+//! checksum reaches no socket, and is counted.
 
 use crate::interface::Cast;
-use crate::stack::carrier::Part;
-use crate::stack::core::Core;
-use crate::stack::path::NextHop;
+use crate::stack::control::{Control, ReplyPath};
+use crate::stack::fragments::Fragments;
 use crate::stack::payload::{Frame, Payload, Transmit};
-use crate::stack::shared::directory::{NOBODY, Protocol};
+use crate::stack::resources::Resources;
+use crate::stack::shared::directory::{NOBODY, Protocol, StackId};
+use crate::stack::transport::datagrams::Datagrams;
+use crate::stack::transport::segment::{ReceivedSegment, SegmentInput};
+use crate::stack::transport::tcp::Tcp;
 use crate::tcp;
 use crate::wire::{
     self, Covered, Datagram, EthernetHeader, Flow, Icmp, IcmpError, IcmpKind, Ip, MAX_HEAD, Network, Quoted,
     QuotedTransport, Segment, Transport,
 };
-use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
-use std::net::IpAddr;
+use netmem_packet::{Checksum, Packet, TxQueue};
 
 /// The origin of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,61 +34,45 @@ pub(crate) enum Origin {
     /// Another stack, which has no socket for it.
     Mailbox,
     /// This stack: the frame is for an address of this host.
-    Here,
+    Loopback,
 }
 
-/// The way back to the station from which a packet came. An answer to a packet of no connection
-/// takes it: such an answer needs no entry of a destination or of a neighbour, of which a peer
-/// could otherwise make the stack forget others.
-#[derive(Clone, Copy)]
-pub(crate) struct Back {
-    /// The link's header of the packet.
-    link: EthernetHeader,
-    /// The packet came from this host.
-    here: bool,
+/// The way of received frames to the groups that process them.
+pub(crate) struct Input<'a, P: Payload, T> {
+    pub(crate) resources: &'a mut Resources<P>,
+    pub(crate) tcp: &'a mut Tcp<P>,
+    pub(crate) datagrams: &'a mut Datagrams<P::Mem>,
+    pub(crate) fragments: &'a mut Fragments<P::Mem>,
+    pub(crate) tx: &'a mut T,
+    /// The queue has fewer buffers posted than its reserve: payload is dropped.
+    pub(crate) short: bool,
 }
 
-impl Back {
-    /// The link's header of the packet.
-    pub(crate) fn link(&self) -> &EthernetHeader {
-        &self.link
-    }
-}
-
-impl<P: Payload> Core<P> {
-    /// The target of an answer to `to`, if there is a route to it.
-    pub(crate) fn way_back(&self, back: Back, to: IpAddr) -> Option<NextHop> {
-        if back.here {
-            return Some(NextHop::Here);
-        }
-        let (source, destination) = (self.host.interface().mac, back.link.source);
-        let answers = destination.is_unicast() && self.host.routes().reaches(to);
-        answers.then_some(NextHop::Link(EthernetHeader { destination, source }))
-    }
-
+impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
     /// Processes a received frame.
-    pub(crate) fn frame<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, frame: P::Frame, origin: Origin)
-    where
-        P: Transmit<T>,
-    {
-        self.egress.stats.received += 1;
+    pub(crate) fn handle_frame(&mut self, frame: P::Frame, origin: Origin) {
+        self.resources.egress.stats.received += 1;
         let mut head = [0; MAX_HEAD];
         let n = frame.peek(&mut head);
         let head = &head[..n];
         match wire::parse(head, frame.len()) {
-            Ok((link, Network::Ip(ip))) => self.ip(tx, link, &ip, head, frame, origin),
-            Ok((_, Network::Arp(arp))) => self.arp(tx, &arp),
-            Err(why) => self.not_read(&frame, head, why),
+            Ok((header, Network::Ip(ip))) => self.handle_ip(header, &ip, head, frame, origin),
+            Ok((_, Network::Arp(arp))) => self.control().handle_arp(&arp),
+            Err(why) => self.count_unparsed(&frame, head, why),
         }
+    }
+
+    fn control(&mut self) -> Control<'_, P, T> {
+        Control { resources: &mut *self.resources, tx: &mut *self.tx }
     }
 
     /// The headers of a frame were not understood.
     #[cold]
-    fn not_read(&mut self, frame: &P::Frame, head: &[u8], why: wire::ParseError) {
+    fn count_unparsed(&mut self, frame: &P::Frame, head: &[u8], why: wire::ParseError) {
         let more = head.len() < frame.len().min(MAX_HEAD);
         match why {
-            wire::ParseError::Beyond { .. } if more => self.egress.stats.unreadable += 1,
-            _ => self.egress.stats.malformed += 1,
+            wire::ParseError::Beyond { .. } if more => self.resources.egress.stats.unreadable += 1,
+            _ => self.resources.egress.stats.malformed += 1,
         }
     }
 
@@ -85,145 +81,96 @@ impl<P: Payload> Core<P> {
     #[inline]
     fn packet(&mut self, frame: P::Frame, ip: &Ip) -> Option<Packet<P::Mem>> {
         let packet = frame.into_packet(ip.content.end());
-        self.egress.stats.unreadable += u64::from(packet.is_none());
+        self.resources.egress.stats.unreadable += u64::from(packet.is_none());
         packet
     }
 
-    fn ip<T: TxQueue<Mem = P::Mem>>(
-        &mut self,
-        tx: &mut T,
-        link: EthernetHeader,
-        ip: &Ip,
-        head: &[u8],
-        frame: P::Frame,
-        origin: Origin,
-    ) where
-        P: Transmit<T>,
-    {
+    fn handle_ip(&mut self, header: EthernetHeader, ip: &Ip, head: &[u8], frame: P::Frame, origin: Origin) {
         // A frame of this host was checked when it was sent, or by the stack that received it.
-        let accepted =
-            if origin == Origin::Here { Some(Cast::Unicast) } else { self.host.interface().accepts(&link, ip) };
+        let accepted = match origin {
+            Origin::Loopback => Some(Cast::Unicast),
+            _ => self.resources.host.interface().accepts(&header, ip),
+        };
         let Some(cast) = accepted else {
-            self.egress.stats.foreign += 1;
+            self.resources.egress.stats.foreign += 1;
             return;
         };
         if ip.fragment.is_some() {
             let Some(packet) = self.packet(frame, ip) else { return };
-            return self.fragment(tx, link, ip, packet, cast);
+            return self.handle_fragment(header, ip, packet, cast);
         }
-        self.whole(tx, link, ip, head, frame, (cast, origin));
+        self.handle_packet(header, ip, head, frame, (cast, origin));
     }
 
-    /// A fragment of a datagram.
+    /// Processes a fragment of a datagram, and the datagram if it is complete.
     #[cold]
-    fn fragment<T: TxQueue<Mem = P::Mem>>(
-        &mut self,
-        tx: &mut T,
-        link: EthernetHeader,
-        ip: &Ip,
-        mut packet: Packet<P::Mem>,
-        cast: Cast,
-    ) where
-        P: Transmit<T>,
-    {
+    fn handle_fragment(&mut self, header: EthernetHeader, ip: &Ip, mut packet: Packet<P::Mem>, cast: Cast) {
         if packet.pull(ip.content.at).is_err() {
             return;
         }
         if self.short {
-            self.egress.stats.short += 1;
+            self.resources.egress.stats.short += 1;
             return;
         }
-        self.reassembly.timeout(self.now);
-        let charges = loop {
-            match self.fragments.try_charge_many(packet.pages()) {
-                Some(charges) => break charges,
-                // The oldest datagram makes room.
-                None if self.reassembly.give_up_oldest() => {}
-                None => {
-                    self.egress.stats.over_budget += 1;
-                    return;
-                }
-            }
-        };
-        let Some(whole) = self.reassembly.input(ip, Part::new(packet, charges), self.now) else { return };
-        let mut pieces = whole.pieces.into_iter().map(|part| part.packet);
-        let Some(mut packet) = pieces.next() else { return };
-        let mut rest: Vec<Packet<P::Mem>> = Vec::new();
-        for piece in pieces {
-            if rest.is_empty() {
-                rest.extend(packet.append(piece).err());
-            } else {
-                rest.push(piece);
-            }
-        }
-        if !rest.is_empty() {
-            // There are more fragments than a packet can have, so they are copied.
-            let frags: Vec<_> = std::iter::once(&packet).chain(&rest).flat_map(|p| p.fragments().cloned()).collect();
-            let Some(copied) = self.egress.copied(&frags) else { return };
-            packet = copied;
-        }
-        // No device has seen the complete datagram.
-        packet.meta = Meta::default();
+        let Some((mut ip, packet)) = self.fragments.handle_fragment(self.resources, ip, packet) else { return };
         let mut head = [0; MAX_HEAD];
         let n = packet.len().min(MAX_HEAD);
-        let (mut ip, head) = (whole.ip, &mut head[..n]);
+        let head = &mut head[..n];
         if packet.copy_to(0, head).is_ok() && ip.skip_extensions(head).is_ok() {
-            self.whole(tx, link, &ip, head, packet.into(), (cast, Origin::Queue));
+            self.handle_packet(header, &ip, head, packet.into(), (cast, Origin::Queue));
         }
     }
 
-    /// A datagram that is no fragment.
-    fn whole<T: TxQueue<Mem = P::Mem>>(
+    /// Processes an IP packet that is no fragment.
+    fn handle_packet(
         &mut self,
-        tx: &mut T,
-        link: EthernetHeader,
+        header: EthernetHeader,
         ip: &Ip,
         head: &[u8],
         frame: P::Frame,
         (cast, origin): (Cast, Origin),
-    ) where
-        P: Transmit<T>,
-    {
+    ) {
         let transport = match ip.transport(head) {
             Ok(transport) => transport,
-            Err(why) => return self.not_read(&frame, head, why),
+            Err(why) => return self.count_unparsed(&frame, head, why),
         };
         if let Some(covered) = ip.covered(&transport) {
             match self.is_right(&frame, covered, matches!(transport, Transport::Icmp(_))) {
                 Some(true) => {}
                 Some(false) => {
-                    self.egress.stats.wrong_checksum += 1;
+                    self.resources.egress.stats.wrong_checksum += 1;
                     return;
                 }
                 None => {
-                    let segment = match &transport {
-                        Transport::Tcp(segment) => Some(segment),
-                        _ => None,
-                    };
-                    return self.unverified(ip, segment);
+                    let segment = if let Transport::Tcp(segment) = &transport { Some(segment) } else { None };
+                    return self.tcp.handle_unverified(self.resources, ip, segment);
                 }
             }
         }
-        let back = Back { link, here: origin == Origin::Here };
+        let reply_path = ReplyPath { header, loopback: origin == Origin::Loopback };
         match &transport {
-            Transport::Tcp(segment) if cast == Cast::Unicast => self.tcp(tx, (ip, back), segment, frame, origin),
+            Transport::Tcp(segment) if cast == Cast::Unicast => {
+                self.handle_tcp((ip, reply_path), segment, frame, origin);
+            }
             Transport::Tcp(_) => {}
             Transport::Udp(datagram) => {
-                if !self.datagram(ip, datagram, frame, origin) {
-                    self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::PortUnreachable, head);
+                if !self.handle_udp(ip, datagram, frame, origin) {
+                    let kind = IcmpKind::PortUnreachable;
+                    self.control().send_unreachable((ip, reply_path), &transport, cast, kind, head);
                 }
             }
             Transport::Icmp(Icmp::Error(error)) => {
                 if cast == Cast::Unicast {
-                    self.icmp_error(error, frame, origin);
+                    self.handle_icmp_error(error, frame, origin);
                 }
             }
             Transport::Icmp(message) => {
                 let Some(packet) = self.packet(frame, ip) else { return };
-                self.icmp(tx, (ip, back), message, cast, packet);
+                self.control().handle_icmp((ip, reply_path), message, cast, &packet);
             }
             Transport::Unknown => {
-                self.unreachable(tx, (ip, back), &transport, cast, IcmpKind::ProtocolUnreachable, head)
+                let kind = IcmpKind::ProtocolUnreachable;
+                self.control().send_unreachable((ip, reply_path), &transport, cast, kind, head);
             }
         }
     }
@@ -238,68 +185,106 @@ impl<P: Payload> Core<P> {
             _ => {}
         }
         let sum = frame.sum(covered.range.at, covered.range.len)?;
-        self.egress.stats.checksummed_received += 1;
+        self.resources.egress.stats.checksummed_received += 1;
         Some(covered.holds(sum))
     }
 
-    fn tcp<T: TxQueue<Mem = P::Mem>>(
-        &mut self,
-        tx: &mut T,
-        (ip, back): (&Ip, Back),
-        segment: &Segment,
-        frame: P::Frame,
-        origin: Origin,
-    ) where
-        P: Transmit<T>,
-    {
+    // ---- to sockets
+
+    fn handle_tcp(&mut self, (ip, reply_path): (&Ip, ReplyPath), segment: &Segment, frame: P::Frame, origin: Origin) {
         let flow = ip.flow(segment.source_port, segment.destination_port);
-        if origin != Origin::Mailbox && self.host.is_shared() {
-            match self.elsewhere(Protocol::Tcp, &flow) {
-                None => {}
-                Some(stack) => return self.hand_over(stack, frame, segment.payload.len),
-            }
+        if let Some(stack) = self.other_stack(Protocol::Tcp, &flow, origin) {
+            return self.hand_over(stack, frame, segment.payload.len);
         }
         let wire::ByteRange { at, len } = segment.payload;
-        // The header of a merged segment, or of one that was never cut, says how large its parts
-        // are.
+        // The meta data of a merged segment, or of one that was never cut, has the size of its
+        // parts.
         let segments = match frame.meta().gso {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
         };
         let meta = tcp::Meta { len: len as u32, segments: segments as u16, ce: ip.is_ce() };
         // Missing payload counts as dropped.
-        let dropped = self.short && len > 0 && origin != Origin::Here;
-        self.egress.stats.short += u64::from(dropped);
-        let pieces = if dropped { 0 } else { usize::MAX };
-        self.segment(tx, (flow, back), &segment.header, meta, P::received(frame, at, len).take(pieces));
+        let dropped = self.short && len > 0 && origin != Origin::Loopback;
+        self.resources.egress.stats.short += u64::from(dropped);
+        let chunks = if dropped { 0 } else { usize::MAX };
+        let segment = ReceivedSegment { flow, header: &segment.header, meta, reply_path };
+        let Self { tcp, resources, tx, .. } = self;
+        SegmentInput { tcp, resources, tx: *tx }.handle_segment(&segment, P::received(frame, at, len).take(chunks));
     }
 
-    /// The other stack that a packet of this flow is for, if there is one.
-    pub(crate) fn elsewhere(&self, protocol: Protocol, flow: &Flow) -> Option<u32> {
+    /// Processes a datagram. Returns false if there is no socket for it.
+    fn handle_udp(&mut self, ip: &Ip, datagram: &Datagram, frame: P::Frame, origin: Origin) -> bool {
+        let flow = ip.flow(datagram.source_port, datagram.destination_port);
+        if let Some(stack) = self.other_stack(Protocol::Udp, &flow, origin) {
+            self.hand_over(stack, frame, datagram.payload.len);
+            return true;
+        }
+        let Some(socket) = self.datagrams.find(&flow) else { return false };
+        if self.short && origin != Origin::Loopback {
+            self.resources.egress.stats.short += 1;
+            return true;
+        }
+        let Some(mut packet) = self.packet(frame, ip) else { return true };
+        packet.truncate(datagram.payload.end());
+        if packet.pull(datagram.payload.at).is_ok() {
+            self.datagrams.handle_datagram(self.resources, socket, flow, packet);
+        }
+        true
+    }
+
+    /// Processes an ICMP error about a packet. It is used only if this host could have sent the
+    /// packet. A router's error can arrive by any queue, because its addresses are not those of the
+    /// flow.
+    fn handle_icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
+        let IcmpError { kind, quoted: Quoted { flow, transport } } = error;
+        let protocol = match transport {
+            QuotedTransport::Tcp { .. } => Protocol::Tcp,
+            QuotedTransport::Udp { .. } => Protocol::Udp,
+        };
+        if let Some(stack) = self.other_stack(protocol, flow, origin) {
+            let len = frame.len();
+            return self.hand_over(stack, frame, len);
+        }
+        match *transport {
+            QuotedTransport::Tcp { seq } => self.tcp.handle_icmp_error(flow, *kind, seq, self.resources.now),
+            QuotedTransport::Udp { len } => self.datagrams.handle_icmp_error(self.resources, flow, *kind, len),
+        }
+    }
+
+    // ---- to other stacks
+
+    /// The other stack of the host that a packet of this flow is for, if there is one.
+    #[inline]
+    fn other_stack(&self, protocol: Protocol, flow: &Flow, origin: Origin) -> Option<StackId> {
+        if origin == Origin::Mailbox || !self.resources.host.is_shared() {
+            return None;
+        }
         let known = match protocol {
-            Protocol::Tcp => self.connections.find(flow).is_some(),
-            Protocol::Udp => self.udp.find(flow).is_some(),
+            Protocol::Tcp => self.tcp.connections.find(flow).is_some(),
+            Protocol::Udp => self.datagrams.find(flow).is_some(),
         };
         if known {
             return None;
         }
-        let directory = self.host.directory();
+        let (directory, id) = (self.resources.host.directory(), self.resources.id);
         let owner = match protocol {
             // A connection lives where its SYN arrives, if that stack listens. Its further segments
             // arrive there, too.
             Protocol::Tcp => {
-                let listens = || self.listeners.find(flow.local).map(|_| self.id);
+                let listens = || self.tcp.listeners.find(flow.local).map(|_| id);
                 directory.owner(flow).or_else(listens)
             }
             Protocol::Udp => None,
         };
-        owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != self.id)
+        owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != id)
     }
 
-    /// Gives a frame to another stack. Its pages count in this stack's budget until the other stack
-    /// takes it. A frame without payload is not limited by the budget.
-    fn hand_over(&mut self, stack: u32, frame: P::Frame, payload: usize) {
-        let stats = &mut self.egress.stats;
+    /// Hands a frame over to another stack. Its pages count in this stack's budget until the other
+    /// stack polls it. A frame without payload is not limited by the budget.
+    fn hand_over(&mut self, stack: StackId, frame: P::Frame, payload: usize) {
+        let Resources { host, budget, egress, .. } = &mut *self.resources;
+        let stats = &mut egress.stats;
         if stack == NOBODY {
             stats.departed += 1;
             return;
@@ -309,77 +294,15 @@ impl<P: Payload> Core<P> {
             return;
         }
         let pages = frame.pages();
-        let charges =
-            if payload > 0 { self.budget.try_charge_many(pages) } else { Some(self.budget.charge_many(pages)) };
+        let charges = if payload > 0 { budget.try_charge_many(pages) } else { Some(budget.charge_many(pages)) };
         let Some(charges) = charges else {
             stats.over_budget += 1;
             return;
         };
-        if self.host.deliver(stack, (frame, charges)) {
+        if host.deliver(stack, (frame, charges)) {
             stats.handed_over += 1;
         } else {
             stats.mailbox_full += 1;
-        }
-    }
-
-    /// Processes an ICMP error about a packet. It is used only if this host could have sent the
-    /// packet. A router's error can arrive by any queue, because its addresses are not those of the
-    /// flow.
-    fn icmp_error(&mut self, error: &IcmpError, frame: P::Frame, origin: Origin) {
-        let IcmpError { kind, quoted: Quoted { flow, transport } } = error;
-        let protocol = match transport {
-            QuotedTransport::Tcp { .. } => Protocol::Tcp,
-            QuotedTransport::Udp { .. } => Protocol::Udp,
-        };
-        if origin != Origin::Mailbox
-            && self.host.is_shared()
-            && let Some(stack) = self.elsewhere(protocol, flow)
-        {
-            let len = frame.len();
-            return self.hand_over(stack, frame, len);
-        }
-        match *transport {
-            QuotedTransport::Tcp { seq } => self.connection_error(flow, *kind, seq),
-            QuotedTransport::Udp { len } => self.datagram_error(flow, *kind, len),
-        }
-    }
-
-    /// Delivers a datagram. Returns false if there is no socket for it.
-    fn datagram(&mut self, ip: &Ip, datagram: &Datagram, frame: P::Frame, origin: Origin) -> bool {
-        let flow = ip.flow(datagram.source_port, datagram.destination_port);
-        if origin != Origin::Mailbox
-            && self.host.is_shared()
-            && let Some(stack) = self.elsewhere(Protocol::Udp, &flow)
-        {
-            self.hand_over(stack, frame, datagram.payload.len);
-            return true;
-        }
-        let Some(socket) = self.udp.find(&flow) else { return false };
-        if self.short && origin != Origin::Here {
-            self.egress.stats.short += 1;
-            return true;
-        }
-        let Some(mut packet) = self.packet(frame, ip) else { return true };
-        packet.truncate(datagram.payload.end());
-        if packet.pull(datagram.payload.at).is_err() {
-            return true;
-        }
-        // Several datagrams in one frame: the sender's kernel has not cut them, or the device has
-        // merged them.
-        let size = match packet.meta.gso {
-            Some(Gso { kind: GsoKind::UdpSegment, size, .. }) if size > 0 => usize::from(size),
-            _ => usize::MAX,
-        };
-        loop {
-            let rest = (packet.len() > size).then(|| packet.clone());
-            packet.truncate(size);
-            let queued = self.udp.deliver(socket, flow, packet, &mut self.wakers);
-            self.egress.stats.datagrams_dropped += u64::from(!queued);
-            let Some(mut next) = rest else { return true };
-            if next.pull(size).is_err() {
-                return true;
-            }
-            packet = next;
         }
     }
 }

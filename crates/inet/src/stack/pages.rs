@@ -16,7 +16,7 @@
 //! the user's, and does not count. All calls are of the stack's thread, so counts are plain
 //! numbers, but that of packed pages.
 
-use crate::stack::transport::connections::ConnectionId;
+use crate::stack::transport::handles::ConnectionId;
 use crate::tcp::{Budget, Seq, share};
 use netmem_pool::{Mapped, Page};
 use std::collections::VecDeque;
@@ -94,14 +94,14 @@ impl SendPages {
 }
 
 /// The pages that a connection holds to send.
-pub(crate) struct Written<M: Mapped> {
+pub(crate) struct WrittenPages<M: Mapped> {
     /// The page into which the next bytes are written.
     pub(crate) page: Option<Page<M>>,
     /// For each full page, the number after its last byte.
     ends: VecDeque<Seq>,
 }
 
-impl<M: Mapped> Written<M> {
+impl<M: Mapped> WrittenPages<M> {
     pub(crate) const fn new() -> Self {
         Self { page: None, ends: VecDeque::new() }
     }
@@ -112,20 +112,20 @@ impl<M: Mapped> Written<M> {
     }
 
     /// The open page is full: its last byte is before `end`.
-    pub(crate) fn full(&mut self, end: Seq) {
+    pub(crate) fn handle_full(&mut self, end: Seq) {
         if self.page.take().is_some() {
             self.ends.push_back(end);
         }
     }
 
     /// Counts `pages` full pages, whose last bytes are before `end`.
-    pub(crate) fn restored(&mut self, pages: usize, end: Seq) {
+    pub(crate) fn restore(&mut self, pages: usize, end: Seq) {
         self.ends.extend(std::iter::repeat_n(end, pages));
     }
 
     /// The peer has acknowledged everything before `una`, and the user has written everything
     /// before `end`. Returns how many pages are not counted any more.
-    pub(crate) fn acknowledged(&mut self, una: Seq, end: Seq) -> usize {
+    pub(crate) fn handle_acknowledged(&mut self, una: Seq, end: Seq) -> usize {
         let before = self.held();
         while self.ends.front().is_some_and(|&end| end <= una) {
             self.ends.pop_front();
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn pages_count_until_their_last_byte_is_acknowledged() {
-        let mut written = Written::<netmem_pool::Private>::new();
+        let mut written = WrittenPages::<netmem_pool::Private>::new();
         let start = Seq(u32::MAX - 10);
-        written.restored(2, start + 100);
-        written.restored(1, start + 200);
-        assert_eq!((written.acknowledged(start + 99, start + 250), written.held()), (0, 3));
-        assert_eq!((written.acknowledged(start + 100, start + 250), written.held()), (2, 1));
-        assert_eq!((written.acknowledged(start + 250, start + 250), written.held()), (1, 0));
+        written.restore(2, start + 100);
+        written.restore(1, start + 200);
+        assert_eq!((written.handle_acknowledged(start + 99, start + 250), written.held()), (0, 3));
+        assert_eq!((written.handle_acknowledged(start + 100, start + 250), written.held()), (2, 1));
+        assert_eq!((written.handle_acknowledged(start + 250, start + 250), written.held()), (1, 0));
     }
 
     #[test]

@@ -1,27 +1,27 @@
-//! The path to a peer: its destination entry, and the link header of the next hop.
+//! The path to a peer: its destination entry, and the Ethernet header of frames to the next hop.
 
 use crate::Time;
 use crate::neighbor::Resolution;
 use crate::route::Dst;
-use crate::stack::payload::Payload;
+use crate::stack::payload::{DstCount, Payload};
 use crate::stack::shared::host::Host;
 use crate::wire::{EthernetHeader, Mac};
-use netmem_refs::{Count, Ref};
+use netmem_refs::Ref;
 use std::net::IpAddr;
 
 /// A destination entry that a connection has cached. Each use checks whether the routes have
 /// changed.
-pub(crate) struct Path<C: Count> {
-    dst: Ref<Dst<C>, C>,
-    link: EthernetHeader,
+pub(crate) struct Path<P: Payload> {
+    dst: Ref<Dst<DstCount<P>>, DstCount<P>>,
+    header: EthernetHeader,
     state: State,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    Goes,
+    Resolved,
     /// The next hop's address is being asked for.
-    Waits,
+    Pending,
     /// The next hop did not answer.
     Failed,
 }
@@ -29,21 +29,21 @@ enum State {
 /// The target of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextHop {
-    /// The device, with this link header.
-    Link(EthernetHeader),
-    /// To this host.
-    Here,
+    /// The device, with this Ethernet header.
+    Device(EthernetHeader),
+    /// This host.
+    Loopback,
     /// Not known yet: the next hop's address is being asked for.
-    Waits,
+    Pending,
 }
 
-impl<C: Count> Path<C> {
+impl<P: Payload> Path<P> {
     /// The path to `destination`, if there is one.
-    pub(crate) fn find<P: Payload<Count = C>>(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
+    pub(crate) fn find(host: &Host<P>, destination: IpAddr, now: Time) -> Option<Self> {
         let hop = |next| host.neighbors().hop(next, now);
         let dst = host.routes().find(destination, now, hop).ok()?;
-        let link = EthernetHeader { destination: Mac::default(), source: host.interface().mac };
-        Some(Self { dst, link, state: State::Goes })
+        let header = EthernetHeader { destination: Mac::default(), source: host.interface().mac };
+        Some(Self { dst, header, state: State::Resolved })
     }
 
     /// The address that packets on the path come from.
@@ -62,30 +62,30 @@ impl<C: Count> Path<C> {
     }
 
     /// Records that a router has reported that a segment was too long.
-    pub(crate) fn too_big(&self, mtu: u32, now: Time) {
+    pub(crate) fn handle_too_big(&self, mtu: u32, now: Time) {
         self.dst.too_big(mtu, now);
     }
 
     /// Records that a router has reported that a datagram was too long.
-    pub(crate) fn datagram_too_big(&self, mtu: u32, now: Time) {
+    pub(crate) fn handle_datagram_too_big(&self, mtu: u32, now: Time) {
         self.dst.datagram_too_big(mtu, now);
     }
 
-    /// Whether it leads to this host.
-    pub(crate) fn is_here(&self) -> bool {
+    /// Whether the path leads to this host.
+    pub(crate) fn is_loopback(&self) -> bool {
         self.dst.hop().is_none()
     }
 
     /// Whether packets wait for the next hop's address.
     pub(crate) fn waits(&self) -> bool {
-        self.state != State::Goes
+        self.state != State::Resolved
     }
 
     /// Whether the next hop has not answered since the last call.
     pub(crate) fn take_failure(&mut self) -> bool {
         let failed = self.state == State::Failed;
         if failed {
-            self.state = State::Goes;
+            self.state = State::Resolved;
         }
         failed
     }
@@ -104,52 +104,52 @@ impl<C: Count> Path<C> {
         }
     }
 
-    /// The link header of packets that wait for the next hop's address.
-    pub(crate) fn unresolved(&self) -> EthernetHeader {
-        self.link
+    /// The Ethernet header of packets that wait for the next hop's address.
+    pub(crate) fn unresolved_header(&self) -> EthernetHeader {
+        self.header
     }
 
-    pub(crate) fn dst(&self) -> &Dst<C> {
+    pub(crate) fn dst(&self) -> &Dst<DstCount<P>> {
         &self.dst
     }
 
     /// The present target of packets.
     #[inline]
-    pub(crate) fn next_hop<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
+    pub(crate) fn next_hop(&mut self, host: &Host<P>, now: Time) -> NextHop {
         if !host.routes().is_current(&self.dst) && !self.renew(host, now) {
             self.state = State::Failed;
-            return NextHop::Waits;
+            return NextHop::Pending;
         }
-        let Some(hop) = self.dst.hop() else { return NextHop::Here };
+        let Some(hop) = self.dst.hop() else { return NextHop::Loopback };
         match hop.mac() {
             Some(mac) => {
-                self.state = State::Goes;
-                NextHop::Link(EthernetHeader { destination: mac, ..self.link })
+                self.state = State::Resolved;
+                NextHop::Device(EthernetHeader { destination: mac, ..self.header })
             }
             None => self.resolve(host, now),
         }
     }
 
     #[cold]
-    fn renew<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> bool {
+    fn renew(&mut self, host: &Host<P>, now: Time) -> bool {
         let found = Self::find(host, self.dst.destination(), now);
         found.map(|path| self.dst = path.dst).is_some()
     }
 
     #[cold]
-    fn resolve<P: Payload<Count = C>>(&mut self, host: &Host<P>, now: Time) -> NextHop {
-        let Some(hop) = self.dst.hop() else { return NextHop::Here };
+    fn resolve(&mut self, host: &Host<P>, now: Time) -> NextHop {
+        let Some(hop) = self.dst.hop() else { return NextHop::Loopback };
         let mut neighbors = host.neighbors();
         let resolution = neighbors.resolve(hop, now);
         host.neighbors_changed(&neighbors, true);
         self.state = match resolution {
             Resolution::Known(mac) => {
-                self.state = State::Goes;
-                return NextHop::Link(EthernetHeader { destination: mac, ..self.link });
+                self.state = State::Resolved;
+                return NextHop::Device(EthernetHeader { destination: mac, ..self.header });
             }
-            Resolution::Pending => State::Waits,
+            Resolution::Pending => State::Pending,
             Resolution::Failed => State::Failed,
         };
-        NextHop::Waits
+        NextHop::Pending
     }
 }

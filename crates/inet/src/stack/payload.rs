@@ -4,7 +4,6 @@ use crate::stack::carrier::HeaderTicket;
 use crate::tcp::Carrier;
 use netmem_packet::{Meta, Packet, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
-use netmem_refs::{Count, RcuRef};
 use std::task::Waker;
 
 /// The kind of memory of a stack's payload. It determines the type of received frames, and of the payload that a
@@ -21,8 +20,9 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     type Mem: Mapped;
     /// A frame that was received.
     type Frame: Frame<Self::Mem>;
-    /// The count of destination entries: [`RcuRef`], except in benchmarks that compare counts.
-    type Count: Count;
+    /// The count of destination entries: [`RcuRef`](netmem_refs::RcuRef), except in benchmarks that
+    /// compare counts.
+    type Count: netmem_refs::Count;
 
     /// The `len` bytes of payload from byte `at` of `frame` on, as pieces in their order. No piece is empty. If the
     /// frame has fewer bytes, the missing ones count as dropped.
@@ -34,6 +34,9 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     /// The fragment, if this payload is in host memory.
     fn in_host(sent: &Self::Sent) -> Option<&Frag<Self::Mem>>;
 }
+
+/// The count of the destination entries of a stack with this payload.
+pub(crate) type DstCount<P> = <P as Payload>::Count;
 
 /// A frame that was received: its first bytes, or all of them, can be read.
 #[allow(clippy::len_without_is_empty, reason = "a frame has headers")]
@@ -87,7 +90,7 @@ pub enum Unsent {
 impl<M: Mapped> Payload for M {
     type Mem = M;
     type Frame = Packet<M>;
-    type Count = RcuRef;
+    type Count = netmem_refs::RcuRef;
 
     #[inline]
     fn received(mut frame: Packet<M>, at: usize, len: usize) -> impl Iterator<Item = Frag<M>> {

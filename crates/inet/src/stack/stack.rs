@@ -1,14 +1,18 @@
 //! A stack over a queue pair, as its user drives it.
 
 use crate::Time;
-use crate::stack::core::Core;
+use crate::stack::core::{Core, SharedCore};
 use crate::stack::egress::{Cuts, Egress};
-use crate::stack::input::Origin;
+use crate::stack::input::{Input, Origin};
+use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
-use crate::stack::shared::host::{Door, Host};
-use crate::stack::sockets::stream::Sockets;
+use crate::stack::resources::Resources;
+use crate::stack::shared::host::Host;
+use crate::stack::shared::mailbox::{Mailbox, StackWaker};
+use crate::stack::sockets::sockets::Sockets;
 use crate::stack::source::Source;
-use netmem_packet::{Armed, Checksum, Gso, GsoKind, Meta, TxQueue, Wait};
+use crate::stack::stats::StackStats;
+use netmem_packet::{Armed, GsoKind, TxQueue, Wait};
 use netmem_pool::SharedPool;
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -17,113 +21,16 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-/// The limits of a stack.
-#[derive(Clone, Copy, Debug)]
-pub struct StackOptions {
-    /// Received pages that connections, sockets and their users may hold together, with fragments
-    /// of datagrams and frames in mailboxes. This must be less than the pages of the receive
-    /// queue's pool, by at least the size of its ring. Then buffers stay posted whatever users
-    /// hold, and acknowledgements, FIN and RST are always received. Payload above the limit is
-    /// dropped, and not acknowledged. If the queue is short of buffers nevertheless, all payload is
-    /// dropped until it is not ([`netmem_packet::Poll::is_short`]).
-    pub pages: u32,
-    /// Connections, including those that are closing.
-    pub connections: usize,
-    /// The most connections in TIME-WAIT. A further one replaces the oldest.
-    pub time_wait: usize,
-    /// Frames that are received in one poll.
-    pub receive: usize,
-}
-
-impl Default for StackOptions {
-    fn default() -> Self {
-        Self { pages: 512, connections: 65536, time_wait: 16384, receive: 256 }
-    }
-}
-
-/// The counters of a stack. They only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StackStats {
-    /// Frames that were received. Segments that were merged count as one.
-    pub received: u64,
-    /// Frames that were given to the device.
-    pub sent: u64,
-    /// Frames for this host's own addresses, which went to no device.
-    pub looped: u64,
-    /// Frames that were handed over to another stack.
-    pub handed_over: u64,
-    /// Frames that were not handed over, because the other stack's mailbox was full.
-    pub mailbox_full: u64,
-    /// Frames whose headers are wrong, or of protocols that are not known.
-    pub malformed: u64,
-    /// Frames for other stations.
-    pub foreign: u64,
-    /// Packets whose transport checksum is wrong.
-    pub wrong_checksum: u64,
-    /// Packets in memory that this process cannot read, whose checksum the device has not verified.
-    /// They are dropped, and not acknowledged.
-    pub unverified: u64,
-    /// Frames that the stack had to read and that are in memory which it cannot read: their
-    /// headers, or payload that belongs to no connection.
-    pub unreadable: u64,
-    /// Received packets whose payload was read to verify their checksum, because the device had not
-    /// verified it.
-    pub checksummed_received: u64,
-    /// Sent packets whose payload was read to compute their checksum, because the device computes
-    /// none.
-    pub checksummed_sent: u64,
-    /// Bytes of received payload that were copied to users.
-    pub copied_received: u64,
-    /// Bytes that were copied into pages to be sent.
-    pub copied_sent: u64,
-    /// Segments that were dropped because their connection is between two stacks.
-    pub departed: u64,
-    /// Resets for segments of no connection.
-    pub resets: u64,
-    /// ICMP errors that were sent.
-    pub icmp_errors: u64,
-    /// Frames that were not sent because there was no page.
-    pub no_page: u64,
-    /// Frames that were dropped because the transmit queue will never take them: it has stopped.
-    pub refused: u64,
-    /// Packets that were dropped because their next hop did not answer.
-    pub unresolved: u64,
-    /// Segments for listeners that were dropped because the stack has its most connections, or has
-    /// no route to the sender.
-    pub no_room: u64,
-    /// Acknowledgements that were dropped because the accept queue was full.
-    pub accept_overflows: u64,
-    /// Connections that ended before they were accepted: their peers reset them, or gave up. Each
-    /// stays in its accept queue, and counts towards the backlog, until it is accepted: what was
-    /// received can be read, then the error.
-    pub ended_unaccepted: u64,
-    /// Received datagrams that were dropped because their socket had no room.
-    pub datagrams_dropped: u64,
-    /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a
-    /// datagram two.
-    pub lookups: u64,
-    /// Packets whose payload was dropped because the queue had too few buffers posted.
-    pub short: u64,
-    /// Fragments, and frames for other stacks, that were dropped because the page budget was used
-    /// up.
-    pub over_budget: u64,
-    /// Chunks of payload out of order that were dropped because payload of another connection was
-    /// in order, and no page was free for it.
-    pub evicted: u64,
-}
-
-/// A stack over a queue pair. See the [module](self).
+/// A stack over a queue pair. See the [module](crate::stack).
 pub struct Stack<R: Source, T: TxQueue> {
     rx: R,
     tx: T,
     batch: R::Batch,
-    pub(crate) core: Tables<R::Payload>,
-    door: Arc<Door<R::Payload>>,
-    /// The descriptors of both queues and the bell.
+    pub(crate) core: Groups<R::Payload>,
+    mailbox: Arc<Mailbox<R::Payload>>,
+    /// The descriptors of both queues and the notifier.
     set: OwnedFd,
     /// Whether the transmit queue's descriptor ends a sleep. Once the descriptor is readable it
     /// stays so until the queue is armed. The queue is armed only while a packet waits for it. At
@@ -131,19 +38,19 @@ pub struct Stack<R: Source, T: TxQueue> {
     awaits_tx: bool,
 }
 
-/// The tables, which sockets share. Their contents end with the stack: sockets that still exist
-/// return [`SocketError::StackGone`].
-pub(crate) struct Tables<P: Payload>(Rc<RefCell<Core<P>>>);
+/// The groups, which sockets share. Their contents end with the stack: sockets that still exist
+/// return [`SocketError::StackGone`](crate::stack::SocketError::StackGone).
+pub(crate) struct Groups<P: Payload>(SharedCore<P>);
 
-impl<P: Payload> Deref for Tables<P> {
-    type Target = Rc<RefCell<Core<P>>>;
+impl<P: Payload> Deref for Groups<P> {
+    type Target = SharedCore<P>;
 
-    fn deref(&self) -> &Rc<RefCell<Core<P>>> {
+    fn deref(&self) -> &SharedCore<P> {
         &self.0
     }
 }
 
-impl<P: Payload> Drop for Tables<P> {
+impl<P: Payload> Drop for Groups<P> {
     fn drop(&mut self) {
         let wakers = self.borrow_mut().end();
         for waker in wakers {
@@ -172,26 +79,16 @@ where
         options: StackOptions,
         now: Time,
     ) -> std::io::Result<Self> {
-        let (id, door) = host.enter()?;
-        let cuts = [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| {
-            let takes = |ecn| {
-                let gso = Gso { kind, size: 1460, headers: 54, ecn };
-                tx.supports(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
-            };
-            match (takes(true), takes(false)) {
-                (true, _) => Cuts::All,
-                (false, true) => Cuts::WithoutEcn,
-                (false, false) => Cuts::None,
-            }
-        });
+        let (id, mailbox) = host.enter()?;
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for fd in [rx.as_fd(), door.bell.as_fd()] {
+        for fd in [rx.as_fd(), mailbox.notifier.as_fd()] {
             epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         epoll::add(&set, tx.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;
-        let core = Core::new(host.clone(), id, Egress::new(pool, cuts), options, now, door.clone().into());
-        let batch = R::batch(options.receive);
-        Ok(Self { rx, tx, batch, core: Tables(Rc::new(RefCell::new(core))), door, set, awaits_tx: false })
+        let egress = Egress::new(pool, [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Cuts::of(&tx, kind)));
+        let resources = Resources::new(host.clone(), id, egress, options, now, mailbox.clone().into());
+        let core = Groups(Rc::new(RefCell::new(Core::new(resources))));
+        Ok(Self { rx, tx, batch: R::batch(options.receive), core, mailbox, set, awaits_tx: false })
     }
 
     /// Opens sockets.
@@ -200,50 +97,44 @@ where
         Sockets { core: self.core.0.clone() }
     }
 
-    /// Does all work that is due at `now`: takes received frames and completions from the device,
-    /// gives them to connections, fires timers, and sends what is due. Never blocks. Returns the
-    /// amount of work: not 0 if the next poll may find more.
+    /// Does all work that is due at `now`: receives frames, passes them to connections, fires
+    /// timers, sends what is due, and collects completions from the device. Never blocks. Returns
+    /// the amount of work: not 0 if the next poll may find more.
     ///
-    /// Wakers are called at the end, when sockets can be used.
+    /// Wakers are called at the end, when sockets can be used. After a poll that returned 0, the
+    /// thread can sleep until [`next_deadline`](Self::next_deadline).
     pub fn poll(&mut self, now: Time) -> usize {
-        let Self { rx, tx, batch, core, door, .. } = self;
+        let Self { rx, tx, batch, core, mailbox, .. } = self;
         let mut guard = core.borrow_mut();
         let core = &mut *guard;
-        core.now = core.now.max(now);
-        let receive = core.options.receive;
-        let rung = usize::from(door.bell.take_rung());
-        if rung > 0 {
-            core.feed();
+        core.resources.now = core.resources.now.max(now);
+        let receive = core.resources.options.receive;
+        let notified = usize::from(mailbox.notifier.take());
+        if notified > 0 {
+            core.tcp.schedule.handle_returned_pages();
         }
         let work = rx.poll(|poll| {
             let completed = tx.complete();
-            let mut work = rung + poll(receive, batch);
-            core.short = R::is_short(batch);
+            let mut work = notified + poll(receive, batch);
+            let Core { resources, tcp, datagrams, fragments, .. } = &mut *core;
+            let short = R::is_short(batch);
+            let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short };
             for frame in R::frames(batch).drain(..) {
-                core.frame(tx, frame, Origin::Queue);
+                input.handle_frame(frame, Origin::Queue);
             }
             for _ in 0..receive {
-                let Some((frame, _charge)) = door.take() else { break };
-                core.frame(tx, frame, Origin::Mailbox);
+                let Some((frame, _charge)) = mailbox.pop() else { break };
+                input.handle_frame(frame, Origin::Mailbox);
                 work += 1;
             }
-            for _ in 0..core.egress.loopback.len() {
-                let Some(packet) = core.egress.loopback.pop_front() else { break };
-                core.frame(tx, packet.into(), Origin::Here);
+            for _ in 0..input.resources.egress.loopback.len() {
+                let Some(packet) = input.resources.egress.loopback.pop_front() else { break };
+                input.handle_frame(packet.into(), Origin::Loopback);
                 work += 1;
             }
-            work += core.neighbors(tx);
-            core.check_hops();
-            work += core.work(tx, completed);
-            work += core.send_datagrams(tx);
-            // The packets that were just sent may need a neighbour's address.
-            core.neighbors(tx);
-            door.awaits_hop.store(core.schedule.waits_for_hops(), Ordering::SeqCst);
-            tx.flush();
-            core.call_writers();
-            work + completed
+            work + core.poll(tx, completed, mailbox)
         });
-        let mut wakers = std::mem::take(&mut core.wakers);
+        let mut wakers = std::mem::take(&mut core.resources.wakers);
         P::wake(tx, &mut wakers);
         drop(guard);
         for waker in wakers {
@@ -253,45 +144,41 @@ where
     }
 
     /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If
-    /// there are packets to send, it is now.
+    /// there are packets to send, it is now. [`poll`](Self::poll) is the call that follows.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let core = self.core.borrow();
-        if core.has_work() {
-            return Some(core.now);
-        }
-        [core.next_timer(), core.host.neighbors_due()].into_iter().flatten().min()
+        self.core.borrow().poll_timeout()
     }
 
     /// A value by which other threads end the sleep of the thread that drives the stack.
     #[must_use]
     pub fn waker(&self) -> StackWaker<P> {
-        StackWaker(self.door.clone())
+        StackWaker::new(self.mailbox.clone())
     }
 
     /// The stack's counters.
     #[must_use]
     pub fn stats(&self) -> StackStats {
-        self.core.borrow().egress.stats
+        self.core.borrow().resources.egress.stats
     }
 
     /// Connections, including those that are closing.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.core.borrow().connections.len()
+        self.core.borrow().tcp.connections.len()
     }
 
     /// Connections in TIME-WAIT.
     #[must_use]
     pub fn connections_in_time_wait(&self) -> usize {
-        self.core.borrow().count_time_wait()
+        self.core.borrow().tcp.count_time_wait()
     }
 
     /// Received pages that are counted in the stack's budget: those that wait to be received by
     /// users, and those that users hold.
     #[must_use]
     pub fn pages(&self) -> u32 {
-        self.core.borrow().budget.used()
+        self.core.borrow().resources.budget.used()
     }
 
     /// Registers `waker`, which is called when a socket is called. Returns whether a socket was
@@ -300,7 +187,7 @@ where
     pub fn wait_for_calls(&mut self, waker: &Waker) -> bool {
         let waker = waker.clone();
         let mut core = self.core.borrow_mut();
-        let before = core.driver.replace(waker);
+        let before = core.resources.driver.replace(waker);
         let called = core.has_work();
         drop(core);
         // A waker that is dropped can drop a socket, which borrows the tables.
@@ -313,11 +200,12 @@ where
     /// poll. Received payload can still be read. Do not call it if the device is replaced and the
     /// queues are reconnected: connections then send again what was in flight.
     pub fn device_gone(&mut self) {
-        self.core.borrow_mut().device_gone();
+        let core = &mut *self.core.borrow_mut();
+        core.tcp.handle_device_gone(&mut core.resources);
     }
 
     /// Ends the stack, and gives its queues back. Connections end without a segment to the peer;
-    /// sockets that still exist return [`SocketError::StackGone`]. Dropping a stack does the same,
+    /// sockets that still exist return [`SocketError::StackGone`](crate::stack::SocketError::StackGone). Dropping a stack does the same,
     /// and drops the queues.
     #[must_use = "dropping the stack drops its queues"]
     pub fn into_queues(self) -> (R, T) {
@@ -330,7 +218,7 @@ where
     }
 }
 
-/// One descriptor for both queues and the bell.
+/// One descriptor for both queues and the notifier.
 impl<R: Source, T: TxQueue> AsFd for Stack<R, T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
@@ -345,8 +233,8 @@ impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
         let core = self.core.borrow();
         let (blocked, work) = (core.is_blocked(), core.has_work());
         drop(core);
-        let door = &self.door;
-        if work || door.bell.arm(|| !door.is_empty()) == Armed::Work {
+        let mailbox = &self.mailbox;
+        if work || mailbox.notifier.arm(|| !mailbox.is_empty()) == Armed::Work {
             return Ok(Armed::Work);
         }
         let armed = self.arm_queues(blocked);
@@ -359,7 +247,7 @@ impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
     fn disarm(&mut self) {
         self.rx.disarm();
         self.tx.disarm();
-        self.door.bell.disarm();
+        self.mailbox.notifier.disarm();
     }
 
     fn check(&self) -> std::io::Result<()> {
@@ -400,30 +288,6 @@ impl<R: Source, T: TxQueue + Wait> Stack<R, T> {
 impl<R: Source, T: TxQueue> fmt::Debug for Stack<R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let core = self.core.borrow();
-        write!(f, "Stack({} connections, {} pages)", core.connections.len(), core.budget.used())
-    }
-}
-
-/// A handle by which any thread wakes the thread that drives a stack. The next poll counts the
-/// wake-up as work.
-pub struct StackWaker<P: Payload>(Arc<Door<P>>);
-
-impl<P: Payload> StackWaker<P> {
-    /// Ends the sleep of the stack's thread, or the next one if it does not sleep. Cost: two atomic
-    /// stores, and a system call if it sleeps.
-    pub fn wake(&self) {
-        self.0.bell.ring();
-    }
-}
-
-impl<P: Payload> Clone for StackWaker<P> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<P: Payload> fmt::Debug for StackWaker<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StackWaker")
+        write!(f, "Stack({} connections, {} pages)", core.tcp.connections.len(), core.resources.budget.used())
     }
 }

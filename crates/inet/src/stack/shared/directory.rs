@@ -4,7 +4,8 @@
 //! stack finds the owner here, and puts the frame into the owner's mailbox. The directory also
 //! assigns ports: a flow that is in it is in use.
 
-use crate::Ports;
+use crate::ports::Ports;
+use crate::stack::error::SocketError;
 use crate::wire::Flow;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -118,14 +119,23 @@ impl Directory {
         })
     }
 
-    /// Binds a socket to a port that no other socket has. `None` if all ports are in use.
-    pub(crate) fn bind_port(
+    /// Binds a socket to the port of `local`; port 0 means one that no other socket has.
+    pub(crate) fn bind_to(
         &self,
         protocol: Protocol,
         ports: &Ports,
-        local: IpAddr,
+        local: SocketAddr,
         bound: (Addresses, StackId),
-    ) -> Option<u16> {
+    ) -> Result<u16, SocketError> {
+        match local.port() {
+            0 => self.bind_port(protocol, ports, local.ip(), bound).ok_or(SocketError::NoPort),
+            port if self.bind(protocol, port, bound) => Ok(port),
+            _ => Err(SocketError::InUse),
+        }
+    }
+
+    /// Binds a socket to a port that no other socket has. `None` if all ports are in use.
+    fn bind_port(&self, protocol: Protocol, ports: &Ports, local: IpAddr, bound: (Addresses, StackId)) -> Option<u16> {
         // All that the socket sends comes from this port.
         let anywhere = SocketAddr::new(local, 0);
         ports

@@ -1,30 +1,25 @@
 //! A host: the data that its stacks share.
 
-use crate::Ports;
-use crate::Time;
 use crate::icmp::Limiter;
 use crate::interface::Interface;
 use crate::neighbor::Neighbors;
+use crate::ports::Ports;
 use crate::route::{RouteError, Routes};
-use crate::stack::SavedStream;
-use crate::stack::payload::Payload;
+use crate::stack::payload::{DstCount, Payload};
 use crate::stack::shared::directory::{Directory, StackId};
-use crate::stack::shared::notifier::Bell;
-use crate::tcp::{Charges, Secret};
+use crate::stack::shared::mailbox::{HandedOver, Mailbox};
+use crate::stack::shared::saved::SavedStream;
+use crate::tcp::Secret;
+use crate::time::Time;
 use crate::wire::Flow;
-use crossbeam_queue::ArrayQueue;
 use netmem_packet::Packet;
+use rustix::io::Errno;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::task::Wake;
-
-/// The most frames in a mailbox: frames that wait for a stack, and that another stack has received.
-/// A further one is dropped, as by a full ring.
-const MAILBOX: usize = 512;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 /// A time that does not come.
 const NEVER: u64 = u64::MAX;
@@ -39,7 +34,7 @@ pub struct Host<P: Payload>(Arc<Shared<P>>);
 
 struct Shared<P: Payload> {
     interface: Arc<Interface>,
-    routes: Routes<P::Count>,
+    routes: Routes<DstCount<P>>,
     neighbors: Mutex<Neighbors<Packet<P::Mem>>>,
     /// The next deadline of the neighbours, in microseconds.
     neighbors_due: AtomicU64,
@@ -51,7 +46,7 @@ struct Shared<P: Payload> {
     directory: Directory,
     ports: Ports,
     secret: Secret,
-    doors: RwLock<Vec<Arc<Door<P>>>>,
+    mailboxes: RwLock<Vec<Arc<Mailbox<P>>>>,
     stacks: AtomicU64,
     /// The device's choice of a queue, if it is known.
     spread: OnceLock<Box<Spread>>,
@@ -60,66 +55,6 @@ struct Shared<P: Payload> {
 /// The queue by which the device delivers packets of a flow: from a remote address and port to a
 /// local one.
 type Spread = dyn Fn(SocketAddr, SocketAddr) -> usize + Send + Sync;
-
-/// A frame on its way from stack to stack.
-pub(crate) type Handed<P> = (<P as Payload>::Frame, Charges);
-
-/// The part of a stack that other threads use.
-pub(crate) struct Door<P: Payload> {
-    pub(crate) bell: Bell,
-    /// Each frame counts in the budget of the queue that received it.
-    mailbox: ArrayQueue<Handed<P>>,
-    /// The stack is gone, and takes no frames.
-    closed: AtomicBool,
-    /// Connections of the stack wait for a next hop.
-    pub(crate) awaits_hop: AtomicBool,
-}
-
-impl<P: Payload> Door<P> {
-    /// A frame that another stack has handed over.
-    pub(crate) fn take(&self) -> Option<Handed<P>> {
-        self.mailbox.pop()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.mailbox.is_empty()
-    }
-
-    /// Puts a frame into the mailbox. Returns false if it is full or closed.
-    fn put(&self, frame: Handed<P>) -> bool {
-        let put = self.mailbox.push(frame).is_ok();
-        // In the order of sequentially consistent operations, either the push comes before the
-        // close, or the close before this load. So a frame that the close has not found is found
-        // here.
-        if self.closed.load(Ordering::SeqCst) {
-            self.empty();
-            return false;
-        }
-        put
-    }
-
-    /// Closes the mailbox. Its frames are dropped, because their pages belong to pools that may be
-    /// about to close.
-    fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.empty();
-    }
-
-    fn empty(&self) {
-        while self.mailbox.pop().is_some() {}
-    }
-}
-
-/// Waking rings the bell.
-impl<P: Payload> Wake for Door<P> {
-    fn wake(self: Arc<Self>) {
-        self.bell.ring();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.bell.ring();
-    }
-}
 
 impl<P: Payload> Host<P> {
     /// A host with an interface. Routes to the networks of its addresses are there;
@@ -144,7 +79,7 @@ impl<P: Payload> Host<P> {
             directory: Directory::new(),
             ports: Ports::default(),
             secret: Secret::new(key),
-            doors: RwLock::default(),
+            mailboxes: RwLock::default(),
             stacks: AtomicU64::new(0),
             spread: OnceLock::new(),
         }))
@@ -218,7 +153,7 @@ impl<P: Payload> Host<P> {
         &self.0.interface
     }
 
-    pub(crate) fn routes(&self) -> &Routes<P::Count> {
+    pub(crate) fn routes(&self) -> &Routes<DstCount<P>> {
         &self.0.routes
     }
 
@@ -234,8 +169,8 @@ impl<P: Payload> Host<P> {
         &self.0.secret
     }
 
-    /// Whether an ICMP error may be sent now.
-    pub(crate) fn may_complain(&self, now: Time) -> bool {
+    /// Whether an ICMP message may be sent now, by its rate.
+    pub(crate) fn allows_icmp(&self, now: Time) -> bool {
         self.0.limiter.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
@@ -246,7 +181,7 @@ impl<P: Payload> Host<P> {
 
     /// Publishes the next deadline of the neighbours.
     pub(crate) fn neighbors_changed(&self, neighbors: &Neighbors<Packet<P::Mem>>, events: bool) {
-        let due = if events { Some(0) } else { neighbors.deadline().map(Time::micros) };
+        let due = if events { Some(0) } else { neighbors.poll_timeout().map(Time::micros) };
         self.0.neighbors_due.store(due.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
@@ -261,17 +196,20 @@ impl<P: Payload> Host<P> {
         self.0.hop_changes.load(Ordering::SeqCst)
     }
 
-    /// Notes that a neighbour was resolved, or does not answer, and wakes the other stacks that
-    /// have connections which wait for one. The stack that finds the change is any of them: the
-    /// cache is the host's.
-    pub(crate) fn hops_changed(&self, stack: StackId) {
+    /// A neighbour was resolved, or does not answer: notifies the other stacks that have connections
+    /// which wait for one. The stack that finds the change is any of them, because the cache is the
+    /// host's.
+    pub(crate) fn handle_hop_change(&self, stack: StackId) {
         self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
-        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
-        for (n, door) in doors.iter().enumerate() {
-            if n != stack as usize && door.awaits_hop.load(Ordering::SeqCst) {
-                door.bell.ring();
+        for (n, mailbox) in self.mailboxes().iter().enumerate() {
+            if n != stack as usize && mailbox.awaits_hop.load(Ordering::SeqCst) {
+                mailbox.notifier.notify();
             }
         }
+    }
+
+    fn mailboxes(&self) -> RwLockReadGuard<'_, Vec<Arc<Mailbox<P>>>> {
+        self.0.mailboxes.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When a stack of the host last sent a cookie.
@@ -288,17 +226,12 @@ impl<P: Payload> Host<P> {
     }
 
     /// Adds a stack.
-    pub(crate) fn enter(&self) -> Result<(StackId, Arc<Door<P>>), rustix::io::Errno> {
-        let door = Arc::new(Door {
-            bell: Bell::new()?,
-            mailbox: ArrayQueue::new(MAILBOX),
-            closed: AtomicBool::new(false),
-            awaits_hop: AtomicBool::new(false),
-        });
-        let mut doors = self.0.doors.write().unwrap_or_else(PoisonError::into_inner);
-        doors.push(door.clone());
-        self.0.stacks.store(doors.len() as u64, Ordering::Release);
-        Ok((doors.len() as StackId - 1, door))
+    pub(crate) fn enter(&self) -> Result<(StackId, Arc<Mailbox<P>>), Errno> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let mut mailboxes = self.0.mailboxes.write().unwrap_or_else(PoisonError::into_inner);
+        mailboxes.push(mailbox.clone());
+        self.0.stacks.store(mailboxes.len() as u64, Ordering::Release);
+        Ok((mailboxes.len() as StackId - 1, mailbox))
     }
 
     /// Whether there is more than one stack.
@@ -308,19 +241,14 @@ impl<P: Payload> Host<P> {
 
     /// Removes a stack, and closes its mailbox.
     pub(crate) fn leave(&self, stack: StackId) {
-        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(door) = doors.get(stack as usize) {
-            door.close();
+        if let Some(mailbox) = self.mailboxes().get(stack as usize) {
+            mailbox.close();
         }
     }
 
     /// Puts a frame into a stack's mailbox. Returns false if it is full, or the stack is gone.
-    pub(crate) fn deliver(&self, stack: StackId, frame: Handed<P>) -> bool {
-        let doors = self.0.doors.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(door) = doors.get(stack as usize) else { return false };
-        let delivered = door.put(frame);
-        door.bell.published();
-        delivered
+    pub(crate) fn deliver(&self, stack: StackId, frame: HandedOver<P>) -> bool {
+        self.mailboxes().get(stack as usize).is_some_and(|mailbox| mailbox.push(frame))
     }
 }
 

@@ -2,4 +2,6 @@
 
 pub(crate) mod directory;
 pub(crate) mod host;
-pub(crate) mod notifier;
+pub(crate) mod mailbox;
+mod notifier;
+pub(crate) mod saved;

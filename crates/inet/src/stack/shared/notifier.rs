@@ -1,16 +1,16 @@
-//! The bell of a stack: how another thread wakes the thread that drives the stack, at no cost while that thread polls.
+//! How another thread wakes the thread that drives a stack, at no cost while that thread polls.
 //!
 //! ```text
-//!   the stack's thread (`arm`)               another thread (`ring`)
-//!   1  forgets old rings                     1  publishes work: a frame in the mailbox, or `rung`
+//!   the stack's thread (`arm`)               another thread (`notify`)
+//!   1  clears the eventfd                    1  publishes work: a frame in the mailbox, or `notified`
 //!   2  armed = true                          2  exchanges armed for false
-//!   3  looks for work                           it was true: writes the eventfd
+//!   3  checks for work                          it was true: writes the eventfd
 //!        some: armed = false, `Work`            it was false: nothing
 //!        none: `Waits`, sleeps
 //! ```
 //!
-//! All accesses to `armed`, and those by which work is published and looked for, are sequentially consistent, so at least one side sees
-//! the other's.
+//! All accesses to `armed`, and those by which work is published and checked for, are sequentially
+//! consistent, so at least one side sees the other's.
 
 use netmem_packet::Armed;
 use rustix::event::{EventfdFlags, eventfd};
@@ -18,21 +18,23 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) struct Bell {
+/// Wakes the thread that drives a stack.
+pub(crate) struct Notifier {
     armed: AtomicBool,
     /// The stack must be polled, also if its mailbox is empty.
-    rung: AtomicBool,
+    notified: AtomicBool,
     event: OwnedFd,
 }
 
-impl Bell {
+impl Notifier {
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { armed: AtomicBool::new(false), rung: AtomicBool::new(false), event })
+        Ok(Self { armed: AtomicBool::new(false), notified: AtomicBool::new(false), event })
     }
 
-    /// Wakes the stack's thread. The caller has published work before, by a sequentially consistent access.
-    pub(crate) fn published(&self) {
+    /// Wakes the stack's thread. The caller has published work before, by a sequentially consistent
+    /// access.
+    pub(crate) fn notify_published(&self) {
         if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
             // The write fails if the counter is full. Then the descriptor is readable already.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
@@ -40,21 +42,22 @@ impl Bell {
     }
 
     /// Wakes the stack's thread, or makes its next sleep end at once.
-    pub(crate) fn ring(&self) {
-        self.rung.store(true, Ordering::SeqCst);
-        self.published();
+    pub(crate) fn notify(&self) {
+        self.notified.store(true, Ordering::SeqCst);
+        self.notify_published();
     }
 
-    /// Forgets a [`ring`](Self::ring), because the stack is polled now. Returns whether there was one.
-    pub(crate) fn take_rung(&self) -> bool {
-        self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::SeqCst)
+    /// Clears a [notification](Self::notify), because the stack is polled now. Returns whether
+    /// there was one.
+    pub(crate) fn take(&self) -> bool {
+        self.notified.load(Ordering::Relaxed) && self.notified.swap(false, Ordering::SeqCst)
     }
 
     pub(crate) fn arm(&self, has_work: impl FnOnce() -> bool) -> Armed {
         // The read fails if the eventfd was not written.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.armed.store(true, Ordering::SeqCst);
-        if self.rung.load(Ordering::SeqCst) || has_work() {
+        if self.notified.load(Ordering::SeqCst) || has_work() {
             self.disarm();
             return Armed::Work;
         }
@@ -66,7 +69,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

@@ -9,54 +9,20 @@
 //! The peer sends them again.
 
 use crate::stack::core::Core;
-use crate::stack::path::Path;
+use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::shared::host::Host;
+use crate::stack::shared::saved::SavedStream;
 use crate::stack::sockets::fragment::Fragment;
-use crate::stack::transport::connections::{ConnectionId, Role, Slot};
-use crate::stack::{SocketError, Sockets, TcpStream};
-use crate::tcp::{Config, Connection, Saved};
+use crate::stack::sockets::sockets::Sockets;
+use crate::stack::sockets::stream::TcpStream;
+use crate::stack::transport::entry::Role;
+use crate::stack::transport::handles::ConnectionId;
+use crate::tcp::{Config, Connection};
 use crate::wire::Flow;
 use netmem_pool::{Frag, Mapped};
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::mem;
-use std::net::SocketAddr;
-
-/// A stream as numbers and bytes. Any format of serde can hold it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SavedStream {
-    local: SocketAddr,
-    remote: SocketAddr,
-    connection: Saved,
-    /// Received bytes that were acknowledged, so the peer does not have them any more.
-    unread: Vec<u8>,
-    unacknowledged: Vec<u8>,
-}
-
-impl SavedStream {
-    /// This end.
-    #[must_use]
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local
-    }
-
-    /// The peer.
-    #[must_use]
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.remote
-    }
-
-    /// Bytes of payload. [`restore`](Sockets::restore) copies them into pages of the stack's pool.
-    #[must_use]
-    pub fn payload(&self) -> usize {
-        self.unread.len() + self.unacknowledged.len()
-    }
-
-    pub(crate) fn flow(&self) -> Flow {
-        Flow { local: self.local, remote: self.remote }
-    }
-}
 
 /// A stream on its way between two stacks of a host. It can be sent to any thread. If it is
 /// dropped, the connection is gone: the peer's next segment is answered by a reset.
@@ -83,42 +49,38 @@ impl<P: Payload> fmt::Debug for Departed<P> {
 }
 
 impl<P: Payload> TcpStream<P> {
-    /// Takes the connection off its stack, with its fragments.
+    /// Removes the connection from its stack, with its fragments. [`Sockets::adopt`] is the call
+    /// that follows, on another stack.
     ///
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     pub fn depart(mut self) -> Result<Departed<P>, Self> {
-        let mut core = self.sockets.core.borrow_mut();
-        let Some(slot) = core.take(self.id) else {
-            drop(core);
+        let mut guard = self.core.borrow_mut();
+        let Core { tcp, resources, .. } = &mut *guard;
+        let Some(entry) = tcp.depart(resources, self.id) else {
+            drop(guard);
             return Err(self);
         };
-        let host = core.host.clone();
-        drop(core);
-        let (flow, rest) = (slot.flow, mem::take(&mut self.rest));
-        Ok(Departed { connection: Some(Box::new(slot.connection)), flow, rest, host })
+        let host = resources.host.clone();
+        drop(guard);
+        let (flow, rest) = (entry.flow, mem::take(&mut self.rest));
+        Ok(Departed { connection: Some(Box::new(entry.connection)), flow, rest, host })
     }
 }
 
 impl<M: Mapped> TcpStream<M> {
-    /// Takes the connection off its stack, as numbers and bytes: its payload is copied. The flow
-    /// stays reserved in this host, so that it answers no segment of it.
+    /// Removes the connection from its stack, as numbers and bytes: its payload is copied. The flow
+    /// stays reserved in this host, so that no segment of it is answered. [`Sockets::restore`] is
+    /// the call that follows, in this process or another one.
     ///
     /// # Errors
     ///
     /// The stream, if its handshake is not complete, if it has ended, or if its stack is gone.
     pub fn save(self) -> Result<SavedStream, Self> {
-        let saved = self.sockets.core.borrow_mut().save(self.id, &self.rest);
+        let saved = save(&mut self.core.borrow_mut(), self.id, &self.rest);
         saved.ok_or(self)
     }
-}
-
-fn append<M: Mapped>(bytes: &mut Vec<u8>, frag: &Frag<M>) {
-    let at = bytes.len();
-    bytes.resize(at + frag.len(), 0);
-    let copied = frag.copy_to(0, &mut bytes[at..]);
-    debug_assert!(copied.is_ok());
 }
 
 impl<P: Payload> Sockets<P> {
@@ -131,31 +93,32 @@ impl<P: Payload> Sockets<P> {
     /// [`SocketError::NoRoute`], [`SocketError::TooMany`].
     #[expect(clippy::result_large_err, reason = "the error is the value itself, which is moved back")]
     pub fn adopt(&self, mut departed: Departed<P>) -> Result<TcpStream<P>, (SocketError, Departed<P>)> {
-        let mut core = self.core.borrow_mut();
-        let path = match core.arrives(&departed.flow) {
-            Ok(path) if core.host.is(&departed.host) => path,
+        let mut guard = self.core.borrow_mut();
+        let Core { tcp, resources, .. } = &mut *guard;
+        let path = match tcp.reserve(resources, &departed.flow) {
+            Ok(path) if resources.host.is(&departed.host) => path,
             Ok(_) => return Err((SocketError::NotOurs, departed)),
             Err(error) => return Err((error, departed)),
         };
         let Some(connection) = departed.connection.take() else { return Err((SocketError::StackGone, departed)) };
-        let id = core.settle(*connection, departed.flow, path);
-        drop(core);
-        let mut stream = TcpStream::new(self.clone(), id, departed.flow);
+        let id = tcp.adopt(resources, *connection, departed.flow, path);
+        drop(guard);
+        let mut stream = TcpStream::new(self.core.clone(), id, departed.flow);
         stream.rest = mem::take(&mut departed.rest);
         Ok(stream)
     }
 }
 
 impl<M: Mapped> Sockets<M> {
-    /// Takes the connections off the stack that their users have closed and that have not ended:
+    /// Removes the connections from the stack that their users have closed and that have not ended:
     /// sent bytes are not acknowledged, or the peer has not closed. They are like
     /// [saved](TcpStream::save) streams; drop the stream that [`restore`](Self::restore) returns
     /// for one.
     #[must_use]
     pub fn save_closing(&self) -> Vec<SavedStream> {
-        let mut core = self.core.borrow_mut();
-        let closing = core.connections.ids(|slot| slot.role == Role::Orphan);
-        closing.into_iter().filter_map(|id| core.save(id, &Fragment::default())).collect()
+        let core = &mut *self.core.borrow_mut();
+        let closing = core.tcp.connections.ids(|entry| entry.role == Role::Orphan);
+        closing.into_iter().filter_map(|id| save(core, id, &Fragment::default())).collect()
     }
 
     /// Continues a connection that was saved. Restore all connections before the first poll of the
@@ -168,91 +131,55 @@ impl<M: Mapped> Sockets<M> {
     /// [`SocketError::TooMany`];
     /// [`SocketError::WouldBlock`]: there are not enough pages for its payload.
     pub fn restore(&self, saved: &SavedStream, config: &Config) -> Result<TcpStream<M>, SocketError> {
-        let mut core = self.core.borrow_mut();
-        core.check_local(saved.local.ip())?;
+        let mut guard = self.core.borrow_mut();
+        let Core { tcp, resources, .. } = &mut *guard;
+        resources.check_local(saved.local.ip())?;
         let flow = saved.flow();
-        // The saved numbers may be wrong, so they are checked.
+        // The saved numbers may be wrong, so they are validated.
         if flow.local.ip().is_unspecified() || flow.local.is_ipv4() != flow.remote.is_ipv4() {
             return Err(SocketError::NotOurs);
         }
-        let path = core.arrives(&flow)?;
-        let payload = core.pages_of(&saved.unread).zip(core.pages_of(&saved.unacknowledged));
+        let path = tcp.reserve(resources, &flow)?;
+        let egress = &mut resources.egress;
+        let payload = egress.pages_of(&saved.unread).zip(egress.pages_of(&saved.unacknowledged));
         let Some((unread, unacknowledged)) = payload else {
-            core.host.directory().depart(flow);
+            resources.host.directory().depart(flow);
             return Err(SocketError::WouldBlock);
         };
-        let config = core.config_on(config, &path, &flow);
-        let queue = Some(&core.budget);
+        let config = resources.config_on(config, &path, &flow);
+        let (queue, now) = (Some(&resources.budget), resources.now);
         let pages = unacknowledged.len();
-        let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, core.now);
+        let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, now);
         let end = connection.send_end();
-        let id = core.settle(connection, flow, path);
-        core.pages.count(pages);
-        if let Some(slot) = core.connections.get_mut(id) {
-            slot.written.restored(pages, end);
+        let id = tcp.adopt(resources, connection, flow, path);
+        resources.pages.count(pages);
+        if let Some(entry) = tcp.connections.get_mut(id) {
+            entry.written.restore(pages, end);
         }
-        drop(core);
-        Ok(TcpStream::new(self.clone(), id, flow))
+        drop(guard);
+        Ok(TcpStream::new(self.core.clone(), id, flow))
     }
 }
 
-impl<M: Mapped> Core<M> {
-    /// Takes a connection off the tables as numbers and bytes. `rest` is what its user has not read
-    /// of the last fragment.
-    fn save(&mut self, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
-        let connection = self.connections.get(id)?.connection.save(self.now)?;
-        let slot = self.take(id)?;
-        let mut unread = rest.to_vec();
-        slot.connection.unread().for_each(|frag| append(&mut unread, frag));
-        let mut unacknowledged = Vec::new();
-        slot.connection.unacknowledged().for_each(|frag| append(&mut unacknowledged, frag));
-        let Flow { local, remote } = slot.flow;
-        Some(SavedStream { local, remote, connection, unread, unacknowledged })
-    }
+/// Removes a connection from the tables as numbers and bytes. `rest` is what its user has not read
+/// of the last fragment.
+fn save<M: Mapped>(core: &mut Core<M>, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
+    let Core { tcp, resources, .. } = core;
+    let connection = tcp.connections.get(id)?.connection.save(resources.now)?;
+    let entry = tcp.depart(resources, id)?;
+    let mut unread = rest.to_vec();
+    entry.connection.unread().for_each(|frag| append(&mut unread, frag));
+    let mut unacknowledged = Vec::new();
+    entry.connection.unacknowledged().for_each(|frag| append(&mut unacknowledged, frag));
+    let Flow { local, remote } = entry.flow;
+    Some(SavedStream { local, remote, connection, unread, unacknowledged })
 }
 
-impl<P: Payload> Core<P> {
-    /// Takes a connection off the tables. Segments of it are dropped from now on. `None` if its
-    /// handshake is not complete, or if it has ended: it has no flow then.
-    fn take(&mut self, id: ConnectionId) -> Option<Box<Slot<P>>> {
-        let slot = self.connections.get(id)?;
-        if !slot.connected || self.connections.find(&slot.flow) != Some(id) {
-            return None;
-        }
-        let (slot, _) = self.forget(id)?;
-        self.host.directory().depart(slot.flow);
-        Some(slot)
-    }
-
-    /// Reserves the flow of a connection that arrives from another stack or process.
-    fn arrives(&mut self, flow: &Flow) -> Result<Path<P::Count>, SocketError> {
-        if self.gone {
-            return Err(SocketError::StackGone);
-        }
-        self.check_room()?;
-        let path = self.find_path(flow.remote.ip()).ok_or(SocketError::NoRoute)?;
-        if self.host.directory().arrive(*flow, self.id) { Ok(path) } else { Err(SocketError::InUse) }
-    }
-
-    fn settle(&mut self, connection: Connection<P>, flow: Flow, path: Path<P::Count>) -> ConnectionId {
-        let id = self.insert(connection, flow, path, Role::Stream);
-        if let Some(slot) = self.connections.get_mut(id) {
-            slot.connected = true;
-        }
-        self.wake_driver();
-        id
-    }
-
-    /// Bytes in pages of the pool.
-    fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<P::Mem>>> {
-        let page = self.egress.pool.page_size();
-        let frags = bytes.chunks(page).map(|part| {
-            let mut page = self.egress.page()?;
-            page.copy_from(0, part).ok()?;
-            Some(page.freeze_range(0..part.len()))
-        });
-        frags.collect()
-    }
+fn append<M: Mapped>(bytes: &mut Vec<u8>, frag: &Frag<M>) {
+    let at = bytes.len();
+    bytes.resize(at + frag.len(), 0);
+    let copied = frag.copy_to(0, &mut bytes[at..]);
+    debug_assert!(copied.is_ok());
 }
 
 /// A connection and its payload may go to another thread.

@@ -2,7 +2,12 @@
 
 pub(crate) mod connections;
 pub(crate) mod datagrams;
+pub(crate) mod entry;
+pub(crate) mod handles;
 pub(crate) mod listeners;
+pub(crate) mod process;
 pub(crate) mod schedule;
-pub(crate) mod wheel;
-mod write;
+pub(crate) mod segment;
+pub(crate) mod tcp;
+mod wheel;
+pub(crate) mod write;

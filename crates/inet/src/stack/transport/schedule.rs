@@ -1,35 +1,37 @@
 //! When a connection is processed: it is due because of an event or a timer, or what it waits for
 //! is there.
 //!
+//! Why lists, and not a scan: a stack has many connections, and few of them do something at a time.
+//! The work of a poll is proportional to those.
+//!
 //! ```text
-//!   segment, call, timer ──► due ──► visit ──► timers, segments to send, events, next timer
-//!                             ▲        ├──► ring     the ring is full: in order, as many as completions make room for
-//!                             │        ├──► hops     the next hop is not resolved: when a neighbour has changed
-//!                             └────────┴──► starved  pages are missing to receive: when pages are returned
+//!   segment, call, timer ──► due ──► processed ──► timers, segments to send, events, next timer
+//!                             ▲        ├──► ring            the ring is full: in order, as many as completions make room for
+//!                             │        ├──► hops            the next hop is not resolved: when a neighbour has changed
+//!                             └────────┴──► buffer_limited  pages are missing to receive: when pages are returned
 //! ```
 //!
-//! A connection that waits has a deadline, too ([`Connection::transmit`]), so none waits for ever,
-//! and none is tried at intervals.
+//! A connection that waits has a deadline, too ([`Connection::poll_transmit`]), so none waits for
+//! ever, and none is tried at intervals. The lists have handles; a flag in the connection's
+//! [entry](ConnectionEntry) marks each list that it is in.
 //!
-//! [`Connection::transmit`]: crate::tcp::Connection::transmit
+//! [`Connection::poll_transmit`]: crate::tcp::Connection::poll_transmit
 
 use crate::Time;
-use crate::stack::core::Core;
-use crate::stack::egress::Segments;
-use crate::stack::payload::{Payload, Transmit};
-use crate::stack::transport::connections::{ConnectionId, Role, Slot};
-use crate::stack::transport::listeners::headers;
+use crate::stack::payload::Payload;
+use crate::stack::transport::connections::Connections;
+use crate::stack::transport::entry::ConnectionEntry;
+use crate::stack::transport::handles::ConnectionId;
 use crate::stack::transport::wheel::Wheel;
-use crate::tcp::{self, Event, State, Unreachable};
-use netmem_packet::TxQueue;
+use crate::tcp::State;
 use std::collections::VecDeque;
 use std::mem;
 
-/// The connections that are to be processed, by what they wait for.
-/// The most connections that a poll processes because pages were returned. More of them may want
-/// pages than there are connections that do something.
-const MOST_FED: usize = 64;
+/// The most connections that a poll processes because pages were returned. More connections may
+/// wait for pages than there are connections that do something.
+const MOST_RELIEVED: usize = 64;
 
+/// The connections that are to be processed, by what they wait for.
 pub(crate) struct Schedule {
     /// The timer of a connection has the number of its place.
     wheel: Wheel,
@@ -41,19 +43,11 @@ pub(crate) struct Schedule {
     /// Connections whose next hop is not resolved.
     hops: Vec<ConnectionId>,
     /// Connections whose window is small because of the page budget. Returned pages wake the stack.
-    starved: VecDeque<ConnectionId>,
+    buffer_limited: VecDeque<ConnectionId>,
     /// How many of them are to be processed, because pages were returned.
-    to_feed: usize,
-    /// Connections in TIME-WAIT, in the order in which they came there.
+    to_relieve: usize,
+    /// Connections in TIME-WAIT, in the order in which they entered it.
     time_wait: VecDeque<ConnectionId>,
-}
-
-/// The outcome of a visit.
-enum Visit {
-    /// The connection has sent what it may send, or waits for something of its own.
-    Done,
-    /// The ring is full, and the connection has sent something before, or nothing.
-    Full { sent: bool },
 }
 
 impl Schedule {
@@ -64,332 +58,186 @@ impl Schedule {
             due: VecDeque::new(),
             ring: VecDeque::new(),
             hops: Vec::new(),
-            starved: VecDeque::new(),
-            to_feed: 0,
+            buffer_limited: VecDeque::new(),
+            to_relieve: 0,
             time_wait: VecDeque::new(),
         }
     }
 
+    // ---- due
+
     /// Whether a connection must be processed now.
     pub(crate) fn is_due(&self) -> bool {
-        !self.due.is_empty() || self.to_feed > 0
+        !self.due.is_empty() || self.to_relieve > 0
     }
+
+    /// Connections that must be processed now.
+    pub(crate) fn due(&self) -> usize {
+        self.due.len()
+    }
+
+    /// The connection is processed in this poll, or in the next one.
+    #[inline]
+    pub(crate) fn enqueue<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if !mem::replace(&mut entry.due, true) {
+            self.due.push_back(id);
+        }
+    }
+
+    /// The next connection that is due. It may have been removed.
+    pub(crate) fn pop_due(&mut self) -> Option<ConnectionId> {
+        self.due.pop_front()
+    }
+
+    // ---- timers
+
+    /// When the first timer fires or moves.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.wheel.next()
+    }
+
+    /// Sets the timer of a connection to its deadline. A timer may fire too early, and is then set
+    /// again. This is cheaper than moving it each time.
+    pub(crate) fn set_timer<P: Payload>(&mut self, id: ConnectionId, entry: &ConnectionEntry<P>) {
+        if let Some(at) = entry.poll_timeout()
+            && self.wheel.get(id.place()).is_none_or(|armed| at < armed)
+        {
+            self.wheel.set(id.place(), at);
+        }
+    }
+
+    /// Clears the timer of a connection that is removed. Lists may still have its handle, which
+    /// names nothing then.
+    pub(crate) fn remove(&mut self, id: ConnectionId) {
+        self.wheel.clear(id.place());
+    }
+
+    /// Fires the timers that are due: their connections are enqueued.
+    pub(crate) fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
+        let mut fired = mem::take(&mut self.fired);
+        self.wheel.advance(now, &mut fired);
+        for place in fired.drain(..) {
+            if let Some(id) = connections.at(place) {
+                self.enqueue_by_id(connections, id);
+            }
+        }
+        self.fired = fired;
+    }
+
+    fn enqueue_by_id<P: Payload>(&mut self, connections: &mut Connections<P>, id: ConnectionId) {
+        if let Some(entry) = connections.get_mut(id) {
+            self.enqueue(id, entry);
+        }
+    }
+
+    // ---- the ring
 
     /// Whether a connection waits for the ring.
     pub(crate) fn waits_for_ring(&self) -> bool {
         !self.ring.is_empty()
     }
 
+    /// The connection waits for the ring, behind those that wait already.
+    pub(crate) fn wait_for_ring<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if !mem::replace(&mut entry.in_ring_queue, true) {
+            self.ring.push_back(id);
+        }
+    }
+
+    /// The connections that wait for the ring. Those that wait again are behind them, after
+    /// [`put_back_ring`](Self::put_back_ring).
+    pub(crate) fn take_ring(&mut self) -> VecDeque<ConnectionId> {
+        mem::take(&mut self.ring)
+    }
+
+    /// Puts connections that were taken back, before those that have begun to wait meanwhile.
+    pub(crate) fn put_back_ring(&mut self, mut waiting: VecDeque<ConnectionId>) {
+        waiting.append(&mut self.ring);
+        self.ring = waiting;
+    }
+
+    /// If the connection is the last one that has begun to wait for the ring, it is taken out.
+    /// Returns whether it was. Its flag stays.
+    pub(crate) fn take_last_of_ring(&mut self, id: ConnectionId) -> bool {
+        let is_last = self.ring.back() == Some(&id);
+        if is_last {
+            self.ring.pop_back();
+        }
+        is_last
+    }
+
+    // ---- next hops
+
     /// Whether a connection waits for a next hop.
     pub(crate) fn waits_for_hops(&self) -> bool {
         !self.hops.is_empty()
     }
 
-    /// When the first timer fires or moves.
-    pub(crate) fn next_timer(&self) -> Option<Time> {
-        self.wheel.next()
-    }
-
-    /// Forgets the timer of a connection that is removed. Lists may still have its handle, which
-    /// names nothing then.
-    pub(crate) fn forget(&mut self, id: ConnectionId) {
-        self.wheel.clear(id.place());
-    }
-}
-
-impl<P: Payload> Core<P> {
-    /// The connection is processed in this poll, or in the next one.
-    pub(crate) fn enqueue(&mut self, id: ConnectionId) {
-        if let Some(slot) = self.connections.get_mut(id)
-            && !mem::replace(&mut slot.due, true)
-        {
-            self.schedule.due.push_back(id);
+    /// The connection waits until a neighbour is resolved, or does not answer.
+    pub(crate) fn wait_for_hop<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if !mem::replace(&mut entry.awaits_hop, true) {
+            self.hops.push(id);
         }
     }
 
-    /// Fires timers, and lets connections that are due send. Returns how many connections were
-    /// processed.
-    pub(crate) fn work<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, completed: usize) -> usize
-    where
-        P: Transmit<T>,
-    {
-        self.reassembly.timeout(self.now);
-        let mut fired = mem::take(&mut self.schedule.fired);
-        self.schedule.wheel.advance(self.now, &mut fired);
-        for place in fired.drain(..) {
-            if let Some(id) = self.connections.at(place) {
-                self.enqueue(id);
-            }
-        }
-        self.schedule.fired = fired;
-        self.feed_some();
-        let mut work = 0;
-        if completed > 0 {
-            work += self.drain_ring_queue(tx);
-        }
-        for _ in 0..self.schedule.due.len() {
-            let Some(id) = self.schedule.due.pop_front() else { break };
-            if let Some(slot) = self.connections.get_mut(id) {
-                slot.due = false;
-                self.visit(tx, id);
-                work += 1;
-            }
-        }
-        work
-    }
-
-    /// Processes connections that wait for the ring, in order, until it is full again.
-    fn drain_ring_queue<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T) -> usize
-    where
-        P: Transmit<T>,
-    {
-        // Those that have sent something go to the end of the queue, so that none keeps the others
-        // waiting.
-        let mut waiting = mem::take(&mut self.schedule.ring);
-        let mut work = 0;
-        while let Some(id) = waiting.pop_front() {
-            let Some(slot) = self.connections.get_mut(id) else { continue };
-            slot.in_ring_queue = false;
-            work += 1;
-            match self.visit(tx, id) {
-                Visit::Done => {}
-                Visit::Full { sent } => {
-                    if !sent && self.schedule.ring.back() == Some(&id) {
-                        self.schedule.ring.pop_back();
-                        waiting.push_front(id);
-                    }
-                    break;
-                }
-            }
-        }
-        waiting.append(&mut self.schedule.ring);
-        self.schedule.ring = waiting;
-        work
-    }
-
-    /// Processes a connection: timers, segments to send, events, the next timer.
-    fn visit<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, id: ConnectionId) -> Visit
-    where
-        P: Transmit<T>,
-    {
-        let now = self.now;
-        let Some(slot) = self.connections.get_mut(id) else { return Visit::Done };
-        let expired = slot.connection.poll_timeout().is_some_and(|at| at <= now);
-        if expired {
-            slot.connection.handle_timeout(now);
-        }
-        let una = slot.connection.una();
-        if mem::replace(&mut slot.una, una) != una {
-            // The peer has received a segment, so the next hop has forwarded it.
-            slot.path.confirm(now);
-            let released = slot.written.acknowledged(una, slot.connection.send_end());
-            self.pages.release(released);
-            if released > 0 {
-                // It may have found its own share used up.
-                self.wakers.extend(slot.write.take());
-            }
-        }
-        let max_payload = slot.path.mtu(now).saturating_sub(headers(&slot.flow));
-        if mem::replace(&mut slot.max_payload, max_payload) != max_payload {
-            slot.connection.set_max_payload(max_payload);
-        }
-        // If it waits for the ring, it waits for its turn, unless its timer has expired meanwhile.
-        let outcome = if slot.in_ring_queue && !expired { Visit::Done } else { self.transmit(tx, id) };
-        self.events(id);
-        let Some(slot) = self.connections.get_mut(id) else { return outcome };
-        if slot.connection.state() == State::TimeWait && !mem::replace(&mut slot.in_time_wait, true) {
-            self.schedule.time_wait.push_back(id);
-        }
-        slot.shrink_if_idle(now);
-        self.set_timer(id);
-        self.starve(id);
-        self.limit_time_wait();
-        if self.connections.get(id).is_some_and(|slot| slot.connection.is_gone()) {
-            self.gone(id);
-        }
-        outcome
-    }
-
-    /// A connection has ended, and has nothing left to send. Its flow is free: the peer can use it
-    /// for a new connection, although the user still has a stream.
-    fn gone(&mut self, id: ConnectionId) {
-        match self.connections.get(id).map(|slot| (slot.role, slot.flow)) {
-            Some((Role::Orphan, _)) => self.remove(id),
-            Some((_, flow)) if self.connections.unlink(id) => self.host.directory().release(&flow),
-            _ => {}
-        }
-    }
-
-    /// Lets a connection send.
-    fn transmit<T: TxQueue<Mem = P::Mem>>(&mut self, tx: &mut T, id: ConnectionId) -> Visit
-    where
-        P: Transmit<T>,
-    {
-        let now = self.now;
-        let Some(slot) = self.connections.get_mut(id) else { return Visit::Done };
-        let before = self.egress.stats.sent;
-        let (ecn, ip) = (slot.connection.uses_ecn(), slot.connection.ip());
-        let mut out = Segments {
-            host: &self.host,
-            egress: &mut self.egress,
-            tx,
-            flow: &slot.flow,
-            path: &mut slot.path,
-            now,
-            ecn,
-            ip,
-        };
-        let refused = slot.connection.poll_transmit(now, &mut out).is_err();
-        if slot.connected {
-            slot.path.touch(now);
-        }
-        let waits = slot.path.waits();
-        if slot.path.take_failure() {
-            slot.connection.handle_icmp_error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
-        }
-        if refused && waits {
-            if !mem::replace(&mut slot.awaits_hop, true) {
-                self.schedule.hops.push(id);
-            }
-            return Visit::Done;
-        }
-        if refused && slot.path.is_here() {
-            // No completion is awaited: this stack receives its own packets in the next poll.
-            self.enqueue(id);
-            return Visit::Done;
-        }
-        if (refused || slot.connection.waits_for_ring()) && !mem::replace(&mut slot.in_ring_queue, true) {
-            self.schedule.ring.push_back(id);
-        }
-        if refused { Visit::Full { sent: self.egress.stats.sent > before } } else { Visit::Done }
-    }
-
-    /// A neighbour was resolved, or does not answer: connections that wait for one are processed.
-    pub(crate) fn hops_changed(&mut self) {
-        for id in mem::take(&mut self.schedule.hops) {
-            if let Some(slot) = self.connections.get_mut(id) {
-                slot.awaits_hop = false;
-                self.enqueue(id);
+    /// A neighbour was resolved, or does not answer: connections that wait for one are enqueued.
+    pub(crate) fn handle_hop_change<P: Payload>(&mut self, connections: &mut Connections<P>) {
+        for id in mem::take(&mut self.hops) {
+            if let Some(entry) = connections.get_mut(id) {
+                entry.awaits_hop = false;
+                self.enqueue(id, entry);
             }
         }
     }
 
-    /// Pages were returned: connections that need some are processed, some in this poll, and the
-    /// others in the next ones.
-    pub(crate) fn feed(&mut self) {
-        self.schedule.to_feed = self.schedule.starved.len();
-    }
-
-    fn feed_some(&mut self) {
-        for _ in 0..self.schedule.to_feed.min(MOST_FED) {
-            self.schedule.to_feed -= 1;
-            let Some(id) = self.schedule.starved.pop_front() else { break };
-            if let Some(slot) = self.connections.get_mut(id) {
-                slot.starved = false;
-                self.enqueue(id);
-            }
-        }
-    }
-
-    /// Calls the users of connections that wait for a page to write, in order, as many as there are
-    /// pages.
-    pub(crate) fn call_writers(&mut self) {
-        let mut ready = self.pages.ready();
-        while ready > 0
-            && let Some(id) = self.pages.next()
-        {
-            if let Some(slot) = self.connections.get_mut(id) {
-                slot.awaits_page = false;
-                self.wakers.extend(slot.write.take());
-                ready -= 1;
-            }
-        }
-    }
+    // ---- pages to receive
 
     /// If a connection's window is small because of the page budget, it is processed when pages are
     /// returned, on any thread.
-    fn starve(&mut self, id: ConnectionId) {
-        let Some(slot) = self.connections.get_mut(id) else { return };
-        if !slot.connection.is_buffer_limited() || slot.starved {
+    pub(crate) fn wait_for_buffers<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if !entry.connection.is_buffer_limited() || entry.buffer_limited {
             return;
         }
-        slot.connection.budget().wait();
-        if slot.connection.is_buffer_limited() {
-            slot.starved = true;
-            self.schedule.starved.push_back(id);
+        entry.connection.budget().wait();
+        // Pages that were returned before this call have not woken the stack, so they are checked
+        // again.
+        if entry.connection.is_buffer_limited() {
+            entry.buffer_limited = true;
+            self.buffer_limited.push_back(id);
         } else {
-            self.enqueue(id);
+            self.enqueue(id, entry);
         }
     }
 
-    fn set_timer(&mut self, id: ConnectionId) {
-        let Some(slot) = self.connections.get(id) else { return };
-        let wheel = &mut self.schedule.wheel;
-        // A timer may fire too early, and is then set again. This is cheaper than moving it each
-        // time.
-        if let Some(at) = slot.deadline()
-            && wheel.get(id.place()).is_none_or(|armed| at < armed)
-        {
-            wheel.set(id.place(), at);
-        }
+    /// Pages were returned: connections that wait for some are enqueued, some in this poll, and the
+    /// others in the next ones.
+    pub(crate) fn handle_returned_pages(&mut self) {
+        self.to_relieve = self.buffer_limited.len();
     }
 
-    /// Processes the events of a connection.
-    fn events(&mut self, id: ConnectionId) {
-        while let Some(slot) = self.connections.get_mut(id)
-            && let Some(event) = slot.connection.poll_event()
-        {
-            match event {
-                Event::Connected => {
-                    slot.connected = true;
-                    self.wakers.extend(slot.wakers());
-                    if let Role::HalfOpen(listener) = slot.role {
-                        slot.role = Role::Accepted(listener);
-                        if let Some(listening) = self.listeners.get_mut(listener) {
-                            listening.listener.connected();
-                        }
-                        self.offer(listener, id);
-                    }
-                }
-                Event::Readable | Event::End => self.wakers.extend(slot.read.take()),
-                Event::Urgent => {
-                    slot.urgent = true;
-                    self.wakers.extend(slot.read.take());
-                }
-                Event::Writable => self.wakers.extend(slot.write.take()),
-                Event::Closed(error) => self.closed(id, error),
+    /// Enqueues some of the connections for which pages were returned.
+    pub(crate) fn relieve_some<P: Payload>(&mut self, connections: &mut Connections<P>) {
+        for _ in 0..self.to_relieve.min(MOST_RELIEVED) {
+            self.to_relieve -= 1;
+            let Some(id) = self.buffer_limited.pop_front() else { break };
+            if let Some(entry) = connections.get_mut(id) {
+                entry.buffer_limited = false;
+                self.enqueue(id, entry);
             }
         }
     }
 
-    /// A connection has ended. It stays in the table until its owner has let it go.
-    fn closed(&mut self, id: ConnectionId, error: Option<tcp::Error>) {
-        let Some(slot) = self.connections.get_mut(id) else { return };
-        slot.closed = Some(error);
-        self.pages.release(slot.written.clear());
-        self.wakers.extend(slot.wakers());
-        match slot.role {
-            Role::HalfOpen(listener) => {
-                slot.role = Role::Orphan;
-                self.half_open_failed(listener);
-            }
-            Role::Accepted(_) => self.egress.stats.ended_unaccepted += 1,
-            Role::Stream | Role::Orphan => {}
+    // ---- TIME-WAIT
+
+    /// Notes a connection that has entered TIME-WAIT.
+    pub(crate) fn note_time_wait<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if entry.connection.state() == State::TimeWait && !mem::replace(&mut entry.in_time_wait, true) {
+            self.time_wait.push_back(id);
         }
     }
 
-    pub(crate) fn count_time_wait(&self) -> usize {
-        self.connections.iter().filter(|(_, slot)| slot.connection.state() == State::TimeWait).count()
-    }
-
-    /// Removes the oldest connections in TIME-WAIT if there are more than the limit.
-    fn limit_time_wait(&mut self) {
-        while self.schedule.time_wait.len() > self.options.time_wait {
-            let Some(id) = self.schedule.time_wait.pop_front() else { break };
-            let ends = |slot: &Slot<P>| slot.connection.state() == State::TimeWait && slot.role == Role::Orphan;
-            if self.connections.get(id).is_some_and(ends) {
-                self.remove(id);
-            }
-        }
+    /// Takes the oldest connection in TIME-WAIT off the list, if there are more than `limit`.
+    pub(crate) fn pop_time_wait(&mut self, limit: usize) -> Option<ConnectionId> {
+        if self.time_wait.len() > limit { self.time_wait.pop_front() } else { None }
     }
 }

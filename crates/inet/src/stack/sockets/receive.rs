@@ -1,0 +1,195 @@
+//! What a stream receives: chunks of payload in any memory, fragments of host memory, or copied
+//! bytes.
+
+use crate::stack::error::SocketError;
+use crate::stack::payload::Payload;
+use crate::stack::sockets::fragment::Fragment;
+use crate::stack::sockets::stream::TcpStream;
+use crate::tcp::{Budget, Held, Received};
+use netmem_pool::Mapped;
+use std::ops::Range;
+use std::task::{Context, Poll};
+
+impl<P: Payload> TcpStream<P> {
+    /// Receives the next payload in order, in any kind of memory, if `takes` returns true for it.
+    /// `None` means that the peer sends no more. [`recv`](Self::recv) is for payload in host
+    /// memory. `takes` must not call sockets.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: nothing is there, or it was not taken. [`SocketError::Closed`].
+    pub fn recv_chunk(
+        &mut self,
+        takes: impl FnOnce(&P::Received) -> bool,
+    ) -> Result<Option<Held<P::Received>>, SocketError> {
+        let mut core = self.core.borrow_mut();
+        let now = core.resources.now;
+        let entry = core.tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
+        if entry.connection.peek().is_some_and(|chunk| !takes(chunk)) {
+            return Err(SocketError::WouldBlock);
+        }
+        match entry.connection.recv(now) {
+            Ok(Received::Chunk(held)) => {
+                // The window may have opened.
+                core.touch(self.id);
+                Ok(Some(held))
+            }
+            Ok(Received::Empty) => Err(SocketError::WouldBlock),
+            Ok(Received::End) => Ok(None),
+            Err(error) => Err(SocketError::Closed(error)),
+        }
+    }
+
+    /// Calls `see` for the queued pieces of payload with the numbers in `which`; piece 0 is the
+    /// piece that is received next. Returns how many pieces there were. This is for prefetches.
+    /// `see` must not call sockets.
+    pub fn look_ahead(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
+        let core = self.core.borrow();
+        let Some(entry) = core.tcp.connections.get(self.id) else { return 0 };
+        // Most calls of a receiver that polls find nothing.
+        if entry.connection.peek().is_none() {
+            return 0;
+        }
+        entry.connection.queued_from(which.start).take(which.len()).map(see).count()
+    }
+
+    /// Registers the waker, which is called when there may be payload to receive, or the connection
+    /// ends.
+    pub fn wake_to_receive(&mut self, cx: &mut Context<'_>) {
+        let _: Poll<()> = self.wait_to_read(cx);
+    }
+
+    /// The budget in which buffers of received payload count until their user gives them back.
+    /// `None` if the stack is gone.
+    #[must_use]
+    pub fn budget(&self) -> Option<Budget> {
+        let core = self.core.borrow();
+        core.tcp.connections.get(self.id).map(|entry| entry.connection.budget().clone())
+    }
+
+    /// Segments in the window that were dropped since payload last arrived: the device had not
+    /// verified their checksum, and their payload is in memory that this process cannot read. If
+    /// this grows, the peer's payload never arrives. A few may just be damaged.
+    #[must_use]
+    pub fn unverified(&self) -> u64 {
+        self.core.borrow().tcp.connections.get(self.id).map_or(0, |entry| entry.unverified)
+    }
+
+    /// Bytes that can be received now.
+    #[must_use]
+    pub fn readable(&self) -> usize {
+        let core = self.core.borrow();
+        self.rest.len() + core.tcp.connections.get(self.id).map_or(0, |entry| entry.connection.readable())
+    }
+
+    /// How many bytes from the reading position on are urgent, if any are. They are read in line.
+    #[must_use]
+    pub fn urgent(&self) -> Option<u32> {
+        let core = self.core.borrow();
+        core.tcp.connections.get(self.id)?.connection.urgent()
+    }
+
+    /// Shuts down the reading direction: after the bytes that were received, reads return the end
+    /// of the stream. The peer is not told; what it still sends is acknowledged.
+    pub fn shutdown_read(&mut self) {
+        self.with(|connection, _| connection.shutdown_read());
+    }
+}
+
+/// Payload in host memory.
+impl<M: Mapped> TcpStream<M> {
+    /// Receives payload without a copy: the next payload in order is stored in the places of
+    /// `into`, a fragment each. Returns how many places were filled; 0 means that the peer sends no
+    /// more.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: nothing is there. [`SocketError::Closed`].
+    pub fn recv(&mut self, into: &mut [Fragment<M>]) -> Result<usize, SocketError> {
+        let mut places = into.iter_mut();
+        let mut filled = 0;
+        if !self.rest.is_empty()
+            && let Some(place) = places.next()
+        {
+            *place = std::mem::take(&mut self.rest);
+            filled = 1;
+        }
+        let mut core = self.core.borrow_mut();
+        let now = core.resources.now;
+        let entry = core.tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
+        let mut outcome = Ok(());
+        for place in places {
+            match entry.connection.recv(now) {
+                Ok(Received::Chunk(held)) => *place = Fragment::new(held),
+                Ok(Received::Empty) => {
+                    outcome = Err(SocketError::WouldBlock);
+                    break;
+                }
+                Ok(Received::End) => break,
+                Err(error) => {
+                    outcome = Err(SocketError::Closed(error));
+                    break;
+                }
+            }
+            filled += 1;
+        }
+        if filled > 0 {
+            // The window may have opened.
+            core.touch(self.id);
+            return Ok(filled);
+        }
+        outcome.map(|()| 0)
+    }
+
+    /// Like [`recv`](Self::recv); the waker is called when there is something to receive.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>, into: &mut [Fragment<M>]) -> Poll<Result<usize, SocketError>> {
+        match self.recv(into) {
+            Err(SocketError::WouldBlock) => self.wait_to_read(cx),
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Copies received bytes out. Returns how many; 0 means that the peer sends no more, unless
+    /// `into` is empty.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`recv`](Self::recv).
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
+        let mut copied = 0;
+        while copied < into.len() {
+            if self.rest.is_empty() {
+                let mut next = [Fragment::default()];
+                match self.recv(&mut next) {
+                    Ok(0) => break,
+                    Ok(_) => [self.rest] = next,
+                    Err(_) if copied > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            let n = self.rest.len().min(into.len() - copied);
+            let out = self.rest.copy_to(0, &mut into[copied..copied + n]);
+            debug_assert!(out.is_ok());
+            self.rest.advance(n);
+            copied += n;
+        }
+        self.core.borrow_mut().resources.egress.stats.copied_received += copied as u64;
+        Ok(copied)
+    }
+
+    /// Like [`read`](Self::read); the waker is called when there is something to read.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<usize, SocketError>> {
+        match self.read(into) {
+            Err(SocketError::WouldBlock) => self.wait_to_read(cx),
+            outcome => Poll::Ready(outcome),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Sockets of UDP: datagrams whose payload is fragments.
+
+use crate::stack::core::{Core, SharedCore};
+use crate::stack::error::SocketError;
+use crate::stack::payload::Payload;
+use crate::stack::sockets::fragment::Fragment;
+use crate::stack::transport::datagrams::{OutgoingDatagram, ReceivedDatagram, flow_to};
+use crate::wire::{HEADROOM, MAX_HEADERS};
+use netmem_packet::Packet;
+use netmem_pool::Frag;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll};
+
+/// A socket for datagrams.
+///
+/// Payload is received as [`Fragment`]s, and sent from pages. A datagram that is longer than the
+/// path's MTU is sent in IP fragments, all of which must arrive; its checksum is computed by the
+/// CPU. Calls do not block: [`SocketError::WouldBlock`] means that a call can do nothing at
+/// present; the `poll_` calls then call a waker when that changes.
+///
+/// Stays on the stack's thread.
+pub struct UdpSocket<P: Payload> {
+    pub(crate) core: SharedCore<P>,
+    /// Its number in the table.
+    pub(crate) n: u32,
+    pub(crate) local: SocketAddr,
+}
+
+/// A datagram that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// How many fragments its payload has. An empty datagram has none.
+    pub fragments: usize,
+    /// Bytes of payload.
+    pub len: usize,
+    /// The sender.
+    pub from: SocketAddr,
+    /// The address that it was sent to.
+    pub to: IpAddr,
+    /// Whether the datagram had more fragments than there were places. The rest of it is lost.
+    pub truncated: bool,
+}
+
+impl<P: Payload> UdpSocket<P> {
+    /// The address and the port that it is bound to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Connects the socket to a station: it receives datagrams of that station alone, and reports
+    /// that they reach no socket there. Datagrams that wait to be received stay. `None` ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::NoRoute`].
+    pub fn connect(&mut self, peer: Option<SocketAddr>) -> Result<(), SocketError> {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let peer = peer.map(|peer| flow_to(resources, self.local, peer)).transpose()?.map(|flow| flow.remote);
+        let socket = datagrams.get_mut(self.n).ok_or(SocketError::StackGone)?;
+        (socket.peer, socket.error) = (peer, None);
+        Ok(())
+    }
+
+    /// The station that the socket is [connected](Self::connect) to.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.core.borrow().datagrams.get(self.n)?.peer
+    }
+
+    /// Sends a copy of `payload` to the station that the socket is [connected](Self::connect) to.
+    ///
+    /// # Errors
+    ///
+    /// As of [`send_to`](Self::send_to). [`SocketError::NotConnected`].
+    pub fn send(&mut self, payload: &[u8]) -> Result<(), SocketError> {
+        let peer = self.peer_addr().ok_or(SocketError::NotConnected)?;
+        self.send_to(payload, peer)
+    }
+
+    /// Receives a datagram: its payload goes into the first places of `into`, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::WouldBlock`]: none is there. [`SocketError::Refused`], if the socket is
+    /// [connected](Self::connect): a datagram that was sent earlier reached no socket.
+    pub fn recv_from(&mut self, into: &mut [Fragment<P::Mem>]) -> Result<Received, SocketError> {
+        let mut core = self.core.borrow_mut();
+        let socket = core.datagrams.get_mut(self.n).ok_or(SocketError::StackGone)?;
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
+        let ReceivedDatagram { flow, first, rest } = socket.pop().ok_or(SocketError::WouldBlock)?;
+        drop(core);
+        let mut received = Received { fragments: 0, len: 0, from: flow.remote, to: flow.local.ip(), truncated: false };
+        let mut places = into.iter_mut();
+        for held in std::iter::once(first).chain(rest).filter(|held| held.len() > 0) {
+            let Some(place) = places.next() else {
+                received.truncated = true;
+                break;
+            };
+            received.len += held.len();
+            received.fragments += 1;
+            *place = Fragment::new(held);
+        }
+        Ok(received)
+    }
+
+    /// Like [`recv_from`](Self::recv_from); the waker is called when there is a datagram.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn poll_recv_from(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut [Fragment<P::Mem>],
+    ) -> Poll<Result<Received, SocketError>> {
+        match self.recv_from(into) {
+            Err(SocketError::WouldBlock) => {
+                let waker = cx.waker().clone();
+                let mut core = self.core.borrow_mut();
+                let before = core.datagrams.get_mut(self.n).and_then(|socket| socket.read.replace(waker));
+                drop(core);
+                drop(before);
+                Poll::Pending
+            }
+            outcome => Poll::Ready(outcome),
+        }
+    }
+
+    /// Sends a copy of `payload` as one datagram, by the next poll of the stack.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::TooLong`], [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]: there is no
+    /// room in the queue, or no page.
+    pub fn send_to(&mut self, payload: &[u8], to: SocketAddr) -> Result<(), SocketError> {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let flow = datagrams.flow(resources, self.local, to, payload.len())?;
+        // Headers go in front of it.
+        let at = HEADROOM + MAX_HEADERS;
+        let mut page = datagrams.page(resources, 0)?;
+        let most = page.len() - at;
+        let (first, rest) = payload.split_at(payload.len().min(most));
+        let too_long = SocketError::TooLong { len: payload.len(), most };
+        page.copy_from(at, first).map_err(|_| too_long)?;
+        let mut packet = Packet::new(page.freeze_range(at..at + first.len()));
+        let mut pages = 1;
+        for chunk in rest.chunks(resources.egress.pool.page_size()) {
+            let mut page = datagrams.page(resources, pages)?;
+            page.copy_from(0, chunk).map_err(|_| too_long)?;
+            packet.push(page.freeze_range(0..chunk.len())).map_err(|_| too_long)?;
+            pages += 1;
+        }
+        resources.egress.stats.copied_sent += payload.len() as u64;
+        datagrams.push(resources, self.n, OutgoingDatagram { flow, packet, pages });
+        Ok(())
+    }
+
+    /// Sends a fragment as one datagram, by the next poll of the stack. It is not copied.
+    ///
+    /// # Errors
+    ///
+    /// As of [`send_to`](Self::send_to).
+    pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let flow = datagrams.flow(resources, self.local, to, payload.len())?;
+        datagrams.push(resources, self.n, OutgoingDatagram { flow, packet: Packet::new(payload), pages: 0 });
+        Ok(())
+    }
+
+    /// Ready when there is room for a datagram.
+    pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        if datagrams.has_room(resources) {
+            return Poll::Ready(());
+        }
+        datagrams.wait_for_room(cx.waker());
+        Poll::Pending
+    }
+}
+
+impl<P: Payload> Drop for UdpSocket<P> {
+    fn drop(&mut self) {
+        let mut guard = self.core.borrow_mut();
+        let Core { datagrams, resources, .. } = &mut *guard;
+        let socket = datagrams.unbind(resources, self.n, self.local);
+        drop(guard);
+        // The socket's contents are dropped when no table is borrowed.
+        drop(socket);
+    }
+}
+
+impl<P: Payload> fmt::Debug for UdpSocket<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UdpSocket({})", self.local)
+    }
+}

@@ -1,0 +1,15 @@
+//! The handles of connections and of listeners. A handle that outlives its entry names nothing.
+
+use crate::stack::table::Id;
+
+/// The handle of a connection.
+pub(crate) type ConnectionId = Id<OfConnections>;
+
+/// The kind of [`ConnectionId`].
+pub(crate) enum OfConnections {}
+
+/// The handle of a listener.
+pub(crate) type ListenerId = Id<OfListeners>;
+
+/// The kind of [`ListenerId`].
+pub(crate) enum OfListeners {}

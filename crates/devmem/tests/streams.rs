@@ -435,8 +435,8 @@ fn a_device_that_is_gone() {
     let (mut pair, mut client, mut server) = small(400, false);
     let range = send(&pair, &mut client, 1, 0, 100_000);
     pair.until(|_| server.tcp().readable() > 5000);
-    pair.near.stack.device_gone();
-    pair.far.stack.device_gone();
+    pair.near.stack.handle_device_gone();
+    pair.far.stack.handle_device_gone();
     pair.pass(Duration::from_millis(5));
     let gone = SocketError::Closed(netmem_inet::tcp::Error::DeviceGone);
     assert_eq!(client.recv(&mut [StreamFragment::Empty]), Err(gone.into()));

@@ -24,7 +24,7 @@ fn a_back_end_that_dies() {
         let Scene { mut rig, listener, mut stream, returner, held, .. } = Scene::new(state);
         rig.kill_device();
         assert_eq!(rig.in_flight() > 0, state.in_flight(), "{state:?}");
-        rig.stack.as_mut().unwrap().device_gone();
+        rig.stack.as_mut().unwrap().handle_device_gone();
         rig.settle();
         // Only the connection whose handle the user has is left.
         assert_eq!(rig.stack.as_ref().unwrap().connections(), 1, "{state:?}");
@@ -72,7 +72,7 @@ fn a_back_end_that_dies_with_large_segments() {
     scene.rig.kill_device();
     assert!(scene.rig.in_flight() > 0);
     let posted = scene.rig.posted() as u64;
-    scene.rig.stack.as_mut().unwrap().device_gone();
+    scene.rig.stack.as_mut().unwrap().handle_device_gone();
     scene.rig.settle();
     let tokens = scene.receive();
     let Large { mut rig, listener, mut stream, returner, held, .. } = scene;

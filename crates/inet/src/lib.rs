@@ -27,9 +27,9 @@ pub use address::BadAddress;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
 pub use stack::{
-    Departed, Fragment, Frame, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
-    SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream,
-    Transmit, UdpSocket, Unsent,
+    Departed, Fragment, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
+    ReceivedFrame, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener,
+    TcpStream, Transmit, UdpSocket, Unsent,
 };
 pub use time::Time;
 

@@ -124,7 +124,7 @@ fn nothing_is_left_of_connections_that_come_and_go() {
         assert_eq!((link.near.connections(), link.far.connections()), (0, 0));
         assert_eq!(link.hosts.each_ref().map(|host| host.connections()), [0, 0], "the directory is empty");
         assert_eq!((link.near.pages(), link.far.pages(), link.near_pool.stats().inflight), (0, 0, 0));
-        assert_eq!(link.near.next_deadline().or(link.far.next_deadline()), None, "no timer is left");
+        assert_eq!(link.near.poll_timeout().or(link.far.poll_timeout()), None, "no timer is left");
         warm.get_or_insert_with(resident);
     }
     let grown = resident().saturating_sub(warm.unwrap());

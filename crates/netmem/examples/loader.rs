@@ -236,7 +236,7 @@ fn main() -> anyhow::Result<()> {
                 n += 1;
             }
         }
-        let at_most = stack.next_deadline().map(|at| at.since(now()));
+        let at_most = stack.poll_timeout().map(|at| at.since(now()));
         pause.turn(work, &mut [&mut stack], at_most)?;
     }
 

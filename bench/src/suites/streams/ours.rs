@@ -233,7 +233,7 @@ impl<P: Port> End for Ours<P> {
         if work > 0 || self.idle == Idle::Polls {
             return Ok(());
         }
-        let sleep = self.stack.next_deadline().map_or(LOOK, |at| at.since(self.clock.now()).min(LOOK));
+        let sleep = self.stack.poll_timeout().map_or(LOOK, |at| at.since(self.clock.now()).min(LOOK));
         self.pause.turn(work, &mut [&mut self.stack], Some(sleep))?;
         Ok(())
     }

@@ -369,7 +369,7 @@ impl Server<'_> {
                 // Sends what the tasks have written. The device's next poll passes it on.
                 stack.poll(clock.now());
             }
-            let due = [stack.next_deadline(), shared.timers.next()].into_iter().flatten().min();
+            let due = [stack.poll_timeout(), shared.timers.next()].into_iter().flatten().min();
             let sleep = due.map(|at| at.since(clock.now()));
             device.turn(work, SPIN, &mut [stack, &mut signal], sleep)?;
         }

@@ -8,7 +8,7 @@ use super::tx::StreamTx;
 use crate::binding::{BindingCount, BindingRef};
 use crate::bound_frag::BoundFrag;
 use netmem_inet::tcp::{Carrier, Chunk};
-use netmem_inet::{Frame, HeaderTicket, Payload, Transmit, Unsent};
+use netmem_inet::{HeaderTicket, Payload, ReceivedFrame, Transmit, Unsent};
 use netmem_packet::{DeviceFrag, DevicePayload, Meta, Packet, SplitFrame, SplitTxQueue, Sum};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use netmem_refs::{PercpuRef, RcuRef};
@@ -252,7 +252,7 @@ impl<C: BindingCount, M: PeerMemory> From<Packet<M>> for DeviceFrame<C, M> {
     }
 }
 
-impl<C: BindingCount, M: PeerMemory> Frame<M> for DeviceFrame<C, M> {
+impl<C: BindingCount, M: PeerMemory> ReceivedFrame<M> for DeviceFrame<C, M> {
     #[inline]
     fn len(&self) -> usize {
         match &self.0 {
@@ -273,7 +273,7 @@ impl<C: BindingCount, M: PeerMemory> Frame<M> for DeviceFrame<C, M> {
     #[inline]
     fn peek(&self, to: &mut [u8]) -> usize {
         match &self.0 {
-            FrameIn::Host(packet) => Frame::peek(packet, to),
+            FrameIn::Host(packet) => ReceivedFrame::peek(packet, to),
             FrameIn::Lost { head, .. } | FrameIn::Device { head, .. } => {
                 let n = head.len().min(to.len());
                 if head.copy_to(0, &mut to[..n]).is_ok() { n } else { 0 }
@@ -306,7 +306,7 @@ impl<C: BindingCount, M: PeerMemory> Frame<M> for DeviceFrame<C, M> {
 
 impl<C: BindingCount, M: PeerMemory> fmt::Debug for DeviceFrame<C, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceFrame({} bytes)", Frame::len(self))
+        write!(f, "DeviceFrame({} bytes)", ReceivedFrame::len(self))
     }
 }
 

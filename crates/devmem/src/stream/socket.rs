@@ -424,7 +424,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
     #[inline]
     fn prefetch(&mut self) {
         let receiver = self.streams.table.receiver.borrow();
-        self.ahead += self.tcp.look_ahead(self.ahead..AHEAD, |piece| {
+        self.ahead += self.tcp.peek_queued(self.ahead..AHEAD, |piece| {
             if let ReceivedIn::Device(bound) = &piece.0 {
                 receiver.prefetch(bound.binding(), bound.index());
             }
@@ -451,7 +451,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
     ) -> Poll<Result<usize, StreamError>> {
         match self.recv(out) {
             Err(StreamError::Socket(SocketError::WouldBlock)) => {
-                self.tcp.wake_to_receive(cx);
+                self.tcp.register_reader(cx);
                 Poll::Pending
             }
             outcome => Poll::Ready(outcome),
@@ -474,7 +474,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
         if len == 0 || len >= 1 << 30 || offset > have || u64::from(len) > have - offset {
             return Err(StreamSendError::Range { binding, offset, len, have });
         }
-        if self.tcp.is_here() {
+        if self.tcp.is_loopback() {
             return Err(StreamSendError::Here);
         }
         let live = Ref::try_get_live(from).map_err(|_| StreamSendError::Unbound { binding })?;

@@ -101,7 +101,7 @@ impl Ours {
         let now = Time::ZERO + self.beginning.elapsed();
         let work = self.stack.poll(now);
         let most = Duration::from_millis(5);
-        let sleep = self.stack.next_deadline().map_or(most, |at| at.since(now).min(most));
+        let sleep = self.stack.poll_timeout().map_or(most, |at| at.since(now).min(most));
         self.pause.turn(work, &mut [&mut self.stack], Some(sleep)).expect("it sleeps");
         assert_eq!(self.memory.mappings(), 0, "device memory is mapped here");
     }

@@ -386,7 +386,7 @@ impl Pair {
         }
         let since = |at: Time| at.since(Time::ZERO);
         let sides = [&self.near, &self.far].into_iter().chain(&self.other);
-        let timers = sides.map(|side| side.stack.next_deadline().map(since));
+        let timers = sides.map(|side| side.stack.poll_timeout().map(since));
         let next = timers.chain(self.links.iter().map(Link::deadline)).flatten().min();
         let most = self.now + Duration::from_millis(1);
         self.now = next.map_or(most, |at| at.clamp(self.now + Duration::from_micros(1), most));

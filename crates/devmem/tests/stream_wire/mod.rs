@@ -175,7 +175,7 @@ impl Rig {
     /// Advances the time, and runs the timers that are due.
     pub fn pass(&mut self, time: Duration) -> Vec<Segment> {
         let (end, mut segments) = (self.now + time, self.settle());
-        while let Some(due) = self.stack.as_ref().and_then(OurStack::next_deadline).filter(|due| *due < end) {
+        while let Some(due) = self.stack.as_ref().and_then(OurStack::poll_timeout).filter(|due| *due < end) {
             self.now = self.now.max(due);
             segments.extend(self.settle());
         }

@@ -53,7 +53,7 @@ where
         }
         // A connection that has failed is dropped.
         echoes.retain_mut(|echo| echo.serve().unwrap_or(false));
-        let sleep = stack.next_deadline().map(|at| at.since(now()));
+        let sleep = stack.poll_timeout().map(|at| at.since(now()));
         pause.turn(work, &mut [stack], sleep)?;
     }
     // What was written is sent, then FIN. Connections that are left after five seconds are reset.

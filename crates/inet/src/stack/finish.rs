@@ -69,7 +69,7 @@ where
             if present >= deadline {
                 return Ok(self.reset_all(present));
             }
-            let next = self.next_deadline().map_or(deadline, |next| next.min(deadline));
+            let next = self.poll_timeout().map_or(deadline, |next| next.min(deadline));
             pause.turn(work, &mut [self], Some(next.since(present)))?;
         }
     }

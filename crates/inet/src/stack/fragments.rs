@@ -2,7 +2,7 @@
 
 use crate::Time;
 use crate::reassembly::Reassembly;
-use crate::stack::payload::{Frame, Payload};
+use crate::stack::payload::{Payload, ReceivedFrame};
 use crate::stack::resources::Resources;
 use crate::tcp::{Budget, Charges, Chunk};
 use crate::wire::Ip;

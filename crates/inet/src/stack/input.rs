@@ -13,7 +13,7 @@
 use crate::interface::Cast;
 use crate::stack::control::{Control, ReplyPath};
 use crate::stack::fragments::Fragments;
-use crate::stack::payload::{Frame, Payload, Transmit};
+use crate::stack::payload::{Payload, ReceivedFrame, Transmit};
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{NOBODY, Protocol, StackId};
 use crate::stack::transport::datagrams::Datagrams;

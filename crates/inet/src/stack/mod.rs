@@ -16,7 +16,7 @@
 //!
 //! **The user drives the stack** by a loop. [`Stack::poll`] does all work that is due, and never
 //! blocks. Between two polls, the user calls sockets. When there is nothing to do, the loop sleeps
-//! until the stack's descriptor is readable, at most until [`Stack::next_deadline`]. A
+//! until the stack's descriptor is readable, at most until [`Stack::poll_timeout`]. A
 //! [`PollThenSleep`](netmem_packet::PollThenSleep) does that; [`StackWaker`] ends the sleep from
 //! another thread.
 //!
@@ -60,7 +60,7 @@ mod transport;
 pub use carrier::HeaderTicket;
 pub use error::SocketError;
 pub use options::StackOptions;
-pub use payload::{Frame, Payload, Transmit, Unsent};
+pub use payload::{Payload, ReceivedFrame, Transmit, Unsent};
 pub use shared::host::Host;
 pub use shared::mailbox::StackWaker;
 pub use shared::saved::SavedStream;

@@ -19,7 +19,7 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     /// The kind of host memory, for headers and for frames that are completely in host memory.
     type Mem: Mapped;
     /// A frame that was received.
-    type Frame: Frame<Self::Mem>;
+    type Frame: ReceivedFrame<Self::Mem>;
     /// The count of destination entries: [`RcuRef`](netmem_refs::RcuRef), except in benchmarks that
     /// compare counts.
     type Count: netmem_refs::Count;
@@ -40,7 +40,7 @@ pub(crate) type DstCount<P> = <P as Payload>::Count;
 
 /// A frame that was received: its first bytes, or all of them, can be read.
 #[allow(clippy::len_without_is_empty, reason = "a frame has headers")]
-pub trait Frame<M: Mapped>: From<Packet<M>> + Send + 'static {
+pub trait ReceivedFrame<M: Mapped>: From<Packet<M>> + Send + 'static {
     /// Bytes.
     fn len(&self) -> usize;
 
@@ -111,7 +111,7 @@ impl<M: Mapped> Payload for M {
     }
 }
 
-impl<M: Mapped> Frame<M> for Packet<M> {
+impl<M: Mapped> ReceivedFrame<M> for Packet<M> {
     #[inline]
     fn len(&self) -> usize {
         Packet::len(self)

@@ -102,7 +102,7 @@ where
     /// the amount of work: not 0 if the next poll may find more.
     ///
     /// Wakers are called at the end, when sockets can be used. After a poll that returned 0, the
-    /// thread can sleep until [`next_deadline`](Self::next_deadline).
+    /// thread can sleep until [`poll_timeout`](Self::poll_timeout).
     pub fn poll(&mut self, now: Time) -> usize {
         let Self { rx, tx, batch, core, mailbox, .. } = self;
         let mut guard = core.borrow_mut();
@@ -146,7 +146,7 @@ where
     /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If
     /// there are packets to send, it is now. [`poll`](Self::poll) is the call that follows.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         self.core.borrow().poll_timeout()
     }
 
@@ -184,7 +184,7 @@ where
     /// Registers `waker`, which is called when a socket is called. Returns whether a socket was
     /// called since the last poll. It is for a task that drives the stack, because other tasks of
     /// its thread call sockets while it sleeps. A loop that calls sockets itself does not need it.
-    pub fn wait_for_calls(&mut self, waker: &Waker) -> bool {
+    pub fn poll_calls(&mut self, waker: &Waker) -> bool {
         let waker = waker.clone();
         let mut core = self.core.borrow_mut();
         let before = core.resources.driver.replace(waker);
@@ -199,7 +199,7 @@ where
     /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone), which users see after the next
     /// poll. Received payload can still be read. Do not call it if the device is replaced and the
     /// queues are reconnected: connections then send again what was in flight.
-    pub fn device_gone(&mut self) {
+    pub fn handle_device_gone(&mut self) {
         let core = &mut *self.core.borrow_mut();
         core.tcp.handle_device_gone(&mut core.resources);
     }

@@ -80,9 +80,9 @@ where
             tokio::task::yield_now().await;
             continue;
         }
-        let mut sleep = std::pin::pin!(stack.next_deadline().map(|at| tokio::time::sleep(at.since(now()))));
+        let mut sleep = std::pin::pin!(stack.poll_timeout().map(|at| tokio::time::sleep(at.since(now()))));
         poll_fn(|cx| {
-            let called = stack.wait_for_calls(cx.waker());
+            let called = stack.poll_calls(cx.waker());
             let timeout = sleep.as_mut().as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready());
             let woken = match readable.poll_read_ready(cx) {
                 // The readiness is cleared before the stack is armed again, so that a later wake-up is not missed.

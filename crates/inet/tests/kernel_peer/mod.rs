@@ -35,7 +35,7 @@ pub(crate) fn drive<R, T>(
     let sockets = stack.sockets();
     let mut turn = |stack: &mut Stack<R, T>, at_most: Duration| {
         let work = stack.poll(now());
-        let sleep = stack.next_deadline().map_or(at_most, |at| at.since(now()).min(at_most));
+        let sleep = stack.poll_timeout().map_or(at_most, |at| at.since(now()).min(at_most));
         pause.turn(work, &mut [stack], Some(sleep)).unwrap();
     };
     while !peer.is_finished() {

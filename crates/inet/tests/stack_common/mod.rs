@@ -271,7 +271,7 @@ impl Link {
         for _ in 0..10_000 {
             self.now += Duration::from_micros(1);
             let work = self.near.poll(self.now) + self.far.poll(self.now);
-            let due = [&self.near, &self.far].iter().any(|s| s.next_deadline().is_some_and(|at| at <= self.now));
+            let due = [&self.near, &self.far].iter().any(|s| s.poll_timeout().is_some_and(|at| at <= self.now));
             if work == 0 && !due {
                 return;
             }
@@ -281,7 +281,7 @@ impl Link {
 
     /// Advances the time to the next timer of either host, and settles.
     pub fn step(&mut self) -> bool {
-        let next = [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min();
+        let next = [self.near.poll_timeout(), self.far.poll_timeout()].into_iter().flatten().min();
         let Some(next) = next else { return false };
         self.now = self.now.max(next);
         self.settle();
@@ -291,8 +291,7 @@ impl Link {
     /// Advances the time by `time`.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
-        while [self.near.next_deadline(), self.far.next_deadline()].into_iter().flatten().min().is_some_and(|t| t < end)
-        {
+        while [self.near.poll_timeout(), self.far.poll_timeout()].into_iter().flatten().min().is_some_and(|t| t < end) {
             self.step();
         }
         self.now = self.now.max(end);

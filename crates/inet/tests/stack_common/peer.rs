@@ -139,7 +139,7 @@ impl Wire {
     pub fn pass(&mut self, time: Duration) -> (Vec<Seg>, usize) {
         let end = self.now + time;
         let (mut sent, mut wakes) = (Vec::new(), 0);
-        while let Some(at) = self.next_deadline().filter(|&at| at < end) {
+        while let Some(at) = self.poll_timeout().filter(|&at| at < end) {
             self.now = self.now.max(at);
             wakes += 1;
             sent.extend(self.poll());
@@ -149,9 +149,9 @@ impl Wire {
         (sent, wakes)
     }
 
-    fn next_deadline(&self) -> Option<Time> {
+    fn poll_timeout(&self) -> Option<Time> {
         let stacks = self.others.iter().map(|queue| &queue.stack).chain([&self.stack]);
-        stacks.filter_map(Stack::next_deadline).min()
+        stacks.filter_map(Stack::poll_timeout).min()
     }
 
     /// Opens a connection from `peer` to `port`. Returns the next sequence numbers of the peer and

@@ -219,7 +219,7 @@ where
     ///
     /// What is behind the stack has stopped: the tap or the interface is gone.
     pub fn pause(&mut self, work: usize, at_most: Option<Duration>) -> io::Result<()> {
-        let due = self.stack.next_deadline().map(|at| at.since(self.now()));
+        let due = self.stack.poll_timeout().map(|at| at.since(self.now()));
         let at_most = [due, at_most].into_iter().flatten().min();
         self.behind.pause(work, &mut self.stack, at_most)
     }

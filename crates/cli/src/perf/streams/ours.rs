@@ -66,7 +66,7 @@ pub(super) fn run(running: &mut Running, watch: &Watch, end: End, spin: Duration
         work += listener.as_mut().map_or(0, |listener| flows.accept(listener));
         work += udp.as_mut().map_or(0, |udp| udp.receive(watch));
         work += flows.run();
-        let sleep = stack.next_deadline().map_or(LOOK, |at| at.since(clock.now()).min(LOOK));
+        let sleep = stack.poll_timeout().map_or(LOOK, |at| at.since(clock.now()).min(LOOK));
         if work == 0 {
             let idle = begin.elapsed();
             empty.fetch_add(u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

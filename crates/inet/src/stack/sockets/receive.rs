@@ -43,7 +43,7 @@ impl<P: Payload> TcpStream<P> {
     /// Calls `see` for the queued pieces of payload with the numbers in `which`; piece 0 is the
     /// piece that is received next. Returns how many pieces there were. This is for prefetches.
     /// `see` must not call sockets.
-    pub fn look_ahead(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
+    pub fn peek_queued(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
         let core = self.core.borrow();
         let Some(entry) = core.tcp.connections.get(self.id) else { return 0 };
         // Most calls of a receiver that polls find nothing.
@@ -55,7 +55,7 @@ impl<P: Payload> TcpStream<P> {
 
     /// Registers the waker, which is called when there may be payload to receive, or the connection
     /// ends.
-    pub fn wake_to_receive(&mut self, cx: &mut Context<'_>) {
+    pub fn register_reader(&mut self, cx: &mut Context<'_>) {
         let _: Poll<()> = self.wait_to_read(cx);
     }
 

@@ -55,7 +55,7 @@ impl<P: Payload> TcpStream<P> {
 
     /// Whether the path leads to this host: segments go to no device.
     #[must_use]
-    pub fn is_here(&self) -> bool {
+    pub fn is_loopback(&self) -> bool {
         self.core.borrow().tcp.connections.get(self.id).is_some_and(|entry| entry.path.is_loopback())
     }
 

@@ -1,5 +1,5 @@
 //! A machine with a compiler and a Rust toolchain builds the tree, and runs its tests. Each other
-//! program that a test starts is looked for first, by `installed` of `skip.rs`.
+//! program that a test starts is looked for first, by `installed` of `netmem-testing`.
 //! `tests/minimal/run.sh` runs the tests on such a machine.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +10,7 @@ const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// Programs of the shell and of coreutils, which every build of a Rust program has around it.
 const EVERYWHERE: [&str; 6] = ["cat", "env", "id", "install", "mkfifo", "sh"];
 
-/// The files of a test program: `file`, and what it includes by `mod`.
+/// The files of a test program: `file`, what it includes by `mod`, and the modules of `netmem-testing` that it names.
 fn modules(file: &Path, found: &mut BTreeSet<PathBuf>) {
     if !found.insert(file.canonicalize().unwrap()) {
         return;
@@ -22,12 +22,21 @@ fn modules(file: &Path, found: &mut BTreeSet<PathBuf>) {
         if let Some(named) = line.strip_prefix("#[path = \"").and_then(|rest| rest.strip_suffix("\"]")) {
             path = Some(folder.join(named));
         } else if let Some((_, name)) = line.strip_suffix(';').and_then(|line| line.split_once("mod ")) {
-            let beside = [format!("{name}.rs"), format!("{name}/mod.rs")].map(|place| folder.join(place));
-            if let Some(file) = path.take().or_else(|| beside.into_iter().find(|place| place.is_file())) {
-                modules(&file, found);
-            }
+            path.take().or_else(|| module(folder, name)).iter().for_each(|file| modules(file, found));
         }
     }
+    for path in text.split("netmem_testing::").skip(1) {
+        let names = path.split(';').next().unwrap().split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for file in names.filter_map(|name| module(&Path::new(TREE).join("crates/testing/src"), name)) {
+            modules(&file, found);
+        }
+    }
+}
+
+/// The file of a module, if `folder` has it.
+fn module(folder: &Path, name: &str) -> Option<PathBuf> {
+    let places = [format!("{name}.rs"), format!("{name}/mod.rs")].map(|place| folder.join(place));
+    places.into_iter().find(|place| place.is_file())
 }
 
 /// The string literals that come directly after `before` in a text, up to the first space.

@@ -6,12 +6,9 @@
 //! Performance goals are printed and not asserted, because a machine that runs tests is not quiet.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod built;
-#[path = "../crates/xsk/tests/common/mod.rs"]
-mod common;
-
-use built::{TREE, example, netmem, netmem_with_cuda};
-use common::{installed, skip};
+use netmem_testing::namespace;
+use netmem_testing::tree::{TREE, example, netmem, netmem_with_cuda};
+use netmem_testing::{installed, skip};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -123,7 +120,7 @@ fn a_linux_guest_on_a_tap() {
 /// veth pair accepts neither.
 #[test]
 fn a_linux_guest_on_af_xdp() {
-    if !common::af_xdp() {
+    if !namespace::af_xdp() {
         return;
     }
     script("tests/guest/test.sh", &["netmem", "xsk", GUEST]);
@@ -158,7 +155,7 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
 /// module, so that a run can exclude these tests by name (`--skip peers::`).
 mod peers {
     use super::{TREE, script, script_beside};
-    use crate::common::af_xdp;
+    use netmem_testing::namespace::af_xdp;
     use serde_json::Value;
     use std::process::{Command, Stdio};
 

@@ -1,12 +1,9 @@
 //! The examples of AF_XDP, with clients of the kernel in another network namespace.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod built;
-#[path = "../crates/xsk/tests/common/mod.rs"]
-mod common;
-
-use built::{example, netmem};
-use common::{command, in_namespace, in_peer_namespace, installed, ip, skip};
+use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip};
+use netmem_testing::tree::{example, netmem};
+use netmem_testing::{installed, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

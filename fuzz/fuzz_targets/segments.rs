@@ -3,11 +3,7 @@
 //! What is read has no gap and nothing twice, buffers stay within the budget, and when the connection is dropped, no payload is held.
 #![no_main]
 
-#[path = "../../crates/inet/tests/sim/memory.rs"]
-mod memory;
-
 use libfuzzer_sys::fuzz_target;
-use memory::{Memory, Piece, Posted};
 use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
@@ -15,13 +11,14 @@ use netmem_inet::tcp::{
     Answer, ArrivingSegment, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
     Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, ConnectionTemplate, Timestamps, Unreachable,
 };
+use netmem_testing::simulated_memory::{self, Memory, Piece, Posted};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 fuzz_target!(|data: &[u8]| {
     run(&mut Input(data));
-    assert_eq!(memory::live(), 0, "payload is held by nothing");
+    assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
 });
 
 /// What a segment brings, from a ring that says what the fuzzer says.

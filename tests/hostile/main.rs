@@ -5,14 +5,11 @@
 //! established. After it, that connection goes on with each byte; the server answers a signal,
 //! exits with 0, and reports that all pages came back.
 //!
-//! `NETMEM` is the command (see `built.rs`). `NETMEM_HOSTILE_FRAMES` is the number of mutated
+//! `NETMEM` is the command (see `netmem_testing::tree`). `NETMEM_HOSTILE_FRAMES` is the number of mutated
 //! frames, `NETMEM_HOSTILE_SEED` their seed. The ratios, which are figures and no promises of a
 //! test, are those of the example `ratios`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[allow(dead_code)] // Its examples are for other tests.
-#[path = "../built.rs"]
-mod built;
 mod errors;
 mod generator;
 mod handles;
@@ -24,12 +21,13 @@ use generator::namespace::in_namespace;
 use generator::peer::Peer;
 use generator::server::{Report, Service};
 use generator::witness::Witness;
+use netmem_testing::tree;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 fn netmem() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(built::netmem)
+    BUILT.get_or_init(tree::netmem)
 }
 
 /// Attacks a server. `None`, and the reason is reported, if something is missing here.

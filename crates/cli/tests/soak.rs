@@ -8,18 +8,13 @@
 //! Seconds by default; `NETMEM_SOAK_SECS` sets how long, and `--nocapture` shows what was measured.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "shared/back.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod back;
 mod command;
-#[path = "shared/front.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod front;
 
-use back::{Message, Peer};
 use command::*;
 use fastrand::Rng;
-use front::{Addresses, EventFd, Front, Region};
+use netmem_testing::vhost_user::back::{Message, Peer};
+use netmem_testing::vhost_user::front;
+use netmem_testing::vhost_user::front::{Addresses, EventFd, Front, Region};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::File;

@@ -1,19 +1,16 @@
 //! `netmem perf` and `netmem device` on AF_XDP, as processes: what they leave on an interface, and what they say.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "xsk_common/mod.rs"]
-mod common;
-#[path = "xsk_socket_common/mod.rs"]
-mod socket_common;
-
-use common::{drop_privileges, in_namespace, installed, skip};
 use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
 use netmem::xsk::helper::{HelperError, Refusal};
 use netmem::xsk::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
+use netmem_testing::namespace;
+use netmem_testing::namespace::{drop_privileges, in_namespace};
+use netmem_testing::xsk::{Raw, frame, until, veth};
+use netmem_testing::{installed, skip};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
-use socket_common::{Raw, frame, until, veth};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -105,7 +102,7 @@ fn a_device_takes_its_queues_only() {
             peer.send(&frame);
         }
         let counter = |name: &str| -> u64 {
-            let said = common::command("ethtool -S v0");
+            let said = namespace::command("ethtool -S v0");
             let value = said.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}: ")));
             value.unwrap().parse().unwrap()
         };
@@ -171,18 +168,18 @@ fn a_server_is_a_host_beside_the_kernel() {
         // With a queue of one kind, so that all flows are in it.
         veth("v0", "v1", 1, 1500);
         std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").unwrap();
-        common::ip("addr add 198.18.7.1/24 dev v0");
-        common::ip("addr add fd00:7::1/64 dev v0 nodad");
+        namespace::ip("addr add 198.18.7.1/24 dev v0");
+        namespace::ip("addr add fd00:7::1/64 dev v0 nodad");
         let words = "serve echo --port xsk:v0 --addr 198.18.7.2/24,fd00:7::2/64";
         let server = start(netmem(words), "ready: echo on 198.18.7.2:7 and [fd00:7::2]:7");
         let kernel = std::net::TcpListener::bind("198.18.7.1:7007").unwrap();
         // The pair of interfaces goes with the peer's namespace, and that with the peer's thread.
         let (done, is_done) = std::sync::mpsc::channel();
         let (over, ended) = std::sync::mpsc::channel::<()>();
-        let peer = common::in_peer_namespace("v1", move || {
-            common::ip("link set v1 up");
-            common::ip("addr add 198.18.7.3/24 dev v1");
-            common::ip("addr add fd00:7::3/64 dev v1 nodad");
+        let peer = namespace::in_peer_namespace("v1", move || {
+            namespace::ip("link set v1 up");
+            namespace::ip("addr add 198.18.7.3/24 dev v1");
+            namespace::ip("addr add fd00:7::3/64 dev v1 nodad");
             for address in ["198.18.7.2:7", "[fd00:7::2]:7"] {
                 let mut stream = TcpStream::connect(address).unwrap();
                 let sent: Vec<u8> = (0..500_000_u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
@@ -197,7 +194,7 @@ fn a_server_is_a_host_beside_the_kernel() {
                 assert!(echo == sent, "{address}: {} bytes", echo.len());
             }
             TcpStream::connect("198.18.7.1:7007").unwrap();
-            common::command("ping -6 -c 1 -w 20 fd00:7::1");
+            namespace::command("ping -6 -c 1 -w 20 fd00:7::1");
             done.send(()).unwrap();
             let _ = ended.recv();
         });
@@ -221,8 +218,8 @@ fn a_server_has_no_address_of_the_kernel() {
     in_namespace(|| {
         veth("v0", "v1", 1, 1500);
         std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").unwrap();
-        common::ip("addr add 198.18.7.1/24 dev v0");
-        common::ip("addr add fd00:7::1/64 dev v0 nodad");
+        namespace::ip("addr add 198.18.7.1/24 dev v0");
+        namespace::ip("addr add fd00:7::1/64 dev v0 nodad");
         for address in ["198.18.7.1", "fd00:7::1"] {
             let other = if address.contains(':') { "fd00:7::2/64" } else { "198.18.7.2/24" };
             let words = format!("serve echo --port xsk:v0 --addr {other},{address}/24");
@@ -241,8 +238,8 @@ fn a_server_needs_no_address_of_the_kernel() {
     in_namespace(|| {
         // SAFETY: this thread uses nothing of its old namespace but what it is passed.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-        common::ip("link add v0 type veth peer name v1");
-        common::ip("link set v0 up");
+        namespace::ip("link add v0 type veth peer name v1");
+        namespace::ip("link set v0 up");
         let server = start(netmem("serve echo --port xsk:v0 --addr 198.18.7.2/24"), "ready: echo");
         let output = end(server);
         assert!(output.status.success(), "{}", text(&output));
@@ -259,7 +256,7 @@ fn a_deleted_interface_ends_a_server_and_a_device() {
         for (words, ready) in [(server, "ready: echo"), (&device, "port xsk:v0")] {
             veth("v0", "v1", 1, 1500);
             let running = start(netmem(words), ready);
-            common::ip("link del v0");
+            namespace::ip("link del v0");
             let output = running.wait_with_output().unwrap();
             let says = "queue 0 of v0 has stopped: the interface is gone";
             assert!(output.status.code() == Some(1) && text(&output).contains(says), "{words}: {}", text(&output));

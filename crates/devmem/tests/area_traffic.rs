@@ -7,17 +7,15 @@
 //! ```
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/flows.rs"]
-mod flows;
 mod memory_common;
 mod net_common;
 
-use flows::{Ends, Flows, number};
 use memory_common::{Memory, until};
 use net_common::{InTests, Lab};
 use netmem_devmem::{AreaProvider, AreaStats, Buffer, Queues, RefillRing};
 use netmem_packet::SplitFrame;
 use netmem_pool::{Device, Region};
+use netmem_testing::flows::{Ends, Flows, number};
 use netmem_virtio::driver::SplitOptions;
 use std::collections::BTreeMap;
 use std::sync::Arc;

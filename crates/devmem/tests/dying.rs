@@ -2,13 +2,8 @@
 //! pages are lost, and they are not used again. All other pages are returned, and all objects are released.
 #![allow(clippy::unwrap_used)]
 
-#[path = "driver_common/mod.rs"]
-mod driver_common;
 mod memory_common;
-#[path = "shared/permutations.rs"]
-mod permutations;
 
-use driver_common::hostile::{Behaviour, Hostile, WITHOUT_CONTROL};
 use memory_common::{Memory, all, ours, recv, udp4, until, worker};
 use netmem_devmem::{
     AttachError, Binding, BindingRef, Endpoint, FlowQueue, FlowTable, Fragment, Netdev, Pages, Queues, Sender, Socket,
@@ -19,12 +14,13 @@ use netmem_pool::{
     CountingDomain, Device as DeviceMemory, Direction, DmaDomain, PeerShared, PoolOptions, Provider, RegionOptions,
     RegionProvider, VhostDomain,
 };
+use netmem_testing::driver::hostile::{Behaviour, Hostile, WITHOUT_CONTROL};
+use netmem_testing::permutations;
 use netmem_virtio::driver::{
     NetOptions, QueuePair, QueuesError, RxClosed, RxMode, SplitClosed, SplitOptions, VirtioNet, VirtioRxQueues,
     VirtioSplitRx, VirtioSplitTx,
 };
 use netmem_virtio::net::VnetHdr;
-use permutations::permutations;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
-#[path = "shared/permutations.rs"]
-mod permutations;
 
 use memory_common::{Feed, Memory, VERIFIED, all, bind, ours, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
@@ -12,7 +10,7 @@ use netmem_devmem::{
 };
 use netmem_packet::{Checksum, Meta, SplitFrame, SplitHandler};
 use netmem_pool::PoolOptions;
-use permutations::permutations;
+use netmem_testing::permutations;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

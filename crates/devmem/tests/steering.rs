@@ -9,12 +9,9 @@
 //! ```
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/flows.rs"]
-mod flows;
 mod memory_common;
 mod net_common;
 
-use flows::{Ends, FIRST_PORT, Flows, number, payload};
 use memory_common::{Memory, all, interface, until, worker};
 use net_common::{InTests, Lab};
 use netmem_devmem::{
@@ -23,6 +20,7 @@ use netmem_devmem::{
 };
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::flows::{Ends, FIRST_PORT, Flows, number, payload};
 use netmem_virtio::device::port::Steering;
 use netmem_virtio::driver::{EitherRx, SplitOptions, VirtioRxQueues};
 use std::collections::{HashMap, HashSet};

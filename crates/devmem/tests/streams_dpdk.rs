@@ -12,32 +12,26 @@
 //! `/dev/net/tun`, `ip`, `dpdk-testpmd` and two CPUs.
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "the programs of Debian 13 are not used here")]
-#[path = "shared/debian13.rs"]
-mod debian13;
 mod device_end;
 mod kernel_common;
 mod lossy_link;
 mod memory_common;
 mod net_common;
 mod stream_common;
-#[allow(dead_code, unreachable_pub, reason = "not every test does everything")]
-#[path = "driver_common/testpmd.rs"]
-mod testpmd;
 
 use device_end::{DeviceEnd, pattern};
-use kernel_common::{addresses, in_a_network, skip};
+use kernel_common::{addresses, in_a_network};
 use lossy_link::LossyLink;
 use memory_common::Memory;
 use netmem_devmem::stream::{DeviceStream, StreamError, StreamFragment};
 use netmem_inet::{ListenOptions, SocketError};
+use netmem_testing::driver::testpmd::{Dpdk, Testpmd};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::SplitOptions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use stream_common::{Echo, Ours, PAGES, Part, Receiver, exchange, our, send_to_the_kernel};
-use testpmd::{Dpdk, Testpmd};
 
 #[test]
 #[ignore = "the process that looks at device memory in the other tests"]

@@ -2,15 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod memory_common;
-#[path = "shared/permutations.rs"]
-mod permutations;
 mod stream_scene;
 mod stream_wire;
 
 use netmem_devmem::TokenRange;
 use netmem_devmem::stream::{StreamError, StreamFragment, StreamSendError};
 use netmem_inet::SocketError;
-use permutations::permutations;
+use netmem_testing::permutations;
 use std::time::Duration;
 use stream_scene::{LARGE, Large, RANGES, STATES, Scene, State, take_all};
 

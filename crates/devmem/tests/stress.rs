@@ -5,16 +5,14 @@
 #![cfg(not(loom))]
 
 mod common;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
 
 use common::{Binding, binding};
 use netmem_devmem::{Returner, TokenRange, TokenStats, TokenTable};
+use netmem_testing::stress_ops;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
-use stress_ops::stress_ops;
 
 const RETURNERS: usize = 3;
 const PAGES: u32 = 3000;

@@ -5,19 +5,16 @@
 #[allow(unreachable_pub, reason = "it is a program in the documentation")]
 #[path = "../src/stack/example.rs"]
 mod example;
-#[path = "shared/pausing.rs"]
-mod pausing;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use netmem_inet::wire::Mac;
 use netmem_inet::{Host, Interface, Stack, StackOptions, Time};
 use netmem_pool::PoolOptions;
+use netmem_testing::pausing;
+use netmem_testing::{installed, skip};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::Tap;
 use netmem_virtio::device::{InProcess, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode};
-use skip::{installed, skip};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,17 +6,15 @@
 #![allow(clippy::unwrap_used, reason = "test")]
 
 mod kernel_peer;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use kernel_peer::{address, connect, drive, echo, host};
 use netmem_inet::{Sockets, Stack, StackOptions, Time};
 use netmem_pool::{PeerShared, PoolOptions};
+use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::Tap;
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, Offload, RxMode, VirtioNet};
 use netmem_virtio::{Spin, VhostUser};
-use skip::{installed, skip};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;

@@ -5,15 +5,13 @@
 //! ```
 #![allow(clippy::unwrap_used, reason = "test")]
 
-#[path = "xsk_common/mod.rs"]
-mod common;
 mod kernel_peer;
 
-use common::{command, in_namespace, ip};
 use kernel_peer::{Peer, Serve, address, connect, drive, echo, host};
 use netmem_inet::{Stack, StackOptions, Time};
 use netmem_packet::TxQueue;
 use netmem_pool::{PeerShared, PoolOptions};
+use netmem_testing::namespace::{command, in_namespace, ip};
 use netmem_xsk::{QueueOptions, Xsk, XskOptions};
 use std::sync::Arc;
 use std::time::Instant;

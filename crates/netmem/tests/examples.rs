@@ -1,10 +1,7 @@
 //! Each example is run, and prints what it should.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "shared/skip.rs"]
-mod skip;
-
-use skip::{installed, skip};
+use netmem_testing::{installed, skip};
 use std::process::{Command, Output};
 
 /// The command that runs an example, built as this test is.

@@ -2,17 +2,14 @@
 //! the examples keep what a client does not read.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "xsk_common/mod.rs"]
-mod common;
-#[path = "shared/pausing.rs"]
-mod pausing;
-
-use common::{in_peer_namespace, installed, ip, skip};
 use netmem::host::{Behind, Driven, OpenError, Opened, Queue, on_tap, on_xsk};
 use netmem::inet::{Address, ListenOptions, StackOptions};
 use netmem::packet::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
-use pausing::{answer_after_a_pause, echo_after_a_pause};
+use netmem_testing::namespace;
+use netmem_testing::namespace::{in_peer_namespace, ip};
+use netmem_testing::pausing::{answer_after_a_pause, echo_after_a_pause};
+use netmem_testing::{installed, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -59,7 +56,7 @@ fn kernel_side(tap: &str) {
 fn interfaces() {
     ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
     for end in ["v0", "v1"] {
-        common::command(&format!("ethtool -K {end} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
+        namespace::command(&format!("ethtool -K {end} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
     }
     ip("link set v0 up");
 }
@@ -129,7 +126,7 @@ fn each_queue_of_a_tap_answers() {
 /// The same on an interface, beside the kernel.
 #[test]
 fn each_queue_of_an_interface_answers() {
-    common::in_namespace(|| {
+    namespace::in_namespace(|| {
         interfaces();
         let opened = on_xsk("v0", &ours()).unwrap();
         assert_eq!(opened.queues.len(), 2);
@@ -254,7 +251,7 @@ fn a_host_whose_tap_is_gone_stops() {
 
 #[test]
 fn a_host_whose_interface_is_gone_stops() {
-    common::in_namespace(|| {
+    namespace::in_namespace(|| {
         interfaces();
         let mut stack = on_xsk("v0", &ours()).unwrap().queues.remove(0).start(StackOptions::default()).unwrap();
         while stack.poll() > 0 {}
@@ -371,7 +368,7 @@ fn tcp_queues_keeps_what_is_not_read() {
 #[test]
 fn tcp_queues_keeps_what_is_not_read_on_an_interface_and_ends_in_order() {
     build(&["tcp_queues"]);
-    common::in_namespace(|| {
+    namespace::in_namespace(|| {
         interfaces();
         let mut server = Example::start("tcp_queues", &format!("xsk v0 {OURS}"), "ready: TCP port 7, 2 queues");
         let stdin = server.0.stdin.take();

@@ -2,8 +2,6 @@
 
 #[path = "../examples/io_uring_echo.rs"]
 mod example;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use example::{Tested, self_test};
 
@@ -12,6 +10,6 @@ use example::{Tested, self_test};
 fn the_example_echoes_every_byte_and_loses_no_page() {
     match self_test().expect("a server") {
         Tested::Passed(bytes) => assert!(bytes > 1_000_000, "{bytes} bytes"),
-        Tested::Skipped(why) => skip::skip(&format!("io_uring is not available: {why}")),
+        Tested::Skipped(why) => netmem_testing::skip(&format!("io_uring is not available: {why}")),
     }
 }

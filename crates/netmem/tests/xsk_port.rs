@@ -1,23 +1,17 @@
 //! A virtio-net device whose port is a queue of an interface: a driver on one side, the kernel on the other.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "xsk_common/mod.rs"]
-mod common;
-#[path = "shared/large_frames.rs"]
-mod large_frames;
-#[path = "xsk_socket_common/mod.rs"]
-mod socket_common;
-
-use common::{in_namespace, ip};
-use large_frames::{Kind, leave_partial};
 use netmem::device::port::Port;
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::packet::{Meta, Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{PoolOptions, SharedPool};
 use netmem::xsk::{Interface, ProgramOptions, QueueOptions};
 use netmem::{NetOptions, PeerShared, QueuePair, RxMode, VhostUser, VirtioNet, XskPort};
+use netmem_testing::large_frames::{Kind, leave_partial};
+use netmem_testing::namespace;
+use netmem_testing::namespace::{in_namespace, ip};
+use netmem_testing::xsk::{Raw, frame, until, veth};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket_common::{Raw, frame, until, veth};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -213,7 +207,7 @@ fn a_port_leaves_nothing_and_notices_the_end_of_its_interface() {
         let look = || {
             (
                 Interface::by_name("v0").unwrap().programs.len(),
-                common::command("ip -d link show v0").contains("promiscuity 1"),
+                namespace::command("ip -d link show v0").contains("promiscuity 1"),
             )
         };
         let ports = XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new()).unwrap();

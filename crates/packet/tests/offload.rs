@@ -10,10 +10,7 @@ use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, 
 
 use std::collections::VecDeque;
 
-#[path = "shared/large_frames.rs"]
-mod large_frames;
-
-use large_frames::{ACK, CWR, ECE, FIN, Kind, PSH, Tcp, URG, leave_partial};
+use netmem_testing::large_frames::{ACK, CWR, ECE, FIN, Kind, PSH, Tcp, URG, leave_partial};
 
 type Pool = PagePool<PeerShared>;
 

@@ -1,8 +1,5 @@
 //! Counters in a whole process: many counters, many threads, forks, and threads that move between CPUs.
 
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-
 use netmem_percpu::{Counter, Depot, GateClosed, Mode, Taker, cpus, mode};
 use std::num::NonZeroUsize;
 
@@ -19,7 +16,7 @@ fn add(counter: &Counter, n: isize) -> isize {
 
 #[test]
 fn the_mode_is_the_one_that_was_asked_for() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
 }
 
 /// Proves REF-7: the flag of the C library is used, and the tunable that turns sequences off turns them off.

@@ -4,19 +4,12 @@
 //! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
 //! signals.
 
-#[path = "shared/disturb.rs"]
-mod disturb;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
-
-use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{CpuCache, Mode, NothingFound, aborts, mode};
+use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
+use netmem_testing::stress_ops;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use stress_ops::stress_ops;
 
 /// The largest number of items that a thread holds at a time.
 const HELD: usize = 40;
@@ -109,7 +102,7 @@ fn keep(item: NonZeroUsize) {
 
 #[test]
 fn each_item_is_with_one_thread_or_in_the_cache() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     let shared = shared(); // before the first signal
     on_signal(signalled);
     let (ops, threads) = (stress_ops(5_000_000), stress_threads());

@@ -1,16 +1,9 @@
 //! Fork: how a child may use the values that its parent made. Each test has a process of its own, so that the test
 //! knows all threads that exist when it forks.
 
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/skip.rs"]
-mod skip;
-
-use emulated::is_emulated;
 use netmem_percpu::{Counter, CpuCache, Depot, Taker, mode};
-use skip::skip;
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -48,7 +41,7 @@ fn take(depot: &Depot, taker: &mut Taker) -> Vec<usize> {
 
 #[test]
 fn a_child_has_its_own_copy() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and a child that is forked beside other threads may hang there");
     }

@@ -4,14 +4,10 @@
 
 #[path = "objects/build.rs"]
 mod build;
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use build::build;
-use emulated::is_emulated;
-use skip::skip;
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

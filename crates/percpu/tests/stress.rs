@@ -4,20 +4,13 @@
 //! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
 //! signals.
 
-#[path = "shared/disturb.rs"]
-mod disturb;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
-
-use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Counter, Depot, Mode, Taker, aborts, mode};
+use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
+use netmem_testing::stress_ops;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use stress_ops::stress_ops;
 
 struct Shared {
     counter: Counter,
@@ -117,7 +110,7 @@ fn add_and_give(worker: u64, depot: &Depot, items: &Items, part: Range<u64>, eno
 
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     shared(); // before the first signal, which may interrupt the thread that makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());

@@ -4,17 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use common::{Counting, alloc, counting, provider};
-use emulated::is_emulated;
 use netmem_pool::{Bulk, Frag, PagePool, PoolOptions, Private, RegionProvider};
-use skip::skip;
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -107,7 +101,7 @@ fn accounting_is_the_childs(held: &mut Held, domain: &Counting, cache: usize) {
 /// not affected. The memory of the pages is not in the child. A pool that the child makes belongs to the child.
 #[test]
 fn in_a_child() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }

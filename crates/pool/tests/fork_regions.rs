@@ -2,15 +2,10 @@
 //! forks.
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/skip.rs"]
-mod skip;
-
-use emulated::is_emulated;
 use netmem_pool::{GrowingProvider, PeerShared, Private, Region, RegionOptions, RegionProvider};
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use rustix::mm::{MapFlags, ProtFlags};
-use skip::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 

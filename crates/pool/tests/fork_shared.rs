@@ -4,17 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use common::{counting, provider};
-use emulated::is_emulated;
 use netmem_pool::{Bulk, Frag, Page, PoolOptions, Private, Provider, RawPage, Region, RegionProvider, SharedPool};
-use skip::skip;
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -241,7 +235,7 @@ fn of_a_busy_pool(magazine: usize) {
 /// no thread that does not exist in the child.
 #[test]
 fn in_a_child() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }

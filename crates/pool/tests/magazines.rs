@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
 
 use common::{alloc, assert_balanced, close_balanced, elsewhere, pool};
 use netmem_percpu::{Mode, Why, cpus, mode};
@@ -28,7 +26,7 @@ fn on<R: Send>(cpu: usize, f: impl FnOnce() -> R + Send) -> R {
 
 #[test]
 fn the_mode_is_the_one_that_was_asked_for() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
 }
 
 /// Proves POOL-4: the pool can get all its pages again, however few there are and whichever CPUs they were dropped on,

@@ -1,11 +1,8 @@
 //! A process that may lock little memory. The limit applies to the whole process, so the test runs itself in a child.
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/skip.rs"]
-mod skip;
-
 use netmem_pool::{Private, RegionError, RegionOptions};
-use skip::skip;
+use netmem_testing::skip;
 use std::io::Write;
 use std::process::Command;
 

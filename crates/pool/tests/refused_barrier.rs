@@ -3,13 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/no_membarrier.rs"]
-mod no_membarrier;
 
 use common::{Strict, provider};
 use netmem_percpu::{Mode, mode};
 use netmem_pool::{Page, PoolOptions, Private, lingering};
-use no_membarrier::without_membarrier;
+use netmem_testing::without_membarrier;
 use std::sync::Arc;
 use std::thread;
 

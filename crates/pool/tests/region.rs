@@ -2,15 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/skip.rs"]
-mod skip;
 
 use common::{alloc, provider};
 use netmem_pool::{
     Backing, Direction, DmaDomain, KernelShared, MapError, PAGE_SIZE, PeerShared, PoolOptions, Private, Region,
     RegionError, RegionOptions, RegionProvider, SystemMemory, VhostDomain,
 };
-use skip::skip;
+use netmem_testing::skip;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;

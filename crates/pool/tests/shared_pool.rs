@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
 
 use common::{Counting, Strict, counting, provider};
 use netmem_percpu::{Index, Mode};
@@ -50,7 +48,7 @@ fn close_balanced(pool: SharedPool<Private>, domain: &Counting) {
 
 #[test]
 fn the_mode_is_the_one_that_was_asked_for() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
 }
 
 /// A pool with memory of its own, in one line: it has as many pages as were asked for, and they

@@ -4,12 +4,9 @@
 //! the part.
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/skip.rs"]
-mod skip;
-
 use netmem_pool::{FileMapping, Region, sigbus};
+use netmem_testing::skip;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
-use skip::skip;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::ErrorKind;

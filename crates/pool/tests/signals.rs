@@ -3,16 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/disturb.rs"]
-#[allow(dead_code)]
-mod disturb;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
 
 use common::{close_balanced, elsewhere, pool};
 use netmem_pool::{Frag, PoolOptions, Private, outside_context};
+use netmem_testing::disturb;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 
@@ -51,11 +45,11 @@ fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
 /// interrupted code goes on undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     const PAGES: usize = 64;
     disturb::on_signal(signalled);
     let (mut pool, domain) = pool(PoolOptions::new("interrupted").cache(32), PAGES);
-    let ops = stress_ops::stress_ops(1_000_000);
+    let ops = netmem_testing::stress_ops(1_000_000);
     disturb::Disturbed::default().during(|| {
         let mut done = 0;
         while done < ops || DROPPED.load(Ordering::Relaxed) < 1000 {

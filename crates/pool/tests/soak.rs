@@ -5,18 +5,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "shared/disturb.rs"]
-mod disturb;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
 
 use common::{Counting, counting, provider};
-use disturb::{Disturbed, on_signal, stress_threads};
 use fastrand::Rng;
 use netmem_percpu::{Mode, aborts, cpus, mode};
 use netmem_pool::{Bulk, Frag, Page, PagePool, PoolOptions, PoolStats, Private, RegionProvider, lingering};
+use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -236,9 +230,9 @@ fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
 /// Proves POOL-1, POOL-4, POOL-5, POOL-6 and POOL-11.
 #[test]
 fn everything_balances_to_the_page() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     on_signal(signalled);
-    let ops = stress_ops::stress_ops(300_000);
+    let ops = netmem_testing::stress_ops(300_000);
     // The packets are repeated until everything that the test is about has happened, up to this number.
     let most = 10 * ops.max(300_000) / QUEUES as u64;
     let seed = std::env::var("NETMEM_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());

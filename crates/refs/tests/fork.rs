@@ -2,14 +2,9 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/emulated.rs"]
-mod emulated;
-#[path = "shared/skip.rs"]
-mod skip;
-
-use emulated::is_emulated;
 use netmem_refs::{Borrowed, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
-use skip::skip;
+use netmem_testing::is_emulated;
+use netmem_testing::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};

@@ -5,20 +5,13 @@
 //! signals.
 #![cfg(not(loom))]
 
-#[path = "shared/disturb.rs"]
-mod disturb;
-#[path = "shared/forced_mode.rs"]
-mod forced_mode;
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
-
-use disturb::{Disturbed, on_signal, stress_threads};
 use netmem_percpu::{Mode, aborts, mode};
 use netmem_refs::{PercpuRef, faults};
+use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
+use netmem_testing::stress_ops;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use stress_ops::stress_ops;
 
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static LASTS: AtomicU64 = AtomicU64::new(0);
@@ -69,7 +62,7 @@ fn get_and_put(worker: u64, part: Range<u64>, enough: impl Fn() -> bool, refused
 /// Proves REF-4.
 #[test]
 fn gets_and_puts_balance_through_many_lives() {
-    forced_mode::assert_forced_mode();
+    netmem_testing::assert_forced_mode();
     let before = faults();
     count().get(); // the killer's, so that there is always something to resurrect
     on_signal(signalled);

@@ -3,12 +3,9 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/no_membarrier.rs"]
-mod no_membarrier;
-
 use netmem_percpu::{Mode, mode};
 use netmem_refs::{KillError, Owner, PercpuRef, Ref, faults};
-use no_membarrier::without_membarrier;
+use netmem_testing::without_membarrier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -2,15 +2,12 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
-#[path = "shared/stress_ops.rs"]
-mod stress_ops;
-
 use netmem_refs::{Borrowed, Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
+use netmem_testing::stress_ops;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
-use stress_ops::stress_ops;
 
 const THREADS: u64 = 4;
 

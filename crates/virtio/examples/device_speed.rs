@@ -2,16 +2,13 @@
 //! Run with `cargo run --release -p netmem-virtio --example device_speed [ROW [FRAMES]]`: all rows, or those with `ROW` in their name.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/device_common/mod.rs"]
-mod device_common;
-
 use anyhow::Context;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use device_common::rings::{Queue, WRITE};
-use device_common::*;
+use netmem_testing::device::rings::{Queue, WRITE};
+use netmem_testing::device::*;
 use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::PortError;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};

@@ -2,14 +2,12 @@
 //! control queue.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-mod driver_common;
-
 use std::os::unix::net::UnixStream;
 
-use device_common::{Driver, PLAIN, poll_until};
-use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile};
-use driver_common::{Rig, frame, take};
+use netmem_testing::device::{Driver, PLAIN, poll_until};
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile};
+use netmem_testing::driver::{Rig, frame, take};
+use netmem_testing::tree::page;
 use netmem_virtio::device::port::{Echo, Port, Sink, Tap};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, RxMode, VirtioNet};
@@ -94,7 +92,8 @@ fn every_control_command() {
         (ctrl::CLASS_ANNOUNCE, ctrl::ANNOUNCE_ACK) => argument.is_empty(),
         _ => false,
     };
-    let rows = table(PAGE, "| class |");
+    let page = page("design/virtio.md");
+    let rows = table(&page, "| class |");
     assert_eq!(rows.len(), ctrl::COMMANDS.len());
     for (row, (class, command, name)) in rows.iter().zip(ctrl::COMMANDS) {
         assert_eq!(row[..3], [&class.to_string(), &command.to_string(), name]);
@@ -245,8 +244,6 @@ fn table<'a>(page: &'a str, head: &str) -> Vec<Vec<&'a str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-const PAGE: &str = include_str!("pages/virtio.md");
-
 /// The bits that are offered by a device with a port that takes all offloads, or a tap, and with all options.
 fn offered() -> u64 {
     let device = NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap();
@@ -288,7 +285,8 @@ fn every_feature_bit() {
         always &= accepted;
     }
     let offered = offered();
-    let rows = table(PAGE, "| bit |");
+    let page = page("design/virtio.md");
+    let rows = table(&page, "| bit |");
     for bit in 0..64 {
         let (mask, number) = (1u64 << bit, bit.to_string());
         let name = feature::name(mask);

@@ -1,12 +1,10 @@
 //! The device behind the front end of Cloud Hypervisor: the crate `vhost`, with the calls in Cloud Hypervisor's order.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
 
-use device_common::*;
+use netmem_testing::device::*;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::net::feature;

@@ -2,14 +2,12 @@
 //! indirect tables, in-order batches, mergeable buffers.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use device_common::rings::*;
-use device_common::*;
+use netmem_testing::device::rings::*;
+use netmem_testing::device::*;
 use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};

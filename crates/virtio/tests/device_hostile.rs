@@ -1,15 +1,13 @@
 //! Drivers and front ends that break the rules. Each case ends in a named error, and all other rings go on.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use device_common::*;
+use netmem_testing::device::*;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DeviceError, NetDevice, Options};
 use netmem_virtio::guest_memory::{MAX_REGIONS, MemoryError, MemoryLimits, MemoryTable, RegionInfo};

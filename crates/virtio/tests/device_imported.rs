@@ -5,21 +5,20 @@
 //! GPU. [`on_a_gpu`] runs the same on a GPU where there is one.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-mod driver_common;
-
+use netmem_testing::device;
+use netmem_testing::driver;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
 
-use device_common::{Driver, GUEST, PLAIN, USER, poll_until, region};
-use driver_common::skip::{installed, skip};
-use driver_common::split::{Bound, DeviceMemory, compare};
-use driver_common::tcp::{Wires, flow, payload, receive};
-use driver_common::{frames, pcap, until};
+use netmem_testing::device::{Driver, GUEST, PLAIN, USER, poll_until, region};
+use netmem_testing::driver::split::{Bound, DeviceMemory, compare};
+use netmem_testing::driver::tcp::{Wires, flow, payload, receive};
+use netmem_testing::driver::{frames, pcap, until};
+use netmem_testing::tree::libcuda;
+use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::{Echo, Play, Port, Posted};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
@@ -33,22 +32,6 @@ const MIB: usize = 1 << 20;
 /// Where the memory of the GPU lies for the guest.
 const FAR: u64 = GUEST + (1 << 36);
 const FAR_USER: u64 = USER + (1 << 36);
-
-/// Builds the library that stands in for the driver. Returns its folder.
-fn library() -> &'static str {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    let folder = concat!(env!("CARGO_TARGET_TMPDIR"), "/libcuda-stand-in");
-    BUILT.get_or_init(|| {
-        std::fs::create_dir_all(folder).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shared/libcuda.c");
-        // Under the first name that is looked for: a library of that name may be installed.
-        let (new, name) = (format!("{folder}/{}", std::process::id()), format!("{folder}/libcuda.so"));
-        let cc = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &new]).arg(source).status().unwrap();
-        assert!(cc.success());
-        std::fs::rename(new, name).unwrap();
-    });
-    folder
-}
 
 /// Runs `body` in a process of its own, this test's, whose GPU is the library. The calls `fail` (`CALL:FIRST:LAST`) fail. Everything
 /// must have been released at the end. Returns what the library says of its copies; nothing in the process itself.
@@ -65,7 +48,7 @@ fn stand_in(test: &str, fail: &str, body: impl FnOnce(&Gpu)) -> Option<String> {
     let paths = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let output = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
-        .env("LD_LIBRARY_PATH", format!("{}:{paths}", library()))
+        .env("LD_LIBRARY_PATH", format!("{}:{paths}", libcuda().display()))
         .env("NETMEM_FAKE_CUDA_FAIL", fail)
         .env("NETMEM_FAKE_CUDA_LOG", log.path())
         .output()
@@ -133,7 +116,7 @@ fn joins(gpu: &Gpu, lost: Option<usize>) {
     let port = Wires::new(VnetHdr::PLAIN, &segments);
     let options = memory.add(NetOptions::new(RxMode::Big)).pages(2000);
     let mut bound = Bound::on(device(gpu, port), options, &split);
-    let all = driver_common::frame(7, 4000);
+    let all = driver::frame(7, 4000);
     let pieces: Vec<_> = match lost {
         None => vec![all],
         // The segment behind the gap begins another frame.
@@ -196,7 +179,7 @@ fn echoes(gpu: &Gpu, lost: Option<u8>) {
     driver.share_memory();
     driver.add_memory(&region(&file, FAR, FAR_USER, memory.len() as u64, 0));
     for ring in 0..2 {
-        driver.start_ring(device_common::SIZE);
+        driver.start_ring(device::SIZE);
         driver.enable(ring);
     }
     for n in 0..4 {

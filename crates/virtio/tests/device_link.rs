@@ -2,16 +2,14 @@
 //! awake when one arrives.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use device_common::*;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use netmem_netem::{Link, LinkOptions, flip};
+use netmem_testing::device::*;
 use netmem_virtio::Spin;
 use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::{Echo, LinkStats, Linked, Port};

@@ -2,11 +2,9 @@
 //! traffic.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
-use device_common::front::{self, request, u64s};
-use device_common::*;
 use netmem_pool::sigbus;
+use netmem_testing::device::*;
+use netmem_testing::vhost_user::front::{self, request, u64s};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Gen, Port};
 use netmem_virtio::device::{Control, NetDevice, Options, Stats};

@@ -1,13 +1,11 @@
 //! Half-spoken and malformed vhost-user messages. Alone in its process, because it counts file descriptors.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use device_common::front::{VERSION, message};
-use device_common::*;
+use netmem_testing::device::*;
+use netmem_testing::vhost_user::front::{VERSION, message};
 use netmem_virtio::device::port::Sink;
 use netmem_virtio::device::{DeviceError, NetDevice};
 

@@ -2,14 +2,6 @@
 //! status and reset, and in-flight state, also with a device process that is killed under traffic.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-#[path = "shared/skip.rs"]
-#[allow(dead_code)]
-mod skip;
-#[path = "shared/wire.rs"]
-#[allow(dead_code)]
-mod wire;
-
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,16 +11,16 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::Duration;
 
-use device_common::front::{request, u64s};
-use device_common::rings::*;
-use device_common::*;
+use netmem_testing::device::rings::*;
+use netmem_testing::device::*;
+use netmem_testing::skip;
+use netmem_testing::tap::{Wire, tap_name, taps};
+use netmem_testing::vhost_user::front::{request, u64s};
 use netmem_virtio::device::port::{Gen, Port, Sink, Tap};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, PackedLayout, Position};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use skip::skip;
-use wire::{Wire, tap_name, taps};
 
 /// A port that keeps what the driver sends, and counts the front ends that left.
 #[derive(Default)]

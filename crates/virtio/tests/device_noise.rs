@@ -2,12 +2,10 @@
 //! outside of the table. The generator is seeded, so a failure repeats.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use device_common::*;
+use netmem_testing::device::*;
 use netmem_virtio::device::port::{Echo, Sink};
 use netmem_virtio::device::{DriverFault, NetDevice, Options};
 use netmem_virtio::net::feature;

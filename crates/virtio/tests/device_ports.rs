@@ -1,12 +1,6 @@
 //! The ports that use files and the kernel: captures and tap devices.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-#[path = "shared/skip.rs"]
-mod skip;
-#[path = "shared/wire.rs"]
-mod wire;
-
 use std::borrow::Cow;
 use std::io::Write;
 use std::path::Path;
@@ -16,8 +10,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use device_common::*;
 use netmem_netem::{Link, flip};
+use netmem_testing::device::*;
+use netmem_testing::tap::{Wire, tap_name, taps};
+use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::{CaptureError, LinkStats, Linked, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice};
 use netmem_virtio::net::{OFFLOAD_FRAME, VnetHdr, feature};
@@ -28,8 +24,6 @@ use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pcap_file::pcapng::blocks::simple_packet::SimplePacketBlock;
-use skip::{installed, skip};
-use wire::{Wire, tap_name, taps};
 
 fn sample(n: usize, max: usize) -> Vec<Vec<u8>> {
     (0..n).map(|i| (0..14 + i * 97 % (max - 13)).map(|j| (i * 31 + j) as u8).collect()).collect()

@@ -1,13 +1,12 @@
 //! The device against the table of messages in `docs/design/vhost-user.md`, and against front ends that take their time.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use device_common::front::{REPLY_ACK, VERSION, message, request, u32s, u64s};
-use device_common::*;
+use netmem_testing::device::*;
+use netmem_testing::tree::page;
+use netmem_testing::vhost_user::front::{REPLY_ACK, VERSION, message, request, u32s, u64s};
 use netmem_virtio::device::port::Sink;
 use netmem_virtio::device::{DeviceError, NetDevice};
 use netmem_virtio::{LineError, Request};
@@ -73,7 +72,7 @@ fn payload(asked: u32) -> (Vec<u8>, usize) {
 /// Each message of the specification does what the table in docs/design/vhost-user.md says: it is followed, or refused by name.
 #[test]
 fn every_message_by_number() {
-    let page = include_str!("pages/vhost-user.md");
+    let page = page("design/vhost-user.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
     for number in 1..=44 {
         let name = Request(number).name().unwrap();

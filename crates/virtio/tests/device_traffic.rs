@@ -1,14 +1,12 @@
 //! Frames through the device in each mode, with a driver of a few lines at the other end.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use device_common::*;
+use netmem_testing::device::*;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Cross, Echo, Gen, Port, Sink};
 use netmem_virtio::device::{DeviceError, DropReason, NetDevice, Options};
 use netmem_virtio::net::{VnetHdr, ctrl, feature};

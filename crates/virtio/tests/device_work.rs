@@ -2,16 +2,14 @@
 //! budget is used up. What is left is done in the next passes, without a further kick.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use device_common::front::{request, u32s, u64s};
-use device_common::rings::{Queue, WRITE};
-use device_common::*;
+use netmem_testing::device::rings::{Queue, WRITE};
+use netmem_testing::device::*;
+use netmem_testing::vhost_user::front::{request, u32s, u64s};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Echo, Gen, Port};
 use netmem_virtio::device::{DropReason, NetDevice, Options};

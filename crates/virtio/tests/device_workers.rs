@@ -2,11 +2,6 @@
 //! messages about the rings of other pairs.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod device_common;
-#[path = "shared/flows.rs"]
-#[allow(dead_code)]
-mod flows;
-
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use device_common::*;
-use flows::{FIRST_PORT, Flows, number};
 use netmem_packet::{Armed, Wait};
+use netmem_testing::device::*;
+use netmem_testing::flows::{FIRST_PORT, Flows, number};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Echo, Port, Steering};
 use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Stats, Worker};

@@ -2,12 +2,10 @@
 //! Netmem's device.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::hostile::{Behaviour, Bench, DeviceRing, FEATURES, Hostile};
-use driver_common::*;
 use netmem_packet::{Checksum, Meta, Packet, Poll, RxQueue, Sendable, TxBulk, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, FEATURES, Hostile};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Play, Sink};
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx};
 use netmem_virtio::net::{VnetHdr, feature};

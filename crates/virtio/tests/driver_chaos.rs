@@ -2,14 +2,12 @@
 //! loses a page.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::collections::HashSet;
 
-use driver_common::hostile::{Behaviour, Bench, DeviceRing, FORMATS, OnStop};
-use driver_common::*;
 use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, lingering};
+use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, FORMATS, OnStop};
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
 use netmem_virtio::virtqueue::{Desc, Event, PackedDesc};

@@ -1,21 +1,19 @@
 //! Devices that end, refuse, or stop answering; and the end of all parts in every order.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-#[path = "shared/permutations.rs"]
-mod permutations;
-
 use std::thread;
 
-use driver_common::hostile::{Behaviour, Bench, DeviceRing, FEATURES, FORMATS, Hostile, OnStop, WITHOUT_CONTROL};
-use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PeerShared, lingering};
+use netmem_testing::driver::hostile::{
+    Behaviour, Bench, DeviceRing, FEATURES, FORMATS, Hostile, OnStop, WITHOUT_CONTROL,
+};
+use netmem_testing::driver::*;
+use netmem_testing::permutations;
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::Connection;
 use netmem_virtio::device::port::{Gen, Play};
 use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
-use permutations::permutations;
 
 /// Pages that the device has: two buffers may share one.
 fn pages(bench: &mut Bench, mode: RxMode) -> u64 {

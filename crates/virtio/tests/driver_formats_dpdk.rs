@@ -5,16 +5,14 @@
 //! without. No huge pages and no privileges.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use driver_common::testpmd::{Dpdk, Testpmd};
-use driver_common::*;
 use etherparse::PacketBuilder;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::testpmd::{Dpdk, Testpmd};
+use netmem_testing::driver::*;
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::feature;

@@ -1,14 +1,12 @@
 //! Frames that one device of ours receives and another transmits, by the thousand, on the receiver's thread and on another.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::mpsc;
 use std::thread;
 
-use driver_common::*;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, TxBulk, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, Play};
 use netmem_virtio::driver::{QueuePair, RxMode, VirtioRx, VirtioTx};
 

@@ -2,14 +2,12 @@
 //! a counted frame. No page is lost.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, FORMATS};
-use driver_common::*;
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, FORMATS};
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_WRITE, Desc, Event, PackedDesc};

@@ -2,12 +2,10 @@
 //! to no other process.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::hostile::{Behaviour, Hostile};
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider, TrustedPeer};
+use netmem_testing::driver::hostile::{Behaviour, Hostile};
+use netmem_testing::driver::*;
 use netmem_virtio::VhostUserError;
 use netmem_virtio::device::port::{Gen, Pcap, Play};
 use netmem_virtio::device::{ConnectError, DeviceError, InProcess, NetDevice, Options};

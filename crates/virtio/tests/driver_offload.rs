@@ -2,15 +2,11 @@
 //! is done in software on the way, and the kernel accepts the result.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-#[path = "shared/large_frames.rs"]
-mod large_frames;
-
-use driver_common::skip::{installed, skip};
-use driver_common::*;
-use large_frames::{CWR, ECE, FIN, Kind, PSH, assert_sums, leave_partial};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, SoftwareTx, TxBulk, complete_checksum};
 use netmem_pool::{Page, PeerShared, PoolOptions, SharedPool};
+use netmem_testing::driver::*;
+use netmem_testing::large_frames::{CWR, ECE, FIN, Kind, PSH, assert_sums, leave_partial};
+use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Tap};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet};

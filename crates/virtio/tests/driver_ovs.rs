@@ -3,18 +3,16 @@
 //! and the switch has connected again.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use driver_common::debian13::Root;
-use driver_common::skip::skip;
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::debian13::Root;
+use netmem_testing::driver::*;
+use netmem_testing::skip;
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::socket::Listener;

@@ -2,15 +2,13 @@
 //! again, and no descriptor points to a page that a user has.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
-use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{
     Direction, DmaDomain, MapError, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions, RegionProvider,
     VhostDomain,
 };
+use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

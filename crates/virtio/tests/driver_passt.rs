@@ -2,18 +2,16 @@
 //! network. passt insists on the order of messages: the first SET_FEATURES is the driver's whole choice.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use driver_common::debian13::Root;
-use driver_common::skip::{installed, skip};
-use driver_common::*;
 use etherparse::{ArpHardwareId, ArpOperation, EtherType, Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::debian13::Root;
+use netmem_testing::driver::*;
+use netmem_testing::{installed, skip};
 use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::{VhostUser, VhostUserError};
 

@@ -2,18 +2,16 @@
 //! nothing behind.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile, WITHOUT_CONTROL};
-use driver_common::*;
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile, WITHOUT_CONTROL};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Gen, Sink};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, Offload, RxMode, VirtioNet, VirtioRx, VirtioTx};

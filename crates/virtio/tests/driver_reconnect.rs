@@ -3,17 +3,15 @@
 //! `crates/cli/tests/reconnect.rs` has the same with processes that are killed.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use driver_common::hostile::{Behaviour, Bench, FEATURES, Hostile, OnStop};
-use driver_common::split::{DeviceMemory, assert_split_closed, bind};
-use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, Poll, RxQueue, SplitTxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile, OnStop};
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind};
+use netmem_testing::driver::*;
 use netmem_virtio::VhostUserError;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};

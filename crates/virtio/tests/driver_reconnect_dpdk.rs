@@ -3,15 +3,13 @@
 //! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no privileges.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use driver_common::testpmd::Testpmd;
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::testpmd::Testpmd;
+use netmem_testing::driver::*;
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use netmem_virtio::socket::Listener;

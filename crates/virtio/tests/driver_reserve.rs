@@ -1,11 +1,9 @@
 //! A receive queue says when it has too few buffers posted.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::Gen;
 use netmem_virtio::driver::{NetOptions, RxMode};
 

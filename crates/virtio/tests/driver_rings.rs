@@ -1,11 +1,9 @@
 //! The driver on our own device, in both ring formats and with every combination of the features of rings.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::*;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PAGE_SIZE, PeerShared, PoolOptions, SharedPool};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::feature;

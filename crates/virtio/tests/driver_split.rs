@@ -2,18 +2,17 @@
 //! calls, and frames are sent from there.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
+use netmem_testing::driver;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use driver_common::split::{Bound, DeviceMemory, bind, compare, take};
-use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, SplitFrame, SplitTxQueue, TxQueue};
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
+use netmem_testing::driver::split::{Bound, DeviceMemory, bind, compare, take};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, Gen, Play};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetError, NetOptions, RxMode, SplitOptions, VirtioNet, VirtioSplitTx};
@@ -224,7 +223,7 @@ fn frames_leave_from_device_memory() {
     assert!(Arc::strong_count(&binding) > 1);
     drop(tx);
     assert_eq!(Arc::strong_count(&binding), 1);
-    driver_common::split::assert_split_closed(&b.rx.close().unwrap(), 0);
+    driver::split::assert_split_closed(&b.rx.close().unwrap(), 0);
     drop(b.net);
     b.books.assert_balanced();
 }
@@ -271,7 +270,7 @@ fn what_cannot_be_sent() {
     assert!(tx.send_split(elsewhere, &mut vec![frag(base, 100)]).is_err());
     drop(tx);
     assert_eq!(Arc::strong_count(&binding), 1);
-    driver_common::split::assert_split_closed(&b.rx.close().unwrap(), 0);
+    driver::split::assert_split_closed(&b.rx.close().unwrap(), 0);
     drop(b.net);
     b.books.assert_balanced();
 }
@@ -329,7 +328,7 @@ fn never_mapped_here() {
     let there = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
     assert!(there.lines().any(|l| l.split_whitespace().nth(4) == Some(&inode)), "{there}");
     drop(pair.tx);
-    driver_common::split::assert_split_closed(&rx.close().unwrap(), 0);
+    driver::split::assert_split_closed(&rx.close().unwrap(), 0);
     drop(net);
     books.assert_balanced();
     assert!(child.wait().unwrap().success());

@@ -4,14 +4,12 @@
 //! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no privileges.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::Arc;
 
-use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
-use driver_common::testpmd::Testpmd;
-use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, SplitTxQueue, TxQueue};
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind, take};
+use netmem_testing::driver::testpmd::Testpmd;
+use netmem_testing::driver::*;
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::VirtioNet;
 

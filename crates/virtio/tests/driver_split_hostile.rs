@@ -2,14 +2,13 @@
 //! in a named error and a stopped queue, or in a counted frame. No page of either kind is lost.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
+use netmem_testing::driver;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use driver_common::hostile::{Behaviour, DeviceRing, Hostile, OnStop, WITHOUT_CONTROL};
-use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
-use driver_common::*;
 use netmem_packet::{Checksum, DeviceFrag, Packet, Queues, SplitFrame, SplitTxQueue, TxQueue};
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, Hostile, OnStop, WITHOUT_CONTROL};
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind, take};
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{
     DeviceFault, EitherRx, NetError, NetOptions, QueuesError, RestartError, RxClosed, SplitOptions, VirtioNet,
     VirtioRx, VirtioRxQueues, VirtioSplitRx, VirtioTx,
@@ -357,7 +356,7 @@ fn a_bind_that_cannot_be() {
         rx = *queue;
         assert_eq!(rx.pool_stats(), before);
         device.deliver(&mut ring, &frame(i as u64, 500));
-        assert_eq!(driver_common::take(&mut rx)[0].to_vec(), frame(i as u64, 500));
+        assert_eq!(driver::take(&mut rx)[0].to_vec(), frame(i as u64, 500));
     }
     assert_eq!(device.stops(), [] as [u32; 0]);
     drop(tx);
@@ -365,13 +364,13 @@ fn a_bind_that_cannot_be() {
     drop(net);
     books.assert_balanced();
     // None was given to this device.
-    let mut bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
+    let mut bench = driver::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
     let error = bench.pair.rx.restart_split(&SplitOptions::new(memory.provider.clone())).unwrap_err();
     let RestartError::Unchanged { queue, source: NetError::NoDeviceMemory } = error else { panic!("{error:?}") };
     bench.pair.rx = *queue;
     bench.close();
     // Big mode, whose pages are from no pool, restarts with the host's memory, too.
-    let mut bench = driver_common::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
+    let mut bench = driver::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
     bench.pair.rx = bench.pair.rx.restart(None).unwrap().queue;
     bench.close();
 }
@@ -445,7 +444,7 @@ fn queues_restarted_in_place() {
         device.deliver(&mut ring, &frame(seed, 500));
         let mut rx = polling.get(queue).unwrap();
         match (&mut *rx, memory) {
-            (EitherRx::Host(rx), None) => assert_eq!(driver_common::take(rx)[0].to_vec(), frame(seed, 500)),
+            (EitherRx::Host(rx), None) => assert_eq!(driver::take(rx)[0].to_vec(), frame(seed, 500)),
             (EitherRx::Split(rx), Some(memory)) => {
                 assert_eq!(rx.header_bytes(), 100);
                 assert_eq!(memory.bytes(&take(rx)[0]), frame(seed, 500));

@@ -2,21 +2,19 @@
 //! memory; and what a bad link does to it.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use driver_common::split::{Bound, DeviceMemory, assert_split_closed, bind, take};
-use driver_common::tcp::{RINGS, Wires, flow, payload, receive, tcp};
-use driver_common::*;
 use netmem_netem::LinkOptions;
 use netmem_packet::{
     Checksum, DeviceFrag, Gso, GsoKind, Headers, Meta, Packet, PollThenSleep, Queues, RxQueue, SplitTxQueue, TxQueue,
 };
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
+use netmem_testing::driver::split::{Bound, DeviceMemory, assert_split_closed, bind, take};
+use netmem_testing::driver::tcp::{RINGS, Wires, flow, payload, receive, tcp};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, LinkStats, Linked, Play, Port, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, SplitOptions, VirtioRxQueues};

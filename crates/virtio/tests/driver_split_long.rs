@@ -2,14 +2,12 @@
 //! stopped queue, or in a counted frame. Delivered frames lie within the buffers, and no page of either kind is lost.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use driver_common::hostile::{Behaviour, DeviceRing, FEATURES, FORMATS, Hostile};
-use driver_common::split::{DeviceMemory, assert_split_closed, bind, take};
-use driver_common::*;
 use netmem_packet::SplitFrame;
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, FEATURES, FORMATS, Hostile};
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind, take};
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode, SplitOptions, VirtioNet, VirtioSplitRx, VirtioTx};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_INDIRECT, Desc};

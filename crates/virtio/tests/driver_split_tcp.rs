@@ -2,15 +2,13 @@
 //! the use of pages.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::collections::VecDeque;
 
-use driver_common::split::{Bound, DeviceMemory, take};
-use driver_common::tcp::{RINGS, Wires, bytes, flow, payload, receive, seal, tcp};
-use driver_common::*;
 use etherparse::PacketBuilder;
 use netmem_packet::{Checksum, GsoKind, Headers};
+use netmem_testing::driver::split::{Bound, DeviceMemory, take};
+use netmem_testing::driver::tcp::{RINGS, Wires, bytes, flow, payload, receive, seal, tcp};
+use netmem_testing::driver::*;
 use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
 use netmem_virtio::net::{VnetHdr, feature};

@@ -1,19 +1,15 @@
 //! Flows steered to queues of host memory and of device memory, and both changed under full traffic.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-#[path = "shared/flows.rs"]
-mod flows;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use driver_common::split::{DeviceMemory, assert_split_closed, bind};
-use driver_common::*;
-use flows::{Ends, FIRST_PORT, Flows, number};
 use netmem_packet::{Checksum, Packet, Poll, RxQueue, SplitFrame};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind};
+use netmem_testing::driver::*;
+use netmem_testing::flows::{Ends, FIRST_PORT, Flows, number};
 use netmem_virtio::device::port::{Port, Steered, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, QueuePair, VirtioNet, VirtioRx};

@@ -1,13 +1,11 @@
 //! The driver on our own device: what is sent arrives, byte for byte, in every mode, and every page is returned.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::sync::atomic::Ordering::Relaxed;
 
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, Gen, Pcap, Play};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioRx};

@@ -2,14 +2,12 @@
 //! other's.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use bytes::Bytes;
-use driver_common::hostile::{Behaviour, Hostile, OnStop};
-use driver_common::split::{DeviceMemory, assert_split_closed};
-use driver_common::*;
 use netmem_packet::{Handler, Packet, Poll, Queues, RxQueue, SplitFrame, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{Memory, PeerMemory, PeerShared, RegionOptions, RegionProvider, TrustedPeer};
+use netmem_testing::driver::hostile::{Behaviour, Hostile, OnStop};
+use netmem_testing::driver::split::{DeviceMemory, assert_split_closed};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, Play};
 use netmem_virtio::driver::{
     DeviceFault, EitherRx, NetOptions, QueuePair, RxClosed, RxMode, VirtioNet, VirtioRx, VirtioRxQueues, VirtioTx,

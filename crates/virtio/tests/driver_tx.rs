@@ -2,12 +2,10 @@
 //! completions stops the queue.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::hostile::{Behaviour, Bench, FEATURES, FORMATS};
-use driver_common::*;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{Page, PeerShared};
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, FORMATS};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode, VirtioRx};
 use netmem_virtio::net::{VnetHdr, feature};

@@ -1,11 +1,9 @@
 //! Pools to send from: their pages are in the device's memory table and domain, and apart from those that are received into.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
-use driver_common::*;
 use netmem_packet::{Packet, TxBulk};
 use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::Gen;
 use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode};
 use std::sync::mpsc;

@@ -3,8 +3,6 @@
 //! A lost wake-up would be a hang. A watchdog makes the hang a failure.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -12,11 +10,11 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use driver_common::hostile::{Behaviour, Bench, Hostile};
-use driver_common::split::{DeviceMemory, bind};
-use driver_common::*;
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::{Behaviour, Bench, Hostile};
+use netmem_testing::driver::split::{DeviceMemory, bind};
+use netmem_testing::driver::*;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::driver::{DeviceFault, EitherRx, NetOptions, QueueStopped, RxMode, VirtioRxQueues};
 use netmem_virtio::virtqueue::AVAIL_NO_INTERRUPT;

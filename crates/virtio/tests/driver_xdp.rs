@@ -1,15 +1,13 @@
 //! XDP verdicts on frames of one buffer and of several, what a program may do to a frame, and queues without pages.
 #![allow(clippy::unwrap_used)]
 
-mod driver_common;
-
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use driver_common::hostile::Bench;
-use driver_common::*;
 use netmem_packet::{Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::Bench;
+use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
 const SHAPES: [(RxMode, usize, usize); 5] = [

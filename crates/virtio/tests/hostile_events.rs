@@ -4,9 +4,6 @@
 //! A failure would be a hang. Each test runs on a thread of its own, and a watchdog makes the hang a failure.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-mod driver_common;
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,10 +14,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
-use device_common::{Driver, EventFd, Front, PLAIN, SIZE, asleep, until};
-use driver_common::hostile::{Behaviour, Bench};
-use driver_common::{Rig, frame, receive, watched};
 use netmem_packet::TxQueue;
+use netmem_testing::device::{Driver, EventFd, Front, PLAIN, SIZE, asleep, until};
+use netmem_testing::driver::hostile::{Behaviour, Bench};
+use netmem_testing::driver::{Rig, frame, receive, watched};
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode};

@@ -2,18 +2,17 @@
 //! use, the other side acts as if it had been negotiated, although it was not.
 #![allow(clippy::unwrap_used)]
 
-mod device_common;
-mod driver_common;
-
+use netmem_testing::device;
+use netmem_testing::driver;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-use device_common::front::{request, u64s};
-use device_common::{Driver, EventFd, PLAIN, poll_until};
-use driver_common::hostile::{Behaviour, Bench, FEATURES};
-use driver_common::{frame, receive, take};
 use etherparse::PacketBuilder;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
+use netmem_testing::device::{Driver, EventFd, PLAIN, poll_until};
+use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES};
+use netmem_testing::driver::{frame, receive, take};
+use netmem_testing::vhost_user::front::{request, u64s};
 use netmem_virtio::device::port::{ALL_OFFLOADS, Port, Tap};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode};
@@ -217,7 +216,7 @@ fn the_device_uses_no_batches() {
 #[test]
 fn the_device_writes_no_log() {
     let (mut device, mut driver, _) = device(feature::LOG_ALL);
-    let log = device_common::memfd(1 << 20);
+    let log = device::memfd(1 << 20);
     driver.front.ask(request::SET_LOG_BASE, &u64s([1 << 20, 0]), &[log.as_fd()]).unwrap();
     driver.post_rx(0, 0, 16, 2048);
     device.ports()[0].frames.push_back(wire(VnetHdr::PLAIN, &[7; 100]));
@@ -377,6 +376,6 @@ fn the_driver_takes_no_batches() {
         bench.tx.give(u32::from(*head), 0);
     }
     assert_eq!((bench.pair.tx.complete(), bench.pair.tx.posted(), bench.pair.tx.stats().stopped), (3, 0, None));
-    receive(&mut bench.pair.rx, &mut driver_common::DropAll::default());
+    receive(&mut bench.pair.rx, &mut driver::DropAll::default());
     bench.close();
 }

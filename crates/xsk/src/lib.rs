@@ -72,7 +72,6 @@ mod stats;
 mod sync;
 mod sys;
 #[cfg(test)]
-#[path = "../tests/common/mod.rs"]
 mod testing;
 mod tx;
 mod umem;

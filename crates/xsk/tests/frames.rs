@@ -1,14 +1,12 @@
 //! Frames between a queue of ours and the kernel, byte for byte.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::in_namespace;
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
 use netmem_pool::Page;
+use netmem_testing::namespace::in_namespace;
+use netmem_testing::xsk;
+use netmem_testing::xsk::{Bench, frame, longest, until};
 use netmem_xsk::{Mode, QueueOptions, UmemMemory, UmemOptions};
-use socket_common::{Bench, frame, longest, until};
 
 /// A packet of these bytes, each page holding at most `room` of them.
 fn packet<M: UmemMemory>(bytes: &[u8], room: usize, mut page: impl FnMut() -> Page<M>) -> Packet<M> {
@@ -102,7 +100,7 @@ fn what_cannot_be_sent_is_refused() {
         let partial = bench.tx.send(partial).unwrap_err();
         let empty = Packet::new(pool.alloc().unwrap().freeze_range(0..0));
         let empty = bench.tx.send(empty).unwrap_err();
-        let (other, _) = socket_common::memory(64, &UmemOptions::new());
+        let (other, _) = xsk::memory(64, &UmemOptions::new());
         let elsewhere = Packet::new(other.page().unwrap().freeze_range(0..60));
         assert_eq!(bench.tx.reach(elsewhere.head()), Reach::Never);
         drop((bench.tx.send(elsewhere).unwrap_err(), two, partial, empty));

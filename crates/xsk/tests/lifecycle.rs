@@ -2,17 +2,15 @@
 //! what is received and named counters, and every page is accounted for.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::{command, in_namespace, ip, nics};
 use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PagePool, PoolClosed, PoolOptions, RegionProvider, lingering};
+use netmem_testing::namespace::{command, in_namespace, ip, nics};
+use netmem_testing::xsk;
+use netmem_testing::xsk::{Bench, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use netmem_xsk::{
     AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
     XskError, XskRx, XskTx, reclaim,
 };
-use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -532,7 +530,7 @@ fn a_program_without_our_frames_comes_and_goes() {
                 let sent = frame(60 + i, round * 100 + i as u64);
                 peer.send(&sent);
                 if taken {
-                    assert_eq!(socket_common::receive(&mut rx).to_vec(), sent);
+                    assert_eq!(xsk::receive(&mut rx).to_vec(), sent);
                     assert_eq!(kernel.try_receive(), None);
                 } else {
                     assert_eq!(kernel.receive(), sent);
@@ -691,7 +689,7 @@ fn a_process_that_is_killed_leaves_nothing() {
         let (mut rx, _tx) = reopen(&ours, &umem, &memory, || on_wire(QueueOptions::new())).unwrap();
         program.insert(0, rx.socket().as_fd()).unwrap();
         peer.send(&frame(100, 1));
-        assert_eq!(socket_common::receive(&mut rx).len(), 100);
+        assert_eq!(xsk::receive(&mut rx).len(), 100);
         command("ip link show");
     });
 }

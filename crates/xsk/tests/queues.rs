@@ -1,15 +1,14 @@
 //! Several queues, interfaces and devices on one memory; waiting; what the device is asked to do with a frame.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::{command, in_namespace, ip, nics};
 use netmem_packet::{
     Armed, Checksum, Handler, Meta, Packet, Poll, PollThenSleep, RxQueue, Sum, Turn, TxBulk, TxQueue, Verdict, Wait,
     XdpFrame, complete_checksum,
 };
 use netmem_pool::{KernelShared, PagePool, PeerShared, PoolOptions};
+use netmem_testing::namespace::{command, in_namespace, ip, nics};
+use netmem_testing::xsk;
+use netmem_testing::xsk::{Bench, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};
@@ -19,7 +18,6 @@ use netmem_xsk::{
     Umem, UmemMemory, UmemOptions, XskRx, XskTx,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket_common::{Bench, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -479,7 +477,7 @@ fn errors_say_what_is_wrong() {
         veth(&ours, &theirs, 1, 1500);
         let ifindex = index(&ours);
         let (memory, umem) = memory::<KernelShared>(4096, &UmemOptions::new());
-        let (other, other_umem) = socket_common::memory::<KernelShared>(4096, &UmemOptions::new());
+        let (other, other_umem) = xsk::memory::<KernelShared>(4096, &UmemOptions::new());
         let open = |ifindex, queue, options| umem.open(ifindex, queue, memory.clone(), options).unwrap_err();
         let new = QueueOptions::new;
         assert_eq!(open(9999, 0, new()).to_string(), "there is no interface number 9999 in this network namespace");

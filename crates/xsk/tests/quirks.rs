@@ -1,14 +1,11 @@
 //! What drivers are known for: the user is told, and the drivers at hand behave as the table says.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::{command, in_namespace, in_peer_namespace, ip, nics};
 use netmem_packet::{Packet, Poll, RxQueue, Sum};
 use netmem_pool::KernelShared;
+use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip, nics};
+use netmem_testing::xsk::{index, memory, name, on_wire, reopen, until, veth, wire};
 use netmem_xsk::{InterfaceInfo, Mode, QueueOptions, Umem, UmemOptions, Xsk, XskError, XskOptions};
-use socket_common::{index, memory, name, on_wire, reopen, until, veth, wire};
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::net::UdpSocket;

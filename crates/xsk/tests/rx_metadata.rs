@@ -1,14 +1,11 @@
 //! A program of the user's own, which writes metadata in front of each frame. It is pinned, and attached by us.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::{command, in_namespace};
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::{KernelShared, PeerShared, SystemMemory};
+use netmem_testing::namespace::{command, in_namespace};
+use netmem_testing::xsk::{Raw, frame, index, memory, on_wire, until, wire};
 use netmem_xsk::{Interface, Program, QueueOptions, UmemMemory, UmemOptions, rx_metadata};
-use socket_common::{Raw, frame, index, memory, on_wire, until, wire};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

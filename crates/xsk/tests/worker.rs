@@ -1,18 +1,15 @@
 //! Without privileges: a process that has dropped them, and a worker on what a helper has opened.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-mod socket_common;
-
-use common::{drop_privileges, in_namespace, ip};
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PoolOptions, RegionOptions};
+use netmem_testing::namespace::{drop_privileges, in_namespace, ip};
+use netmem_testing::xsk::{Raw, frame, index, memory, until, veth};
 use netmem_xsk::helper::{HelperError, HelperOptions};
 use netmem_xsk::{AttachError, Filter, Grant, Interface, QueueOptions, UmemOptions, Xsk, XskError, XskOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use socket_common::{Raw, frame, index, memory, until, veth};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;

@@ -1,9 +1,6 @@
 //! A network namespace for a thread, and for the processes that it starts. It goes with them.
 
-#[path = "../../skip.rs"]
-mod skip;
-
-use skip::skip;
+use netmem_testing::skip;
 use std::process::Command;
 
 /// What is missing here.

@@ -2,14 +2,12 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, missing_docs)]
 
 pub mod netns;
-#[path = "../shared/skip.rs"]
-mod skip;
 
+#[allow(unused_imports, reason = "not every test needs a program or the kernel as a peer")]
+pub(crate) use netmem_testing::{installed, skip};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 use serde_json::Value;
-#[allow(unused_imports, reason = "not every test needs a program or the kernel as a peer")]
-pub(crate) use skip::{installed, skip};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

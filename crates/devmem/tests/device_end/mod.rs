@@ -13,7 +13,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use crate::memory_common::Memory;
-use crate::memory_common::device_memory::{self, Kind};
+use netmem_testing::device_memory::{self, Kind};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Linked, Port, Steering, Tap};
 use netmem_virtio::device::{NetDevice, Options};

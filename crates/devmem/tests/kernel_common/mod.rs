@@ -1,12 +1,9 @@
 //! A network namespace for a test's thread, in which the kernel is the peer behind a tap.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
-#[path = "../shared/skip.rs"]
-pub mod skip;
-
 use crate::memory_common::until;
+use netmem_testing::{installed, skip};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use skip::{installed, skip};
 use std::process::Command;
 use std::thread::Builder;
 

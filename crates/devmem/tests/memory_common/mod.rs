@@ -1,15 +1,13 @@
 //! Device memory that tests read and write as the device does, and frames that are made by hand.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
-#[path = "../shared/device_memory.rs"]
-pub mod device_memory;
-
-use device_memory::Kind;
 use etherparse::PacketBuilder;
 use netmem_devmem::{Address, Binding, BindingCount, FlowQueue, Fragment, Interface, Mac, Received, Socket, Token};
 use netmem_packet::{Checksum, DevicePayload, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
+use netmem_testing::device_memory;
+use netmem_testing::device_memory::Kind;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

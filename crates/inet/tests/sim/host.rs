@@ -1,6 +1,5 @@
 //! One end: a connection, its user, its transmit ring, and the packets that it makes and reads.
 
-use crate::memory::{Memory, Piece, Posted};
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
@@ -9,6 +8,7 @@ use netmem_inet::tcp::{
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
+use netmem_testing::simulated_memory::{Memory, Piece, Posted};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! Peers, and other senders that are not the peer, that want to exhaust or end a connection.
 
-use crate::memory::{self, Memory, Piece, Posted};
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
     Budget, Chunk, Config, Connection, Flags, Full, Header, Meta, Options, Outgoing, Output, Received, Secret, Seq,
     State,
 };
+use netmem_testing::simulated_memory::{self, Memory, Piece, Posted};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ fn a_peer_that_sends_one_byte_in_a_segment_takes_no_more_than_the_budget() {
     }
     assert_eq!(at - start, 100_000 + 1000);
     drop(victim);
-    assert_eq!((queue.used(), memory::live()), (0, 0));
+    assert_eq!((queue.used(), simulated_memory::live()), (0, 0));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_peer_that_reorders_for_ever_does_not_stop_others() {
     victims[0].give(start, 1);
     assert!(victims[0].read(start) >= 1);
     drop(victims);
-    assert_eq!((queue.used(), memory::live()), (0, 0));
+    assert_eq!((queue.used(), simulated_memory::live()), (0, 0));
 }
 
 /// RFC 5961. The attacker knows addresses and ports, and guesses numbers. It sends 1,000 segments
@@ -180,5 +180,5 @@ fn a_million_forged_segments_change_nothing() {
     victim.connection.poll_transmit(victim.now, &mut victim.sink).unwrap();
     assert_eq!(victim.sink.last.seq, victim.ack);
     drop((victim, payload));
-    assert_eq!((queue.used(), memory::live()), (0, 0));
+    assert_eq!((queue.used(), simulated_memory::live()), (0, 0));
 }

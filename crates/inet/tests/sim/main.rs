@@ -23,7 +23,6 @@
 
 mod host;
 mod hostile;
-mod memory;
 mod rate;
 
 use fastrand::Rng;
@@ -33,6 +32,7 @@ use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{Config, Congestion, Ecn, Error, Flags, KeepAlive, Listener, Seq};
 use netmem_inet::wire::Flow;
 use netmem_netem::{Link, LinkOptions, flip};
+use netmem_testing::simulated_memory;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -407,7 +407,7 @@ fn simulate(seed: u64, trace: bool) {
     world.run();
     world.check();
     drop(world);
-    assert_eq!(memory::live(), 0, "payload is held by nothing");
+    assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
 }
 
 #[test]

@@ -1,1 +1,0 @@
-../../../virtio/tests/driver_common/back.rs

@@ -1,1 +1,0 @@
-../../../virtio/tests/device_common/front.rs

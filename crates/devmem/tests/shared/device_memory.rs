@@ -1,1 +1,0 @@
-../../../../tests/device_memory.rs

@@ -1,1 +1,0 @@
-../../../../tests/permutations.rs

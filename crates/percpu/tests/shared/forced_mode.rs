@@ -1,1 +1,0 @@
-../../../../tests/forced_mode.rs

@@ -1,1 +1,0 @@
-../../../../tests/no_membarrier.rs

@@ -1,1 +1,0 @@
-../../../../tests/stress_ops.rs

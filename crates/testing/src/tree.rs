@@ -1,0 +1,72 @@
+//! Files and programs of the tree, for tests that read, build or run them. Cargo passes a test no path to what other
+//! packages have.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The top of the tree.
+pub const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// A page of `docs/`, by its path there.
+#[track_caller]
+pub fn page(path: &str) -> String {
+    let path = Path::new(TREE).join("docs").join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The target folder of cargo that has this test program.
+pub fn target() -> PathBuf {
+    // `target/debug/deps/PROGRAM`, or an example in the folder beside `deps`.
+    let program = std::env::current_exe().expect("this program");
+    program.ancestors().nth(3).expect("the target folder").to_owned()
+}
+
+/// The folder for what tests write: `CARGO_TARGET_TMPDIR` of the packages' own tests.
+pub fn target_tmpdir() -> PathBuf {
+    target().join("tmp")
+}
+
+/// Builds what `target` names (cargo's options) where this test was built, unoptimised. Returns the folder that holds
+/// the programs.
+pub fn build(options: &[&str]) -> PathBuf {
+    let folder = target();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--offline", "--target-dir"]).arg(&folder).args(options).current_dir(TREE);
+    assert!(cargo.status().expect("cargo can be run").success(), "{options:?} cannot be built");
+    folder.join("debug")
+}
+
+/// The command: `NETMEM` (relative to the top of the tree), or else built now.
+pub fn netmem() -> PathBuf {
+    std::env::var_os("NETMEM").map_or_else(netmem_with_cuda, |path| Path::new(TREE).join(path))
+}
+
+/// The command with the feature `cuda`, built now. [`netmem`] builds the same, so that no test replaces another test's
+/// command.
+pub fn netmem_with_cuda() -> PathBuf {
+    build(&["--package", "netmem-cli", "--features", "cuda"]).join("netmem")
+}
+
+/// An example of the package `netmem`, built now.
+pub fn example(name: &str) -> PathBuf {
+    build(&["--package", "netmem", "--all-features", "--example", name]).join("examples").join(name)
+}
+
+/// Builds the library that stands in for NVIDIA's driver (`tests/cuda/libcuda.c`), once per process. Returns its folder,
+/// which a program has in `LD_LIBRARY_PATH`. Needs `cc`.
+pub fn libcuda() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = target_tmpdir().join("libcuda-stand-in");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let source = Path::new(TREE).join("tests/cuda/libcuda.c");
+        // Under the first name that is looked for: a library of that name may be installed.
+        let (new, name) = (folder.join(std::process::id().to_string()), folder.join("libcuda.so"));
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&new).arg(source);
+        assert!(cc.status().expect("cc can be run").success());
+        std::fs::rename(new, name).expect("both are in one folder");
+        folder
+    })
+}

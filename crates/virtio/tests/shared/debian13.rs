@@ -1,1 +1,0 @@
-../../../../tests/peers/debian13.rs

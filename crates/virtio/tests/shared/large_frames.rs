@@ -1,1 +1,0 @@
-../../../../tests/large_frames.rs

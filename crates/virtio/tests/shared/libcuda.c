@@ -1,1 +1,0 @@
-../../../../tests/cuda/libcuda.c

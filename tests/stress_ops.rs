@@ -1,8 +1,0 @@
-//! How long a stress test is. Shared: packages link it into `tests/shared`.
-
-/// The smallest number of operations: `NETMEM_STRESS_OPS`, or else a number that an unoptimised build does in
-/// reasonable time.
-pub(crate) fn stress_ops(bearable: u64) -> u64 {
-    let ops = std::env::var("NETMEM_STRESS_OPS");
-    ops.map_or(bearable, |ops| ops.parse().expect("NETMEM_STRESS_OPS: not a number"))
-}

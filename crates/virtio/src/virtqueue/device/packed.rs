@@ -8,8 +8,10 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed_packed};
 use super::super::fault::DriverFault;
 use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
+use super::chain::Link;
+use super::format::{Logged, Side, Start};
+use super::group::{GROUP, Whole};
 use super::inflight::PackedInflight;
-use super::{GROUP, Link, Logged, Side, Start, Whole};
 use crate::guest_memory::view::View;
 
 /// A packed ring, and where its parts lie in the guest's addresses.

@@ -4,8 +4,10 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed};
 use super::super::fault::DriverFault;
 use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
+use super::chain::Link;
+use super::format::{Logged, Side, Start};
+use super::group::{GROUP, Whole};
 use super::inflight::SplitInflight;
-use super::{GROUP, Link, Logged, Side, Start, Whole};
 use crate::guest_memory::view::View;
 
 /// Positions count chains, modulo 2^16.

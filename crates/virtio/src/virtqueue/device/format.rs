@@ -1,0 +1,91 @@
+//! The operations that differ between split and packed rings.
+
+use std::sync::Arc;
+
+use super::super::{Armed, Desc, Negotiated};
+use super::chain::Link;
+use super::group::{GROUP, Whole};
+use super::inflight::InflightQueue;
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::view::View;
+use crate::virtqueue::fault::DriverFault;
+
+/// The operations that differ between the formats.
+pub(crate) trait Side: std::fmt::Debug + Sized {
+    /// A ring in memory.
+    type Ring: std::fmt::Debug;
+    /// A place in the ring.
+    type At: Copy + PartialEq + std::fmt::Debug;
+
+    /// Takes over a ring.
+    fn new(ring: Self::Ring, start: Start) -> Self;
+    /// Tells it that the ring is at other addresses now.
+    fn moved(self, ring: Self::Ring) -> Self;
+    /// Entries of the ring.
+    fn size(&self) -> u16;
+    /// The answer to `GET_VRING_BASE`.
+    fn base(&self) -> u32;
+    /// Reads what the driver has made available. Returns whether there is a chain.
+    fn refresh(&mut self) -> Result<bool, DriverFault>;
+    /// Whether there is a chain at `next`.
+    fn available(&self) -> bool;
+    /// The first chain that was not given back.
+    fn next(&self) -> Self::At;
+    /// The place behind a chain.
+    fn behind(&self, at: Self::At, span: u16) -> Self::At;
+    /// The first descriptor of the chain at `at`. `None` if the driver has made none available there.
+    fn first(&self, at: Self::At) -> Result<Option<Link<Self::At>>, DriverFault>;
+    /// The descriptor that follows one with [`DESC_NEXT`].
+    fn follow(&self, link: &Link<Self::At>) -> Result<Link<Self::At>, DriverFault>;
+    /// The id of a chain that ends with `last`.
+    fn id(&self, last: &Link<Self::At>) -> Result<u16, DriverFault>;
+    /// See [`DeviceQueue::look_ahead`]. `kind` is what the flags of a descriptor must be.
+    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize;
+    /// Gives the next chain back. The driver sees it after `publish`.
+    fn give_back(&mut self, id: u16, span: u16, len: u32);
+    /// The same for several chains of one descriptor each.
+    fn give_back_group(&mut self, chains: &[Whole]);
+    /// The same for chains that were only read, and may be batched. `id` is that of the last chain, and `span` is the
+    /// number by which all of them move the position.
+    fn give_back_read(&mut self, id: u16, span: u16);
+    /// See [`DeviceQueue::publish`].
+    fn publish(&mut self);
+    /// The same with in-flight state, and with notes in the dirty log. Returns whether there are chains left that must
+    /// be taken again.
+    fn publish_watched(&mut self, log: Option<&Logged>) -> bool;
+    /// See [`DeviceQueue::should_notify`].
+    fn should_notify(&mut self) -> bool;
+    /// See [`DeviceQueue::arm`].
+    fn arm(&mut self) -> Armed;
+    /// See [`DeviceQueue::disarm`].
+    fn disarm(&mut self);
+    /// Notes in the dirty log that the event or flag for the driver was written.
+    fn log_event(&self, log: &Logged);
+    /// Remembers that no chain is available at `at`.
+    fn starve(&mut self, at: Self::At);
+    /// Whether there is still none, as of the last `refresh`.
+    fn starved(&mut self) -> bool;
+    /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the table has `entries`.
+    fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc;
+}
+
+/// The dirty log of a queue's writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Logged {
+    pub(crate) log: Arc<DirtyLog>,
+    /// Guest address of the used ring, if writes to it are noted too.
+    pub(crate) used: Option<u64>,
+}
+
+/// The parameters with which a queue is started.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// The position of `SET_VRING_BASE` at which to begin. In-flight state takes precedence over it.
+    pub(crate) base: u32,
+    pub(crate) negotiated: Negotiated,
+    /// Whether frames are split behind their headers.
+    pub(crate) splits: bool,
+    pub(crate) inflight: Option<InflightQueue>,
+    /// See [`DeviceQueue::set_log`].
+    pub(crate) logged: Option<Logged>,
+}

@@ -1,0 +1,411 @@
+//! A running queue of one format, as the device's passes use it.
+
+use std::sync::Arc;
+
+use netmem_pool::foreign::copy_out;
+
+use super::super::{Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated};
+use super::chain::{Head, Heads, Link};
+use super::format::{Logged, Side, Start};
+use super::group::Group;
+use crate::guest_memory::MemoryTable;
+use crate::guest_memory::buffer::Buffer;
+use crate::guest_memory::dirty_log::DirtyLog;
+use crate::guest_memory::view::View;
+use crate::net::VnetHdr;
+use crate::virtqueue::fault::{ChainJudge, Direction, DriverFault};
+
+/// A running queue of one format.
+#[derive(Debug)]
+pub(crate) struct DeviceQueue<S> {
+    side: S,
+    negotiated: Negotiated,
+    header: usize,
+    /// See [`Self::splits`].
+    splits: bool,
+    /// Set while the front end wants to know which pages the device writes.
+    logged: Option<Logged>,
+    /// Whether there is in-flight state.
+    kept: bool,
+    /// Whether there are chains of the earlier back end that must be taken again.
+    again: bool,
+    /// Whether there is `logged` or `kept`, for the hot paths to test.
+    watched: bool,
+    /// See [`Self::plain`].
+    plain: bool,
+    /// The number of the region that the last buffer was in: where the next pass looks first.
+    region: usize,
+    /// Room for the copy of an indirect table.
+    table: Vec<u8>,
+}
+
+impl<S: Side> DeviceQueue<S> {
+    /// Takes over `ring`.
+    pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
+        let (negotiated, kept, splits) = (start.negotiated, start.inflight.is_some(), start.splits);
+        let logged = start.logged.clone();
+        let mut queue = Self {
+            side: S::new(ring, start),
+            negotiated,
+            header: negotiated.header_len(),
+            // Header split needs a header of full length. Netmem's own drivers have no shorter (legacy) one.
+            splits: splits && negotiated.header_len() == VnetHdr::LEN && !negotiated.mergeable(),
+            logged,
+            kept,
+            again: kept,
+            watched: false,
+            plain: false,
+            region: 0,
+            table: Vec::new(),
+        };
+        queue.side.disarm();
+        queue.watch();
+        queue.log_event();
+        queue
+    }
+
+    /// The same queue at other addresses, after the memory table was replaced.
+    pub(crate) fn moved(self, ring: S::Ring) -> Self {
+        Self { side: self.side.moved(ring), ..self }
+    }
+
+    /// Sets or removes the log in which the device's writes are noted. `used` is the guest address of the used ring.
+    pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
+        self.logged = log.map(|log| Logged { log, used });
+        self.watch();
+        self.log_event();
+    }
+
+    fn watch(&mut self) {
+        self.watched = self.logged.is_some() || self.kept;
+        self.plain = self.logged.is_none() && !self.again && self.header == VnetHdr::LEN;
+    }
+
+    /// Bytes of the virtio header in front of each frame.
+    #[inline(always)]
+    pub(crate) fn header(&self) -> usize {
+        self.header
+    }
+
+    /// The features that driver and device have negotiated.
+    #[inline(always)]
+    pub(crate) fn negotiated(&self) -> Negotiated {
+        self.negotiated
+    }
+
+    /// Whether the headers of each frame go to the first buffer of a chain, and what follows them to the others.
+    #[inline(always)]
+    pub(crate) fn splits(&self) -> bool {
+        self.splits
+    }
+
+    /// Whether a frame may simply be copied into or out of a single buffer: its header has the usual form, nothing is
+    /// logged, and no chain must be taken again.
+    #[inline(always)]
+    pub(crate) fn plain(&self) -> bool {
+        self.plain
+    }
+
+    /// The queue's position, as the answer to `GET_VRING_BASE`.
+    pub(crate) fn base(&self) -> u32 {
+        self.side.base()
+    }
+
+    /// Entries of the ring.
+    pub(crate) fn size(&self) -> u16 {
+        self.side.size()
+    }
+
+    /// Reads what the driver has made available, and returns whether there is a chain. One load.
+    #[inline]
+    pub(crate) fn refresh(&mut self) -> Result<bool, DriverFault> {
+        self.side.refresh()
+    }
+
+    /// Whether there is a next chain, as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(crate) fn available(&self) -> bool {
+        self.side.available()
+    }
+
+    /// The view by which a pass over this queue reaches memory.
+    #[inline]
+    pub(crate) fn view<'t>(&self, memory: &'t MemoryTable) -> View<'t> {
+        View::new(memory, self.region)
+    }
+
+    /// Ends a pass over this queue, which used the view `memory`.
+    #[inline]
+    pub(crate) fn viewed(&mut self, memory: &View<'_>) {
+        self.region = memory.index();
+    }
+
+    /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain of
+    /// another form, also a wrong one, ends it. Only for a [plain](Self::plain) queue.
+    #[inline(always)]
+    pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
+        let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
+        group.found = self.side.look_ahead(memory, most, kind, &mut group.chains);
+    }
+
+    /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
+    #[inline(always)]
+    pub(crate) fn give_back_group(&mut self, group: &mut Group, taken: usize) {
+        debug_assert!(taken == 0 || self.logged.is_none(), "the bytes of a group are not noted");
+        self.side.give_back_group(&group.chains[..taken]);
+        group.found = 0;
+    }
+
+    /// The same for chains that were only read, see [`give_back_read`](Self::give_back_read).
+    #[inline(always)]
+    pub(crate) fn give_back_group_read(&mut self, group: &mut Group, taken: usize) {
+        if self.batches() {
+            if let Some(last) = group.chains[..taken].last() {
+                self.side.give_back_read(last.id, taken as u16);
+            }
+            group.found = 0;
+        } else {
+            for w in &mut group.chains[..taken] {
+                w.len = 0;
+            }
+            self.give_back_group(group, taken);
+        }
+    }
+
+    /// The cursor at which lending begins.
+    #[inline]
+    pub(crate) fn cursor(&self) -> S::At {
+        self.side.next()
+    }
+
+    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
+    /// the driver has made no chain available there.
+    ///
+    /// At most as many descriptors as the ring has are read, and at most [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are
+    /// appended. A buffer may span regions whose guest addresses meet: it becomes
+    /// several.
+    pub(crate) fn lend<'t>(
+        &mut self,
+        cursor: &mut S::At,
+        memory: &mut View<'t>,
+        direction: Direction,
+        out: &mut Vec<Buffer<'t>>,
+    ) -> Result<Option<Head<S::At>>, DriverFault> {
+        let Some(mut link) = self.side.first(*cursor)? else { return Ok(None) };
+        let mut judge = ChainJudge::new(link.index, self.size(), direction);
+        loop {
+            let Link { desc, index, .. } = link;
+            if desc.flags & DESC_INDIRECT != 0 {
+                self.lend_table(&mut judge, index, &desc, memory, out)?;
+                break;
+            }
+            judge.buffer(index, &desc)?;
+            buffer(&mut judge, memory, index, &desc, out)?;
+            if desc.flags & DESC_NEXT == 0 {
+                break;
+            }
+            link = self.side.follow(&link)?;
+        }
+        let id = self.side.id(&link)?;
+        *cursor = self.side.behind(*cursor, link.span);
+        Ok(Some(Head { at: link.at, id, span: link.span, bytes: judge.bytes() }))
+    }
+
+    /// The buffers of an indirect table, which is copied before it is read: it may lie across regions, and the driver may
+    /// change it.
+    #[cold]
+    fn lend_table<'t>(
+        &mut self,
+        judge: &mut ChainJudge,
+        index: u16,
+        table: &Desc,
+        memory: &mut View<'t>,
+        out: &mut Vec<Buffer<'t>>,
+    ) -> Result<(), DriverFault> {
+        let entries = judge.table(index, table, self.negotiated.indirect())?;
+        self.table.resize(table.len as usize, 0);
+        let (mut addr, mut left) = (table.addr, &mut self.table[..]);
+        while !left.is_empty() {
+            let piece = memory.mapped_run(addr, left.len() as u32);
+            let (host, n) = DriverFault::inside(index, table.addr, table.len, piece)?;
+            let (now, rest) = left.split_at_mut(n as usize);
+            // SAFETY: `host` is *mapped* for `n` bytes (its `MemoryTable` is borrowed by the pass).
+            unsafe { copy_out(host, now) };
+            (addr, left) = (addr.wrapping_add(n.into()), rest);
+        }
+        let mut number = 0;
+        loop {
+            let (bytes, _) =
+                self.table[Desc::LEN * usize::from(number)..].split_first_chunk().unwrap_or((&[0; 16], &[]));
+            let desc = self.side.entry(*bytes, number, entries);
+            judge.entry(index, &desc)?;
+            buffer(judge, memory, index, &desc, out)?;
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            number = DriverFault::next(desc.next, entries)?;
+        }
+    }
+
+    /// Writes a frame into chains, notes it in the dirty log, and gives the chains back, in this order.
+    ///
+    /// `write` writes into `buffers`, which are those of `heads`, and returns how many bytes from the first one on count as
+    /// written. The chains that have these bytes are given back, each with its part; the driver sees them after
+    /// [`publish`](Self::publish). The others stay available. Returns how many chains were given back.
+    ///
+    /// # Errors
+    ///
+    /// That of `write`. All chains stay available then. What was written of the frame is noted with the next frame that they
+    /// get; until then their bytes mean nothing to the driver.
+    #[inline]
+    pub(crate) fn complete<E>(
+        &mut self,
+        heads: Heads<S::At>,
+        buffers: &[Buffer<'_>],
+        write: impl FnOnce(&Heads<S::At>) -> Result<usize, E>,
+    ) -> Result<u16, E> {
+        let mut left = write(&heads)?;
+        self.note(buffers, left);
+        let mut chains = 0;
+        for head in heads.into_iter() {
+            if left == 0 {
+                break;
+            }
+            let n = left.min(head.bytes());
+            self.give_back(head, n as u32);
+            (left, chains) = (left - n, chains + 1);
+        }
+        Ok(chains)
+    }
+
+    /// Notes that the first `len` bytes of `buffers` were written.
+    fn note(&self, buffers: &[Buffer<'_>], len: usize) {
+        let Some(Logged { log, .. }) = &self.logged else { return };
+        let mut left = len;
+        for b in buffers {
+            let n = left.min(b.len);
+            log.mark(b.guest, n as u64);
+            left -= n;
+        }
+    }
+
+    /// Gives back a chain with `len` bytes written. The driver sees it after [`Self::publish`].
+    #[inline(always)]
+    fn give_back(&mut self, head: Head<S::At>, len: u32) {
+        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
+        self.side.give_back(head.id, head.span, len);
+    }
+
+    /// Gives back a chain that was only read. With `VIRTIO_F_IN_ORDER` the chains up to the next [`Self::publish`] share one
+    /// used entry. A queue uses either this or [`complete`](Self::complete).
+    #[inline(always)]
+    pub(crate) fn give_back_read(&mut self, head: Head<S::At>) {
+        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
+        if self.batches() {
+            self.side.give_back_read(head.id, head.span);
+        } else {
+            self.side.give_back(head.id, head.span, 0);
+        }
+    }
+
+    /// Whether chains that were only read share used entries. In-flight state is kept by the used entries, of which there must be
+    /// one for each chain.
+    #[inline(always)]
+    fn batches(&self) -> bool {
+        self.negotiated.in_order() && !self.watched
+    }
+
+    /// Lets the driver see all chains that were given back so far.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        if self.watched {
+            return self.publish_watched();
+        }
+        self.side.publish();
+    }
+
+    #[cold]
+    fn publish_watched(&mut self) {
+        let again = self.side.publish_watched(self.logged.as_ref());
+        if self.again != again {
+            self.again = again;
+            self.watch();
+        }
+    }
+
+    /// Whether the driver wants an interrupt for what was published since the last call. One full fence if anything was.
+    #[inline]
+    pub(crate) fn should_notify(&mut self) -> bool {
+        self.side.should_notify()
+    }
+
+    /// Asks the driver for a notification when it makes a chain available that was not there at the last
+    /// [`refresh`](Self::refresh), and looks whether it has done so already.
+    pub(crate) fn arm(&mut self) -> Armed {
+        let armed = self.side.arm();
+        self.log_event();
+        armed
+    }
+
+    /// Asks the driver for no notifications: the device polls from now on.
+    pub(crate) fn disarm(&mut self) {
+        self.side.disarm();
+        self.log_event();
+    }
+
+    fn log_event(&self) {
+        if let Some(logged) = &self.logged {
+            self.side.log_event(logged);
+        }
+    }
+
+    /// Records that the chains up to `cursor`, where there is none, are too few.
+    pub(crate) fn starve(&mut self, cursor: S::At) {
+        self.side.starve(cursor);
+    }
+
+    /// Whether no chain has become available since [`Self::starve`], as of the last [`Self::refresh`].
+    #[inline(always)]
+    pub(crate) fn starved(&mut self) -> bool {
+        self.side.starved()
+    }
+}
+
+/// Appends the buffer of a checked descriptor.
+#[inline]
+fn buffer<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
+    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(judge, memory, index, d, out) };
+    let write = d.flags & DESC_WRITE != 0;
+    out.push(Buffer::mapped(memory, host, d.len as usize, write, d.addr));
+    Ok(())
+}
+
+/// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
+#[cold]
+fn pieces<'t>(
+    judge: &mut ChainJudge,
+    memory: &mut View<'t>,
+    index: u16,
+    d: &Desc,
+    out: &mut Vec<Buffer<'t>>,
+) -> Result<(), DriverFault> {
+    let (mut addr, mut left) = (d.addr, d.len);
+    while left > 0 {
+        if left < d.len {
+            judge.piece()?;
+        }
+        let run = Buffer::first_run(memory, addr, left, d.flags & DESC_WRITE != 0);
+        let buffer = DriverFault::inside(index, d.addr, d.len, run)?;
+        out.push(buffer);
+        left -= buffer.len as u32;
+        // A region's end does not wrap around, so this cannot either, except to an address in no region.
+        addr = addr.wrapping_add(buffer.len as u64);
+    }
+    Ok(())
+}

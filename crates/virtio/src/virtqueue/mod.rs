@@ -10,8 +10,8 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `split.rs`, `packed.rs` | the words of a ring as they lie in memory |
-//! | `device.rs`, `device/` | the device's end of a queue |
-//! | `driver.rs`, `driver/` | the driver's end of a queue, in both formats |
+//! | `device/` | the device's end of a queue |
+//! | `driver/` | the driver's end of a queue, in both formats |
 //! | `negotiated.rs` | the features that driver and device have negotiated, as a value |
 //! | `event.rs` | when a notification must be sent, and why none is lost |
 //! | `fault.rs` | the checks of all words that the peer writes |

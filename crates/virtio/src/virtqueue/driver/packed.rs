@@ -16,7 +16,11 @@ use super::super::fault::DeviceFault;
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::{DriverFormat, Found, Free, LOOK, Segment, Setup, Shape, Tables};
+use super::format::DriverFormat;
+use super::found::{Found, LOOK};
+use super::free::Free;
+use super::shape::{Setup, Shape};
+use super::tables::{Segment, Tables};
 
 pub(crate) struct Packed {
     ring: PackedRing,

@@ -12,7 +12,11 @@ use super::super::fault::DeviceFault;
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::{DriverFormat, Found, Free, Segment, Setup, Shape, Tables};
+use super::format::DriverFormat;
+use super::found::Found;
+use super::free::Free;
+use super::shape::{Setup, Shape};
+use super::tables::{Segment, Tables};
 
 pub(crate) struct Split {
     ring: SplitRing,

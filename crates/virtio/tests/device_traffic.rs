@@ -92,7 +92,7 @@ fn a_frame_waits_for_its_buffers() {
         assert_eq!(device.poll(), 0);
     }
     assert_eq!(driver.rings[0].ring.used_idx(), 0);
-    assert!(driver.stats.starved.load(Relaxed) > 0);
+    assert!(driver.stats.out_of_buffers.load(Relaxed) > 0);
     driver.post_rx(0, 3, 1, 1024);
     assert_eq!(device.poll(), 1);
     assert_eq!(driver.rings[0].ring.used_idx(), 4);

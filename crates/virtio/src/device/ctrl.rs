@@ -11,7 +11,7 @@ use crate::guest_memory::MemoryTable;
 use crate::guest_memory::copy::{gather, scatter};
 use crate::net::{ctrl, feature};
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Heads, Side, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Heads, each};
 
 /// Commands answered in one pass.
 const BATCH: u16 = 16;
@@ -38,7 +38,7 @@ pub(super) fn command(
     })
 }
 
-fn answer<S: Side>(
+fn answer<S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     memory: &MemoryTable,
     set_pairs: impl Fn(u16) -> Option<u8>,
@@ -51,7 +51,7 @@ fn answer<S: Side>(
     let mut budget = Budget::of(BATCH, tally);
     while budget.lasts(tally) {
         let mut buffers = Vec::new();
-        let lent = q.lend(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
+        let lent = q.pop_chain(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
         let Some(head) = lent else { break };
         let answer = DriverFault::answer(head.id(), buffers.iter().position(|b| b.write))?;
         // The longest command that is carried out has 4 bytes, and is recognised by its length.

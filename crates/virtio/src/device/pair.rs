@@ -137,8 +137,8 @@ impl Ring {
     }
 
     /// Whether there are too few available buffers for the next frame.
-    pub(super) fn starved(&mut self) -> bool {
-        self.queue.as_mut().is_some_and(AnyDeviceQueue::starved)
+    pub(super) fn out_of_buffers(&mut self) -> bool {
+        self.queue.as_mut().is_some_and(AnyDeviceQueue::out_of_buffers)
     }
 
     /// Takes the ring out of service and keeps its position.

@@ -238,7 +238,7 @@ fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
     }
     match receive.arm() {
         None => Idle::No,
-        Some(true) if !receive.starved() => match port.arm() {
+        Some(true) if !receive.out_of_buffers() => match port.arm() {
             true => Idle::No,
             false => Idle::UntilKickedOrFrame,
         },

@@ -16,7 +16,9 @@ use crate::guest_memory::copy::scatter;
 use crate::guest_memory::view::View;
 use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{Offloads, VnetHdr};
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, GROUP, Group, Heads, Side, Whole, each};
+use crate::virtqueue::device::{
+    AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, GROUP, Group, Heads, SingleBuffer, each,
+};
 
 /// The used index is published after so many bytes, or after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
@@ -60,16 +62,16 @@ pub(super) fn receive<P: Port>(
 }
 
 #[inline]
-fn receive_on<S: Side, P: Port>(
+fn receive_on<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &MemoryTable,
     port: &mut P,
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    if !q.refresh()? || q.starved() {
+    if !q.refresh()? || q.out_of_buffers() {
         if port.peek().is_some() {
-            tally.starved += 1;
+            tally.out_of_buffers += 1;
         }
         return Ok(());
     }
@@ -84,7 +86,7 @@ fn receive_on<S: Side, P: Port>(
 }
 
 #[inline(always)]
-fn fill<S: Side, P: Port>(
+fn fill<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -110,10 +112,10 @@ fn fill<S: Side, P: Port>(
             // Of a port that reads into buffers, only one frame is copied: the next frame is read into the buffers
             // again.
             let most = if P::READS { 1 } else { budget.chains() };
-            q.look_ahead(memory, most, Direction::Write, &mut group);
+            q.peek_group(memory, most, Direction::Write, &mut group);
         }
         let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
-        q.give_back_group(&mut group, taken);
+        q.add_used_group(&mut group, taken);
         q.publish();
         budget.spend(taken as u16);
         if end == End::Look && !one(q, memory, port, scratch, &mut budget, tally)? {
@@ -125,7 +127,7 @@ fn fill<S: Side, P: Port>(
 
 /// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. If a frame must be
 /// delivered in another way, [`Port::peek`] shows it afterwards.
-fn read_frames<S: Side, P: Port>(
+fn read_frames<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -158,7 +160,7 @@ fn read_frames<S: Side, P: Port>(
 
 /// Has the port read a frame into chains of about `bytes` bytes. Returns the chains that it took, and its length.
 #[inline]
-fn read_frame<'t, S: Side, P: Port>(
+fn read_frame<'t, S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
     port: &mut P,
@@ -166,11 +168,11 @@ fn read_frame<'t, S: Side, P: Port>(
     buffers: &mut Vec<Buffer<'t>>,
 ) -> Result<Option<(u16, usize)>, DriverFault> {
     let mut cursor = q.cursor();
-    let Some(first) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { return Ok(None) };
+    let Some(first) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else { return Ok(None) };
     let mut heads = Heads::new(first);
     let most = if q.negotiated().mergeable() { usize::from(q.size()) } else { 1 };
     while heads.bytes() < bytes && heads.len() < most {
-        let Some(head) = q.lend(&mut cursor, memory, Direction::Write, buffers)? else { break };
+        let Some(head) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else { break };
         heads.push(head);
     }
     let (table, header_len, mut read) = (memory.table(), q.header(), 0);
@@ -202,7 +204,7 @@ enum End {
 #[inline(always)]
 fn whole_frames<P: Port>(
     port: &mut P,
-    group: &mut [Whole],
+    group: &mut [SingleBuffer],
     fronts: &mut [[u8; FRONT]; GROUP],
     tally: &mut Tally,
 ) -> (usize, End) {
@@ -244,7 +246,7 @@ fn whole_frames<P: Port>(
 /// Delivers the next frame into the available buffers, of any form. Returns whether the pass goes on: not if the frame must
 /// wait.
 #[cold]
-fn one<S: Side, P: Port>(
+fn one<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -264,7 +266,7 @@ fn one<S: Side, P: Port>(
             chains
         }
         Fit::Waits => {
-            tally.starved += 1;
+            tally.out_of_buffers += 1;
             return Ok(false);
         }
         Fit::Never => {
@@ -297,7 +299,7 @@ enum Fit {
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
 /// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together. If a
 /// frame must wait, the heads of its chains are forgotten, and the chains are taken again later.
-fn spread<'t, S: Side>(
+fn spread<'t, S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
     wire: &[u8],
@@ -307,20 +309,20 @@ fn spread<'t, S: Side>(
     let total = q.header() + frame.len();
     let most = if q.negotiated().mergeable() { q.size() } else { 1 };
     let mut cursor = q.cursor();
-    let mut lend = |q: &mut DeviceQueue<S>| {
-        let head = q.lend(&mut cursor, memory, Direction::Write, buffers)?;
+    let mut pop_chain = |q: &mut DeviceQueue<S>| {
+        let head = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)?;
         if head.is_none() {
-            q.starve(cursor);
+            q.set_out_of_buffers(cursor);
         }
         Ok::<_, DriverFault>(head)
     };
-    let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+    let Some(head) = pop_chain(q)? else { return Ok(Fit::Waits) };
     let mut heads = Heads::new(head);
     while heads.bytes() < total {
         if heads.len() == usize::from(most) {
             return Ok(Fit::Never);
         }
-        let Some(head) = lend(q)? else { return Ok(Fit::Waits) };
+        let Some(head) = pop_chain(q)? else { return Ok(Fit::Waits) };
         heads.push(head);
     }
     let (table, header_len) = (memory.table(), q.header());

@@ -34,7 +34,7 @@ use crate::guest_memory::copy::put;
 use crate::guest_memory::view::View;
 use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{VnetHdr, feature};
-use crate::virtqueue::device::{DeviceQueue, Direction, Head, Heads, Side};
+use crate::virtqueue::device::{DeviceFormat, DeviceQueue, Direction, Head, Heads};
 
 /// Chains are given back to the driver after so many bytes of payload, or at the end of the pass. This is a large
 /// segment for each of some flows.
@@ -82,7 +82,7 @@ struct Allowed {
 /// # Errors
 ///
 /// The rule that the driver has broken. Chains that were filled before that were given back.
-pub(super) fn receive<S: Side, P: Port>(
+pub(super) fn receive<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -95,7 +95,7 @@ pub(super) fn receive<S: Side, P: Port>(
     result
 }
 
-fn fill<'t, S: Side, P: Port>(
+fn fill<'t, S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
     port: &mut P,
@@ -131,11 +131,11 @@ fn fill<'t, S: Side, P: Port>(
             continue;
         }
         let (start, before) = (buffers.len(), cursor);
-        let head = match q.lend(&mut cursor, memory, Direction::Write, buffers) {
+        let head = match q.pop_chain(&mut cursor, memory, Direction::Write, buffers) {
             Ok(Some(head)) => head,
             Ok(None) => {
                 tally.rx_bytes -= frame.len() as u64;
-                tally.starved += 1;
+                tally.out_of_buffers += 1;
                 break;
             }
             Err(fault) => {
@@ -162,13 +162,13 @@ fn fill<'t, S: Side, P: Port>(
         }
         port.consume();
         if bytes >= PUBLISH_BYTES || open.len() == PUBLISH_CHAINS {
-            give_back(q, &mut open, buffers);
+            add_used(q, &mut open, buffers);
             buffers.clear();
             q.publish();
             bytes = 0;
         }
     }
-    give_back(q, &mut open, buffers);
+    add_used(q, &mut open, buffers);
     result
 }
 
@@ -330,7 +330,7 @@ impl Open {
 }
 
 /// Gives all chains back. The driver sees them when they are published.
-fn give_back<S: Side>(q: &mut DeviceQueue<S>, open: &mut Vec<(Head<S::At>, Open)>, buffers: &[Buffer<'_>]) {
+fn add_used<S: DeviceFormat>(q: &mut DeviceQueue<S>, open: &mut Vec<(Head<S::At>, Open)>, buffers: &[Buffer<'_>]) {
     for (head, mut chain) in open.drain(..) {
         let range = chain.buffers.clone();
         let _chains = q.complete(Heads::new(head), &buffers[range], |_| Ok::<_, Infallible>(chain.finish(buffers)));

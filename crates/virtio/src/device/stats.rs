@@ -76,7 +76,7 @@ pub struct Stats {
     /// Passes over the queues.
     pub polls: AtomicU64,
     /// How often a queue had a frame and the driver had no buffers for it.
-    pub starved: AtomicU64,
+    pub out_of_buffers: AtomicU64,
     /// Nanoseconds in passes that moved frames.
     pub busy_ns: AtomicU64,
     /// Interrupts sent.
@@ -131,7 +131,7 @@ impl Stats {
             ("checksummed", &self.checksummed),
             ("segmented", &self.segmented),
             ("polls", &self.polls),
-            ("starved", &self.starved),
+            ("out_of_buffers", &self.out_of_buffers),
             ("busy_ns", &self.busy_ns),
             ("calls", &self.calls),
             ("sleeps", &self.sleeps),
@@ -208,7 +208,7 @@ impl Stats {
         add(&self.tx_in_place, t.tx_in_place);
         add(&self.checksummed, t.checksummed);
         add(&self.segmented, t.segmented);
-        add(&self.starved, t.starved);
+        add(&self.out_of_buffers, t.out_of_buffers);
         add(&self.calls, t.calls);
         add(&self.commands, t.commands);
         add(&self.polls, polls);
@@ -232,7 +232,7 @@ pub(super) struct Tally {
     pub(super) tx_in_place: u64,
     pub(super) checksummed: u64,
     pub(super) segmented: u64,
-    pub(super) starved: u64,
+    pub(super) out_of_buffers: u64,
     pub(super) calls: u64,
     pub(super) commands: u64,
     dropped: u64,

@@ -12,7 +12,7 @@ use crate::guest_memory::copy::gather;
 use crate::guest_memory::view::View;
 use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceQueue, Direction, Group, Head, Side, Whole, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Group, Head, SingleBuffer, each};
 
 /// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
@@ -43,7 +43,7 @@ pub(super) fn transmit<P: Port>(
     each!(q, q => transmit_on(q, memory, port, accepts, scratch, wire, tally))
 }
 
-fn transmit_on<S: Side, P: Port>(
+fn transmit_on<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &MemoryTable,
     port: &mut P,
@@ -63,7 +63,7 @@ fn transmit_on<S: Side, P: Port>(
 }
 
 #[inline(always)]
-fn drain<S: Side, P: Port>(
+fn drain<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -78,10 +78,10 @@ fn drain<S: Side, P: Port>(
     while budget.lasts(tally) && (accepts.is_none() || port.room()) {
         let most = PUBLISH_FRAMES - fresh;
         if q.plain() && !several {
-            q.look_ahead(memory, most, Direction::Read, &mut group);
+            q.peek_group(memory, most, Direction::Read, &mut group);
         }
         let mut taken = whole_frames(port, accepts, group.chains(), wire, tally);
-        q.give_back_group_read(&mut group, usize::from(taken));
+        q.add_used_group_read(&mut group, usize::from(taken));
         if taken < most {
             // The port is full, or the next chain is of another form, or there is none. A port that had room when the pass began has it
             // until a frame is sent.
@@ -98,7 +98,7 @@ fn drain<S: Side, P: Port>(
                 }
                 Err(CopyFailed) => tally.drop(DropReason::CopyFailed),
             }
-            q.give_back_read(head);
+            q.add_used_read(head);
             several = buffers > 1;
             taken += 1;
             budget.spend_pieces(0, buffers);
@@ -118,7 +118,7 @@ fn drain<S: Side, P: Port>(
 fn whole_frames<P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
-    group: &[Whole],
+    group: &[SingleBuffer],
     wire: &mut [u8],
     tally: &mut Tally,
 ) -> u16 {
@@ -140,7 +140,7 @@ fn whole_frames<P: Port>(
 
 /// A legacy header is two bytes shorter than the one of the wire form, and lacks its last field. By how many bytes the
 /// chains of this queue are shorter than their frames in the wire form.
-fn short<S: Side>(q: &DeviceQueue<S>) -> usize {
+fn short<S: DeviceFormat>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
 
@@ -153,11 +153,11 @@ enum Copied {
 }
 
 /// A chain that is lent, the number of its buffers, and what became of its bytes.
-type Lent<S> = (Head<<S as Side>::At>, usize, Result<Copied, CopyFailed>);
+type Lent<S> = (Head<<S as DeviceFormat>::At>, usize, Result<Copied, CopyFailed>);
 
 /// The next chain, of any form, if there is one. Its frame is copied into `wire`, or given to the port in place.
 #[inline(never)]
-fn chain<S: Side, P: Port>(
+fn chain<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -166,7 +166,7 @@ fn chain<S: Side, P: Port>(
     wire: &mut [u8],
 ) -> Result<Option<Lent<S>>, DriverFault> {
     let mut buffers = scratch.buffers.acquire();
-    let lent = q.lend(&mut q.cursor(), memory, Direction::Read, &mut buffers);
+    let lent = q.pop_chain(&mut q.cursor(), memory, Direction::Read, &mut buffers);
     let (short, mut result) = (short(q), Ok(Copied::All));
     if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &lent) {
         let large = P::SENDS_IN_PLACE && (IN_PLACE..=MAX_WIRE).contains(&head.bytes());

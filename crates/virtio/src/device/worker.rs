@@ -118,7 +118,7 @@ impl<P: Port> Worker<P> {
             self.look_for_lost();
         }
         let moved = tally.moved();
-        if moved > 0 || tally.starved > 0 || self.idle == IDLE {
+        if moved > 0 || tally.out_of_buffers > 0 || self.idle == IDLE {
             self.shared.stats.add(&tally, 1 + std::mem::take(&mut self.idle));
         } else {
             self.idle += 1;

@@ -351,7 +351,7 @@ pub(crate) const MAX_PIECES: u16 = 1024;
 
 /// Checks the descriptors of one chain in their order. The device's queue has read copies of them.
 #[derive(Debug)]
-pub(crate) struct ChainJudge {
+pub(crate) struct ChainValidator {
     /// For messages.
     head: u16,
     /// Entries of the ring, and the most buffers of a chain.
@@ -364,7 +364,7 @@ pub(crate) struct ChainJudge {
     bytes: u64,
 }
 
-impl ChainJudge {
+impl ChainValidator {
     /// For the chain at `head` in a ring of `size`.
     #[inline]
     pub(crate) fn new(head: u16, size: u16, direction: Direction) -> Self {

@@ -11,7 +11,7 @@
 //! | no fence in `should_notify` of an end | the models in which the other end sleeps |
 //! | `passed` compares for equality | the models with events, where both entries are published at once |
 
-use super::device::{BASE, MappedRing, PackedSide, Side, SplitSide, Start};
+use super::device::{BASE, DeviceFormat, MappedRing, PackedDevice, SplitDevice, Start};
 use super::driver::{DriverFormat, DriverQueue, Packed, Segment, Split};
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::{Armed, Negotiated, PackedRing, SplitRing};
@@ -69,50 +69,50 @@ fn words<T>(n: usize, word: impl Fn() -> T) -> Box<[T]> {
 
 /// The device's end.
 trait Device: 'static {
-    fn give_back(&mut self, id: u16);
+    fn add_used(&mut self, id: u16);
     fn should_notify(&mut self) -> bool;
     fn arm(&mut self) -> Armed;
     fn take(&mut self) -> Option<u16>;
 }
 
 /// The device's end as the device runs it, and a place in the ring: chains are taken first and given back later.
-struct DeviceEnd<S: Side> {
-    side: S,
+struct DeviceEnd<S: DeviceFormat> {
+    format: S,
     at: S::At,
 }
 
-impl<S: Side> DeviceEnd<S> {
+impl<S: DeviceFormat> DeviceEnd<S> {
     fn new(ring: S::Ring, base: u32, negotiated: Negotiated) -> Self {
-        let mut side = S::new(ring, Start { base, negotiated, inflight: None, splits: false, logged: None });
-        side.disarm();
-        Self { at: side.next(), side }
+        let mut format = S::new(ring, Start { base, negotiated, inflight: None, splits: false, logged: None });
+        format.disarm();
+        Self { at: format.next(), format }
     }
 }
 
-impl<S: Side + 'static> Device for DeviceEnd<S> {
-    fn give_back(&mut self, id: u16) {
-        self.side.give_back(id, 1, 0);
-        self.side.publish();
+impl<S: DeviceFormat + 'static> Device for DeviceEnd<S> {
+    fn add_used(&mut self, id: u16) {
+        self.format.add_used(id, 1, 0);
+        self.format.publish();
     }
 
     fn should_notify(&mut self) -> bool {
-        self.side.should_notify()
+        self.format.should_notify()
     }
 
     fn arm(&mut self) -> Armed {
         // As in the device: a chain that the last look has found is work.
-        let armed = if self.side.refresh().unwrap() { Armed::Work } else { self.side.arm() };
+        let armed = if self.format.refresh().unwrap() { Armed::Work } else { self.format.arm() };
         if armed == Armed::Work {
-            self.side.disarm();
+            self.format.disarm();
         }
         armed
     }
 
     fn take(&mut self) -> Option<u16> {
-        self.side.refresh().unwrap();
-        let link = self.side.first(self.at).unwrap()?;
-        self.at = self.side.behind(self.at, 1);
-        Some(self.side.id(&link).unwrap())
+        self.format.refresh().unwrap();
+        let descriptor = self.format.first(self.at).unwrap()?;
+        self.at = self.format.behind(self.at, 1);
+        Some(self.format.id(&descriptor).unwrap())
     }
 }
 
@@ -120,7 +120,7 @@ struct SplitFormat;
 
 impl Format for SplitFormat {
     type Driver = Split;
-    type Device = DeviceEnd<SplitSide>;
+    type Device = DeviceEnd<SplitDevice>;
     const BIT: u64 = 0;
 
     fn ring() -> (Memory, [SplitRing; 2]) {
@@ -140,7 +140,7 @@ impl Format for SplitFormat {
         (memory, rings)
     }
 
-    fn device(ring: SplitRing, negotiated: Negotiated) -> DeviceEnd<SplitSide> {
+    fn device(ring: SplitRing, negotiated: Negotiated) -> DeviceEnd<SplitDevice> {
         DeviceEnd::new(ring, 0, negotiated)
     }
 }
@@ -149,7 +149,7 @@ struct PackedFormat;
 
 impl Format for PackedFormat {
     type Driver = Packed;
-    type Device = DeviceEnd<PackedSide>;
+    type Device = DeviceEnd<PackedDevice>;
     const BIT: u64 = feature::RING_PACKED;
 
     fn ring() -> (Memory, [PackedRing; 2]) {
@@ -167,7 +167,7 @@ impl Format for PackedFormat {
         (memory, rings)
     }
 
-    fn device(ring: PackedRing, negotiated: Negotiated) -> DeviceEnd<PackedSide> {
+    fn device(ring: PackedRing, negotiated: Negotiated) -> DeviceEnd<PackedDevice> {
         DeviceEnd::new(MappedRing { ring, descriptors: 0, event: 0 }, BASE, negotiated)
     }
 }
@@ -227,7 +227,7 @@ fn driver_sleeps<F: Format + 'static>(features: u64, at_once: bool) {
         let call = bell.clone();
         let peer = thread::spawn(move || {
             for id in ids {
-                device.give_back(id);
+                device.add_used(id);
                 if !at_once && device.should_notify() {
                     call.ring();
                 }
@@ -270,7 +270,7 @@ fn device_sleeps<F: Format + 'static>(features: u64, at_once: bool) {
         let device = std::cell::RefCell::new(device);
         let take = || {
             let mut device = device.borrow_mut();
-            let ids = std::iter::from_fn(|| device.take().inspect(|&id| device.give_back(id)));
+            let ids = std::iter::from_fn(|| device.take().inspect(|&id| device.add_used(id)));
             ids.count() as u16
         };
         let waits = sleeps(&bell, || device.borrow_mut().arm(), take);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::super::{Armed, SplitRing};
 use super::format::Start;
-use super::packed::{MappedRing, PackedSide};
+use super::packed::{MappedRing, PackedDevice};
 use super::queue::DeviceQueue;
-use super::split::SplitSide;
+use super::split::SplitDevice;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::virtqueue::fault::DriverFault;
 
@@ -23,9 +23,9 @@ pub(crate) enum AnyRing {
 #[derive(Debug)]
 pub(crate) enum AnyDeviceQueue {
     /// Of a split ring.
-    Split(DeviceQueue<SplitSide>),
+    Split(DeviceQueue<SplitDevice>),
     /// Of a packed ring.
-    Packed(DeviceQueue<PackedSide>),
+    Packed(DeviceQueue<PackedDevice>),
 }
 
 /// Does the same with the queue of either format.
@@ -73,10 +73,10 @@ impl AnyDeviceQueue {
         each!(self, q => q.refresh())
     }
 
-    /// See [`DeviceQueue::starved`].
+    /// See [`DeviceQueue::out_of_buffers`].
     #[inline]
-    pub(crate) fn starved(&mut self) -> bool {
-        each!(self, q => q.starved())
+    pub(crate) fn out_of_buffers(&mut self) -> bool {
+        each!(self, q => q.out_of_buffers())
     }
 
     /// See [`DeviceQueue::should_notify`].

@@ -5,7 +5,7 @@ use super::super::Desc;
 
 /// A descriptor of a chain, as a private copy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Link<A> {
+pub(crate) struct ChainDescriptor<A> {
     /// Flags other than those of [`Desc`] are cleared.
     pub(super) desc: Desc,
     /// The descriptor's number in the ring, for messages.
@@ -18,7 +18,7 @@ pub(crate) struct Link<A> {
     pub(super) span: u16,
 }
 
-/// A chain that is lent. It goes back with [`DeviceQueue::complete`] or [`DeviceQueue::give_back_read`]; a head that is dropped leaves its chain where it is.
+/// A chain that is lent. It goes back with [`DeviceQueue::complete`] or [`DeviceQueue::add_used_read`]; a head that is dropped leaves its chain where it is.
 #[derive(Debug)]
 #[must_use = "the chain stays the queue's next one until its head is given back"]
 pub(crate) struct Head<A> {

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::super::{Armed, Desc, Negotiated};
-use super::chain::Link;
-use super::group::{GROUP, Whole};
+use super::chain::ChainDescriptor;
+use super::group::{GROUP, SingleBuffer};
 use super::inflight::InflightQueue;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::guest_memory::view::View;
 use crate::virtqueue::fault::DriverFault;
 
 /// The operations that differ between the formats.
-pub(crate) trait Side: std::fmt::Debug + Sized {
+pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     /// A ring in memory.
     type Ring: std::fmt::Debug;
     /// A place in the ring.
@@ -34,20 +34,20 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     /// The place behind a chain.
     fn behind(&self, at: Self::At, span: u16) -> Self::At;
     /// The first descriptor of the chain at `at`. `None` if the driver has made none available there.
-    fn first(&self, at: Self::At) -> Result<Option<Link<Self::At>>, DriverFault>;
+    fn first(&self, at: Self::At) -> Result<Option<ChainDescriptor<Self::At>>, DriverFault>;
     /// The descriptor that follows one with [`DESC_NEXT`].
-    fn follow(&self, link: &Link<Self::At>) -> Result<Link<Self::At>, DriverFault>;
+    fn follow(&self, descriptor: &ChainDescriptor<Self::At>) -> Result<ChainDescriptor<Self::At>, DriverFault>;
     /// The id of a chain that ends with `last`.
-    fn id(&self, last: &Link<Self::At>) -> Result<u16, DriverFault>;
-    /// See [`DeviceQueue::look_ahead`]. `kind` is what the flags of a descriptor must be.
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize;
+    fn id(&self, last: &ChainDescriptor<Self::At>) -> Result<u16, DriverFault>;
+    /// See [`DeviceQueue::peek_group`]. `kind` is what the flags of a descriptor must be.
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize;
     /// Gives the next chain back. The driver sees it after `publish`.
-    fn give_back(&mut self, id: u16, span: u16, len: u32);
+    fn add_used(&mut self, id: u16, span: u16, len: u32);
     /// The same for several chains of one descriptor each.
-    fn give_back_group(&mut self, chains: &[Whole]);
+    fn add_used_group(&mut self, chains: &[SingleBuffer]);
     /// The same for chains that were only read, and may be batched. `id` is that of the last chain, and `span` is the
     /// number by which all of them move the position.
-    fn give_back_read(&mut self, id: u16, span: u16);
+    fn add_used_read(&mut self, id: u16, span: u16);
     /// See [`DeviceQueue::publish`].
     fn publish(&mut self);
     /// The same with in-flight state, and with notes in the dirty log. Returns whether there are chains left that must
@@ -62,9 +62,9 @@ pub(crate) trait Side: std::fmt::Debug + Sized {
     /// Notes in the dirty log that the event or flag for the driver was written.
     fn log_event(&self, log: &Logged);
     /// Remembers that no chain is available at `at`.
-    fn starve(&mut self, at: Self::At);
+    fn set_out_of_buffers(&mut self, at: Self::At);
     /// Whether there is still none, as of the last `refresh`.
-    fn starved(&mut self) -> bool;
+    fn out_of_buffers(&mut self) -> bool;
     /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the table has `entries`.
     fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc;
 }

@@ -5,7 +5,7 @@ pub(crate) const GROUP: usize = 64;
 
 /// A chain of one buffer that lies in one region.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole {
+pub(crate) struct SingleBuffer {
     /// The buffer's address in this process.
     pub(crate) host: *mut u8,
     /// Bytes in the buffer; when the chain is given back, bytes written.
@@ -13,21 +13,21 @@ pub(crate) struct Whole {
     pub(super) id: u16,
 }
 
-/// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::look_ahead`] fills it.
+/// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::peek_group`] fills it.
 #[derive(Debug)]
 pub(crate) struct Group {
-    pub(super) chains: [Whole; GROUP],
+    pub(super) chains: [SingleBuffer; GROUP],
     pub(super) found: usize,
 }
 
 impl Group {
     /// A group of no chains.
     pub(crate) const EMPTY: Self =
-        Self { chains: [Whole { host: std::ptr::null_mut(), len: 0, id: 0 }; GROUP], found: 0 };
+        Self { chains: [SingleBuffer { host: std::ptr::null_mut(), len: 0, id: 0 }; GROUP], found: 0 };
 
     /// The chains that were found.
     #[inline(always)]
-    pub(crate) fn chains(&mut self) -> &mut [Whole] {
+    pub(crate) fn chains(&mut self) -> &mut [SingleBuffer] {
         &mut self.chains[..self.found]
     }
 }

@@ -8,9 +8,9 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed_packed};
 use super::super::fault::DriverFault;
 use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
-use super::chain::Link;
-use super::format::{Logged, Side, Start};
-use super::group::{GROUP, Whole};
+use super::chain::ChainDescriptor;
+use super::format::{DeviceFormat, Logged, Start};
+use super::group::{GROUP, SingleBuffer};
 use super::inflight::PackedInflight;
 use crate::guest_memory::view::View;
 
@@ -26,7 +26,7 @@ pub(crate) struct MappedRing {
 
 /// Positions count descriptors.
 #[derive(Debug)]
-pub(crate) struct PackedSide {
+pub(crate) struct PackedDevice {
     ring: PackedRing,
     descriptors: u64,
     event: u64,
@@ -47,11 +47,11 @@ pub(crate) struct PackedSide {
     /// Descriptors published since the driver's event structure was last read.
     fresh: u32,
     /// The position at which no chain was available for the current frame.
-    starved_at: Option<Position>,
+    out_of_buffers_at: Option<Position>,
     inflight: Option<PackedInflight>,
 }
 
-impl PackedSide {
+impl PackedDevice {
     /// The descriptor at `at`, if the driver has made it available.
     #[inline(always)]
     fn desc(&self, at: Position) -> Option<PackedDesc> {
@@ -103,7 +103,7 @@ impl PackedSide {
     }
 }
 
-impl Side for PackedSide {
+impl DeviceFormat for PackedDevice {
     type Ring = MappedRing;
     type At = Position;
 
@@ -130,7 +130,7 @@ impl Side for PackedSide {
             held: None,
             batch: (0, 0),
             fresh: 0,
-            starved_at: None,
+            out_of_buffers_at: None,
             inflight,
         }
     }
@@ -170,16 +170,16 @@ impl Side for PackedSide {
     }
 
     #[inline(always)]
-    fn first(&self, at: Position) -> Result<Option<Link<Position>>, DriverFault> {
+    fn first(&self, at: Position) -> Result<Option<ChainDescriptor<Position>>, DriverFault> {
         let again = self
             .inflight
             .as_ref()
             .and_then(|inflight| inflight.resubmitted(at))
             .and_then(|chain| chain.first().copied());
-        Ok(again.or_else(|| self.desc(at)).map(|d| link(at, at, &d, 1)))
+        Ok(again.or_else(|| self.desc(at)).map(|d| descriptor(at, at, &d, 1)))
     }
 
-    fn follow(&self, last: &Link<Position>) -> Result<Link<Position>, DriverFault> {
+    fn follow(&self, last: &ChainDescriptor<Position>) -> Result<ChainDescriptor<Position>, DriverFault> {
         // If a chain goes around the whole ring, it ends here, before it reaches its own first descriptor again.
         let span = DriverFault::span(last.index, last.span + 1, self.size)?;
         let at = last.at.step(last.span, self.size);
@@ -188,16 +188,16 @@ impl Side for PackedSide {
             None => self.desc(at),
         };
         let d = DriverFault::finished(last.index, d)?;
-        Ok(link(last.at, at, &d, span))
+        Ok(descriptor(last.at, at, &d, span))
     }
 
     #[inline(always)]
-    fn id(&self, last: &Link<Position>) -> Result<u16, DriverFault> {
+    fn id(&self, last: &ChainDescriptor<Position>) -> Result<u16, DriverFault> {
         DriverFault::head(last.id, self.size)
     }
 
     #[inline(always)]
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize {
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize {
         let (mut at, size) = (self.ring.available_from(self.next), self.size);
         let most = usize::from(most.min(size)).min(GROUP);
         let mut n = 0;
@@ -208,7 +208,7 @@ impl Side for PackedSide {
             }
             let Ok(id) = DriverFault::head(d.id, size) else { break };
             let Some(host) = memory.translate(d.addr, d.len) else { break };
-            found[n] = Whole { host, len: d.len, id };
+            found[n] = SingleBuffer { host, len: d.len, id };
             at.advance(1);
             n += 1;
         }
@@ -216,18 +216,18 @@ impl Side for PackedSide {
     }
 
     #[inline(always)]
-    fn give_back(&mut self, id: u16, span: u16, len: u32) {
+    fn add_used(&mut self, id: u16, span: u16, len: u32) {
         self.put(id, span, len);
         self.next = self.next.step(span, self.size);
     }
 
     /// The position is kept in registers. In memory, each chain would wait for the store of the one before.
     #[inline(always)]
-    fn give_back_group(&mut self, chains: &[Whole]) {
+    fn add_used_group(&mut self, chains: &[SingleBuffer]) {
         let Some((first, rest)) = chains.split_first() else { return };
-        self.give_back(first.id, 1, first.len);
+        self.add_used(first.id, 1, first.len);
         if self.inflight.is_some() {
-            return rest.iter().for_each(|w| self.give_back(w.id, 1, w.len));
+            return rest.iter().for_each(|w| self.add_used(w.id, 1, w.len));
         }
         let mut at = self.ring.used_from(self.used);
         for w in rest {
@@ -240,7 +240,7 @@ impl Side for PackedSide {
     }
 
     #[inline(always)]
-    fn give_back_read(&mut self, id: u16, span: u16) {
+    fn add_used_read(&mut self, id: u16, span: u16) {
         // A driver that changes its flags meanwhile can have more descriptors than the ring.
         if self.batch.1 > self.size - span {
             self.end_batch();
@@ -314,16 +314,16 @@ impl Side for PackedSide {
         }
     }
 
-    fn starve(&mut self, at: Position) {
-        self.starved_at = Some(at);
+    fn set_out_of_buffers(&mut self, at: Position) {
+        self.out_of_buffers_at = Some(at);
     }
 
     #[inline(always)]
-    fn starved(&mut self) -> bool {
-        match self.starved_at {
+    fn out_of_buffers(&mut self) -> bool {
+        match self.out_of_buffers_at {
             Some(at) if !self.is_available(at) => true,
             _ => {
-                self.starved_at = None;
+                self.out_of_buffers_at = None;
                 false
             }
         }
@@ -340,9 +340,9 @@ impl Side for PackedSide {
 
 /// A descriptor at `at` of the chain at `first`.
 #[inline(always)]
-fn link(first: Position, at: Position, d: &PackedDesc, span: u16) -> Link<Position> {
+fn descriptor(first: Position, at: Position, d: &PackedDesc, span: u16) -> ChainDescriptor<Position> {
     let desc = Desc { addr: d.addr, len: d.len, flags: d.flags & PackedDesc::KIND, next: 0 };
-    Link { desc, index: at.offset(), at: first, id: d.id, span }
+    ChainDescriptor { desc, index: at.offset(), at: first, id: d.id, span }
 }
 
 /// The answer to `GET_VRING_BASE` for a packed ring that has not run.

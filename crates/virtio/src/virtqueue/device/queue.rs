@@ -5,20 +5,20 @@ use std::sync::Arc;
 use netmem_pool::foreign::copy_out;
 
 use super::super::{Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated};
-use super::chain::{Head, Heads, Link};
-use super::format::{Logged, Side, Start};
+use super::chain::{ChainDescriptor, Head, Heads};
+use super::format::{DeviceFormat, Logged, Start};
 use super::group::Group;
 use crate::guest_memory::MemoryTable;
 use crate::guest_memory::buffer::Buffer;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::guest_memory::view::View;
 use crate::net::VnetHdr;
-use crate::virtqueue::fault::{ChainJudge, Direction, DriverFault};
+use crate::virtqueue::fault::{ChainValidator, Direction, DriverFault};
 
 /// A running queue of one format.
 #[derive(Debug)]
 pub(crate) struct DeviceQueue<S> {
-    side: S,
+    format: S,
     negotiated: Negotiated,
     header: usize,
     /// See [`Self::splits`].
@@ -39,13 +39,13 @@ pub(crate) struct DeviceQueue<S> {
     table: Vec<u8>,
 }
 
-impl<S: Side> DeviceQueue<S> {
+impl<S: DeviceFormat> DeviceQueue<S> {
     /// Takes over `ring`.
     pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
         let (negotiated, kept, splits) = (start.negotiated, start.inflight.is_some(), start.splits);
         let logged = start.logged.clone();
         let mut queue = Self {
-            side: S::new(ring, start),
+            format: S::new(ring, start),
             negotiated,
             header: negotiated.header_len(),
             // Header split needs a header of full length. Netmem's own drivers have no shorter (legacy) one.
@@ -58,7 +58,7 @@ impl<S: Side> DeviceQueue<S> {
             region: 0,
             table: Vec::new(),
         };
-        queue.side.disarm();
+        queue.format.disarm();
         queue.watch();
         queue.log_event();
         queue
@@ -66,7 +66,7 @@ impl<S: Side> DeviceQueue<S> {
 
     /// The same queue at other addresses, after the memory table was replaced.
     pub(crate) fn moved(self, ring: S::Ring) -> Self {
-        Self { side: self.side.moved(ring), ..self }
+        Self { format: self.format.moved(ring), ..self }
     }
 
     /// Sets or removes the log in which the device's writes are noted. `used` is the guest address of the used ring.
@@ -108,24 +108,24 @@ impl<S: Side> DeviceQueue<S> {
 
     /// The queue's position, as the answer to `GET_VRING_BASE`.
     pub(crate) fn base(&self) -> u32 {
-        self.side.base()
+        self.format.base()
     }
 
     /// Entries of the ring.
     pub(crate) fn size(&self) -> u16 {
-        self.side.size()
+        self.format.size()
     }
 
     /// Reads what the driver has made available, and returns whether there is a chain. One load.
     #[inline]
     pub(crate) fn refresh(&mut self) -> Result<bool, DriverFault> {
-        self.side.refresh()
+        self.format.refresh()
     }
 
     /// Whether there is a next chain, as of the last [`Self::refresh`].
     #[inline(always)]
     pub(crate) fn available(&self) -> bool {
-        self.side.available()
+        self.format.available()
     }
 
     /// The view by which a pass over this queue reaches memory.
@@ -143,39 +143,39 @@ impl<S: Side> DeviceQueue<S> {
     /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain of
     /// another form, also a wrong one, ends it. Only for a [plain](Self::plain) queue.
     #[inline(always)]
-    pub(crate) fn look_ahead(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
+    pub(crate) fn peek_group(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
         let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
-        group.found = self.side.look_ahead(memory, most, kind, &mut group.chains);
+        group.found = self.format.peek_group(memory, most, kind, &mut group.chains);
     }
 
     /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
     #[inline(always)]
-    pub(crate) fn give_back_group(&mut self, group: &mut Group, taken: usize) {
+    pub(crate) fn add_used_group(&mut self, group: &mut Group, taken: usize) {
         debug_assert!(taken == 0 || self.logged.is_none(), "the bytes of a group are not noted");
-        self.side.give_back_group(&group.chains[..taken]);
+        self.format.add_used_group(&group.chains[..taken]);
         group.found = 0;
     }
 
-    /// The same for chains that were only read, see [`give_back_read`](Self::give_back_read).
+    /// The same for chains that were only read, see [`add_used_read`](Self::add_used_read).
     #[inline(always)]
-    pub(crate) fn give_back_group_read(&mut self, group: &mut Group, taken: usize) {
+    pub(crate) fn add_used_group_read(&mut self, group: &mut Group, taken: usize) {
         if self.batches() {
             if let Some(last) = group.chains[..taken].last() {
-                self.side.give_back_read(last.id, taken as u16);
+                self.format.add_used_read(last.id, taken as u16);
             }
             group.found = 0;
         } else {
             for w in &mut group.chains[..taken] {
                 w.len = 0;
             }
-            self.give_back_group(group, taken);
+            self.add_used_group(group, taken);
         }
     }
 
     /// The cursor at which lending begins.
     #[inline]
     pub(crate) fn cursor(&self) -> S::At {
-        self.side.next()
+        self.format.next()
     }
 
     /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
@@ -184,45 +184,45 @@ impl<S: Side> DeviceQueue<S> {
     /// At most as many descriptors as the ring has are read, and at most [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are
     /// appended. A buffer may span regions whose guest addresses meet: it becomes
     /// several.
-    pub(crate) fn lend<'t>(
+    pub(crate) fn pop_chain<'t>(
         &mut self,
         cursor: &mut S::At,
         memory: &mut View<'t>,
         direction: Direction,
         out: &mut Vec<Buffer<'t>>,
     ) -> Result<Option<Head<S::At>>, DriverFault> {
-        let Some(mut link) = self.side.first(*cursor)? else { return Ok(None) };
-        let mut judge = ChainJudge::new(link.index, self.size(), direction);
+        let Some(mut descriptor) = self.format.first(*cursor)? else { return Ok(None) };
+        let mut validator = ChainValidator::new(descriptor.index, self.size(), direction);
         loop {
-            let Link { desc, index, .. } = link;
+            let ChainDescriptor { desc, index, .. } = descriptor;
             if desc.flags & DESC_INDIRECT != 0 {
-                self.lend_table(&mut judge, index, &desc, memory, out)?;
+                self.pop_table(&mut validator, index, &desc, memory, out)?;
                 break;
             }
-            judge.buffer(index, &desc)?;
-            buffer(&mut judge, memory, index, &desc, out)?;
+            validator.buffer(index, &desc)?;
+            buffer(&mut validator, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 break;
             }
-            link = self.side.follow(&link)?;
+            descriptor = self.format.follow(&descriptor)?;
         }
-        let id = self.side.id(&link)?;
-        *cursor = self.side.behind(*cursor, link.span);
-        Ok(Some(Head { at: link.at, id, span: link.span, bytes: judge.bytes() }))
+        let id = self.format.id(&descriptor)?;
+        *cursor = self.format.behind(*cursor, descriptor.span);
+        Ok(Some(Head { at: descriptor.at, id, span: descriptor.span, bytes: validator.bytes() }))
     }
 
     /// The buffers of an indirect table, which is copied before it is read: it may lie across regions, and the driver may
     /// change it.
     #[cold]
-    fn lend_table<'t>(
+    fn pop_table<'t>(
         &mut self,
-        judge: &mut ChainJudge,
+        validator: &mut ChainValidator,
         index: u16,
         table: &Desc,
         memory: &mut View<'t>,
         out: &mut Vec<Buffer<'t>>,
     ) -> Result<(), DriverFault> {
-        let entries = judge.table(index, table, self.negotiated.indirect())?;
+        let entries = validator.table(index, table, self.negotiated.indirect())?;
         self.table.resize(table.len as usize, 0);
         let (mut addr, mut left) = (table.addr, &mut self.table[..]);
         while !left.is_empty() {
@@ -237,9 +237,9 @@ impl<S: Side> DeviceQueue<S> {
         loop {
             let (bytes, _) =
                 self.table[Desc::LEN * usize::from(number)..].split_first_chunk().unwrap_or((&[0; 16], &[]));
-            let desc = self.side.entry(*bytes, number, entries);
-            judge.entry(index, &desc)?;
-            buffer(judge, memory, index, &desc, out)?;
+            let desc = self.format.entry(*bytes, number, entries);
+            validator.entry(index, &desc)?;
+            buffer(validator, memory, index, &desc, out)?;
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(());
             }
@@ -272,7 +272,7 @@ impl<S: Side> DeviceQueue<S> {
                 break;
             }
             let n = left.min(head.bytes());
-            self.give_back(head, n as u32);
+            self.add_used(head, n as u32);
             (left, chains) = (left - n, chains + 1);
         }
         Ok(chains)
@@ -291,20 +291,20 @@ impl<S: Side> DeviceQueue<S> {
 
     /// Gives back a chain with `len` bytes written. The driver sees it after [`Self::publish`].
     #[inline(always)]
-    fn give_back(&mut self, head: Head<S::At>, len: u32) {
-        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
-        self.side.give_back(head.id, head.span, len);
+    fn add_used(&mut self, head: Head<S::At>, len: u32) {
+        debug_assert_eq!(head.at, self.format.next(), "chains are given back in order");
+        self.format.add_used(head.id, head.span, len);
     }
 
     /// Gives back a chain that was only read. With `VIRTIO_F_IN_ORDER` the chains up to the next [`Self::publish`] share one
     /// used entry. A queue uses either this or [`complete`](Self::complete).
     #[inline(always)]
-    pub(crate) fn give_back_read(&mut self, head: Head<S::At>) {
-        debug_assert_eq!(head.at, self.side.next(), "chains are given back in order");
+    pub(crate) fn add_used_read(&mut self, head: Head<S::At>) {
+        debug_assert_eq!(head.at, self.format.next(), "chains are given back in order");
         if self.batches() {
-            self.side.give_back_read(head.id, head.span);
+            self.format.add_used_read(head.id, head.span);
         } else {
-            self.side.give_back(head.id, head.span, 0);
+            self.format.add_used(head.id, head.span, 0);
         }
     }
 
@@ -321,12 +321,12 @@ impl<S: Side> DeviceQueue<S> {
         if self.watched {
             return self.publish_watched();
         }
-        self.side.publish();
+        self.format.publish();
     }
 
     #[cold]
     fn publish_watched(&mut self) {
-        let again = self.side.publish_watched(self.logged.as_ref());
+        let again = self.format.publish_watched(self.logged.as_ref());
         if self.again != again {
             self.again = again;
             self.watch();
@@ -336,51 +336,51 @@ impl<S: Side> DeviceQueue<S> {
     /// Whether the driver wants an interrupt for what was published since the last call. One full fence if anything was.
     #[inline]
     pub(crate) fn should_notify(&mut self) -> bool {
-        self.side.should_notify()
+        self.format.should_notify()
     }
 
     /// Asks the driver for a notification when it makes a chain available that was not there at the last
     /// [`refresh`](Self::refresh), and looks whether it has done so already.
     pub(crate) fn arm(&mut self) -> Armed {
-        let armed = self.side.arm();
+        let armed = self.format.arm();
         self.log_event();
         armed
     }
 
     /// Asks the driver for no notifications: the device polls from now on.
     pub(crate) fn disarm(&mut self) {
-        self.side.disarm();
+        self.format.disarm();
         self.log_event();
     }
 
     fn log_event(&self) {
         if let Some(logged) = &self.logged {
-            self.side.log_event(logged);
+            self.format.log_event(logged);
         }
     }
 
     /// Records that the chains up to `cursor`, where there is none, are too few.
-    pub(crate) fn starve(&mut self, cursor: S::At) {
-        self.side.starve(cursor);
+    pub(crate) fn set_out_of_buffers(&mut self, cursor: S::At) {
+        self.format.set_out_of_buffers(cursor);
     }
 
-    /// Whether no chain has become available since [`Self::starve`], as of the last [`Self::refresh`].
+    /// Whether no chain has become available since [`Self::set_out_of_buffers`], as of the last [`Self::refresh`].
     #[inline(always)]
-    pub(crate) fn starved(&mut self) -> bool {
-        self.side.starved()
+    pub(crate) fn out_of_buffers(&mut self) -> bool {
+        self.format.out_of_buffers()
     }
 }
 
 /// Appends the buffer of a checked descriptor.
 #[inline]
 fn buffer<'t>(
-    judge: &mut ChainJudge,
+    validator: &mut ChainValidator,
     memory: &mut View<'t>,
     index: u16,
     d: &Desc,
     out: &mut Vec<Buffer<'t>>,
 ) -> Result<(), DriverFault> {
-    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(judge, memory, index, d, out) };
+    let Some(host) = memory.translate(d.addr, d.len) else { return pieces(validator, memory, index, d, out) };
     let write = d.flags & DESC_WRITE != 0;
     out.push(Buffer::mapped(memory, host, d.len as usize, write, d.addr));
     Ok(())
@@ -389,7 +389,7 @@ fn buffer<'t>(
 /// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
 #[cold]
 fn pieces<'t>(
-    judge: &mut ChainJudge,
+    validator: &mut ChainValidator,
     memory: &mut View<'t>,
     index: u16,
     d: &Desc,
@@ -398,7 +398,7 @@ fn pieces<'t>(
     let (mut addr, mut left) = (d.addr, d.len);
     while left > 0 {
         if left < d.len {
-            judge.piece()?;
+            validator.piece()?;
         }
         let run = Buffer::first_run(memory, addr, left, d.flags & DESC_WRITE != 0);
         let buffer = DriverFault::inside(index, d.addr, d.len, run)?;

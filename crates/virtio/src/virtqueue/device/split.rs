@@ -4,15 +4,15 @@ use super::super::Armed;
 use super::super::event::{full_fence, passed};
 use super::super::fault::DriverFault;
 use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
-use super::chain::Link;
-use super::format::{Logged, Side, Start};
-use super::group::{GROUP, Whole};
+use super::chain::ChainDescriptor;
+use super::format::{DeviceFormat, Logged, Start};
+use super::group::{GROUP, SingleBuffer};
 use super::inflight::SplitInflight;
 use crate::guest_memory::view::View;
 
 /// Positions count chains, modulo 2^16.
 #[derive(Debug)]
-pub(crate) struct SplitSide {
+pub(crate) struct SplitDevice {
     ring: SplitRing,
     size: u16,
     event_idx: bool,
@@ -29,11 +29,11 @@ pub(crate) struct SplitSide {
     /// Used elements published since the driver's flag or event was last read.
     fresh: u32,
     /// The driver's index at which the chains were too few.
-    starved_at: Option<u16>,
+    out_of_buffers_at: Option<u16>,
     inflight: Option<SplitInflight>,
 }
 
-impl SplitSide {
+impl SplitDevice {
     /// Writes one element for a batch: it is at the place of the first one, and names the last chain. The index then
     /// skips the others.
     #[inline(always)]
@@ -46,7 +46,7 @@ impl SplitSide {
     }
 }
 
-impl Side for SplitSide {
+impl DeviceFormat for SplitDevice {
     type Ring = SplitRing;
     type At = u16;
 
@@ -66,7 +66,7 @@ impl Side for SplitSide {
             published: used,
             batch: (0, 0),
             fresh: 0,
-            starved_at: None,
+            out_of_buffers_at: None,
             inflight,
         }
     }
@@ -107,27 +107,27 @@ impl Side for SplitSide {
     }
 
     #[inline(always)]
-    fn first(&self, at: u16) -> Result<Option<Link<u16>>, DriverFault> {
+    fn first(&self, at: u16) -> Result<Option<ChainDescriptor<u16>>, DriverFault> {
         if at == self.avail_idx {
             return Ok(None);
         }
         let again = self.inflight.as_ref().and_then(|inflight| inflight.resubmitted(at));
         let head = DriverFault::head(again.unwrap_or_else(|| self.ring.avail_entry(at)), self.size)?;
-        Ok(Some(Link { desc: self.ring.desc(head), index: head, at, id: head, span: 1 }))
+        Ok(Some(ChainDescriptor { desc: self.ring.desc(head), index: head, at, id: head, span: 1 }))
     }
 
-    fn follow(&self, link: &Link<u16>) -> Result<Link<u16>, DriverFault> {
-        let next = DriverFault::next(link.desc.next, self.size)?;
-        Ok(Link { desc: self.ring.desc(next), index: next, ..*link })
+    fn follow(&self, descriptor: &ChainDescriptor<u16>) -> Result<ChainDescriptor<u16>, DriverFault> {
+        let next = DriverFault::next(descriptor.desc.next, self.size)?;
+        Ok(ChainDescriptor { desc: self.ring.desc(next), index: next, ..*descriptor })
     }
 
     #[inline(always)]
-    fn id(&self, last: &Link<u16>) -> Result<u16, DriverFault> {
+    fn id(&self, last: &ChainDescriptor<u16>) -> Result<u16, DriverFault> {
         Ok(last.id)
     }
 
     #[inline(always)]
-    fn look_ahead(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [Whole; GROUP]) -> usize {
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize {
         let (ring, size, next) = (self.ring.local(), self.size, self.next);
         let most = usize::from(most.min(self.avail_idx.wrapping_sub(next))).min(GROUP);
         let mut n = 0;
@@ -138,14 +138,14 @@ impl Side for SplitSide {
                 break;
             }
             let Some(host) = memory.translate(d.addr, d.len) else { break };
-            found[n] = Whole { host, len: d.len, id };
+            found[n] = SingleBuffer { host, len: d.len, id };
             n += 1;
         }
         n
     }
 
     #[inline(always)]
-    fn give_back(&mut self, id: u16, _: u16, len: u32) {
+    fn add_used(&mut self, id: u16, _: u16, len: u32) {
         self.ring.set_used_entry(self.used, id.into(), len);
         self.used = self.used.wrapping_add(1);
         self.next = self.next.wrapping_add(1);
@@ -153,7 +153,7 @@ impl Side for SplitSide {
 
     /// The position is kept in a register. In memory, each chain would wait for the store of the one before.
     #[inline(always)]
-    fn give_back_group(&mut self, chains: &[Whole]) {
+    fn add_used_group(&mut self, chains: &[SingleBuffer]) {
         let (ring, mut used) = (self.ring.local(), self.used);
         for w in chains {
             ring.set_used_entry(used, w.id.into(), w.len);
@@ -164,7 +164,7 @@ impl Side for SplitSide {
     }
 
     #[inline(always)]
-    fn give_back_read(&mut self, id: u16, span: u16) {
+    fn add_used_read(&mut self, id: u16, span: u16) {
         self.batch = (id, self.batch.1 + span);
         self.next = self.next.wrapping_add(span);
     }
@@ -240,16 +240,16 @@ impl Side for SplitSide {
         }
     }
 
-    fn starve(&mut self, _: u16) {
-        self.starved_at = Some(self.avail_idx);
+    fn set_out_of_buffers(&mut self, _: u16) {
+        self.out_of_buffers_at = Some(self.avail_idx);
     }
 
     #[inline(always)]
-    fn starved(&mut self) -> bool {
-        if self.starved_at == Some(self.avail_idx) {
+    fn out_of_buffers(&mut self) -> bool {
+        if self.out_of_buffers_at == Some(self.avail_idx) {
             return true;
         }
-        self.starved_at = None;
+        self.out_of_buffers_at = None;
         false
     }
 

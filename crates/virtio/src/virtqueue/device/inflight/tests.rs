@@ -9,7 +9,7 @@ use crate::guest_memory::dirty_log::DirtyLog;
 use crate::guest_memory::mapping::Mapping;
 use crate::net::feature;
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::device::{BASE, Logged, MappedRing, PackedSide, Side, Start};
+use crate::virtqueue::device::{BASE, DeviceFormat, Logged, MappedRing, PackedDevice, Start};
 use crate::virtqueue::{DESC_NEXT, DESC_WRITE, PackedDesc, PackedLayout, PackedRing, Position};
 
 const SIZE: u16 = 16;
@@ -141,7 +141,7 @@ fn what_is_rolled_back_is_noted() {
         logged: Some(Logged { log, used: Some(3 * 4096) }),
     };
     let ring = MappedRing { ring: fixture.ring(), descriptors: 3 * 4096, event: 0 };
-    let _side = <PackedSide as Side>::new(ring, start);
+    let _side = <PackedDevice as DeviceFormat>::new(ring, start);
     assert!(!fixture.ring().used_desc(1).is_used(at.step(1, SIZE)), "it is rolled back");
     let mut bits = [0];
     rustix::io::pread(&file, &mut bits, 0).unwrap();

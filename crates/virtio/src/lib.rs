@@ -32,7 +32,7 @@ pub mod fuzz {
 
 pub use notify::NotifyError;
 pub use spin::{BadSpin, Spin};
-pub use vhost_user::{LineError, Malformed, Request, VhostUser, VhostUserError, socket};
+pub use vhost_user::{Malformed, MessageError, Request, VhostUser, VhostUserError, socket};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

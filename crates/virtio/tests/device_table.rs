@@ -9,7 +9,7 @@ use netmem_testing::tree::page;
 use netmem_testing::vhost_user::front::{REPLY_ACK, VERSION, message, request, u32s, u64s};
 use netmem_virtio::device::port::Sink;
 use netmem_virtio::device::{DeviceError, NetDevice};
-use netmem_virtio::{LineError, Request};
+use netmem_virtio::{MessageError, Request};
 
 /// A front end that stops in the middle of a message is dropped after its three seconds; an idle one is not.
 #[test]
@@ -36,7 +36,7 @@ fn stopping_within_a_message() {
     });
     for (connection, _front) in stopped.into_iter().chain([(deaf_connection, deaf)]) {
         let e = connection.wait().unwrap_err();
-        assert!(matches!(e, DeviceError::Connection(LineError::TimedOut(_))), "{e:?}");
+        assert!(matches!(e, DeviceError::Connection(MessageError::TimedOut(_))), "{e:?}");
     }
     idle.sync().unwrap();
     drop(idle);

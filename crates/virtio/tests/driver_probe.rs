@@ -319,7 +319,7 @@ fn frame_sizes_and_headroom() {
         NetOptions::new(RxMode::Mergeable).max_frame(9018).headroom(512),
     ] {
         let error = probe(Behaviour::default(), options).unwrap_err();
-        assert!(matches!(error, NetError::Room { .. }), "{error}");
+        assert!(matches!(error, NetError::Headroom { .. }), "{error}");
     }
     // To the last byte, and what a mode has no use for.
     for options in [

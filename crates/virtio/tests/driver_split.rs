@@ -77,7 +77,7 @@ fn payload_is_the_users() {
     });
     until(|| {
         take(&mut b.rx);
-        b.rx.posted() == 0 && b.rx.stats().starved > 0
+        b.rx.posted() == 0 && b.rx.stats().out_of_buffers > 0
     });
     for (f, want) in held.iter().zip(&want) {
         assert_eq!(memory.bytes(f), *want);

@@ -28,7 +28,7 @@ fn compare(rx: &mut VirtioRx, want: &[Vec<u8>]) {
     let stats = rx.stats();
     assert_eq!((stats.frames, stats.passed, stats.stopped), (seen as u64, seen as u64, None));
     assert_eq!(stats.bytes, want.iter().map(|f| f.len() as u64).sum::<u64>());
-    assert_eq!(stats.errors().filter(|e| e.0 != "starved").count(), 0, "{stats:?}");
+    assert_eq!(stats.errors().filter(|e| e.0 != "out_of_buffers").count(), 0, "{stats:?}");
 }
 
 /// The options of `mode`, for frames of up to `max` bytes.

@@ -61,9 +61,9 @@ fn each_side_has_its_pages() {
         // All that can be received is kept.
         let mut kept = Vec::new();
         until(|| {
-            let before = pair.rx.stats().starved;
+            let before = pair.rx.stats().out_of_buffers;
             receive(&mut pair.rx, &mut |p: Packet<PeerShared>| kept.push(p));
-            pair.rx.stats().starved > before && pair.rx.posted() == 0
+            pair.rx.stats().out_of_buffers > before && pair.rx.posted() == 0
         });
         let sent_from: Vec<_> =
             (0..).map_while(|n: usize| pools[n % 2].alloc().or_else(|| pools[(n + 1) % 2].alloc())).collect();

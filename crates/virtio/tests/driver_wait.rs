@@ -368,7 +368,7 @@ fn a_queue_without_pages_is_polled() {
             bench.deliver(&frame(0, 60));
             held.extend(take(&mut bench.pair.rx));
         }
-        let before = bench.pair.rx.stats().starved;
+        let before = bench.pair.rx.stats().out_of_buffers;
         held.truncate(held.len() - 40);
         // The poll that an armed queue asks for posts the pages that were returned.
         receive(&mut bench.pair.rx, &mut DropAll::default());

@@ -22,8 +22,8 @@ use crate::guest_memory::mapping::Mapping;
 use crate::guest_memory::{MAX_REGIONS, MemoryTable, MemoryUse, RegionInfo};
 use crate::net::feature;
 use crate::notify::{Notifier, NotifyError};
-use crate::vhost_user::line::{Line, LineError};
 use crate::vhost_user::message::{Inflight, MemoryRegion, Message, Reply, Request, protocol};
+use crate::vhost_user::message_socket::{MessageError, MessageSocket};
 use crate::vhost_user::received::Received;
 use crate::virtqueue::SplitLayout;
 use crate::virtqueue::device::inflight::{InflightError, InflightRegion};
@@ -138,7 +138,7 @@ impl Connected {
     }
 
     fn serve(self, stream: UnixStream) -> Result<(), DeviceError> {
-        let line = Line::new(stream, PATIENCE);
+        let line = MessageSocket::new(stream, PATIENCE);
         let result = Session::new(Arc::clone(&self.shared)).run(&line);
         if let Err(e) = &result {
             let message = std::error::Error::source(e).map_or_else(String::new, |source| format!(": {source}"));
@@ -247,10 +247,10 @@ impl Session {
         Self { shared, protocol: 0 }
     }
 
-    fn run(mut self, line: &Line) -> Result<(), DeviceError> {
+    fn run(mut self, line: &MessageSocket) -> Result<(), DeviceError> {
         while let Some(packet) = line.next()? {
             let (request, asked) = (packet.request, packet.needs_reply());
-            let message = Message::decode(packet).map_err(LineError::from)?;
+            let message = Message::decode(packet).map_err(MessageError::from)?;
             let result = self.handle(message);
             let acknowledged = asked && self.protocol & protocol::REPLY_ACK != 0 && !request.has_answer();
             let reply = match result {

@@ -3,7 +3,7 @@
 use super::port::PortError;
 use crate::guest_memory::MemoryError;
 use crate::notify::NotifyError;
-use crate::vhost_user::{LineError, Request};
+use crate::vhost_user::{MessageError, Request};
 use crate::virtqueue::device::inflight::InflightError;
 
 /// Why the device has refused a message of the front end, or could not carry it out.
@@ -150,7 +150,7 @@ pub enum DeviceError {
     },
     /// The connection broke, or the received bytes were no message of the protocol.
     #[error("the vhost-user connection failed")]
-    Connection(#[from] LineError),
+    Connection(#[from] MessageError),
     /// A system call failed.
     #[error("{what}")]
     Io {

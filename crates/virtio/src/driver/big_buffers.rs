@@ -7,26 +7,26 @@
 
 use super::buffers::{Buffers, PLAIN, prefetch};
 use super::panics::Panics;
-use super::queue_config::Recipe;
+use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;
 use netmem_pool::{Direction, DmaDomain, MapError, Napi, Page, PagePool, PeerMemory, RegionProvider};
 use std::sync::Arc;
 
-struct Link<M: PeerMemory> {
+struct MappedPage<M: PeerMemory> {
     page: Page<M>,
     dma: u64,
 }
 
 /// The pages of a buffer, as many as it has.
 pub(super) struct Chain<M: PeerMemory> {
-    links: Vec<Link<M>>,
+    pages: Vec<MappedPage<M>>,
 }
 
 impl<M: PeerMemory> Default for Chain<M> {
     fn default() -> Self {
-        Self { links: Vec::new() }
+        Self { pages: Vec::new() }
     }
 }
 
@@ -36,7 +36,7 @@ pub(super) struct BigBuffers<M: PeerMemory> {
     domain: Option<Arc<dyn DmaDomain>>,
     needs_sync: bool,
     /// Pages in a chain.
-    pages: usize,
+    pages_per_chain: usize,
     page_size: usize,
     /// Pages that were quarantined.
     lost: u64,
@@ -44,12 +44,12 @@ pub(super) struct BigBuffers<M: PeerMemory> {
 
 impl<M: PeerMemory> BigBuffers<M> {
     /// Buffers for frames of up to `max_frame` bytes.
-    pub(super) fn new(supply: Arc<RegionProvider<M>>, recipe: &Recipe<M>, max_frame: usize) -> Self {
+    pub(super) fn new(supply: Arc<RegionProvider<M>>, config: &QueueConfig<M>, max_frame: usize) -> Self {
         let page_size = supply.region().page_size();
-        let domain = recipe.domain.clone();
+        let domain = config.domain.clone();
         Self {
             needs_sync: domain.as_ref().is_some_and(|d| d.needs_sync()),
-            pages: (VnetHdr::LEN + max_frame).div_ceil(page_size),
+            pages_per_chain: (VnetHdr::LEN + max_frame).div_ceil(page_size),
             lost: 0,
             supply,
             domain,
@@ -59,7 +59,7 @@ impl<M: PeerMemory> BigBuffers<M> {
 
     /// Pages in a buffer.
     pub(super) fn pages(&self) -> usize {
-        self.pages
+        self.pages_per_chain
     }
 
     /// Pages that were quarantined when the queue stopped.
@@ -74,22 +74,22 @@ impl<M: PeerMemory> BigBuffers<M> {
 
     /// Adds pages until the chain is complete; false if the supply ended first.
     fn complete_chain(&self, chain: &mut Chain<M>) -> Result<bool, MapError> {
-        while chain.links.len() < self.pages {
+        while chain.pages.len() < self.pages_per_chain {
             let Some(page) = self.supply.page() else { return Ok(false) };
             let dma = match &self.domain {
                 Some(domain) => domain.map(page.as_ptr(), self.page_size, Direction::FromDevice)?,
                 None => page.as_ptr().addr() as u64,
             };
-            chain.links.push(Link { page, dma });
+            chain.pages.push(MappedPage { page, dma });
         }
         Ok(true)
     }
 
     /// Unmaps these pages. All of them are unmapped before the first can be dropped, also if the domain panics over one.
-    fn unmap(&self, links: &[Link<M>], panics: &mut Panics) {
+    fn unmap(&self, pages: &[MappedPage<M>], panics: &mut Panics) {
         let Some(domain) = &self.domain else { return };
-        for link in links {
-            panics.call(|| domain.unmap(link.dma, self.page_size));
+        for page in pages {
+            panics.call(|| domain.unmap(page.dma, self.page_size));
         }
     }
 }
@@ -98,15 +98,15 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
     type Mem = M;
     /// The pool has only pages to linearise into.
     type Pools = PagePool<M>;
-    type Slot = Chain<M>;
+    type Buffer = Chain<M>;
     type Frame = XdpFrame<M>;
 
     fn segments(&self) -> Vec<u32> {
-        vec![self.page_size as u32; self.pages]
+        vec![self.page_size as u32; self.pages_per_chain]
     }
 
     fn prefetch(chain: &Chain<M>) {
-        if let Some(first) = chain.links.first() {
+        if let Some(first) = chain.pages.first() {
             prefetch(first.page.as_ptr().addr());
         }
     }
@@ -121,12 +121,12 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
             }
         }
         // All of them: pages that a frame left have moved to the front of the chain.
-        for (i, link) in chain.links.iter().enumerate() {
-            segments.set(i, link.dma);
+        for (i, page) in chain.pages.iter().enumerate() {
+            segments.set(i, page.dma);
         }
         if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
-            for link in &chain.links {
-                domain.sync_for_device(link.dma, self.page_size, Direction::FromDevice);
+            for page in &chain.pages {
+                domain.sync_for_device(page.dma, self.page_size, Direction::FromDevice);
             }
         }
         true
@@ -135,23 +135,23 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
     fn sync(&self, chain: &Chain<M>, len: u32, _: &Napi<'_, M>) {
         let len = len as usize;
         if let (true, Some(domain)) = (self.needs_sync, &self.domain) {
-            for (i, link) in chain.links.iter().take(len.div_ceil(self.page_size)).enumerate() {
-                domain.sync_for_cpu(link.dma, self.filled(i, len));
+            for (i, page) in chain.pages.iter().take(len.div_ceil(self.page_size)).enumerate() {
+                domain.sync_for_cpu(page.dma, self.filled(i, len));
             }
         }
     }
 
     fn header(&self, chain: &Chain<M>) -> [u8; VnetHdr::LEN] {
-        chain.links.first().and_then(|link| link.page.read_at(0).ok()).unwrap_or(PLAIN)
+        chain.pages.first().and_then(|page| page.page.read_at(0).ok()).unwrap_or(PLAIN)
     }
 
     fn complete(&mut self, chain: &mut Chain<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
         let len = len as usize;
-        let links = chain.links.drain(..len.div_ceil(self.page_size));
+        let pages = chain.pages.drain(..len.div_ceil(self.page_size));
         let mut panics = Panics::default();
-        self.unmap(links.as_slice(), &mut panics);
+        self.unmap(pages.as_slice(), &mut panics);
         panics.resume();
-        let mut pages = (0..).zip(links.map(|link| link.page));
+        let mut pages = (0..).zip(pages.map(|page| page.page));
         let (_, first) = pages.next()?;
         let mut frame = XdpFrame::new(first, VnetHdr::LEN, self.filled(0, len) - VnetHdr::LEN);
         for (i, page) in pages {
@@ -163,16 +163,16 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
     }
 
     fn recover(&mut self, chain: &mut Chain<M>, panics: &mut Panics) {
-        let Chain { links } = std::mem::take(chain);
-        self.unmap(&links, panics);
-        panics.call(|| drop(links));
+        let Chain { pages } = std::mem::take(chain);
+        self.unmap(&pages, panics);
+        panics.call(|| drop(pages));
     }
 
     fn quarantine(&mut self, chain: &mut Chain<M>, _: &mut PagePool<M>, panics: &mut Panics) {
-        let Chain { links } = std::mem::take(chain);
-        self.unmap(&links, panics);
-        for link in links {
-            panics.call(|| self.supply.quarantine(link.page));
+        let Chain { pages } = std::mem::take(chain);
+        self.unmap(&pages, panics);
+        for page in pages {
+            panics.call(|| self.supply.quarantine(page.page));
             self.lost += 1;
         }
     }

@@ -33,7 +33,7 @@ impl BufferLayout {
 
 /// Which fields of a received frame's header have a meaning, by what was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Header {
+pub(crate) enum HeaderFields {
     /// No field. The header is not read.
     Plain,
     /// The offloads.

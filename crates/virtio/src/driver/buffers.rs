@@ -27,9 +27,9 @@ pub(super) trait Buffers {
     type Pools: Pools;
     /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was dropped and is posted
     /// again, or a chain of which some pages are missing.
-    type Slot: Default;
+    type Buffer: Default;
     /// A received frame.
-    type Frame: Frame;
+    type Frame: ReceivedFrame;
 
     /// Whether buffers are described in tables, where the ring has some.
     const TABLES: bool = false;
@@ -46,18 +46,18 @@ pub(super) trait Buffers {
     }
 
     /// Prefetches the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
-    fn prefetch(slot: &Self::Slot);
+    fn prefetch(slot: &Self::Buffer);
 
     /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each segment whose device
     /// address is not the one that it had when the slot was filled last. Returns false if there is too little memory;
     /// the memory found so far stays in the slot. If user code panics in this call, it stays there, too.
-    fn fill(&mut self, slot: &mut Self::Slot, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
+    fn fill(&mut self, slot: &mut Self::Buffer, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
 
     /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at most the length of a buffer.
-    fn sync(&self, slot: &Self::Slot, len: u32, napi: &Napi<'_, Self>);
+    fn sync(&self, slot: &Self::Buffer, len: u32, napi: &Napi<'_, Self>);
 
     /// The virtio-net header in a slot that was synced, which begins with one.
-    fn header(&self, slot: &Self::Slot) -> [u8; VnetHdr::LEN];
+    fn header(&self, slot: &Self::Buffer) -> [u8; VnetHdr::LEN];
 
     /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a header. `None` if the header cannot
     /// be true of it.
@@ -68,17 +68,17 @@ pub(super) trait Buffers {
     }
 
     /// Takes the frame out of a slot that was synced. `header` was checked, also by [`frame_len`](Self::frame_len).
-    fn complete(&mut self, slot: &mut Self::Slot, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
+    fn complete(&mut self, slot: &mut Self::Buffer, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
 
     /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
     /// of several buffers; the buffers of other layouts hold whole frames.
-    fn append(&mut self, slot: &mut Self::Slot, len: u32, napi: &Napi<'_, Self>, frame: &mut Self::Frame) {
+    fn append(&mut self, slot: &mut Self::Buffer, len: u32, napi: &Napi<'_, Self>, frame: &mut Self::Frame) {
         let _ = (slot, len, napi, frame);
     }
 
     /// A frame of this slot was dropped, and `page` is its head. The layout may put the page back into the slot, to be
     /// posted again as it is.
-    fn keep(&mut self, slot: &mut Self::Slot, page: Page<Self::Mem>) {
+    fn recycle(&mut self, slot: &mut Self::Buffer, page: Page<Self::Mem>) {
         let _ = slot;
         drop(page);
     }
@@ -87,9 +87,9 @@ pub(super) trait Buffers {
     /// be filled next. Returns whether [`fill`](Self::fill) should be tried again. Each refill calls this once. The
     /// device has `posted` buffers.
     #[cold]
-    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut Self::Slot>) -> bool
+    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut Self::Buffer>) -> bool
     where
-        Self::Slot: 's,
+        Self::Buffer: 's,
     {
         let _ = (posted, slots);
         false
@@ -103,18 +103,18 @@ pub(super) trait Buffers {
 
     /// Gives up memory that is in several slots, which have been recovered or quarantined. `lost` says whether the device may write
     /// to it for ever.
-    fn surrender(&mut self, lost: bool, pools: &mut Self::Pools, panics: &mut Panics) {
+    fn release_shared(&mut self, lost: bool, pools: &mut Self::Pools, panics: &mut Panics) {
         let _ = (lost, pools, panics);
     }
 
     /// The device has stopped, and does not have the memory of this slot: gives the memory back.
-    fn recover(&mut self, slot: &mut Self::Slot, panics: &mut Panics) {
+    fn recover(&mut self, slot: &mut Self::Buffer, panics: &mut Panics) {
         panics.call(|| drop(std::mem::take(slot)));
     }
 
     /// The device did not confirm that it has stopped, and may write to the memory of this slot for ever: quarantines the
     /// memory.
-    fn quarantine(&mut self, slot: &mut Self::Slot, pools: &mut Self::Pools, panics: &mut Panics);
+    fn quarantine(&mut self, slot: &mut Self::Buffer, pools: &mut Self::Pools, panics: &mut Panics);
 }
 
 /// The pools of a receive queue.
@@ -132,7 +132,7 @@ pub(super) trait Pools {
 }
 
 /// A received frame.
-pub(super) trait Frame {
+pub(super) trait ReceivedFrame {
     /// Bytes, from the Ethernet header on.
     fn len(&self) -> usize;
     /// Whether the frame has more than a head.
@@ -141,7 +141,7 @@ pub(super) trait Frame {
 }
 
 /// Takes the frames of a queue.
-pub(super) trait Sink<B: Buffers> {
+pub(super) trait FrameSink<B: Buffers> {
     /// Takes a frame and counts what becomes of it. Returns the head's page if the frame was dropped.
     fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, B>, frame: B::Frame) -> Option<Page<B::Mem>>;
     /// Called at the end of each receive.

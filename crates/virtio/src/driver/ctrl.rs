@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a device may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes for the three parts of a command, each at its own place.
 pub(super) const BUFFER: usize = 64;
 /// Entries in the ring: a command takes three.
@@ -24,14 +24,14 @@ pub(super) const SIZE: u16 = 4;
 
 pub(super) struct ControlQueue {
     ring: RingQueue<()>,
-    buffer: VnetMemory,
+    buffer: ControlBuffer,
     /// The driver has stopped waiting for a command, and the device may still answer it.
-    owed: bool,
+    answer_pending: bool,
 }
 
 impl ControlQueue {
-    pub(super) fn new(handle: RingHandle, buffer: VnetMemory) -> Self {
-        Self { ring: RingQueue::new(handle), buffer, owed: false }
+    pub(super) fn new(handle: RingHandle, buffer: ControlBuffer) -> Self {
+        Self { ring: RingQueue::new(handle), buffer, answer_pending: false }
     }
 
     /// Tells the device how many queue pairs are in use.
@@ -45,13 +45,13 @@ impl ControlQueue {
     /// Gives the device a command with up to 16 bytes of argument, and waits for the answer. Returns false if the
     /// device refused, or broke a rule of the ring.
     pub(super) fn command(&mut self, class: u8, command: u8, argument: &[u8]) -> Result<bool, NetError> {
-        let timeout = NetError::ControlTimeout { seconds: PATIENCE.as_secs() };
-        if self.owed {
+        let timeout = NetError::ControlTimeout { seconds: TIMEOUT.as_secs() };
+        if self.answer_pending {
             // A late answer to that command would be taken for the answer to this one.
             match self.answered() {
                 Err(_) => return Ok(false),
                 Ok(false) => return Err(timeout),
-                Ok(true) => self.owed = false,
+                Ok(true) => self.answer_pending = false,
             }
         }
         let (text, data, answer) = (0, 16, 32);
@@ -73,8 +73,8 @@ impl ControlQueue {
         loop {
             match self.answered() {
                 Err(_) => return Ok(false),
-                Ok(false) if start.elapsed() > PATIENCE => {
-                    self.owed = true;
+                Ok(false) if start.elapsed() > TIMEOUT => {
+                    self.answer_pending = true;
                     return Err(timeout);
                 }
                 Ok(false) => std::thread::yield_now(),
@@ -100,14 +100,14 @@ impl ControlQueue {
 
 /// A piece of the rings' memory.
 #[derive(Debug)]
-pub(super) struct VnetMemory {
+pub(super) struct ControlBuffer {
     pub(super) region: Arc<Region<PeerShared>>,
     pub(super) offset: usize,
     pub(super) len: usize,
     pub(super) bus: u64,
 }
 
-impl VnetMemory {
+impl ControlBuffer {
     fn dma(&self) -> u64 {
         self.bus + self.offset as u64
     }

@@ -1,7 +1,7 @@
 //! Device memory that a device is sent, and that is taken away from it, while its rings run.
 
 use super::error::NetError;
-use super::state::Link;
+use super::state::DriverState;
 use super::virtio_net::VirtioNet;
 use netmem_pool::{Device, PeerMemory, Region, VhostRegion};
 use std::ops::Range;
@@ -17,7 +17,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     ///
     /// [`NetError::NoDeviceMemory`], [`NetError::NoMemorySlots`], [`NetError::MemorySlots`], [`NetError::Backend`].
     pub fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<(), NetError> {
-        self.link.add_device_memory(region).map(drop)
+        self.state.add_device_memory(region).map(drop)
     }
 
     /// Takes a region of device memory away from the device, which was [added](Self::add_device_memory) while it ran. Returns
@@ -28,18 +28,18 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// [`NetError::MemoryInUse`]: nothing has changed. [`NetError::Backend`]: the connection has failed, and the region is
     /// removed here.
     pub fn remove_device_memory(&self, region: &Region<Device>) -> Result<bool, NetError> {
-        let Some(bus) = self.link.lock().table.iter().find(|entry| entry.is(region)).map(VhostRegion::bus) else {
+        let Some(bus) = self.state.lock().table.iter().find(|entry| entry.is(region)).map(VhostRegion::bus) else {
             return Ok(false);
         };
-        self.link.remove_device_memory(bus)
+        self.state.remove_device_memory(bus)
     }
 }
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     /// Gives the back end a region of device memory. Returns its address; `None` if the back end has the region
     /// already.
     pub(super) fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<Option<u64>, NetError> {
-        if !self.recipe.split {
+        if !self.config.split {
             return Err(NetError::NoDeviceMemory);
         }
         let mut at = self.lock();

@@ -49,7 +49,7 @@ pub enum NetError {
         "{headroom} bytes of headroom and {frame} bytes of a frame do not fit a buffer of {buffer} bytes; ask for less headroom or \
          fewer buffers per page"
     )]
-    Room {
+    Headroom {
         /// Bytes kept free.
         headroom: u32,
         /// Bytes of a frame that must fit: the longest, or in mergeable mode its part.

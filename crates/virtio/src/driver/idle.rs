@@ -1,14 +1,14 @@
-//! When a queue that only polls checks its connection. See `alive.rs`.
+//! When a queue that only polls checks its connection. See `disconnect.rs`.
 
 /// Polls of a queue without a result between two looks at the socket. A look is a system call; with so many polls before it,
 /// it costs less than a hundredth of a nanosecond a poll, and a queue that is polled without pause looks every millisecond.
-pub(super) const LOOK_EVERY: u32 = 1 << 16;
+pub(super) const POLLS_PER_CHECK: u32 = 1 << 16;
 
 /// Counts the polls of a queue that found nothing, up to the next look.
 #[derive(Debug, Default)]
-pub(super) struct Quiet(u32);
+pub(super) struct IdleCounter(u32);
 
-impl Quiet {
+impl IdleCounter {
     /// Counts a poll that found `found` used buffers. Only polls that found none count.
     #[inline]
     pub(super) fn count(&mut self, found: usize) {
@@ -18,7 +18,7 @@ impl Quiet {
     /// Whether it is time to look at the socket. True once for each interval.
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
-        let due = self.0 >= LOOK_EVERY;
+        let due = self.0 >= POLLS_PER_CHECK;
         if due {
             self.0 = 0;
         }

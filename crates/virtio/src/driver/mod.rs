@@ -8,17 +8,16 @@
 //! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`])
 //!   and whether it is still connected, and connects to another device: [`VirtioNet::reconnect`].
 
-mod alarms;
-mod alive;
 mod big_buffers;
 mod buffer_layout;
 mod buffers;
-mod config;
+mod config_space;
 mod ctrl;
+mod deliver;
 mod device_memory;
+mod disconnect;
 mod either;
 mod error;
-mod frame;
 mod headers;
 mod idle;
 mod options;
@@ -26,15 +25,15 @@ mod page_buffers;
 mod panics;
 mod probe;
 mod queue_config;
+mod queue_epolls;
 mod queues;
 mod receive;
 mod reconnect;
 mod reserve;
 mod restart;
 mod ring;
-mod ring_memory;
+mod ring_layout;
 mod rx;
-mod space;
 mod split_buffers;
 mod split_options;
 mod split_rx;
@@ -43,6 +42,7 @@ mod state;
 mod stats;
 mod stop;
 mod tx;
+mod tx_mappings;
 mod virtio_net;
 mod wait;
 

@@ -426,7 +426,7 @@ impl<M: PeerMemory> NetOptions<M> {
         // Bytes of a buffer that neither headroom nor frame take.
         let spare = |buffer: u32| {
             let taken = headroom + need;
-            buffer.checked_sub(taken).ok_or(NetError::Room { headroom, frame, buffer })
+            buffer.checked_sub(taken).ok_or(NetError::Headroom { headroom, frame, buffer })
         };
         // Bytes in front of a buffer whose header ends a cache line.
         let apart = |spare: u32| if spare >= 64 { 64 - VnetHdr::LEN as u32 } else { 0 };
@@ -470,15 +470,15 @@ impl<M: PeerMemory> NetOptions<M> {
     }
 
     /// Where receive pages come from.
-    pub(super) fn supply(&mut self) -> Result<Supply<M>, RegionError> {
+    pub(super) fn page_source(&mut self) -> Result<PageSource<M>, RegionError> {
         if let Some((region, provider)) = self.memory.take() {
-            return Ok(Supply::Given(region, provider));
+            return Ok(PageSource::Given(region, provider));
         }
         let per_queue = 4 * usize::from(self.ring_size) + self.cache;
         let pages = self.pages.unwrap_or(usize::from(self.pairs) * per_queue).saturating_add(self.tx_pages);
         let options = RegionOptions::new(pages).lock(self.lock).reserved_huge_pages(self.reserved_huge_pages);
         let region = (self.build)(options)?;
-        Ok(Supply::Own(RegionProvider::new(region)))
+        Ok(PageSource::Own(RegionProvider::new(region)))
     }
 
     /// The longest packet that can be received, in bytes: a frame without its Ethernet header and VLAN tag.
@@ -526,12 +526,12 @@ impl<M: PeerMemory> NetOptions<M> {
 pub(super) const CHECKSUMS: u64 = feature::CSUM | feature::GUEST_CSUM;
 
 /// Where receive pages come from.
-pub(super) enum Supply<M: PeerMemory> {
+pub(super) enum PageSource<M: PeerMemory> {
     Own(Arc<RegionProvider<M>>),
     Given(Arc<Region<M>>, Arc<dyn Provider<M>>),
 }
 
-impl<M: PeerMemory> Supply<M> {
+impl<M: PeerMemory> PageSource<M> {
     pub(super) fn region(&self) -> Arc<Region<M>> {
         match self {
             Self::Own(provider) => provider.region().clone(),

@@ -11,14 +11,14 @@
 use super::buffer_layout::BufferLayout;
 use super::buffers::{Buffers, PLAIN, Pools, prefetch};
 use super::panics::Panics;
-use super::queue_config::Recipe;
+use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::XdpFrame;
 use netmem_pool::{Napi, Page, PagePool, PeerMemory, PoolClosed};
 
 /// The page of a buffer.
-pub(super) struct PageSlot<M: PeerMemory> {
+pub(super) struct PageBuffer<M: PeerMemory> {
     page: Option<Page<M>>,
     /// Address of what is read first, for the prefetch: the header, or in small mode the frame.
     front: usize,
@@ -26,7 +26,7 @@ pub(super) struct PageSlot<M: PeerMemory> {
     start: u32,
 }
 
-impl<M: PeerMemory> Default for PageSlot<M> {
+impl<M: PeerMemory> Default for PageBuffer<M> {
     fn default() -> Self {
         Self { page: None, front: 0, start: 0 }
     }
@@ -39,12 +39,12 @@ pub(super) struct PageBuffers<M: PeerMemory> {
     /// Whether a page that was dropped may stay in its slot. A pool that takes a new page for each packet keeps none.
     keeps: bool,
     /// Parts of split pages that are not posted yet.
-    parts: Vec<Page<M>>,
+    split_pages: Vec<Page<M>>,
 }
 
 impl<M: PeerMemory> PageBuffers<M> {
-    pub(super) fn new(recipe: &Recipe<M>, pool: &PagePool<M>) -> Self {
-        Self { layout: recipe.layout, needs_sync: pool.needs_sync(), keeps: pool.circulates(), parts: Vec::new() }
+    pub(super) fn new(config: &QueueConfig<M>, pool: &PagePool<M>) -> Self {
+        Self { layout: config.layout, needs_sync: pool.needs_sync(), keeps: pool.circulates(), split_pages: Vec::new() }
     }
 
     /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
@@ -59,7 +59,7 @@ impl<M: PeerMemory> PageBuffers<M> {
 impl<M: PeerMemory> Buffers for PageBuffers<M> {
     type Mem = M;
     type Pools = PagePool<M>;
-    type Slot = PageSlot<M>;
+    type Buffer = PageBuffer<M>;
     type Frame = XdpFrame<M>;
 
     fn segments(&self) -> Vec<u32> {
@@ -67,7 +67,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn prefetch(slot: &PageSlot<M>) {
+    fn prefetch(slot: &PageBuffer<M>) {
         if let Some(page) = &slot.page {
             prefetch(slot.front);
             // The frame, if the header has a line of its own.
@@ -77,17 +77,17 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut PageSlot<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
+    fn fill(&mut self, slot: &mut PageBuffer<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
         if slot.page.is_none() {
             let page = match self.layout.per_page {
                 1 => napi.alloc(),
-                per_page => part(&mut self.parts, per_page, napi),
+                per_page => split_page(&mut self.split_pages, per_page, napi),
             };
             let Some(page) = page else { return false };
             let start = self.layout.start(&page);
             let addr = page.dma_addr() + u64::from(start);
             let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
-            *slot = PageSlot { page: Some(page), front, start };
+            *slot = PageBuffer { page: Some(page), front, start };
             segments.set(0, addr);
         }
         if let (true, Some(page)) = (self.needs_sync, &slot.page) {
@@ -97,24 +97,24 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn sync(&self, slot: &PageSlot<M>, len: u32, napi: &Napi<'_, M>) {
+    fn sync(&self, slot: &PageBuffer<M>, len: u32, napi: &Napi<'_, M>) {
         if let (true, Some(page)) = (self.needs_sync, &slot.page) {
             self.sync_page(page, slot.start, len, napi);
         }
     }
 
     #[inline(always)]
-    fn header(&self, slot: &PageSlot<M>) -> [u8; VnetHdr::LEN] {
+    fn header(&self, slot: &PageBuffer<M>) -> [u8; VnetHdr::LEN] {
         slot.page.as_ref().and_then(|page| page.read_at(slot.start as usize).ok()).unwrap_or(PLAIN)
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut PageSlot<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
+    fn complete(&mut self, slot: &mut PageBuffer<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
         let page = slot.page.take()?;
         Some(XdpFrame::new(page, slot.start as usize + VnetHdr::LEN, len as usize - VnetHdr::LEN))
     }
 
-    fn append(&mut self, slot: &mut PageSlot<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
+    fn append(&mut self, slot: &mut PageBuffer<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
         let Some(page) = slot.page.take() else { return };
         self.sync_page(&page, slot.start, len, napi);
         let start = slot.start as usize;
@@ -127,7 +127,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     ///
     /// It must be the page of this slot. A program can have left another page in the frame, or a part of the page.
     #[inline(always)]
-    fn keep(&mut self, slot: &mut PageSlot<M>, page: Page<M>) {
+    fn recycle(&mut self, slot: &mut PageBuffer<M>, page: Page<M>) {
         let at = page.as_ptr().addr() + (slot.start + self.layout.unread) as usize;
         if self.keeps && at == slot.front && (slot.start + self.layout.len) as usize <= page.len() {
             slot.page = Some(page);
@@ -137,10 +137,10 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     fn clear(&mut self) {
-        self.parts.clear();
+        self.split_pages.clear();
     }
 
-    fn quarantine(&mut self, slot: &mut PageSlot<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
+    fn quarantine(&mut self, slot: &mut PageBuffer<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
         slot.page.take().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page)));
     }
 }
@@ -165,14 +165,18 @@ impl<M: PeerMemory> Pools for PagePool<M> {
 
 /// A part of a page that `per_page` buffers share.
 #[inline(never)]
-pub(super) fn part<M: PeerMemory>(parts: &mut Vec<Page<M>>, per_page: u32, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
-    if let Some(part) = parts.pop() {
+pub(super) fn split_page<M: PeerMemory>(
+    split_pages: &mut Vec<Page<M>>,
+    per_page: u32,
+    napi: &mut Napi<'_, M>,
+) -> Option<Page<M>> {
+    if let Some(part) = split_pages.pop() {
         return Some(part);
     }
     let mut page = napi.alloc()?;
     let size = page.len() / per_page as usize;
     for part in (1..per_page as usize).rev() {
-        parts.push(page.split_off(part * size));
+        split_pages.push(page.split_off(part * size));
     }
     Some(page)
 }

@@ -4,21 +4,21 @@
 //! Whatever fails leaves nothing behind, because each step returns the values that the next one needs, and dropping them
 //! closes the connection.
 
-use super::alarms::Alarms;
-use super::alive::Ended;
-use super::buffer_layout::{BufferLayout, Header};
-use super::config;
+use super::buffer_layout::{BufferLayout, HeaderFields};
+use super::config_space;
 use super::ctrl::ControlQueue;
+use super::disconnect::LastDisconnect;
 use super::error::NetError;
-use super::options::{self, NetOptions, RxMode, Supply};
-use super::queue_config::Recipe;
+use super::options::{self, NetOptions, PageSource, RxMode};
+use super::queue_config::QueueConfig;
+use super::queue_epolls::QueueEpolls;
 use super::reserve::Reserve;
-use super::ring_memory::{Plan, RingMemory};
+use super::ring_layout::{RingLayout, RingMemory};
 use super::rx::VirtioRx;
-use super::space::Memory;
-use super::state::{Attached, Link};
+use super::state::{Attached, DriverState};
 use super::stop::Stop;
 use super::tx::VirtioTx;
+use super::tx_mappings::TxAddressing;
 use super::virtio_net::{QueuePair, VirtioNet};
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
@@ -44,7 +44,7 @@ struct LaidOut<M: PeerMemory> {
     table: Vec<VhostRegion>,
     rings: RingMemory,
     added: AddedMemory,
-    recipe: Recipe<M>,
+    config: QueueConfig<M>,
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
@@ -76,7 +76,7 @@ fn negotiate<M: PeerMemory>(backend: &mut VhostUser, options: &NetOptions<M>) ->
     }
     let with_control = backend.has_control_queue() && pairs > 1;
     let (need, want) = options.features(with_control);
-    let fields = config::fields(backend, with_control);
+    let fields = config_space::fields(backend, with_control);
     let offloads = feature::with_needs(need | want & backend.offered());
     let features = Negotiated::new(need | offloads | fields);
     let why = match options.mode {
@@ -99,16 +99,16 @@ fn lay_out<M: PeerMemory>(
     agreement: &Agreement,
 ) -> Result<LaidOut<M>, NetError> {
     let header = match options.mode {
-        RxMode::Mergeable => Header::Mergeable,
-        _ if options.checksums() => Header::Offloads,
-        _ => Header::Plain,
+        RxMode::Mergeable => HeaderFields::Mergeable,
+        _ if options.checksums() => HeaderFields::Offloads,
+        _ => HeaderFields::Plain,
     };
-    let supply = options.supply()?;
+    let supply = options.page_source()?;
     let region = supply.region();
     let asked = options.tx_pages;
     let reserve = (asked > 0).then(|| Reserve::new(supply.provider(), asked)).transpose();
     let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
-    let plan = Plan::new(&options, agreement.features, backend);
+    let plan = RingLayout::new(&options, agreement.features, backend);
     let rings = Arc::new(plan.memory()?);
     // The pages' region comes first, so that devices which share it have the same addresses for it, also if their
     // rings differ in size.
@@ -127,10 +127,10 @@ fn lay_out<M: PeerMemory>(
         (true, None) => Some(Arc::new(memory)),
         (true, Some(wrap)) => Some(wrap(memory)),
     };
-    let recipe = Recipe {
+    let config = QueueConfig {
         provider: supply.provider(),
         big: match &supply {
-            Supply::Own(pages) if options.mode == RxMode::Big => Some(pages.clone()),
+            PageSource::Own(pages) if options.mode == RxMode::Big => Some(pages.clone()),
             _ => None,
         },
         max_frame: options.max_frame,
@@ -144,7 +144,7 @@ fn lay_out<M: PeerMemory>(
         mtu: options.mtu(),
         split: options.checksums(),
     };
-    Ok(LaidOut { region, reserve, table, rings, added, recipe })
+    Ok(LaidOut { region, reserve, table, rings, added, config })
 }
 
 /// Makes all queues, and starts their rings.
@@ -154,43 +154,51 @@ fn start<M: PeerMemory>(
     agreement: &Agreement,
     laid_out: LaidOut<M>,
 ) -> Result<(VirtioNet<M>, Vec<QueuePair<M>>), NetError> {
-    let LaidOut { region, reserve, table, rings, added, recipe } = laid_out;
+    let LaidOut { region, reserve, table, rings, added, config } = laid_out;
     let control_index = backend.control_ring();
-    let alarms = Alarms::new(2 * usize::from(pairs))?;
-    alarms.watch(backend.socket())?;
+    let epolls = QueueEpolls::new(2 * usize::from(pairs))?;
+    epolls.watch(backend.socket())?;
     let split = vec![false; 2 * usize::from(pairs)];
     let attached = Mutex::new(Attached { backend, table, rings, ready: Vec::new(), split });
     let (connection, memory) = (AtomicU32::new(0), AtomicU32::new(0));
-    let link = Arc::new(Link { attached, connection, ended: Ended::default(), added, memory, alarms, recipe });
-    let pair = |pair| start_pair(&link, pair, agreement.features, &region);
+    let state = Arc::new(DriverState {
+        attached,
+        connection,
+        last_disconnect: LastDisconnect::default(),
+        added,
+        memory,
+        epolls,
+        config,
+    });
+    let pair = |pair| start_pair(&state, pair, agreement.features, &region);
     let queues = (0..usize::from(pairs)).map(pair).collect::<Result<Vec<_>, _>>()?;
-    let mut control = agreement.with_control.then(|| start_control(&link, control_index)).transpose()?;
-    link.with(VhostUser::ready)?;
+    let mut control = agreement.with_control.then(|| start_control(&state, control_index)).transpose()?;
+    state.with(VhostUser::ready)?;
     // A device uses one pair until it is told of more, and would not see what is sent by the others.
     control.as_mut().map_or(Ok(()), |control| control.set_pairs(pairs))?;
     let features = agreement.features;
-    Ok((VirtioNet { link, control, control_index, features, pairs, active: pairs, region, reserve }, queues))
+    Ok((VirtioNet { state, control, control_index, features, pairs, active: pairs, region, reserve }, queues))
 }
 
 /// Makes a queue pair, and starts its rings.
 fn start_pair<M: PeerMemory>(
-    link: &Arc<Link<M>>,
+    state: &Arc<DriverState<M>>,
     pair: usize,
     features: Negotiated,
     region: &Arc<Region<M>>,
 ) -> Result<QueuePair<M>, NetError> {
-    let recipe = &link.recipe;
+    let config = &state.config;
     let (rx_index, tx_index) = (2 * pair, 2 * pair + 1);
-    let ring = link.lock().rings.queue(&recipe.plan, rx_index, &link.alarms)?;
-    let rx = VirtioRx::new(ring, recipe.pool(pair, recipe.provider.clone())?, rx_index, link.clone());
-    let headers = link.lock().rings.headers(&recipe.plan, pair);
-    let memory = match &recipe.domain {
-        Some(domain) => Memory::Domain(domain.clone()),
-        None => Memory::Plain(region.clone()),
+    let ring = state.lock().rings.queue(&config.plan, rx_index, &state.epolls)?;
+    let rx = VirtioRx::new(ring, config.pool(pair, config.provider.clone())?, rx_index, state.clone());
+    let headers = state.lock().rings.headers(&config.plan, pair);
+    let memory = match &config.domain {
+        Some(domain) => TxAddressing::Domain(domain.clone()),
+        None => TxAddressing::Plain(region.clone()),
     };
-    let ring = link.lock().rings.queue(&recipe.plan, tx_index, &link.alarms)?;
-    let tx = VirtioTx::new(ring, headers, memory, features, tx_index, link.clone());
-    link.with(|backend| {
+    let ring = state.lock().rings.queue(&config.plan, tx_index, &state.epolls)?;
+    let tx = VirtioTx::new(ring, headers, memory, features, tx_index, state.clone());
+    state.with(|backend| {
         for (index, ring) in [(rx_index, rx.ring()), (tx_index, tx.handle())] {
             backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
             backend.enable_ring(index, true)?;
@@ -201,9 +209,9 @@ fn start_pair<M: PeerMemory>(
 }
 
 /// Makes the control queue, and starts its ring.
-fn start_control<M: PeerMemory>(link: &Link<M>, index: usize) -> Result<ControlQueue, NetError> {
-    let (ring, buffer) = link.lock().rings.control(&link.recipe.plan)?;
-    link.with(|backend| {
+fn start_control<M: PeerMemory>(state: &DriverState<M>, index: usize) -> Result<ControlQueue, NetError> {
+    let (ring, buffer) = state.lock().rings.control(&state.config.plan)?;
+    state.with(|backend| {
         backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
         backend.enable_ring(index, true)
     })?;

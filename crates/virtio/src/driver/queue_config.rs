@@ -1,13 +1,13 @@
 //! The values from which the receive queues of a device are made, at probe and at each restart.
 
-use super::buffer_layout::{BufferLayout, Header};
-use super::ring_memory::Plan;
+use super::buffer_layout::{BufferLayout, HeaderFields};
+use super::ring_layout::RingLayout;
 use crate::net::Offloads;
 use netmem_pool::{DmaDomain, PagePool, PeerMemory, PoolError, PoolOptions, Provider, RegionProvider};
 use std::sync::Arc;
 
 /// The values from which a receive queue of host memory is made.
-pub(super) struct Recipe<M: PeerMemory> {
+pub(super) struct QueueConfig<M: PeerMemory> {
     pub(super) provider: Arc<dyn Provider<M>>,
     /// In big-packet mode, where chains come from.
     pub(super) big: Option<Arc<RegionProvider<M>>>,
@@ -15,20 +15,20 @@ pub(super) struct Recipe<M: PeerMemory> {
     pub(super) max_frame: usize,
     pub(super) domain: Option<Arc<dyn DmaDomain>>,
     pub(super) layout: BufferLayout,
-    pub(super) header: Header,
+    pub(super) header: HeaderFields,
     /// The fields of a received frame's header that are used.
     pub(super) offloads: Offloads,
     pub(super) cache: usize,
     pub(super) ring_size: u16,
     /// Where the rings lie in their memory.
-    pub(super) plan: Plan,
+    pub(super) plan: RingLayout,
     /// What a back end is told as the longest packet, in bytes.
     pub(super) mtu: u64,
     /// Whether the device can have device memory.
     pub(super) split: bool,
 }
 
-impl<M: PeerMemory> Recipe<M> {
+impl<M: PeerMemory> QueueConfig<M> {
     /// The pool of a receive queue, with as many pages as its ring takes. In big-packet mode it has none, because the
     /// pool is only for linearising.
     pub(super) fn pool(&self, pair: usize, provider: Arc<dyn Provider<M>>) -> Result<PagePool<M>, PoolError> {

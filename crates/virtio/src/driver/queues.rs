@@ -17,7 +17,7 @@ use super::restart::{RestartError, Restarted};
 use super::rx::VirtioRx;
 use super::split_options::{SplitClosed, SplitOptions};
 use super::split_rx::VirtioSplitRx;
-use super::state::Link;
+use super::state::DriverState;
 use super::stop::Stop;
 use crate::notify::Kicks;
 use netmem_packet::{Queues, Unbind};
@@ -141,7 +141,7 @@ pub enum QueuesError {
     NotRunning,
 }
 
-struct Slot<M: PeerMemory> {
+struct LockedQueue<M: PeerMemory> {
     /// Locked by the thread that waits for the queue. See the module.
     turn: Mutex<()>,
     queue: Mutex<EitherRx<M>>,
@@ -149,7 +149,7 @@ struct Slot<M: PeerMemory> {
     set: Kicks,
 }
 
-impl<M: PeerMemory> Slot<M> {
+impl<M: PeerMemory> LockedQueue<M> {
     /// A panic while the queue was locked left it as it was between two frames, or stopped: the lock stays usable.
     fn lock(&self) -> MutexGuard<'_, EitherRx<M>> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,9 +185,9 @@ impl<M: PeerMemory> Slot<M> {
 /// # }
 /// ```
 pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
-    slots: Arc<[Slot<M>]>,
+    queues: Arc<[LockedQueue<M>]>,
     /// The device, while one of its queues or its handle is there. None without queues.
-    link: Option<Weak<Link<M>>>,
+    state: Option<Weak<DriverState<M>>>,
     /// Frames lost by restarts.
     unread: Arc<AtomicU64>,
     header_bytes: u16,
@@ -199,14 +199,14 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 114 bytes for headers: enough for TCP
     /// over both IPs.
     pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
-        let slot = |rx: VirtioRx<M>| {
-            let set = rx.link().alarms.of(rx.index()).clone();
-            Slot { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)), set }
+        let queue = |rx: VirtioRx<M>| {
+            let set = rx.state().epolls.of(rx.index()).clone();
+            LockedQueue { turn: Mutex::default(), queue: Mutex::new(EitherRx::Host(rx)), set }
         };
         let queues: Vec<_> = queues.into_iter().collect();
         Self {
-            link: queues.first().map(|rx| Arc::downgrade(rx.link())),
-            slots: queues.into_iter().map(slot).collect(),
+            state: queues.first().map(|rx| Arc::downgrade(rx.state())),
+            queues: queues.into_iter().map(queue).collect(),
             unread: Arc::default(),
             header_bytes: SplitOptions::TCP_V6,
             cache: SplitOptions::CACHE,
@@ -242,12 +242,12 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     /// The queue can be taken out of the value: `std::mem::take` leaves [`EitherRx::Stopped`] in its place.
     #[must_use]
     pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx<M>>> {
-        self.slots.get(queue).map(Slot::lock)
+        self.queues.get(queue).map(LockedQueue::lock)
     }
 
     /// What a thread that waits for the queue is woken by.
     pub(super) fn set(&self, queue: usize) -> Option<&Kicks> {
-        self.slots.get(queue).map(|slot| &slot.set)
+        self.queues.get(queue).map(|queue| &queue.set)
     }
 
     /// Frames that the device had received and that were lost by restarts, because they had not been polled.
@@ -257,7 +257,7 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
     }
 
     fn restart(&self, queue: usize, split: Option<&SplitOptions>) -> Result<(), QueuesError> {
-        let queues = self.slots.len();
+        let queues = self.queues.len();
         let mut rx = self.get(queue).ok_or(QueuesError::NoSuchQueue { queue, queues })?;
         let unread = rx.restart(split)?;
         self.unread.fetch_add(unread.into(), Ordering::Relaxed);
@@ -267,10 +267,10 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
 
 impl<M: PeerMemory> Clone for VirtioRxQueues<M> {
     fn clone(&self) -> Self {
-        let Self { slots, link, unread, header_bytes, cache, keeps_receiving } = self;
+        let Self { queues, state, unread, header_bytes, cache, keeps_receiving } = self;
         Self {
-            slots: slots.clone(),
-            link: link.clone(),
+            queues: queues.clone(),
+            state: state.clone(),
             unread: unread.clone(),
             header_bytes: *header_bytes,
             cache: *cache,
@@ -283,17 +283,17 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
     type Error = QueuesError;
 
     fn queues(&self) -> usize {
-        self.slots.len()
+        self.queues.len()
     }
 
     /// Gives the device the region while it runs, if it [can](super::NetOptions::late_device_memory).
     fn bind(&mut self, region: &Arc<Region<Device>>) -> Result<Option<Unbind>, QueuesError> {
-        let Some(link) = &self.link else { return Ok(None) };
-        let device = link.upgrade().ok_or(QueuesError::NotRunning)?;
+        let Some(state) = &self.state else { return Ok(None) };
+        let device = state.upgrade().ok_or(QueuesError::NotRunning)?;
         let bus = device.add_device_memory(region).map_err(|source| QueuesError::Unchanged { source })?;
-        let link = link.clone();
+        let state = state.clone();
         let unbind = move |bus| {
-            let Some(device) = link.upgrade() else { return };
+            let Some(device) = state.upgrade() else { return };
             if let Err(error) = device.remove_device_memory(bus) {
                 tracing::warn!(%error, "device memory that is not needed any more stays with its device");
             }
@@ -317,7 +317,7 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
 
 impl<M: PeerMemory> fmt::Debug for VirtioRxQueues<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioRxQueues({} queues)", self.slots.len())
+        write!(f, "VirtioRxQueues({} queues)", self.queues.len())
     }
 }
 
@@ -329,25 +329,26 @@ mod tests {
     /// and asks for it again at once.
     #[test]
     fn a_restart_is_next() {
-        let slot = Slot::<PeerShared> { turn: Mutex::default(), queue: Mutex::default(), set: Kicks::new().unwrap() };
+        let queue =
+            LockedQueue::<PeerShared> { turn: Mutex::default(), queue: Mutex::default(), set: Kicks::new().unwrap() };
         for round in 0..100 {
             let order = Mutex::new(Vec::new());
             std::thread::scope(|s| {
-                let polled = slot.lock();
+                let polled = queue.lock();
                 s.spawn(|| {
-                    let _restarted = slot.lock();
+                    let _restarted = queue.lock();
                     order.lock().unwrap_or_else(PoisonError::into_inner).push("restart");
                 });
                 // From then on it waits only for the queue. The number of rounds is bounded, so that the test ends if
                 // it fails.
                 for _ in 0..10_000 {
-                    if slot.turn.try_lock().is_err() {
+                    if queue.turn.try_lock().is_err() {
                         break;
                     }
                     std::thread::sleep(std::time::Duration::from_micros(100));
                 }
                 drop(polled);
-                let _polled = slot.lock();
+                let _polled = queue.lock();
                 order.lock().unwrap_or_else(PoisonError::into_inner).push("poll");
             });
             let order = order.into_inner().unwrap_or_else(PoisonError::into_inner);

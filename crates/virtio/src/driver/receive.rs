@@ -14,7 +14,7 @@
 //!
 //! 1. prefetches the cache lines of all buffers of the batch;
 //! 2. takes the buffers one by one: checks what the device wrote, syncs the memory for the CPU, reads the header,
-//!    merges further buffers if the header says so, checks the offloads, and delivers the frame to a [`Sink`];
+//!    merges further buffers if the header says so, checks the offloads, and delivers the frame to a [`FrameSink`];
 //! 3. fills the slots that became free, posts them, and publishes them to the device.
 //!
 //! The device is woken once, after the last batch.
@@ -22,11 +22,11 @@
 //! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays usable: each slot is either
 //! posted or on the free list, and the next poll fills and posts what is free.
 
-use super::buffer_layout::Header;
-use super::buffers::{Buffers, ETHERNET, Frame, Napi, PLAIN, Pools, Sink};
+use super::buffer_layout::HeaderFields;
+use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, PLAIN, Pools, ReceivedFrame};
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
-use super::state::Link;
+use super::state::DriverState;
 use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
@@ -35,18 +35,18 @@ use netmem_packet::{Checksum, MAX_FRAGS, Meta};
 use netmem_pool::Page;
 
 /// Used buffers that are handled between two publications of new buffers.
-pub(super) const BATCH: u16 = 64;
+pub(super) const RX_BATCH: u16 = 64;
 
 /// A receive queue without its pools.
 pub(super) struct Receive<B: Buffers> {
-    ring: RingQueue<B::Slot>,
+    ring: RingQueue<B::Buffer>,
     work: Work<B>,
 }
 
 /// The part of a receive queue that does not depend on the format of the ring.
 struct Work<B> {
     buffers: B,
-    header: Header,
+    header: HeaderFields,
     offloads: Offloads,
     stats: RxStats,
 }
@@ -64,17 +64,17 @@ struct FirstBuffer {
 
 impl<B: Buffers> Receive<B> {
     /// A queue in which nothing is posted yet. [`refill`](Self::refill) posts.
-    pub(super) fn new(ring: RingHandle, mut buffers: B, header: Header, offloads: Offloads) -> Self {
+    pub(super) fn new(ring: RingHandle, mut buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
         buffers.started(&ring);
         let ring = RingQueue::shaped(ring, &buffers.segments(), B::TABLES);
         Self { ring, work: Work { buffers, header, offloads, stats: RxStats::default() } }
     }
 
-    pub(super) fn ring(&self) -> &RingQueue<B::Slot> {
+    pub(super) fn ring(&self) -> &RingQueue<B::Buffer> {
         &self.ring
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<B::Slot> {
+    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<B::Buffer> {
         &mut self.ring
     }
 
@@ -93,7 +93,7 @@ impl<B: Buffers> Receive<B> {
 
     /// Whether the device has buffers for a frame of any length.
     pub(super) fn can_receive(&self) -> bool {
-        let longest = if self.work.header == Header::Mergeable { MAX_FRAGS + 1 } else { 1 };
+        let longest = if self.work.header == HeaderFields::Mergeable { MAX_FRAGS + 1 } else { 1 };
         self.posted() >= longest.min(self.ring.queue.holds())
     }
 
@@ -109,7 +109,7 @@ impl<B: Buffers> Receive<B> {
 
     /// Receives up to `budget` frames, gives each to `sink`, and posts new buffers. Returns how many frames there were.
     #[inline]
-    pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl Sink<B>) -> usize {
+    pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl FrameSink<B>) -> usize {
         let Self { ring, work } = self;
         let done = with_queue!(&mut ring.queue, queue => work.receive(queue, napi, budget, sink));
         sink.flush();
@@ -128,11 +128,11 @@ impl<B: Buffers> Receive<B> {
     pub(super) fn stop(
         &mut self,
         mut pools: B::Pools,
-        link: &Link<B::Mem>,
+        state: &DriverState<B::Mem>,
         queue: usize,
     ) -> Option<Stopped<<B::Pools as Pools>::Closed>> {
         let mut panics = Panics::default();
-        let confirmed = link.stop_ring(queue, self.ring.handle());
+        let confirmed = state.stop_ring(queue, self.ring.handle());
         if let Err(error) = &confirmed {
             panics.call(
                 || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
@@ -154,7 +154,7 @@ impl<B: Buffers> Receive<B> {
             let slots = queue.slots().filter(|&(posted, _)| lost(posted));
             slots.for_each(|(_, slot)| buffers.quarantine(slot, &mut pools, &mut panics));
         });
-        buffers.surrender(confirmed.is_err(), &mut pools, &mut panics);
+        buffers.release_shared(confirmed.is_err(), &mut pools, &mut panics);
         let closed = pools.close(&mut panics);
         panics.resume();
         Some(Stopped { closed: closed?, unread, confirmed })
@@ -165,10 +165,10 @@ impl<B: Buffers> Work<B> {
     #[inline]
     fn receive<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Slot>,
+        queue: &mut DriverQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
-        sink: &mut impl Sink<B>,
+        sink: &mut impl FrameSink<B>,
     ) -> usize {
         let mut done = 0;
         while done < budget && self.stats.stopped.is_none() {
@@ -189,16 +189,16 @@ impl<B: Buffers> Work<B> {
     #[inline]
     fn batch<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Slot>,
+        queue: &mut DriverQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
-        sink: &mut impl Sink<B>,
+        sink: &mut impl FrameSink<B>,
     ) -> (usize, Result<(), DeviceFault>) {
         let pending = match queue.pending_with(B::prefetch) {
             Ok(pending) => pending,
             Err(fault) => return (0, Err(fault)),
         };
-        let n = pending.min(BATCH).min(budget.try_into().unwrap_or(BATCH));
+        let n = pending.min(RX_BATCH).min(budget.try_into().unwrap_or(RX_BATCH));
         let mut frames = 0;
         let mut buffers = 0;
         let outcome = loop {
@@ -222,10 +222,10 @@ impl<B: Buffers> Work<B> {
     #[inline(always)]
     fn frame<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Slot>,
+        queue: &mut DriverQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         pending: u16,
-        sink: &mut impl Sink<B>,
+        sink: &mut impl FrameSink<B>,
     ) -> Option<u16> {
         let (id, len, slot) = queue.take()?;
         if (len as usize) < VnetHdr::LEN + ETHERNET {
@@ -235,11 +235,11 @@ impl<B: Buffers> Work<B> {
         }
         self.buffers.sync(slot, len, napi);
         let (mut verified, mut kept) = (0, PLAIN);
-        if self.header != Header::Plain {
+        if self.header != HeaderFields::Plain {
             let header = self.buffers.header(slot);
             // Without mergeable buffers the number has no meaning, and not every device writes it.
             let buffers = match self.header {
-                Header::Mergeable => u16::from_le_bytes([header[10], header[11]]),
+                HeaderFields::Mergeable => u16::from_le_bytes([header[10], header[11]]),
                 _ => 1,
             };
             // The usual frame: one buffer, no segments, and a checksum that is in its place.
@@ -261,7 +261,7 @@ impl<B: Buffers> Work<B> {
             frame.meta().checksum = Checksum::Verified;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
-            self.buffers.keep(slot, page);
+            self.buffers.recycle(slot, page);
         }
         Some(1)
     }
@@ -271,11 +271,11 @@ impl<B: Buffers> Work<B> {
     #[inline(never)]
     fn slow_frame<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Slot>,
+        queue: &mut DriverQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         first: FirstBuffer,
         pending: u16,
-        sink: &mut impl Sink<B>,
+        sink: &mut impl FrameSink<B>,
     ) -> Option<u16> {
         let FirstBuffer { id, len, header: bytes, buffers } = first;
         let header = VnetHdr::from_bytes(bytes);
@@ -285,7 +285,7 @@ impl<B: Buffers> Work<B> {
                 self.stats.bad_header += 1;
                 return Some(1);
             };
-            let Some(meta) = self.judge(header, have) else { return Some(1) };
+            let Some(meta) = self.validate_header(header, have) else { return Some(1) };
             let Some(mut frame) = self.buffers.complete(queue.buffer(id), &bytes, len) else { return Some(1) };
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
@@ -300,7 +300,7 @@ impl<B: Buffers> Work<B> {
             let (_, len, slot) = queue.take()?;
             self.buffers.append(slot, len, napi, &mut frame);
         }
-        if let Some(meta) = self.judge(header, frame.len()) {
+        if let Some(meta) = self.validate_header(header, frame.len()) {
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
         }
@@ -309,7 +309,7 @@ impl<B: Buffers> Work<B> {
 
     /// The offload information of a frame of `len` bytes. If its header makes no sense, or uses a feature that was not
     /// negotiated, this is counted, and the frame must be dropped.
-    fn judge(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
+    fn validate_header(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
         match self.offloads.check(header, len) {
             Ok(header) => return Some(header.meta()),
             Err(HeaderFault::NotNegotiated) => self.stats.not_negotiated += 1,
@@ -319,14 +319,19 @@ impl<B: Buffers> Work<B> {
     }
 
     #[inline(always)]
-    fn deliver(&mut self, napi: &mut Napi<'_, B>, frame: B::Frame, sink: &mut impl Sink<B>) -> Option<Page<B::Mem>> {
+    fn deliver(
+        &mut self,
+        napi: &mut Napi<'_, B>,
+        frame: B::Frame,
+        sink: &mut impl FrameSink<B>,
+    ) -> Option<Page<B::Mem>> {
         self.stats.multi_buffer += u64::from(frame.is_multi_buffer());
         sink.deliver(&mut self.stats, napi, frame)
     }
 
     /// Posts every free slot for which there is memory.
     #[inline]
-    fn refill<F: DriverFormat>(&mut self, queue: &mut DriverQueue<F, B::Slot>, napi: &mut Napi<'_, B>) {
+    fn refill<F: DriverFormat>(&mut self, queue: &mut DriverQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
         let (mut posted, mut collected) = (false, false);
         while queue.has_free() {
             if queue.refill(|slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
@@ -336,7 +341,7 @@ impl<B: Buffers> Work<B> {
                     collected = true;
                     continue;
                 }
-                self.stats.starved += 1;
+                self.stats.out_of_buffers += 1;
                 break;
             }
             posted = true;

@@ -37,13 +37,13 @@
 //!   poll. This is checked with the connection locked.
 //! * *Two reconnects between two polls.* The rings of the first one were never used. They are replaced.
 
-use super::config;
+use super::config_space;
 use super::ctrl::ControlQueue;
 use super::error::NetError;
 use super::headers::HeaderArray;
 use super::ring::RingHandle;
-use super::ring_memory::{Plan, RingMemory};
-use super::state::Link;
+use super::ring_layout::{RingLayout, RingMemory};
+use super::state::DriverState;
 use super::virtio_net::VirtioNet;
 use crate::net::feature;
 use crate::vhost_user::{VhostUser, VhostUserError};
@@ -100,18 +100,18 @@ impl<M: PeerMemory> VirtioNet<M> {
             let (name, bit) = (feature::name(feature::CTRL_VQ), feature::CTRL_VQ.trailing_zeros());
             return Err(VhostUserError::MissingFeature { name, bit, why: WHY }.into());
         }
-        let (link, pairs) = (self.link.clone(), usize::from(self.pairs));
-        let plan = &link.recipe.plan;
-        if plan.rx_tables() && !Plan::takes_rx_tables(self.features, &backend) {
+        let (state, pairs) = (self.state.clone(), usize::from(self.pairs));
+        let plan = &state.config.plan;
+        if plan.rx_tables() && !RingLayout::takes_rx_tables(self.features, &backend) {
             return Err(VhostUserError::NoRxTables.into());
         }
-        let mut at = link.lock();
-        let fields = config::fields(&backend, self.control.is_some());
-        let features = Negotiated::new(config::without_fields(self.features.bits()) | fields);
-        backend.negotiate(features.bits(), WHY, link.recipe.mtu)?;
+        let mut at = state.lock();
+        let fields = config_space::fields(&backend, self.control.is_some());
+        let features = Negotiated::new(config_space::without_fields(self.features.bits()) | fields);
+        backend.negotiate(features.bits(), WHY, state.config.mtu)?;
 
         let region = Arc::new(plan.memory()?);
-        let entry = match &link.recipe.domain {
+        let entry = match &state.config.domain {
             Some(_) => VhostRegion::at(region.clone(), at.rings.bus),
             None => VhostRegion::plain(region.clone()),
         };
@@ -121,7 +121,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         backend.set_memory(&table)?;
         let mut ready = Vec::new();
         for index in 0..2 * pairs {
-            let ring = rings.queue(plan, index, &link.alarms)?.with_splits(at.split[index] && backend.splits());
+            let ring = rings.queue(plan, index, &state.epolls)?.with_splits(at.split[index] && backend.splits());
             backend.start_ring(index, ring.addresses(), ring.call(), ring.kick())?;
             backend.enable_ring(index, self.control.is_some() || index / 2 < usize::from(self.active))?;
             ready.push(Some(ring));
@@ -135,7 +135,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         });
         let mut control = control.transpose()?;
         backend.ready()?;
-        link.alarms.watch(backend.socket())?;
+        state.epolls.watch(backend.socket())?;
         if let Some(control) = control.as_mut().filter(|_| self.active > 1) {
             control.set_pairs(self.active)?;
         }
@@ -149,17 +149,17 @@ impl<M: PeerMemory> VirtioNet<M> {
             }
         }
         (at.backend, at.table, at.ready) = (backend, table, ready);
-        link.connection.store(rings.connection, Ordering::Release);
+        state.connection.store(rings.connection, Ordering::Release);
         at.rings = rings;
         drop(at);
         // Threads that wait for queues take the new rings, and arm those.
-        link.alarms.wake_all();
+        state.epolls.wake_all();
         (self.control, self.control_index, self.features) = (control, control_index, features);
         Ok(())
     }
 }
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     /// Whether the device was connected again after this ring was made.
     #[inline]
     pub(super) fn has_replaced(&self, ring: &RingHandle) -> bool {
@@ -177,6 +177,6 @@ impl<M: PeerMemory> Link<M> {
     pub(super) fn take_tx_ring(&self, index: usize) -> Option<(RingHandle, HeaderArray)> {
         let mut at = self.lock();
         let ring = at.ready.get_mut(index)?.take()?;
-        Some((ring, at.rings.headers(&self.recipe.plan, index / 2)))
+        Some((ring, at.rings.headers(&self.config.plan, index / 2)))
     }
 }

@@ -17,7 +17,7 @@ use super::rx::VirtioRx;
 use super::split_buffers::SplitPools;
 use super::split_options::{SplitClosed, SplitOptions};
 use super::split_rx::VirtioSplitRx;
-use super::state::Link;
+use super::state::DriverState;
 use super::stop::{Stop, Stopped};
 use netmem_pool::{PagePool, PeerMemory, PoolClosed, Provider};
 use std::fmt;
@@ -76,7 +76,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     ///
     /// [`RestartError`].
     pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, PoolClosed, VirtioSplitRx<M>> {
-        exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), VirtioSplitRx::new)
+        exchange(self, |state, index| SplitPools::new(&state.config, index / 2, options), VirtioSplitRx::new)
     }
 
     /// Stops the queue and starts it again with another provider of host memory, which lies in the device's memory table; or
@@ -86,7 +86,7 @@ impl<M: PeerMemory> VirtioRx<M> {
     ///
     /// [`RestartError`].
     pub fn restart(self, memory: Option<Arc<dyn Provider<M>>>) -> Outcome<Self, PoolClosed, Self> {
-        exchange(self, |link, index| link.host_pool(index / 2, memory), Self::new)
+        exchange(self, |state, index| state.host_pool(index / 2, memory), Self::new)
     }
 }
 
@@ -97,7 +97,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     ///
     /// [`RestartError`].
     pub fn restart_split(self, options: &SplitOptions) -> Outcome<Self, SplitClosed, Self> {
-        exchange(self, |link, index| SplitPools::new(&link.recipe, index / 2, options), Self::new)
+        exchange(self, |state, index| SplitPools::new(&state.config, index / 2, options), Self::new)
     }
 
     /// Stops the queue and starts it again with host memory, as [`VirtioRx::restart`]: unbinds its device memory. Pages that
@@ -107,27 +107,27 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     ///
     /// [`RestartError`].
     pub fn restart(self, memory: Option<Arc<dyn Provider<M>>>) -> Outcome<Self, SplitClosed, VirtioRx<M>> {
-        exchange(self, |link, index| link.host_pool(index / 2, memory), VirtioRx::new)
+        exchange(self, |state, index| state.host_pool(index / 2, memory), VirtioRx::new)
     }
 }
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     fn host_pool(&self, pair: usize, memory: Option<Arc<dyn Provider<M>>>) -> Result<PagePool<M>, NetError> {
-        if memory.is_some() && self.recipe.big.is_some() {
+        if memory.is_some() && self.config.big.is_some() {
             return Err(NetError::GivenMemory);
         }
-        Ok(self.recipe.pool(pair, memory.unwrap_or_else(|| self.recipe.provider.clone()))?)
+        Ok(self.config.pool(pair, memory.unwrap_or_else(|| self.config.provider.clone()))?)
     }
 }
 
 /// Restarts a queue: see the module. `pools` makes the pools of the new queue, `start` posts their pages.
 fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     mut queue: Q,
-    pools: impl FnOnce(&Link<Q::Mem>, usize) -> Result<P, NetError>,
-    start: impl FnOnce(RingHandle, P, usize, Arc<Link<Q::Mem>>) -> N,
+    pools: impl FnOnce(&DriverState<Q::Mem>, usize) -> Result<P, NetError>,
+    start: impl FnOnce(RingHandle, P, usize, Arc<DriverState<Q::Mem>>) -> N,
 ) -> Outcome<Q, Q::PoolClosed, N> {
-    let (index, link, connection) = (queue.index(), queue.link().clone(), queue.ring().connection());
-    let ready = pools(&link, index).and_then(|pools| Ok((pools, Events::new(Some(link.alarms.of(index)))?)));
+    let (index, state, connection) = (queue.index(), queue.state().clone(), queue.ring().connection());
+    let ready = pools(&state, index).and_then(|pools| Ok((pools, Events::new(Some(state.epolls.of(index)))?)));
     let (pools, events) = match ready {
         Ok(ready) => ready,
         Err(source) => return Err(RestartError::Unchanged { queue: Box::new(queue), source }),
@@ -136,13 +136,13 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
         unreachable!("a queue that is there runs: what stops it consumes it")
     };
     // Done in every case, so that a thread that waits for the queue sees its new state.
-    let _wakes = Wakes(&link, index);
+    let _wakes = Wakes(&state, index);
     if let Err(source) = confirmed {
         return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
-    let ring = queue.ring().again(events).with_splits(N::SPLIT && link.splits());
-    let new = start(ring, pools, index, link.clone());
-    match link.restart_ring(index, connection, new.ring(), N::SPLIT) {
+    let ring = queue.ring().again(events).with_splits(N::SPLIT && state.splits());
+    let new = start(ring, pools, index, state.clone());
+    match state.restart_ring(index, connection, new.ring(), N::SPLIT) {
         Ok(()) => Ok(Restarted { queue: new, closed, unread }),
         // The drop of the new queue returns or quarantines what it has posted.
         Err(source) => Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() }),
@@ -150,10 +150,10 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
 }
 
 /// Wakes the threads that wait for a queue.
-struct Wakes<'l, M: PeerMemory>(&'l Link<M>, usize);
+struct Wakes<'l, M: PeerMemory>(&'l DriverState<M>, usize);
 
 impl<M: PeerMemory> Drop for Wakes<'_, M> {
     fn drop(&mut self) {
-        self.0.alarms.wake(self.1);
+        self.0.epolls.wake(self.1);
     }
 }

@@ -34,7 +34,7 @@ impl Events {
 
 /// Where a ring lies in its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RingPlacement {
     /// Where the ring begins, in bytes.
     pub(crate) offset: usize,
     /// Entries.
@@ -43,7 +43,7 @@ pub(crate) struct Place {
     pub(crate) tables: Option<(usize, u64)>,
 }
 
-impl Place {
+impl RingPlacement {
     /// What a ring is aligned to.
     pub(crate) const ALIGN: usize =
         if SplitLayout::ALIGN > PackedLayout::ALIGN { SplitLayout::ALIGN } else { PackedLayout::ALIGN };
@@ -58,7 +58,7 @@ impl Place {
 /// See the module.
 pub(crate) struct RingHandle {
     events: Events,
-    place: Place,
+    placement: RingPlacement,
     negotiated: Negotiated,
     memory: Arc<Region<PeerShared>>,
     /// The number of the connection whose back end runs it.
@@ -79,18 +79,25 @@ impl RingHandle {
     /// If it does not fit there, or its size is no power of two. The caller has computed the layout.
     pub(crate) fn new(
         memory: &Arc<Region<PeerShared>>,
-        place: Place,
+        placement: RingPlacement,
         negotiated: Negotiated,
         connection: u32,
         kicks: Option<&Kicks>,
     ) -> Result<Self, NotifyError> {
-        assert!(place.size.is_power_of_two() && place.offset.is_multiple_of(Place::ALIGN));
-        assert!(place.offset + Place::bytes(negotiated, place.size) <= memory.len());
-        if let Some((offset, _)) = place.tables {
-            let bytes = usize::from(place.size) * usize::from(Self::PER_TABLE) * Tables::ENTRY;
+        assert!(placement.size.is_power_of_two() && placement.offset.is_multiple_of(RingPlacement::ALIGN));
+        assert!(placement.offset + RingPlacement::bytes(negotiated, placement.size) <= memory.len());
+        if let Some((offset, _)) = placement.tables {
+            let bytes = usize::from(placement.size) * usize::from(Self::PER_TABLE) * Tables::ENTRY;
             assert!(offset.is_multiple_of(Tables::ENTRY) && offset + bytes <= memory.len());
         }
-        Ok(Self { events: Events::new(kicks)?, place, negotiated, memory: memory.clone(), connection, splits: false })
+        Ok(Self {
+            events: Events::new(kicks)?,
+            placement,
+            negotiated,
+            memory: memory.clone(),
+            connection,
+            splits: false,
+        })
     }
 
     /// The ring, with `splits` for [`splits`](Self::splits).
@@ -114,7 +121,7 @@ impl RingHandle {
     }
 
     fn base(&self) -> *mut u8 {
-        self.memory.as_ptr().wrapping_add(self.place.offset)
+        self.memory.as_ptr().wrapping_add(self.placement.offset)
     }
 
     /// The ring's words. They are valid for as long as this handle is there.
@@ -123,15 +130,15 @@ impl RingHandle {
         // aligned to a page at least.
         unsafe {
             match self.negotiated.packed() {
-                true => AnyRing::Packed(PackedRing::from_layout(self.base(), self.place.size)),
-                false => AnyRing::Split(SplitRing::from_layout(self.base(), self.place.size)),
+                true => AnyRing::Packed(PackedRing::from_layout(self.base(), self.placement.size)),
+                false => AnyRing::Split(SplitRing::from_layout(self.base(), self.placement.size)),
             }
         }
     }
 
     /// The ring's tables, valid as [`words`](Self::words).
     fn tables(&self) -> Option<Tables> {
-        let (offset, addr) = self.place.tables?;
+        let (offset, addr) = self.placement.tables?;
         // SAFETY: `new` has checked that they lie in the region, which the handle keeps, and their alignment.
         Some(unsafe { Tables::new(self.memory.as_ptr().wrapping_add(offset), addr, Self::PER_TABLE) })
     }
@@ -152,7 +159,7 @@ impl RingHandle {
 
     /// The parameters of the ring for the back end.
     pub(crate) fn addresses(&self) -> RingAddresses {
-        let (at, size) = (self.base().addr() as u64, self.place.size);
+        let (at, size) = (self.base().addr() as u64, self.placement.size);
         if self.negotiated.packed() {
             let layout = PackedLayout::new(size);
             let start = u32::from(Position::START.bits());

@@ -1,14 +1,14 @@
 //! The receive queue of host memory, in small, mergeable or big-packet mode.
 
 use super::big_buffers::BigBuffers;
-use super::buffer_layout::Header;
-use super::frame::Frames;
-use super::idle::Quiet;
+use super::buffer_layout::HeaderFields;
+use super::deliver::HandlerSink;
+use super::idle::IdleCounter;
 use super::page_buffers::PageBuffers;
 use super::receive::Receive;
 use super::ring::RingHandle;
-use super::state::Link;
-use super::stats::{RxStats, state};
+use super::state::DriverState;
+use super::stats::{RxStats, state_name};
 use super::stop::{Stop, Stopped};
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Wait};
 use netmem_pool::{Napi, PagePool, PeerMemory, PeerShared, PoolClosed, PoolStats};
@@ -43,32 +43,32 @@ pub struct VirtioRx<M: PeerMemory = PeerShared> {
     pool: Option<PagePool<M>>,
     ring: Ring<M>,
     index: usize,
-    quiet: Quiet,
+    idle: IdleCounter,
     /// The queue is [short](Poll::is_short) if fewer buffers are posted than this: a quarter of those that were posted
     /// at first.
     reserve: usize,
-    link: Arc<Link<M>>,
+    state: Arc<DriverState<M>>,
 }
 
 impl<M: PeerMemory> VirtioRx<M> {
-    pub(super) fn new(ring: RingHandle, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let recipe = &link.recipe;
-        let ring = match &recipe.big {
+    pub(super) fn new(ring: RingHandle, pool: PagePool<M>, index: usize, state: Arc<DriverState<M>>) -> Self {
+        let config = &state.config;
+        let ring = match &config.big {
             Some(pages) => {
-                let buffers = BigBuffers::new(pages.clone(), recipe, recipe.max_frame);
-                Ring::Big(Receive::new(ring, buffers, Header::Offloads, recipe.offloads))
+                let buffers = BigBuffers::new(pages.clone(), config, config.max_frame);
+                Ring::Big(Receive::new(ring, buffers, HeaderFields::Offloads, config.offloads))
             }
             None => {
-                let buffers = PageBuffers::new(recipe, &pool);
-                Ring::Pages(Receive::new(ring, buffers, recipe.header, recipe.offloads))
+                let buffers = PageBuffers::new(config, &pool);
+                Ring::Pages(Receive::new(ring, buffers, config.header, config.offloads))
             }
         };
-        Self::filled(ring, pool, index, link)
+        Self::filled(ring, pool, index, state)
     }
 
     /// Buffers are posted before the first poll.
-    fn filled(ring: Ring<M>, pool: PagePool<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let mut this = Self { pool: Some(pool), ring, index, quiet: Quiet::default(), reserve: 0, link };
+    fn filled(ring: Ring<M>, pool: PagePool<M>, index: usize, state: Arc<DriverState<M>>) -> Self {
+        let mut this = Self { pool: Some(pool), ring, index, idle: IdleCounter::default(), reserve: 0, state };
         this.poll(|RxPoll { ring, napi, .. }| each!(ring, rx => rx.refill(napi)));
         this.reserve = each!(&this.ring, rx => rx.posted()).div_ceil(4);
         this
@@ -99,14 +99,14 @@ impl<M: PeerMemory> VirtioRx<M> {
     /// find nothing, and whenever its end wakes a thread that waits for the queue.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link.is_connected()
+        self.state.is_connected()
     }
 
     /// Takes the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
-        let Self { pool: Some(pool), ring, index, link, .. } = self else { return };
-        let Some(new) = link.take_ring(*index) else { return };
+        let Self { pool: Some(pool), ring, index, state, .. } = self else { return };
+        let Some(new) = state.take_ring(*index) else { return };
         pool.poll(|napi| each!(ring, rx => rx.adopt(new, napi)));
     }
 
@@ -125,8 +125,8 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
         self.index
     }
 
-    fn link(&self) -> &Arc<Link<M>> {
-        &self.link
+    fn state(&self) -> &Arc<DriverState<M>> {
+        &self.state
     }
 
     fn ring(&self) -> &RingHandle {
@@ -135,7 +135,7 @@ impl<M: PeerMemory> Stop for VirtioRx<M> {
 
     fn stop(&mut self) -> Option<Stopped<PoolClosed>> {
         let pool = self.pool.take()?;
-        let mut stopped = each!(&mut self.ring, rx => rx.stop(pool, &self.link, self.index))?;
+        let mut stopped = each!(&mut self.ring, rx => rx.stop(pool, &self.state, self.index))?;
         if let Ring::Big(rx) = &self.ring {
             // Quarantined pages from no pool are counted in addition to those of the pool.
             stopped.closed.stats.alloc_slow += rx.buffers().lost();
@@ -153,14 +153,14 @@ impl<M: PeerMemory> Drop for VirtioRx<M> {
 
 impl<M: PeerMemory> fmt::Debug for VirtioRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioRx({}, {})", self.index, state(self.stats().stopped))
+        write!(f, "VirtioRx({}, {})", self.index, state_name(self.stats().stopped))
     }
 }
 
 /// See [`Wait`]. A queue that lacks pages for the next frame does not wait.
 impl<M: PeerMemory> Wait for VirtioRx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
-        each!(&mut self.ring, rx => self.link.arm_receive(self.index, rx))
+        each!(&mut self.ring, rx => self.state.arm_receive(self.index, rx))
     }
 
     fn disarm(&mut self) {
@@ -169,14 +169,14 @@ impl<M: PeerMemory> Wait for VirtioRx<M> {
 
     /// The error is a [`QueueStopped`](super::QueueStopped).
     fn check(&self) -> io::Result<()> {
-        self.link.check(self.index, self.ring(), self.stats().stopped)
+        self.state.check(self.index, self.ring(), self.stats().stopped)
     }
 }
 
 /// The inside of a [poll](RxQueue::poll) of a [`VirtioRx`].
 pub struct RxPoll<'a, M: PeerMemory = PeerShared> {
     ring: &'a mut Ring<M>,
-    quiet: &'a mut Quiet,
+    idle: &'a mut IdleCounter,
     reserve: usize,
     napi: Napi<'a, M>,
 }
@@ -193,15 +193,15 @@ impl<M: PeerMemory> RxQueue for VirtioRx<M> {
 
     #[inline]
     fn poll<R>(&mut self, f: impl FnOnce(&mut RxPoll<'_, M>) -> R) -> R {
-        if self.link.has_replaced(self.ring()) {
+        if self.state.has_replaced(self.ring()) {
             self.adopt();
         }
-        if self.quiet.is_due() {
-            self.link.look();
+        if self.idle.is_due() {
+            self.state.try_check_connection();
         }
-        let Self { pool, ring, quiet, reserve, .. } = self;
+        let Self { pool, ring, idle, reserve, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is stopped, which consumes it");
-        pool.poll(|napi| f(&mut RxPoll { ring, quiet, reserve: *reserve, napi: napi.reborrow() }))
+        pool.poll(|napi| f(&mut RxPoll { ring, idle, reserve: *reserve, napi: napi.reborrow() }))
     }
 }
 
@@ -209,8 +209,8 @@ impl<M: PeerMemory> Poll for RxPoll<'_, M> {
     type Mem = M;
 
     fn receive<H: Handler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
-        let frames = each!(self.ring, rx => rx.receive(&mut self.napi, budget, &mut Frames(handler)));
-        self.quiet.count(frames);
+        let frames = each!(self.ring, rx => rx.receive(&mut self.napi, budget, &mut HandlerSink(handler)));
+        self.idle.count(frames);
         frames
     }
 

@@ -16,11 +16,11 @@
 //! In small mode there is one page. In big-packet mode there are as many as hold the longest segment. Pages that are taken together are
 //! put in the order of their addresses, so that a large segment lies in few extents.
 
-use super::buffers::{Buffers, ETHERNET, Frame, PLAIN, Pools, prefetch};
+use super::buffers::{Buffers, ETHERNET, PLAIN, Pools, ReceivedFrame, prefetch};
 use super::error::NetError;
-use super::page_buffers::part;
+use super::page_buffers::split_page;
 use super::panics::Panics;
-use super::queue_config::Recipe;
+use super::queue_config::QueueConfig;
 use super::ring::RingHandle;
 use super::split_options::{SplitClosed, SplitOptions};
 use crate::net::VnetHdr;
@@ -42,26 +42,26 @@ pub(super) struct SplitPools<M: PeerMemory> {
 
 impl<M: PeerMemory> SplitPools<M> {
     /// The pools of queue pair `pair`, with as many pages as the ring takes.
-    pub(super) fn new(recipe: &Recipe<M>, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
+    pub(super) fn new(config: &QueueConfig<M>, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
         let (min, max) = (ETHERNET as u16, SplitOptions::MOST);
         if !(min..=max).contains(&o.header_bytes) {
             return Err(NetError::HeaderBytes { asked: o.header_bytes, min, max });
         }
-        if !recipe.split {
+        if !config.split {
             return Err(NetError::NoDeviceMemory);
         }
-        let per_buffer = pages(recipe, o.header_bytes, o.provider.page_size());
-        let in_ring = if recipe.plan.rx_tables() { 1 } else { 1 + per_buffer };
-        let buffers = usize::from(recipe.ring_size) / in_ring;
-        let (host, most) = (recipe.provider.clone(), stride(o.header_bytes) as usize);
+        let per_buffer = pages(config, o.header_bytes, o.provider.page_size());
+        let in_ring = if config.plan.rx_tables() { 1 } else { 1 + per_buffer };
+        let buffers = usize::from(config.ring_size) / in_ring;
+        let (host, most) = (config.provider.clone(), stride(o.header_bytes) as usize);
         let prefill = buffers.div_ceil(host.page_size() / most);
-        let pool = PoolOptions::new(format!("rx{pair}-headers")).cache(recipe.cache).prefill(prefill);
-        let host = pool.build(host, recipe.domain.clone())?;
+        let pool = PoolOptions::new(format!("rx{pair}-headers")).cache(config.cache).prefill(prefill);
+        let host = pool.build(host, config.domain.clone())?;
         // A queue with long buffers needs at least one of them. Its ring holds more pages than most device memories
         // have.
-        let prefill = if recipe.big.is_some() { per_buffer } else { buffers };
+        let prefill = if config.big.is_some() { per_buffer } else { buffers };
         let pool = PoolOptions::new(format!("rx{pair}-device")).cache(o.cache).prefill(prefill);
-        let device = pool.build(o.provider.clone(), recipe.domain.clone())?;
+        let device = pool.build(o.provider.clone(), config.domain.clone())?;
         Ok(Self { host, device, header_bytes: o.header_bytes, keeps_receiving: o.keeps_receiving })
     }
 
@@ -112,17 +112,17 @@ fn stride(header_bytes: u16) -> u32 {
 
 /// Pages of `page` bytes in a buffer: the longest frame, and its header, fit them and the host part. A device that splits behind the
 /// headers may use less of the host part; what it then puts into the pages is payload of an IP packet, which fits 64 KiB as well.
-fn pages<M: PeerMemory>(recipe: &Recipe<M>, header_bytes: u16, page: usize) -> usize {
-    let most = recipe.max_frame.saturating_sub(usize::from(header_bytes));
+fn pages<M: PeerMemory>(config: &QueueConfig<M>, header_bytes: u16, page: usize) -> usize {
+    let most = config.max_frame.saturating_sub(usize::from(header_bytes));
     // Headers of TCP and IP have 40 bytes at least.
-    let payload = recipe.max_frame.saturating_sub(ETHERNET + 40);
+    let payload = config.max_frame.saturating_sub(ETHERNET + 40);
     most.max(payload).div_ceil(page).max(1)
 }
 
 /// The memory of a buffer. A slot that is not posted may have a part of it: a frame has left pages, or one of the pools
 /// was empty.
-pub(super) struct SplitSlot<M: PeerMemory> {
-    part: Option<Page<M>>,
+pub(super) struct SplitBuffer<M: PeerMemory> {
+    host_part: Option<Page<M>>,
     /// The first page of the buffer.
     page: Option<Page<Device>>,
     /// The other pages, the last one first.
@@ -131,9 +131,9 @@ pub(super) struct SplitSlot<M: PeerMemory> {
     without: bool,
 }
 
-impl<M: PeerMemory> Default for SplitSlot<M> {
+impl<M: PeerMemory> Default for SplitBuffer<M> {
     fn default() -> Self {
-        Self { part: None, page: None, more: Vec::new(), without: false }
+        Self { host_part: None, page: None, more: Vec::new(), without: false }
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) struct SplitBuffers<M: PeerMemory> {
     /// Whether the device splits frames behind their headers.
     splits: bool,
     /// Parts of split pages that are not posted yet.
-    parts: Vec<Page<M>>,
+    host_pages: Vec<Page<M>>,
     /// Pages that were taken out of slots. Empty except during a refill.
     spare: Vec<Page<Device>>,
     /// Whether buffers may be posted without pages of their own. This is so if no slot has pages to collect, and the
@@ -165,16 +165,16 @@ pub(super) struct SplitBuffers<M: PeerMemory> {
 }
 
 impl<M: PeerMemory> SplitBuffers<M> {
-    pub(super) fn new(recipe: &Recipe<M>, pools: &SplitPools<M>) -> Self {
+    pub(super) fn new(config: &QueueConfig<M>, pools: &SplitPools<M>) -> Self {
         let SplitPools { host, device, header_bytes, keeps_receiving } = pools;
         Self {
             head: VnetHdr::LEN as u32 + u32::from(*header_bytes),
             page: device.page_size() as u32,
-            pages: pages(recipe, *header_bytes, device.page_size()),
+            pages: pages(config, *header_bytes, device.page_size()),
             per_page: host.page_size() as u32 / stride(*header_bytes),
             needs_sync: host.needs_sync(),
             splits: false,
-            parts: Vec::new(),
+            host_pages: Vec::new(),
             spare: Vec::new(),
             posts_without: false,
             keeps_receiving: *keeps_receiving,
@@ -190,7 +190,7 @@ impl<M: PeerMemory> SplitBuffers<M> {
 
     /// How many bytes of a frame are in the host part, and how many in the pages, of a buffer into which the device has written `len`.
     #[inline(always)]
-    fn parts(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<(u32, u32)> {
+    fn split_at(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<(u32, u32)> {
         let (written, rest) = (len.min(self.head) - VnetHdr::LEN as u32, len.saturating_sub(self.head));
         if !self.splits {
             return Some((written, rest));
@@ -205,7 +205,7 @@ impl<M: PeerMemory> SplitBuffers<M> {
     #[inline(always)]
     fn fill_pages(
         &mut self,
-        slot: &mut SplitSlot<M>,
+        slot: &mut SplitBuffer<M>,
         napi: &mut Napi<'_, Device>,
         segments: &mut Segments<'_>,
     ) -> bool {
@@ -221,11 +221,11 @@ impl<M: PeerMemory> SplitBuffers<M> {
 
     fn fill_several(
         &mut self,
-        slot: &mut SplitSlot<M>,
+        slot: &mut SplitBuffer<M>,
         napi: &mut Napi<'_, Device>,
         segments: &mut Segments<'_>,
     ) -> bool {
-        let SplitSlot { more, .. } = slot;
+        let SplitBuffer { more, .. } = slot;
         more.reserve_exact(self.pages - more.len());
         let old = more.len();
         while more.len() < self.pages {
@@ -247,7 +247,7 @@ impl<M: PeerMemory> SplitBuffers<M> {
 
     /// Posts a buffer without pages of its own.
     #[cold]
-    fn fill_without(&mut self, slot: &mut SplitSlot<M>, segments: &mut Segments<'_>) -> bool {
+    fn fill_without(&mut self, slot: &mut SplitBuffer<M>, segments: &mut Segments<'_>) -> bool {
         let (Some(bin), true) = (&self.bin, self.posts_without && self.without < WITHOUT) else { return false };
         (1..=self.pages).for_each(|n| segments.set(n, bin.dma_addr()));
         self.spare.append(&mut slot.more);
@@ -260,7 +260,7 @@ impl<M: PeerMemory> SplitBuffers<M> {
 impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     type Mem = M;
     type Pools = SplitPools<M>;
-    type Slot = SplitSlot<M>;
+    type Buffer = SplitBuffer<M>;
     type Frame = SplitFrame<M>;
     const TABLES: bool = true;
     const SPLIT: bool = true;
@@ -274,22 +274,22 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     }
 
     #[inline(always)]
-    fn prefetch(slot: &SplitSlot<M>) {
-        if let SplitSlot { part: Some(part), page: Some(page), .. } = slot {
+    fn prefetch(slot: &SplitBuffer<M>) {
+        if let SplitBuffer { host_part: Some(part), page: Some(page), .. } = slot {
             prefetch(part.as_ptr().addr());
             page.prefetch();
         }
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut SplitSlot<M>, napi: &mut SplitNapi<'_, M>, segments: &mut Segments<'_>) -> bool {
+    fn fill(&mut self, slot: &mut SplitBuffer<M>, napi: &mut SplitNapi<'_, M>, segments: &mut Segments<'_>) -> bool {
         if self.keeps_receiving && self.bin.is_none() {
             self.bin = napi.device.alloc();
         }
-        if slot.part.is_none() {
-            let Some(part) = part(&mut self.parts, self.per_page, &mut napi.host) else { return false };
+        if slot.host_part.is_none() {
+            let Some(part) = split_page(&mut self.host_pages, self.per_page, &mut napi.host) else { return false };
             segments.set(0, part.dma_addr());
-            slot.part = Some(part);
+            slot.host_part = Some(part);
         }
         if slot.page.is_none()
             && !slot.without
@@ -298,33 +298,33 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
         {
             return false;
         }
-        if let (true, Some(part)) = (self.needs_sync, &slot.part) {
+        if let (true, Some(part)) = (self.needs_sync, &slot.host_part) {
             napi.host.sync_for_device(part, 0..self.head as usize);
         }
         true
     }
 
     #[inline(always)]
-    fn sync(&self, slot: &SplitSlot<M>, len: u32, napi: &SplitNapi<'_, M>) {
-        if let (true, Some(part)) = (self.needs_sync, &slot.part) {
+    fn sync(&self, slot: &SplitBuffer<M>, len: u32, napi: &SplitNapi<'_, M>) {
+        if let (true, Some(part)) = (self.needs_sync, &slot.host_part) {
             napi.host.sync_for_cpu(part, 0..len.min(self.head) as usize);
         }
     }
 
     #[inline(always)]
-    fn header(&self, slot: &SplitSlot<M>) -> [u8; VnetHdr::LEN] {
-        slot.part.as_ref().and_then(|part| part.read_at(0).ok()).unwrap_or(PLAIN)
+    fn header(&self, slot: &SplitBuffer<M>) -> [u8; VnetHdr::LEN] {
+        slot.host_part.as_ref().and_then(|part| part.read_at(0).ok()).unwrap_or(PLAIN)
     }
 
     #[inline(always)]
     fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
-        self.parts(header, len).map(|(head, rest)| (head + rest) as usize)
+        self.split_at(header, len).map(|(head, rest)| (head + rest) as usize)
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut SplitSlot<M>, header: &[u8; VnetHdr::LEN], len: u32) -> Option<SplitFrame<M>> {
-        let (head, rest) = self.parts(header, len)?;
-        let part = slot.part.take()?;
+    fn complete(&mut self, slot: &mut SplitBuffer<M>, header: &[u8; VnetHdr::LEN], len: u32) -> Option<SplitFrame<M>> {
+        let (head, rest) = self.split_at(header, len)?;
+        let part = slot.host_part.take()?;
         let (first, mut left) = (rest.min(self.page) as usize, rest.saturating_sub(self.page) as usize);
         if slot.without {
             slot.without = false;
@@ -346,9 +346,9 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
         Some(SplitFrame::new(head, payload, Meta::default()))
     }
 
-    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut SplitSlot<M>>) -> bool
+    fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut SplitBuffer<M>>) -> bool
     where
-        SplitSlot<M>: 's,
+        SplitBuffer<M>: 's,
     {
         for slot in slots {
             self.spare.extend(slot.page.take().into_iter().chain(slot.more.drain(..)));
@@ -364,30 +364,30 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
         self.spare.clear();
     }
 
-    fn recover(&mut self, slot: &mut SplitSlot<M>, panics: &mut Panics) {
-        let SplitSlot { part, page, more, .. } = std::mem::take(slot);
+    fn recover(&mut self, slot: &mut SplitBuffer<M>, panics: &mut Panics) {
+        let SplitBuffer { host_part: part, page, more, .. } = std::mem::take(slot);
         panics.call(|| drop(part));
         page.into_iter().chain(more).for_each(|page| panics.call(|| drop(page)).unwrap_or(()));
     }
 
-    fn quarantine(&mut self, slot: &mut SplitSlot<M>, pools: &mut SplitPools<M>, panics: &mut Panics) {
-        let SplitSlot { part, page, more, .. } = std::mem::take(slot);
+    fn quarantine(&mut self, slot: &mut SplitBuffer<M>, pools: &mut SplitPools<M>, panics: &mut Panics) {
+        let SplitBuffer { host_part: part, page, more, .. } = std::mem::take(slot);
         part.into_iter().for_each(|part| _ = panics.call(|| pools.host.quarantine(part)));
         page.into_iter().chain(more).for_each(|page| _ = panics.call(|| pools.device.quarantine(page)));
     }
 
     fn clear(&mut self) {
-        self.parts.clear();
+        self.host_pages.clear();
         self.spare.clear();
     }
 
-    fn surrender(&mut self, lost: bool, pools: &mut SplitPools<M>, panics: &mut Panics) {
+    fn release_shared(&mut self, lost: bool, pools: &mut SplitPools<M>, panics: &mut Panics) {
         let Some(bin) = self.bin.take() else { return };
         panics.call(|| if lost { pools.device.quarantine(bin) } else { drop(bin) });
     }
 }
 
-impl<M: PeerMemory> Frame for SplitFrame<M> {
+impl<M: PeerMemory> ReceivedFrame for SplitFrame<M> {
     #[inline]
     fn len(&self) -> usize {
         self.len()

@@ -1,14 +1,14 @@
 //! A receive queue of frames whose headers are in host memory and whose payload is in device memory.
 
-use super::buffer_layout::Header;
-use super::buffers::{Pools, Sink};
-use super::idle::Quiet;
+use super::buffer_layout::HeaderFields;
+use super::buffers::{FrameSink, Pools};
+use super::idle::IdleCounter;
 use super::receive::Receive;
 use super::ring::RingHandle;
 use super::split_buffers::{SplitBuffers, SplitNapi, SplitPools};
 use super::split_options::SplitClosed;
-use super::state::Link;
-use super::stats::{RxStats, state};
+use super::state::DriverState;
+use super::stats::{RxStats, state_name};
 use super::stop::{Stop, Stopped};
 use netmem_packet::{Armed, SplitFrame, SplitHandler, Wait};
 use netmem_pool::{Device, Napi, Page, PeerMemory, PeerShared, PoolStats};
@@ -26,14 +26,15 @@ pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
     pools: Option<SplitPools<M>>,
     ring: Receive<SplitBuffers<M>>,
     index: usize,
-    quiet: Quiet,
-    link: Arc<Link<M>>,
+    idle: IdleCounter,
+    state: Arc<DriverState<M>>,
 }
 
 impl<M: PeerMemory> VirtioSplitRx<M> {
-    pub(super) fn new(ring: RingHandle, pools: SplitPools<M>, index: usize, link: Arc<Link<M>>) -> Self {
-        let ring = Receive::new(ring, SplitBuffers::new(&link.recipe, &pools), Header::Offloads, link.recipe.offloads);
-        let mut this = Self { pools: Some(pools), ring, index, quiet: Quiet::default(), link };
+    pub(super) fn new(ring: RingHandle, pools: SplitPools<M>, index: usize, state: Arc<DriverState<M>>) -> Self {
+        let ring =
+            Receive::new(ring, SplitBuffers::new(&state.config, &pools), HeaderFields::Offloads, state.config.offloads);
+        let mut this = Self { pools: Some(pools), ring, index, idle: IdleCounter::default(), state };
         // A queue is full before its first poll.
         this.poll(|poll| poll.ring.refill(&mut poll.napi));
         this
@@ -43,29 +44,29 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
     /// the pools' caches.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut SplitPoll<'_, M>) -> R) -> R {
-        if self.link.has_replaced(self.ring()) {
+        if self.state.has_replaced(self.ring()) {
             self.adopt();
         }
-        if self.quiet.is_due() {
-            self.link.look();
+        if self.idle.is_due() {
+            self.state.try_check_connection();
         }
-        let Self { pools, ring, quiet, .. } = self;
+        let Self { pools, ring, idle, .. } = self;
         let pools = pools.as_mut().expect("the pools are there until the queue is stopped, which consumes it");
-        pools.poll(|napi| f(&mut SplitPoll { ring, quiet, napi: napi.reborrow() }))
+        pools.poll(|napi| f(&mut SplitPoll { ring, idle, napi: napi.reborrow() }))
     }
 
     /// Takes the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
-        let Self { pools: Some(pools), ring, index, link, .. } = self else { return };
-        let Some(new) = link.take_ring(*index) else { return };
+        let Self { pools: Some(pools), ring, index, state, .. } = self else { return };
+        let Some(new) = state.take_ring(*index) else { return };
         pools.poll(|napi| ring.adopt(new, napi));
     }
 
     /// As [`VirtioRx::is_connected`](super::VirtioRx::is_connected).
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link.is_connected()
+        self.state.is_connected()
     }
 
     /// The queue's counters. Every delivered frame counts as passed. A frame with payload in device memory counts as a
@@ -113,8 +114,8 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
         self.index
     }
 
-    fn link(&self) -> &Arc<Link<M>> {
-        &self.link
+    fn state(&self) -> &Arc<DriverState<M>> {
+        &self.state
     }
 
     fn ring(&self) -> &RingHandle {
@@ -122,7 +123,7 @@ impl<M: PeerMemory> Stop for VirtioSplitRx<M> {
     }
 
     fn stop(&mut self) -> Option<Stopped<SplitClosed>> {
-        self.ring.stop(self.pools.take()?, &self.link, self.index)
+        self.ring.stop(self.pools.take()?, &self.state, self.index)
     }
 }
 
@@ -134,14 +135,14 @@ impl<M: PeerMemory> Drop for VirtioSplitRx<M> {
 
 impl<M: PeerMemory> fmt::Debug for VirtioSplitRx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioSplitRx({}, {})", self.index, state(self.stats().stopped))
+        write!(f, "VirtioSplitRx({}, {})", self.index, state_name(self.stats().stopped))
     }
 }
 
 /// See [`Wait`]. A queue that lacks pages for the next frame does not wait.
 impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
-        self.link.arm_receive(self.index, &mut self.ring)
+        self.state.arm_receive(self.index, &mut self.ring)
     }
 
     fn disarm(&mut self) {
@@ -150,22 +151,22 @@ impl<M: PeerMemory> Wait for VirtioSplitRx<M> {
 
     /// The error is a [`QueueStopped`](super::QueueStopped).
     fn check(&self) -> io::Result<()> {
-        self.link.check(self.index, self.ring(), self.stats().stopped)
+        self.state.check(self.index, self.ring(), self.stats().stopped)
     }
 }
 
 /// The inside of a [poll](VirtioSplitRx::poll).
 pub struct SplitPoll<'a, M: PeerMemory = PeerShared> {
     ring: &'a mut Receive<SplitBuffers<M>>,
-    quiet: &'a mut Quiet,
+    idle: &'a mut IdleCounter,
     napi: SplitNapi<'a, M>,
 }
 
 impl<M: PeerMemory> SplitPoll<'_, M> {
     /// Receives up to `budget` frames, gives each to `handler`, and posts new chains. Returns how many frames there were.
     pub fn receive<H: SplitHandler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
-        let frames = self.ring.receive(&mut self.napi, budget, &mut Frames(handler));
-        self.quiet.count(frames);
+        let frames = self.ring.receive(&mut self.napi, budget, &mut SplitHandlerSink(handler));
+        self.idle.count(frames);
         frames
     }
 
@@ -182,9 +183,9 @@ impl<M: PeerMemory> fmt::Debug for SplitPoll<'_, M> {
 }
 
 /// A handler as the sink of a queue.
-struct Frames<'h, H>(&'h mut H);
+struct SplitHandlerSink<'h, H>(&'h mut H);
 
-impl<M: PeerMemory, H: SplitHandler<M>> Sink<SplitBuffers<M>> for Frames<'_, H> {
+impl<M: PeerMemory, H: SplitHandler<M>> FrameSink<SplitBuffers<M>> for SplitHandlerSink<'_, H> {
     #[inline(always)]
     fn deliver(&mut self, stats: &mut RxStats, _: &mut SplitNapi<'_, M>, frame: SplitFrame<M>) -> Option<Page<M>> {
         stats.frames += 1;

@@ -26,18 +26,18 @@ pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     tx: VirtioTx<M>,
     /// By slot. A slot keeps its allocation.
     holders: Box<[Vec<H>]>,
-    known: Known,
+    known: DeviceRanges,
 }
 
 /// The addresses of device memory as the queue has seen them last.
 #[derive(Default)]
-struct Known {
+struct DeviceRanges {
     /// The number of their changes; `None` before the first look.
     version: Option<u32>,
     ranges: Vec<Range<u64>>,
 }
 
-impl Known {
+impl DeviceRanges {
     /// Whether all of these bytes are in one region of device memory. The caller chooses the address, and the device
     /// would send any bytes at that address.
     fn has(&self, dma: u64, len: u32) -> bool {
@@ -51,7 +51,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// keeps a fragment's memory alive until the device has read it.
     pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
         let holders = (0..self.slots()).map(|_| Vec::new()).collect();
-        VirtioSplitTx { tx: self, holders, known: Known::default() }
+        VirtioSplitTx { tx: self, holders, known: DeviceRanges::default() }
     }
 }
 
@@ -91,9 +91,9 @@ impl<H, M: PeerMemory> VirtioSplitTx<H, M> {
 
 impl<H, M: PeerMemory> SplitTxQueue<H> for VirtioSplitTx<H, M> {
     fn send_split(&mut self, head: Packet<M>, payload: &mut Vec<DeviceFrag<H>>) -> Result<(), Packet<M>> {
-        if self.known.version != Some(self.tx.link.memory.load(Ordering::Acquire)) {
-            let (version, ranges) = self.tx.link.device_memory();
-            self.known = Known { version: Some(version), ranges };
+        if self.known.version != Some(self.tx.state.memory.load(Ordering::Acquire)) {
+            let (version, ranges) = self.tx.state.device_memory();
+            self.known = DeviceRanges { version: Some(version), ranges };
         }
         if !payload.iter().all(|f| self.known.has(f.dma, f.len)) {
             self.tx.stats_mut().wrong_domain += 1;

@@ -1,10 +1,10 @@
 //! What the queues of a device and its handle share.
 
-use super::alarms::Alarms;
-use super::alive::Ended;
-use super::queue_config::Recipe;
+use super::disconnect::LastDisconnect;
+use super::queue_config::QueueConfig;
+use super::queue_epolls::QueueEpolls;
 use super::ring::RingHandle;
-use super::ring_memory::RingMemory;
+use super::ring_layout::RingMemory;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use netmem_pool::{AddedMemory, PeerMemory, VhostRegion};
 use std::sync::atomic::AtomicU32;
@@ -12,18 +12,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The data that the queues and the device's handle share: the connection, and the values from which a queue is made
 /// when it is restarted.
-pub(crate) struct Link<M: PeerMemory> {
+pub(crate) struct DriverState<M: PeerMemory> {
     pub(super) attached: Mutex<Attached>,
     /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
     pub(super) connection: AtomicU32,
-    pub(super) ended: Ended,
+    pub(super) last_disconnect: LastDisconnect,
     /// Device memory that is added and removed while the device runs.
     pub(super) added: AddedMemory,
     /// Counts the changes of the device memory. Written with `attached` locked.
     pub(super) memory: AtomicU32,
     /// The descriptors that wake threads which wait for queues.
-    pub(super) alarms: Alarms,
-    pub(super) recipe: Recipe<M>,
+    pub(super) epolls: QueueEpolls,
+    pub(super) config: QueueConfig<M>,
 }
 
 /// The back end, and the memory and rings that it was given.
@@ -39,7 +39,7 @@ pub(super) struct Attached {
     pub(super) split: Vec<bool>,
 }
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -35,7 +35,7 @@ pub struct RxStats {
     /// [`SplitOptions::keep_receiving`](super::SplitOptions::keep_receiving).
     pub payload_dropped: u64,
     /// How often fewer buffers were posted than possible, because there was no page.
-    pub starved: u64,
+    pub out_of_buffers: u64,
     /// How often the queue took the ring of a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
     /// Buffers that the device had filled before such a restart and that had not been polled. Their frames are lost.
@@ -68,7 +68,7 @@ impl RxStats {
             ("bad_header", self.bad_header),
             ("not_negotiated", self.not_negotiated),
             ("payload_dropped", self.payload_dropped),
-            ("starved", self.starved),
+            ("out_of_buffers", self.out_of_buffers),
             ("unread", self.unread),
         ]
         .into_iter()
@@ -104,6 +104,6 @@ pub struct TxStats {
 }
 
 /// A queue's state as a word.
-pub(crate) fn state(stopped: Option<DeviceFault>) -> impl fmt::Display {
+pub(crate) fn state_name(stopped: Option<DeviceFault>) -> impl fmt::Display {
     stopped.map_or("running", |e| e.name())
 }

@@ -1,7 +1,7 @@
 //! A receive queue that can be stopped: what a restart needs of it.
 
 use super::ring::RingHandle;
-use super::state::Link;
+use super::state::DriverState;
 use crate::vhost_user::VhostUserError;
 use netmem_pool::PeerMemory;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) trait Stop {
     /// Whether the queue receives into device memory.
     const SPLIT: bool;
     fn index(&self) -> usize;
-    fn link(&self) -> &Arc<Link<Self::Mem>>;
+    fn state(&self) -> &Arc<DriverState<Self::Mem>>;
     fn ring(&self) -> &RingHandle;
     /// `None` if it was stopped before.
     fn stop(&mut self) -> Option<Stopped<Self::PoolClosed>>;

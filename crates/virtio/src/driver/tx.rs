@@ -5,12 +5,12 @@
 //! of [`send`](TxQueue::send); packets of another domain are mapped first.
 
 use super::headers::HeaderArray;
-use super::idle::Quiet;
+use super::idle::IdleCounter;
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
-use super::space::{Memory, Space};
-use super::state::Link;
-use super::stats::{DeviceFault, TxStats, state};
+use super::state::DriverState;
+use super::stats::{DeviceFault, TxStats, state_name};
+use super::tx_mappings::{TxAddressing, TxMappings};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::{DriverFormat, DriverQueue, LOOK, Segment, Vacant, with_queue};
@@ -30,16 +30,16 @@ use std::sync::Arc;
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// The packets that the device has.
     ring: RingQueue<Option<Packet<M>>>,
-    outlet: Outlet<M>,
+    path: TxPath<M>,
     pub(super) index: usize,
-    quiet: Quiet,
-    pub(super) link: Arc<Link<M>>,
+    idle: IdleCounter,
+    pub(super) state: Arc<DriverState<M>>,
 }
 
 /// The parts of a transmit queue except its ring.
-struct Outlet<M: PeerMemory> {
+struct TxPath<M: PeerMemory> {
     headers: HeaderArray,
-    space: Space<M>,
+    mappings: TxMappings<M>,
     negotiated: Negotiated,
     /// Whether anything was posted since the last flush.
     dirty: bool,
@@ -52,15 +52,15 @@ impl<M: PeerMemory> VirtioTx<M> {
     pub(super) fn new(
         handle: RingHandle,
         headers: HeaderArray,
-        memory: Memory<M>,
+        addressing: TxAddressing<M>,
         negotiated: Negotiated,
         index: usize,
-        link: Arc<Link<M>>,
+        state: Arc<DriverState<M>>,
     ) -> Self {
         let ring = RingQueue::new(handle);
-        let space = Space::new(memory, with_queue!(&ring.queue, queue => queue.size()));
-        let outlet = Outlet { headers, space, negotiated, dirty: false, stats: TxStats::default() };
-        Self { ring, outlet, index, quiet: Quiet::default(), link }
+        let mappings = TxMappings::new(addressing, with_queue!(&ring.queue, queue => queue.size()));
+        let path = TxPath { headers, mappings, negotiated, dirty: false, stats: TxStats::default() };
+        Self { ring, path, index, idle: IdleCounter::default(), state }
     }
 
     pub(super) fn handle(&self) -> &RingHandle {
@@ -79,11 +79,11 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> TxStats {
-        self.outlet.stats
+        self.path.stats
     }
 
     pub(super) fn stats_mut(&mut self) -> &mut TxStats {
-        &mut self.outlet.stats
+        &mut self.path.stats
     }
 
     /// Packets that the device has.
@@ -95,7 +95,7 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// As [`VirtioRx::is_connected`](super::VirtioRx::is_connected); calls of [`complete`](netmem_packet::TxQueue::complete) count as polls.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link.is_connected()
+        self.state.is_connected()
     }
 
     /// Queues a packet with more behind it: `payload`'s addresses and lengths. Returns the packet's slot.
@@ -104,18 +104,18 @@ impl<M: PeerMemory> VirtioTx<M> {
         packet: Packet<M>,
         payload: impl ExactSizeIterator<Item = (u64, u32)>,
     ) -> Result<u16, Packet<M>> {
-        with_queue!(&mut self.ring.queue, queue => self.outlet.send_with(queue, packet, payload))
+        with_queue!(&mut self.ring.queue, queue => self.path.send_with(queue, packet, payload))
     }
 
     /// Whether there is room for a packet and `more` fragments of payload.
     pub(super) fn sendable_with(&self, packet: &Packet<M>, more: usize) -> Sendable {
-        let Outlet { stats, space, .. } = &self.outlet;
+        let TxPath { stats, mappings, .. } = &self.path;
         let n = segments(packet) + more;
         let (ever, now) = with_queue!(&self.ring.queue, queue => (queue.ever_fits(n), queue.fits(n)));
         let never = stats.stopped.is_some()
-            || self.outlet.lacks_offload(packet.meta)
+            || self.path.lacks_offload(packet.meta)
             || !ever
-            || packet.fragments().any(|f| space.reach(f) == Reach::Never);
+            || packet.fragments().any(|f| mappings.reach(f) == Reach::Never);
         match now {
             _ if never => Sendable::Never,
             false => Sendable::Later,
@@ -126,18 +126,18 @@ impl<M: PeerMemory> VirtioTx<M> {
     /// Whether the device has a new connection. Then [`adopt`](Self::adopt) must be called.
     #[inline(always)]
     pub(super) fn is_replaced(&self) -> bool {
-        self.link.has_replaced(self.handle())
+        self.state.has_replaced(self.handle())
     }
 
     /// Takes the ring of the device's new connection. Takes back the packets that the old device had confirmed, as
     /// [`reap`](Self::reap) does, and drops the others. Returns how many frames were confirmed.
     #[cold]
     pub(super) fn adopt(&mut self, done: impl FnMut(u16)) -> usize {
-        let Some((handle, headers)) = self.link.take_tx_ring(self.index) else { return 0 };
-        let completed = if self.outlet.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
-        let Outlet { space, stats, .. } = &mut self.outlet;
+        let Some((handle, headers)) = self.state.take_tx_ring(self.index) else { return 0 };
+        let completed = if self.path.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
+        let TxPath { mappings, stats, .. } = &mut self.path;
         let mut panics = Panics::default();
-        panics.call(|| space.release_all());
+        panics.call(|| mappings.release_all());
         with_queue!(&mut self.ring.queue, queue => {
             for packet in queue.slots().filter_map(|(_, packet)| packet.take()) {
                 stats.unconfirmed += 1;
@@ -145,9 +145,9 @@ impl<M: PeerMemory> VirtioTx<M> {
             }
         });
         self.ring.replace(handle);
-        (self.outlet.headers, self.outlet.dirty) = (headers, false);
-        self.outlet.stats.stopped = None;
-        self.outlet.stats.restarts += 1;
+        (self.path.headers, self.path.dirty) = (headers, false);
+        self.path.stats.stopped = None;
+        self.path.stats.restarts += 1;
         panics.resume();
         completed
     }
@@ -155,23 +155,23 @@ impl<M: PeerMemory> VirtioTx<M> {
     #[cold]
     pub(super) fn stop(&mut self, error: DeviceFault) -> usize {
         tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
-        self.outlet.stats.stopped = Some(error);
+        self.path.stats.stopped = Some(error);
         0
     }
 
     /// Takes back completed packets. Calls `done` with each slot before its packet is dropped.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: impl FnMut(u16)) -> Result<usize, DeviceFault> {
-        if self.quiet.is_due() {
-            self.link.look();
+        if self.idle.is_due() {
+            self.state.try_check_connection();
         }
-        let reaped = with_queue!(&mut self.ring.queue, queue => self.outlet.reap(queue, done))?;
-        self.quiet.count(reaped);
+        let reaped = with_queue!(&mut self.ring.queue, queue => self.path.reap(queue, done))?;
+        self.idle.count(reaped);
         Ok(reaped)
     }
 }
 
-impl<M: PeerMemory> Outlet<M> {
+impl<M: PeerMemory> TxPath<M> {
     /// Queues a packet. `held` gets it when the device's header is in front of it.
     #[inline(always)]
     fn send<F: DriverFormat, R>(
@@ -192,7 +192,7 @@ impl<M: PeerMemory> Outlet<M> {
             self.stats.full += 1;
             return Err(packet);
         };
-        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
+        if !packet.fragments().all(|f| self.mappings.address(f).is_some()) {
             return self.send_mapped(queue, vacant, packet, held);
         }
         let len = packet.len();
@@ -202,7 +202,7 @@ impl<M: PeerMemory> Outlet<M> {
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
         let held = held(packet);
-        if let Err(panic) = self.space.sync(packet) {
+        if let Err(panic) = self.mappings.sync(packet) {
             return unsent(queue.buffer(slot), in_place, panic).map(|()| held);
         }
         // The usual packet: one fragment, which has the header, too.
@@ -231,7 +231,7 @@ impl<M: PeerMemory> Outlet<M> {
         let len = packet.len();
         // The header is written before the head is mapped, so that it is mapped, too.
         let in_place = packet.prepend(&header);
-        if let Err(error) = self.space.map(&packet, slot) {
+        if let Err(error) = self.mappings.map(&packet, slot) {
             tracing::debug!(%error, "a packet cannot be mapped");
             self.stats.wrong_domain += 1;
             if in_place {
@@ -244,7 +244,7 @@ impl<M: PeerMemory> Outlet<M> {
         *queue.buffer(slot) = Some(packet);
         let apart = self.apart(slot, in_place, header);
         queue.post(vacant, |packet| {
-            let frags = fragments(packet).zip(self.space.mapped(slot));
+            let frags = fragments(packet).zip(self.mappings.mapped(slot));
             apart.into_iter().chain(frags.map(|(frag, addr)| Segment::read(addr, frag.len() as u32)))
         });
         self.stats.mapped += 1;
@@ -271,7 +271,7 @@ impl<M: PeerMemory> Outlet<M> {
             return Err(packet);
         };
         // Headers are written for this device, in memory of its domain.
-        if !packet.fragments().all(|f| self.space.address(f).is_some()) {
+        if !packet.fragments().all(|f| self.mappings.address(f).is_some()) {
             self.stats.wrong_domain += 1;
             return Err(packet);
         }
@@ -280,7 +280,7 @@ impl<M: PeerMemory> Outlet<M> {
         let mut bytes = packet.len();
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
-        if let Err(panic) = self.space.sync(packet) {
+        if let Err(panic) = self.mappings.sync(packet) {
             return unsent(queue.buffer(slot), in_place, panic).map(|()| slot);
         }
         let apart = self.apart(slot, in_place, header);
@@ -306,8 +306,8 @@ impl<M: PeerMemory> Outlet<M> {
                 let Some((slot, _, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
                 self.stats.completed += 1;
                 let _sent = Sent(packet);
-                if self.space.has_mapped() {
-                    self.space.release(slot);
+                if self.mappings.has_mapped() {
+                    self.mappings.release(slot);
                 }
                 done(slot);
             }
@@ -327,7 +327,7 @@ impl<M: PeerMemory> Outlet<M> {
     /// The segment of a fragment of this domain.
     #[inline(always)]
     fn segment(&self, frag: &Frag<M>) -> Segment {
-        Segment::read(self.space.known(frag), frag.len() as u32)
+        Segment::read(self.mappings.known(frag), frag.len() as u32)
     }
 
     /// The header of a frame. `None` if the frame needs a feature that was not negotiated.
@@ -395,11 +395,11 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
     type Mem = M;
 
     fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
-        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet, |_| ()))
+        with_queue!(&mut self.ring.queue, queue => self.path.send(queue, packet, |_| ()))
     }
 
     fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {
-        with_queue!(&mut self.ring.queue, queue => self.outlet.send(queue, packet, |packet| packet.head().clone()))
+        with_queue!(&mut self.ring.queue, queue => self.path.send(queue, packet, |packet| packet.head().clone()))
     }
 
     fn sendable(&self, packet: &Packet<M>) -> Sendable {
@@ -408,11 +408,11 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     #[inline]
     fn supports(&self, meta: Meta) -> bool {
-        !self.outlet.lacks_offload(meta)
+        !self.path.lacks_offload(meta)
     }
 
     fn flush(&mut self) {
-        if std::mem::take(&mut self.outlet.dirty) {
+        if std::mem::take(&mut self.path.dirty) {
             with_queue!(&mut self.ring.queue, queue => queue.publish());
             self.ring.notify();
         }
@@ -422,7 +422,7 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
         if self.is_replaced() {
             return self.adopt(|_| {});
         }
-        if self.outlet.stats.stopped.is_some() {
+        if self.path.stats.stopped.is_some() {
             return 0;
         }
         match self.reap(|_| {}) {
@@ -433,23 +433,23 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     #[inline]
     fn reach(&self, frag: &Frag<M>) -> Reach {
-        self.outlet.space.reach(frag)
+        self.path.mappings.reach(frag)
     }
 }
 
 impl<M: PeerMemory> Drop for VirtioTx<M> {
     fn drop(&mut self) {
-        if let Err(error) = self.link.stop_ring(self.index, self.handle()) {
+        if let Err(error) = self.state.stop_ring(self.index, self.handle()) {
             tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
         // Done before the packets are dropped, because their pages may be allocated again at once.
-        self.outlet.space.release_all();
+        self.path.mappings.release_all();
     }
 }
 
 impl<M: PeerMemory> fmt::Debug for VirtioTx<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtioTx({}, {})", self.index, state(self.outlet.stats.stopped))
+        write!(f, "VirtioTx({}, {})", self.index, state_name(self.path.stats.stopped))
     }
 }
 

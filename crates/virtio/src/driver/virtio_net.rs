@@ -4,7 +4,7 @@ use super::ctrl::ControlQueue;
 use super::error::NetError;
 use super::reserve::Reserve;
 use super::rx::VirtioRx;
-use super::state::Link;
+use super::state::DriverState;
 use super::tx::VirtioTx;
 use crate::virtqueue::Negotiated;
 use netmem_pool::{DmaDomain, PeerMemory, PeerShared, PoolOptions, Region, SharedPool};
@@ -28,7 +28,7 @@ pub struct QueuePair<M: PeerMemory = PeerShared> {
 /// [trusted](super::NetOptions::trust_peer), whose bytes are slices. The driver checks what either of them says about its
 /// rings.
 pub struct VirtioNet<M: PeerMemory = PeerShared> {
-    pub(super) link: Arc<Link<M>>,
+    pub(super) state: Arc<DriverState<M>>,
     pub(super) control: Option<ControlQueue>,
     pub(super) control_index: usize,
     pub(super) features: Negotiated,
@@ -52,7 +52,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         }
         match &mut self.control {
             Some(control) => control.set_pairs(pairs)?,
-            None => self.link.with(|b| {
+            None => self.state.with(|b| {
                 (0..usize::from(self.pairs) * 2)
                     .try_for_each(|index| b.enable_ring(index, index < usize::from(pairs) * 2))
             })?,
@@ -83,7 +83,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// device takes this process's addresses ([`NetOptions::premapped`](super::NetOptions::premapped)).
     #[must_use]
     pub fn domain(&self) -> Option<&Arc<dyn DmaDomain>> {
-        self.link.recipe.domain.as_ref()
+        self.state.config.domain.as_ref()
     }
 
     /// Makes a pool of pages to send from. Any thread allocates from it, by shared reference. The pages are in the device's
@@ -102,7 +102,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// one. One system call.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link.look_at(&self.link.lock())
+        self.state.check_connection(&self.state.lock())
     }
 }
 
@@ -110,7 +110,7 @@ impl<M: PeerMemory> Drop for VirtioNet<M> {
     fn drop(&mut self) {
         if self.control.is_some() {
             // A device that is gone has stopped.
-            let _ = self.link.with(|b| b.stop_ring(self.control_index));
+            let _ = self.state.with(|b| b.stop_ring(self.control_index));
         }
     }
 }

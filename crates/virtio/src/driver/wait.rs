@@ -3,7 +3,7 @@
 //! ```text
 //!   queue's epoll set   call eventfd of its ring     the device has given something back, and was asked to tell
 //!   (one per queue,     connection's socket          the back end has closed the connection: once
-//!    for its lifetime)  a file that is ready         the queue was restarted or reconnected: once each, by `Alarms::wake`
+//!    for its lifetime)  a file that is ready         the queue was restarted or reconnected: once each, by `QueueEpolls::wake`
 //! ```
 //!
 //! The set is the queue's descriptor. A restart and a reconnect change the ring, its call eventfd and the connection; the
@@ -39,7 +39,7 @@ use super::ring::{RingHandle, RingQueue};
 use super::rx::VirtioRx;
 use super::split_rx::VirtioSplitRx;
 use super::split_tx::VirtioSplitTx;
-use super::state::Link;
+use super::state::DriverState;
 use super::stats::DeviceFault;
 use super::stop::Stop;
 use super::tx::VirtioTx;
@@ -50,7 +50,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::MutexGuard;
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     /// Whether a queue works, which a fault may have stopped. A queue that has not taken its ring
     /// of a new connection yet does so in the next poll, and the fault is over then.
     pub(super) fn check(&self, queue: usize, ring: &RingHandle, stopped: Option<DeviceFault>) -> io::Result<()> {
@@ -72,7 +72,7 @@ impl<M: PeerMemory> Link<M> {
         stopped: Option<DeviceFault>,
         polls: bool,
     ) -> io::Result<Armed> {
-        let hung_up = self.alarms.of(queue).clear();
+        let hung_up = self.epolls.of(queue).clear();
         if hung_up {
             self.hung_up(ring.handle().connection());
         }
@@ -131,19 +131,19 @@ pub enum QueueStopped {
 
 impl<M: PeerMemory> AsFd for VirtioRx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link().alarms.of(self.index()).as_fd()
+        self.state().epolls.of(self.index()).as_fd()
     }
 }
 
 impl<M: PeerMemory> AsFd for VirtioSplitRx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link().alarms.of(self.index()).as_fd()
+        self.state().epolls.of(self.index()).as_fd()
     }
 }
 
 impl<M: PeerMemory> AsFd for VirtioTx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.alarms.of(self.index).as_fd()
+        self.state.epolls.of(self.index).as_fd()
     }
 }
 
@@ -152,8 +152,8 @@ impl<M: PeerMemory> AsFd for VirtioTx<M> {
 impl<M: PeerMemory> Wait for VirtioTx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
-        let (link, index, stopped) = (self.link.clone(), self.index, self.stats().stopped);
-        link.arm(index, self.ring_mut(), stopped, false)
+        let (state, index, stopped) = (self.state.clone(), self.index, self.stats().stopped);
+        state.arm(index, self.ring_mut(), stopped, false)
     }
 
     fn disarm(&mut self) {
@@ -162,7 +162,7 @@ impl<M: PeerMemory> Wait for VirtioTx<M> {
 
     /// The error is a [`QueueStopped`].
     fn check(&self) -> io::Result<()> {
-        self.link.check(self.index, self.handle(), self.stats().stopped)
+        self.state.check(self.index, self.handle(), self.stats().stopped)
     }
 }
 

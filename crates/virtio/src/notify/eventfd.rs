@@ -30,8 +30,8 @@ pub(super) fn context_for(fd: BorrowedFd<'_>) -> Result<Option<&'static Context>
         Ok(context) => return context.check(fd).map(|()| Some(context)),
         Err(source) => source,
     };
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         tracing::warn!(
             "no asynchronous I/O ({source}; see the sysctl fs.aio-max-nr, and seccomp filters): a thread for each \
              eventfd signals peers instead"

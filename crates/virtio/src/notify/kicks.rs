@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(crate) struct Kicks(Arc<OwnedFd>);
 
 /// The numbers with which files are added to the epoll descriptor. They say what an event is about.
-mod about {
+mod event_kind {
     pub(super) const KICK: u64 = 0;
     pub(super) const HANG_UP: u64 = 1;
     pub(super) const WAKE: u64 = 2;
@@ -24,28 +24,28 @@ impl Kicks {
         Ok(Self(Arc::new(epoll.map_err(|e| NotifyError::Io { what: "epoll_create", source: e.into() })?)))
     }
 
-    fn add(&self, fd: BorrowedFd<'_>, about: u64, flags: epoll::EventFlags) -> Result<(), NotifyError> {
+    fn add(&self, fd: BorrowedFd<'_>, kind: u64, flags: epoll::EventFlags) -> Result<(), NotifyError> {
         let failed = |e: rustix::io::Errno| NotifyError::Io { what: "epoll_ctl", source: e.into() };
-        epoll::add(&self.0, fd, epoll::EventData::new_u64(about), flags).map_err(failed)
+        epoll::add(&self.0, fd, epoll::EventData::new_u64(kind), flags).map_err(failed)
     }
 
     /// Watches the connection `socket`: one event is reported when the peer closes it. Ends when `socket` is closed.
     ///
     /// One-shot and not by edges: a peer that shuts the socket down and then closes it makes several.
     pub(crate) fn watch_hang_up(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        self.add(socket, about::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT)
+        self.add(socket, event_kind::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT)
     }
 
     /// Takes a descriptor that is always readable, for [`wake`](Self::wake). It is readable once from now on.
     pub(crate) fn watch_ready(&self, ready: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        self.add(ready, about::WAKE, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
+        self.add(ready, event_kind::WAKE, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
     }
 
     /// Ends a sleep, now or the next. `ready` is what was given to [`watch_ready`](Self::watch_ready): a one-shot file is
     /// reported once more after it was modified.
     pub(crate) fn wake(&self, ready: BorrowedFd<'_>) {
         let (data, flags) =
-            (epoll::EventData::new_u64(about::WAKE), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+            (epoll::EventData::new_u64(event_kind::WAKE), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
         if let Err(error) = epoll::modify(&self.0, ready, data, flags) {
             tracing::warn!(%error, "a thread that waits for a queue is not woken");
         }
@@ -58,7 +58,7 @@ impl Kicks {
     /// [`NotifyError`]: it is not an eventfd, or it cannot be waited for.
     pub(crate) fn watch(&self, fd: OwnedFd) -> Result<Kick, NotifyError> {
         check_eventfd(fd.as_fd())?;
-        self.add(fd.as_fd(), about::KICK, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        self.add(fd.as_fd(), event_kind::KICK, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Kick { fd, epoll: Some(Arc::clone(&self.0)) })
     }
 
@@ -69,7 +69,7 @@ impl Kicks {
     pub(crate) fn clear(&self) -> bool {
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         match epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Ok((events, _)) => events.iter().any(|event| event.data.u64() == about::HANG_UP),
+            Ok((events, _)) => events.iter().any(|event| event.data.u64() == event_kind::HANG_UP),
             Err(_) => false,
         }
     }

@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An eventfd that signals the peer. A signal never blocks, whatever the peer does to the eventfd.
 #[derive(Debug)]
-pub(crate) struct Notifier(pub(super) Way);
+pub(crate) struct Notifier(pub(super) SignalMethod);
 
 /// How an eventfd is signalled.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum SignalMethod {
     Aio { fd: OwnedFd, context: &'static Context },
     Thread(Writer),
 }
@@ -26,10 +26,10 @@ impl Notifier {
     /// [`NotifyError`]: it is not an eventfd, or there is neither asynchronous I/O nor a thread.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, NotifyError> {
         Ok(Self(match context_for(fd.as_fd())? {
-            Some(context) => Way::Aio { fd, context },
+            Some(context) => SignalMethod::Aio { fd, context },
             None => {
                 let failed = |source| NotifyError::Io { what: "starting the thread of an eventfd", source };
-                Way::Thread(Writer::new(fd).map_err(failed)?)
+                SignalMethod::Thread(Writer::new(fd).map_err(failed)?)
             }
         }))
     }
@@ -41,12 +41,12 @@ impl Notifier {
     /// its last write, and nothing to a full counter.
     pub(crate) fn signal(&self) {
         match &self.0 {
-            Way::Aio { fd, context } => {
+            SignalMethod::Aio { fd, context } => {
                 if let Err(error) = context.signal(fd.as_fd()) {
                     tracing::warn!(%error, "a signal to a peer is lost");
                 }
             }
-            Way::Thread(writer) => writer.signal(),
+            SignalMethod::Thread(writer) => writer.signal(),
         }
     }
 }
@@ -54,8 +54,8 @@ impl Notifier {
 impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
-            Way::Aio { fd, .. } => fd.as_fd(),
-            Way::Thread(writer) => writer.fd(),
+            SignalMethod::Aio { fd, .. } => fd.as_fd(),
+            SignalMethod::Thread(writer) => writer.fd(),
         }
     }
 }

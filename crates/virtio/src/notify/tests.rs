@@ -1,6 +1,6 @@
 //! Signals and kicks, with asynchronous I/O and without.
 
-use super::notifier::Way;
+use super::notifier::SignalMethod;
 use super::*;
 use libc::c_long;
 use rustix::event::epoll;
@@ -156,7 +156,7 @@ fn without_asynchronous_io() {
             forbid(forbidden);
             let (peer, fd) = pair(EventfdFlags::empty());
             let notifier = Notifier::new(fd).unwrap();
-            assert!(matches!(notifier.0, Way::Thread(_)));
+            assert!(matches!(notifier.0, SignalMethod::Thread(_)));
             for _ in 0..1000 {
                 notifier.signal();
                 assert_eq!(count(&peer), 1);

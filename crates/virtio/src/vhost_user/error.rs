@@ -1,7 +1,7 @@
 //! The errors between the driver and a back end.
 
-use super::line::LineError;
 use super::message::Request;
+use super::message_socket::MessageError;
 use crate::advice::advice;
 use std::io;
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ pub enum VhostUserError {
         /// The message that failed.
         message: Request,
         /// The answer, or the error in its place.
-        r#source: LineError,
+        r#source: MessageError,
     },
     /// The back end understood a message, and refuses what it asks for.
     #[error("the backend refused {message}; its own log may say why")]

@@ -10,12 +10,12 @@
 //! ```
 //!
 //! A message that belongs to a protocol feature is left out if the back end lacks the feature. A back end without any
-//! protocol features serves one queue pair. Every wait is [bounded](super::line): if a back end does not answer, this
+//! protocol features serves one queue pair. Every wait is [bounded](super::message_socket): if a back end does not answer, this
 //! is an error and the end of the connection.
 
 use super::VhostUserError;
-use super::line::{Line, LineError};
 use super::message::{MAX_FDS, Malformed, MemoryRegion, Message, Reply, Request, VringAddresses, protocol};
+use super::message_socket::{MessageError, MessageSocket};
 use super::received::Received;
 use super::socket::{self, Listener};
 use crate::net::config::NetConfig;
@@ -30,7 +30,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// The protocol features that are accepted if the back end has them.
-const WANTED: u64 = protocol::MQ
+const ACCEPTED: u64 = protocol::MQ
     | protocol::REPLY_ACK
     | protocol::MTU
     | protocol::CONFIG
@@ -65,7 +65,7 @@ pub(crate) struct RingAddresses {
 
 /// A connection to a vhost-user back end.
 pub struct VhostUser {
-    line: Line,
+    socket: MessageSocket,
     offered: u64,
     /// Protocol features in use.
     protocol: u64,
@@ -131,19 +131,19 @@ impl VhostUser {
     }
 
     fn over(stream: UnixStream, own: bool) -> Result<Self, VhostUserError> {
-        let (line, in_process, serves_control) = (Line::new(stream, LIMIT), false, own);
+        let (socket, in_process, serves_control) = (MessageSocket::new(stream, LIMIT), false, own);
         let (offered, protocol, pairs, status, enabled) = (0, 0, 1, 0, Vec::new());
-        let mut this = Self { line, offered, protocol, pairs, own, serves_control, in_process, status, enabled };
-        this.offered = this.number(Message::GetFeatures)?;
+        let mut this = Self { socket, offered, protocol, pairs, own, serves_control, in_process, status, enabled };
+        this.offered = this.request_u64(Message::GetFeatures)?;
         if this.offered & feature::VHOST_USER_PROTOCOL != 0 {
-            let take = this.number(Message::GetProtocolFeatures)? & WANTED;
+            let take = this.request_u64(Message::GetProtocolFeatures)? & ACCEPTED;
             // This message is not confirmed, because it is the one that turns confirmations on.
-            this.tell(Message::SetProtocolFeatures(take))?;
+            this.send(Message::SetProtocolFeatures(take))?;
             this.protocol = take;
         }
         if this.has(protocol::MQ) {
             // The specification speaks of queues. Most back ends of network devices mean pairs, and our own rings.
-            let number = this.number(Message::GetQueueNum)?;
+            let number = this.request_u64(Message::GetQueueNum)?;
             (this.pairs, this.serves_control) = match this.has(protocol::NETMEM_RINGS) {
                 true => (number / 2, own && number % 2 == 1),
                 false => (number, own),
@@ -153,7 +153,7 @@ impl VhostUser {
                 return Err(this.failed(request, Malformed::Field { request, field, value }.into()));
             }
         }
-        this.tell(Message::SetOwner)?;
+        this.send(Message::SetOwner)?;
         Ok(this)
     }
 
@@ -207,17 +207,17 @@ impl VhostUser {
     pub(crate) fn negotiate(&mut self, features: u64, why: &'static str, mtu: u64) -> Result<(), VhostUserError> {
         self.require(features, why)?;
         self.add_status(status::ACKNOWLEDGE | status::DRIVER)?;
-        self.tell(Message::SetFeatures(features | (self.offered & feature::VHOST_USER_PROTOCOL)))?;
+        self.send(Message::SetFeatures(features | (self.offered & feature::VHOST_USER_PROTOCOL)))?;
         self.add_status(status::FEATURES_OK)?;
         if self.has(protocol::STATUS) {
-            let status = self.number(Message::GetStatus)?;
+            let status = self.request_u64(Message::GetStatus)?;
             if status & u64::from(status::FEATURES_OK) == 0 {
                 return Err(VhostUserError::FeaturesRefused { features });
             }
         }
         if self.has(protocol::MTU) && features & feature::MTU != 0 {
             let offered = self.config(features)?.mtu.map_or(u64::MAX, u64::from);
-            self.tell(Message::NetSetMtu(mtu.min(offered)))?;
+            self.send(Message::NetSetMtu(mtu.min(offered)))?;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl VhostUser {
         if !self.has_config() || len == 0 {
             return Ok(NetConfig::default());
         }
-        match self.ask(Message::GetConfig { offset: 0, size: len as u32, flags: 0 })? {
+        match self.request(Message::GetConfig { offset: 0, size: len as u32, flags: 0 })? {
             Reply::Config { offset: 0, bytes, .. } if bytes.len() == len => Ok(NetConfig::read(features, &bytes)),
             // If the answer is a number, or there is none, the back end has refused.
             Reply::Number(_) | Reply::Empty => Ok(NetConfig::default()),
@@ -260,7 +260,7 @@ impl VhostUser {
             return Ok(());
         }
         self.status |= bits;
-        self.tell(Message::SetStatus(self.status))
+        self.send(Message::SetStatus(self.status))
     }
 
     /// Gives the back end the memory: each region at the bus address of its entry. One message has eight of them; the others
@@ -272,7 +272,7 @@ impl VhostUser {
         }
         let regions = table.iter().map(|e| Ok((region(e), self.file(e)?)));
         let regions = regions.collect::<Result<_, VhostUserError>>()?;
-        self.tell(Message::SetMemTable(regions))?;
+        self.send(Message::SetMemTable(regions))?;
         others.iter().try_for_each(|e| self.add_memory(e))
     }
 
@@ -291,18 +291,18 @@ impl VhostUser {
 
     /// How many regions the back end can have, which are added and removed while its rings run. 0 if it cannot do that.
     pub(crate) fn memory_slots(&mut self) -> Result<u64, VhostUserError> {
-        if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.number(Message::GetMaxMemSlots) } else { Ok(0) }
+        if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.request_u64(Message::GetMaxMemSlots) } else { Ok(0) }
     }
 
     /// Adds a region to the back end's memory. The back end must have [slots](Self::memory_slots).
     pub(crate) fn add_memory(&mut self, entry: &VhostRegion) -> Result<(), VhostUserError> {
         let file = self.file(entry)?;
-        self.tell(Message::AddMemReg(region(entry), file))
+        self.send(Message::AddMemReg(region(entry), file))
     }
 
     /// Takes a region away from the back end. Once the back end has confirmed it the region is not accessed any more.
     pub(crate) fn remove_memory(&mut self, entry: &VhostRegion) -> Result<(), VhostUserError> {
-        self.tell(Message::RemMemReg(region(entry)))
+        self.send(Message::RemMemReg(region(entry)))
     }
 
     /// Sets a ring up. Back ends allocate a ring when they get its call descriptor, and start it when they get its kick
@@ -318,11 +318,11 @@ impl VhostUser {
         let index = u32::from(number);
         let RingAddresses { size, desc, avail, used, base, splits } = at;
         let addresses = VringAddresses { descriptors: desc, used, available: avail, log_addr: 0, log: false, splits };
-        self.tell(Message::SetVringCall { index: number, fd: Some(call) })?;
-        self.tell(Message::SetVringNum { index, num: size.into() })?;
-        self.tell(Message::SetVringBase { index, base })?;
-        self.tell(Message::SetVringAddr { index, addresses })?;
-        self.tell(Message::SetVringKick { index: number, fd: Some(kick) })
+        self.send(Message::SetVringCall { index: number, fd: Some(call) })?;
+        self.send(Message::SetVringNum { index, num: size.into() })?;
+        self.send(Message::SetVringBase { index, base })?;
+        self.send(Message::SetVringAddr { index, addresses })?;
+        self.send(Message::SetVringKick { index: number, fd: Some(kick) })
     }
 
     /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign back end has them disabled
@@ -355,34 +355,34 @@ impl VhostUser {
             // Without protocol features rings are enabled from the start.
             return Ok(());
         }
-        self.tell(Message::SetVringEnable { index: index as u32, enable })
+        self.send(Message::SetVringEnable { index: index as u32, enable })
     }
 
     /// Stops a ring. Once the back end has answered it touches no buffer of it any more.
     pub(crate) fn stop_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
-        self.ask(Message::GetVringBase { index: index as u32 }).map(drop)
+        self.request(Message::GetVringBase { index: index as u32 }).map(drop)
     }
 
     /// Whether the back end still holds its end of the connection. One system call.
     pub(crate) fn is_connected(&self) -> bool {
-        self.line.is_open()
+        self.socket.is_open()
     }
 
     /// The socket, to watch for its end.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.line.socket()
+        self.socket.socket()
     }
 
     /// Sends a message that has an answer, and waits for the answer.
-    pub(crate) fn ask(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<Received>, VhostUserError> {
+    pub(crate) fn request(&mut self, message: Message<BorrowedFd<'_>>) -> Result<Reply<Received>, VhostUserError> {
         self.exchange(&message, false)
     }
 
     /// Sends a message that has no answer. Waits until the back end confirms it, where the two have agreed on that.
-    pub(crate) fn tell(&mut self, message: Message<BorrowedFd<'_>>) -> Result<(), VhostUserError> {
+    pub(crate) fn send(&mut self, message: Message<BorrowedFd<'_>>) -> Result<(), VhostUserError> {
         let request = message.request();
         if !self.has(protocol::REPLY_ACK) {
-            return self.line.send(&message.encode(false)).map_err(|e| self.failed(request, e));
+            return self.socket.send(&message.encode(false)).map_err(|e| self.failed(request, e));
         }
         match self.exchange(&message, true)? {
             Reply::Number(0) => Ok(()),
@@ -390,9 +390,9 @@ impl VhostUser {
         }
     }
 
-    fn number(&mut self, message: Message<BorrowedFd<'_>>) -> Result<u64, VhostUserError> {
+    fn request_u64(&mut self, message: Message<BorrowedFd<'_>>) -> Result<u64, VhostUserError> {
         let request = message.request();
-        match self.ask(message)? {
+        match self.request(message)? {
             Reply::Number(number) => Ok(number),
             _ => Err(self.failed(request, Malformed::WrongAnswer { got: request }.into())),
         }
@@ -400,19 +400,19 @@ impl VhostUser {
 
     fn exchange(&self, message: &Message<BorrowedFd<'_>>, confirm: bool) -> Result<Reply<Received>, VhostUserError> {
         let request = message.request();
-        let answer = self.line.send(&message.encode(confirm)).and_then(|()| self.line.recv());
+        let answer = self.socket.send(&message.encode(confirm)).and_then(|()| self.socket.recv());
         let reply = answer.and_then(|packet| Ok(Reply::decode(packet, request)?));
         reply.map_err(|e| self.failed(request, e))
     }
 
     /// Ends the connection, because after an error the two sides may not agree any more on where a message begins.
-    fn failed(&self, message: Request, source: LineError) -> VhostUserError {
-        self.line.shutdown();
+    fn failed(&self, message: Request, source: MessageError) -> VhostUserError {
+        self.socket.shutdown();
         match source {
-            LineError::TimedOut(limit) => VhostUserError::Silent { message, seconds: limit.as_secs_f64() },
+            MessageError::TimedOut(limit) => VhostUserError::Silent { message, seconds: limit.as_secs_f64() },
             // The first message.
-            LineError::Closed if message == Request::GET_FEATURES => VhostUserError::Busy,
-            LineError::TooFewDescriptors => VhostUserError::TooFewDescriptors { message },
+            MessageError::Closed if message == Request::GET_FEATURES => VhostUserError::Busy,
+            MessageError::TooFewDescriptors => VhostUserError::TooFewDescriptors { message },
             source => VhostUserError::Message { message, source },
         }
     }

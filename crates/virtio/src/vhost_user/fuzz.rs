@@ -1,28 +1,28 @@
 //! The codec for `fuzz/`.
 
-use super::message::{HEADER, MAX_FDS, MAX_PAYLOAD, Message, Packet, Reply, Request};
+use super::message::{HEADER, MAX_FDS, MAX_PAYLOAD, Message, RawMessage, Reply, Request};
 use super::received::Received;
 use std::os::fd::OwnedFd;
 
-/// A packet as [`Line`](super::line::Line) would make it of these parts. The descriptors are closed if it would make none.
-fn packet(request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Packet> {
+/// A packet as [`MessageSocket`](super::message_socket::MessageSocket) would make it of these parts. The descriptors are closed if it would make none.
+fn packet(request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<RawMessage> {
     let mut header = [0; HEADER];
     let size = payload.len().min(MAX_PAYLOAD + 1);
     for (to, word) in header.as_chunks_mut().0.iter_mut().zip([request, flags, size as u32]) {
         *to = word.to_ne_bytes();
     }
-    let (packet, size) = Packet::with_header(&header).ok()?;
+    let (packet, size) = RawMessage::with_header(&header).ok()?;
     assert!(size <= MAX_PAYLOAD);
     let fds: Vec<_> = fds.into_iter().map(Received::from).collect();
-    (fds.len() <= MAX_FDS).then(|| Packet { payload: payload[..size].to_vec(), fds, ..packet })
+    (fds.len() <= MAX_FDS).then(|| RawMessage { payload: payload[..size].to_vec(), fds, ..packet })
 }
 
 /// The parts of what was encoded, as they would come again; `fds` in the place of its descriptors.
-fn again(bytes: &[u8], fds: Vec<Received>) -> Packet {
+fn again(bytes: &[u8], fds: Vec<Received>) -> RawMessage {
     let (header, payload) = bytes.split_first_chunk().expect("a header");
-    let (packet, size) = Packet::with_header(header).expect("our own messages have a valid header");
+    let (packet, size) = RawMessage::with_header(header).expect("our own messages have a valid header");
     assert_eq!(size, payload.len());
-    Packet { payload: payload.to_vec(), fds, ..packet }
+    RawMessage { payload: payload.to_vec(), fds, ..packet }
 }
 
 fn duplicates(fds: &[std::os::fd::BorrowedFd<'_>]) -> Vec<Received> {

@@ -3,7 +3,7 @@
 //! its memory, and an event per ring in each direction. The back end answers the messages that ask for something.
 //!
 //! * `message` has the messages of the specification, for both sides: one definition that encodes and decodes.
-//! * `line` is one connected socket: messages go out and come in, each within a time limit.
+//! * `message_socket` is one connected socket: messages go out and come in, each within a time limit.
 //! * `received` closes a peer's descriptors without a wait for the peer.
 //! * [`socket`] makes a connection, in either role.
 //! * `front` is the front end, by which the [driver](crate::driver) reaches its device. The back end is in
@@ -13,13 +13,13 @@ mod error;
 mod front;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
-pub(crate) mod line;
 pub(crate) mod message;
+pub(crate) mod message_socket;
 pub(crate) mod received;
 pub mod socket;
 
 pub use error::VhostUserError;
 pub(crate) use front::RingAddresses;
 pub use front::VhostUser;
-pub use line::LineError;
 pub use message::{Malformed, Request};
+pub use message_socket::MessageError;

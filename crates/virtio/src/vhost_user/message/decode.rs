@@ -1,13 +1,13 @@
 //! The payload and the descriptors of a received message, read front to back.
 
-use super::header::{MAX_CONFIG, MAX_FDS, Packet};
+use super::header::{MAX_CONFIG, MAX_FDS, RawMessage};
 use super::malformed::Malformed;
 use super::payload::{Inflight, LOG, MemoryRegion, NO_FD, SPLITS, VringAddresses};
 use super::request::Request;
 use crate::vhost_user::received::Received;
 
 /// Takes a received message apart, front to back. A read behind the end gives zeros and is an error in [`Self::done`].
-pub(super) struct Reader {
+pub(super) struct Decoder {
     request: Request,
     payload: Vec<u8>,
     at: usize,
@@ -15,9 +15,9 @@ pub(super) struct Reader {
     pub(super) fds: std::vec::IntoIter<Received>,
 }
 
-impl Reader {
-    pub(super) fn new(packet: Packet) -> Self {
-        let Packet { request, payload, fds, .. } = packet;
+impl Decoder {
+    pub(super) fn new(packet: RawMessage) -> Self {
+        let RawMessage { request, payload, fds, .. } = packet;
         Self { request, payload, at: 0, came: fds.len(), fds: fds.into_iter() }
     }
 

@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// The bytes of a message to send, and its descriptors.
 #[derive(Debug)]
-pub(crate) struct Frame<'a> {
+pub(crate) struct EncodedMessage<'a> {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<BorrowedFd<'a>>,
 }
 
-impl<'a> Frame<'a> {
+impl<'a> EncodedMessage<'a> {
     pub(super) fn new(request: Request, flags: u32) -> Self {
         let mut bytes = Vec::with_capacity(HEADER + 64);
         for word in [request.0, flags | VERSION, 0] {

@@ -1,8 +1,8 @@
 //! The messages of a front end: one definition that encodes and decodes.
 
-use super::decode::Reader;
-use super::encode::Frame;
-use super::header::{NEED_REPLY, Packet, REPLY};
+use super::decode::Decoder;
+use super::encode::EncodedMessage;
+use super::header::{NEED_REPLY, REPLY, RawMessage};
 use super::malformed::Malformed;
 use super::payload::{Inflight, LOG, MemoryRegion, NO_FD, SPLITS, VringAddresses};
 use super::request::Request;
@@ -125,8 +125,8 @@ impl<F> Message<F> {
 impl<F: AsFd> Message<F> {
     /// The message as it is sent. `need_reply` asks the back end for an acknowledgement, which it sends if
     /// [`super::protocol::REPLY_ACK`] was negotiated.
-    pub(crate) fn encode(&self, need_reply: bool) -> Frame<'_> {
-        let mut f = Frame::new(self.request(), if need_reply { NEED_REPLY } else { 0 });
+    pub(crate) fn encode(&self, need_reply: bool) -> EncodedMessage<'_> {
+        let mut f = EncodedMessage::new(self.request(), if need_reply { NEED_REPLY } else { 0 });
         match self {
             Self::GetFeatures
             | Self::SetOwner
@@ -188,12 +188,12 @@ impl<F: AsFd> Message<F> {
 impl Message<Received> {
     /// Decodes a received message. Its lengths and its number of descriptors are checked; the meaning of its numbers is
     /// not.
-    pub(crate) fn decode(packet: Packet) -> Result<Self, Malformed> {
+    pub(crate) fn decode(packet: RawMessage) -> Result<Self, Malformed> {
         let (request, flags) = (packet.request, packet.flags);
         if flags & REPLY != 0 {
             return Err(Malformed::Flags { request, flags });
         }
-        let mut r = Reader::new(packet);
+        let mut r = Decoder::new(packet);
         let message = match request {
             Request::GET_FEATURES => Self::GetFeatures,
             Request::SET_FEATURES => Self::SetFeatures(r.u64()),
@@ -264,7 +264,7 @@ impl Message<Received> {
         Ok(message)
     }
 
-    fn decode_enable(r: &mut Reader) -> Result<Self, Malformed> {
+    fn decode_enable(r: &mut Decoder) -> Result<Self, Malformed> {
         let (index, enable) = (r.u32(), r.u32());
         match enable {
             0 | 1 => Ok(Self::SetVringEnable { index, enable: enable == 1 }),
@@ -272,7 +272,7 @@ impl Message<Received> {
         }
     }
 
-    fn decode_get_config(r: &mut Reader) -> Result<Self, Malformed> {
+    fn decode_get_config(r: &mut Decoder) -> Result<Self, Malformed> {
         let (offset, size, flags, bytes) = r.config()?;
         // The question has room for the answer, in most front ends.
         if !bytes.is_empty() && bytes.len() != size as usize {

@@ -21,7 +21,7 @@ pub(super) const NEED_REPLY: u32 = 1 << 3;
 
 /// A received message, before its payload is decoded.
 #[derive(Debug)]
-pub(crate) struct Packet {
+pub(crate) struct RawMessage {
     pub(crate) request: Request,
     pub(crate) flags: u32,
     /// At most [`MAX_PAYLOAD`] bytes.
@@ -30,7 +30,7 @@ pub(crate) struct Packet {
     pub(crate) fds: Vec<Received>,
 }
 
-impl Packet {
+impl RawMessage {
     /// A packet from the header of a message, and how many bytes of payload follow it.
     pub(crate) fn with_header(header: &[u8; HEADER]) -> Result<(Self, usize), Malformed> {
         let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);

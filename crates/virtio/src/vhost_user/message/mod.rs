@@ -24,11 +24,11 @@ mod request;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use encode::Frame;
+pub(crate) use encode::EncodedMessage;
 pub(crate) use front_end::Message;
 #[cfg(fuzzing)]
 pub(crate) use header::MAX_PAYLOAD;
-pub(crate) use header::{HEADER, MAX_FDS, Packet};
+pub(crate) use header::{HEADER, MAX_FDS, RawMessage};
 pub use malformed::Malformed;
 pub(crate) use payload::{Inflight, MemoryRegion, VringAddresses};
 pub(crate) use reply::Reply;

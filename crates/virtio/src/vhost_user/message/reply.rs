@@ -1,8 +1,8 @@
 //! The answers of a back end: one definition that encodes and decodes.
 
-use super::decode::Reader;
-use super::encode::Frame;
-use super::header::{Packet, REPLY};
+use super::decode::Decoder;
+use super::encode::EncodedMessage;
+use super::header::{REPLY, RawMessage};
 use super::malformed::Malformed;
 use super::payload::Inflight;
 use super::request::Request;
@@ -26,8 +26,8 @@ pub(crate) enum Reply<F> {
 
 impl<F: AsFd> Reply<F> {
     /// The answer to `asked` as it is sent.
-    pub(crate) fn encode(&self, asked: Request) -> Frame<'_> {
-        let mut f = Frame::new(asked, REPLY);
+    pub(crate) fn encode(&self, asked: Request) -> EncodedMessage<'_> {
+        let mut f = EncodedMessage::new(asked, REPLY);
         match self {
             Self::Number(value) => f.u64s([*value]),
             Self::VringBase { index, base } => f.u32s([*index, *base]),
@@ -44,7 +44,7 @@ impl<F: AsFd> Reply<F> {
 
 impl Reply<Received> {
     /// The answer to `asked`.
-    pub(crate) fn decode(packet: Packet, asked: Request) -> Result<Self, Malformed> {
+    pub(crate) fn decode(packet: RawMessage, asked: Request) -> Result<Self, Malformed> {
         let (request, flags) = (packet.request, packet.flags);
         if flags & REPLY == 0 {
             return Err(Malformed::Flags { request, flags });
@@ -52,7 +52,7 @@ impl Reply<Received> {
         if request != asked {
             return Err(Malformed::WrongAnswer { got: request });
         }
-        let mut r = Reader::new(packet);
+        let mut r = Decoder::new(packet);
         let reply = match asked {
             Request::GET_VRING_BASE => Self::VringBase { index: r.u32(), base: r.u32() },
             Request::GET_CONFIG | Request::SET_LOG_BASE if r.left() == 0 => Self::Empty,

@@ -8,10 +8,10 @@ use std::io::{Read, pipe};
 
 /// A message with these bytes of payload, and with descriptors that are ends of pipes: the other ends tell whether a
 /// descriptor was closed.
-fn packet(request: Request, payload: &[u8], fds: usize) -> (Packet, Vec<std::io::PipeReader>) {
+fn packet(request: Request, payload: &[u8], fds: usize) -> (RawMessage, Vec<std::io::PipeReader>) {
     let (readers, writers): (Vec<_>, Vec<_>) = (0..fds).map(|_| pipe().unwrap()).unzip();
     let fds = writers.into_iter().map(|fd| std::os::fd::OwnedFd::from(fd).into()).collect();
-    (Packet { request, flags: VERSION, payload: payload.to_vec(), fds }, readers)
+    (RawMessage { request, flags: VERSION, payload: payload.to_vec(), fds }, readers)
 }
 
 fn all_closed(readers: Vec<std::io::PipeReader>) {
@@ -157,7 +157,7 @@ fn other_messages_keep_their_name_and_lose_their_descriptors() {
 fn answers() {
     let answer = |asked, flags, request, payload: &[u8], fds| {
         let (packet, readers) = packet(request, payload, fds);
-        let reply = Reply::decode(Packet { flags, ..packet }, asked).map(|reply| {
+        let reply = Reply::decode(RawMessage { flags, ..packet }, asked).map(|reply| {
             let frame = reply.encode(asked);
             assert_eq!(frame.bytes, [&halves(&[asked.0, 5, payload.len() as u32])[..], payload].concat());
             assert_eq!(frame.fds.len(), fds);
@@ -196,7 +196,7 @@ fn answers() {
 fn headers() {
     let header = |flags: u32, size: u32| {
         let bytes = halves(&[7, flags, size]);
-        Packet::with_header(bytes.as_slice().try_into().unwrap()).map(|(p, size)| (p.needs_reply(), size))
+        RawMessage::with_header(bytes.as_slice().try_into().unwrap()).map(|(p, size)| (p.needs_reply(), size))
     };
     let request = Request::SET_LOG_FD;
     assert_eq!(header(1, 8), Ok((false, 8)));

@@ -4,11 +4,11 @@
 //!   rx ring 0 │ tx ring 0 │ rx ring 1 │ ...  │ headers of each transmit queue │ tables │ control ring │ its buffer
 //! ```
 
-use super::alarms::Alarms;
-use super::ctrl::{self, VnetMemory};
+use super::ctrl::{self, ControlBuffer};
 use super::headers::{HEADER_STRIDE, HeaderArray};
 use super::options::NetOptions;
-use super::ring::{Place, RingHandle};
+use super::queue_epolls::QueueEpolls;
+use super::ring::{RingHandle, RingPlacement};
 use crate::notify::NotifyError;
 use crate::vhost_user::VhostUser;
 use crate::virtqueue::Negotiated;
@@ -30,30 +30,35 @@ impl RingMemory {
     pub(super) const ENTRY: usize = 1;
 
     /// A new ring of a receive or transmit queue.
-    pub(super) fn queue(&self, plan: &Plan, index: usize, alarms: &Alarms) -> Result<RingHandle, NotifyError> {
-        let kicks = Some(alarms.of(index));
+    pub(super) fn queue(
+        &self,
+        plan: &RingLayout,
+        index: usize,
+        epolls: &QueueEpolls,
+    ) -> Result<RingHandle, NotifyError> {
+        let kicks = Some(epolls.of(index));
         let tables = plan.tables(index).map(|offset| (offset, self.bus + offset as u64));
-        let place = Place { offset: plan.ring(index), size: plan.ring_size, tables };
-        RingHandle::new(&self.region, place, plan.negotiated, self.connection, kicks)
+        let placement = RingPlacement { offset: plan.ring(index), size: plan.ring_size, tables };
+        RingHandle::new(&self.region, placement, plan.negotiated, self.connection, kicks)
     }
 
     /// The place of a transmit queue's headers.
-    pub(super) fn headers(&self, plan: &Plan, pair: usize) -> HeaderArray {
+    pub(super) fn headers(&self, plan: &RingLayout, pair: usize) -> HeaderArray {
         let offset = plan.headers(pair);
         HeaderArray { region: self.region.clone(), offset, dma: self.bus + offset as u64 }
     }
 
     /// A new control ring, and the buffer of its commands.
-    pub(super) fn control(&self, plan: &Plan) -> Result<(RingHandle, VnetMemory), NotifyError> {
-        let place = Place { offset: plan.control(), size: ctrl::SIZE, tables: None };
-        let ring = RingHandle::new(&self.region, place, plan.negotiated, self.connection, None)?;
+    pub(super) fn control(&self, plan: &RingLayout) -> Result<(RingHandle, ControlBuffer), NotifyError> {
+        let placement = RingPlacement { offset: plan.control(), size: ctrl::SIZE, tables: None };
+        let ring = RingHandle::new(&self.region, placement, plan.negotiated, self.connection, None)?;
         let (region, offset) = (self.region.clone(), plan.control_buffer());
-        Ok((ring, VnetMemory { region, offset, len: ctrl::BUFFER, bus: self.bus }))
+        Ok((ring, ControlBuffer { region, offset, len: ctrl::BUFFER, bus: self.bus }))
     }
 }
 
 /// Where rings, header arrays, tables and the control queue lie in their region.
-pub(super) struct Plan {
+pub(super) struct RingLayout {
     pub(super) negotiated: Negotiated,
     ring_size: u16,
     ring: usize,
@@ -66,15 +71,15 @@ pub(super) struct Plan {
     total: usize,
 }
 
-impl Plan {
+impl RingLayout {
     pub(super) fn new<M: PeerMemory>(o: &NetOptions<M>, negotiated: Negotiated, backend: &VhostUser) -> Self {
         let size = usize::from(o.ring_size);
-        let ring = Place::bytes(negotiated, o.ring_size);
-        let header = (size * HEADER_STRIDE).next_multiple_of(Place::ALIGN);
+        let ring = RingPlacement::bytes(negotiated, o.ring_size);
+        let header = (size * HEADER_STRIDE).next_multiple_of(RingPlacement::ALIGN);
         let table = usize::from(RingHandle::PER_TABLE) * Tables::ENTRY;
-        let tables = if negotiated.indirect() { (size * table).next_multiple_of(Place::ALIGN) } else { 0 };
+        let tables = if negotiated.indirect() { (size * table).next_multiple_of(RingPlacement::ALIGN) } else { 0 };
         let pairs = usize::from(o.pairs);
-        let control = Place::bytes(negotiated, ctrl::SIZE) + ctrl::BUFFER;
+        let control = RingPlacement::bytes(negotiated, ctrl::SIZE) + ctrl::BUFFER;
         let rx_tables = o.has_long_chains() && Self::takes_rx_tables(negotiated, backend);
         let total = pairs * (2 * ring + header + if rx_tables { 2 } else { 1 } * tables) + control;
         Self { negotiated, ring_size: o.ring_size, ring, header, tables, rx_tables, pairs, total }
@@ -116,6 +121,6 @@ impl Plan {
     }
 
     pub(super) fn control_buffer(&self) -> usize {
-        self.control() + Place::bytes(self.negotiated, ctrl::SIZE)
+        self.control() + RingPlacement::bytes(self.negotiated, ctrl::SIZE)
     }
 }

@@ -14,52 +14,52 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// How a transmit queue's device addresses memory.
-pub(super) enum Memory<M: PeerMemory> {
+pub(super) enum TxAddressing<M: PeerMemory> {
     /// As this domain maps it. Kept so that no other can have its identity.
     Domain(Arc<dyn DmaDomain>),
     /// By this process's addresses, within this region.
     Plain(Arc<Region<M>>),
 }
 
-/// A fragment's place in the device's address space.
+/// A fragment's mapping in the device's address mappings.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct FragMapping {
     dma: u64,
     /// Bytes mapped for this queue alone, 0 if they are mapped anyway.
     mapped: u32,
 }
 
-pub(super) struct Space<M: PeerMemory> {
-    memory: Memory<M>,
+pub(super) struct TxMappings<M: PeerMemory> {
+    memory: TxAddressing<M>,
     /// A short form of `memory`, for a fast comparison: the identity of its domain, or the addresses of its region.
     domain: usize,
     within: Range<usize>,
     needs_sync: bool,
     /// Where the fragments of a slot's packet are, if something of it was mapped when it was sent. Empty until something was.
-    places: Box<[Vec<Place>]>,
+    by_slot: Box<[Vec<FragMapping>]>,
     /// How many of them are mapped for this queue alone.
-    out: usize,
+    mapped_count: usize,
     slots: u16,
 }
 
-impl<M: PeerMemory> Space<M> {
-    pub(super) fn new(memory: Memory<M>, slots: u16) -> Self {
+impl<M: PeerMemory> TxMappings<M> {
+    pub(super) fn new(memory: TxAddressing<M>, slots: u16) -> Self {
         let (domain, within, needs_sync) = match &memory {
-            Memory::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..0, domain.needs_sync()),
-            Memory::Plain(region) => {
+            TxAddressing::Domain(domain) => (Arc::as_ptr(domain).addr(), 0..0, domain.needs_sync()),
+            TxAddressing::Plain(region) => {
                 let start = region.as_ptr().addr();
                 (0, start..start + region.len(), false)
             }
         };
-        Self { memory, domain, within, needs_sync, places: Box::default(), out: 0, slots }
+        Self { memory, domain, within, needs_sync, by_slot: Box::default(), mapped_count: 0, slots }
     }
 
     /// The address of `frag`, if the device knows it without anything being done.
     #[inline(always)]
     pub(super) fn address(&self, frag: &Frag<M>) -> Option<u64> {
         match &self.memory {
-            Memory::Domain(_) => frag.dma_domain() == self.domain,
-            Memory::Plain(_) => self.within.contains(&frag.as_ptr().addr()),
+            TxAddressing::Domain(_) => frag.dma_domain() == self.domain,
+            TxAddressing::Plain(_) => self.within.contains(&frag.as_ptr().addr()),
         }
         .then(|| self.known(frag))
     }
@@ -68,8 +68,8 @@ impl<M: PeerMemory> Space<M> {
     #[inline(always)]
     pub(super) fn known(&self, frag: &Frag<M>) -> u64 {
         match &self.memory {
-            Memory::Domain(_) => frag.dma_addr(),
-            Memory::Plain(_) => frag.as_ptr().addr() as u64,
+            TxAddressing::Domain(_) => frag.dma_addr(),
+            TxAddressing::Plain(_) => frag.as_ptr().addr() as u64,
         }
     }
 
@@ -77,8 +77,8 @@ impl<M: PeerMemory> Space<M> {
     pub(super) fn reach(&self, frag: &Frag<M>) -> Reach {
         match (self.address(frag), &self.memory) {
             (Some(dma), _) => Reach::Mapped(dma),
-            (None, Memory::Domain(_)) => Reach::Map,
-            (None, Memory::Plain(_)) => Reach::Never,
+            (None, TxAddressing::Domain(_)) => Reach::Map,
+            (None, TxAddressing::Plain(_)) => Reach::Never,
         }
     }
 
@@ -91,7 +91,7 @@ impl<M: PeerMemory> Space<M> {
 
     #[cold]
     fn sync_all(&self, packet: &Packet<M>) -> Result<(), Panics> {
-        let Memory::Domain(domain) = &self.memory else { return Ok(()) };
+        let TxAddressing::Domain(domain) = &self.memory else { return Ok(()) };
         let sync = |f: &Frag<M>| domain.sync_for_device(f.dma_addr(), f.len(), Direction::ToDevice);
         let mut panics = Panics::default();
         panics.call(|| packet.fragments().filter(|f| f.len() > 0).for_each(sync)).ok_or(panics)
@@ -100,28 +100,28 @@ impl<M: PeerMemory> Space<M> {
     /// Maps the fragments of other domains and syncs all fragments, for the packet that will be posted in `slot`. If a
     /// fragment cannot be mapped, those that were mapped are unmapped again, the last one first.
     pub(super) fn map(&mut self, packet: &Packet<M>, slot: u16) -> Result<(), MapError> {
-        if self.places.is_empty() {
-            self.places = (0..self.slots).map(|_| Vec::new()).collect();
+        if self.by_slot.is_empty() {
+            self.by_slot = (0..self.slots).map(|_| Vec::new()).collect();
         }
-        let mut new = Unqueued { space: self, slot, queued: false };
+        let mut new = Unqueued { mappings: self, slot, queued: false };
         let frags = || packet.fragments().filter(|f| f.len() > 0);
         for frag in frags() {
-            let place = match (new.space.address(frag), &new.space.memory) {
-                (Some(dma), _) => Place { dma, mapped: 0 },
-                (None, Memory::Domain(domain)) => {
+            let mapping = match (new.mappings.address(frag), &new.mappings.memory) {
+                (Some(dma), _) => FragMapping { dma, mapped: 0 },
+                (None, TxAddressing::Domain(domain)) => {
                     let dma = domain.map(frag.as_ptr().cast_mut(), frag.len(), Direction::ToDevice)?;
-                    new.space.out += 1;
-                    Place { dma, mapped: frag.len() as u32 }
+                    new.mappings.mapped_count += 1;
+                    FragMapping { dma, mapped: frag.len() as u32 }
                 }
-                (None, Memory::Plain(_)) => {
+                (None, TxAddressing::Plain(_)) => {
                     return Err(MapError::Outside { addr: frag.as_ptr().addr(), len: frag.len() });
                 }
             };
-            new.space.places[usize::from(slot)].push(place);
+            new.mappings.by_slot[usize::from(slot)].push(mapping);
         }
-        if let (true, Memory::Domain(domain)) = (new.space.needs_sync, &new.space.memory) {
-            for (frag, place) in std::iter::zip(frags(), &new.space.places[usize::from(slot)]) {
-                domain.sync_for_device(place.dma, frag.len(), Direction::ToDevice);
+        if let (true, TxAddressing::Domain(domain)) = (new.mappings.needs_sync, &new.mappings.memory) {
+            for (frag, mapping) in std::iter::zip(frags(), &new.mappings.by_slot[usize::from(slot)]) {
+                domain.sync_for_device(mapping.dma, frag.len(), Direction::ToDevice);
             }
         }
         // From here on the mappings belong to the packet.
@@ -132,27 +132,28 @@ impl<M: PeerMemory> Space<M> {
     /// The addresses of the fragments that are not empty of the packet in `slot`, as [`map`](Self::map) has found them.
     #[inline]
     pub(super) fn mapped(&self, slot: u16) -> impl Iterator<Item = u64> {
-        self.places[usize::from(slot)].iter().map(|place| place.dma)
+        self.by_slot[usize::from(slot)].iter().map(|mapping| mapping.dma)
     }
 
     /// Whether anything is mapped for this queue alone.
     #[inline(always)]
     pub(super) fn has_mapped(&self) -> bool {
-        self.out > 0
+        self.mapped_count > 0
     }
 
     /// Unmaps the fragments of the packet in `slot`, which the device has completed: the last one first, and all of
     /// them also if the domain panics over one.
     #[cold]
     pub(super) fn release(&mut self, slot: u16) {
-        let (Memory::Domain(domain), Some(places)) = (&self.memory, self.places.get_mut(usize::from(slot))) else {
+        let (TxAddressing::Domain(domain), Some(by_slot)) = (&self.memory, self.by_slot.get_mut(usize::from(slot)))
+        else {
             return;
         };
         let mut panics = Panics::default();
-        while let Some(place) = places.pop() {
-            if place.mapped > 0 {
-                self.out -= 1;
-                panics.call(|| domain.unmap(place.dma, place.mapped as usize));
+        while let Some(mapping) = by_slot.pop() {
+            if mapping.mapped > 0 {
+                self.mapped_count -= 1;
+                panics.call(|| domain.unmap(mapping.dma, mapping.mapped as usize));
             }
         }
         panics.resume();
@@ -161,7 +162,7 @@ impl<M: PeerMemory> Space<M> {
     /// Unmaps the fragments of all packets. The device has completed or lost them.
     pub(super) fn release_all(&mut self) {
         let mut panics = Panics::default();
-        for slot in 0..self.places.len() as u16 {
+        for slot in 0..self.by_slot.len() as u16 {
             panics.call(|| self.release(slot));
         }
         panics.resume();
@@ -170,7 +171,7 @@ impl<M: PeerMemory> Space<M> {
 
 /// A slot whose packet is not queued yet. If it is never queued, the drop of this value unmaps its fragments.
 struct Unqueued<'s, M: PeerMemory> {
-    space: &'s mut Space<M>,
+    mappings: &'s mut TxMappings<M>,
     slot: u16,
     queued: bool,
 }
@@ -178,7 +179,7 @@ struct Unqueued<'s, M: PeerMemory> {
 impl<M: PeerMemory> Drop for Unqueued<'_, M> {
     fn drop(&mut self) {
         if !self.queued {
-            self.space.release(self.slot);
+            self.mappings.release(self.slot);
         }
     }
 }

@@ -4,21 +4,21 @@
 //! call, so the end of the connection is a word in memory. The thread that notices first writes it:
 //!
 //! * a thread that waits for a queue: the end of the connection wakes it, and `arm` finds the event;
-//! * a thread that only polls: after every [`LOOK_EVERY`](super::idle::LOOK_EVERY) polls that found nothing it looks at the socket;
+//! * a thread that only polls: after every [`POLLS_PER_CHECK`](super::idle::POLLS_PER_CHECK) polls that found nothing it looks at the socket;
 //! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always looks.
 //!
 //! The word has the number of the connection that has ended. Each reconnect has a new number, so the word need not be
 //! reset: if a thread notices the end of an old connection late, that does not concern the new one.
 
-use super::state::{Attached, Link};
+use super::state::{Attached, DriverState};
 use netmem_pool::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of the connection that has ended last, with [`Ended::SOME`]; 0 before the first.
+/// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the first.
 #[derive(Debug, Default)]
-pub(super) struct Ended(AtomicU64);
+pub(super) struct LastDisconnect(AtomicU64);
 
-impl Ended {
+impl LastDisconnect {
     const SOME: u64 = 1 << 32;
 
     fn set(&self, connection: u32) {
@@ -32,26 +32,26 @@ impl Ended {
     }
 }
 
-impl<M: PeerMemory> Link<M> {
+impl<M: PeerMemory> DriverState<M> {
     /// Whether the connection has not been seen to end. Two loads.
     pub(super) fn is_connected(&self) -> bool {
-        !self.ended.is(self.connection.load(Ordering::Acquire))
+        !self.last_disconnect.is(self.connection.load(Ordering::Acquire))
     }
 
     /// Looks at the socket of the connection. The caller has locked it.
-    pub(super) fn look_at(&self, at: &Attached) -> bool {
+    pub(super) fn check_connection(&self, at: &Attached) -> bool {
         let connected = at.backend.is_connected();
         if !connected {
-            self.ended.set(at.rings.connection);
+            self.last_disconnect.set(at.rings.connection);
         }
         connected
     }
 
     /// Looks at the socket, unless a control thread has the connection.
     #[cold]
-    pub(super) fn look(&self) {
+    pub(super) fn try_check_connection(&self) {
         if let Ok(at) = self.attached.try_lock() {
-            self.look_at(&at);
+            self.check_connection(&at);
         }
     }
 
@@ -60,8 +60,8 @@ impl<M: PeerMemory> Link<M> {
     #[cold]
     pub(super) fn hung_up(&self, connection: u32) {
         match self.attached.try_lock() {
-            Ok(at) => _ = self.look_at(&at),
-            Err(_) => self.ended.set(connection),
+            Ok(at) => _ = self.check_connection(&at),
+            Err(_) => self.last_disconnect.set(connection),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The delivery of a frame of host memory: the XDP program decides, and the handler takes the frame.
 
-use super::buffers::{Buffers, Frame, Sink};
+use super::buffers::{Buffers, FrameSink, ReceivedFrame};
 use super::stats::RxStats;
 use netmem_packet::{Handler, Meta, Verdict, XdpFrame};
 use netmem_pool::{Napi, Page, PagePool, PeerMemory};
 
 /// A handler as the sink of a queue.
-pub(super) struct Frames<'h, H>(pub(super) &'h mut H);
+pub(super) struct HandlerSink<'h, H>(pub(super) &'h mut H);
 
-impl<M: PeerMemory, H: Handler<M>, B> Sink<B> for Frames<'_, H>
+impl<M: PeerMemory, H: Handler<M>, B> FrameSink<B> for HandlerSink<'_, H>
 where
     B: Buffers<Mem = M, Frame = XdpFrame<M>, Pools = PagePool<M>>,
 {
@@ -23,7 +23,7 @@ where
     }
 }
 
-impl<M: PeerMemory> Frame for XdpFrame<M> {
+impl<M: PeerMemory> ReceivedFrame for XdpFrame<M> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.len()

@@ -20,13 +20,13 @@ use rustix::net::{
     SendFlags, Shutdown,
 };
 
-use super::message::{Frame, HEADER, MAX_FDS, Malformed, Packet};
+use super::message::{EncodedMessage, HEADER, MAX_FDS, Malformed, RawMessage};
 use super::received::{MAX_CLOSING, Received, closing};
 
 /// Why a message could not be sent or received. The connection has ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LineError {
+pub enum MessageError {
     /// The peer did not send, or did not read, a whole message in its time.
     #[error("the peer took more than {} s", .0.as_secs_f64())]
     TimedOut(Duration),
@@ -59,7 +59,7 @@ pub enum LineError {
     Io(io::Error),
 }
 
-impl From<Errno> for LineError {
+impl From<Errno> for MessageError {
     fn from(e: Errno) -> Self {
         match e {
             Errno::PIPE | Errno::CONNRESET => Self::Closed,
@@ -70,20 +70,20 @@ impl From<Errno> for LineError {
 
 /// A connected stream socket.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct MessageSocket {
     socket: OwnedFd,
     /// How long a message may take.
     limit: Duration,
 }
 
-impl Line {
+impl MessageSocket {
     /// Uses a connected socket. `limit` is how long one message may take, to be sent or to be received.
     pub(crate) fn new(socket: impl Into<OwnedFd>, limit: Duration) -> Self {
         Self { socket: socket.into(), limit }
     }
 
     /// Sends a message. The time limit is for the peer to make room for it.
-    pub(crate) fn send(&self, frame: &Frame<'_>) -> Result<(), LineError> {
+    pub(crate) fn send(&self, frame: &EncodedMessage<'_>) -> Result<(), MessageError> {
         self.ended_by(self.send_all(frame, Instant::now() + self.limit))
     }
 
@@ -92,23 +92,23 @@ impl Line {
     /// If an answer has descriptors nevertheless, they are not installed in this process: the kernel drops them, and
     /// the answer is refused. The reason is that the peer could make a `close` take very long: a FUSE file's `close`
     /// waits for the process that serves the file system.
-    pub(crate) fn recv(&self) -> Result<Packet, LineError> {
+    pub(crate) fn recv(&self) -> Result<RawMessage, MessageError> {
         let packet = self.packet(None, Instant::now() + self.limit);
-        self.ended_by(packet.and_then(|packet| packet.ok_or(LineError::Closed)))
+        self.ended_by(packet.and_then(|packet| packet.ok_or(MessageError::Closed)))
     }
 
     /// Receives the next message of a peer that may be idle for as long as it likes: the time limit begins with the message's
     /// first byte. `None`: the peer closed the connection between two messages, or the socket was shut down on this side,
     /// which is how another thread ends the wait.
-    pub(crate) fn next(&self) -> Result<Option<Packet>, LineError> {
+    pub(crate) fn next(&self) -> Result<Option<RawMessage>, MessageError> {
         let packet = self.wait(PollFlags::IN, None).and_then(|()| {
             let mut fds = Vec::new();
             let packet = self.packet(Some(&mut fds), Instant::now() + self.limit)?;
-            Ok(packet.map(|packet| Packet { fds, ..packet }))
+            Ok(packet.map(|packet| RawMessage { fds, ..packet }))
         });
         match packet {
             // If a peer ends before it has read all answers, the connection is reset.
-            Err(LineError::Closed) => Ok(None),
+            Err(MessageError::Closed) => Ok(None),
             packet => self.ended_by(packet),
         }
     }
@@ -130,14 +130,14 @@ impl Line {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 
-    fn ended_by<T>(&self, result: Result<T, LineError>) -> Result<T, LineError> {
+    fn ended_by<T>(&self, result: Result<T, MessageError>) -> Result<T, MessageError> {
         if result.is_err() {
             self.shutdown();
         }
         result
     }
 
-    fn send_all(&self, frame: &Frame<'_>, deadline: Instant) -> Result<(), LineError> {
+    fn send_all(&self, frame: &EncodedMessage<'_>, deadline: Instant) -> Result<(), MessageError> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
         let mut fds = SendAncillaryBuffer::new(&mut space);
         if !frame.fds.is_empty() && !fds.push(SendAncillaryMessage::ScmRights(&frame.fds)) {
@@ -162,17 +162,21 @@ impl Line {
 
     /// One message without its descriptors, or `None` at the end of the connection. Reads not a byte more. The descriptors go
     /// to `fds`; without it the message must have none.
-    fn packet(&self, mut fds: Option<&mut Vec<Received>>, deadline: Instant) -> Result<Option<Packet>, LineError> {
+    fn packet(
+        &self,
+        mut fds: Option<&mut Vec<Received>>,
+        deadline: Instant,
+    ) -> Result<Option<RawMessage>, MessageError> {
         let mut header = [0; HEADER];
         match self.fill(&mut header, fds.as_deref_mut(), deadline)? {
             0 => return Ok(None),
             HEADER => {}
-            _ => return Err(LineError::CutOff),
+            _ => return Err(MessageError::CutOff),
         }
-        let (mut packet, size) = Packet::with_header(&header)?;
+        let (mut packet, size) = RawMessage::with_header(&header)?;
         packet.payload.resize(size, 0);
         if self.fill(&mut packet.payload, fds, deadline)? != size {
-            return Err(LineError::CutOff);
+            return Err(MessageError::CutOff);
         }
         Ok(Some(packet))
     }
@@ -183,7 +187,7 @@ impl Line {
         buffer: &mut [u8],
         mut fds: Option<&mut Vec<Received>>,
         deadline: Instant,
-    ) -> Result<usize, LineError> {
+    ) -> Result<usize, MessageError> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             // Room for one too many, which tells a peer that sends too many from a process that can hold too few. Descriptors
@@ -218,10 +222,10 @@ impl Line {
                         return Err(Malformed::TooManyDescriptors.into());
                     }
                     if cut && stuck {
-                        return Err(LineError::StillClosing { descriptors: MAX_CLOSING });
+                        return Err(MessageError::StillClosing { descriptors: MAX_CLOSING });
                     }
                     if cut {
-                        return Err(LineError::TooFewDescriptors);
+                        return Err(MessageError::TooFewDescriptors);
                     }
                 }
                 None if cut => return Err(Malformed::UnwantedDescriptors.into()),
@@ -236,11 +240,11 @@ impl Line {
     }
 
     /// Waits until the socket can be read or written, the peer has closed it, or the time is over.
-    fn wait(&self, events: PollFlags, deadline: Option<Instant>) -> Result<(), LineError> {
+    fn wait(&self, events: PollFlags, deadline: Option<Instant>) -> Result<(), MessageError> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Err(LineError::TimedOut(self.limit));
+                return Err(MessageError::TimedOut(self.limit));
             }
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
             match rustix::event::poll(&mut [PollFd::new(&self.socket, events)], timeout.as_ref()) {
@@ -266,9 +270,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(50);
 
-    fn line(limit: Duration) -> (Line, UnixStream) {
+    fn line(limit: Duration) -> (MessageSocket, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Line::new(ours, limit), theirs)
+        (MessageSocket::new(ours, limit), theirs)
     }
 
     fn message(request: u32, payload: &[u8]) -> Vec<u8> {
@@ -304,7 +308,7 @@ mod tests {
     #[test]
     fn messages_with_descriptors_in_both_directions() {
         let (a, theirs) = line(LONG);
-        let b = Line::new(theirs, LONG);
+        let b = MessageSocket::new(theirs, LONG);
         let (mut reader, writer) = pipe().unwrap();
         let kick = Message::SetVringKick { index: 2, fd: Some(writer.as_fd()) };
         a.send(&kick.encode(true)).unwrap();
@@ -326,7 +330,7 @@ mod tests {
     #[test]
     fn silence_and_single_bytes_end_after_the_limit() {
         let (silent, _theirs) = line(SHORT);
-        assert!(matches!(silent.recv(), Err(LineError::TimedOut(SHORT))));
+        assert!(matches!(silent.recv(), Err(MessageError::TimedOut(SHORT))));
         for idle in [true, false] {
             let (slow, theirs) = line(SHORT);
             // One byte of a long message at a time, each well within the limit, until the connection ends.
@@ -338,7 +342,7 @@ mod tests {
                 message(2, &[0; 1000]).iter().all(sent)
             });
             let result = if idle { slow.next().map(drop) } else { slow.recv().map(drop) };
-            assert!(matches!(result, Err(LineError::TimedOut(SHORT))), "{result:?}");
+            assert!(matches!(result, Err(MessageError::TimedOut(SHORT))), "{result:?}");
             assert!(!peer.join().unwrap(), "it was waited for to the end");
         }
     }
@@ -352,9 +356,9 @@ mod tests {
                 break e;
             }
         };
-        assert!(matches!(error, LineError::TimedOut(SHORT)), "{error}");
+        assert!(matches!(error, MessageError::TimedOut(SHORT)), "{error}");
         hang_up(&theirs);
-        assert!(matches!(line.send(&frame), Err(LineError::Closed)));
+        assert!(matches!(line.send(&frame), Err(MessageError::Closed)));
     }
 
     #[test]
@@ -364,18 +368,18 @@ mod tests {
             let (line, mut theirs) = line(LONG);
             theirs.write_all(&whole[..cut]).unwrap();
             drop(theirs);
-            assert!(matches!(line.next(), Err(LineError::CutOff)), "{cut}");
+            assert!(matches!(line.next(), Err(MessageError::CutOff)), "{cut}");
         }
         let (line, theirs) = line(LONG);
         drop(theirs);
-        assert!(matches!(line.recv(), Err(LineError::Closed)));
+        assert!(matches!(line.recv(), Err(MessageError::Closed)));
     }
 
     #[test]
     fn another_thread_ends_the_wait() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let hangup = ours.try_clone().unwrap();
-        let waits = thread::spawn(move || Line::new(ours, LONG).next().map(|packet| packet.is_none()));
+        let waits = thread::spawn(move || MessageSocket::new(ours, LONG).next().map(|packet| packet.is_none()));
         hangup.shutdown(std::net::Shutdown::Both).unwrap();
         assert!(waits.join().unwrap().unwrap());
     }
@@ -397,7 +401,7 @@ mod tests {
                 }
             }
             drop(writers);
-            assert!(matches!(line.next(), Err(LineError::Malformed(Malformed::TooManyDescriptors))), "{split}");
+            assert!(matches!(line.next(), Err(MessageError::Malformed(Malformed::TooManyDescriptors))), "{split}");
             drop((line, theirs));
             closed(readers);
         }
@@ -413,7 +417,7 @@ mod tests {
             send(&theirs, &bytes[..at], &[]);
             send(&theirs, &bytes[at..], &[writers[0].as_fd()]);
             drop(writers);
-            assert!(matches!(line.recv(), Err(LineError::Malformed(Malformed::UnwantedDescriptors))), "{at}");
+            assert!(matches!(line.recv(), Err(MessageError::Malformed(Malformed::UnwantedDescriptors))), "{at}");
             closed(readers);
         }
     }
@@ -442,7 +446,7 @@ mod tests {
             let (readers, writers) = pipes(1);
             send(&theirs, &bytes, &[writers[0].as_fd()]);
             drop(writers);
-            assert!(matches!(line.next(), Err(LineError::Malformed(Malformed::TooLong { .. }))));
+            assert!(matches!(line.next(), Err(MessageError::Malformed(Malformed::TooLong { .. }))));
             closed(readers);
         }
     }
@@ -452,7 +456,7 @@ mod tests {
     fn too_few_descriptors_are_named() {
         const CHILD: &str = "NETMEM_TEST_FEW_DESCRIPTORS";
         if std::env::var_os(CHILD).is_none() {
-            let test = "vhost_user::line::tests::too_few_descriptors_are_named";
+            let test = "vhost_user::message_socket::tests::too_few_descriptors_are_named";
             let child = std::process::Command::new(std::env::current_exe().unwrap())
                 .args([test, "--exact"])
                 .env(CHILD, "1")
@@ -473,7 +477,7 @@ mod tests {
         drop(free);
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let error = line.next().unwrap_err();
-        assert!(matches!(error, LineError::TooFewDescriptors) && error.to_string().contains("ulimit -n"), "{error}");
+        assert!(matches!(error, MessageError::TooFewDescriptors) && error.to_string().contains("ulimit -n"), "{error}");
         closed(readers);
     }
 }

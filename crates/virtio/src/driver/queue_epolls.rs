@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The epoll sets of a device's queues, by queue index.
 #[derive(Debug)]
-pub(super) struct Alarms {
+pub(super) struct QueueEpolls {
     sets: Box<[Kicks]>,
     /// An eventfd that is never 0 and that no peer has.
     ready: OwnedFd,
 }
 
-impl Alarms {
+impl QueueEpolls {
     /// A set for each of `queues` queues.
     pub(super) fn new(queues: usize) -> Result<Self, NotifyError> {
         let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };

@@ -37,7 +37,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     ///
     /// [`NetError::Backend`]: the connection has ended.
     pub fn config(&self) -> Result<NetConfig, NetError> {
-        Ok(self.link.with(|backend| backend.config(self.features.bits()))?)
+        Ok(self.state.with(|backend| backend.config(self.features.bits()))?)
     }
 
     /// Tells the device that the program has announced itself to the network, as [`NetConfig::announce`] asked for. Does

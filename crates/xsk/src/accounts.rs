@@ -13,12 +13,12 @@
 /// The set has a byte for each chunk, and not a bit: neighbouring chunks are received one after the other, and each
 /// change of a shared word would have to wait for the change before it.
 #[derive(Debug)]
-pub(crate) struct Posted {
+pub(crate) struct PostedChunks {
     has: Box<[bool]>,
     count: u32,
 }
 
-impl Posted {
+impl PostedChunks {
     pub(crate) fn new(chunks: u32) -> Self {
         Self { has: vec![false; chunks as usize].into(), count: 0 }
     }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_posted_once_and_taken_once() {
-        let mut posted = Posted::new(100);
+        let mut posted = PostedChunks::new(100);
         [0, 63, 64, 99].into_iter().for_each(|chunk| posted.insert(chunk));
         assert!(posted.contains(63) && !posted.contains(1));
         posted.remove(63);

@@ -6,13 +6,13 @@
 use crate::if_xdp::Desc;
 use crate::options::{Mode, UmemOptions};
 use crate::receive::Receive;
-use crate::ring::{Consumer, Entry, Parts, Producer};
+use crate::ring::{Consumer, Producer, RingEntry, RingPointers};
 use crate::rx::XskRx;
 use crate::socket::{RxRings, TxRings, XskSocket};
 use crate::sys::Mapping;
 use crate::tx::XskTx;
 use crate::umem::Umem;
-use crate::waiting::Waiting;
+use crate::wait_set::WaitSet;
 use netmem_pool::{KernelShared, PagePool, PoolOptions, RegionOptions, RegionProvider};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,10 +51,10 @@ fn file(len: usize) -> OwnedFd {
     file
 }
 
-fn parts<E: Entry>(memory: &Mapping) -> Parts<E::Slot> {
+fn pointers<E: RingEntry>(memory: &Mapping) -> RingPointers<E::Atomic> {
     // SAFETY: the mapping is that long.
     unsafe {
-        Parts {
+        RingPointers {
             producer: memory.at.cast(),
             consumer: memory.at.add(CONSUMER).cast(),
             flags: memory.at.add(FLAGS).cast(),
@@ -75,19 +75,19 @@ impl Fake {
         // SAFETY: both mappings are of the same files, which are long enough; the socket keeps ours, and the fake its own.
         let (fill, done, rx, tx) = unsafe {
             (
-                Producer::new(parts::<u64>(&ours[0]), size),
-                Consumer::new(parts::<u64>(&ours[1]), size),
-                Consumer::new(parts::<Desc>(&ours[2]), size),
-                Producer::new(parts::<Desc>(&ours[3]), size),
+                Producer::new(pointers::<u64>(&ours[0]), size),
+                Consumer::new(pointers::<u64>(&ours[1]), size),
+                Consumer::new(pointers::<Desc>(&ours[2]), size),
+                Producer::new(pointers::<Desc>(&ours[3]), size),
             )
         };
         // SAFETY: as above.
         let (kernel_fill, kernel_done, received, sent) = unsafe {
             (
-                Consumer::new(parts::<u64>(&theirs[0]), size),
-                Producer::new(parts::<u64>(&theirs[1]), size),
-                Producer::new(parts::<Desc>(&theirs[2]), size),
-                Consumer::new(parts::<Desc>(&theirs[3]), size),
+                Consumer::new(pointers::<u64>(&theirs[0]), size),
+                Producer::new(pointers::<u64>(&theirs[1]), size),
+                Producer::new(pointers::<Desc>(&theirs[2]), size),
+                Consumer::new(pointers::<Desc>(&theirs[3]), size),
             )
         };
         // The descriptor is no socket and answers no call of one: the fake kernel is not called.
@@ -95,7 +95,7 @@ impl Fake {
         let mut pool = PoolOptions::new("fake").build(memory.clone(), Some(umem.domain())).unwrap();
         let mut queue = Receive::new(&umem, RxRings { fill, rx }, level);
         pool.poll(|napi| queue.refill(napi));
-        let waiting = || Waiting::fake(file(0));
+        let waiting = || WaitSet::fake(file(0));
         let rx = Some(XskRx::new(pool, queue, waiting(), socket.clone(), memory.clone(), umem.clone()));
         let tx =
             Some(XskTx::new(umem.clone(), socket, TxRings { tx, completion: done }, waiting(), memory.clone(), None));
@@ -112,13 +112,13 @@ impl Fake {
 
     /// The indices of a ring: 0 is fill, 1 completion, 2 RX, 3 TX.
     pub(crate) fn indices(&self, ring: usize) -> Indices<'_> {
-        let parts = parts::<u64>(&self.rings[ring]);
+        let pointers = pointers::<u64>(&self.rings[ring]);
         // SAFETY: mapped as long as this value.
         unsafe {
             Indices {
-                producer: parts.producer.as_ref(),
-                consumer: parts.consumer.as_ref(),
-                flags: parts.flags.as_ref(),
+                producer: pointers.producer.as_ref(),
+                consumer: pointers.consumer.as_ref(),
+                flags: pointers.flags.as_ref(),
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::error::XskError;
 use crate::ethtool;
 use crate::layout::Layout;
 use crate::options::{Mode, QueueOptions};
-use crate::queue_key::{Key, QueueAddress};
+use crate::queue_key::{QueueAddress, QueueKey};
 use crate::socket::{Tries, Unbound};
 use crate::sys;
 use crate::umem_memory::UmemMemory;
@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Pages that return when the kernel is done with them.
-trait Pages: Send {
-    fn give_back(self: Box<Self>);
+trait HeldPages: Send {
+    fn release(self: Box<Self>);
     /// Pages of frames that were being sent.
     fn sent(&self) -> usize;
     /// Whether the memory is gone, and nothing is to be returned.
@@ -36,13 +36,13 @@ trait Pages: Send {
 }
 
 /// Counts of pages, each with the page's number, that a transmit queue did not get back.
-struct Sent<M: UmemMemory> {
+struct HeldSent<M: UmemMemory> {
     region: Arc<Region<M>>,
     counts: Vec<(u32, u32)>,
 }
 
-impl<M: UmemMemory> Pages for Sent<M> {
-    fn give_back(self: Box<Self>) {
+impl<M: UmemMemory> HeldPages for HeldSent<M> {
+    fn release(self: Box<Self>) {
         for (page, n) in self.counts {
             // SAFETY: `XskTx` had so many counts of the page, and gave them to this list.
             unsafe { self.region.put(page, n) };
@@ -59,14 +59,14 @@ impl<M: UmemMemory> Pages for Sent<M> {
 }
 
 /// Pages that a receive queue has put in quarantine. They do not keep the region.
-struct Posted<M: UmemMemory> {
+struct HeldPosted<M: UmemMemory> {
     provider: Weak<dyn Provider<M>>,
     region: Weak<Region<M>>,
     pages: Vec<u32>,
 }
 
-impl<M: UmemMemory> Pages for Posted<M> {
-    fn give_back(self: Box<Self>) {
+impl<M: UmemMemory> HeldPages for HeldPosted<M> {
+    fn release(self: Box<Self>) {
         let (Some(provider), Some(region)) = (self.provider.upgrade(), self.region.upgrade()) else { return };
         for page in self.pages {
             // SAFETY: the page was in no use but the receive queue's, which put it in quarantine, and the kernel writes
@@ -87,16 +87,16 @@ impl<M: UmemMemory> Pages for Posted<M> {
     }
 }
 
-struct Held {
-    key: Key,
+struct HeldEntry {
+    key: QueueKey,
     /// The UMEM, while it has handles.
     umem: Option<u64>,
-    pages: Box<dyn Pages>,
+    pages: Box<dyn HeldPages>,
 }
 
-static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
+static HELD: Mutex<Vec<HeldEntry>> = Mutex::new(Vec::new());
 
-fn held() -> MutexGuard<'static, Vec<Held>> {
+fn held() -> MutexGuard<'static, Vec<HeldEntry>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,30 +106,30 @@ pub(crate) fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn keep(key: Key, umem: u64, pages: Box<dyn Pages>) {
+fn keep(key: QueueKey, umem: u64, pages: Box<dyn HeldPages>) {
     let mut held = held();
     held.retain(|held| !held.pages.is_gone());
-    held.push(Held { key, umem: Some(umem), pages });
+    held.push(HeldEntry { key, umem: Some(umem), pages });
 }
 
 /// Keeps counts of pages, each with the page's number, that are being sent.
-pub(crate) fn keep_sent<M: UmemMemory>(key: Key, umem: u64, region: &Arc<Region<M>>, counts: Vec<(u32, u32)>) {
-    keep(key, umem, Box::new(Sent { region: region.clone(), counts }));
+pub(crate) fn keep_sent<M: UmemMemory>(key: QueueKey, umem: u64, region: &Arc<Region<M>>, counts: Vec<(u32, u32)>) {
+    keep(key, umem, Box::new(HeldSent { region: region.clone(), counts }));
 }
 
 /// Remembers pages in quarantine, by their numbers.
 pub(crate) fn keep_posted<M: UmemMemory>(
-    key: Key,
+    key: QueueKey,
     umem: u64,
     (provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
     pages: Vec<u32>,
 ) {
     let (provider, region) = (Arc::downgrade(provider), Arc::downgrade(region));
-    keep(key, umem, Box::new(Posted { provider, region, pages }));
+    keep(key, umem, Box::new(HeldPosted { provider, region, pages }));
 }
 
 /// Whether pages are kept for this queue.
-pub(crate) fn any(key: Key) -> bool {
+pub(crate) fn any(key: QueueKey) -> bool {
     held().iter().any(|held| held.key == key)
 }
 
@@ -139,10 +139,10 @@ pub(crate) fn sent_of(umem: u64) -> usize {
 }
 
 /// A socket was bound to this queue: the kernel is done with all pages that were kept for it.
-pub(crate) fn released(key: Key) {
+pub(crate) fn released(key: QueueKey) {
     let back: Vec<_> = held().extract_if(.., |held| held.key == key).collect();
     // Outside of the lock: the drop of a page can be user code.
-    back.into_iter().for_each(|held| held.pages.give_back());
+    back.into_iter().for_each(|held| held.pages.release());
 }
 
 /// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to let go of its sent
@@ -166,14 +166,14 @@ pub(crate) fn end(umem: u64) {
 /// can be bound. For that it binds a socket for a moment, which needs CAP_NET_RAW, and the network namespace of the
 /// interface. About ten system calls for each queue.
 pub fn reclaim() -> usize {
-    let orphans = |held: &&Held| held.umem.is_none() && held.pages.sent() > 0;
+    let orphans = |held: &&HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
     let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
     keys.into_iter().filter(|key| is_free(*key, Tries::Once)).for_each(released);
     held().iter().filter(orphans).map(|held| held.pages.sent()).sum()
 }
 
 /// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot ask.
-fn is_free(key: Key, tries: Tries) -> bool {
+fn is_free(key: QueueKey, tries: Tries) -> bool {
     /// A UMEM that no frame is in.
     #[repr(align(4096))]
     struct Chunk([u8; 4096]);

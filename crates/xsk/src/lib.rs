@@ -40,7 +40,7 @@
 
 mod accounts;
 mod binding;
-mod device;
+mod device_info;
 mod error;
 mod ethtool;
 #[cfg(all(test, not(loom)))]
@@ -76,7 +76,7 @@ mod testing;
 mod tx;
 mod umem;
 mod umem_memory;
-mod waiting;
+mod wait_set;
 mod watch;
 mod xsk;
 

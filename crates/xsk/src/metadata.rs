@@ -124,15 +124,15 @@ impl TxRequest {
 /// Frames whose time of transmission was requested: by address while the kernel has them, then in the order of
 /// completion.
 #[derive(Debug, Default)]
-pub(crate) struct Stamps {
+pub(crate) struct Timestamps {
     expected: HashMap<u64, (u64, u64)>,
     known: VecDeque<TxTimestamp>,
 }
 
 /// The largest number of times that wait for the program. If there are more, the oldest is dropped.
-const MOST: usize = 65_536;
+const MAX_TIMESTAMPS: usize = 65_536;
 
-impl Stamps {
+impl Timestamps {
     /// Notes that the frame at `addr` was queued with this metadata.
     pub(crate) fn expect(&mut self, addr: u64, id: u64, metadata: &[u8; TX_METADATA_LEN]) {
         let mut word = [0; 8];
@@ -144,19 +144,19 @@ impl Stamps {
     #[inline(always)]
     pub(crate) fn completed<M: UmemMemory>(&mut self, addr: u64, region: &Region<M>) {
         if !self.expected.is_empty() {
-            self.look(addr, region);
+            self.store(addr, region);
         }
     }
 
     #[cold]
-    fn look<M: UmemMemory>(&mut self, addr: u64, region: &Region<M>) {
+    fn store<M: UmemMemory>(&mut self, addr: u64, region: &Region<M>) {
         let Some((id, before)) = self.expected.remove(&addr) else { return };
         let mut word = [0; 8];
         let at = region.as_ptr().wrapping_add(addr as usize - TX_METADATA_LEN + 8);
         // SAFETY: a frame was sent from there with metadata in front of it, within one chunk of the region.
         unsafe { foreign::copy_out(at, &mut word) };
         let time = u64::from_ne_bytes(word);
-        if self.known.len() == MOST {
+        if self.known.len() == MAX_TIMESTAMPS {
             self.known.pop_front();
         }
         self.known.push_back(TxTimestamp { id, time: (time != before).then_some(time) });

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use crate::ring::{Consumer, Parts, Producer};
+use crate::ring::{Consumer, Producer, RingPointers};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -31,8 +31,8 @@ impl Memory {
         Arc::new(Self { producer: zero(), consumer: zero(), flags: zero(), entries, frames })
     }
 
-    fn parts(&self) -> Parts<AtomicU64> {
-        Parts {
+    fn pointers(&self) -> RingPointers<AtomicU64> {
+        RingPointers {
             producer: NonNull::from(&self.producer),
             consumer: NonNull::from(&self.consumer),
             flags: NonNull::from(&self.flags),
@@ -49,7 +49,7 @@ fn entries_and_places_against_indices() {
         let kernel = memory.clone();
         let thread = thread::spawn(move || {
             // SAFETY: the memory lives as long as the thread; this is the only consumer.
-            let mut ring = unsafe { Consumer::<u64>::new(kernel.parts(), 2) };
+            let mut ring = unsafe { Consumer::<u64>::new(kernel.pointers(), 2) };
             for i in 0..3 {
                 while ring.available(1).unwrap() == 0 {
                     thread::yield_now();
@@ -61,7 +61,7 @@ fn entries_and_places_against_indices() {
             }
         });
         // SAFETY: as above; this is the only producer.
-        let mut ring = unsafe { Producer::<u64>::new(memory.parts(), 2) };
+        let mut ring = unsafe { Producer::<u64>::new(memory.pointers(), 2) };
         for i in 0..3 {
             while ring.free(1).unwrap() == 0 {
                 thread::yield_now();
@@ -87,7 +87,7 @@ fn a_kick_is_not_lost() {
             kernel.producer.load(Ordering::Acquire) == 1
         });
         // SAFETY: the memory lives as long as the ring; this is the only producer.
-        let mut ring = unsafe { Producer::<u64>::new(memory.parts(), 2) };
+        let mut ring = unsafe { Producer::<u64>::new(memory.pointers(), 2) };
         ring.push(0);
         ring.publish();
         let kicks = ring.needs_wakeup();

@@ -1,11 +1,11 @@
 //! Opens a queue: makes its pool, fills its rings, and binds its socket.
 
 use crate::binding::{Binding, Limits};
-use crate::device::Device;
+use crate::device_info::DeviceInfo;
 use crate::error::XskError;
 use crate::held;
 use crate::options::QueueOptions;
-use crate::queue_key::{Key, QueueAddress};
+use crate::queue_key::{QueueAddress, QueueKey};
 use crate::quirks::Quirk;
 use crate::receive::Receive;
 use crate::rx::XskRx;
@@ -14,7 +14,7 @@ use crate::sys;
 use crate::tx::XskTx;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
-use crate::waiting::Waiting;
+use crate::wait_set::WaitSet;
 use crate::watch::Watch;
 use netmem_pool::{PagePool, PoolOptions, Provider};
 use std::collections::BTreeSet;
@@ -81,7 +81,7 @@ impl<M: UmemMemory> Umem<M> {
         }
         let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
         let (unbound, rings) = Unbound::new(fd, entries, &options)?;
-        let key = Key::new(unbound.as_fd(), ifindex, queue);
+        let key = QueueKey::new(unbound.as_fd(), ifindex, queue);
         let filled = Filled::new(self, &provider, pool, rings.receive, (level, key));
         let address = QueueAddress { interface: target.interface.clone(), ifindex, queue };
         let bind = |unbound: Unbound| unbound.bind(address, &options, &binding, first.as_deref(), Tries::Patient);
@@ -89,7 +89,7 @@ impl<M: UmemMemory> Umem<M> {
         held::released(key);
         let filled = filled.complete()?;
         let watch = target.watch;
-        let sets = Waiting::receive(watch.clone()).and_then(|rx| Ok((rx, Waiting::transmit(socket.mode(), watch)?)));
+        let sets = WaitSet::receive(watch.clone()).and_then(|rx| Ok((rx, WaitSet::transmit(socket.mode(), watch)?)));
         let (receives, sends) = match sets {
             Ok(sets) => sets,
             Err(error) => {
@@ -113,7 +113,7 @@ impl<M: UmemMemory> Umem<M> {
 struct Target {
     /// The interface's name, or its index if the name is unknown.
     interface: String,
-    device: Device,
+    device: DeviceInfo,
     /// Reports the end of the interface. `None` in another network namespace.
     watch: Option<Arc<Watch>>,
 }
@@ -123,7 +123,7 @@ impl Target {
     fn find(ifindex: u32, queue: u32, options: &mut QueueOptions) -> Result<Self, XskError> {
         let device = match options.device.take() {
             Some(device) => device,
-            None => Device::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
+            None => DeviceInfo::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
         };
         let interface = device.name.clone().unwrap_or_else(|| ifindex.to_string());
         if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
@@ -146,7 +146,7 @@ struct Filled<'a, M: UmemMemory> {
     pool: PagePool<M>,
     receive: Receive<M>,
     level: u32,
-    key: Key,
+    key: QueueKey,
 }
 
 impl<'a, M: UmemMemory> Filled<'a, M> {
@@ -157,7 +157,7 @@ impl<'a, M: UmemMemory> Filled<'a, M> {
         provider: &'a Arc<dyn Provider<M>>,
         mut pool: PagePool<M>,
         rings: RxRings,
-        (level, key): (u32, Key),
+        (level, key): (u32, QueueKey),
     ) -> Self {
         let mut receive = Receive::new(umem, rings, level);
         pool.poll(|napi| receive.refill(napi));

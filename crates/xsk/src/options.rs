@@ -1,6 +1,6 @@
 //! The options of a UMEM and of a queue.
 
-use crate::device::Device;
+use crate::device_info::DeviceInfo;
 use crate::watch::Watch;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -111,7 +111,7 @@ pub struct QueueOptions {
     pub(crate) quirks: bool,
     pub(crate) socket: Option<OwnedFd>,
     /// The properties of the device, if a helper has sent them.
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<DeviceInfo>,
     /// Reports the end of the interface, if a helper has sent it.
     pub(crate) watch: Option<Arc<Watch>>,
 }

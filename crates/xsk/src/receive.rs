@@ -18,7 +18,7 @@
 //! posted first, and are still in the CPU's cache. The pages in use are then only those of the fill level and those
 //! that users hold, and not the whole UMEM.
 
-use crate::accounts::Posted;
+use crate::accounts::PostedChunks;
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, PKT_CONTD};
 use crate::layout::Layout;
@@ -33,12 +33,12 @@ use std::mem;
 use std::sync::Arc;
 
 /// The number of frames that are handled between two publications of new chunks.
-const BATCH: u32 = 64;
+const RX_BATCH: u32 = 64;
 /// The shortest frame that is delivered: an Ethernet header.
 const ETHERNET: usize = 14;
 /// How many frames before its turn the beginning of a frame is prefetched. Frames begin at the same offset of their
 /// pages, so they share the 12 lines of one set of the first-level cache. A whole batch would not fit into this set.
-const AHEAD: u32 = 8;
+const PREFETCH_DISTANCE: u32 = 8;
 
 /// The queue without its pool.
 pub(crate) struct Receive<M: UmemMemory> {
@@ -46,16 +46,16 @@ pub(crate) struct Receive<M: UmemMemory> {
     layout: Layout,
     pub(crate) rx: Consumer<Desc>,
     pub(crate) fill: Producer<u64>,
-    pub(crate) posted: Posted,
+    pub(crate) posted: PostedChunks,
     pub(crate) level: u32,
     /// Parts of a page that contains several chunks. They are posted next.
-    parts: Vec<Page<M>>,
+    split_chunks: Vec<Page<M>>,
     /// The beginning of a frame whose other parts the kernel has not delivered yet.
     partial: Option<XdpFrame<M>>,
     /// Whether the rest of a frame is being dropped.
     skipping: bool,
     /// The number of polls without a frame since the last check of the interface.
-    pub(crate) quiet: u32,
+    pub(crate) idle_polls: u32,
     pub(crate) stats: RxStats,
 }
 
@@ -63,7 +63,7 @@ impl<M: UmemMemory> Receive<M> {
     pub(crate) fn new(umem: &Umem<M>, rings: RxRings, level: u32) -> Self {
         let RxRings { fill, rx } = rings;
         let layout = *umem.layout();
-        let posted = Posted::new(layout.chunks());
+        let posted = PostedChunks::new(layout.chunks());
         debug_assert!(level <= fill.size());
         Self {
             region: umem.region().clone(),
@@ -72,10 +72,10 @@ impl<M: UmemMemory> Receive<M> {
             fill,
             posted,
             level,
-            parts: Vec::new(),
+            split_chunks: Vec::new(),
             partial: None,
             skipping: false,
-            quiet: 0,
+            idle_polls: 0,
             stats: RxStats::default(),
         }
     }
@@ -141,18 +141,18 @@ impl<M: UmemMemory> Receive<M> {
         handler: &mut H,
     ) -> (u32, u32, Result<(), Fault>) {
         let n = match self.rx.available(1) {
-            Ok(n) => n.min(BATCH),
+            Ok(n) => n.min(RX_BATCH),
             Err(fault) => return (0, 0, Err(fault)),
         };
         self.rx.prefetch(n);
         self.fill.prefetch(n);
         if H::READS {
-            (0..n.min(AHEAD)).for_each(|ahead| self.prefetch_frame(ahead));
+            (0..n.min(PREFETCH_DISTANCE)).for_each(|ahead| self.prefetch_frame(ahead));
         }
         let (mut taken, mut frames, mut outcome) = (0, 0, Ok(()));
         while taken < n && frames < budget {
-            if H::READS && AHEAD < n - taken {
-                self.prefetch_frame(AHEAD);
+            if H::READS && PREFETCH_DISTANCE < n - taken {
+                self.prefetch_frame(PREFETCH_DISTANCE);
             }
             let desc = self.rx.take();
             taken += 1;
@@ -166,14 +166,14 @@ impl<M: UmemMemory> Receive<M> {
             if desc.options & PKT_CONTD != 0 || self.partial.is_some() || self.skipping {
                 self.posted.remove(chunk);
                 let page = self.page(chunk);
-                frames += u32::from(self.part(napi, page, start, desc, handler));
+                frames += u32::from(self.receive_fragment(napi, page, start, desc, handler));
                 continue;
             }
             frames += 1;
             let page = self.page(chunk);
             let claim = Claim { posted: &mut self.posted, chunk };
             let mut frame = XdpFrame::new(page, start, desc.len as usize);
-            let verdict = judge(&mut self.stats, napi, &mut frame, handler);
+            let verdict = run_program(&mut self.stats, napi, &mut frame, handler);
             if !matches!(verdict, Verdict::Drop | Verdict::Aborted) {
                 drop(claim);
                 deliver(&mut self.stats, verdict, frame, handler);
@@ -211,7 +211,7 @@ impl<M: UmemMemory> Receive<M> {
     /// delivered or dropped.
     #[cold]
     #[inline(never)]
-    fn part<H: Handler<M>>(
+    fn receive_fragment<H: Handler<M>>(
         &mut self,
         napi: &mut Napi<'_, M>,
         page: Page<M>,
@@ -240,7 +240,7 @@ impl<M: UmemMemory> Receive<M> {
             return false;
         }
         self.stats.multi_buffer += 1;
-        let verdict = judge(&mut self.stats, napi, &mut frame, handler);
+        let verdict = run_program(&mut self.stats, napi, &mut frame, handler);
         deliver(&mut self.stats, verdict, frame, handler);
         true
     }
@@ -254,8 +254,8 @@ impl<M: UmemMemory> Receive<M> {
     #[inline]
     pub(crate) fn refill(&mut self, napi: &mut Napi<'_, M>) {
         for _ in self.posted.count()..self.level {
-            let Some(page) = self.chunk(napi) else {
-                self.stats.starved += 1;
+            let Some(page) = self.alloc_chunk(napi) else {
+                self.stats.out_of_buffers += 1;
                 break;
             };
             let offset = page.offset();
@@ -263,7 +263,7 @@ impl<M: UmemMemory> Receive<M> {
             // The index is computed from the address, because the page's descriptor may not be in this CPU's cache.
             let Some(index) = self.region.index_of(&frag) else {
                 // The page is from another region, by which the provider has grown.
-                self.stats.starved += 1;
+                self.stats.out_of_buffers += 1;
                 break;
             };
             let _ = frag.into_count();
@@ -276,18 +276,18 @@ impl<M: UmemMemory> Receive<M> {
 
     /// Returns a chunk to post.
     #[inline(always)]
-    fn chunk(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
-        if self.layout.per_page == 1 { napi.alloc() } else { self.part_of_page(napi) }
+    fn alloc_chunk(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
+        if self.layout.per_page == 1 { napi.alloc() } else { self.split_page(napi) }
     }
 
     #[inline(never)]
-    fn part_of_page(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
-        if let Some(part) = self.parts.pop() {
+    fn split_page(&mut self, napi: &mut Napi<'_, M>) -> Option<Page<M>> {
+        if let Some(part) = self.split_chunks.pop() {
             return Some(part);
         }
         let mut page = napi.alloc()?;
         for part in (1..self.layout.per_page as usize).rev() {
-            self.parts.push(page.split_off(part * self.layout.chunk));
+            self.split_chunks.push(page.split_off(part * self.layout.chunk));
         }
         Some(page)
     }
@@ -300,7 +300,7 @@ impl<M: UmemMemory> Receive<M> {
 
     /// Takes all chunks back, because the socket was never bound.
     pub(crate) fn unpost(&mut self) {
-        self.parts.clear();
+        self.split_chunks.clear();
         while let Some(chunk) = self.posted.pop() {
             drop(self.page(chunk));
         }
@@ -317,7 +317,7 @@ impl<M: UmemMemory> Receive<M> {
                 drop(page);
             }
             // This is done first, so that no part of a page is left here when another part of the page is quarantined.
-            self.parts.clear();
+            self.split_chunks.clear();
         });
         let mut pages = Vec::with_capacity(self.posted.count() as usize);
         while let Some(chunk) = self.posted.pop() {
@@ -335,7 +335,7 @@ impl<M: UmemMemory> Receive<M> {
 /// A chunk whose page the queue owns again. When this is dropped, also by a panic of the handler, the chunk is removed
 /// from the set.
 struct Claim<'a> {
-    pub(crate) posted: &'a mut Posted,
+    pub(crate) posted: &'a mut PostedChunks,
     chunk: u32,
 }
 
@@ -348,7 +348,7 @@ impl Drop for Claim<'_> {
 
 /// Runs the handler's program on a frame.
 #[inline(always)]
-fn judge<M: UmemMemory, H: Handler<M>>(
+fn run_program<M: UmemMemory, H: Handler<M>>(
     stats: &mut RxStats,
     napi: &mut Napi<'_, M>,
     frame: &mut XdpFrame<M>,

@@ -69,7 +69,7 @@ const CACHE_LINE: usize = 64;
 
 /// The addresses of the parts of a ring. See [`Ring::new`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts<S> {
+pub(crate) struct RingPointers<S> {
     pub(crate) producer: NonNull<AtomicU32>,
     pub(crate) consumer: NonNull<AtomicU32>,
     pub(crate) flags: NonNull<AtomicU32>,
@@ -77,15 +77,15 @@ pub(crate) struct Parts<S> {
 }
 
 /// The type of an entry of a ring.
-pub(crate) trait Entry: Copy {
+pub(crate) trait RingEntry: Copy {
     /// The type of an entry's place in shared memory.
-    type Slot: std::fmt::Debug;
-    fn load(slot: &Self::Slot) -> Self;
-    fn store(self, slot: &Self::Slot);
+    type Atomic: std::fmt::Debug;
+    fn load(slot: &Self::Atomic) -> Self;
+    fn store(self, slot: &Self::Atomic);
 }
 
-impl Entry for u64 {
-    type Slot = AtomicU64;
+impl RingEntry for u64 {
+    type Atomic = AtomicU64;
 
     #[inline(always)]
     fn load(slot: &AtomicU64) -> Self {
@@ -101,23 +101,23 @@ impl Entry for u64 {
 /// The place of a descriptor.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(crate) struct DescSlot {
+pub(crate) struct AtomicDesc {
     addr: AtomicU64,
     len: AtomicU32,
     options: AtomicU32,
 }
 
-impl Entry for Desc {
-    type Slot = DescSlot;
+impl RingEntry for Desc {
+    type Atomic = AtomicDesc;
 
     #[inline(always)]
-    fn load(slot: &DescSlot) -> Self {
+    fn load(slot: &AtomicDesc) -> Self {
         let (addr, len) = (slot.addr.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
         Self { addr, len, options: slot.options.load(Ordering::Relaxed) }
     }
 
     #[inline(always)]
-    fn store(self, slot: &DescSlot) {
+    fn store(self, slot: &AtomicDesc) {
         slot.addr.store(self.addr, Ordering::Relaxed);
         slot.len.store(self.len, Ordering::Relaxed);
         slot.options.store(self.options, Ordering::Relaxed);
@@ -129,22 +129,22 @@ impl Entry for Desc {
 /// Invariant (*mapped*): the indices, the flags and `size` entries are mapped for as long as the ring is used, and accessed only by
 /// atomics in this process.
 #[derive(Debug)]
-struct Ring<E: Entry> {
-    parts: Parts<E::Slot>,
+struct Ring<E: RingEntry> {
+    pointers: RingPointers<E::Atomic>,
     mask: u32,
     kind: PhantomData<E>,
 }
 
 // SAFETY: *mapped*: the memory is made of atomics, and is not bound to a thread.
-unsafe impl<E: Entry> Send for Ring<E> {}
+unsafe impl<E: RingEntry> Send for Ring<E> {}
 
-impl<E: Entry> Ring<E> {
+impl<E: RingEntry> Ring<E> {
     /// # Safety
     ///
     /// *mapped*, for a power of two of entries.
-    unsafe fn new(parts: Parts<E::Slot>, size: u32) -> Self {
+    unsafe fn new(pointers: RingPointers<E::Atomic>, size: u32) -> Self {
         debug_assert!(size.is_power_of_two());
-        Self { parts, mask: size - 1, kind: PhantomData }
+        Self { pointers, mask: size - 1, kind: PhantomData }
     }
 
     fn size(&self) -> u32 {
@@ -154,25 +154,25 @@ impl<E: Entry> Ring<E> {
     #[inline(always)]
     fn producer(&self) -> &AtomicU32 {
         // SAFETY: *mapped*.
-        unsafe { self.parts.producer.as_ref() }
+        unsafe { self.pointers.producer.as_ref() }
     }
 
     #[inline(always)]
     fn consumer(&self) -> &AtomicU32 {
         // SAFETY: *mapped*.
-        unsafe { self.parts.consumer.as_ref() }
+        unsafe { self.pointers.consumer.as_ref() }
     }
 
     #[inline(always)]
-    fn slot(&self, at: u32) -> &E::Slot {
+    fn slot(&self, at: u32) -> &E::Atomic {
         // SAFETY: *mapped*: the mask keeps the place within the entries.
-        unsafe { self.parts.entries.add((at & self.mask) as usize).as_ref() }
+        unsafe { self.pointers.entries.add((at & self.mask) as usize).as_ref() }
     }
 
     /// Calls `prefetch` for one place in each cache line of the `n` places from `at` on.
     #[inline(always)]
-    fn prefetch(&self, at: u32, n: u32, prefetch: impl Fn(*const E::Slot)) {
-        for i in (0..n).step_by(CACHE_LINE / size_of::<E::Slot>()) {
+    fn prefetch(&self, at: u32, n: u32, prefetch: impl Fn(*const E::Atomic)) {
+        for i in (0..n).step_by(CACHE_LINE / size_of::<E::Atomic>()) {
             prefetch(self.slot(at.wrapping_add(i)));
         }
     }
@@ -205,7 +205,7 @@ pub(crate) fn prefetch_to_write(at: *const u8) {
 
 /// The side that writes entries.
 #[derive(Debug)]
-pub(crate) struct Producer<E: Entry> {
+pub(crate) struct Producer<E: RingEntry> {
     ring: Ring<E>,
     /// The index of the place to write next. The kernel knows the places before `published`.
     next: u32,
@@ -214,13 +214,13 @@ pub(crate) struct Producer<E: Entry> {
     consumed: u32,
 }
 
-impl<E: Entry> Producer<E> {
+impl<E: RingEntry> Producer<E> {
     /// # Safety
     ///
     /// As for the invariant *mapped* of [`Ring`], for `size` entries, a power of two. No other producer uses the ring.
-    pub(crate) unsafe fn new(parts: Parts<E::Slot>, size: u32) -> Self {
+    pub(crate) unsafe fn new(pointers: RingPointers<E::Atomic>, size: u32) -> Self {
         // SAFETY: the caller's.
-        let ring = unsafe { Ring::new(parts, size) };
+        let ring = unsafe { Ring::new(pointers, size) };
         let (next, consumed) = (ring.producer().load(Ordering::Relaxed), ring.consumer().load(Ordering::Acquire));
         Self { ring, next, published: next, consumed }
     }
@@ -238,7 +238,7 @@ impl<E: Entry> Producer<E> {
     #[inline(always)]
     pub(crate) fn free(&mut self, want: u32) -> Result<u32, Fault> {
         let free = self.known_free();
-        if free >= want { Ok(free) } else { self.look() }
+        if free >= want { Ok(free) } else { self.load_consumer() }
     }
 
     /// The number of places that were free at the last check of the consumer's index.
@@ -255,7 +255,7 @@ impl<E: Entry> Producer<E> {
     }
 
     #[inline(never)]
-    fn look(&mut self) -> Result<u32, Fault> {
+    fn load_consumer(&mut self) -> Result<u32, Fault> {
         // Acquire: the consumer has read the contents of the places.
         let consumed = self.ring.consumer().load(Ordering::Acquire);
         let used = self.next.wrapping_sub(consumed);
@@ -273,7 +273,7 @@ impl<E: Entry> Producer<E> {
     ///
     /// [`Fault::Index`].
     pub(crate) fn pending(&mut self) -> Result<u32, Fault> {
-        Ok(self.ring.size() - self.look()?)
+        Ok(self.ring.size() - self.load_consumer()?)
     }
 
     /// Prefetches the next `n` places for writing, because the kernel's CPU has read them.
@@ -306,13 +306,13 @@ impl<E: Entry> Producer<E> {
     pub(crate) fn needs_wakeup(&self) -> bool {
         fence(Ordering::SeqCst);
         // SAFETY: *mapped*.
-        unsafe { self.ring.parts.flags.as_ref() }.load(Ordering::Relaxed) & RING_NEED_WAKEUP != 0
+        unsafe { self.ring.pointers.flags.as_ref() }.load(Ordering::Relaxed) & RING_NEED_WAKEUP != 0
     }
 }
 
 /// The side that reads entries.
 #[derive(Debug)]
-pub(crate) struct Consumer<E: Entry> {
+pub(crate) struct Consumer<E: RingEntry> {
     ring: Ring<E>,
     /// The index of the place to read next. The kernel may write the places before `released`.
     next: u32,
@@ -321,13 +321,13 @@ pub(crate) struct Consumer<E: Entry> {
     produced: u32,
 }
 
-impl<E: Entry> Consumer<E> {
+impl<E: RingEntry> Consumer<E> {
     /// # Safety
     ///
     /// As for [`Producer::new`], with no other consumer.
-    pub(crate) unsafe fn new(parts: Parts<E::Slot>, size: u32) -> Self {
+    pub(crate) unsafe fn new(pointers: RingPointers<E::Atomic>, size: u32) -> Self {
         // SAFETY: the caller's.
-        let ring = unsafe { Ring::new(parts, size) };
+        let ring = unsafe { Ring::new(pointers, size) };
         let next = ring.consumer().load(Ordering::Relaxed);
         Self { ring, next, released: next, produced: next }
     }
@@ -341,11 +341,11 @@ impl<E: Entry> Consumer<E> {
     #[inline(always)]
     pub(crate) fn available(&mut self, want: u32) -> Result<u32, Fault> {
         let available = self.produced.wrapping_sub(self.next);
-        if available >= want { Ok(available) } else { self.look() }
+        if available >= want { Ok(available) } else { self.load_producer() }
     }
 
     #[inline(always)]
-    fn look(&mut self) -> Result<u32, Fault> {
+    fn load_producer(&mut self) -> Result<u32, Fault> {
         // Acquire: the producer has written the entries, and the frames that they describe.
         let produced = self.ring.producer().load(Ordering::Acquire);
         // The kernel cannot overwrite places that were not released to it, and its index cannot go back.

@@ -15,7 +15,7 @@ use crate::socket::XskSocket;
 use crate::stats::{RxStats, state};
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
-use crate::waiting::Waiting;
+use crate::wait_set::WaitSet;
 use netmem_packet::{Armed, Handler, Poll, RxQueue, Wait};
 use netmem_pool::{KernelShared, Napi, PagePool, PoolClosed, PoolStats, Provider};
 use std::fmt;
@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// The number of polls without a frame after which the queue checks whether the interface still exists.
-const QUIET: u32 = 4096;
+const IDLE_POLLS: u32 = 4096;
 
 /// A receive queue: see [`RxQueue::poll`]. It is one half of a socket; the other is [`XskTx`](crate::XskTx).
 ///
@@ -37,7 +37,7 @@ const QUIET: u32 = 4096;
 pub struct XskRx<M: UmemMemory = KernelShared> {
     pool: Option<PagePool<M>>,
     queue: Receive<M>,
-    sleep: Waiting,
+    wait_set: WaitSet,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
     provider: Arc<dyn Provider<M>>,
@@ -48,12 +48,12 @@ impl<M: UmemMemory> XskRx<M> {
     pub(crate) fn new(
         pool: PagePool<M>,
         queue: Receive<M>,
-        sleep: Waiting,
+        wait_set: WaitSet,
         socket: Arc<XskSocket>,
         provider: Arc<dyn Provider<M>>,
         umem: Umem<M>,
     ) -> Self {
-        Self { pool: Some(pool), queue, sleep, socket, provider, umem }
+        Self { pool: Some(pool), queue, wait_set, socket, provider, umem }
     }
 
     /// The queue's counters.
@@ -119,8 +119,8 @@ impl<M: UmemMemory> XskRx<M> {
 
     /// Checks whether the interface still exists.
     #[cold]
-    fn look(&mut self) {
-        self.queue.quiet = 0;
+    fn check_interface(&mut self) {
+        self.queue.idle_polls = 0;
         if self.socket.is_gone() && self.queue.stats.stopped.is_none() {
             self.queue.stop(Fault::Gone);
         }
@@ -141,7 +141,7 @@ impl<M: UmemMemory> fmt::Debug for XskRx<M> {
 
 impl<M: UmemMemory> AsFd for XskRx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.sleep.as_fd()
+        self.wait_set.as_fd()
     }
 }
 
@@ -152,8 +152,8 @@ impl<M: UmemMemory> Wait for XskRx<M> {
         if self.queue.stats.stopped.is_none() && !waits(&mut self.queue) {
             return Ok(Armed::Work);
         }
-        if self.sleep.arm(self.socket.as_fd(), false)? {
-            self.look();
+        if self.wait_set.arm(self.socket.as_fd(), false)? {
+            self.check_interface();
         }
         if self.socket.wakes_rx() && self.queue.fill.needs_wakeup() {
             self.wake();
@@ -169,7 +169,7 @@ impl<M: UmemMemory> Wait for XskRx<M> {
     /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls
     /// the set for each batch of frames. One system call.
     fn disarm(&mut self) {
-        self.sleep.disarm(self.socket.as_fd());
+        self.wait_set.disarm(self.socket.as_fd());
     }
 
     /// The error is a [`QueueStopped`](crate::QueueStopped).
@@ -199,8 +199,8 @@ impl<M: UmemMemory> RxQueue for XskRx<M> {
         if self.socket.polls_busily() {
             self.wake();
         }
-        if self.queue.quiet >= QUIET {
-            self.look();
+        if self.queue.idle_polls >= IDLE_POLLS {
+            self.check_interface();
         }
         let Self { pool, queue, .. } = self;
         let pool = pool.as_mut().expect("the pool is there until the queue is closed, which consumes it");
@@ -217,7 +217,7 @@ impl<M: UmemMemory> Poll for RxPoll<'_, M> {
 
     fn receive<H: Handler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
         let frames = self.queue.receive(&mut self.napi, budget, handler);
-        self.queue.quiet = if frames == 0 { self.queue.quiet + 1 } else { 0 };
+        self.queue.idle_polls = if frames == 0 { self.queue.idle_polls + 1 } else { 0 };
         frames
     }
 

@@ -5,8 +5,8 @@ use crate::error::XskError;
 use crate::fault::{Fault, QueueStopped};
 use crate::if_xdp::Desc;
 use crate::options::{BusyPoll, Mode, QueueOptions};
-use crate::queue_key::{Key, QueueAddress};
-use crate::ring::{Consumer, Entry, Parts, Producer};
+use crate::queue_key::{QueueAddress, QueueKey};
+use crate::ring::{Consumer, Producer, RingEntry, RingPointers};
 use crate::stats::KernelStats;
 use crate::sys::{self, Mapping};
 use rustix::io::Errno;
@@ -40,7 +40,7 @@ pub struct XskSocket {
     // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket whose rings are mapped.
     _rings: [Mapping; 4],
     fd: OwnedFd,
-    key: Key,
+    key: QueueKey,
     interface: String,
     ifindex: u32,
     queue: u32,
@@ -128,12 +128,12 @@ impl Unbound {
         let made = unsafe {
             Rings {
                 receive: RxRings {
-                    fill: Producer::new(parts::<u64>(&rings[0], &at.fr), fill),
-                    rx: Consumer::new(parts::<Desc>(&rings[2], &at.rx), options.rx),
+                    fill: Producer::new(pointers::<u64>(&rings[0], &at.fr), fill),
+                    rx: Consumer::new(pointers::<Desc>(&rings[2], &at.rx), options.rx),
                 },
                 transmit: TxRings {
-                    tx: Producer::new(parts::<Desc>(&rings[3], &at.tx), options.tx),
-                    completion: Consumer::new(parts::<u64>(&rings[1], &at.cr), options.tx),
+                    tx: Producer::new(pointers::<Desc>(&rings[3], &at.tx), options.tx),
+                    completion: Consumer::new(pointers::<u64>(&rings[1], &at.cr), options.tx),
                 },
             }
         };
@@ -207,7 +207,7 @@ impl Unbound {
         };
         Ok(XskSocket {
             _rings: self.rings,
-            key: Key::new(self.fd.as_fd(), ifindex, queue),
+            key: QueueKey::new(self.fd.as_fd(), ifindex, queue),
             fd: self.fd,
             interface,
             ifindex,
@@ -227,11 +227,11 @@ impl Unbound {
 /// # Safety
 ///
 /// The offsets are those of this ring, and are inside the mapping.
-unsafe fn parts<E: Entry>(memory: &Mapping, at: &libc::xdp_ring_offset) -> Parts<E::Slot> {
+unsafe fn pointers<E: RingEntry>(memory: &Mapping, at: &libc::xdp_ring_offset) -> RingPointers<E::Atomic> {
     debug_assert!(at.desc as usize <= memory.len);
     // SAFETY: the caller's.
     unsafe {
-        Parts {
+        RingPointers {
             producer: memory.at.add(at.producer as usize).cast(),
             consumer: memory.at.add(at.consumer as usize).cast(),
             flags: memory.at.add(at.flags as usize).cast(),
@@ -266,7 +266,7 @@ impl XskSocket {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let (interface, queue, gone) = ("fake".to_owned(), 0, AtomicBool::new(false));
         let ifindex = NEXT.fetch_add(1, Ordering::Relaxed);
-        let key = Key::new(fd.as_fd(), ifindex, queue);
+        let key = QueueKey::new(fd.as_fd(), ifindex, queue);
         let (need_wakeup, multi_buffer, busy_poll) = (true, true, false);
         let reason = (mode == Mode::Copy).then_some(CopyReason::Requested);
         Self {
@@ -318,7 +318,7 @@ impl XskSocket {
         self.queue
     }
 
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> QueueKey {
         self.key
     }
 

@@ -30,7 +30,7 @@ pub struct RxStats {
     /// Frames dropped because they were in more buffers than a packet has fragments.
     pub too_many: u64,
     /// Times that the kernel had fewer chunks than it should, because there was no page to post.
-    pub starved: u64,
+    pub out_of_buffers: u64,
     /// System calls that notified the driver of new chunks.
     pub wakeups: u64,
     /// The fault that stopped the queue, if there was one.
@@ -45,7 +45,7 @@ impl RxStats {
             ("not_linear", self.not_linear),
             ("short", self.short),
             ("too_many", self.too_many),
-            ("starved", self.starved),
+            ("out_of_buffers", self.out_of_buffers),
         ]
         .into_iter()
         .chain(self.stopped.map(|fault| (fault.name(), 1)))

@@ -13,14 +13,14 @@
 //!
 //! In copy mode the kernel sends in a system call, up to 32 frames by default, and returns `EAGAIN` if there are more.
 //! [`flush`](TxQueue::flush) repeats the call as long as the kernel takes frames. If the kernel takes none (its send
-//! buffer is full, it lacks memory, or the device is busy), the rest stays in the ring, and a kick is *owed*: each
+//! buffer is full, it lacks memory, or the device is busy), the rest stays in the ring, and a kick is *pending*: each
 //! later [`flush`](TxQueue::flush), [`complete`](TxQueue::complete) and [`arm`](Wait::arm) tries again. No kick is
 //! lost.
 //!
 //! # Sleeping
 //!
 //! In zero-copy mode the kernel wakes no thread when frames complete. While frames are out, a timer wakes a sleeping
-//! thread after a millisecond: see `waiting.rs`.
+//! thread after a millisecond: see `wait_set.rs`.
 //!
 //! # Late completions
 //!
@@ -35,17 +35,17 @@
 //! others stay out until the kernel lets the queue be bound again: see `held.rs`. A device may still be reading these
 //! pages, and the bytes that it sends must not be those of another frame.
 
-mod copies;
+mod copy_pool;
 mod send;
 
-use self::copies::Copies;
-use self::send::{Refusal, most_descriptors};
+use self::copy_pool::CopyPool;
+use self::send::{Unsendable, most_descriptors};
 use crate::accounts::Outstanding;
 use crate::fault::Fault;
 use crate::held::keep_sent;
 use crate::if_xdp::Desc;
 use crate::layout::Layout;
-use crate::metadata::{NoLaunchTimes, Stamps, TxRequest, TxTimestamp, launch_times};
+use crate::metadata::{NoLaunchTimes, Timestamps, TxRequest, TxTimestamp, launch_times};
 use crate::netlink::XdpFeatures;
 use crate::ring::{Consumer, Producer};
 use crate::socket::{TxRings, XskSocket};
@@ -53,7 +53,7 @@ use crate::stats::{TxStats, state};
 use crate::sys;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
-use crate::waiting::Waiting;
+use crate::wait_set::WaitSet;
 use netmem_packet::{Armed, Checksum, Meta, Packet, Reach, Sendable, TxQueue, Wait};
 use netmem_pool::{Frag, KernelShared, Provider, Region};
 use rustix::io::Errno;
@@ -65,7 +65,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The number of completions that are handled at a time.
-const BATCH: u32 = 64;
+const COMPLETION_BATCH: u32 = 64;
 /// If no descriptor completes for this time, the descriptors that are out are late. In unit tests they are late at
 /// once.
 const LATE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
@@ -87,24 +87,24 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     region: Arc<Region<M>>,
     layout: Layout,
     tx: Producer<Desc>,
-    done: Consumer<u64>,
+    completion: Consumer<u64>,
     out: Outstanding,
     /// The largest number of descriptors that are out: the number of entries of the completion ring.
     limit: u32,
     /// The largest number of descriptors of a frame.
-    most: u32,
+    max_descriptors: u32,
     /// The pages of packets that are copied.
-    copies: Copies<M>,
+    copies: CopyPool<M>,
     /// Whether the kernel has taken fewer frames than there were, and must be notified again.
-    owed: bool,
+    kick_pending: bool,
     /// The time since which nothing has completed, although descriptors are out.
     waiting: Option<Instant>,
     /// The number of descriptors that were counted as late and are still out.
     late: u64,
-    stamps: Stamps,
+    timestamps: Timestamps,
     launch_times: Result<(), NoLaunchTimes>,
     stats: TxStats,
-    sleep: Waiting,
+    wait_set: WaitSet,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
     umem: Umem<M>,
@@ -115,31 +115,31 @@ impl<M: UmemMemory> XskTx<M> {
         umem: Umem<M>,
         socket: Arc<XskSocket>,
         rings: TxRings,
-        sleep: Waiting,
+        wait_set: WaitSet,
         provider: Arc<dyn Provider<M>>,
         features: Option<XdpFeatures>,
     ) -> Self {
-        let TxRings { tx, completion: done } = rings;
+        let TxRings { tx, completion } = rings;
         let layout = *umem.layout();
         let launch_times = launch_times(layout.tx_metadata, sys::kernel(), || features);
         let zero_copy = features.map(|features| features.zero_copy_fragments);
-        let most = most_descriptors(socket.mode(), socket.is_multi_buffer(), zero_copy);
+        let max_descriptors = most_descriptors(socket.mode(), socket.is_multi_buffer(), zero_copy);
         Self {
             region: umem.region().clone(),
             layout,
             limit: tx.size(),
             tx,
-            done,
+            completion,
             out: Outstanding::new(layout.chunks()),
-            most,
-            copies: Copies::new(provider),
-            owed: false,
+            max_descriptors,
+            copies: CopyPool::new(provider),
+            kick_pending: false,
             waiting: None,
             late: 0,
-            stamps: Stamps::default(),
+            timestamps: Timestamps::default(),
             launch_times,
             stats: TxStats::default(),
-            sleep,
+            wait_set,
             socket,
             umem,
         }
@@ -162,13 +162,13 @@ impl<M: UmemMemory> XskTx<M> {
     /// ([`TxStats::linearised`]).
     #[must_use]
     pub fn max_descriptors(&self) -> u32 {
-        self.most
+        self.max_descriptors
     }
 
     /// For [`crate::hostile`]: sends as if the driver had this limit.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn set_max_descriptors(&mut self, most: u32) {
-        self.most = most;
+        self.max_descriptors = most;
     }
 
     /// The socket. The receive queue is its other half.
@@ -210,12 +210,12 @@ impl<M: UmemMemory> XskTx<M> {
     /// Takes the oldest known time at which a packet with such a request was sent. Call this after
     /// [`complete`](TxQueue::complete).
     pub fn timestamp(&mut self) -> Option<TxTimestamp> {
-        self.stamps.pop()
+        self.timestamps.pop()
     }
 
     /// Notifies the kernel of the frames in the ring, until it has taken all or takes none.
     fn kick(&mut self) {
-        self.owed = false;
+        self.kick_pending = false;
         let mut before = match self.tx.pending() {
             Ok(pending) => pending,
             Err(fault) => return self.stop(fault),
@@ -237,7 +237,7 @@ impl<M: UmemMemory> XskTx<M> {
                     }
                     if left == before {
                         self.stats.busy += 1;
-                        self.owed = true;
+                        self.kick_pending = true;
                         return;
                     }
                     self.stats.kicks_again += 1;
@@ -255,7 +255,7 @@ impl<M: UmemMemory> XskTx<M> {
         }
         tracing::debug!(%error, "the kernel does not send now");
         self.stats.down += 1;
-        self.owed = true;
+        self.kick_pending = true;
     }
 
     #[cold]
@@ -272,22 +272,22 @@ impl<M: UmemMemory> XskTx<M> {
         let mut done = 0;
         // The loop takes at most as many as were out, so that it ends.
         while done < self.limit {
-            let n = self.done.available(1)?.min(BATCH);
+            let n = self.completion.available(1)?.min(COMPLETION_BATCH);
             if n == 0 {
                 break;
             }
             for i in 0..n {
-                self.region.prefetch(self.layout.page_index(self.done.peek(i)));
+                self.region.prefetch(self.layout.page_index(self.completion.peek(i)));
             }
             for _ in 0..n {
-                let addr = self.done.take();
+                let addr = self.completion.take();
                 let chunk = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk));
                 let chunk = chunk.ok_or(Fault::Address { addr })?;
-                self.stamps.completed(addr, &self.region);
+                self.timestamps.completed(addr, &self.region);
                 // SAFETY: *sent*: the table had a count of the page for this descriptor, which is given up.
                 unsafe { self.region.put(self.layout.page_of(chunk).0, 1) };
             }
-            self.done.release();
+            self.completion.release();
             done += n;
         }
         Ok(done)
@@ -304,7 +304,7 @@ impl<M: UmemMemory> XskTx<M> {
         self.late = u64::from(self.out.total());
         self.stats.late += self.late;
         tracing::warn!(descriptors = self.late, "sent frames do not complete");
-        self.owed = true;
+        self.kick_pending = true;
     }
 }
 
@@ -323,9 +323,11 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         if self.stats.stopped.is_some() || !self.supports(packet.meta) {
             return Sendable::Never;
         }
-        match self.pieces(packet).or_else(Refusal::copied) {
+        match self.descriptors(packet).or_else(Unsendable::copied) {
             Err(_) => Sendable::Never,
-            Ok(pieces) if self.limit - self.out.total() >= pieces && self.tx.seems_free() >= pieces => Sendable::Now,
+            Ok(descriptors) if self.limit - self.out.total() >= descriptors && self.tx.seems_free() >= descriptors => {
+                Sendable::Now
+            }
             Ok(_) => Sendable::Later,
         }
     }
@@ -338,7 +340,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
     }
 
     fn flush(&mut self) {
-        if (self.tx.publish() || self.owed) && self.stats.stopped.is_none() {
+        if (self.tx.publish() || self.kick_pending) && self.stats.stopped.is_none() {
             // A driver that is working sees the ring without a system call.
             if self.socket.always_kicks() || self.tx.needs_wakeup() {
                 self.kick();
@@ -368,7 +370,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         } else if self.out.total() > 0 {
             self.wait_for_completions();
         }
-        if self.owed {
+        if self.kick_pending {
             self.flush();
         }
         done as usize
@@ -382,7 +384,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
 
 impl<M: UmemMemory> AsFd for XskTx<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.sleep.as_fd()
+        self.wait_set.as_fd()
     }
 }
 
@@ -391,11 +393,11 @@ impl<M: UmemMemory> AsFd for XskTx<M> {
 impl<M: UmemMemory> Wait for XskTx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
-        if self.sleep.arm(self.socket.as_fd(), self.out.total() > 0)? && self.socket.is_gone() {
+        if self.wait_set.arm(self.socket.as_fd(), self.out.total() > 0)? && self.socket.is_gone() {
             self.stop(Fault::Gone);
         }
         let checked = self.check();
-        if checked.is_ok() && !self.owed && self.done.available(1).is_ok_and(|n| n == 0) {
+        if checked.is_ok() && !self.kick_pending && self.completion.available(1).is_ok_and(|n| n == 0) {
             return Ok(Armed::Waits);
         }
         self.disarm();
@@ -405,7 +407,7 @@ impl<M: UmemMemory> Wait for XskTx<M> {
     /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls the set for each frame
     /// that completes. One system call.
     fn disarm(&mut self) {
-        self.sleep.disarm(self.socket.as_fd());
+        self.wait_set.disarm(self.socket.as_fd());
     }
 
     /// The error is a [`QueueStopped`](crate::QueueStopped).
@@ -420,7 +422,7 @@ impl<M: UmemMemory> Drop for XskTx<M> {
         let begin = Instant::now();
         self.complete();
         while self.out.total() > 0 && self.stats.stopped.is_none() && begin.elapsed() < CLOSING {
-            self.owed = true;
+            self.kick_pending = true;
             sleep(CLOSING / 200);
             self.complete();
         }

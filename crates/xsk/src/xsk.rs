@@ -1,6 +1,6 @@
 //! An interface with all its parts: memory, sockets on its queues, and the program that redirects frames to them.
 
-use crate::device::Device;
+use crate::device_info::DeviceInfo;
 use crate::error::XskError;
 use crate::ethtool;
 use crate::helper::Grant;
@@ -163,7 +163,7 @@ impl<M: UmemMemory> Xsk<M> {
         let (ifindex, queues, mut sockets, granted) = match grant {
             Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch, helper }) => {
                 let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
-                let device = Device { name: Some(name), driver, ring: rx_ring, ..Device::default() };
+                let device = DeviceInfo { name: Some(name), driver, ring: rx_ring, ..DeviceInfo::default() };
                 (ifindex, queues, sockets, Some((program, device, Arc::new(watch), helper)))
             }
             None => {

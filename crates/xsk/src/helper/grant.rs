@@ -3,7 +3,7 @@
 use super::error::{HelperError, system};
 use super::options::{HelperOptions, MAX_SOCKETS};
 use super::protocol::{self, Connection, DRIVER, Deadline, Incoming, NAME, PRELUDE, REQUEST_LEN};
-use crate::device::Device;
+use crate::device_info::DeviceInfo;
 use crate::netlink::{AttachMode, Interface};
 use crate::privileges::Privileges;
 use crate::program::{AttachError, Program};
@@ -56,7 +56,7 @@ impl Grant {
     ///
     /// [`HelperError`], for example a missing privilege. If there is an error, nothing has changed.
     pub fn open(name: &str, options: &HelperOptions) -> Result<Self, HelperError> {
-        let (interface, Device { driver, ring: rx_ring, .. }) = check_queues(name, options)?;
+        let (interface, DeviceInfo { driver, ring: rx_ring, .. }) = check_queues(name, options)?;
         Privileges::current().check_socket()?;
         let open = |queue: &u32| Ok((*queue, open_socket(options.busy_poll)?));
         let sockets = options.queues.iter().map(open).collect::<Result<Vec<_>, HelperError>>()?;
@@ -83,7 +83,7 @@ impl Grant {
             let bound = Incoming::<PRELUDE>::new().wait(to, Deadline::new(limit))?;
             self.finish(to, &bound)
         };
-        served().inspect_err(|error| tell(error, to))?;
+        served().inspect_err(|error| send_refusal(error, to))?;
         self.pass_on();
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Grant {
 }
 
 /// The interface, if it has the queues that are asked for.
-pub(super) fn check_queues(name: &str, options: &HelperOptions) -> Result<(Interface, Device), HelperError> {
+pub(super) fn check_queues(name: &str, options: &HelperOptions) -> Result<(Interface, DeviceInfo), HelperError> {
     let asked = options.queues.len();
     if !(1..=MAX_SOCKETS).contains(&asked) {
         return Err(HelperError::Sockets { asked });
@@ -246,7 +246,7 @@ pub(super) fn check_queues(name: &str, options: &HelperOptions) -> Result<(Inter
         Some(libc::ENODEV) => AttachError::NoInterface(name.to_owned()).into(),
         _ => HelperError::System { what: "looking at the interface", source },
     })?;
-    let device = Device::of(name.to_owned());
+    let device = DeviceInfo::of(name.to_owned());
     let (rx, tx) = device.queues.unwrap_or((interface.rx_queues, interface.tx_queues));
     // Only receive queues have frames for the program.
     let has = if options.program.is_some() { rx } else { rx.max(tx) };
@@ -282,7 +282,7 @@ pub(super) fn open_socket(busy_poll: Option<(Duration, u16)>) -> Result<OwnedFd,
 }
 
 /// Tells a worker why it gets nothing.
-pub(super) fn tell(error: &HelperError, worker: BorrowedFd<'_>) {
+pub(super) fn send_refusal(error: &HelperError, worker: BorrowedFd<'_>) {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(source) = cause {
         text.push_str(&format!(": {source}"));

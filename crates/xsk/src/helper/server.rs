@@ -11,7 +11,7 @@
 //! descriptors and has not bound waits until that is decided, because the queues may become free.
 
 use super::error::{HelperError, system};
-use super::grant::{Grant, check_queues, check_request, tell};
+use super::grant::{Grant, check_queues, check_request, send_refusal};
 use super::listener::Listener;
 use super::names;
 use super::options::HelperOptions;
@@ -26,7 +26,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Connections that are accepted before the others are looked at.
-const BATCH: usize = 64;
+const ACCEPT_BATCH: usize = 64;
 
 /// The options of a [`Server`]. Start with [`ServerOptions::new`].
 #[derive(Clone, Debug)]
@@ -342,7 +342,7 @@ impl Server {
                 report(Event::Granted(worker.peer));
             }
             Next::Refuse(error) => {
-                tell(&error, worker.socket.as_fd());
+                send_refusal(&error, worker.socket.as_fd());
                 self.stats.refused += 1;
                 report(Event::Refused(worker.peer, &error));
             }
@@ -352,7 +352,7 @@ impl Server {
     /// Accepts the connections that wait. A connection that has ended already costs nothing but
     /// this.
     fn accept(&mut self, report: &mut dyn FnMut(Event<'_>)) {
-        for _ in 0..BATCH {
+        for _ in 0..ACCEPT_BATCH {
             let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// An entry of a map.
-struct Entry {
+struct MapEntry {
     /// The map, for as long as its [`Program`](super::Program) exists.
     map: Weak<OwnedFd>,
     queue: u32,
@@ -19,9 +19,9 @@ struct Entry {
     cookie: u64,
 }
 
-static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static ENTRIES: Mutex<Vec<MapEntry>> = Mutex::new(Vec::new());
 
-fn entries() -> MutexGuard<'static, Vec<Entry>> {
+fn entries() -> MutexGuard<'static, Vec<MapEntry>> {
     let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
     entries.retain(|entry| entry.map.strong_count() > 0);
     entries
@@ -40,7 +40,7 @@ pub(super) fn insert<E>(
     let map = Arc::downgrade(map);
     entries.retain(|entry| entry.queue != queue || !entry.map.ptr_eq(&map));
     if let Ok(cookie) = sys::cookie(socket) {
-        entries.push(Entry { map, queue, cookie });
+        entries.push(MapEntry { map, queue, cookie });
     }
     Ok(())
 }

@@ -17,17 +17,17 @@ use netmem_packet::{Checksum, MAX_FRAGS, Packet, TxQueue};
 use netmem_pool::Frag;
 
 /// The reason why a packet is not sent as it is.
-pub(super) enum Refusal {
+pub(super) enum Unsendable {
     Unreachable,
     Shape,
     /// It has more descriptors than a frame may have. As a copy it has this number.
     Copy(u32),
 }
 
-impl Refusal {
+impl Unsendable {
     /// The number of descriptors, if the packet is sent as a copy.
     pub(super) fn copied(self) -> Result<u32, Self> {
-        if let Self::Copy(pieces) = self { Ok(pieces) } else { Err(self) }
+        if let Self::Copy(descriptors) = self { Ok(descriptors) } else { Err(self) }
     }
 }
 
@@ -51,25 +51,25 @@ impl<M: UmemMemory> XskTx<M> {
 
     /// The number of descriptors that a packet needs.
     #[inline(always)]
-    pub(super) fn pieces(&self, packet: &Packet<M>) -> Result<u32, Refusal> {
-        let pieces = |frag: &Frag<M>| {
-            let addr = self.addr(frag).ok_or(Refusal::Unreachable)?;
+    pub(super) fn descriptors(&self, packet: &Packet<M>) -> Result<u32, Unsendable> {
+        let descriptors = |frag: &Frag<M>| {
+            let addr = self.addr(frag).ok_or(Unsendable::Unreachable)?;
             Ok(self.layout.chunks_of(addr, frag.len()))
         };
-        let mut n = pieces(packet.head())?;
+        let mut n = descriptors(packet.head())?;
         for frag in packet.frags() {
-            n += pieces(frag)?;
+            n += descriptors(frag)?;
         }
-        if n.wrapping_sub(1) >= self.most { Err(self.too_many(packet)) } else { Ok(n) }
+        if n.wrapping_sub(1) >= self.max_descriptors { Err(self.too_many(packet)) } else { Ok(n) }
     }
 
     /// The reason why a packet without descriptors, or with more than a frame may have, is not sent as it is.
     #[cold]
     #[inline(never)]
-    fn too_many(&self, packet: &Packet<M>) -> Refusal {
+    fn too_many(&self, packet: &Packet<M>) -> Unsendable {
         match self.layout.chunks_of(self.copy_start() as u64, packet.len()) {
-            n if n == 0 || n > self.most => Refusal::Shape,
-            n => Refusal::Copy(n),
+            n if n == 0 || n > self.max_descriptors => Unsendable::Shape,
+            n => Unsendable::Copy(n),
         }
     }
 
@@ -81,8 +81,8 @@ impl<M: UmemMemory> XskTx<M> {
     /// Copies a packet that has more descriptors than a frame may have.
     #[cold]
     #[inline(never)]
-    fn linearise(&mut self, packet: Packet<M>, pieces: u32) -> Result<Packet<M>, Packet<M>> {
-        match self.has_room(pieces) {
+    fn linearise(&mut self, packet: Packet<M>, descriptors: u32) -> Result<Packet<M>, Packet<M>> {
+        match self.has_room(descriptors) {
             Ok(true) => {
                 if let Some(copy) = self.copies.copy(&packet, self.copy_start(), &self.umem) {
                     self.stats.linearised += 1;
@@ -99,8 +99,8 @@ impl<M: UmemMemory> XskTx<M> {
 
     /// Whether this number of descriptors can be queued.
     #[inline(always)]
-    pub(super) fn has_room(&mut self, pieces: u32) -> Result<bool, Fault> {
-        Ok(self.limit - self.out.total() >= pieces && self.tx.free(pieces)? >= pieces)
+    pub(super) fn has_room(&mut self, descriptors: u32) -> Result<bool, Fault> {
+        Ok(self.limit - self.out.total() >= descriptors && self.tx.free(descriptors)? >= descriptors)
     }
 
     /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets are. Returns any
@@ -135,16 +135,16 @@ impl<M: UmemMemory> XskTx<M> {
         if packet.meta.gso.is_some() || matches!(packet.meta.checksum, Checksum::Partial { .. }) {
             return self.send_metadata(packet, TxRequest::default());
         }
-        let (packet, pieces) = match self.pieces(&packet) {
-            Ok(pieces) => (packet, pieces),
+        let (packet, descriptors) = match self.descriptors(&packet) {
+            Ok(descriptors) => (packet, descriptors),
             Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
         };
-        self.queue(packet, pieces, 0)
+        self.queue(packet, descriptors, 0)
     }
 
     /// Queues a packet that has no request, or that has its metadata in front of it.
-    fn queue(&mut self, packet: Packet<M>, pieces: u32, options: u32) -> Result<(), Packet<M>> {
-        match self.has_room(pieces) {
+    fn queue(&mut self, packet: Packet<M>, descriptors: u32, options: u32) -> Result<(), Packet<M>> {
+        match self.has_room(descriptors) {
             Ok(true) => {}
             Ok(false) => {
                 self.stats.full += 1;
@@ -157,9 +157,9 @@ impl<M: UmemMemory> XskTx<M> {
         }
         self.stats.frames += 1;
         self.stats.bytes += packet.len() as u64;
-        self.stats.descriptors += u64::from(pieces);
+        self.stats.descriptors += u64::from(descriptors);
         let (head, frags) = packet.into_fragments();
-        let (mut left, mut options) = (pieces, options);
+        let (mut left, mut options) = (descriptors, options);
         self.push(head, &mut left, &mut options);
         for frag in frags {
             self.push(frag, &mut left, &mut options);
@@ -191,11 +191,13 @@ impl<M: UmemMemory> XskTx<M> {
 
     #[cold]
     #[inline(never)]
-    fn copy_or_refuse(&mut self, packet: Packet<M>, refusal: &Refusal) -> Result<(Packet<M>, u32), Packet<M>> {
+    fn copy_or_refuse(&mut self, packet: Packet<M>, refusal: &Unsendable) -> Result<(Packet<M>, u32), Packet<M>> {
         match *refusal {
-            Refusal::Unreachable => self.stats.unreachable += 1,
-            Refusal::Shape => self.stats.bad_shape += 1,
-            Refusal::Copy(pieces) => return self.linearise(packet, pieces).map(|copy| (copy, pieces)),
+            Unsendable::Unreachable => self.stats.unreachable += 1,
+            Unsendable::Shape => self.stats.bad_shape += 1,
+            Unsendable::Copy(descriptors) => {
+                return self.linearise(packet, descriptors).map(|copy| (copy, descriptors));
+            }
         }
         Err(packet)
     }
@@ -210,8 +212,8 @@ impl<M: UmemMemory> XskTx<M> {
             self.stats.no_offload += 1;
             return Err(packet);
         };
-        let (mut packet, pieces) = match self.pieces(&packet) {
-            Ok(pieces) => (packet, pieces),
+        let (mut packet, descriptors) = match self.descriptors(&packet) {
+            Ok(descriptors) => (packet, descriptors),
             Err(refusal) => self.copy_or_refuse(packet, &refusal)?,
         };
         let room = self.addr(packet.head()).map(|addr| addr as usize & (self.layout.chunk - 1));
@@ -228,9 +230,9 @@ impl<M: UmemMemory> XskTx<M> {
         debug_assert!(undone.is_ok());
         packet.meta = meta;
         let addr = self.addr(packet.head());
-        self.queue(packet, pieces, TX_METADATA)?;
+        self.queue(packet, descriptors, TX_METADATA)?;
         if let (Some(addr), Some(id)) = (addr, request.timestamp) {
-            self.stamps.expect(addr, id, &metadata);
+            self.timestamps.expect(addr, id, &metadata);
         }
         Ok(())
     }

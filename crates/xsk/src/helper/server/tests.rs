@@ -12,22 +12,22 @@ use std::os::unix::net::UnixStream;
 const LONG: Duration = Duration::from_secs(60);
 
 /// A server on `v0` that a test turns by hand.
-struct Bench {
+struct Harness {
     server: Server,
     path: std::path::PathBuf,
     stop: UnixStream,
     stops: UnixStream,
-    said: Vec<String>,
+    events: Vec<String>,
     _dir: tempfile::TempDir,
 }
 
-impl Bench {
+impl Harness {
     fn new(options: ServerOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let server = Server::bind(&path, "v0", HelperOptions::default(), options).unwrap();
         let (stop, stops) = UnixStream::pair().unwrap();
-        Self { server, path, stop, stops, said: Vec::new(), _dir: dir }
+        Self { server, path, stop, stops, events: Vec::new(), _dir: dir }
     }
 
     fn connect(&self) -> UnixStream {
@@ -42,9 +42,9 @@ impl Bench {
     }
 
     fn turn(&mut self, patience: Duration) {
-        let said = &mut self.said;
+        let events = &mut self.events;
         let mut report = |event: Event<'_>| {
-            said.push(match event {
+            events.push(match event {
                 Event::Granted(_) => "granted".to_owned(),
                 Event::Refused(_, error) => error.to_string(),
                 Event::NotAccepting(_) => "not accepting".to_owned(),
@@ -75,26 +75,26 @@ fn a_worker_that_does_not_proceed_blocks_no_other() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
         // No time is over before all of them are there.
-        let mut bench = Bench::new(ServerOptions::new().limit(LONG));
-        let silent = bench.connect();
-        let half = bench.connect();
+        let mut harness = Harness::new(ServerOptions::new().limit(LONG));
+        let silent = harness.connect();
+        let half = harness.connect();
         (&half).write_all(b"netmem-x").unwrap();
-        bench.settle();
-        assert_eq!((bench.server.pending(), bench.server.stats().opened), (2, 0));
-        let (first, second) = (bench.ask(), bench.ask());
-        bench.settle();
+        harness.settle();
+        assert_eq!((harness.server.pending(), harness.server.stats().opened), (2, 0));
+        let (first, second) = (harness.ask(), harness.ask());
+        harness.settle();
         // The first has the descriptors in the buffer of its socket, and the second waits for
         // what becomes of that.
-        assert_eq!((bench.server.pending(), bench.server.stats().opened, programs()), (3, 1, 1));
+        assert_eq!((harness.server.pending(), harness.server.stats().opened, programs()), (3, 1, 1));
         // The times of the others are over.
         let past = Instant::now();
-        for worker in &mut bench.server.workers {
+        for worker in &mut harness.server.workers {
             worker.deadline = worker.deadline.map(|_| past);
         }
-        bench.settle();
-        assert_eq!((bench.server.pending(), bench.server.stats().opened, programs()), (0, 2, 1));
+        harness.settle();
+        assert_eq!((harness.server.pending(), harness.server.stats().opened, programs()), (0, 2, 1));
         let late = "the other side of the helper's socket took more than 60 s";
-        assert_eq!(bench.said, [late; 3]);
+        assert_eq!(harness.events, [late; 3]);
         for refused in [silent, half] {
             let error = Grant::receive(&refused, LONG).unwrap_err();
             assert!(matches!(&error, HelperError::Refused { why: Refusal::Late, .. }), "{error}");
@@ -103,16 +103,16 @@ fn a_worker_that_does_not_proceed_blocks_no_other() {
         assert!(matches!(&error, HelperError::Refused { why: Refusal::Late, .. }), "{error}");
         let mut grant = granted(&second).unwrap();
         let bound = std::thread::spawn(move || grant.bound().map(|()| grant));
-        while bench.server.stats().granted == 0 {
-            bench.turn(LONG);
+        while harness.server.stats().granted == 0 {
+            harness.turn(LONG);
         }
         let grant = bound.join().unwrap().unwrap();
         // The next one is refused at once.
-        let third = bench.ask();
-        bench.settle();
+        let third = harness.ask();
+        harness.settle();
         assert!(matches!(granted(&third), Err(HelperError::Refused { why: Refusal::Busy, .. })));
         drop(grant);
-        assert_eq!((programs(), bench.server.workers.len()), (0, 0));
+        assert_eq!((programs(), harness.server.workers.len()), (0, 0));
     });
 }
 
@@ -121,21 +121,21 @@ fn a_worker_that_does_not_proceed_blocks_no_other() {
 fn too_many_workers_drop_the_oldest() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
-        let mut bench = Bench::new(ServerOptions::new().limit(LONG).pending(3));
-        let has = bench.ask();
-        bench.settle();
-        let waits = bench.ask();
-        let silent: Vec<_> = (0..10).map(|_| bench.connect()).collect();
-        bench.settle();
-        assert_eq!((bench.server.pending(), bench.server.workers.len()), (3, 4));
-        assert_eq!(bench.said, ["more than 3 workers wait for queues"; 8]);
+        let mut harness = Harness::new(ServerOptions::new().limit(LONG).pending(3));
+        let has = harness.ask();
+        harness.settle();
+        let waits = harness.ask();
+        let silent: Vec<_> = (0..10).map(|_| harness.connect()).collect();
+        harness.settle();
+        assert_eq!((harness.server.pending(), harness.server.workers.len()), (3, 4));
+        assert_eq!(harness.events, ["more than 3 workers wait for queues"; 8]);
         for (number, worker) in silent.iter().enumerate() {
             worker.set_nonblocking(true).unwrap();
             let dropped = std::io::Read::read(&mut &*worker, &mut [0]).is_ok();
             assert_eq!(dropped, number < 8, "{number}");
         }
         drop(has);
-        bench.settle();
+        harness.settle();
         assert!(granted(&waits).is_ok());
     });
 }
@@ -146,15 +146,15 @@ fn too_many_workers_drop_the_oldest() {
 fn connections_that_have_ended_are_forgotten() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
-        let mut bench = Bench::new(ServerOptions::new().limit(LONG).pending(1));
-        let silent = bench.connect();
-        (0..2000).for_each(|_| drop(bench.connect()));
-        bench.settle();
-        let stats = bench.server.stats();
+        let mut harness = Harness::new(ServerOptions::new().limit(LONG).pending(1));
+        let silent = harness.connect();
+        (0..2000).for_each(|_| drop(harness.connect()));
+        harness.settle();
+        let stats = harness.server.stats();
         assert_eq!((stats.accepted, stats.opened, stats.refused), (2001, 0, 0));
-        assert_eq!((bench.server.pending(), bench.said.len()), (1, 0));
+        assert_eq!((harness.server.pending(), harness.events.len()), (1, 0));
         (&silent).write_all(&crate::helper::protocol::request(None)).unwrap();
-        bench.settle();
+        harness.settle();
         assert!(granted(&silent).unwrap().sockets.len() <= MAX_SOCKETS);
     });
 }
@@ -165,19 +165,19 @@ fn connections_that_have_ended_are_forgotten() {
 fn a_failing_accept_does_not_spin() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
-        let mut bench = Bench::new(ServerOptions::new().pause(LONG));
+        let mut harness = Harness::new(ServerOptions::new().pause(LONG));
         // A socket that is readable and does not listen.
         let (readable, mut other) = UnixStream::pair().unwrap();
         other.write_all(b"x").unwrap();
-        bench.server.listener.socket = readable.into();
-        (0..100).for_each(|_| bench.turn(Duration::ZERO));
-        assert_eq!((bench.server.stats().failed, &bench.said[..]), (1, &["not accepting".to_owned()][..]));
+        harness.server.listener.socket = readable.into();
+        (0..100).for_each(|_| harness.turn(Duration::ZERO));
+        assert_eq!((harness.server.stats().failed, &harness.events[..]), (1, &["not accepting".to_owned()][..]));
         // The pause is over, and it fails again.
-        bench.server.paused = Some(Instant::now());
-        (0..100).for_each(|_| bench.turn(Duration::ZERO));
-        assert_eq!((bench.server.stats().failed, bench.said.len()), (2, 1));
+        harness.server.paused = Some(Instant::now());
+        (0..100).for_each(|_| harness.turn(Duration::ZERO));
+        assert_eq!((harness.server.stats().failed, harness.events.len()), (2, 1));
         // A thread that sleeps is woken for the stop.
-        (&bench.stops).write_all(b"x").unwrap();
-        bench.server.serve(&bench.stop, |_| {}).unwrap();
+        (&harness.stops).write_all(b"x").unwrap();
+        harness.server.serve(&harness.stop, |_| {}).unwrap();
     });
 }

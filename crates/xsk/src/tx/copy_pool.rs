@@ -7,12 +7,12 @@ use netmem_pool::{PoolOptions, Provider, SharedPool};
 use std::sync::Arc;
 
 /// Pages for packets that are in more parts than a frame may have. The pool is made when the first one is copied.
-pub(super) struct Copies<M: UmemMemory> {
+pub(super) struct CopyPool<M: UmemMemory> {
     provider: Arc<dyn Provider<M>>,
     pool: Option<SharedPool<M>>,
 }
 
-impl<M: UmemMemory> Copies<M> {
+impl<M: UmemMemory> CopyPool<M> {
     pub(super) fn new(provider: Arc<dyn Provider<M>>) -> Self {
         Self { provider, pool: None }
     }

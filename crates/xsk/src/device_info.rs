@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 
 /// The known properties of an interface's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Device {
+pub(crate) struct DeviceInfo {
     /// The interface's name, or `None` if only its index is known.
     pub(crate) name: Option<String>,
     /// The driver's name, or `None` if it is unknown.
@@ -19,7 +19,7 @@ pub(crate) struct Device {
     pub(crate) queues: Option<(u32, u32)>,
 }
 
-impl Device {
+impl DeviceInfo {
     /// Reads the properties from the driver of an interface in the network namespace of this thread.
     pub(crate) fn of(name: String) -> Self {
         Self {
@@ -61,7 +61,7 @@ mod tests {
     /// Proves XSK-1: the fill level is above the size of the device's ring, for any requested level.
     #[test]
     fn the_fill_level_is_above_the_ring() {
-        let level = |ring, asked| Device { ring, ..Device::default() }.level(asked);
+        let level = |ring, asked| DeviceInfo { ring, ..DeviceInfo::default() }.level(asked);
         assert_eq!((level(0, 1024), level(0, 0)), (1024, 1));
         assert_eq!((level(256, 1024), level(256, 1), level(4096, 1024)), (1024, 320, 5120));
         assert_eq!(level(u32::MAX, 1), u32::MAX);

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// How long a thread sleeps in zero-copy mode before it checks for completions, in nanoseconds.
-const LOOK: i64 = 1_000_000;
+const COMPLETION_POLL: i64 = 1_000_000;
 /// The data of events: of the watch, and of the others.
 const ENDED: u64 = 1;
 const OTHER: u64 = 0;
@@ -31,7 +31,7 @@ const OTHER: u64 = 0;
 /// The socket is in the set only while a thread waits. The kernel calls every set that a socket is
 /// in for each frame, also if no thread waits there.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitSet {
     set: OwnedFd,
     /// The event of the socket that ends a sleep.
     events: epoll::EventFlags,
@@ -44,7 +44,7 @@ pub(crate) struct Waiting {
     _watch: Option<Arc<Watch>>,
 }
 
-impl Waiting {
+impl WaitSet {
     /// Makes the set of a receive queue.
     pub(crate) fn receive(watch: Option<Arc<Watch>>) -> io::Result<Self> {
         Self::new(epoll::EventFlags::IN, None, watch)
@@ -91,7 +91,7 @@ impl Waiting {
         let mut events = [event; 3];
         let n = epoll::wait(&self.set, &mut events, Some(&zero)).unwrap_or(0);
         if let (Some(timer), true) = (&self.timer, out) {
-            let once = Itimerspec { it_interval: zero, it_value: Timespec { tv_sec: 0, tv_nsec: LOOK } };
+            let once = Itimerspec { it_interval: zero, it_value: Timespec { tv_sec: 0, tv_nsec: COMPLETION_POLL } };
             // This cannot fail: the descriptor is a timer.
             let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
         }
@@ -112,7 +112,7 @@ impl Waiting {
     }
 }
 
-impl AsFd for Waiting {
+impl AsFd for WaitSet {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }

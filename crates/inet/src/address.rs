@@ -1,6 +1,6 @@
 //! An address and the length of its network's prefix as a text, such as `192.0.2.2/24`.
 
-use crate::Address;
+use crate::interface::Address;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;

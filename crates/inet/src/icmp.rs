@@ -4,8 +4,8 @@
 //! not act on it: the connection that it names first checks the sequence number. An echo request is answered, and an
 //! error is sent, within a rate that all of a station's messages share.
 
-use crate::Time;
 use crate::interface::Cast;
+use crate::time::Time;
 use crate::wire::{Icmp, Ip, Transport};
 use std::time::Duration;
 

@@ -10,8 +10,8 @@
 //!
 //! The device cannot have verified the checksum of a reassembled datagram. It must be computed.
 
-use crate::Time;
 use crate::tcp::Chunk;
+use crate::time::Time;
 use crate::wire::{ByteRange, Ip};
 use std::net::IpAddr;
 use std::time::Duration;

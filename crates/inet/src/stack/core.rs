@@ -7,7 +7,6 @@
 //!        ──► Resources: host, time, egress, pages, budgets, wakers
 //! ```
 
-use crate::Time;
 use crate::stack::control::Control;
 use crate::stack::fragments::Fragments;
 use crate::stack::payload::{Payload, Transmit};
@@ -17,6 +16,7 @@ use crate::stack::transport::datagrams::Datagrams;
 use crate::stack::transport::handles::{ConnectionId, ListenerId};
 use crate::stack::transport::process::Process;
 use crate::stack::transport::tcp::Tcp;
+use crate::time::Time;
 use netmem_packet::TxQueue;
 use std::cell::RefCell;
 use std::mem;

@@ -1,10 +1,10 @@
 //! The orderly end of a stack: its peers learn that their connections end.
 
-use crate::Time;
 use crate::stack::payload::Transmit;
 use crate::stack::source::Source;
 use crate::stack::stack::Stack;
 use crate::tcp::State;
+use crate::time::Time;
 use netmem_packet::{PollThenSleep, TxQueue, Wait};
 use std::io;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Received fragments of datagrams: their pages are counted, and they are put together.
 
-use crate::Time;
 use crate::reassembly::Reassembly;
 use crate::stack::payload::{Payload, ReceivedFrame};
 use crate::stack::resources::Resources;
 use crate::tcp::{Budget, Charges, Chunk};
+use crate::time::Time;
 use crate::wire::Ip;
 use netmem_packet::{Meta, Packet};
 use netmem_pool::{Frag, Mapped};

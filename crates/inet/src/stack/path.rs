@@ -1,10 +1,10 @@
 //! The path to a peer: its destination entry, and the Ethernet header of frames to the next hop.
 
-use crate::Time;
 use crate::neighbor::Resolution;
 use crate::route::Dst;
 use crate::stack::payload::{DstCount, Payload};
 use crate::stack::shared::host::Host;
+use crate::time::Time;
 use crate::wire::{EthernetHeader, Mac};
 use netmem_refs::Ref;
 use std::net::IpAddr;

@@ -4,7 +4,6 @@
 //! and all of them send, count pages and wake users. They get this value as an argument, so that
 //! the borrow checker separates it from their tables.
 
-use crate::Time;
 use crate::route::MIN_PATH_MTU_V6;
 use crate::stack::egress::Egress;
 use crate::stack::error::SocketError;
@@ -15,6 +14,7 @@ use crate::stack::payload::Payload;
 use crate::stack::shared::directory::StackId;
 use crate::stack::shared::host::Host;
 use crate::tcp::{Budget, Config};
+use crate::time::Time;
 use crate::wire::Flow;
 use std::net::IpAddr;
 use std::task::Waker;

@@ -1,12 +1,12 @@
 //! The segments of a connection on their way: to the device, or to this host.
 
-use crate::Time;
 use crate::stack::carrier::HeaderTicket;
 use crate::stack::egress::{Cuts, Egress};
 use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::{Payload, Transmit, Unsent};
 use crate::stack::shared::host::Host;
 use crate::tcp::{Full, IpFields, Outgoing, Output};
+use crate::time::Time;
 use crate::wire::{Body, EthernetHeader, Flow, Ip, MAX_HEADERS, Outer, emit_tcp};
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::Mapped;

@@ -1,6 +1,5 @@
 //! A stack over a queue pair, as its user drives it.
 
-use crate::Time;
 use crate::stack::core::{Core, SharedCore};
 use crate::stack::egress::{Cuts, Egress};
 use crate::stack::input::{Input, Origin};
@@ -12,6 +11,7 @@ use crate::stack::shared::mailbox::{Mailbox, StackWaker};
 use crate::stack::sockets::sockets::Sockets;
 use crate::stack::source::Source;
 use crate::stack::stats::StackStats;
+use crate::time::Time;
 use netmem_packet::{Armed, GsoKind, TxQueue, Wait};
 use netmem_pool::SharedPool;
 use rustix::event::epoll;

@@ -5,8 +5,8 @@
 //! These traits read into the caller's bytes, so payload is copied. Programs that want fragments use
 //! [`TcpStream::poll_recv`]. `Bytes` that were made of fragments are written without a copy ([`TcpStream::write`]).
 
-use crate::Time;
 use crate::stack::{Stack, TcpStream};
+use crate::time::Time;
 use netmem_packet::{Armed, RxQueue, TxQueue, Wait};
 use netmem_pool::Mapped;
 use std::future::poll_fn;

@@ -1,7 +1,6 @@
 //! Streams of TCP: their state, their options, their end. [`receive`](super::receive) and
 //! [`send`](super::send) have the calls for payload.
 
-use crate::Time;
 use crate::stack::core::SharedCore;
 use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
@@ -9,6 +8,7 @@ use crate::stack::sockets::fragment::Fragment;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::ConnectionId;
 use crate::tcp::{Connection, Info, IpFields, KeepAlive};
+use crate::time::Time;
 use crate::wire::Flow;
 use std::fmt;
 use std::net::SocketAddr;

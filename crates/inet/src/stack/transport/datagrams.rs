@@ -8,7 +8,6 @@
 //! A datagram looks its path up when it is pushed, for its source address, and again when it is
 //! sent: meanwhile routes can change.
 
-use crate::Time;
 use crate::route::MIN_PATH_MTU_V4;
 use crate::stack::address::canonical;
 use crate::stack::control::Control;
@@ -18,6 +17,7 @@ use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{Addresses, Protocol};
 use crate::tcp::{Budget, Held};
+use crate::time::Time;
 use crate::wire::{Flow, IcmpKind, Outer};
 use netmem_packet::{Gso, GsoKind, Packet, TxQueue};
 use netmem_pool::{Frag, Mapped, Page};

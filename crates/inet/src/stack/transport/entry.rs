@@ -5,12 +5,12 @@
 //! [`Schedule`](crate::stack::transport::schedule::Schedule) it is. Each list is marked by a flag
 //! of the entry, so that a connection is at most once in each.
 
-use crate::Time;
 use crate::stack::pages::WrittenPages;
 use crate::stack::path::Path;
 use crate::stack::payload::Payload;
 use crate::stack::transport::handles::ListenerId;
 use crate::tcp::{self, Connection, Seq};
+use crate::time::Time;
 use crate::wire::Flow;
 use std::task::Waker;
 use std::time::Duration;

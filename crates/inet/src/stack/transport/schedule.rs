@@ -17,13 +17,13 @@
 //!
 //! [`Connection::poll_transmit`]: crate::tcp::Connection::poll_transmit
 
-use crate::Time;
 use crate::stack::payload::Payload;
 use crate::stack::transport::connections::Connections;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::ConnectionId;
 use crate::stack::transport::wheel::Wheel;
 use crate::tcp::State;
+use crate::time::Time;
 use std::collections::VecDeque;
 use std::mem;
 

@@ -9,7 +9,6 @@
 //! [`segment`](super::segment) has what a received segment does, and [`process`](super::process)
 //! what a connection does when it is due.
 
-use crate::Time;
 use crate::stack::error::SocketError;
 use crate::stack::path::Path;
 use crate::stack::payload::Payload;
@@ -20,6 +19,7 @@ use crate::stack::transport::handles::{ConnectionId, ListenerId};
 use crate::stack::transport::listeners::Listeners;
 use crate::stack::transport::schedule::Schedule;
 use crate::tcp::{Config, Connection, Seq, State};
+use crate::time::Time;
 use crate::wire::{Flow, IcmpKind, Ip, Segment};
 use std::net::SocketAddr;
 

@@ -14,7 +14,7 @@
 //!
 //! Timers are numbered by their user: connection 7 has timer 7. A slot is a doubly linked list of such numbers.
 
-use crate::Time;
+use crate::time::Time;
 
 const BITS: u32 = 6;
 const SLOTS: u64 = 1 << BITS;

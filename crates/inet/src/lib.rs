@@ -17,7 +17,7 @@ mod interface;
 pub mod neighbor;
 mod ports;
 pub mod reassembly;
-pub mod route;
+mod route;
 pub mod stack;
 pub mod tcp;
 mod time;
@@ -26,6 +26,7 @@ pub mod wire;
 pub use address::BadAddress;
 pub use interface::{Address, Cast, Interface};
 pub use ports::Ports;
+pub use route::RouteError;
 pub use stack::{
     Departed, Fragment, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
     ReceivedFrame, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener,

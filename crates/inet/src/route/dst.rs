@@ -15,12 +15,12 @@ pub(super) const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 
 /// The least path MTU of IPv4. Links with a smaller MTU are not in use any more, and a forged error
 /// with a smaller value would cost throughput.
-pub const MIN_PATH_MTU_V4: u16 = 552;
+pub(crate) const MIN_PATH_MTU_V4: u16 = 552;
 /// The least path MTU of IPv6: every link carries packets of this length (RFC 8200).
-pub const MIN_PATH_MTU_V6: u16 = 1280;
+pub(crate) const MIN_PATH_MTU_V6: u16 = 1280;
 
 /// A destination. `C` counts the references.
-pub struct Dst<C: Count = RcuRef> {
+pub(crate) struct Dst<C: Count = RcuRef> {
     pub(super) destination: IpAddr,
     pub(super) source: IpAddr,
     /// `None` for an address of this station.
@@ -42,37 +42,32 @@ pub struct Dst<C: Count = RcuRef> {
 
 impl<C: Count> Dst<C> {
     /// The destination.
-    #[must_use]
-    pub fn destination(&self) -> IpAddr {
+    pub(crate) fn destination(&self) -> IpAddr {
         self.destination
     }
 
     /// The address of this station to send from, if the user has not chosen another.
-    #[must_use]
-    pub fn source(&self) -> IpAddr {
+    pub(crate) fn source(&self) -> IpAddr {
         self.source
     }
 
     /// The neighbour to send to. `None` for an address of this station: what is sent there is
     /// received here.
     #[inline]
-    #[must_use]
-    pub fn hop(&self) -> Option<&Arc<Hop>> {
+    pub(crate) fn hop(&self) -> Option<&Arc<Hop>> {
         self.hop.as_ref()
     }
 
     /// Bytes of the longest IP packet that fits all links of the path, as far as is known. One
     /// load.
     #[inline]
-    #[must_use]
-    pub fn path_mtu(&self, now: Time) -> u16 {
+    pub(crate) fn path_mtu(&self, now: Time) -> u16 {
         self.path_mtu.get(now).map_or(self.mtu, |mtu| self.mtu.min(mtu))
     }
 
     /// As [`path_mtu`](Self::path_mtu), for datagrams: errors about datagrams count, too. Two
     /// loads.
-    #[must_use]
-    pub fn datagram_mtu(&self, now: Time) -> u16 {
+    pub(crate) fn datagram_mtu(&self, now: Time) -> u16 {
         let mtu = self.path_mtu(now);
         self.datagram_mtu.get(now).map_or(mtu, |datagrams| mtu.min(datagrams))
     }
@@ -82,7 +77,7 @@ impl<C: Count> Dst<C> {
     /// [`MIN_PATH_MTU_V6`] count as those. Returns whether the path MTU is smaller than before.
     ///
     /// It is forgotten after 10 minutes.
-    pub fn too_big(&self, mtu: u32, now: Time) -> bool {
+    pub(crate) fn too_big(&self, mtu: u32, now: Time) -> bool {
         let mtu = self.at_least(mtu);
         let smaller = mtu < self.path_mtu(now);
         if smaller {
@@ -93,7 +88,7 @@ impl<C: Count> Dst<C> {
 
     /// As [`too_big`](Self::too_big), for datagrams: the caller has checked that such a datagram
     /// was sent lately. Connections do not use what is recorded here.
-    pub fn datagram_too_big(&self, mtu: u32, now: Time) -> bool {
+    pub(crate) fn datagram_too_big(&self, mtu: u32, now: Time) -> bool {
         let mtu = self.at_least(mtu);
         let smaller = mtu < self.datagram_mtu(now);
         if smaller {

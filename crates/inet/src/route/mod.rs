@@ -38,5 +38,6 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-pub use dst::{Dst, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
-pub use routes::{NoRoute, RouteError, Routes};
+pub(crate) use dst::{Dst, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
+pub use routes::RouteError;
+pub(crate) use routes::Routes;

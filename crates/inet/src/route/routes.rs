@@ -20,7 +20,7 @@ pub(super) const DEPTH: usize = 8;
 /// Why a destination cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoRoute {
+pub(crate) enum NoRoute {
     /// No route leads there.
     #[error("no route to {0}; add one, or an address in its network")]
     Unreachable(IpAddr),
@@ -58,7 +58,7 @@ pub enum RouteError {
 ///
 /// `C` counts the references of destinations. It is [`RcuRef`], except in benchmarks that compare
 /// counts.
-pub struct Routes<C: Count = RcuRef> {
+pub(crate) struct Routes<C: Count = RcuRef> {
     interface: Arc<Interface>,
     generation: AtomicU64,
     pub(super) buckets: Box<[RcuCell<Dst<C>, C>]>,
@@ -70,18 +70,9 @@ pub struct Routes<C: Count = RcuRef> {
     retries: AtomicU64,
 }
 
-impl Routes<RcuRef> {
-    /// The networks of the interface's addresses.
-    #[must_use]
-    pub fn new(interface: Arc<Interface>) -> Self {
-        Self::counted(interface)
-    }
-}
-
 impl<C: Count> Routes<C> {
-    /// As [`new`](Routes::new), with another count.
-    #[must_use]
-    pub fn counted(interface: Arc<Interface>) -> Self {
+    /// The networks of the interface's addresses.
+    pub(crate) fn new(interface: Arc<Interface>) -> Self {
         Self::with_buckets(interface, BUCKETS)
     }
 
@@ -103,19 +94,13 @@ impl<C: Count> Routes<C> {
         }
     }
 
-    /// The interface that all routes lead to.
-    #[must_use]
-    pub fn interface(&self) -> &Arc<Interface> {
-        &self.interface
-    }
-
     /// Adds a route through a gateway, or replaces its gateway. The default route has a prefix of 0
     /// bits. Moves the generation.
     ///
     /// # Errors
     ///
     /// [`RouteError`].
-    pub fn add(&self, network: IpAddr, prefix_len: u8, gateway: IpAddr) -> Result<(), RouteError> {
+    pub(crate) fn add(&self, network: IpAddr, prefix_len: u8, gateway: IpAddr) -> Result<(), RouteError> {
         if prefix_len > if network.is_ipv4() { 32 } else { 128 } {
             return Err(RouteError::Prefix { network, prefix_len });
         }
@@ -128,7 +113,7 @@ impl<C: Count> Routes<C> {
     }
 
     /// Removes a route through a gateway; returns false if there is none. Moves the generation.
-    pub fn remove(&self, network: IpAddr, prefix_len: u8) -> bool {
+    pub(crate) fn remove(&self, network: IpAddr, prefix_len: u8) -> bool {
         if prefix_len > if network.is_ipv4() { 32 } else { 128 } {
             return false;
         }
@@ -153,23 +138,20 @@ impl<C: Count> Routes<C> {
     /// How often the compare-and-swap of a get had to be repeated, in all lookups. Only a
     /// [`RefCount`](netmem_refs::RefCount) has one. For measurements, and not stable.
     #[cfg(feature = "bench")]
-    #[must_use]
-    pub fn retries(&self) -> u64 {
+    pub(crate) fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
 
     /// A number that moves with each change of routes.
     #[inline]
-    #[must_use]
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
     /// Whether an entry that was found earlier is still current. If not, look the destination up
     /// again. One load.
     #[inline]
-    #[must_use]
-    pub fn is_current(&self, dst: &Dst<C>) -> bool {
+    pub(crate) fn is_current(&self, dst: &Dst<C>) -> bool {
         dst.generation == self.generation()
     }
 
@@ -183,7 +165,7 @@ impl<C: Count> Routes<C> {
     ///
     /// [`NoRoute`].
     #[inline]
-    pub fn find(
+    pub(crate) fn find(
         &self,
         destination: IpAddr,
         now: Time,
@@ -197,8 +179,7 @@ impl<C: Count> Routes<C> {
 
     /// Whether packets can be sent to `destination`: a lookup of the route, which makes no entry.
     /// It is for answers to packets of which a peer can send any number. One lock.
-    #[must_use]
-    pub fn reaches(&self, destination: IpAddr) -> bool {
+    pub(crate) fn reaches(&self, destination: IpAddr) -> bool {
         !self.is_group(destination) && !self.interface.owns(destination) && self.lock().longest(destination).is_some()
     }
 

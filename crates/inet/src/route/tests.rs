@@ -1,8 +1,9 @@
 //! Tests of routes: the longest prefix, bounds, and lookups against changes.
 
 use super::dst::PATH_MTU_AGE;
-use super::routes::DEPTH;
-use super::*;
+use super::dst::{Dst, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
+use super::routes::Routes;
+use super::routes::{DEPTH, NoRoute};
 use crate::interface::{Address, Interface};
 use crate::neighbor::{Hop, Neighbors};
 use crate::time::Time;
@@ -26,6 +27,10 @@ fn interface() -> Arc<Interface> {
     Arc::new(Interface { mac: Mac([2, 0, 0, 0, 0, 1]), mtu: 1500, addresses })
 }
 
+fn routes() -> Routes {
+    Routes::new(interface())
+}
+
 fn find<C: Count>(routes: &Routes<C>, destination: &str) -> Result<Ref<Dst<C>, C>, NoRoute> {
     routes.find(ip(destination), NOW, Hop::new)
 }
@@ -42,7 +47,7 @@ fn is(via: &str, source: &str) -> (String, String) {
 
 #[test]
 fn the_longest_prefix_leads_the_way() {
-    let routes = Routes::new(interface());
+    let routes = routes();
     assert_eq!(way(&routes, "10.9.9.9"), is("10.9.9.9", "10.0.0.1"));
     assert_eq!(way(&routes, "192.0.2.7"), is("192.0.2.7", "192.0.2.1"));
     assert_eq!(way(&routes, "192.0.2.1"), is("", "192.0.2.1"), "our own");
@@ -80,7 +85,7 @@ fn the_longest_prefix_leads_the_way() {
 #[test]
 fn only_routes_move_the_generation() {
     let interface = interface();
-    let routes = Routes::new(interface.clone());
+    let routes = routes();
     let neighbors = Mutex::new(Neighbors::<()>::new());
     let find = || routes.find(ip("10.0.0.2"), NOW, |next| neighbors.lock().unwrap().hop(next, NOW)).unwrap();
     let (first, second) = (find(), find());
@@ -108,7 +113,7 @@ fn only_routes_move_the_generation() {
 /// Proves that a path MTU has a floor, only becomes smaller, and is forgotten.
 #[test]
 fn a_path_mtu_has_a_floor_and_an_end() {
-    let routes = Routes::new(interface());
+    let routes = routes();
     for (destination, floor) in [("10.0.0.2", MIN_PATH_MTU_V4), ("2001:db8::2", MIN_PATH_MTU_V6)] {
         let dst = find(&routes, destination).unwrap();
         assert!(!dst.too_big(1500, NOW) && !dst.too_big(70_000, NOW) && dst.path_mtu(NOW) == 1500);
@@ -123,7 +128,7 @@ fn a_path_mtu_has_a_floor_and_an_end() {
 /// are found. Proves NET-10.
 #[test]
 fn destinations_are_bounded() {
-    let routes = Routes::new(interface());
+    let routes = routes();
     let hop = Hop::new(ip("10.0.0.2"));
     let find = |n: u32, now: Time| {
         let destination = Ipv4Addr::from_bits(0x0a01_0000 + n);

@@ -20,8 +20,9 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     type Mem: Mapped;
     /// A frame that was received.
     type Frame: ReceivedFrame<Self::Mem>;
-    /// The count of destination entries: [`RcuRef`](netmem_refs::RcuRef), except in benchmarks that
-    /// compare counts.
+    /// The count of destination entries, for benchmarks that compare counts. It is
+    /// [`RcuRef`](netmem_refs::RcuRef) otherwise.
+    #[cfg(feature = "bench")]
     type Count: netmem_refs::Count;
 
     /// The `len` bytes of payload from byte `at` of `frame` on, as pieces in their order. No piece is empty. If the
@@ -36,7 +37,20 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
 }
 
 /// The count of the destination entries of a stack with this payload.
-pub(crate) type DstCount<P> = <P as Payload>::Count;
+pub(crate) type DstCount<P> = <P as DstCounted>::Count;
+
+/// Chooses the [`DstCount`]. Why a trait: a user's kind of payload names no count, and a benchmark's
+/// does.
+pub(crate) trait DstCounted {
+    type Count: netmem_refs::Count;
+}
+
+impl<P: Payload> DstCounted for P {
+    #[cfg(feature = "bench")]
+    type Count = <P as Payload>::Count;
+    #[cfg(not(feature = "bench"))]
+    type Count = netmem_refs::RcuRef;
+}
 
 /// A frame that was received: its first bytes, or all of them, can be read.
 #[allow(clippy::len_without_is_empty, reason = "a frame has headers")]
@@ -90,6 +104,7 @@ pub enum Unsent {
 impl<M: Mapped> Payload for M {
     type Mem = M;
     type Frame = Packet<M>;
+    #[cfg(feature = "bench")]
     type Count = netmem_refs::RcuRef;
 
     #[inline]

@@ -69,7 +69,7 @@ impl<P: Payload> Host<P> {
         key[8..].copy_from_slice(&random[1].to_ne_bytes());
         let interface = Arc::new(interface);
         Self(Arc::new(Shared {
-            routes: Routes::counted(interface.clone()),
+            routes: Routes::new(interface.clone()),
             interface,
             neighbors: Mutex::new(Neighbors::new()),
             neighbors_due: AtomicU64::new(NEVER),

@@ -242,14 +242,14 @@ impl<T: Chunk> Assembler<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Piece;
+    use super::super::testing::SharedBytes;
     use super::*;
 
-    fn insert(assembler: &mut Assembler<Piece>, budget: &Budget, from: u32, to: u32) -> Inserted {
-        assembler.insert(Seq(from), Piece::numbered(from, to - from), budget)
+    fn insert(assembler: &mut Assembler<SharedBytes>, budget: &Budget, from: u32, to: u32) -> Inserted {
+        assembler.insert(Seq(from), SharedBytes::numbered(from, to - from), budget)
     }
 
-    fn reported(assembler: &Assembler<Piece>) -> Vec<(u32, u32)> {
+    fn reported(assembler: &Assembler<SharedBytes>) -> Vec<(u32, u32)> {
         let mut blocks = SackBlocks::default();
         assembler.report(&mut blocks);
         blocks.iter().map(|(from, to)| (from.0, to.0)).collect()
@@ -309,7 +309,7 @@ mod tests {
                 let from = random.u32(1..990);
                 let len = random.u32(1..=(1000 - from).min(80));
                 let seq = start + from;
-                let result = assembler.insert(seq, Piece::numbered(seq.0, len), &budget);
+                let result = assembler.insert(seq, SharedBytes::numbered(seq.0, len), &budget);
                 let there = covered[from as usize..(from + len) as usize].iter().any(|there| *there);
                 assert_eq!(result.duplicate.is_some(), there, "seed {seed}");
                 covered[from as usize..(from + len) as usize].fill(true);
@@ -318,7 +318,7 @@ mod tests {
             while let Some(gap) = (0..1000).skip((nxt - start) as usize).find(|at| covered[*at]) {
                 nxt = start + gap as u32;
                 while let Some(chunk) = assembler.pop(nxt) {
-                    assert_eq!(chunk.bytes(), Piece::numbered(nxt.0, chunk.len() as u32).bytes(), "seed {seed}");
+                    assert_eq!(chunk.bytes(), SharedBytes::numbered(nxt.0, chunk.len() as u32).bytes(), "seed {seed}");
                     let at = (nxt - start) as usize;
                     covered[at..at + chunk.len()].iter_mut().for_each(|there| assert!(std::mem::take(there)));
                     nxt += chunk.len() as u32;

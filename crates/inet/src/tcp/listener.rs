@@ -255,7 +255,7 @@ fn reset<C: Carrier>(header: &Header, len: u32) -> Answer<C> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::testing::{End, Pieces, Sent, start, stream};
+    use super::super::testing::{End, Sent, TestCarrier, start, stream};
     use super::super::{Error, Event};
     use super::*;
 
@@ -265,11 +265,11 @@ mod tests {
         Secret::new([7; 16])
     }
 
-    fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<Pieces> {
+    fn give(listener: &mut Listener, header: &Header, flow: u32, now: Time) -> Answer<TestCarrier> {
         give_segment(listener, ArrivingSegment { header, len: 0, flow: &flow, after: None, cookie_at: None }, now)
     }
 
-    fn give_segment(listener: &mut Listener, segment: ArrivingSegment<'_, u32>, now: Time) -> Answer<Pieces> {
+    fn give_segment(listener: &mut Listener, segment: ArrivingSegment<'_, u32>, now: Time) -> Answer<TestCarrier> {
         let template = ConnectionTemplate { config: &Config::default(), secret: &secret(), queue: None };
         listener.handle_segment(segment, template, now, || Some(1460))
     }
@@ -444,7 +444,7 @@ mod tests {
         let mut segment = |header: &Header, admits: bool| {
             let arriving = ArrivingSegment { header, len: 0, flow: &1, after: None, cookie_at: None };
             let template = ConnectionTemplate { config: &config, secret: &secret, queue: None };
-            let answer: Answer<Pieces> = listener.handle_segment(arriving, template, NOW, || {
+            let answer: Answer<TestCarrier> = listener.handle_segment(arriving, template, NOW, || {
                 paths += 1;
                 admits.then_some(1000)
             });

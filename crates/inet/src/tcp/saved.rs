@@ -128,7 +128,7 @@ impl<C: Carrier> Connection<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{End, Pair, Piece, stream};
+    use super::super::testing::{End, Pair, SharedBytes, stream};
     use super::super::{Flags, Received};
     use super::*;
 
@@ -175,7 +175,7 @@ mod tests {
                 pair.b.tcp.handle_timeout(pair.now);
             }
             assert!(moved > 0);
-            assert_eq!(pair.b.read, Piece::numbered(0, 200_000).bytes(), "seed {seed}");
+            assert_eq!(pair.b.read, SharedBytes::numbered(0, 200_000).bytes(), "seed {seed}");
         }
     }
 

@@ -13,13 +13,13 @@ use crate::Time;
 
 /// A range of shared bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct SharedBytes {
     bytes: Rc<[u8]>,
     from: usize,
     to: usize,
 }
 
-impl Piece {
+impl SharedBytes {
     /// `len` bytes, the first of which has the number `seq`.
     pub(crate) fn numbered(seq: u32, len: u32) -> Self {
         Self::from((0..len).map(|n| seq.wrapping_add(n).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect::<Vec<_>>())
@@ -30,20 +30,20 @@ impl Piece {
     }
 }
 
-impl From<Vec<u8>> for Piece {
+impl From<Vec<u8>> for SharedBytes {
     fn from(bytes: Vec<u8>) -> Self {
         Self { from: 0, to: bytes.len(), bytes: bytes.into() }
     }
 }
 
-/// Two pieces are equal if their bytes are equal, even in different memory.
-impl PartialEq for Piece {
+/// Two ranges are equal if their bytes are equal, even in different memory.
+impl PartialEq for SharedBytes {
     fn eq(&self, other: &Self) -> bool {
         self.bytes() == other.bytes()
     }
 }
 
-impl Chunk for Piece {
+impl Chunk for SharedBytes {
     type Tail = ();
 
     fn continues(&self, next: &Self) -> bool {
@@ -93,13 +93,13 @@ impl Ticket for Done {
     }
 }
 
-/// The carrier of the tests: pieces in both directions.
+/// The carrier of the tests: shared bytes in both directions.
 #[derive(Debug)]
-pub(crate) struct Pieces;
+pub(crate) struct TestCarrier;
 
-impl Carrier for Pieces {
-    type Received = Piece;
-    type Sent = Piece;
+impl Carrier for TestCarrier {
+    type Received = SharedBytes;
+    type Sent = SharedBytes;
     type Ticket = Done;
 }
 
@@ -107,7 +107,7 @@ impl Carrier for Pieces {
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) header: Header,
-    pub(crate) payload: Vec<Piece>,
+    pub(crate) payload: Vec<SharedBytes>,
     pub(crate) ect: bool,
 }
 
@@ -133,12 +133,12 @@ impl Ring {
     }
 }
 
-impl Output<Pieces> for Ring {
+impl Output<TestCarrier> for Ring {
     fn max_payload(&self) -> usize {
         0
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Pieces>) -> Result<Done, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, TestCarrier>) -> Result<Done, Full> {
         self.room = self.room.checked_sub(1).ok_or(Full)?;
         let payload = segment.payload.to_vec();
         assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), segment.payload_len as usize);
@@ -149,13 +149,13 @@ impl Output<Pieces> for Ring {
 
 /// One end of a connection, with the segments that it sent last, and its events.
 pub(crate) struct End {
-    pub(crate) tcp: Connection<Pieces>,
+    pub(crate) tcp: Connection<TestCarrier>,
     pub(crate) events: Vec<Event>,
     pub(crate) read: Vec<u8>,
 }
 
 impl End {
-    pub(crate) fn new(tcp: Connection<Pieces>) -> Self {
+    pub(crate) fn new(tcp: Connection<TestCarrier>) -> Self {
         Self { tcp, events: Vec::new(), read: Vec::new() }
     }
 
@@ -179,7 +179,7 @@ impl End {
 
     /// Passes a segment with `len` bytes, whose values are computed from their numbers.
     pub(crate) fn answer_text(&mut self, header: Header, len: u32, now: Time) -> Vec<Sent> {
-        self.input(&Sent { header, payload: vec![Piece::numbered(header.seq.0, len)], ect: false }, now);
+        self.input(&Sent { header, payload: vec![SharedBytes::numbered(header.seq.0, len)], ect: false }, now);
         self.output(now)
     }
 
@@ -262,6 +262,6 @@ impl Pair {
 }
 
 /// `len` bytes to be sent, whose values follow from their places in the stream.
-pub(crate) fn stream(from: usize, len: usize) -> Piece {
-    Piece::numbered(from as u32, len as u32)
+pub(crate) fn stream(from: usize, len: usize) -> SharedBytes {
+    SharedBytes::numbered(from as u32, len as u32)
 }

@@ -197,7 +197,7 @@ fn empty<C: Carrier>(header: &Header) -> Outgoing<'_, C> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::testing::{End, Pair, Piece, Ring, Sent, start, stream};
+    use super::super::testing::{End, Pair, Ring, Sent, SharedBytes, start, stream};
     use super::super::{Config, Connection, Ecn, Flags, Header, Meta, Received, Seq, State};
 
     /// A ring that is full from time to time only delays segments. Neither payload nor window
@@ -229,7 +229,7 @@ mod tests {
                     break;
                 }
             }
-            assert_eq!(pair.b.read, Piece::numbered(0, 40_000).bytes(), "seed {seed}");
+            assert_eq!(pair.b.read, SharedBytes::numbered(0, 40_000).bytes(), "seed {seed}");
         }
     }
 

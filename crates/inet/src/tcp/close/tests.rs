@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::tcp::testing::{End, Pair, Piece, start, stream};
+use crate::tcp::testing::{End, Pair, SharedBytes, start, stream};
 use crate::tcp::{Config, Event, IcmpError, Received, Refused, Timestamps, Unreachable};
 
 fn pair() -> Pair {
@@ -40,7 +40,7 @@ fn what_is_queued_leaves_before_fin() {
         pair.pass(Duration::from_millis(50));
         pair.b.read(pair.now);
     }
-    assert_eq!(pair.b.read, Piece::numbered(0, 100_000).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 100_000).bytes());
     assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
 }
@@ -132,7 +132,7 @@ fn an_orphan_lives_while_its_peer_reads() {
         pair.pass(Duration::from_secs(150));
         pair.b.read(pair.now);
     }
-    assert_eq!(pair.b.read, Piece::numbered(0, 5000).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 5000).bytes());
     assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
 }
 

@@ -1,7 +1,7 @@
 //! Connections from SYN to TIME-WAIT, and which segments they accept.
 
 use super::*;
-use crate::tcp::testing::{Pair, Piece, stream};
+use crate::tcp::testing::{Pair, SharedBytes, stream};
 use crate::tcp::{Event, Flags, Received};
 
 #[test]
@@ -17,8 +17,8 @@ fn a_stream_goes_both_ways_and_closes() {
         pair.a.read(pair.now);
         pair.b.read(pair.now);
     }
-    assert_eq!(pair.b.read, Piece::numbered(0, 150_000).bytes());
-    assert_eq!(pair.a.read, Piece::numbered(0, 500).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 150_000).bytes());
+    assert_eq!(pair.a.read, SharedBytes::numbered(0, 500).bytes());
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
     assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
     assert_eq!(pair.b.tcp.info(pair.now).buffers, 0);
@@ -26,7 +26,7 @@ fn a_stream_goes_both_ways_and_closes() {
     pair.b.tcp.send(stream(500, 20), false).unwrap();
     pair.pass(Duration::from_millis(100));
     pair.a.read(pair.now);
-    assert_eq!(pair.a.read, Piece::numbered(0, 520).bytes());
+    assert_eq!(pair.a.read, SharedBytes::numbered(0, 520).bytes());
     pair.b.tcp.close(pair.now);
     pair.settle();
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::TimeWait, State::Closed));

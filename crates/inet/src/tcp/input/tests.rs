@@ -1,7 +1,7 @@
 //! Segments that arrive: what each of them changes, and how it is answered.
 
 use super::*;
-use crate::tcp::testing::{End, Pair, Piece, Sent, start, stream};
+use crate::tcp::testing::{End, Pair, Sent, SharedBytes, start, stream};
 use crate::tcp::{Config, Event, KeepAlive, Received, SackBlocks, Timestamps};
 
 /// A configuration without timestamps, so that PAWS does not reject the segment first.
@@ -79,7 +79,7 @@ fn a_window_that_shrinks_is_tolerated() {
         pair.pass(Duration::from_millis(100));
         pair.b.read(pair.now);
     }
-    assert_eq!(pair.b.read, Piece::numbered(0, 19_600).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 19_600).bytes());
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn both_sides_open_at_the_same_time() {
     pair.a.tcp.send(stream(0, 100), false).unwrap();
     pair.settle();
     pair.b.read(pair.now);
-    assert_eq!(pair.b.read, Piece::numbered(0, 100).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 100).bytes());
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn payload_with_syn_ack_is_taken() {
     let mut pair = Pair::new(&plain(), &plain());
     let mut syn_ack = pair.b.output(pair.now).remove(0);
     let irs = syn_ack.header.seq;
-    syn_ack.payload = vec![Piece::numbered(irs.0 + 1, 10)];
+    syn_ack.payload = vec![SharedBytes::numbered(irs.0 + 1, 10)];
     pair.a.input(&syn_ack, pair.now);
     assert!(is_ack(&pair.a.output(pair.now), pair.a.tcp.una(), irs + 11));
 }
@@ -289,7 +289,7 @@ fn urgent_data_is_announced_and_read_in_line() {
     }
     pair.b.read(pair.now);
     assert_eq!((pair.b.read.len(), pair.b.tcp.urgent()), (6000, None));
-    assert_eq!(pair.b.read, Piece::numbered(0, 6000).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 6000).bytes());
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_window_probe_is_answered() {
         pair.b.read(pair.now);
         pair.pass(Duration::from_millis(100));
     }
-    assert_eq!(pair.b.read, Piece::numbered(0, 3000).bytes());
+    assert_eq!(pair.b.read, SharedBytes::numbered(0, 3000).bytes());
 }
 
 #[test]

@@ -1,32 +1,32 @@
 //! The receiver on its own: what it stores, acknowledges and announces.
 
 use super::*;
-use crate::tcp::testing::Piece;
+use crate::tcp::testing::SharedBytes;
 
 mod duplicates;
 
 const START: Seq = Seq(u32::MAX - 999);
 
-fn receiver(most: u32, mss: u32, budget: Budget) -> Receiver<Piece> {
+fn receiver(most: u32, mss: u32, budget: Budget) -> Receiver<SharedBytes> {
     let mut receiver = Receiver::new(most, true, mss, budget);
     receiver.open(START - 1, true, None);
     receiver
 }
 
-fn accept(receiver: &mut Receiver<Piece>, from: u32, len: u32, fin: bool) -> Arrival {
+fn accept(receiver: &mut Receiver<SharedBytes>, from: u32, len: u32, fin: bool) -> Arrival {
     let seq = START + from;
-    receiver.accept(seq, len, std::iter::once(Piece::numbered(seq.0, len)), fin)
+    receiver.accept(seq, len, std::iter::once(SharedBytes::numbered(seq.0, len)), fin)
 }
 
 /// Sends an acknowledgement, and returns the number of bytes that the peer may send from `nxt`
 /// on.
-fn advertise(receiver: &mut Receiver<Piece>) -> u32 {
+fn advertise(receiver: &mut Receiver<SharedBytes>) -> u32 {
     let (units, edge) = receiver.window(false);
     receiver.promised(edge);
     u32::from(units) << receiver.scale
 }
 
-fn read(receiver: &mut Receiver<Piece>) -> Option<Held<Piece>> {
+fn read(receiver: &mut Receiver<SharedBytes>) -> Option<Held<SharedBytes>> {
     receiver.read(Time::ZERO, Duration::from_secs(1))
 }
 
@@ -105,7 +105,7 @@ fn the_window_opens_by_a_segment_at_least() {
 
 #[test]
 fn the_window_follows_what_is_read_in_a_round_trip() {
-    let mut receiver: Receiver<Piece> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
+    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
     receiver.open(START - 1, true, None);
     let (mut now, mut sent, mut first) = (Time::ZERO, 0, None);
     for _ in 0..8 {
@@ -119,7 +119,7 @@ fn the_window_follows_what_is_read_in_a_round_trip() {
     let wide = advertise(&mut receiver);
     assert!(first <= Some(FIRST_WINDOW) && wide > 260_000, "{first:?} {wide}");
     // If the user reads slowly, the window admits no more than the user reads.
-    let mut receiver: Receiver<Piece> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
+    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
     receiver.open(START - 1, true, None);
     for n in 0..30 {
         accept(&mut receiver, n * 1000, 1000, false);
@@ -135,7 +135,7 @@ fn duplicates_are_reported_once_and_first() {
     accept(&mut receiver, 0, 300, false);
     accept(&mut receiver, 500, 100, false);
     accept(&mut receiver, 700, 200, false);
-    let blocks = |receiver: &Receiver<Piece>| -> Vec<_> {
+    let blocks = |receiver: &Receiver<SharedBytes>| -> Vec<_> {
         receiver.sack().iter().map(|(from, to)| (*from - START, *to - START)).collect()
     };
     assert_eq!(blocks(&receiver), [(700, 900), (500, 600)]);
@@ -235,7 +235,8 @@ fn the_first_window_follows_the_free_buffers() {
     let window = |free: u32, promised: Option<u16>| {
         let queue = Budget::new(1000);
         let others: Vec<_> = (0..1000 - free).map(|_| queue.charge()).collect();
-        let mut receiver: Receiver<Piece> = Receiver::new(1 << 20, false, 1000, Budget::within(1000, Some(&queue)));
+        let mut receiver: Receiver<SharedBytes> =
+            Receiver::new(1 << 20, false, 1000, Budget::within(1000, Some(&queue)));
         receiver.open(START - 1, true, promised);
         let edge = receiver.edge - START;
         drop(others);
@@ -271,7 +272,7 @@ fn any_segments_give_the_stream() {
         while let Some(chunk) = read(&mut receiver) {
             stream.extend_from_slice(chunk.bytes());
         }
-        assert_eq!(stream, Piece::numbered(START.0, 10_000).bytes(), "seed {seed}");
+        assert_eq!(stream, SharedBytes::numbered(START.0, 10_000).bytes(), "seed {seed}");
         assert_eq!(budget.used(), 0);
     }
 }

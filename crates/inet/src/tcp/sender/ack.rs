@@ -1,7 +1,10 @@
 //! Acknowledgements: which ranges arrived, and how long they took.
 
+use super::core::{Purpose, Sender};
+use super::sacks::Sacks;
 use super::scoreboard::Range;
-use super::{Ack, Acked, Purpose, Sender, State};
+use super::usage::Usage;
+use super::{Ack, Acked, State};
 use crate::Time;
 use crate::tcp::{Carrier, SackBlocks, Seq};
 
@@ -48,29 +51,6 @@ impl News {
         if range.start < sacked_before {
             self.low = Some(self.low.map_or(range.start, |low| low.min(range.start)));
         }
-    }
-}
-
-/// The SACK blocks of the last acknowledgement. Peers repeat blocks, so only the new parts are
-/// processed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sacks {
-    blocks: [(Seq, Seq); SackBlocks::MOST],
-    len: usize,
-    /// The number after the last segment that was acknowledged selectively.
-    high: Option<Seq>,
-}
-
-impl Sacks {
-    /// Forgets the blocks, because the peer dropped the payload that they report.
-    pub(super) fn forget(&mut self) {
-        *self = Self::default();
-    }
-
-    /// The part of `from..to` that was not seen in the last acknowledgement.
-    fn rest(&self, from: Seq, to: Seq) -> (Seq, Seq) {
-        let seen = self.blocks[..self.len].iter().find(|(start, end)| *start <= from && from <= *end);
-        (seen.map_or(from, |(_, end)| *end), to)
     }
 }
 
@@ -268,7 +248,7 @@ impl<C: Carrier> Sender<C> {
 
     fn syn_is_acked(&mut self, resent: bool) {
         self.timer = None;
-        self.usage = super::Usage::new(self.una);
+        self.usage = Usage::new(self.una);
         (self.release, self.small) = (self.una, self.una);
         if resent {
             self.syn_lost = true;

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 
 use crate::tcp::{Chunk, Seq};
 
+/// The largest chunk: sequence numbers further apart than 2^31 cannot be compared.
+pub(super) const MAX_CHUNK: usize = 1 << 30;
+
 /// The most chunks in one transmission. A frame has room for this number of fragments behind its
 /// headers.
 const MAX_CHUNKS: usize = 16;
@@ -58,7 +61,7 @@ impl<T: Chunk> Queue<T> {
     pub(super) fn joins(&self, chunk: &T) -> bool {
         let last = self.entries.back();
         // An entry is at most as long as the largest chunk.
-        last.is_some_and(|last| last.chunk.continues(chunk) && last.chunk.len() + chunk.len() < super::MAX_CHUNK)
+        last.is_some_and(|last| last.chunk.continues(chunk) && last.chunk.len() + chunk.len() < MAX_CHUNK)
     }
 
     /// Adds `chunk` at the end. `push`: the receiver is to be told by PSH that no more follows for
@@ -165,12 +168,12 @@ impl<T: Chunk> Queue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::testing::Piece;
+    use crate::tcp::testing::SharedBytes;
 
-    fn queue(lens: &[u32]) -> Queue<Piece> {
+    fn queue(lens: &[u32]) -> Queue<SharedBytes> {
         let mut queue = Queue::new(Seq(u32::MAX - 4));
         for len in lens {
-            queue.push(Piece::numbered(queue.end().0, *len), *len != 7);
+            queue.push(SharedBytes::numbered(queue.end().0, *len), *len != 7);
         }
         queue
     }
@@ -181,7 +184,7 @@ mod tests {
         assert_eq!(queue.len(), 117);
         let mut out = Vec::new();
         queue.copy(Seq(3), 20, &mut out);
-        assert_eq!(out, [Piece::numbered(3, 2), Piece::numbered(5, 7), Piece::numbered(12, 11)]);
+        assert_eq!(out, [SharedBytes::numbered(3, 2), SharedBytes::numbered(5, 7), SharedBytes::numbered(12, 11)]);
     }
 
     #[test]
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(queue.entries.len(), 2);
         let mut out = Vec::new();
         queue.copy(Seq(6), 8, &mut out);
-        assert_eq!(out, [Piece::numbered(6, 6), Piece::numbered(12, 2)]);
+        assert_eq!(out, [SharedBytes::numbered(6, 6), SharedBytes::numbered(12, 2)]);
         queue.acknowledge(Seq(1));
         assert_eq!(queue.len(), 106, "an old acknowledgement changes nothing");
         queue.acknowledge(queue.end());
@@ -214,7 +217,7 @@ mod tests {
 
     /// Payload of two kinds. In a frame, the first kind must be before the second.
     #[derive(Clone)]
-    struct Either(Piece, bool);
+    struct Either(SharedBytes, bool);
 
     impl Chunk for Either {
         type Tail = ();
@@ -242,7 +245,7 @@ mod tests {
     fn a_transmission_ends_where_the_next_chunk_cannot_follow() {
         let mut queue = Queue::new(Seq(0));
         for (n, second) in [false, false, true, true, false, true].into_iter().enumerate() {
-            queue.push(Either(Piece::numbered(10 * n as u32, 10), second), false);
+            queue.push(Either(SharedBytes::numbered(10 * n as u32, 10), second), false);
         }
         assert_eq!([0, 5, 25, 39, 40, 55].map(|at| queue.fit(Seq(at), 60 - at)), [40, 35, 15, 1, 20, 5]);
         assert_eq!(queue.fit(Seq(0), 30), 30);

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::core::Sender;
 use super::queue::Queue;
 use super::scoreboard::Range;
-use super::{Negotiated, SendOptions, Sender};
+use super::{Negotiated, SendOptions};
 use crate::Time;
 use crate::tcp::{Carrier, Seq};
 

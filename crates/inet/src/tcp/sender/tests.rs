@@ -1,12 +1,20 @@
 //! Traces of a sender: the acknowledgements of the peer, and the segments that the sender sends then. Times are in
 //! milliseconds, and segments have 1000 bytes.
 
+use std::time::Duration;
+
+use super::recovery_state::State;
 use super::*;
-use crate::tcp::testing::{Done, Piece, Pieces};
+use crate::Time;
+use crate::tcp::congestion::Window;
+use crate::tcp::testing::{Done, SharedBytes, TestCarrier};
+use crate::tcp::{Chunk, Seq};
+
+mod losses;
 
 /// A sender whose first sequence number of data is 1. The test plays its peer.
 struct Trace {
-    sender: Sender<Pieces>,
+    sender: Sender<TestCarrier>,
     now: u64,
     /// Whether tickets stay pending. Otherwise they are done at once.
     pending: bool,
@@ -80,7 +88,7 @@ impl Trace {
     }
 
     fn write(&mut self, bytes: u32) -> Vec<Left> {
-        self.sender.send(Piece::numbered(self.sender.end().0, bytes), false).unwrap();
+        self.sender.send(SharedBytes::numbered(self.sender.end().0, bytes), false).unwrap();
         self.run()
     }
 
@@ -238,7 +246,7 @@ fn a_cork_holds_a_small_segment_until_it_is_out_or_the_timer_expires() {
     assert_eq!(trace.run(), [(1, 41, "P")]);
     trace.now += 100;
     trace.ack(41, &[]);
-    trace.sender.send(Piece::numbered(41, 40), true).unwrap();
+    trace.sender.send(SharedBytes::numbered(41, 40), true).unwrap();
     assert_eq!(trace.run(), []);
     assert_eq!(trace.expire(), (300, vec![(41, 81, "P")]));
     trace.ack(81, &[]);
@@ -324,295 +332,6 @@ fn segments_are_half_of_a_window_that_is_smaller_than_two() {
     assert_eq!(trace.write(1800), [(1, 601, ""), (601, 1201, "")]);
 }
 
-// Losses
-
-#[test]
-fn three_segments_behind_a_hole_begin_a_recovery() {
-    let mut trace = Trace::new();
-    trace.write(10_000);
-    trace.now += 100;
-    assert_eq!(trace.ack(1, &[(1001, 2001)]), []);
-    assert_eq!(trace.info().state, State::Disorder);
-    assert_eq!(trace.ack(1, &[(1001, 3001)]), []);
-    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
-    let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh, info.lost, info.retrans), (State::Recovery, 7, 7, 1, 1));
-    trace.write(7000);
-    for n in 0..6 {
-        assert_eq!(
-            trace.ack(1, &[(1001, 5001 + n * 1000)]),
-            segments(10_001 + n * 1000, 11_001 + n * 1000),
-            "one for one"
-        );
-    }
-    assert_eq!(trace.ack(10_001, &[]), [(16_001, 17_001, "P")]);
-    let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Open, 7, 7));
-}
-
-#[test]
-fn the_first_two_duplicates_let_new_segments_leave() {
-    for sack in [true, false] {
-        let mut trace = Trace::with(SendOptions::default(), sack, 100);
-        trace.write(15_000);
-        trace.now += 110;
-        let blocks: &[_] = if sack { &[(1001, 2001)] } else { &[] };
-        assert_eq!(trace.ack(1, blocks), segments(10_001, 11_001));
-        let blocks: &[_] = if sack { &[(1001, 3001)] } else { &[] };
-        assert_eq!(trace.ack(1, blocks), segments(11_001, 12_001));
-        // The segment was reordered. One segment arrived now, and the window grows by it.
-        assert_eq!(trace.ack(3001, &[]), segments(12_001, 14_001));
-        assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
-    }
-}
-
-#[test]
-fn without_selective_acknowledgements_each_hole_is_found_by_the_next_acknowledgement() {
-    let mut trace = Trace::with(SendOptions::default(), false, 100);
-    trace.write(10_000);
-    trace.now += 100;
-    // The first and the fourth segment are lost.
-    assert_eq!((trace.ack(1, &[]), trace.ack(1, &[])), (vec![], vec![]));
-    assert_eq!(trace.ack(1, &[]), [(1, 1001, "")]);
-    for _ in 0..5 {
-        trace.ack(1, &[]);
-    }
-    trace.now += 100;
-    assert_eq!(trace.ack(3001, &[]), [(3001, 4001, "")]);
-    assert_eq!(trace.info().state, State::Recovery);
-    trace.now += 100;
-    trace.ack(10_001, &[]);
-    trace.write(1000);
-    trace.ack(11_001, &[]);
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 7));
-}
-
-#[test]
-fn a_segment_behind_the_last_is_waited_for_by_a_quarter_of_the_round_trip() {
-    let mut trace = Trace::new();
-    trace.write(4000);
-    trace.now += 100;
-    assert_eq!(trace.ack(1, &[(3001, 4001)]), []);
-    assert_eq!(trace.expire(), (25, vec![(1, 1001, "")]));
-    let info = trace.info();
-    assert_eq!((info.state, info.lost), (State::Recovery, 3));
-}
-
-#[test]
-fn a_lost_retransmission_is_sent_again_before_the_timer() {
-    let mut trace = Trace::new();
-    trace.write(20_000);
-    trace.now += 100;
-    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
-    trace.now += 10;
-    let left = trace.ack(1, &[(1001, 10_001)]);
-    assert!(!left.is_empty() && left[0].0 == 10_001);
-    trace.now += 100;
-    // Segments that were sent after the retransmission arrived, and the retransmission did not.
-    assert_eq!(trace.ack(1, &[(1001, 11_001)])[0], (1, 1001, ""));
-}
-
-#[test]
-fn the_last_segment_is_repeated_after_two_round_trips_and_then_the_timer_runs() {
-    let mut trace = Trace::new();
-    trace.write(4000);
-    assert_eq!(trace.expire(), (202, vec![(3001, 4001, "P")]));
-    assert_eq!(trace.expire(), (300, vec![(1, 1001, "")]));
-    let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Loss, 1, 7));
-    assert_eq!(trace.expire(), (600, vec![(1, 1001, "")]));
-    assert_eq!(trace.expire(), (1200, vec![(1, 1001, "")]));
-}
-
-#[test]
-fn a_probe_is_new_data_if_there_is_some() {
-    let mut trace = Trace::new();
-    trace.write(20_000);
-    assert_eq!(trace.expire().1, segments(10_001, 11_001), "beyond the congestion window");
-}
-
-#[test]
-fn a_probe_that_repaired_a_loss_costs_a_part_of_the_window() {
-    let (repaired, both): (&[_], &[_]) = (&[], &[(3001, 4001)]);
-    for (blocks, cwnd) in [(repaired, 7), (both, 10)] {
-        let mut trace = Trace::new();
-        trace.write(4000);
-        trace.now += 100;
-        trace.ack(3001, &[]);
-        assert_eq!(trace.expire().1, [(3001, 4001, "P")]);
-        trace.now += 100;
-        trace.ack(4001, blocks);
-        trace.write(1000);
-        trace.now += 100;
-        trace.ack(5001, &[]);
-        assert_eq!((trace.info().cwnd, trace.info().state), (cwnd, State::Open));
-    }
-}
-
-#[test]
-fn after_a_timeout_everything_is_sent_again_in_slow_start() {
-    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
-    trace.write(4000);
-    assert_eq!(trace.expire(), (300, vec![(1, 1001, "")]));
-    trace.now += 100;
-    assert_eq!(trace.ack(1001, &[]), segments(1001, 3001));
-    trace.now += 100;
-    assert_eq!(trace.ack(3001, &[]), [(3001, 4001, "P")]);
-    assert_eq!(trace.info().cwnd, 4);
-}
-
-#[test]
-fn what_was_sent_twice_gives_no_round_trip_time() {
-    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
-    trace.write(3000);
-    trace.expire();
-    trace.now += 10;
-    trace.ack(3001, &[]);
-    assert_eq!(trace.info().rtt, Duration::from_millis(100));
-    trace.write(3000);
-    trace.now += 180;
-    trace.ack(6001, &[]);
-    assert_eq!(trace.info().rtt, Duration::from_millis(110));
-}
-
-#[test]
-fn a_timeout_is_taken_back_if_what_was_never_repeated_arrives() {
-    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
-    trace.write(14_000);
-    assert_eq!(trace.expire().1, [(1, 1001, "")]);
-    // F-RTO: the first acknowledgement lets new data leave instead of retransmissions.
-    assert_eq!(trace.ack(1001, &[]), segments(10_001, 12_001));
-    // The next acknowledgement is of a segment that was sent once.
-    trace.ack(2001, &[]);
-    let info = trace.info();
-    assert_eq!((info.state, info.lost, info.ssthresh), (State::Open, 0, Window::UNKNOWN));
-    assert!(info.cwnd >= 10);
-}
-
-#[test]
-fn a_recovery_is_taken_back_if_the_peer_has_everything_twice() {
-    let mut trace = Trace::new();
-    trace.write(10_000);
-    trace.now += 100;
-    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
-    trace.now += 10;
-    trace.ack(10_001, &[]);
-    assert_eq!(trace.info().cwnd, 7);
-    let mut trace = Trace::new();
-    trace.write(20_000);
-    trace.now += 100;
-    assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
-    trace.now += 10;
-    trace.ack(5001, &[]);
-    assert_eq!(trace.info().state, State::Recovery);
-    trace.ack(5001, &[(1, 1001)]);
-    let info = trace.info();
-    assert_eq!((info.state, info.ssthresh, info.duplicates), (State::Open, Window::UNKNOWN, 1));
-    assert!(info.cwnd >= 10);
-}
-
-#[test]
-fn a_recovery_is_taken_back_by_an_older_timestamp() {
-    let negotiated = Negotiated { mss: 1012, sack: true, timestamps: true, ecn: false, window: 100_000, seq: Seq(0) };
-    for (echo, taken_back) in [(1150, true), (1201, false)] {
-        let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
-        trace.write(10_000);
-        trace.now += 100;
-        assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
-        trace.now += 10;
-        trace.give(Ack { echo: Some(echo), ..Trace::plain(10_001, 100_000) });
-        assert_eq!(trace.info().ssthresh == Window::UNKNOWN, taken_back);
-    }
-}
-
-#[test]
-fn reordering_is_measured_and_makes_the_sender_wait() {
-    let mut trace = Trace::new();
-    trace.write(10_000);
-    trace.now += 100;
-    trace.ack(1, &[(9001, 10_001)]);
-    trace.ack(1, &[(3001, 4001), (9001, 10_001)]);
-    trace.ack(10_001, &[]);
-    let info = trace.info();
-    assert_eq!((info.reordering, info.reordered), (10, 2));
-    trace.write(10_000);
-    trace.now += 100;
-    assert_eq!(trace.ack(10_001, &[(11_001, 16_001)]), [], "five segments are not enough now");
-    assert_eq!(trace.expire(), (25, vec![(10_001, 11_001, "")]));
-}
-
-#[test]
-fn selective_acknowledgements_of_an_old_segment_count() {
-    let mut trace = Trace::new();
-    trace.write(20_000);
-    trace.now += 100;
-    trace.ack(4001, &[(8001, 9001)]);
-    let before = trace.info().sacked;
-    trace.ack(3001, &[(5001, 7001)]);
-    assert_eq!(trace.info().sacked, before + 2);
-}
-
-#[test]
-fn blocks_that_make_no_sense_are_ignored() {
-    let mut trace = Trace::new();
-    trace.write(10_000);
-    trace.now += 100;
-    trace.ack(1, &[(20_001, 30_001), (5001, 4001), (9001, 10_002), (1, 1)]);
-    assert_eq!((trace.info().sacked, trace.info().unacked), (0, 10));
-    trace.give(Trace::plain(20_001, 1));
-    assert_eq!(trace.sender.una(), Seq(1), "an acknowledgement of what was not sent");
-}
-
-#[test]
-fn a_peer_that_forgets_what_it_had_gets_it_again() {
-    let mut trace = Trace::with(SendOptions { tail_probes: false, ..SendOptions::default() }, true, 100);
-    trace.write(3000);
-    trace.now += 100;
-    trace.ack(1, &[(1001, 3001)]);
-    trace.expire();
-    trace.ack(1001, &[]);
-    assert_eq!(trace.info().sacked, 2);
-    let (_, left) = trace.expire();
-    assert_eq!((left, trace.info().sacked), (segments(1001, 2001), 0));
-}
-
-// Congestion marks
-
-#[test]
-fn a_congestion_mark_shrinks_the_window_once_in_a_round_trip() {
-    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: true, window: 100_000, seq: Seq(0) };
-    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
-    trace.write(30_000);
-    trace.now += 100;
-    let mut left = trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().ssthresh), (State::Cwr, 7));
-    for n in 2..=10 {
-        left.extend(trace.give(Ack { ece: true, ..Trace::plain(n * 1000 + 1, 100_000) }));
-    }
-    assert_eq!(trace.info().ssthresh, 7, "the same congestion");
-    assert_eq!(left.iter().filter(|(.., flags)| *flags == "W").count(), 1, "CWR is said once: {left:?}");
-    assert!(trace.info().cwnd <= 8);
-}
-
-#[test]
-fn a_congestion_mark_that_was_not_agreed_on_is_ignored() {
-    let mut trace = Trace::new();
-    trace.write(10_000);
-    trace.now += 100;
-    trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
-}
-
-#[test]
-fn four_segments_and_a_mark() {
-    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: true, window: 100_000, seq: Seq(0) };
-    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
-    trace.write(4000);
-    trace.now += 100;
-    trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Cwr, 4));
-}
-
 // SYN and the ends
 
 #[test]
@@ -685,7 +404,7 @@ fn a_range_is_not_repeated_while_its_copy_is_in_the_ring() {
 fn the_user_timeout_runs_while_the_device_takes_nothing() {
     let user_timeout = Some(Duration::from_secs(3));
     let mut trace = Trace::with(SendOptions { user_timeout, ..SendOptions::default() }, true, 100);
-    trace.sender.send(Piece::numbered(1, 1000), false).unwrap();
+    trace.sender.send(SharedBytes::numbered(1, 1000), false).unwrap();
     assert!(trace.sender.poll_transmit(trace.time(), 0).is_some());
     assert_eq!(trace.sender.poll_timeout(), Some(trace.time() + Duration::from_secs(3)));
     trace.now += 3000;
@@ -710,7 +429,7 @@ fn the_send_buffer_has_a_limit_and_says_when_there_is_room() {
     assert!(!trace.sender.is_writable());
     trace.write(10_000);
     assert_eq!(trace.sender.room(), 0);
-    assert!(trace.sender.send(Piece::numbered(0, 1), false).is_err());
+    assert!(trace.sender.send(SharedBytes::numbered(0, 1), false).is_err());
     trace.now += 100;
     assert!(!trace.sender.handle_ack(&Trace::plain(5001, 100_000), trace.time()).writable, "fifteen of twenty");
     trace.run();
@@ -773,7 +492,7 @@ fn a_sender_goes_on_from_saved_numbers() {
     trace.sender.finish();
     let saved = trace.sender.save().expect("it is established");
     let chunks: Vec<_> = trace.sender.chunks().cloned().collect();
-    assert_eq!(chunks, [Piece::numbered(2501, 12_500)]);
+    assert_eq!(chunks, [SharedBytes::numbered(2501, 12_500)]);
     trace.sender = Sender::restore(&saved, chunks, SendOptions::default(), trace.time());
     assert_eq!((trace.run(), trace.info().unacked, trace.info().rto), (vec![], 12, Duration::from_millis(300)));
     assert_eq!(trace.sender.save().map(|again| (again.una, again.nxt)), Some((saved.una, saved.nxt)));

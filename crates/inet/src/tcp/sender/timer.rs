@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Probe, Sender, State, TimedOut};
+use super::core::{Probe, Purpose, Sender, Timer};
+use super::{State, TimedOut};
 use crate::Time;
 use crate::tcp::Carrier;
 
@@ -11,26 +12,6 @@ const DELAYED_ACK: u64 = 200_000;
 /// A tail loss probe is sent after twice the round-trip time and this slack, in microseconds, so
 /// that acknowledgements on the way can arrive.
 const SLACK: u64 = 2_000;
-
-/// The purpose for which the timer runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// The peer did not acknowledge in time: segments in flight are taken for lost (RFC 6298).
-    Retransmission,
-    /// The end of the sent data is not acknowledged (RFC 8985, 7).
-    TailProbe,
-    /// A segment is missing for longer than reordering explains (RFC 8985, 6).
-    Reordering,
-    /// Nothing is in flight, and the peer's window or a cork holds the queued data back.
-    Persist,
-}
-
-/// The timer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timer {
-    pub(super) purpose: Purpose,
-    pub(super) at: u64,
-}
 
 impl<C: Carrier> Sender<C> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, if nothing else happens

@@ -1,8 +1,8 @@
 //! The use of the congestion window by a connection. A window that is not used says nothing about the path, and must
 //! not grow (RFC 7661).
 
-use super::Window;
 use crate::tcp::Seq;
+use crate::tcp::congestion::Window;
 
 /// The use of the window in the last round trip.
 #[derive(Clone, Copy, Debug, Default)]

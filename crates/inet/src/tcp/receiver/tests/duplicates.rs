@@ -41,7 +41,7 @@ fn payload_that_fills_a_gap_and_was_stored_in_part_is_a_duplicate() {
 fn duplicates_of_merged_segments_are_one_range() {
     let mut receiver = receiver(10_000, 1000, Budget::new(100));
     accept(&mut receiver, 1000, 800, false);
-    let merged = [(0, 1200), (1200, 1200)].map(|(from, len)| Piece::numbered((START + from).0, len));
+    let merged = [(0, 1200), (1200, 1200)].map(|(from, len)| SharedBytes::numbered((START + from).0, len));
     receiver.accept(START, 2400, merged.into_iter(), false);
     assert_eq!((receiver.duplicate, receiver.nxt()), (Some((START + 1000, START + 1800)), START + 2400));
 }

@@ -1,0 +1,139 @@
+//! The state of loss recovery.
+
+use super::prr::Prr;
+use super::rack::DUPLICATES;
+use crate::tcp::Seq;
+use crate::tcp::congestion::Window;
+
+/// The limit for the measured reordering, in segments.
+const MOST_REORDERING: u32 = 300;
+
+/// The state of loss recovery.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// No segment is missing.
+    #[default]
+    Open,
+    /// A segment may be missing.
+    Disorder,
+    /// The peer saw a congestion mark, and the window shrinks.
+    Cwr,
+    /// A segment is lost and is sent again, and the window shrinks.
+    Recovery,
+    /// The retransmission timer expired.
+    Loss,
+}
+
+/// The state with which a reduction of the window is undone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undo {
+    /// The first number that was in flight at the reduction.
+    pub(super) from: Seq,
+    pub(super) before: Window,
+    /// Segments that were sent again, less those that the peer reported as duplicates. `None` before the first
+    /// retransmission.
+    pub(super) open: Option<u32>,
+}
+
+/// The window of a reduction that is not undone.
+pub(super) const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
+
+/// The state of loss recovery.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    pub(super) state: State,
+    /// The number after the last one that was in flight when the state began.
+    pub(super) high: Seq,
+    pub(super) undo: Option<Undo>,
+    pub(super) prr: Prr,
+    /// The timestamp of the first retransmission.
+    pub(super) first_again: Option<u32>,
+    /// Whether F-RTO is deciding if the timeout was needed.
+    pub(super) frto: bool,
+    /// Whether F-RTO requires that only new data is sent until the next acknowledgement.
+    pub(super) new_only: bool,
+    /// The number of segments whose arrival duplicate acknowledgements indicate, if the peer has no selective ones.
+    pub(super) duplicates: u32,
+    /// The largest reordering that was seen, in segments, and how often reordering was seen.
+    pub(super) reordering: u32,
+    pub(super) reordered: u32,
+    /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a segment.
+    pub(super) tail: Option<(Seq, bool)>,
+}
+
+impl Recovery {
+    pub(super) fn new(iss: Seq) -> Self {
+        Self {
+            state: State::Open,
+            high: iss,
+            undo: None,
+            prr: Prr::default(),
+            first_again: None,
+            frto: false,
+            new_only: false,
+            duplicates: 0,
+            reordering: DUPLICATES,
+            reordered: 0,
+            tail: None,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn high(&self) -> Seq {
+        self.high
+    }
+
+    pub(super) fn reordering(&self) -> u32 {
+        self.reordering
+    }
+
+    pub(super) fn prefers_new(&self) -> bool {
+        self.new_only
+    }
+
+    /// Ends F-RTO: it cannot decide, because there is no new data to send.
+    pub(super) fn no_new_data(&mut self) {
+        (self.new_only, self.frto) = (false, false);
+    }
+
+    /// Whether the window is being reduced in steps.
+    pub(super) fn shrinks(&self) -> bool {
+        matches!(self.state, State::Cwr | State::Recovery)
+    }
+
+    /// Notes that segments were sent again.
+    pub(super) fn sent_again(&mut self, segments: u32, stamp: u32) {
+        if let Some(undo) = &mut self.undo {
+            undo.open = Some(undo.open.unwrap_or(0) + segments);
+        }
+        self.first_again.get_or_insert(stamp);
+    }
+
+    /// Notes that the peer reported segments before `end` as duplicates.
+    pub(super) fn duplicate(&mut self, end: Seq, segments: u32) {
+        if let Some(undo) = &mut self.undo
+            && end > undo.from
+        {
+            undo.open = undo.open.map(|open| open.saturating_sub(segments));
+        }
+    }
+
+    /// Notes reordering: a segment at `low` was delivered for the first time after a segment that ends at `high`.
+    pub(super) fn saw_reordering(&mut self, low: Seq, high: Seq, size: u32) {
+        let segments = (high - low).div_ceil(size.max(1));
+        self.reordering = self.reordering.max(segments.min(MOST_REORDERING));
+        self.reordered += 1;
+    }
+
+    /// Whether `echo` is a timestamp from before the first retransmission.
+    pub(super) fn is_early(&self, echo: Option<u32>) -> bool {
+        matches!((echo, self.first_again), (Some(echo), Some(first)) if Seq(echo) < Seq(first))
+    }
+
+    pub(super) fn all_were_duplicates(&self) -> bool {
+        self.undo.is_some_and(|undo| undo.open == Some(0))
+    }
+}

@@ -1,0 +1,298 @@
+//! The choice of what is sent.
+
+use super::core::{Probe, Purpose, Sender};
+use super::options::{Kind, Transmission};
+use super::ring::Id;
+use super::scoreboard::Range;
+use crate::Time;
+use crate::tcp::{Carrier, Seq};
+
+impl<C: Carrier> Sender<C> {
+    /// Chooses the next transmission, if there is one: lost segments, new data, or a probe.
+    /// `offload`: the bytes of payload that the device can cut into segments, or 0 if it cannot
+    /// cut.
+    ///
+    /// The result is the same until [`handle_sent`](Self::handle_sent) is called for it. Call this until it
+    /// returns `None`.
+    pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
+        let at = now.micros();
+        let in_ring = self.ring.settle();
+        self.waits = false;
+        if !self.syn_acked {
+            let syn = self.next_syn();
+            self.waiting = self.waiting.or(syn.map(|_| at));
+            return syn;
+        }
+        self.agreed?;
+        if in_ring > 0 && in_ring >= self.options.ring_bytes {
+            self.waits = true;
+            return None;
+        }
+        let next = self.choose(at, offload);
+        self.clocks.note(at, self.is_busy(), next.is_none() && self.is_blocked_by_peer());
+        match next {
+            None => self.arm_persist(at),
+            // The user timeout also runs while the device's ring is full.
+            Some(_) => self.waiting = self.waiting.or(Some(at)),
+        }
+        next
+    }
+
+    fn choose(&mut self, at: u64, offload: usize) -> Option<Transmission> {
+        if self.recovery.prefers_new() {
+            let new = self.next_new(at, offload);
+            if new.is_some() || self.nxt > self.recovery.high() {
+                return new;
+            }
+            self.recovery.no_new_data();
+        }
+        if let Some(lost) = self.next_lost() {
+            return Some(lost);
+        }
+        match self.probe {
+            Some(Probe::Tail) => self.next_tail_probe(at),
+            Some(Probe::Window) => self.next_new(at, offload).or_else(|| self.next_window_probe()),
+            None => self.next_mtu_probe(at).or_else(|| self.next_new(at, offload)),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.board.is_empty() || self.unsent() > 0
+    }
+
+    fn is_blocked_by_peer(&self) -> bool {
+        let unsent = self.unsent() as u32;
+        unsent > 0 && self.quota() > 0 && self.window_end().distance(self.nxt) < unsent.min(self.segment_size()) as i32
+    }
+
+    fn transmission(&self, seq: Seq, len: u32, kind: Kind) -> Transmission {
+        Transmission {
+            seq,
+            len,
+            syn: false,
+            fin: false,
+            push: false,
+            cwr: false,
+            ect: false,
+            segment_size: self.segment_size(),
+            kind,
+        }
+    }
+
+    fn next_syn(&mut self) -> Option<Transmission> {
+        let kind = match self.board.front() {
+            None => Kind::New,
+            Some(syn) if !syn.lost || syn.again => return None,
+            Some(syn) if !self.ring.is_done(syn.id) => {
+                self.waits = true;
+                return None;
+            }
+            Some(_) => Kind::Again,
+        };
+        Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
+    }
+
+    /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
+    fn again(&mut self, range: &Range, len: u32, kind: Kind) -> Option<Transmission> {
+        if !self.ring.is_done(range.id) {
+            self.waits = true;
+            return None;
+        }
+        let payload = range.len() - u32::from(range.end > self.queue.end());
+        let len = if payload > 0 { self.queue.fit(range.start, len.min(payload)) } else { 0 };
+        let fin = len == payload && payload < range.len();
+        let push = len > 0 && self.queue.is_pushed_at(range.start + len);
+        Some(Transmission { fin, push, ..self.transmission(range.start, len, kind) })
+    }
+
+    fn next_lost(&mut self) -> Option<Transmission> {
+        let n = self.board.next_lost()?;
+        let range = self.board.get(n).copied()?;
+        if self.quota() == 0 {
+            return None;
+        }
+        let mut len = self.segment_size();
+        if range.start != self.una {
+            let room = self.window_end().distance(range.start);
+            len = len.min(u32::try_from(room).ok().filter(|room| *room > 0)?);
+        }
+        self.again(&range, len, Kind::Again)
+    }
+
+    fn next_tail_probe(&mut self, at: u64) -> Option<Transmission> {
+        // New data is more useful than a repetition, and may exceed the congestion window.
+        let size = self.segment_size();
+        let unsent = self.unsent() as u32;
+        let room = self.window_end().distance(self.nxt);
+        let fin = self.fin && !self.is_fin_sent();
+        if (unsent > 0 || fin) && i64::from(room) >= i64::from(unsent.min(size).max(1)) {
+            let len = if unsent > 0 { self.queue.fit(self.nxt, unsent.min(size)) } else { 0 };
+            return Some(self.new_data(len, size, Kind::TailProbe));
+        }
+        let probe = self.board.last().copied().and_then(|range| {
+            let skip = (range.len() - 1) / range.size * range.size;
+            let last = Range { start: range.start + skip, ..range };
+            self.again(&last, size, Kind::TailProbe)
+        });
+        if probe.is_none() && !self.waits {
+            self.probe = None;
+            self.arm_retransmission(at);
+        }
+        probe
+    }
+
+    fn next_window_probe(&mut self) -> Option<Transmission> {
+        if !self.board.is_empty() || (self.unsent() == 0 && (!self.fin || self.is_fin_sent())) {
+            self.probe = None;
+            return None;
+        }
+        Some(self.transmission(self.una - 1, 0, Kind::WindowProbe))
+    }
+
+    /// Chooses new data that the congestion window, the peer's window and Nagle's algorithm admit.
+    fn next_new(&mut self, at: u64, offload: usize) -> Option<Transmission> {
+        let unsent = self.unsent() as u32;
+        let fin = self.fin && !self.is_fin_sent();
+        if unsent == 0 && !fin {
+            return None;
+        }
+        let size = self.segment_size();
+        let room = u32::try_from(self.window_end().distance(self.nxt)).unwrap_or(0);
+        // A part of a segment is sent only if the peer's window stays small for long.
+        let released = self.probe == Some(Probe::Window);
+        if room == 0 || (room < unsent.min(size) && !released) {
+            return None;
+        }
+        self.restart_after_idle(at);
+        // A FIN without payload does not wait for the congestion window.
+        let quota = if unsent == 0 { self.quota().max(1) } else { self.quota() };
+        if quota == 0 {
+            self.usage.note(true, self.board.out(), self.una, self.nxt);
+            return None;
+        }
+        // At most half of the window is sent at once, so that acknowledgements of the first half
+        // clock the second half.
+        let segments = quota.min((self.window.cwnd / 2).max(1)).min((offload as u32 / size).max(1));
+        let most = size.saturating_mul(segments);
+        let mut len = unsent.min(most).min(room);
+        if len < unsent {
+            len = if len > size { len / size * size } else { len };
+        } else if !fin && !released && !self.may_send_small(self.nxt + unsent, unsent % size) {
+            len -= unsent % size;
+        }
+        if len == 0 && unsent > 0 {
+            return None;
+        }
+        if len > 0 {
+            let fit = self.queue.fit(self.nxt, len);
+            len = if fit < len && fit >= size { fit / size * size } else { fit };
+        }
+        Some(self.new_data(len, size, Kind::New))
+    }
+
+    /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's
+    /// algorithm in Minshall's variant, and cork.
+    fn may_send_small(&self, end: Seq, small: u32) -> bool {
+        let held = self.cork || self.more || (!self.options.nodelay && self.small > self.una);
+        small == 0 || !held || end <= self.release
+    }
+
+    pub(super) fn new_data(&mut self, len: u32, size: u32, kind: Kind) -> Transmission {
+        let all = len as usize == self.unsent();
+        let room = i64::from(self.window_end().distance(self.nxt));
+        let fin = self.fin && all && i64::from(len) < room.max(1);
+        // PSH is set at the end of a write. On a large transmission it lets the receiver deliver
+        // without waiting for more.
+        let push =
+            len > size || (len > 0 && (self.queue.is_pushed_at(self.nxt + len) || self.probe == Some(Probe::Window)));
+        let ecn = len > 0 && self.uses_ecn();
+        let cwr = ecn && self.cwr;
+        Transmission { fin, push, ect: ecn, cwr, segment_size: size, ..self.transmission(self.nxt, len, kind) }
+    }
+
+    /// Shrinks the window after an idle time, because the path may have changed (RFC 5681, 4.1).
+    fn restart_after_idle(&mut self, at: u64) {
+        let idle = at.saturating_sub(self.last_sent);
+        if !self.board.is_empty() || idle == 0 {
+            return;
+        }
+        self.controller.control().idle(idle);
+        if self.options.restart_idle && idle > self.rtt.timeout(0) {
+            self.window.ssthresh = self.window.ssthresh.max(self.window.cwnd / 4 * 3);
+            self.window.cwnd = self.window.cwnd.min(self.initial_window());
+        }
+        self.last_sent = at;
+    }
+
+    /// The payload of a transmission, by reference. It is valid until the next call.
+    pub fn payload(&mut self, transmission: &Transmission) -> &[C::Sent] {
+        self.scratch.clear();
+        if transmission.len > 0 {
+            self.queue.copy(transmission.seq, transmission.len, &mut self.scratch);
+        }
+        &self.scratch
+    }
+
+    /// Notes that the transmission that [`poll_transmit`](Self::poll_transmit) returned was given to the device.
+    pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
+        let at = now.micros();
+        self.scratch.clear();
+        let Transmission { seq, len, syn, fin, segment_size: size, kind, .. } = *transmission;
+        if kind == Kind::WindowProbe {
+            self.probe = None;
+            self.window_probe_sent(at);
+            return;
+        }
+        let id = self.ring.push(ticket, len as usize);
+        let end = seq + len + u32::from(syn) + u32::from(fin);
+        let (was_empty, is_new) = (self.board.is_empty(), seq == self.nxt);
+        self.rack.sent(seq, end, at);
+        if transmission.cwr {
+            self.cwr = false;
+        }
+        if is_new {
+            let range = Range::new(seq, end, size, at, id);
+            self.recovery.prr.sent(range.segments());
+            self.board.push(range);
+            self.nxt = end;
+            if len % size != 0 {
+                self.small = seq + len;
+            }
+            let limited = self.quota() == 0;
+            self.usage.note(limited, self.board.out(), self.una, self.nxt);
+        } else {
+            self.sent_again(seq, end, size, at, id);
+        }
+        self.last_sent = at;
+        match kind {
+            Kind::TailProbe => self.tail_probe_sent(!is_new, at),
+            Kind::Again if seq == self.una => self.arm_retransmission(at),
+            Kind::Again => {}
+            Kind::New | Kind::MtuProbe | Kind::WindowProbe => {
+                self.probe = None;
+                if kind == Kind::MtuProbe {
+                    self.path.probe_sent(seq, end);
+                }
+                let pending = self.timer.map(|timer| timer.purpose);
+                if was_empty || matches!(pending, None | Some(Purpose::TailProbe | Purpose::Persist)) {
+                    self.arm_retransmission(at);
+                }
+                self.arm_tail_probe(at);
+            }
+        }
+    }
+
+    fn sent_again(&mut self, seq: Seq, end: Seq, size: u32, at: u64, id: Id) {
+        self.board.split(seq);
+        self.board.split(end);
+        let n = self.board.find(seq);
+        let mut segments = 0;
+        self.board.change(n, |range| {
+            (range.sent, range.id, range.size) = (at, id, size);
+            (range.resent, range.again) = (true, true);
+            segments = range.segments();
+        });
+        self.recovery.sent_again(segments, self.stamp(at));
+        self.recovery.prr.sent(segments);
+    }
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::acks::Acks;
 use super::budget::Budget;
 use super::clock::PeerClock;
+use super::cookie::CookieOptions;
 use super::event::Events;
 use super::limit::Limit;
 use super::receiver::Receiver;
@@ -13,7 +14,7 @@ use super::receiver::Receiver;
 use super::recording::{Recording, Step};
 use super::sender::{Negotiated, SendOptions, Sender};
 use super::state::State;
-use super::{Carrier, Config, Ecn, Error, Header, Options, Seq, Start, Timestamps, Unreachable, window};
+use super::{Carrier, Config, Ecn, Error, Header, Seq, Start, Timestamps, Unreachable, window};
 use crate::Time;
 
 /// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does
@@ -133,12 +134,11 @@ impl<C: Carrier> Connection<C> {
         this
     }
 
-    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `options` are those of
-    /// the peer's SYN.
+    /// A connection whose SYN-ACK was a cookie. `ack` has acknowledged it. `syn` is what the cookie
+    /// kept of the peer's SYN.
     pub(super) fn from_cookie(
         ack: &Header,
-        options: Options,
-        ecn: bool,
+        syn: CookieOptions,
         config: &Config,
         start: Start,
         queue: Option<&Budget>,
@@ -148,7 +148,8 @@ impl<C: Carrier> Connection<C> {
         let sender = Sender::established_at(start.iss, u32::from(config.max_payload), send, now);
         let mut this = Self::new(State::SynReceived, config, sender, queue, now);
         let promised = window::cookie_window(window::scale(config.receive_buffer).0);
-        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, ecn, Some(promised), now);
+        let options = syn.options;
+        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, syn.ecn, Some(promised), now);
         this.establish(ack.seq, u32::from(ack.window) << this.peer_scale, now);
         this
     }

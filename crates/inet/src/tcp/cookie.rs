@@ -57,11 +57,20 @@ pub(super) fn stamp(clock: u32, scale: Option<u8>, sack: bool, ecn: bool) -> u32
     if value > clock { value.wrapping_sub(1 << STAMP_BITS) } else { value }
 }
 
-/// The options that the timestamp `echo` encodes, and whether ECN is used.
-pub(super) fn options(echo: u32) -> (Options, bool) {
+/// What a cookie keeps of the peer's SYN.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CookieOptions {
+    pub(super) options: Options,
+    /// Whether both ends agreed on ECN.
+    pub(super) ecn: bool,
+}
+
+/// The options that the timestamp `echo` encodes.
+pub(super) fn options(echo: u32) -> CookieOptions {
     let scale = echo & 15;
     let window_scale = (scale != NO_SCALE).then_some(scale as u8);
-    (Options { window_scale, sack_permitted: echo & 16 != 0, ..Options::default() }, echo & 32 != 0)
+    let options = Options { window_scale, sack_permitted: echo & 16 != 0, ..Options::default() };
+    CookieOptions { options, ecn: echo & 32 != 0 }
 }
 
 #[cfg(test)]
@@ -98,7 +107,7 @@ mod tests {
             for (scale, sack, ecn) in [(None, true, false), (Some(0), false, true), (Some(14), true, true)] {
                 let value = stamp(clock, scale, sack, ecn);
                 assert!((0..=64).contains(&(clock.wrapping_sub(value) as i32)), "{clock} {value}");
-                let (options, agreed) = options(value);
+                let CookieOptions { options, ecn: agreed } = options(value);
                 assert_eq!((options.window_scale, options.sack_permitted, agreed), (scale, sack, ecn));
             }
         }

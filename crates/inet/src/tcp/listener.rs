@@ -3,6 +3,7 @@
 use std::hash::Hash;
 
 use super::connection::Connection;
+use super::cookie::CookieOptions;
 use super::state::State;
 use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, reset_for, window};
 use crate::Time;
@@ -147,10 +148,11 @@ impl Listener {
         let Some(config) = on_path(template.config, path) else { return Answer::Drop };
         self.waiting += 1;
         let stamps = header.options.timestamps.filter(|_| config.timestamps);
-        let (options, ecn) = stamps.map_or((Options::default(), false), |stamps| cookie::options(stamps.echo));
-        let options = Options { mss: Some(mss), timestamps: stamps, ..options };
+        let kept = stamps.map_or(CookieOptions::default(), |stamps| cookie::options(stamps.echo));
+        let options = Options { mss: Some(mss), timestamps: stamps, ..kept.options };
+        let syn = CookieOptions { options, ..kept };
         let start = super::Start { iss, ..template.secret.start(flow, now) };
-        Answer::Connected(Connection::from_cookie(header, options, ecn, &config, start, template.queue, now))
+        Answer::Connected(Connection::from_cookie(header, syn, &config, start, template.queue, now))
     }
 
     /// Whether a segment may be passed to a half-open connection. While the accept queue is full,

@@ -1,6 +1,7 @@
 //! Address resolution for IPv4 on Ethernet (RFC 826).
 
-use super::{Bytes, EthernetHeader, Mac, ParseError, ether_type};
+use super::ethernet::{EthernetHeader, Mac, ether_type};
+use super::head::{Bytes, ParseError};
 use std::net::Ipv4Addr;
 
 /// A request or a reply.

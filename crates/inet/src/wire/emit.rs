@@ -1,7 +1,8 @@
 //! Writing the headers in front of transport headers, and the checksum of the payload behind them.
 
+use super::ethernet::{EthernetHeader, ether_type};
 use super::ip::pseudo_sum;
-use super::{EthernetHeader, FragmentHeader, ether_type, protocol};
+use super::ip::{FragmentHeader, protocol};
 use netmem_packet::{Checksum, Gso, Meta, Sum};
 use std::net::IpAddr;
 
@@ -206,4 +207,24 @@ pub(super) fn header_sum(bytes: &[u8]) -> u16 {
     let mut sum = Sum::default();
     sum.add(bytes);
     sum.value()
+}
+
+/// Bytes of the header of ICMP.
+pub(super) const ICMP_LEN: usize = 8;
+
+/// Writes a header of 8 bytes, and those in front of it.
+pub(super) fn emit_icmp(
+    out: &mut [u8],
+    outer: &Outer,
+    source: IpAddr,
+    destination: IpAddr,
+    (kind, code, rest): (u8, u8, [u8; 4]),
+    body: Body,
+) -> Result<Emitted, EmitError> {
+    let protocol = if source.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
+    let at = outer.emit(source, destination, protocol, ICMP_LEN + body.len, out)?;
+    let icmp = out.get_mut(at..at + ICMP_LEN).ok_or(EmitError::NoRoom)?;
+    icmp[..4].copy_from_slice(&[kind, code, 0, 0]);
+    icmp[4..].copy_from_slice(&rest);
+    Ok(Sums { source, destination, protocol, offset: 2 }.finish(out, at, ICMP_LEN, body, None))
 }

@@ -1,9 +1,12 @@
 //! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443): echo, and errors with the packet that they are
 //! about.
 
-use super::emit::{Body, EmitError, Emitted, Outer, Sums};
+use super::emit::{Body, EmitError, Emitted, ICMP_LEN, Outer, emit_icmp};
+use super::flow::Flow;
+use super::head::{ByteRange, Bytes, ParseError, be16, be32};
+use super::ip::{Ip, protocol};
 use super::neighbor::{ADVERTISEMENT, SOLICITATION};
-use super::{Advertisement, ByteRange, Bytes, Flow, Ip, ParseError, Solicitation, be16, be32, protocol};
+use super::neighbor::{Advertisement, Solicitation};
 use crate::tcp::{self, Seq, Unreachable};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -175,23 +178,20 @@ impl IcmpKind {
     }
 }
 
-/// Bytes of the header of echo and errors.
-const LEN: usize = 8;
-
 impl Icmp {
     pub(super) fn parse_v4(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let content = ip.content;
-        let header = bytes.at::<LEN>(content.at)?;
+        let header = bytes.at::<ICMP_LEN>(content.at)?;
         if let ([8, 0], [_, _, _, _, id @ ..]) = (&header[..2], header) {
             return Ok(Self::EchoRequest {
                 id: *id,
-                payload: ByteRange { at: content.at + LEN, len: content.len - LEN },
+                payload: ByteRange { at: content.at + ICMP_LEN, len: content.len - ICMP_LEN },
             });
         }
         if !matches!(header[0], 3 | 11 | 12) {
             return Ok(Self::Unknown);
         }
-        let at = content.at + LEN;
+        let at = content.at + ICMP_LEN;
         let quoted = bytes.at::<20>(at)?;
         let ihl = usize::from(quoted[0] & 15) * 4;
         if quoted[0] >> 4 != 4 || ihl < 20 {
@@ -209,7 +209,7 @@ impl Icmp {
 
     pub(super) fn parse_v6(bytes: Bytes<'_>, ip: &Ip) -> Result<Self, ParseError> {
         let content = ip.content;
-        let header = bytes.at::<LEN>(content.at)?;
+        let header = bytes.at::<ICMP_LEN>(content.at)?;
         if ip.source.is_unspecified() && header[0] != SOLICITATION {
             return Err(ParseError::Martian);
         }
@@ -217,7 +217,7 @@ impl Icmp {
             (128, 0, [_, _, _, _, id @ ..]) => {
                 return Ok(Self::EchoRequest {
                     id: *id,
-                    payload: ByteRange { at: content.at + LEN, len: content.len - LEN },
+                    payload: ByteRange { at: content.at + ICMP_LEN, len: content.len - ICMP_LEN },
                 });
             }
             (SOLICITATION, ..) => return Solicitation::parse(bytes, ip).map(Self::Solicitation),
@@ -225,7 +225,7 @@ impl Icmp {
             (1..=4, ..) => {}
             _ => return Ok(Self::Unknown),
         }
-        let at = content.at + LEN;
+        let at = content.at + ICMP_LEN;
         let quoted = bytes.at::<40>(at)?;
         if quoted[0] >> 4 != 6 {
             return Err(ParseError::Malformed);
@@ -276,7 +276,7 @@ pub fn emit_echo_reply(
     body: Body,
 ) -> Result<Emitted, EmitError> {
     let kind = if source.is_ipv4() { 0 } else { 129 };
-    emit(out, outer, source, destination, (kind, 0, id), body)
+    emit_icmp(out, outer, source, destination, (kind, 0, id), body)
 }
 
 /// Writes an error about a packet, whose first bytes are `packet`, from its IP header on. As many
@@ -294,7 +294,7 @@ pub fn emit_icmp_error(
     kind: IcmpKind,
     packet: &[u8],
 ) -> Result<Emitted, EmitError> {
-    let at = outer.len(source.is_ipv4()) + LEN;
+    let at = outer.len(source.is_ipv4()) + ICMP_LEN;
     let room = out.get_mut(at..).ok_or(EmitError::NoRoom)?;
     // Of IPv4, an error is at most 576 bytes long (RFC 1812).
     let len = packet.len().min(room.len()).min(500);
@@ -303,23 +303,6 @@ pub fn emit_icmp_error(
     sum.add(&packet[..len]);
     let (kind, code, rest) = if source.is_ipv4() { kind.to_v4() } else { kind.to_v6() };
     let body = Body { len, sum: Some(sum), segment_size: None };
-    let emitted = emit(out, outer, source, destination, (kind, code, rest.to_be_bytes()), body)?;
+    let emitted = emit_icmp(out, outer, source, destination, (kind, code, rest.to_be_bytes()), body)?;
     Ok(Emitted { len: emitted.len + len, ..emitted })
-}
-
-/// Writes a header of 8 bytes, and those in front of it.
-pub(super) fn emit(
-    out: &mut [u8],
-    outer: &Outer,
-    source: IpAddr,
-    destination: IpAddr,
-    (kind, code, rest): (u8, u8, [u8; 4]),
-    body: Body,
-) -> Result<Emitted, EmitError> {
-    let protocol = if source.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
-    let at = outer.emit(source, destination, protocol, LEN + body.len, out)?;
-    let icmp = out.get_mut(at..at + LEN).ok_or(EmitError::NoRoom)?;
-    icmp[..4].copy_from_slice(&[kind, code, 0, 0]);
-    icmp[4..].copy_from_slice(&rest);
-    Ok(Sums { source, destination, protocol, offset: 2 }.finish(out, at, LEN, body, None))
 }

@@ -1,6 +1,7 @@
 //! IPv4 (RFC 791) and IPv6 (RFC 8200).
 
-use super::{ByteRange, Bytes, Datagram, Flow, Icmp, ParseError, Segment, be16, be32};
+use super::flow::Flow;
+use super::head::{ByteRange, Bytes, ParseError, be16, be32};
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -54,40 +55,6 @@ pub struct FragmentHeader {
     pub more: bool,
 }
 
-/// The transport header of an IP packet that is not a fragment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// A TCP segment.
-    Tcp(Segment),
-    /// A UDP datagram.
-    Udp(Datagram),
-    /// ICMP of the family of the packet's addresses.
-    Icmp(Icmp),
-    /// An unknown protocol. The answer is [`IcmpKind::ProtocolUnreachable`](super::IcmpKind::ProtocolUnreachable).
-    Unknown,
-}
-
-/// The data that a transport checksum covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Covered {
-    /// The bytes to add up.
-    pub range: ByteRange,
-    /// The sum of the pseudo header.
-    pseudo: u16,
-    /// Whether a checksum that must be there is missing.
-    missing: bool,
-}
-
-impl Covered {
-    /// Whether the checksum is right, given the sum of [`range`](Self::range).
-    #[inline]
-    #[must_use]
-    pub fn holds(&self, mut sum: Sum) -> bool {
-        sum.add_word(self.pseudo);
-        sum.value() == 0xffff && !self.missing
-    }
-}
-
 impl Ip {
     /// The mask of ECN's bits in the traffic class.
     pub const ECN: u8 = 3;
@@ -115,58 +82,6 @@ impl Ip {
     #[must_use]
     pub const fn is_ce(&self) -> bool {
         self.traffic_class & Self::ECN == Self::CE
-    }
-
-    /// Reads the transport header. `head` are the bytes from which the IP header was read; for a reassembled datagram,
-    /// they are the first bytes of its [`content`](Self::content), which then begins at 0.
-    ///
-    /// # Errors
-    ///
-    /// [`ParseError`]. A fragment has no transport header: [`ParseError::Unknown`].
-    #[inline]
-    pub fn transport(&self, head: &[u8]) -> Result<Transport, ParseError> {
-        if self.fragment.is_some() {
-            return Err(ParseError::Unknown);
-        }
-        let bytes = Bytes::new(head, self.content.end());
-        let v6 = self.source.is_ipv6();
-        // With this source address, only a neighbour that has no address yet may ask.
-        if self.source.is_unspecified() && self.protocol != protocol::ICMPV6 {
-            return Err(ParseError::Martian);
-        }
-        match self.protocol {
-            protocol::TCP => Segment::parse(bytes, self.content).map(Transport::Tcp),
-            protocol::UDP => Datagram::parse(bytes, self.content).map(Transport::Udp),
-            protocol::ICMP if !v6 => Icmp::parse_v4(bytes, self).map(Transport::Icmp),
-            protocol::ICMPV6 if v6 => Icmp::parse_v6(bytes, self).map(Transport::Icmp),
-            _ => Ok(Transport::Unknown),
-        }
-    }
-
-    /// The data that the transport checksum covers. `None` if there is no checksum.
-    ///
-    /// Devices verify checksums of TCP and UDP. That of ICMP is always verified by the CPU, except if the frame's
-    /// checksum was not computed yet.
-    #[inline]
-    #[must_use]
-    pub fn covered(&self, transport: &Transport) -> Option<Covered> {
-        let (mut part, mut missing) = (self.content, false);
-        let pseudo = match transport {
-            Transport::Tcp(_) => true,
-            Transport::Udp(datagram) => {
-                part.len = datagram.payload.end() - part.at;
-                missing = !datagram.checksum;
-                if missing && self.source.is_ipv4() {
-                    return None;
-                }
-                true
-            }
-            Transport::Icmp(_) => self.source.is_ipv6(),
-            Transport::Unknown => return None,
-        };
-        let pseudo =
-            if pseudo { pseudo_sum(self.source, self.destination, self.protocol, part.len).value() } else { 0 };
-        Some(Covered { range: part, pseudo, missing })
     }
 
     /// The flow of a packet that was received, with the ports of its transport header.

@@ -1,7 +1,9 @@
 //! The messages of neighbour discovery (RFC 4861) by which addresses are resolved.
 
-use super::emit::{Body, EmitError, Emitted, Outer};
-use super::{Bytes, EthernetHeader, Ip, Mac, ParseError, icmp};
+use super::emit::{Body, EmitError, Emitted, Outer, emit_icmp};
+use super::ethernet::{EthernetHeader, Mac};
+use super::head::{Bytes, ParseError};
+use super::ip::Ip;
 use netmem_packet::Sum;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -105,7 +107,7 @@ fn emit(
     sum.add(&rest[..len]);
     let body = Body { len, sum: Some(sum), segment_size: None };
     let ends = (IpAddr::V6(source), IpAddr::V6(destination));
-    let emitted = icmp::emit(out, &outer, ends.0, ends.1, (kind, 0, [flags, 0, 0, 0]), body)?;
+    let emitted = emit_icmp(out, &outer, ends.0, ends.1, (kind, 0, [flags, 0, 0, 0]), body)?;
     Ok(Emitted { len: emitted.len + len, ..emitted })
 }
 

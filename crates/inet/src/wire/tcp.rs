@@ -1,7 +1,9 @@
 //! TCP headers (RFC 9293), and their options.
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
-use super::{ByteRange, Bytes, Flow, ParseError, be16, be32, protocol};
+use super::flow::Flow;
+use super::head::{ByteRange, Bytes, ParseError, be16, be32};
+use super::ip::protocol;
 use crate::tcp::{Flags, Header, Options, Seq, Timestamps};
 use netmem_packet::{Gso, GsoKind};
 

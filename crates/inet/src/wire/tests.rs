@@ -6,7 +6,7 @@ use crate::tcp::{Flags, Header, Options, SackBlocks, Seq, Timestamps};
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
 use fastrand::Rng;
 use netmem_packet::{Checksum, GsoKind, Meta, Sum, complete_checksum};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const US: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);

@@ -1,7 +1,9 @@
 //! UDP headers (RFC 768).
 
 use super::emit::{Body, EmitError, Emitted, Outer, Sums};
-use super::{ByteRange, Bytes, Flow, ParseError, be16, protocol};
+use super::flow::Flow;
+use super::head::{ByteRange, Bytes, ParseError, be16};
+use super::ip::protocol;
 use netmem_packet::{Gso, GsoKind};
 
 /// A UDP datagram.

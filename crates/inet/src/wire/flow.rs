@@ -1,0 +1,12 @@
+//! The addresses and ports of a connection.
+
+use std::net::SocketAddr;
+
+/// The two ends of a connection, or of a datagram. Both are of the same family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// This end.
+    pub local: SocketAddr,
+    /// The peer.
+    pub remote: SocketAddr,
+}

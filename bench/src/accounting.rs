@@ -1,8 +1,10 @@
 //! The pools that are measured, and the sum of what they counted.
 
 use crate::error::BenchError;
-use netmem::pool::{Napi, Page, PoolClosed, PoolStats, Provider, RegionProvider, VhostDomain};
-use netmem::{PagePool, PeerShared, PoolOptions, RegionOptions, SharedPool};
+use netmem::pool::{
+    Napi, Page, PagePool, PeerShared, PoolClosed, PoolOptions, PoolStats, Provider, RegionOptions, RegionProvider,
+    SharedPool, VhostDomain,
+};
 use netmem_measure::pages::PageAllocator;
 use std::error::Error;
 use std::mem::ManuallyDrop;
@@ -85,7 +87,7 @@ impl Books {
         &self,
         options: PoolOptions,
         provider: Arc<P>,
-        region: impl FnOnce(&P) -> Arc<netmem::Region<M>>,
+        region: impl FnOnce(&P) -> Arc<netmem::pool::Region<M>>,
     ) -> Result<Pool, BenchError> {
         let region = region(&provider);
         self.entries().backing.get_or_insert_with(|| region.backing().to_string());

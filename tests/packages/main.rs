@@ -1,6 +1,6 @@
 //! A program outside of the tree that depends on the package `netmem` with one of its features, and uses what the feature adds.
 
-use netmem::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
+use netmem::pool::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
@@ -8,22 +8,25 @@ fn pool() -> Done {
     let memory = RegionProvider::new(RegionOptions::new(64).huge_pages(false).build::<Private>()?);
     let pool: SharedPool<Private> = PoolOptions::new("outside").build_shared(memory, None)?;
     let page = pool.alloc().ok_or("no page")?;
-    drop(netmem::Packet::new(page.freeze_range(0..64)));
+    drop(netmem::net::Packet::new(page.freeze_range(0..64)));
     assert_eq!(pool.close().outstanding, 0);
     Ok(())
 }
 
 #[cfg(feature = "virtio")]
 fn virtio() -> Done {
-    let nothing_listens = netmem::VhostUser::connect("/nonexistent/socket");
+    let nothing_listens = netmem::virtio::VhostUser::connect("/nonexistent/socket");
     assert!(nothing_listens.is_err());
     Ok(())
 }
 
 #[cfg(feature = "device")]
 fn device() -> Done {
-    use netmem::device::{NetDevice, Options, port::Gen};
-    use netmem::{NetOptions, Packet, PeerShared, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+    use netmem::device::{NetDevice, Options};
+    use netmem::device::port::Gen;
+    use netmem::net::{Packet, Poll, RxQueue};
+    use netmem::pool::PeerShared;
+    use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet};
     let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(10)))?;
     let (front, back) = std::os::unix::net::UnixStream::pair()?;
     let connection = device.control().serve(back)?;
@@ -48,22 +51,22 @@ fn pcap() -> Done {
 #[cfg(feature = "cuda")]
 fn cuda() -> Done {
     // There may be a GPU or not.
-    assert!(netmem::virtio::guest_memory::cuda::Gpu::open(u32::MAX).is_err());
+    assert!(netmem::device::cuda::Gpu::open(u32::MAX).is_err());
     Ok(())
 }
 
 #[cfg(feature = "xsk")]
 fn xsk() -> Done {
-    let memory = RegionProvider::new(RegionOptions::new(64).huge_pages(false).build::<netmem::KernelShared>()?);
-    netmem::xsk::Umem::new(memory.region().clone(), &netmem::xsk::UmemOptions::new())?;
+    let memory = RegionProvider::new(RegionOptions::new(64).huge_pages(false).build::<netmem::pool::KernelShared>()?);
+    netmem::xdp::Umem::new(memory.region().clone(), &netmem::xdp::UmemOptions::new())?;
     Ok(())
 }
 
 #[cfg(feature = "inet")]
 fn inet() -> Done {
-    use netmem::inet::{Address, Host, Interface, wire::Mac};
+    use netmem::tcp::{Address, Host, Interface, Mac};
     let addresses = vec![Address { addr: [192, 0, 2, 2].into(), prefix_len: 24 }];
-    let host: Host<netmem::PeerShared> = Host::new(Interface { mac: Mac([2; 6]), mtu: 1500, addresses });
+    let host: Host<netmem::pool::PeerShared> = Host::new(Interface { mac: Mac([2; 6]), mtu: 1500, addresses });
     assert_eq!(host.connections(), 0);
     Ok(())
 }
@@ -71,20 +74,20 @@ fn inet() -> Done {
 #[cfg(feature = "tokio")]
 fn tokio() -> Done {
     fn is_read<T: tokio::io::AsyncRead>() {}
-    is_read::<netmem::inet::TcpStream<netmem::PeerShared>>();
+    is_read::<netmem::tcp::TcpStream<netmem::pool::PeerShared>>();
     Ok(())
 }
 
 #[cfg(feature = "futures")]
 fn futures() -> Done {
     fn is_read<T: futures_io::AsyncRead>() {}
-    is_read::<netmem::inet::TcpStream<netmem::PeerShared>>();
+    is_read::<netmem::tcp::TcpStream<netmem::pool::PeerShared>>();
     Ok(())
 }
 
 #[cfg(feature = "devmem")]
 fn devmem() -> Done {
-    use netmem::devmem::{Pages, TokenTable};
+    use netmem::device_memory::{Pages, TokenTable};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 

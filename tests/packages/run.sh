@@ -16,7 +16,7 @@ fail() { echo "failed: $*" >&2; exit 1; }
 
 rm -rf "$out" "$CARGO_TARGET_DIR/package"
 mkdir -p "$out"
-cargo package --workspace --exclude netmem-bench --exclude netmem-packetdrill --exclude netmem-structure --exclude netmem-testing \
+cargo package --workspace --exclude netmem-bench --exclude netmem-api --exclude netmem-packetdrill --exclude netmem-structure --exclude netmem-testing \
     --exclude netmem-tests --no-verify --allow-dirty --quiet 2> "$out/package.txt" || { cat "$out/package.txt" >&2; exit 1; }
 declare -A folders
 for crate in "$CARGO_TARGET_DIR"/package/*.crate; do

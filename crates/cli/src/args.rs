@@ -7,8 +7,7 @@ pub(crate) use serve::{ServeArg, ServeArgs};
 
 use crate::xdp::XdpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netmem::virtio::Spin;
-use netmem::virtio::net::feature;
+use netmem::virtio::{Spin, feature};
 use netmem_inet::Address;
 use netmem_measure::arguments::duration;
 use netmem_netem::LinkOptions;

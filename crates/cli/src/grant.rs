@@ -4,9 +4,9 @@
 
 use crate::args::GrantArgs;
 use crate::limits;
-use netmem::xsk::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
-use netmem::xsk::privileges::Privileges;
-use netmem::xsk::{Filter, ProgramOptions, Rule, XskOptions};
+use netmem::xdp::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, ServerOptions};
+use netmem::xdp::privileges::Privileges;
+use netmem::xdp::{Filter, ProgramOptions, Rule, XskOptions};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::{output, signals};
 use std::error::Error;

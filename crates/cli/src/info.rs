@@ -2,9 +2,9 @@
 
 use crate::args::InfoArgs;
 use anyhow::Context;
-use netmem::xsk::privileges::{Capability, Privileges};
-use netmem::xsk::{self, Filter, InterfaceInfo, Rule};
-use netmem::{PeerShared, RegionOptions};
+use netmem::pool::{PeerShared, RegionOptions};
+use netmem::xdp::privileges::{Capability, Privileges};
+use netmem::xdp::{self, Filter, InterfaceInfo, Rule};
 use netmem_measure::{cpus, machine, output};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         percpu: percpu(),
         membarrier: membarrier(),
         hugepages: hugepages(),
-        af_xdp: answer(xsk::check()),
+        af_xdp: answer(xdp::check()),
         interfaces: InterfaceInfo::all().into_iter().map(InterfaceReport::new).collect(),
         tap: tap(),
         memlock_bytes: getrlimit(Resource::Memlock).current,

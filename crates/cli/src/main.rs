@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     // If a peer takes its memory away, its rings are stopped. Without the handler, this process would end.
-    if let Err(error) = netmem::pool::sigbus::install() {
+    if let Err(error) = netmem_pool::sigbus::install() {
         eprintln!("warning: a peer that cuts its memory will end this process: {error}");
     }
     let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {

@@ -2,9 +2,8 @@
 
 use crate::args::XskArg;
 use clap::{Args, ValueEnum};
-use netmem::XskPort;
 use netmem::device::port::PortError;
-use netmem::xsk::{AttachMode, BusyPoll, Mode, ProgramOptions, QueueOptions};
+use netmem::xdp::{AttachMode, BusyPoll, Mode, ProgramOptions, QueueOptions, XskPort};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::output;
 

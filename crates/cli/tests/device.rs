@@ -4,7 +4,8 @@
 mod command;
 
 use command::*;
-use netmem::{NetOptions, Poll, RxMode, RxQueue, VhostUser, VirtioNet};
+use netmem::net::{Poll, RxQueue};
+use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet};
 use rustix::process::{Resource, Rlimit, prlimit};
 use std::collections::BTreeMap;
 use std::fs::DirEntry;

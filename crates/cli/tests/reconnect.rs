@@ -4,12 +4,13 @@
 mod command;
 
 use command::{Background, await_that};
-use netmem::{Packet, PeerShared, Poll, RxMode, RxQueue, TxQueue, VhostUser, VirtioNet, virtio};
+use netmem::net::{Packet, Poll, RxQueue, TxQueue};
+use netmem::pool::PeerShared;
+use netmem::virtio::{NetError, NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use virtio::driver::{NetError, NetOptions, QueuePair};
 
 const RESTARTS: u64 = 10;
 /// Frames of 60 bytes: a number, 8 bytes, at 14.

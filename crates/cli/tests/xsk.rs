@@ -1,12 +1,11 @@
 //! `netmem perf` and `netmem device` on AF_XDP, as processes: what they leave on an interface, and what they say.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use netmem::packet::{Packet, Poll, RxQueue, TxQueue};
+use netmem::net::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
-use netmem::xsk::helper::{HelperError, Refusal};
-use netmem::xsk::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
-use netmem_testing::namespace;
-use netmem_testing::namespace::{drop_privileges, in_namespace};
+use netmem::xdp::helper::{HelperError, Refusal};
+use netmem::xdp::{Attached, Grant, Interface, QueueOptions, Xsk, XskOptions};
+use netmem_testing::namespace::{self, drop_privileges, in_namespace};
 use netmem_testing::xsk::{Raw, frame, until, veth};
 use netmem_testing::{installed, skip};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};

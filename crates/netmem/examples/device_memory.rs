@@ -11,10 +11,13 @@
 use anyhow::Context;
 use netmem::device::port::Echo;
 use netmem::device::{NetDevice, Options};
-use netmem::devmem::{Address, Binding, Endpoint, FlowTable, Fragment, Interface, Mac, Netdev, Sender, SocketOptions};
+use netmem::device_memory::{
+    Address, Binding, Endpoint, FlowTable, Fragment, Interface, Mac, Netdev, Sender, SocketOptions,
+};
+use netmem::net::TxQueue;
+use netmem::pool::PoolOptions;
 use netmem::refs::Worker;
-use netmem::virtio::driver::VirtioRxQueues;
-use netmem::{NetOptions, PoolOptions, RxMode, TxQueue, VhostUser, VirtioNet};
+use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet, VirtioRxQueues};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -13,11 +13,9 @@
 use anyhow::Context;
 use netmem::device::port::{ALL_OFFLOADS, Tap};
 use netmem::device::{NetDevice, Options};
-use netmem::packet::PollThenSleep;
-use netmem::virtio::Spin;
-use netmem::{
-    Handler, NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer, TxBulk, TxQueue, Verdict, VirtioTx, XdpFrame,
-};
+use netmem::net::{Handler, Packet, Poll, PollThenSleep, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
+use netmem::pool::TrustedPeer;
+use netmem::virtio::{NetOptions, RxMode, Spin, VirtioTx};
 use std::net::UdpSocket;
 use std::process::Command;
 use std::sync::Arc;

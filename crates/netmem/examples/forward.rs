@@ -19,13 +19,9 @@
 //! Both drivers receive into one region of memory and have one DMA domain, so that frames are not
 //! mapped again.
 
-use netmem::packet::{GroStats, PollThenSleep, Wait};
-use netmem::pool::DmaDomain;
-use netmem::virtio::net::OFFLOAD_FRAME;
-use netmem::{
-    Gro, Handler, NetOptions, Offload, Packet, Page, PeerShared, Poll, PoolOptions, QueuePair, RegionOptions,
-    RegionProvider, RxMode, RxQueue, SharedPool, SoftwareTx, TxBulk, VhostUser, VirtioNet, VirtioRx, VirtioTx,
-};
+use netmem::net::{Gro, GroStats, Handler, Packet, Poll, PollThenSleep, RxQueue, SoftwareTx, TxBulk, Wait};
+use netmem::pool::{DmaDomain, Page, PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool};
+use netmem::virtio::{NetOptions, OFFLOAD_FRAME, Offload, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
 use std::cell::OnceCell;
 use std::io::ErrorKind;
 use std::path::Path;

@@ -7,8 +7,11 @@
 //! which they returned.
 
 use anyhow::Context;
-use netmem::device::{NetDevice, Options, port::Gen};
-use netmem::{NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer};
+use netmem::device::port::Gen;
+use netmem::device::{NetDevice, Options};
+use netmem::net::{Packet, Poll, RxQueue};
+use netmem::pool::TrustedPeer;
+use netmem::virtio::{NetOptions, RxMode};
 use std::collections::VecDeque;
 use std::sync::mpsc::sync_channel;
 

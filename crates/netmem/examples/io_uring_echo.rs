@@ -21,8 +21,7 @@
 
 use io_uring::types::{BufRingEntry, Fd};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use netmem::pool::KernelShared;
-use netmem::{Page, PoolOptions, RegionOptions, RegionProvider, SharedPool};
+use netmem::pool::{KernelShared, Page, PoolOptions, RegionOptions, RegionProvider, SharedPool};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

@@ -30,17 +30,17 @@ mod gpu;
 
 use anyhow::Context;
 use gpu::Checked;
-use netmem::devmem::stream::{
+use netmem::device_memory::stream::{
     Bindings, DeviceStream, OnDevice, StreamError, StreamFragment, StreamRx, StreamSendError, StreamTx, Streams,
 };
-use netmem::devmem::{Binding, BindingRef, Netdev, TokenRange};
-use netmem::inet::tcp::Config;
-use netmem::inet::wire::Mac;
-use netmem::inet::{Address, Host, Interface, ListenOptions, SocketError, Stack, StackOptions, StackWaker, Time};
-use netmem::packet::PollThenSleep;
+use netmem::device_memory::{Binding, BindingRef, Netdev, TokenRange};
+use netmem::net::PollThenSleep;
+use netmem::pool::PoolOptions;
 use netmem::refs::Worker;
-use netmem::virtio::driver::VirtioRxQueues;
-use netmem::{NetOptions, PoolOptions, RxMode, VhostUser, VirtioNet};
+use netmem::tcp::{
+    Address, Config, Host, Interface, ListenOptions, Mac, SocketError, Stack, StackOptions, StackWaker, Time,
+};
+use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet, VirtioRxQueues};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::VecDeque;
 use std::fmt::Write;

@@ -9,10 +9,11 @@
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Token, Waker};
-use netmem::device::{InProcess, NetDevice, Options, port::Gen};
-use netmem::packet::{Armed, Wait};
-use netmem::virtio::Spin;
-use netmem::{NetOptions, Packet, Poll, RxMode, RxQueue, TrustedPeer, VirtioRx};
+use netmem::device::port::Gen;
+use netmem::device::{InProcess, NetDevice, Options};
+use netmem::net::{Armed, Packet, Poll, RxQueue, Wait};
+use netmem::pool::TrustedPeer;
+use netmem::virtio::{NetOptions, RxMode, Spin, VirtioRx};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,10 +7,11 @@
 //! tasks.
 
 use anyhow::Context;
-use netmem::device::{InProcess, NetDevice, Options, port::Echo};
-use netmem::packet::{Armed, Wait};
-use netmem::virtio::Spin;
-use netmem::{NetOptions, Packet, Poll, QueuePair, RxMode, RxQueue, TrustedPeer, TxQueue};
+use netmem::device::port::Echo;
+use netmem::device::{InProcess, NetDevice, Options};
+use netmem::net::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
+use netmem::pool::TrustedPeer;
+use netmem::virtio::{NetOptions, QueuePair, RxMode, Spin};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

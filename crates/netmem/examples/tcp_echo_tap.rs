@@ -12,10 +12,9 @@
 //! ```
 
 use anyhow::Context;
-use netmem::Frag;
 use netmem::host::on_tap;
-use netmem::inet::{Fragment, ListenOptions, SocketError, StackOptions, TcpStream};
-use netmem::pool::TrustedPeer;
+use netmem::pool::{Frag, TrustedPeer};
+use netmem::tcp::{Fragment, ListenOptions, SocketError, StackOptions, TcpStream};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::process::Command;

@@ -18,9 +18,9 @@
 
 use anyhow::Context;
 use netmem::host::{Behind, Opened, Queue, on_tap, on_xsk};
-use netmem::inet::{ListenOptions, SocketError, StackOptions, TcpStream};
-use netmem::packet::{RxQueue, TxQueue, Wait};
+use netmem::net::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
+use netmem::tcp::{ListenOptions, SocketError, StackOptions, TcpStream};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,8 +9,9 @@
 
 use netmem::device::port::{Port, PortError};
 use netmem::device::{InProcess, NetDevice, Options};
-use netmem::pool::TrustedPeer;
-use netmem::{NetOptions, Packet, Poll, PoolOptions, RxMode, RxQueue, SharedPool, TxQueue, VirtioRx, VirtioTx};
+use netmem::net::{Packet, Poll, RxQueue, TxQueue};
+use netmem::pool::{PoolOptions, SharedPool, TrustedPeer};
+use netmem::virtio::{NetOptions, RxMode, VirtioRx, VirtioTx};
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp;

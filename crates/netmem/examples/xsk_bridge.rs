@@ -15,13 +15,10 @@
 //! software on the way (`SoftwareTx`). The program ends when the back end or the interface does,
 //! and prints what it did. The end of the interface is an error.
 
-use netmem::packet::{PollThenSleep, Wait};
-use netmem::virtio::net::OFFLOAD_FRAME;
-use netmem::xsk::{Interface, Program, ProgramOptions, Promiscuous, QueueOptions, Umem, UmemOptions, XskError};
-use netmem::{
-    Handler, NetOptions, Packet, PeerShared, Poll, PoolOptions, RegionOptions, RegionProvider, RxMode, RxQueue,
-    SoftwareTx, TxBulk, TxQueue, VhostUser, VirtioNet,
-};
+use netmem::net::{Handler, Packet, Poll, PollThenSleep, RxQueue, SoftwareTx, TxBulk, TxQueue, Wait};
+use netmem::pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
+use netmem::virtio::{NetOptions, OFFLOAD_FRAME, RxMode, VhostUser, VirtioNet};
+use netmem::xdp::{Interface, Program, ProgramOptions, Promiscuous, QueueOptions, Umem, UmemOptions, XskError};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::Path;

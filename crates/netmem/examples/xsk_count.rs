@@ -9,9 +9,9 @@
 //! again at once.
 
 use anyhow::Context;
-use netmem::packet::{PollThenSleep, Wait};
-use netmem::xsk::{QueueOptions, Xsk, XskOptions, XskRx};
-use netmem::{Handler, KernelShared, Packet, Poll, RxQueue, Verdict, XdpFrame};
+use netmem::net::{Handler, Packet, Poll, PollThenSleep, RxQueue, Verdict, Wait, XdpFrame};
+use netmem::pool::KernelShared;
+use netmem::xdp::{QueueOptions, Xsk, XskOptions, XskRx};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;

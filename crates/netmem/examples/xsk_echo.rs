@@ -14,9 +14,9 @@
 //! ```
 
 use anyhow::Context;
-use netmem::packet::{PollThenSleep, Wait};
-use netmem::xsk::{Filter, ProgramOptions, QueueOptions, Rule, Xsk, XskOptions, XskRx, XskTx};
-use netmem::{KernelShared, Packet, Poll, RxQueue, TxBulk, TxQueue};
+use netmem::net::{Packet, Poll, PollThenSleep, RxQueue, TxBulk, TxQueue, Wait};
+use netmem::pool::KernelShared;
+use netmem::xdp::{Filter, ProgramOptions, QueueOptions, Rule, Xsk, XskOptions, XskRx, XskTx};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,12 +11,11 @@
 //! interface's first queue. The program serves one guest after another, until it is killed; the
 //! kernel then removes its XDP program from the interface.
 
-use netmem::XskPort;
 use netmem::device::port::PortError;
 use netmem::device::{NetDevice, Options};
 use netmem::virtio::Spin;
 use netmem::virtio::socket::Listener;
-use netmem::xsk::{ProgramOptions, QueueOptions};
+use netmem::xdp::{ProgramOptions, QueueOptions, XskPort};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

@@ -2,21 +2,21 @@
 //!
 //! A program that moves packets needs memory that a device writes to, that is passed through the
 //! program in pieces, and that is free again in time for the next packet. Netmem manages that
-//! memory. Each receive queue has a [`PagePool`], whose pages are mapped once. Dropping a packet,
+//! memory. Each receive queue has a [`PagePool`](pool::PagePool), whose pages are mapped once. Dropping a packet,
 //! on any thread, returns its pages.
 //!
 //! ```text
 //!   device writes into a posted page
-//!     -> queue.poll(|poll| poll.receive(budget, &mut handler))     the poll context: one thread owns queue and pool
+//!     -> queue.poll(|poll| poll.receive(budget, &mut handler))    one thread owns queue and pool
 //!     -> Handler::run      the XDP program: drop · tx · redirect · pass · aborted
-//!     -> Handler::pass     a Packet: a head and up to 17 fragments, each a counted slice of a page
+//!     -> Handler::pass     a Packet: a head and up to 17 fragments, counted slices of pages
 //!     -> drop              on any thread: the page returns to its own pool
 //! ```
 //!
 //! # Receive
 //!
 //! A virtio-net device in this process, a driver that is connected to it, and a handler: a closure
-//! that takes a packet passes every frame.
+//! with a packet as its argument passes every frame.
 //!
 //! ```
 //! # #[cfg(not(feature = "device"))]
@@ -24,7 +24,9 @@
 //! # #[cfg(feature = "device")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use netmem::device::{NetDevice, Options, port::Gen};
-//! use netmem::{RxMode, NetOptions, Packet, Poll, RxQueue, TrustedPeer};
+//! use netmem::net::{Packet, Poll, RxQueue};
+//! use netmem::pool::TrustedPeer;
+//! use netmem::virtio::{NetOptions, RxMode};
 //!
 //! // A device that generates frames of 60 bytes, a thousand of them.
 //! let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(1000)))?;
@@ -48,42 +50,45 @@
 //! # }
 //! ```
 //!
-//! `VirtioNet::probe` takes a foreign back end instead (DPDK's, say), by `VhostUser::connect`. Its
-//! packets are `Packet<PeerShared>`.
+//! `VirtioNet::probe` uses a foreign back end instead (DPDK's, for example), by
+//! `VhostUser::connect`. Its packets are `Packet<PeerShared>`.
 //!
 //! # Where things are
 //!
 //! | module | feature | what |
 //! | --- | --- | --- |
 //! | [`pool`] | | regions of memory, page pools, pages and fragments, DMA domains, providers |
-//! | [`packet`] | | packets, XDP frames and verdicts, the traits of receive and transmit queues |
 //! | [`refs`] | | reference counts that scale, and smart pointers over them |
-//! | [`percpu`] | | per-CPU counters and magazines: restartable sequences behind a gate |
-//! | `virtio` | `virtio` (default) | the virtio-net driver, vhost-user |
+//! | [`net`] | | packets, XDP frames and verdicts, the traits of receive and transmit queues |
+//! | `virtio` | `virtio` (default) | the virtio-net driver, by vhost-user |
 //! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures, with `cuda` in the memory of a GPU |
-//! | `xsk` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |
-//! | `inet` | `inet` | IP, UDP and TCP on these queues, whose payload is fragments; the features `tokio` and `futures` add their traits |
+//! | `xdp` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |
+//! | `tcp` | `inet` | TCP and UDP on these queues, whose payload is fragments; the features `tokio` and `futures` add their traits |
 //! | `host` | `inet`, and `device` or `xsk` | a host on a tap or on an interface, with a stack for each queue, in a few lines |
-//! | `devmem` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |
+//! | `device_memory` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |
 //!
-//! The types that most programs name are here at the top, too.
+//! A module has the names that programs of its task use. The packages behind them have more:
+//! `netmem-percpu` (counters and magazines of each CPU), `netmem-virtio` (virtqueues), `netmem-inet`
+//! (a connection as a value, headers on the wire), `netmem-packet` (offloads of slices),
+//! `netmem-netem` (a link with faults). Types of these packages and of this one are the same types.
 //!
 //! # Send from any thread
 //!
-//! A [`PagePool`] belongs to the thread that polls its queue. A [`SharedPool`] is for every thread:
-//! a sender, a server, io_uring. Its pages and fragments are the same, and they return in the same
-//! way. `examples/io_uring_echo.rs` registers such a pool's region with io_uring, as a fixed buffer
-//! and as a provided-buffer ring.
+//! A [`PagePool`](pool::PagePool) belongs to the thread that polls its queue. A
+//! [`SharedPool`](pool::SharedPool) is for every thread: a sender, a server, io_uring. Its pages
+//! and fragments are the same, and they return in the same way. `examples/io_uring_echo.rs`
+//! registers such a pool's region with io_uring, as a fixed buffer and as a provided-buffer ring.
 //!
 //! ```
-//! use netmem::{Private, SharedPool};
+//! use netmem::pool::{Private, SharedPool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = SharedPool::<Private>::in_memory(256)?;
 //! std::thread::scope(|scope| {
 //!     for _ in 0..4 {
 //!         scope.spawn(|| {
-//!             let mut page = pool.alloc().expect("a page"); // usually a plain store on this CPU's magazine
+//!             // Usually a plain store on this CPU's magazine.
+//!             let mut page = pool.alloc().expect("a page");
 //!             page.as_mut_slice()[..5].copy_from_slice(b"hello");
 //!             let message = page.freeze_range(0..5); // shared, and dropped on any thread
 //!             drop(message);
@@ -104,7 +109,8 @@
 //! use netmem::refs::{Owner, PercpuRef, Ref};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let binding: Owner<_, PercpuRef> = Owner::try_with_release("64 pages", |pages| println!("{pages} are free"))?;
+//! let release = |pages| println!("{pages} are free");
+//! let binding: Owner<_, PercpuRef> = Owner::try_with_release("64 pages", release)?;
 //! let r = Owner::get(&binding); // on any thread
 //! drop(binding); // kills it: r drains
 //! assert!(Ref::try_get_live(&r).is_err());
@@ -115,97 +121,33 @@
 //!
 //! # Rules worth knowing
 //!
-//! * Allocation from a queue's pool, and the return to its cache, are in [`RxQueue::poll`] and on
-//!   its thread. Elsewhere a drop is a plain store on this CPU's magazine, and two atomic
-//!   operations for each full magazine.
-//! * Memory shared with another process ([`PeerShared`]) is copied out ([`XdpFrame::read_at`],
-//!   [`Packet::copy_to`]) before it is read; there are no slices of it, unless the user declares
-//!   the peer trusted ([`TrustedPeer`]).
-//! * Only [`std::mem::forget`] keeps a page from its pool. [`PoolStats::inflight`] then counts the
-//!   page.
+//! * Allocation from a queue's pool, and the return to its cache, are in
+//!   [`RxQueue::poll`](net::RxQueue::poll) and on its thread. Elsewhere a drop is a plain store on
+//!   this CPU's magazine, and two atomic operations for each full magazine.
+//! * Memory shared with another process ([`PeerShared`](pool::PeerShared)) is copied out
+//!   ([`XdpFrame::read_at`](net::XdpFrame::read_at), [`Packet::copy_to`](net::Packet::copy_to))
+//!   before it is read; there are no slices of it, unless the user declares the peer trusted
+//!   ([`TrustedPeer`](pool::TrustedPeer)).
+//! * Only [`std::mem::forget`] keeps a page from its pool.
+//!   [`PoolStats::inflight`](pool::PoolStats::inflight) then counts the page.
 
+#[cfg(feature = "device")]
+pub mod device;
+#[cfg(feature = "devmem")]
+pub mod device_memory;
 #[cfg(all(feature = "inet", any(feature = "device", feature = "xsk")))]
 pub mod host;
+pub mod net;
+pub mod pool;
+pub mod refs;
+#[cfg(feature = "inet")]
+pub mod tcp;
+#[cfg(feature = "virtio")]
+pub mod virtio;
+#[cfg(feature = "xsk")]
+pub mod xdp;
 #[cfg(all(feature = "device", feature = "xsk"))]
 mod xsk_port;
-
-/// Packets, XDP frames and verdicts, and the traits of a network device: the package
-/// `netmem-packet`.
-pub mod packet {
-    #[doc(inline)]
-    pub use netmem_packet::*;
-}
-
-/// Per-CPU counters and caches: the package `netmem-percpu`.
-pub mod percpu {
-    #[doc(inline)]
-    pub use netmem_percpu::*;
-}
-
-/// Page pools, regions of memory, pages and fragments: the package `netmem-pool`.
-pub mod pool {
-    #[doc(inline)]
-    pub use netmem_pool::*;
-}
-
-/// Reference counts that scale, and smart pointers over them: the package `netmem-refs`.
-pub mod refs {
-    #[doc(inline)]
-    pub use netmem_refs::*;
-}
-
-/// Device memory for sockets: the package `netmem-devmem`. Needs the feature `devmem`.
-#[cfg(feature = "devmem")]
-pub mod devmem {
-    #[doc(inline)]
-    pub use netmem_devmem::*;
-}
-
-/// IP, UDP and TCP: the package `netmem-inet`. Needs the feature `inet`; `tokio` and `futures` add
-/// the traits of those crates.
-#[cfg(feature = "inet")]
-pub mod inet {
-    #[doc(inline)]
-    pub use netmem_inet::*;
-}
-
-/// The virtio-net driver and vhost-user: the package `netmem-virtio`. Needs the feature `virtio`.
-/// The device needs the feature `device`, and its port that plays captures needs `pcap`.
-#[cfg(feature = "virtio")]
-pub mod virtio {
-    #[doc(inline)]
-    pub use netmem_virtio::*;
-}
-
-/// AF_XDP sockets: the package `netmem-xsk`. Needs the feature `xsk`.
-#[cfg(feature = "xsk")]
-pub mod xsk {
-    #[doc(inline)]
-    pub use netmem_xsk::*;
-}
-
-#[doc(inline)]
-pub use packet::{Gro, Handler, Packet, Poll, RxQueue, SoftwareTx, TxBulk, TxQueue, Verdict, XdpFrame};
-#[doc(inline)]
-pub use pool::{
-    Frag, KernelShared, Memory, Napi, Page, PagePool, PeerShared, PoolOptions, PoolStats, Private, Provider, Region,
-    RegionOptions, RegionProvider, SharedPool, TrustedPeer,
-};
-
-/// Needs the feature `virtio`.
-#[cfg(feature = "virtio")]
-#[doc(inline)]
-pub use virtio::VhostUser;
-/// Needs the feature `device`.
-#[cfg(feature = "device")]
-#[doc(inline)]
-pub use virtio::device;
-/// Needs the feature `virtio`.
-#[cfg(feature = "virtio")]
-#[doc(inline)]
-pub use virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
-#[cfg(all(feature = "device", feature = "xsk"))]
-pub use xsk_port::XskPort;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,11 +1,11 @@
 //! A port of the virtio-net device that is a queue of a network interface: a virtual machine
 //! reaches the wire without a tap.
 
-use crate::device::port::{MAX_WIRE, Port, PortError};
-use crate::packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
-use crate::pool::{KernelShared, PoolOptions, SharedPool};
-use crate::virtio::net::VnetHdr;
-use crate::xsk::{Program, ProgramOptions, Promiscuous, QueueOptions, Xsk, XskError, XskOptions, XskRx, XskTx};
+use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
+use netmem_pool::{KernelShared, PoolOptions, SharedPool};
+use netmem_virtio::device::port::{MAX_WIRE, Port, PortError};
+use netmem_virtio::net::VnetHdr;
+use netmem_xsk::{Program, ProgramOptions, Promiscuous, QueueOptions, Xsk, XskError, XskOptions, XskRx, XskTx};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl XskPort {
     ///
     /// # Errors
     ///
-    /// [`PortError::Other`] has an [`XskError`](crate::xsk::XskError).
+    /// [`PortError::Other`] has an [`XskError`](netmem_xsk::XskError).
     pub fn open(
         name: &str,
         queues: Option<Vec<u32>>,

@@ -3,11 +3,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use netmem::host::{Behind, Driven, OpenError, Opened, Queue, on_tap, on_xsk};
-use netmem::inet::{Address, ListenOptions, StackOptions};
-use netmem::packet::{RxQueue, TxQueue, Wait};
+use netmem::net::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
-use netmem_testing::namespace;
-use netmem_testing::namespace::{in_peer_namespace, ip};
+use netmem::tcp::{Address, ListenOptions, StackOptions};
+use netmem_testing::namespace::{self, in_peer_namespace, ip};
 use netmem_testing::pausing::{answer_after_a_pause, echo_after_a_pause};
 use netmem_testing::{installed, skip};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -266,10 +265,10 @@ fn a_host_whose_interface_is_gone_stops() {
 #[test]
 fn a_stack_apart_from_its_device_stops_with_it() {
     in_a_network(|| {
-        let now = netmem::inet::Time::ZERO;
+        let now = netmem::tcp::Time::ZERO;
         let queue = on_tap("t0", 1, &ours()).unwrap().queues.remove(0);
         let (mut stack, device) = queue.apart(StackOptions::default(), now).unwrap();
-        let mut pause = netmem::packet::PollThenSleep::new(Duration::ZERO);
+        let mut pause = netmem::net::PollThenSleep::new(Duration::ZERO);
         ip("link del t0");
         let error = loop {
             let work = stack.poll(now);

@@ -3,13 +3,12 @@
 
 use netmem::device::port::Port;
 use netmem::device::{Connection, NetDevice, Options};
-use netmem::packet::{Meta, Packet, Poll, RxQueue, TxQueue};
-use netmem::pool::{PoolOptions, SharedPool};
-use netmem::xsk::{Interface, ProgramOptions, QueueOptions};
-use netmem::{NetOptions, PeerShared, QueuePair, RxMode, VhostUser, VirtioNet, XskPort};
+use netmem::net::{Meta, Packet, Poll, RxQueue, TxQueue};
+use netmem::pool::{PeerShared, PoolOptions, SharedPool};
+use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem::xdp::{Interface, ProgramOptions, QueueOptions, XskPort};
 use netmem_testing::large_frames::{Kind, leave_partial};
-use netmem_testing::namespace;
-use netmem_testing::namespace::{in_namespace, ip};
+use netmem_testing::namespace::{self, in_namespace, ip};
 use netmem_testing::xsk::{Raw, frame, until, veth};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader};

@@ -13,9 +13,10 @@
 use super::rig::unavailable;
 use crate::error::BenchError;
 use netmem::device::port::{ALL_OFFLOADS, Port, PortError};
-use netmem::inet::tcp::{Flags, Header, Seq};
-use netmem::inet::wire::{self, Arp, Body, EthernetHeader, Mac, Network, Outer, Transport};
-use netmem::virtio::net::VnetHdr;
+use netmem::tcp::Mac;
+use netmem::virtio::VnetHdr;
+use netmem_inet::tcp::{Flags, Header, Seq};
+use netmem_inet::wire::{self, Arp, Body, EthernetHeader, Network, Outer, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// The longest segment that is not cut.

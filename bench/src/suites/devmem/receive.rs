@@ -8,9 +8,8 @@ use super::{FLOWS, MESSAGE};
 use crate::accounting::Books;
 use crate::error::BenchError;
 use crate::harness::Harness;
-use netmem::VirtioNet;
 use netmem::device::{Connection, NetDevice};
-use netmem::virtio::driver::{EitherRx, RxClosed, SplitOptions, VirtioRxQueues};
+use netmem::virtio::{EitherRx, RxClosed, SplitOptions, VirtioNet, VirtioRxQueues};
 use netmem_devmem::{
     Address, Binding, BindingCount, FlowQueue, FlowTable, Interface, MAX_RANGES, Netdev, SocketOptions, TokenRange,
 };

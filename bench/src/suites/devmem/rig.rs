@@ -5,7 +5,7 @@ use crate::error::BenchError;
 use netmem::device::{Connection, NetDevice, Options};
 use netmem::pool::PAGE_SIZE;
 use netmem::refs::Worker;
-use netmem::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_devmem::{Binding, BindingCount};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::error::Error;

@@ -2,7 +2,7 @@
 
 use super::{FLOWS, PAYLOAD};
 use netmem::device::port::{ALL_OFFLOADS, Gen, Port, PortError};
-use netmem::virtio::net::VnetHdr;
+use netmem::virtio::VnetHdr;
 use netmem_devmem::Mac;
 use std::net::Ipv4Addr;
 

@@ -11,7 +11,7 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work};
 use crossbeam_queue::ArrayQueue;
-use netmem::PoolOptions;
+use netmem::pool::PoolOptions;
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 

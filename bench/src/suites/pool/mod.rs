@@ -24,7 +24,7 @@ use crate::timing::{BATCH, Timing};
 use crowd::Crowd;
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
-use netmem::PoolOptions;
+use netmem::pool::PoolOptions;
 use netmem_bench::baselines::{Forward, LockedPool, SpscPool};
 use netmem_measure::goals::Goal;
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};

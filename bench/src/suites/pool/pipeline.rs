@@ -266,7 +266,7 @@ mod tests {
     use super::super::solo::{cloned, split, whole};
     use super::*;
     use crate::accounting::Books;
-    use netmem::PoolOptions;
+    use netmem::pool::PoolOptions;
 
     fn runs<S: Source>(source: S) {
         let timed = Pipeline::new(source, 3).run(&Harness::for_tests(), 20).unwrap();

@@ -224,7 +224,7 @@ pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
 mod tests {
     use super::*;
     use crate::accounting::{Books, CACHE};
-    use netmem::PoolOptions;
+    use netmem::pool::PoolOptions;
 
     /// Every kind of work can go on for ever, because it returns what it takes.
     #[test]

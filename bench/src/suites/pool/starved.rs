@@ -92,7 +92,7 @@ impl Starved {
 mod tests {
     use super::*;
     use crate::accounting::Books;
-    use netmem::PoolOptions;
+    use netmem::pool::PoolOptions;
 
     /// No page is stranded: every page that was dropped on the other CPU can be allocated again, after a reclaim.
     /// Proves POOL-4.

@@ -13,7 +13,7 @@
 use super::net::ADDRESSES;
 use super::rig::address;
 use netmem::device::port::{ALL_OFFLOADS, Port};
-use netmem::virtio::net::VnetHdr;
+use netmem::virtio::VnetHdr;
 use netmem_measure::endpoint::mac;
 use std::collections::VecDeque;
 

@@ -7,8 +7,7 @@
 //!
 //! The memory is made once for all variants, because they take turns.
 
-use netmem::pool::{PAGE_SIZE, RegionOptions, TrustedPeer};
-use netmem::{PeerShared, RegionProvider};
+use netmem::pool::{PAGE_SIZE, PeerShared, RegionOptions, RegionProvider, TrustedPeer};
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;

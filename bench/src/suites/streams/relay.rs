@@ -3,7 +3,7 @@
 use super::end::{Idle, LOOK};
 use super::rig::Link;
 use netmem::device::port::{Port, Tap};
-use netmem::virtio::net::feature;
+use netmem::virtio::feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -17,10 +17,10 @@ use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
 use anyhow::{Context, ensure};
 use netmem::device::{Connection, NetDevice, Options};
-use netmem::packet::{Armed, Packet, TxQueue, Wait};
-use netmem::pool::SharedPool;
+use netmem::net::{Armed, Packet, TxQueue, Wait};
+use netmem::pool::{Frag, PoolOptions, SharedPool};
 use netmem::refs::Count;
-use netmem::{Frag, NetOptions, PoolOptions, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
+use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet, VirtioRx, VirtioTx};
 use netmem_inet::tcp::Carrier;
 use netmem_inet::wire::Mac;
 use netmem_inet::{

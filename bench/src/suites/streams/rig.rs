@@ -4,7 +4,7 @@ use super::memory::{Memory, SPARE};
 use super::net::{ADDRESSES, TapNetwork};
 use netmem::device::port::{ALL_OFFLOADS, Cross, Port, PortError, Tap, TapError};
 use netmem::device::{Connection, NetDevice, Options};
-use netmem::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem::virtio::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_inet::Address;
 use netmem_measure::endpoint;
 use std::net::IpAddr;

@@ -9,15 +9,14 @@ use crate::limits;
 use crate::link::AskedLink;
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
+use netmem::device::import::Importer;
 use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
-use netmem::virtio::Spin;
-use netmem::virtio::guest_memory::import::Importer;
-use netmem::virtio::net::{MIN_FRAME, OFFLOAD_FRAME};
-use netmem::virtio::virtqueue::Negotiated;
-use netmem::xsk::ProgramOptions;
+use netmem::virtio::{MIN_FRAME, OFFLOAD_FRAME, Spin};
+use netmem::xdp::ProgramOptions;
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::{cpus, output, signals};
+use netmem_virtio::virtqueue::Negotiated;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
@@ -132,7 +131,7 @@ fn serve_over<P: Port>(
 #[cfg(feature = "cuda")]
 fn importer(args: &DeviceArgs) -> anyhow::Result<Option<Arc<dyn Importer>>> {
     let Some(number) = args.cuda else { return Ok(None) };
-    let gpu = netmem::virtio::guest_memory::cuda::Gpu::open(number).with_context(|| format!("--cuda {number}"))?;
+    let gpu = netmem::device::cuda::Gpu::open(number).with_context(|| format!("--cuda {number}"))?;
     Ok(Some(Arc::new(gpu)))
 }
 

@@ -1,7 +1,7 @@
 //! Tasks of a stack's thread, one for each connection. A task runs when its socket has woken it.
 
 use futures_util::stream::{FuturesUnordered, Stream};
-use netmem::Frag;
+use netmem::pool::Frag;
 use netmem_inet::{Fragment, SocketError, TcpStream};
 use netmem_measure::endpoint::Mem;
 use std::future::{Future, poll_fn};

@@ -4,7 +4,7 @@
 use super::engine::Sample;
 use super::plan::{Alloc, Consumer, Variant};
 use comfy_table::{Table, presets};
-use netmem::RxMode;
+use netmem::virtio::RxMode;
 use netmem_measure::goals::{Goal, Missing, Target, Verdict, judge, percent};
 use netmem_measure::stats::Change;
 use serde::Serialize;

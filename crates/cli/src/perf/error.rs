@@ -4,9 +4,8 @@ use crate::args::DeviceArg;
 use netmem::device::DeviceError;
 use netmem::device::port::PortError;
 use netmem::pool::RegionError;
-use netmem::virtio::VhostUserError;
-use netmem::virtio::driver::{DeviceFault, NetError};
-use netmem::xsk::XskError;
+use netmem::virtio::{DeviceFault, NetError, VhostUserError};
+use netmem::xdp::XskError;
 use std::time::Duration;
 
 /// The reason why a run failed.
@@ -25,7 +24,7 @@ pub(crate) enum PerfError {
     #[error("--device {device}")]
     Xsk { device: DeviceArg, source: Box<XskError> },
     #[error("{variant}: the queue has stopped")]
-    Stopped { variant: String, source: netmem::xsk::Fault },
+    Stopped { variant: String, source: netmem::xdp::Fault },
     #[error("no memory for the pages")]
     Region(#[from] RegionError),
     #[error("{what}")]

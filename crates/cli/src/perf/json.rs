@@ -7,7 +7,7 @@ use super::plan::{Alloc, Plan, Variant};
 use crate::args::DeviceArg;
 use crate::link::LinkReport;
 use netmem::pool::PoolStats;
-use netmem::xsk::XskSocket;
+use netmem::xdp::XskSocket;
 use netmem_measure::goals::{Goal, Unmet};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, PoolReport, SCHEMA, Unbalanced, names};

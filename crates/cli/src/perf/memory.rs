@@ -1,8 +1,8 @@
 //! The source of receive pages for rows without a page pool: the two old ways.
 
 use super::plan::Alloc;
-use netmem::pool::RegionError;
-use netmem::{NetOptions, PeerShared, Provider, Region, RegionOptions};
+use netmem::pool::{PeerShared, Provider, Region, RegionError, RegionOptions};
+use netmem::virtio::NetOptions;
 use netmem_measure::frags::PageFrags;
 use netmem_measure::pages::PageAllocator;
 use std::sync::Arc;

@@ -3,10 +3,8 @@
 use crate::args::{AllocArg, ConsumerArg, DeviceArg, ModeArg, PerfArgs, PortArg, RingArg, XdpArg};
 use crate::placement::Placement;
 use crate::xdp::XdpArgs;
-use netmem::RxMode;
 use netmem::device::MAX_PAIRS;
-use netmem::virtio::Spin;
-use netmem::virtio::net::MIN_FRAME;
+use netmem::virtio::{MIN_FRAME, RxMode, Spin};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::cpus;
 use netmem_netem::LinkOptions;

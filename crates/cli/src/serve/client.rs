@@ -11,7 +11,7 @@ use super::admission::Admitted;
 use super::pressure::{Kept, Pressure, Progress};
 use super::timers::{Alarm, Timers};
 use crate::host::tasks::Conn;
-use netmem::Frag;
+use netmem::pool::Frag;
 use netmem_inet::{Fragment, SocketError, Time};
 use netmem_measure::endpoint::Mem;
 use std::cell::{Cell, RefCell};

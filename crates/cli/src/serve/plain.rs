@@ -2,8 +2,7 @@
 
 use super::client::{Awaited, Client, End};
 use super::{BY_REFERENCE, Service};
-use netmem::Frag;
-use netmem::pool::SharedPool;
+use netmem::pool::{Frag, SharedPool};
 use netmem_inet::Fragment;
 use netmem_measure::endpoint::Mem;
 

@@ -1,7 +1,7 @@
 //! A vhost-user back end that is just big enough to deliver frames and to break one rule. It offers no protocol features, so two
 //! messages have an answer: GET_FEATURES and GET_VRING_BASE.
 
-use netmem::virtio::virtqueue::SplitRing;
+use netmem_virtio::virtqueue::SplitRing;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

@@ -1,8 +1,8 @@
 //! The memory of a GPU for the loader, and the kernel that checks what is in it.
 
-use netmem::virtio::guest_memory::cuda::cudarc::driver::sys;
-use netmem::virtio::guest_memory::cuda::{Gpu, GpuMemory, check};
-use netmem::virtio::guest_memory::import::ImportedMemory;
+use netmem::device::cuda::cudarc::driver::sys;
+use netmem::device::cuda::{Gpu, GpuMemory, check};
+use netmem::device::import::ImportedMemory;
 use std::ffi::{CStr, c_void};
 use std::io;
 use std::os::fd::OwnedFd;

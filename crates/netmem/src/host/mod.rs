@@ -11,15 +11,15 @@
 //! [`Driven::finish`], which sends what was written and FIN.
 //!
 //! These functions choose sizes and modes. A program that needs others opens the parts itself:
-//! [`NetDevice`](crate::device::NetDevice) and [`VirtioNet`](crate::VirtioNet), or
-//! [`Xsk`](crate::xsk::Xsk), and [`Stack::new`].
+//! [`NetDevice`](netmem_virtio::device::NetDevice) and [`VirtioNet`](netmem_virtio::driver::VirtioNet), or
+//! [`Xsk`](netmem_xsk::Xsk), and [`Stack::new`].
 //!
 //! ```no_run
 //! # #[cfg(not(feature = "device"))]
 //! # fn main() {}
 //! # #[cfg(feature = "device")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use netmem::inet::{ListenOptions, StackOptions};
+//! use netmem::tcp::{ListenOptions, StackOptions};
 //! use std::time::Duration;
 //!
 //! // The kernel's side of the tap gets its address by `ip addr add 192.0.2.1/24 dev nm0`.
@@ -50,9 +50,9 @@ pub use tap::{TapQueue, TapStack, on_tap};
 #[cfg(feature = "xsk")]
 pub use xsk::{XskQueue, XskStack, on_xsk};
 
-use crate::inet::{Address, Host, Payload, Sockets, Stack, StackOptions, Time};
-use crate::packet::{RxQueue, TxQueue, Wait};
-use crate::pool::{Mapped, SharedPool};
+use netmem_inet::{Address, Host, Payload, Sockets, Stack, StackOptions, Time};
+use netmem_packet::{RxQueue, TxQueue, Wait};
+use netmem_pool::{Mapped, SharedPool};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -75,27 +75,27 @@ pub enum OpenError {
     /// There is no tap of this name, and none can be made.
     #[cfg(feature = "device")]
     #[error(transparent)]
-    Port(#[from] crate::device::port::PortError),
+    Port(#[from] netmem_virtio::device::port::PortError),
     /// The device could not be made.
     #[cfg(feature = "device")]
     #[error(transparent)]
-    Device(#[from] crate::device::DeviceError),
+    Device(#[from] netmem_virtio::device::DeviceError),
     /// The driver could not be connected to the device.
     #[cfg(feature = "device")]
     #[error(transparent)]
-    Connect(#[from] crate::device::ConnectError),
+    Connect(#[from] netmem_virtio::device::ConnectError),
     /// The driver has no pages to send from.
     #[cfg(feature = "device")]
     #[error(transparent)]
-    Net(#[from] crate::virtio::driver::NetError),
+    Net(#[from] netmem_virtio::driver::NetError),
     /// The interface could not be opened.
     #[cfg(feature = "xsk")]
     #[error(transparent)]
-    Xsk(#[from] crate::xsk::XskError),
+    Xsk(#[from] netmem_xsk::XskError),
     /// There are more addresses than the XDP program can tell from others.
     #[cfg(feature = "xsk")]
     #[error(transparent)]
-    Rules(#[from] crate::xsk::TooManyRules),
+    Rules(#[from] netmem_xsk::TooManyRules),
     /// The state of the interface cannot be read.
     #[cfg(feature = "xsk")]
     #[error("cannot look at interface {name}")]
@@ -117,7 +117,7 @@ pub struct Opened<M: Payload, Q> {
 }
 
 mod sealed {
-    use crate::packet::Wait;
+    use netmem_packet::Wait;
     use std::io;
     use std::time::Duration;
 
@@ -166,7 +166,7 @@ where
     }
 
     /// Makes the stack for code that drives it by itself, such as
-    /// `netmem::inet::stack::tokio::drive`. `now` is that code's clock. What is behind the stack
+    /// `netmem::tcp::tokio::drive`. `now` is that code's clock. What is behind the stack
     /// gets a thread of its own. Drop it after the stack.
     ///
     /// # Errors

@@ -1,14 +1,14 @@
 //! A host behind a tap: the device, its driver, and a stack for each queue.
 
 use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check};
-use crate::device::port::{PortError, Tap, TapError};
-use crate::device::{Connection, Control, DeviceError, InProcess, NetDevice, Options, Worker};
-use crate::inet::wire::Mac;
-use crate::inet::{Address, Host, Interface};
-use crate::packet::Wait;
-use crate::pool::TrustedPeer;
-use crate::virtio::Spin;
-use crate::{NetOptions, PoolOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
+use netmem_inet::wire::Mac;
+use netmem_inet::{Address, Host, Interface};
+use netmem_packet::Wait;
+use netmem_pool::{PoolOptions, TrustedPeer};
+use netmem_virtio::Spin;
+use netmem_virtio::device::port::{PortError, Tap, TapError};
+use netmem_virtio::device::{Connection, Control, DeviceError, InProcess, NetDevice, Options, Worker};
+use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ struct Shared {
 ///
 /// The kernel is the peer on the other side of the tap, or what the kernel has bridged it with. The
 /// stack's Ethernet address is made of its first address. The MTU is 1500. Each stack can hold 2048
-/// received pages ([`StackOptions::pages`](crate::inet::StackOptions::pages)).
+/// received pages ([`StackOptions::pages`](netmem_inet::StackOptions::pages)).
 ///
 /// Needs CAP_NET_ADMIN, unless the tap was made for this user. A tap of several queues that is
 /// there already was made with the flag `multi_queue`.

@@ -1,12 +1,11 @@
 //! A host on a network interface, by AF_XDP: a socket and a stack for each queue.
 
 use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check};
-use crate::PoolOptions;
-use crate::inet::wire::Mac;
-use crate::inet::{Address, Host, Interface};
-use crate::packet::{PollThenSleep, Wait};
-use crate::pool::KernelShared;
-use crate::xsk::{Filter, Program, ProgramOptions, QueueOptions, Rule, Umem, Xsk, XskOptions, XskRx, XskTx};
+use netmem_inet::wire::Mac;
+use netmem_inet::{Address, Host, Interface};
+use netmem_packet::{PollThenSleep, Wait};
+use netmem_pool::{KernelShared, PoolOptions};
+use netmem_xsk::{Filter, Program, ProgramOptions, QueueOptions, Rule, Umem, Xsk, XskOptions, XskRx, XskTx};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +53,7 @@ pub fn on_xsk(name: &str, addresses: &[Address]) -> Result<Opened<KernelShared, 
     let program = ProgramOptions { filter: Filter::new(addresses.iter().map(rule))?, ..ProgramOptions::default() };
     let options = XskOptions::new(name).pages(PAGES).program(program);
     let xsk = Xsk::<KernelShared>::open(options, |_| QueueOptions::new())?;
-    let interface = crate::xsk::Interface::by_name(name);
+    let interface = netmem_xsk::Interface::by_name(name);
     let interface = interface.map_err(|source| OpenError::Interface { name: name.to_owned(), source })?;
     let (mac, mtu) = (Mac(interface.mac.unwrap_or_default()), u16::try_from(interface.mtu).unwrap_or(u16::MAX));
     let host = Host::new(Interface { mac, mtu, addresses: addresses.to_vec() });

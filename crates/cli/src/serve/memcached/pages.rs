@@ -2,8 +2,7 @@
 
 use super::store::Memory;
 use crate::serve::BY_REFERENCE;
-use netmem::pool::{Readable, SharedPool};
-use netmem::{Frag, Page};
+use netmem::pool::{Frag, Page, Readable, SharedPool};
 use std::sync::Arc;
 
 const PAGE: usize = 4096;
@@ -102,7 +101,7 @@ impl<M: Readable> Memory for Pages<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netmem::{PoolOptions, Private, RegionOptions, RegionProvider};
+    use netmem::pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
     fn pages(number: usize) -> Pages<Private> {
         let region = RegionOptions::new(number).huge_pages(false).build::<Private>().unwrap();

@@ -1,0 +1,18 @@
+//! AF_XDP: queues of a network interface, the XDP program, and a helper with privileges.
+//!
+//! [`Xsk::open`] opens a queue of an interface, whose [`XskRx`] and [`XskTx`] are queues as those of
+//! a virtio-net device. [`helper`] opens sockets for a process without privileges.
+//!
+//! The package is `netmem-xsk`.
+
+#[doc(inline)]
+pub use netmem_xsk::{
+    AttachError, AttachMode, Attached, BusyPoll, CopyReason, Fault, Filter, Grant, Interface, InterfaceInfo,
+    KernelStats, MAX_RULES, Mode, NoLaunchTimes, Program, ProgramOptions, Promiscuous, QueueOptions, QueueStopped,
+    Rule, RxPoll, RxStats, TooManyRules, TxRequest, TxStats, TxTimestamp, Umem, UmemMemory, UmemOptions, XdpFeatures,
+    Xsk, XskError, XskOptions, XskRx, XskSocket, XskTx, check, defer_interrupts, helper, privileges, quirks, reclaim,
+    rx_metadata,
+};
+
+#[cfg(feature = "device")]
+pub use crate::xsk_port::XskPort;

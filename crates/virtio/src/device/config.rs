@@ -4,7 +4,7 @@
 //! runs. vhost-user has a message by which a back end reports such a change. No front end for network devices accepts
 //! it, so the device does not send it. A driver sees a change when it reads the configuration space again.
 
-use super::Options;
+use super::options::Options;
 use crate::net::config::NetConfig;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

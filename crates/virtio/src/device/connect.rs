@@ -1,6 +1,7 @@
 //! A driver of a device in the same process.
 
-use super::{Connection, Control, DeviceError};
+use super::control::{Connection, Control};
+use super::error::DeviceError;
 use crate::driver::{NetError, NetOptions, QueuePair, VirtioNet};
 use crate::vhost_user::{VhostUser, VhostUserError};
 use netmem_pool::TrustedPeer;

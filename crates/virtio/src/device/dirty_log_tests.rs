@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::control::Session;
 use super::port::{Gen, Port, Posted};
+use super::session::Session;
 use super::{NetDevice, Options};
 use crate::guest_memory::dirty_log::{DirtyLog, copies::Copies};
 use crate::guest_memory::mapping::Mapping;
@@ -55,6 +55,36 @@ fn file(bytes: u64) -> OwnedFd {
     fd
 }
 
+/// Makes as many chains available as the ring at `base` has room for, each of buffers of `lens`.
+fn post(base: *mut u8, packed: bool, ring: u8, lens: &[u32]) {
+    let chains = SIZE as usize / lens.len();
+    let parts = |chain: usize| {
+        lens.iter().enumerate().map(move |(i, &len)| {
+            let more = if i + 1 < lens.len() { DESC_NEXT } else { 0 };
+            // The first part of a command is read.
+            let write = if ring == 2 && i == 0 { 0 } else { DESC_WRITE };
+            (GUEST + BUFFERS + (chain * lens.len() + i) as u64 * EACH, len, more | write)
+        })
+    };
+    let descs = (0..chains).flat_map(parts).enumerate();
+    if packed {
+        // SAFETY: *mapped*, aligned, and large enough.
+        let ring = unsafe { PackedRing::from_layout(base, SIZE) };
+        for (n, (addr, len, flags)) in descs {
+            let flags = flags | Position::START.available();
+            ring.set_desc(n as u16, PackedDesc { addr, len, id: n as u16, flags });
+        }
+    } else {
+        // SAFETY: as above.
+        let ring = unsafe { SplitRing::from_layout(base, SIZE) };
+        for (n, (addr, len, flags)) in descs {
+            ring.set_desc(n as u16, Desc { addr, len, flags, next: n as u16 + 1 });
+        }
+        (0..chains).for_each(|chain| ring.set_avail_entry(chain as u16, (chain * lens.len()) as u16));
+        ring.set_avail_idx(chains as u16);
+    }
+}
+
 /// Runs one ring of a device whose writes are logged, until it has given chains back. The buffers of the chains are `lens`. Each
 /// byte that is noted must have its last value by then, and all bytes of the first chains must have been noted.
 #[track_caller]
@@ -103,33 +133,7 @@ fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32],
     tell(Message::SetVringAddr { index, addresses });
     tell(Message::SetVringKick { index: ring, fd: None });
     tell(Message::SetVringEnable { index, enable: true });
-    // As many chains as there is room for, each of these buffers.
-    let chains = SIZE as usize / lens.len();
-    let parts = |chain: usize| {
-        lens.iter().enumerate().map(move |(i, &len)| {
-            let more = if i + 1 < lens.len() { DESC_NEXT } else { 0 };
-            // The first part of a command is read.
-            let write = if ring == 2 && i == 0 { 0 } else { DESC_WRITE };
-            (GUEST + BUFFERS + (chain * lens.len() + i) as u64 * EACH, len, more | write)
-        })
-    };
-    let descs = (0..chains).flat_map(parts).enumerate();
-    if packed {
-        // SAFETY: *mapped*, aligned, and large enough.
-        let ring = unsafe { PackedRing::from_layout(base, SIZE) };
-        for (n, (addr, len, flags)) in descs {
-            let flags = flags | Position::START.available();
-            ring.set_desc(n as u16, PackedDesc { addr, len, id: n as u16, flags });
-        }
-    } else {
-        // SAFETY: as above.
-        let ring = unsafe { SplitRing::from_layout(base, SIZE) };
-        for (n, (addr, len, flags)) in descs {
-            ring.set_desc(n as u16, Desc { addr, len, flags, next: n as u16 + 1 });
-        }
-        (0..chains).for_each(|chain| ring.set_avail_entry(chain as u16, (chain * lens.len()) as u16));
-        ring.set_avail_idx(chains as u16);
-    }
+    post(base, packed, ring, lens);
     // The ring's events were noted when it was started and armed.
     copies.take();
     device.poll();

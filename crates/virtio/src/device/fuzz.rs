@@ -1,8 +1,8 @@
 //! A front end's session for `fuzz/`: without a socket, and on the thread that polls.
 
 use super::NetDevice;
-use super::control::Session;
 use super::port::Port;
+use super::session::Session;
 use super::shared::Shared;
 use crate::vhost_user::fuzz::message;
 use std::os::fd::OwnedFd;

@@ -8,7 +8,7 @@ use netmem_pool::foreign::copy_in;
 
 use super::DriverFault;
 use super::budget::Budget;
-use super::port::{Port, Posted};
+use super::port::{MAX_WIRE, Port, Posted};
 use super::split;
 use super::stats::{DropReason, Tally};
 use crate::guest_memory::buffer::{Buffer, BufferList};
@@ -37,11 +37,13 @@ const LONG: usize = 256;
 pub(super) struct Scratch {
     pub(super) buffers: BufferList,
     fronts: Box<[[u8; FRONT]; GROUP]>,
+    /// One frame from the driver, in wire form: [`MAX_WIRE`] bytes.
+    pub(super) wire: Box<[u8]>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: BufferList::default(), fronts: Box::new([[0; FRONT]; GROUP]) }
+        Self { buffers: BufferList::default(), fronts: Box::new([[0; FRONT]; GROUP]), wire: vec![0; MAX_WIRE].into() }
     }
 }
 
@@ -96,11 +98,8 @@ fn fill<S: DeviceFormat, P: Port>(
     let (mut group, mut budget) = (Group::EMPTY, Budget::new(tally));
     while budget.lasts(tally) && q.available() {
         // The kernel cannot read into imported memory.
-        if P::READS
-            && !memory.table().imports()
-            && let Some(bytes) = port.expects()
-        {
-            read_frames(q, memory, port, bytes, &mut budget, scratch, tally)?;
+        if P::READS && !memory.table().imports() && port.expects().is_some() {
+            read_frames(q, memory, port, scratch, &mut budget, tally)?;
             if port.expects().is_some() {
                 break;
             }
@@ -131,13 +130,15 @@ fn read_frames<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
-    mut bytes: usize,
-    budget: &mut Budget,
     scratch: &mut Scratch,
+    budget: &mut Budget,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let (accepts, mut unpublished) = (q.negotiated().received(), 0);
-    while budget.lasts(tally) && q.available() {
+    while budget.lasts(tally)
+        && q.available()
+        && let Some(bytes) = port.expects()
+    {
         let mut buffers = scratch.buffers.acquire();
         let read = read_frame(q, memory, port, (accepts, bytes), &mut buffers);
         budget.spend_pieces(0, buffers.len());
@@ -152,8 +153,6 @@ fn read_frames<S: DeviceFormat, P: Port>(
             q.publish();
             unpublished = 0;
         }
-        let Some(next) = port.expects() else { break };
-        bytes = next;
     }
     Ok(())
 }

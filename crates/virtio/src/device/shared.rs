@@ -31,8 +31,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::Config;
+use super::error::DeviceError;
+use super::options::Options;
 use super::pair::{Common, Pair, Ring};
-use super::{DeviceError, Options, Stats};
+use super::stats::Stats;
 use crate::guest_memory::MemoryTable;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::net::feature;

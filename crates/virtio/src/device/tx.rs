@@ -7,7 +7,7 @@ use super::budget::Budget;
 use super::port::{MAX_WIRE, Port, Rest};
 use super::rx::Scratch;
 use super::stats::{DropReason, Tally};
-use crate::guest_memory::buffer::Buffer;
+use crate::guest_memory::buffer::{Buffer, BufferList};
 use crate::guest_memory::copy::gather;
 use crate::guest_memory::view::View;
 use crate::guest_memory::{CopyFailed, MemoryTable};
@@ -26,7 +26,7 @@ const HEAD: usize = 512;
 const MIN_TX: usize = 14;
 
 /// Takes chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and gives their frames to it, if their headers ask for no more
-/// than what it `accepts`; a ring that is disabled accepts no frame. `wire` is private memory of at least [`MAX_WIRE`] bytes.
+/// than what it `accepts`; a ring that is disabled accepts no frame.
 ///
 /// # Errors
 ///
@@ -37,10 +37,9 @@ pub(super) fn transmit<P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    wire: &mut [u8],
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    each!(q, q => transmit_on(q, memory, port, accepts, scratch, wire, tally))
+    each!(q, q => transmit_on(q, memory, port, accepts, scratch, tally))
 }
 
 fn transmit_on<S: DeviceFormat, P: Port>(
@@ -49,14 +48,13 @@ fn transmit_on<S: DeviceFormat, P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    wire: &mut [u8],
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     if !q.refresh()? {
         return Ok(());
     }
     let mut memory = q.view(memory);
-    let result = drain(q, &mut memory, port, accepts, scratch, wire, tally);
+    let result = drain(q, &mut memory, port, accepts, scratch, tally);
     q.viewed(&memory);
     q.publish();
     result
@@ -69,9 +67,10 @@ fn drain<S: DeviceFormat, P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    wire: &mut [u8],
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
+    let Scratch { buffers: list, wire, .. } = scratch;
+    let wire = &mut wire[..];
     let (mut group, mut budget, mut fresh) = (Group::EMPTY, Budget::new(tally), 0);
     // Whether the last chain had several buffers. The next one often has, too, and then a group has no chains.
     let mut several = false;
@@ -88,7 +87,7 @@ fn drain<S: DeviceFormat, P: Port>(
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
-            let Some((head, buffers, copied)) = chain(q, memory, port, accepts, scratch, wire)? else { break };
+            let Some((head, buffers, copied)) = chain(q, memory, port, accepts, list, wire)? else { break };
             let total = head.bytes() + short(q);
             match copied {
                 Ok(Copied::All) => frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally),
@@ -162,10 +161,10 @@ fn chain<S: DeviceFormat, P: Port>(
     memory: &mut View<'_>,
     port: &mut P,
     accepts: Option<Offloads>,
-    scratch: &mut Scratch,
+    list: &mut BufferList,
     wire: &mut [u8],
 ) -> Result<Option<Lent<S>>, DriverFault> {
-    let mut buffers = scratch.buffers.acquire();
+    let mut buffers = list.acquire();
     let lent = q.pop_chain(&mut q.cursor(), memory, Direction::Read, &mut buffers);
     let (short, mut result) = (short(q), Ok(Copied::All));
     if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &lent) {
@@ -184,7 +183,7 @@ fn chain<S: DeviceFormat, P: Port>(
         }
     }
     let number = buffers.len();
-    scratch.buffers.release(buffers);
+    list.release(buffers);
     Ok(lent?.map(|head| (head, number, result)))
 }
 

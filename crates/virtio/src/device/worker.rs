@@ -7,7 +7,7 @@ use std::time::Instant;
 use netmem_pool::sigbus;
 
 use super::pair::{Pair, Ring};
-use super::port::{MAX_WIRE, Port};
+use super::port::Port;
 use super::rx::Scratch;
 use super::shared::{Shared, Waker};
 use super::software::Software;
@@ -47,8 +47,6 @@ pub struct Worker<P> {
     pub(super) idle_since: Instant,
     pub(super) idle_rounds: u32,
     scratch: Scratch,
-    /// One frame from the driver.
-    wire: Box<[u8]>,
 }
 
 impl<P: Port> Worker<P> {
@@ -66,7 +64,6 @@ impl<P: Port> Worker<P> {
             idle_since: Instant::now(),
             idle_rounds: 0,
             scratch: Scratch::default(),
-            wire: vec![0; MAX_WIRE].into(),
         }
     }
 
@@ -90,7 +87,7 @@ impl<P: Port> Worker<P> {
         let start = Instant::now();
         let mut tally = Tally::default();
         let mut left_out = false;
-        let Self { shared, wakers, index, ports, told, scratch, wire, rings_run, .. } = self;
+        let Self { shared, wakers, index, ports, told, scratch, rings_run, .. } = self;
         *rings_run = false;
         for (n, (port, told)) in (*index..).step_by(wakers.len()).zip(ports.iter_mut().zip(told)) {
             let Some(mut pair) = shared.try_pair(n) else {
@@ -102,10 +99,10 @@ impl<P: Port> Worker<P> {
             }
             *rings_run |= pair.runs();
             let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
-            let mut room = Room { scratch, wire };
             let received = pair.features.received();
             let mut port = told.software.over(port, received);
-            pass(&mut pair, 2 * n, deliver, &mut port, &mut room, &shared.stats, &mut tally);
+            let mut pass = Pass { scratch, stats: &shared.stats, tally: &mut tally };
+            pass.over(&mut pair, 2 * n, deliver, &mut port);
             told.software.settle(&mut tally);
         }
         if shared.options.serve_control && *index == 0 {
@@ -186,36 +183,33 @@ impl Told {
     }
 }
 
-/// Private memory that the passes share.
-struct Room<'a> {
+/// What the passes over the pairs of a worker share.
+struct Pass<'a> {
     scratch: &'a mut Scratch,
-    wire: &'a mut [u8],
+    stats: &'a Stats,
+    tally: &'a mut Tally,
 }
 
-/// Both rings of one pair. `first` is the number of the receive ring, and `deliver` whether it takes frames.
-#[inline]
-fn pass<P: Port>(
-    pair: &mut Pair,
-    first: usize,
-    deliver: bool,
-    port: &mut P,
-    room: &mut Room<'_>,
-    stats: &Stats,
-    tally: &mut Tally,
-) {
-    if pair.armed {
-        pair.disarm();
-    }
-    let accepts = pair.enabled(1).then_some(pair.offloads);
-    let Pair { rings: [receive, transmit], memory, .. } = pair;
-    port.served(deliver && receive.queue.is_some());
-    if let (true, Some(q)) = (deliver, &mut receive.queue) {
-        let result = rx::receive(q, memory, port, room.scratch, tally);
-        after(receive, memory, first, result, stats, tally);
-    }
-    if let Some(q) = &mut transmit.queue {
-        let result = tx::transmit(q, memory, port, accepts, room.scratch, room.wire, tally);
-        after(transmit, memory, first + 1, result, stats, tally);
+impl Pass<'_> {
+    /// Both rings of one pair. `first` is the number of the receive ring, and `deliver` whether it is
+    /// filled.
+    #[inline]
+    fn over<P: Port>(&mut self, pair: &mut Pair, first: usize, deliver: bool, port: &mut P) {
+        let Self { scratch, stats, tally } = self;
+        if pair.armed {
+            pair.disarm();
+        }
+        let accepts = pair.enabled(1).then_some(pair.offloads);
+        let Pair { rings: [receive, transmit], memory, .. } = pair;
+        port.served(deliver && receive.queue.is_some());
+        if let (true, Some(q)) = (deliver, &mut receive.queue) {
+            let result = rx::receive(q, memory, port, scratch, tally);
+            after(receive, memory, first, result, stats, tally);
+        }
+        if let Some(q) = &mut transmit.queue {
+            let result = tx::transmit(q, memory, port, accepts, scratch, tally);
+            after(transmit, memory, first + 1, result, stats, tally);
+        }
     }
 }
 

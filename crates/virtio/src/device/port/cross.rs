@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
 use super::store::Store;
-use super::{ALL_OFFLOADS, MAX_WIRE, Port};
 use crate::net::VnetHdr;
 
 /// The most frames on their way to an end. The end may have taken over as many more, which it has not delivered yet.

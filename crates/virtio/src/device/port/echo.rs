@@ -1,7 +1,7 @@
 //! A port that sends every frame back to the driver, with the two MAC addresses exchanged.
 
+use super::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
 use super::store::Store;
-use super::{ALL_OFFLOADS, MAX_WIRE, Port};
 use crate::net::VnetHdr;
 
 /// The most frames on their way back.

@@ -2,7 +2,8 @@
 
 use etherparse::PacketBuilder;
 
-use super::{Port, PortError};
+use super::error::PortError;
+use super::interface::Port;
 use crate::net::{MIN_FRAME, OFFLOAD_FRAME, VnetHdr};
 
 /// Sends a valid UDP datagram over IPv4 over Ethernet, again and again. Drops the driver's frames.

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use netmem_netem::{Delivery, Link, LinkCounts, LinkOptions, flip};
 
-use super::{Port, PortError};
+use super::error::PortError;
+use super::interface::Port;
 use crate::net::{VnetHdr, feature};
 
 /// The most frames that are taken from the inner port, and given to it, at a time.

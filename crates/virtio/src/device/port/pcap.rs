@@ -15,7 +15,8 @@ use pcap_file::{DataLink, PcapError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Port, PortError};
+use super::error::{CaptureError, PortError};
+use super::interface::Port;
 use crate::net::{OFFLOAD_FRAME, VnetHdr};
 
 /// How long the writer of a pipe may write nothing.
@@ -28,79 +29,6 @@ pub enum Play {
     Once,
     /// Again and again.
     Loop,
-}
-
-/// What is wrong with a capture file. Records are counted from 1.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CaptureError {
-    /// The file cannot be read.
-    #[error("cannot be read")]
-    Read(#[from] std::io::Error),
-    /// Neither a file nor a pipe.
-    #[error("is neither a file nor a pipe")]
-    NotAFile,
-    /// A pipe without a writer.
-    #[error("is a pipe that no process writes to; start the writer first")]
-    NoWriter,
-    /// A pipe whose writer wrote nothing for a while.
-    #[error("is a pipe whose writer wrote nothing for {seconds} s; a capture is read to its end before it is played")]
-    Stalled {
-        /// How long.
-        seconds: u64,
-    },
-    /// Neither pcap nor pcapng.
-    #[error("is neither a pcap nor a pcapng file: {0}")]
-    NotACapture(PcapError),
-    /// Not frames of Ethernet.
-    #[error("holds packets of link type {0:?}; Ethernet is needed")]
-    NotEthernet(DataLink),
-    /// The file ends in the middle.
-    #[error("is cut off in record {record}")]
-    CutOff {
-        /// Which record.
-        record: usize,
-    },
-    /// The file's structure is broken.
-    #[error("record {record} is malformed")]
-    Malformed {
-        /// Which record.
-        record: usize,
-        /// How.
-        #[source]
-        source: PcapError,
-    },
-    /// No bytes, or fewer than an Ethernet header.
-    #[error("record {record} has {len} bytes; an Ethernet frame has at least 14")]
-    TooShort {
-        /// Which record.
-        record: usize,
-        /// Its bytes.
-        len: usize,
-    },
-    /// More bytes than any frame.
-    #[error("record {record} has {len} bytes; a frame has at most {max}")]
-    TooLong {
-        /// Which record.
-        record: usize,
-        /// Its bytes.
-        len: usize,
-        /// The most.
-        max: usize,
-    },
-    /// Only a part of the frame was captured.
-    #[error("record {record} holds {captured} of the frame's {len} bytes; capture whole frames")]
-    Snapped {
-        /// Which record.
-        record: usize,
-        /// Its bytes.
-        captured: usize,
-        /// The frame's.
-        len: usize,
-    },
-    /// There are no frames in it.
-    #[error("holds no frames")]
-    Empty,
 }
 
 #[derive(Debug, Default)]

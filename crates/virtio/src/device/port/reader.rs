@@ -13,119 +13,14 @@
 //! * the driver does not accept it as it is: it is changed in software, or dropped.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use netmem_pool::foreign::copy_out;
-
-use super::MAX_WIRE;
-use crate::guest_memory::buffer::Buffer;
+use super::in_place::Posted;
+use super::interface::MAX_WIRE;
 use crate::net::{Offloads, VnetHdr};
 
-/// The smallest page of memory.
-const PAGE: usize = 4096;
-/// The most buffers of the driver in one call. The rest of a frame goes into private memory.
-pub(super) const MOST: usize = 62;
-/// The same, if few buffers are enough.
-const FEW: usize = 2;
 /// The expected length of the first frame: one of the standard MTU, with a VLAN tag and its virtio header.
 const EXPECTED: usize = VnetHdr::LEN + 1518;
-
-/// Writable buffers that the driver has posted, for one frame. Other processes may read and write there.
-#[derive(Clone, Copy, Debug)]
-pub struct Posted<'p> {
-    buffers: &'p [Buffer<'p>],
-    /// Bytes at the front of the buffers that are skipped: the place of the virtio header.
-    header: usize,
-}
-
-impl<'p> Posted<'p> {
-    pub(in crate::device) fn new(buffers: &'p [Buffer<'p>], header: usize) -> Self {
-        Self { buffers, header }
-    }
-
-    /// The pieces behind the header: where each is, and its bytes.
-    fn pieces(self) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
-        pieces(self.buffers, self.header)
-    }
-
-    /// Reads from `fd`: first into `head`, then into the posted buffers (at most [`MOST`] of them), then into `rest` from the byte on
-    /// that follows those of the buffers, as if `rest` held them too. Returns the bytes read, and how many of them the buffers hold
-    /// at most.
-    fn read(self, fd: &impl AsFd, head: &mut [u8], rest: &mut [u8]) -> io::Result<(usize, usize)> {
-        if self.buffers.len() <= FEW {
-            self.read_with::<{ FEW + 2 }>(fd, head, rest)
-        } else {
-            self.read_with::<{ MOST + 2 }>(fd, head, rest)
-        }
-    }
-
-    fn read_with<const N: usize>(self, fd: &impl AsFd, head: &mut [u8], rest: &mut [u8]) -> io::Result<(usize, usize)> {
-        let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
-        let (mut used, mut room) = (1, 0);
-        parts[0] = libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() };
-        for (part, (host, len)) in parts[1..N - 1].iter_mut().zip(self.pieces()) {
-            // Never more than `rest` could hold.
-            let len = len.min(rest.len() - room);
-            *part = libc::iovec { iov_base: host.cast(), iov_len: len };
-            (used, room) = (used + 1, room + len);
-        }
-        let rest = &mut rest[room..];
-        parts[used] = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        // SAFETY: `head` and `rest` are private and borrowed; the buffers are *mapped* (their `MemoryTable` is borrowed by the pass),
-        // and no slice is of their memory. At most `N` parts were written.
-        let read = unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), used as libc::c_int + 1) };
-        usize::try_from(read).map(|n| (n, room)).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// Writes a frame behind the header, for tests of what happens to it then.
-    #[cfg(test)]
-    pub(in crate::device) fn fill(self, mut frame: &[u8]) {
-        for (at, len) in self.pieces() {
-            let (now, rest) = frame.split_at(frame.len().min(len));
-            // SAFETY: the piece is *mapped*, and foreign memory does not overlap ours.
-            unsafe { netmem_pool::foreign::copy_in(now, at) };
-            frame = rest;
-        }
-    }
-
-    /// The first bytes behind the header, as many as `into` has.
-    fn copy_out(self, mut into: &mut [u8]) {
-        for (host, len) in self.pieces() {
-            let (now, later) = into.split_at_mut(len.min(into.len()));
-            // SAFETY: the buffer is *mapped* for `len` bytes.
-            unsafe { copy_out(host, now) };
-            into = later;
-        }
-    }
-
-    /// Reads a byte of each page of the first `len` bytes behind the header. If the kernel could not write to a page,
-    /// it does not say which; Linux' tap reports no error at all. An access of this process finds such a page. The
-    /// kernel has just written these lines, so they are in the cache.
-    fn touch(self, len: usize) {
-        touch(self.pieces(), len);
-    }
-}
-
-/// The bytes of `buffers` behind the first `skip`: where each piece is, and its bytes.
-pub(super) fn pieces<'p>(buffers: &'p [Buffer<'p>], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
-    buffers.iter().filter_map(move |buffer| {
-        let n = skip.min(buffer.len);
-        skip -= n;
-        (buffer.len > n).then(|| (buffer.host.wrapping_add(n), buffer.len - n))
-    })
-}
-
-/// Reads a byte of each page of the first `len` bytes of these pieces of buffers.
-pub(super) fn touch(pieces: impl Iterator<Item = (*mut u8, usize)>, mut len: usize) {
-    for (host, piece) in pieces {
-        let n = piece.min(len);
-        for at in (0..n).step_by(PAGE).chain(n.checked_sub(1)) {
-            // SAFETY: the buffer is *mapped* for `piece` bytes, of which `at` is one.
-            unsafe { copy_out(host.wrapping_add(at), &mut [0]) };
-        }
-        len -= n;
-    }
-}
 
 /// A reader of frames in wire form from a descriptor: one frame with each call.
 #[derive(Debug)]
@@ -205,7 +100,9 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use super::super::in_place::MOST;
     use super::*;
+    use crate::guest_memory::buffer::Buffer;
     use crate::net::feature;
     use std::os::unix::net::UnixDatagram;
 

@@ -1,6 +1,6 @@
 //! A port without frames for the driver, which drops all frames of the driver.
 
-use super::Port;
+use super::interface::Port;
 
 /// A port that only counts (in the device's statistics) what the driver sends.
 #[derive(Clone, Copy, Debug, Default)]

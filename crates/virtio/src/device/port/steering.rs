@@ -26,7 +26,8 @@ use netmem_packet::Transport;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Port, PortError};
+use super::error::PortError;
+use super::interface::Port;
 use crate::device::flow::Flow;
 use crate::net::{Offloads, VnetHdr, feature};
 

@@ -8,52 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::reader::{Posted, Reader};
-use super::{ALL_OFFLOADS, Port, PortError, Rest};
+use super::error::{CONTROL, PortError, TapError};
+use super::in_place::{Posted, Rest};
+use super::interface::{ALL_OFFLOADS, Port};
+use super::reader::Reader;
 use crate::net::{Offloads, VnetHdr, feature};
-
-const CONTROL: &str = "/dev/net/tun";
 
 /// Offloads that the kernel accepts only together.
 const UDP_SEGMENTS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// The most frames that are read when a front end has left: more than the kernel queues by default (1000).
 const WAITING: u64 = 4096;
-
-/// Why a tap device could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TapError {
-    /// Not a name that an interface can have.
-    #[error("not an interface name: 1 to 15 bytes without '/', '%' (':' neither) and white space")]
-    Name,
-    /// No queues, or more than the kernel has.
-    #[error("{asked} queues asked for, 1 to 256 are possible")]
-    Queues {
-        /// Queues asked for.
-        asked: usize,
-    },
-    /// An interface of this name is in use, or is no tap with as many queues.
-    #[error("the name is taken: by a tap that is in use, or by another kind of interface")]
-    Taken,
-    /// The process lacks the privilege to create interfaces.
-    #[error(
-        "not permitted: needs CAP_NET_ADMIN, or a tap created for this user (ip tuntap add NAME mode tap user $USER vnet_hdr)"
-    )]
-    NotPermitted,
-    /// The kernel has no tap devices.
-    #[error("{CONTROL} is missing: load the kernel module `tun`, or pass the device into this container")]
-    Missing,
-    /// Another system call failed.
-    #[error("{what}")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// One queue of a tap device. The interface is removed with its last queue, unless it existed before.
 #[derive(Debug)]

@@ -292,13 +292,13 @@ impl<'m> Traffic<'m> {
     /// The driver gets the buffers that the device has used, in this order, and no others.
     fn take(&mut self, used: &Chains, context: &str) {
         with_queue!(&mut self.queue, queue => {
-            let pending = queue.pending().unwrap();
+            let pending = queue.pending().expect("no fault");
             assert_eq!(usize::from(pending), used.len());
             for (i, segments) in (0..).zip(used) {
                 assert_eq!(queue.peek(i), segments, "{context}");
             }
             for segments in used {
-                let (_, _, buffer) = queue.take().unwrap();
+                let (_, _, buffer) = queue.take().expect("it is pending");
                 assert_eq!(&std::mem::take(buffer), segments);
             }
             assert_eq!(queue.pending(), Ok(0));

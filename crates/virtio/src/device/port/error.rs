@@ -1,0 +1,156 @@
+//! Why a port could not be made, or no longer works.
+
+use std::io;
+
+#[cfg(feature = "pcap")]
+use pcap_file::{DataLink, PcapError};
+
+/// The file by which taps are opened.
+pub(super) const CONTROL: &str = "/dev/net/tun";
+
+/// Why a port could not be made, or no longer works.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// A frame size out of range.
+    #[error("frames of {size} bytes: {min} to {max} are possible")]
+    FrameSize {
+        /// The size asked for.
+        size: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A capture file that cannot be played. Feature `pcap`.
+    #[cfg(feature = "pcap")]
+    #[error("{}", path.display())]
+    Capture {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: CaptureError,
+    },
+    /// An error of a port of another crate.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+    /// A tap device could not be opened, or is gone.
+    #[error("tap {name:?}")]
+    Tap {
+        /// The interface's name.
+        name: String,
+        /// Why.
+        #[source]
+        source: TapError,
+    },
+}
+
+/// Why a tap device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TapError {
+    /// Not a name that an interface can have.
+    #[error("not an interface name: 1 to 15 bytes without '/', '%' (':' neither) and white space")]
+    Name,
+    /// No queues, or more than the kernel has.
+    #[error("{asked} queues asked for, 1 to 256 are possible")]
+    Queues {
+        /// Queues asked for.
+        asked: usize,
+    },
+    /// An interface of this name is in use, or is no tap with as many queues.
+    #[error("the name is taken: by a tap that is in use, or by another kind of interface")]
+    Taken,
+    /// The process lacks the privilege to create interfaces.
+    #[error(
+        "not permitted: needs CAP_NET_ADMIN, or a tap created for this user (ip tuntap add NAME mode tap user $USER vnet_hdr)"
+    )]
+    NotPermitted,
+    /// The kernel has no tap devices.
+    #[error("{CONTROL} is missing: load the kernel module `tun`, or pass the device into this container")]
+    Missing,
+    /// Another system call failed.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What is wrong with a capture file. Records are counted from 1.
+#[cfg(feature = "pcap")]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The file cannot be read.
+    #[error("cannot be read")]
+    Read(#[from] std::io::Error),
+    /// Neither a file nor a pipe.
+    #[error("is neither a file nor a pipe")]
+    NotAFile,
+    /// A pipe without a writer.
+    #[error("is a pipe that no process writes to; start the writer first")]
+    NoWriter,
+    /// A pipe whose writer wrote nothing for a while.
+    #[error("is a pipe whose writer wrote nothing for {seconds} s; a capture is read to its end before it is played")]
+    Stalled {
+        /// How long.
+        seconds: u64,
+    },
+    /// Neither pcap nor pcapng.
+    #[error("is neither a pcap nor a pcapng file: {0}")]
+    NotACapture(PcapError),
+    /// Not frames of Ethernet.
+    #[error("holds packets of link type {0:?}; Ethernet is needed")]
+    NotEthernet(DataLink),
+    /// The file ends in the middle.
+    #[error("is cut off in record {record}")]
+    CutOff {
+        /// Which record.
+        record: usize,
+    },
+    /// The file's structure is broken.
+    #[error("record {record} is malformed")]
+    Malformed {
+        /// Which record.
+        record: usize,
+        /// How.
+        #[source]
+        source: PcapError,
+    },
+    /// No bytes, or fewer than an Ethernet header.
+    #[error("record {record} has {len} bytes; an Ethernet frame has at least 14")]
+    TooShort {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        len: usize,
+    },
+    /// More bytes than any frame.
+    #[error("record {record} has {len} bytes; a frame has at most {max}")]
+    TooLong {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        len: usize,
+        /// The most.
+        max: usize,
+    },
+    /// Only a part of the frame was captured.
+    #[error("record {record} holds {captured} of the frame's {len} bytes; capture whole frames")]
+    Snapped {
+        /// Which record.
+        record: usize,
+        /// Its bytes.
+        captured: usize,
+        /// The frame's.
+        len: usize,
+    },
+    /// There are no frames in it.
+    #[error("holds no frames")]
+    Empty,
+}

@@ -3,7 +3,8 @@
 use rustix::io::Errno;
 use std::io;
 
-/// The advice for a failed system call. If the process has no descriptors left, only advice about that helps.
+/// The advice for a failed system call. If the process has no descriptors left, only advice about
+/// that helps.
 pub(crate) fn advice(source: &io::Error, otherwise: &'static str) -> &'static str {
     match Errno::from_io_error(source) {
         Some(Errno::MFILE) => {

@@ -2,10 +2,11 @@
 //!
 //! * [`driver`] is a virtio-net driver that receives into page pools.
 //! * [`VhostUser`] connects the driver to a device: DPDK's, QEMU's, or Netmem's own.
-//! * [`device`] is a virtio-net device, for this driver and for others (feature `device`). Its port that plays captures
-//!   needs the feature `pcap`.
+//! * [`device`] is a virtio-net device, for this driver and for others (feature `device`). Its port
+//!   that plays captures needs the feature `pcap`.
 //! * [`guest_memory`] is the memory of a front end as the device reaches it (feature `device`).
-//! * [`net`] has the specification's definitions for network devices, and [`virtqueue`] the rings, for both sides.
+//! * [`net`] has the specification's definitions for network devices, and [`virtqueue`] the rings,
+//!   for both sides.
 
 // Messages, rings and their checks are written once for both ends.
 #![cfg_attr(not(feature = "device"), allow(dead_code, unreachable_pub, reason = "one end alone uses a part of them"))]

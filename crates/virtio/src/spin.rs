@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// How long a loop goes on polling after it last found work, before it sleeps.
 ///
-/// Polling costs CPU time. A sleep and a wake-up cost a few microseconds of latency, a system call in this process and
-/// one in the peer. As text it is a number of microseconds, or `forever`:
+/// Polling costs CPU time. A sleep and a wake-up cost a few microseconds of latency, a system call
+/// in this process and one in the peer. As text it is a number of microseconds, or `forever`:
 ///
 /// ```
 /// use netmem_virtio::Spin;

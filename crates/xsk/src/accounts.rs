@@ -1,17 +1,19 @@
-//! Accounts of the chunks that the kernel has: one type for a receive queue, and one for a transmit queue.
+//! Accounts of the chunks that the kernel has: one type for a receive queue, and one for a transmit
+//! queue.
 //!
-//! Both are indexed by the chunk's number, because the kernel identifies a frame by its address only, and returns
-//! frames in any order. While the kernel has a page, no page value exists: the page was converted to a count
-//! ([`Page::into_count`](netmem_pool::Page::into_count)), and only the number of the chunk is kept. The tables have one
-//! or two bytes for each chunk of the UMEM: for a UMEM of 64 MiB they have 16 KiB and 32 KiB.
+//! Both are indexed by the chunk's number, because the kernel identifies a frame by its address
+//! only, and returns frames in any order. While the kernel has a page, no page value exists: the
+//! page was converted to a count ([`Page::into_count`](netmem_pool::Page::into_count)), and only
+//! the number of the chunk is kept. The tables have one or two bytes for each chunk of the UMEM:
+//! for a UMEM of 64 MiB they have 16 KiB and 32 KiB.
 
 /// The chunks that the kernel has to receive into.
 ///
-/// Invariant (*posted*): for each chunk in the set there is a count of its page, which the queue owns, and only the
-/// kernel accesses the chunk's bytes.
+/// Invariant (*posted*): for each chunk in the set there is a count of its page, which the queue
+/// owns, and only the kernel accesses the chunk's bytes.
 ///
-/// The set has a byte for each chunk, and not a bit: neighbouring chunks are received one after the other, and each
-/// change of a shared word would have to wait for the change before it.
+/// The set has a byte for each chunk, and not a bit: neighbouring chunks are received one after the
+/// other, and each change of a shared word would have to wait for the change before it.
 #[derive(Debug)]
 pub(crate) struct PostedChunks {
     has: Box<[bool]>,
@@ -59,10 +61,11 @@ impl PostedChunks {
     }
 }
 
-/// The number of descriptors that the kernel has to send, for each chunk. A chunk can be in several descriptors,
-/// because packets share pages.
+/// The number of descriptors that the kernel has to send, for each chunk. A chunk can be in several
+/// descriptors, because packets share pages.
 ///
-/// Invariant (*sent*): for each descriptor in a chunk there is a count of the chunk's page, which the queue owns.
+/// Invariant (*sent*): for each descriptor in a chunk there is a count of the chunk's page, which
+/// the queue owns.
 #[derive(Debug)]
 pub(crate) struct Outstanding {
     of: Box<[u16]>,

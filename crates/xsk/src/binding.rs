@@ -1,8 +1,8 @@
 //! How a socket is to be bound: in which mode, and whether a frame may be in several buffers.
 //!
-//! Many drivers have zero-copy for frames of one buffer only. A socket that asks for frames of several buffers is then
-//! bound in copy mode, and the kernel does not say so. Therefore several buffers are asked for only where frames can
-//! need them, unless the options decide.
+//! Many drivers have zero-copy for frames of one buffer only. A socket that asks for frames of
+//! several buffers is then bound in copy mode, and the kernel does not report it. Therefore several
+//! buffers are requested only where frames can need them, unless the options decide.
 
 use crate::netlink::{Interface, XdpFeatures};
 use crate::options::{Mode, QueueOptions};
@@ -22,14 +22,15 @@ pub enum CopyReason {
     Quirk,
     /// The driver has no zero-copy.
     Driver,
-    /// In zero-copy mode, the driver's frames are in one buffer. The options ([`QueueOptions::multi_buffer`]) or the
-    /// interface's MTU require several.
+    /// In zero-copy mode, the driver's frames are in one buffer. The options
+    /// ([`QueueOptions::multi_buffer`]) or the interface's MTU require several.
     Fragments,
     /// The first socket of the UMEM is in copy mode, and all have the mode of the first.
     First,
     /// The driver has zero-copy, and did not use it for this queue.
     Refused,
-    /// The driver's features cannot be read: before Linux 6.3, or because the socket is of another network namespace.
+    /// The driver's features cannot be read: before Linux 6.3, or because the socket is of another
+    /// network namespace.
     Unknown,
 }
 
@@ -69,14 +70,16 @@ pub(crate) struct Binding {
     pub(crate) mode: Option<Mode>,
     /// Whether a frame may be in several buffers.
     pub(crate) multi_buffer: bool,
-    /// Whether the options leave `multi_buffer` open: a kernel that does not know it is asked again without it.
+    /// Whether the options leave `multi_buffer` open: a kernel that does not know it is asked again
+    /// without it.
     pub(crate) optional: bool,
     /// Why, if the kernel chooses copy mode or is asked for it.
     pub(crate) reason: CopyReason,
 }
 
 impl Binding {
-    /// For an interface with these limits and quirks, and a UMEM with `room` bytes in a chunk for a frame.
+    /// For an interface with these limits and quirks, and a UMEM with `room` bytes in a chunk for a
+    /// frame.
     pub(crate) fn new(options: &QueueOptions, quirks: &[&Quirk], limits: Limits, room: usize) -> Self {
         let quirk = options.quirks && quirks.iter().any(|quirk| quirk.effect == Effect::CopyMode);
         let mode = options.mode.or(quirk.then_some(Mode::Copy));
@@ -95,7 +98,8 @@ impl Binding {
         Self { mode, multi_buffer, optional: options.multi_buffer.is_none(), reason }
     }
 
-    /// The values of `multi_buffer` to bind with: the next one if the kernel refuses the one before as invalid.
+    /// The values of `multi_buffer` to bind with: the next one if the kernel refuses the one before
+    /// as invalid.
     pub(crate) fn attempts(&self) -> impl Iterator<Item = bool> {
         let again = self.multi_buffer && self.optional;
         [Some(self.multi_buffer), again.then_some(false)].into_iter().flatten()
@@ -118,7 +122,8 @@ mod tests {
         (binding.mode, binding.multi_buffer, binding.reason)
     }
 
-    /// A driver that has zero-copy for frames of one buffer keeps it, unless a frame of the MTU needs two.
+    /// A driver that has zero-copy for frames of one buffer keeps it, unless a frame of the MTU
+    /// needs two.
     #[test]
     fn several_buffers_are_asked_for_where_frames_need_them() {
         use CopyReason::{Driver, Fragments, Refused, Requested, Unknown};
@@ -132,15 +137,15 @@ mod tests {
         assert_eq!(of(limits(17, 1500)), (None, true, Refused));
         assert_eq!(of(limits(0, 1500)), (None, true, Driver));
         assert_eq!(of(Limits::default()), (None, true, Unknown));
-        // The options decide, if they say so.
+        // The options decide, if they are set.
         assert_eq!(binding(&options().multi_buffer(true), limits(1, 1500)), (None, true, Fragments));
         assert_eq!(binding(&options().multi_buffer(false), limits(17, 9000)), (None, false, Refused));
         assert_eq!(binding(&options().mode(Mode::Copy), limits(1, 1500)), (Some(Mode::Copy), true, Requested));
         assert!(!binding(&options().mode(Mode::ZeroCopy), limits(1, 1500)).1);
     }
 
-    /// Before Linux 6.6, the kernel knows no frames of several buffers: sockets are bound without them, unless the
-    /// options require them.
+    /// Before Linux 6.6, the kernel knows no frames of several buffers: sockets are bound without
+    /// them, unless the options require them.
     #[test]
     fn an_old_kernel_is_asked_again() {
         let attempts =

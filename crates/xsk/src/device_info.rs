@@ -20,7 +20,8 @@ pub(crate) struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Reads the properties from the driver of an interface in the network namespace of this thread.
+    /// Reads the properties from the driver of an interface in the network namespace of this
+    /// thread.
     pub(crate) fn of(name: String) -> Self {
         Self {
             driver: ethtool::driver(&name).ok(),
@@ -30,10 +31,11 @@ impl DeviceInfo {
         }
     }
 
-    /// The device of the interface `ifindex`, for a socket that was made elsewhere, or for a new socket.
+    /// The device of the interface `ifindex`, for a socket that was made elsewhere, or for a new
+    /// socket.
     ///
-    /// A socket can be of another network namespace than this thread. There `ifindex` is another interface, or none,
-    /// and the driver's properties cannot be read.
+    /// A socket can be of another network namespace than this thread. There `ifindex` is another
+    /// interface, or none, and the driver's properties cannot be read.
     pub(crate) fn find(ifindex: u32, socket: Option<BorrowedFd<'_>>) -> Result<Self, XskError> {
         if socket.is_some_and(|socket| !sys::is_of_this_namespace(socket)) {
             return Ok(Self::default());
@@ -47,8 +49,8 @@ impl DeviceInfo {
         self.driver.as_ref().map_or(Vec::new(), |driver| quirks(driver, sys::kernel()).collect())
     }
 
-    /// The number of chunks that the kernel is to have: the requested number, but at least the size of the device's
-    /// ring and a quarter more.
+    /// The number of chunks that the kernel is to have: the requested number, but at least the size
+    /// of the device's ring and a quarter more.
     pub(crate) fn level(&self, asked: u32) -> u32 {
         asked.max(self.ring.saturating_add(self.ring / 4)).max(1)
     }
@@ -58,7 +60,8 @@ impl DeviceInfo {
 mod tests {
     use super::*;
 
-    /// Proves XSK-1: the fill level is above the size of the device's ring, for any requested level.
+    /// Proves XSK-1: the fill level is above the size of the device's ring, for any requested
+    /// level.
     #[test]
     fn the_fill_level_is_above_the_ring() {
         let level = |ring, asked| DeviceInfo { ring, ..DeviceInfo::default() }.level(asked);

@@ -6,7 +6,8 @@ use crate::program::error::AttachError;
 use netmem_pool::{PoolError, RegionError};
 use std::io;
 
-/// The reason why a UMEM or a socket could not be made. Everything that was made before the error is removed.
+/// The reason why a UMEM or a socket could not be made. Everything that was made before the error
+/// is removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XskError {
@@ -96,8 +97,9 @@ pub enum XskError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// The interface's queue has another AF_XDP socket, of this process or of another one, and has had it for half a
-    /// second at least. The opening call waits this long for a socket that was closed just before.
+    /// The interface's queue has another AF_XDP socket, of this process or of another one, and has
+    /// had it for half a second at least. The opening call waits this long for a socket that was
+    /// closed just before.
     #[error(
         "queue {queue} of interface {interface} has an AF_XDP socket already; close that socket, or use another queue"
     )]

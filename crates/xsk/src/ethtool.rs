@@ -1,5 +1,5 @@
-//! Properties of an interface that its driver reports: its name, the size of its rings, its queues. They are read by
-//! the ioctl of ethtool, which needs no privilege for these requests.
+//! Properties of an interface that its driver reports: its name, the size of its rings, its queues.
+//! They are read by the ioctl of ethtool, which needs no privilege for these requests.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::ffi::{CString, c_char};
@@ -21,7 +21,8 @@ struct DriverInfo {
     counts: [u32; 5],
 }
 
-/// The common beginning of `struct ethtool_ringparam` and `struct ethtool_channels`: the command, and eight numbers.
+/// The common beginning of `struct ethtool_ringparam` and `struct ethtool_channels`: the command,
+/// and eight numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Numbers {
@@ -35,16 +36,16 @@ pub(crate) fn name(ifindex: u32) -> Option<String> {
     rustix::net::netdevice::index_to_name(&socket, ifindex).ok()
 }
 
-/// The numbers of queues of an interface that are in use: (receive, transmit). `None` if the driver does not report
-/// them.
+/// The numbers of queues of an interface that are in use: (receive, transmit). `None` if the driver
+/// does not report them.
 pub(crate) fn queues(interface: &str) -> Option<(u32, u32)> {
     // max_rx, max_tx, max_other, max_combined, rx, tx, other, combined
     let [.., rx, tx, _, combined] = numbers(interface, ETHTOOL_GCHANNELS).ok()?;
     Some((rx.saturating_add(combined), tx.saturating_add(combined)))
 }
 
-/// The numbers of entries of a receive ring and of a transmit ring of the device. `None` if the driver does not report
-/// them.
+/// The numbers of entries of a receive ring and of a transmit ring of the device. `None` if the
+/// driver does not report them.
 pub(crate) fn rings(interface: &str) -> Option<(u32, u32)> {
     // rx_max_pending, rx_mini_max, rx_jumbo_max, tx_max, rx_pending, rx_mini, rx_jumbo, tx_pending
     let [_, _, _, _, rx, _, _, tx] = numbers(interface, ETHTOOL_GRINGPARAM).ok()?;
@@ -80,8 +81,9 @@ fn ask<T>(interface: &str, question: &mut T) -> io::Result<()> {
     }
     request.ifr_ifru.ifru_data = ptr::from_mut(question).cast();
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: the request is of the kind that the command takes. The kernel reads and writes the structure that the question's number
-    // stands for, which is the question's type: see the callers.
+    // SAFETY: the request is of the kind that the command takes. The kernel reads and writes the
+    // structure that the question's number stands for, which is the question's type: see the
+    // callers.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

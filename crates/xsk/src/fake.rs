@@ -1,5 +1,6 @@
-//! A socket for tests, whose kernel is simulated by the test. Both sides of the four rings are in memory of this
-//! process. The simulated kernel can write invalid values, which the real kernel does not do.
+//! A socket for tests, whose kernel is simulated by the test. Both sides of the four rings are in
+//! memory of this process. The simulated kernel can write invalid values, which the real kernel
+//! does not do.
 
 #![allow(clippy::unwrap_used)]
 
@@ -64,7 +65,8 @@ fn pointers<E: RingEntry>(memory: &Mapping) -> RingPointers<E::Atomic> {
 }
 
 impl Fake {
-    /// A socket with rings of `size` entries, on memory of `pages` pages. The fill level is `level`.
+    /// A socket with rings of `size` entries, on memory of `pages` pages. The fill level is
+    /// `level`.
     pub(crate) fn new(pages: usize, options: &UmemOptions, size: u32, level: u32) -> Self {
         let memory = RegionProvider::new(RegionOptions::new(pages).huge_pages(false).build::<KernelShared>().unwrap());
         let umem = Umem::new(memory.region().clone(), options).unwrap();
@@ -72,7 +74,8 @@ impl Fake {
         let files = [(); 4].map(|()| file(len));
         let map = || [0, 1, 2, 3].map(|i: usize| Mapping::new(files[i].as_fd(), 0, len).unwrap());
         let (ours, theirs) = (map(), map());
-        // SAFETY: both mappings are of the same files, which are long enough; the socket keeps ours, and the fake its own.
+        // SAFETY: both mappings are of the same files, which are long enough; the socket keeps
+        // ours, and the fake its own.
         let (fill, done, rx, tx) = unsafe {
             (
                 Producer::new(pointers::<u64>(&ours[0]), size),

@@ -1,7 +1,8 @@
 //! Faults that stop a queue.
 
-/// The reason why a queue has stopped: the kernel has written an invalid value to a ring, or the socket is not bound
-/// any more. A stopped queue receives and sends nothing. Its frames are returned or quarantined when it is dropped.
+/// The reason why a queue has stopped: the kernel has written an invalid value to a ring, or the
+/// socket is not bound any more. A stopped queue receives and sends nothing. Its frames are
+/// returned or quarantined when it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -13,7 +14,8 @@ pub enum Fault {
         /// The consumer's index.
         consumer: u32,
     },
-    /// The address of an entry is outside of the UMEM, or it is in a chunk that the kernel does not have.
+    /// The address of an entry is outside of the UMEM, or it is in a chunk that the kernel does not
+    /// have.
     #[error("the kernel speaks of address {addr:#x}, where it has no chunk of this queue")]
     Address {
         /// The address.
@@ -27,7 +29,8 @@ pub enum Fault {
         /// The length.
         len: u32,
     },
-    /// The interface was deleted, or moved to another network namespace: the socket will never receive or send again.
+    /// The interface was deleted, or moved to another network namespace: the socket will never
+    /// receive or send again.
     #[error("the interface is gone: it was deleted, or moved to another network namespace")]
     Gone,
 }

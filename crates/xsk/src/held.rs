@@ -1,16 +1,19 @@
 //! Pages that the kernel may still read or write although their socket is closed.
 //!
 //! ```text
-//!   a half of a socket ends ──► pages that the kernel has are kept ──► the kernel lets the queue be bound again ──► they return
+//!   a half of a socket ends ──► pages that the kernel has are kept
+//!                                            │ the kernel lets the queue be bound again
+//!                                            └──► they return
 //! ```
 //!
-//! The kernel releases a socket's memory some time after the socket was closed, on a thread of its own: the driver then
-//! lets go of the chunks that it has posted, and the frames that were being sent are gone. It reports this in one way:
-//! another socket can be bound to the same queue, which is refused (`EBUSY`) until then. So the pages are kept by queue,
-//! and the next socket that is bound to the queue, of whichever UMEM, returns them.
+//! The kernel releases a socket's memory some time after the socket was closed, on a thread of its
+//! own: the driver then lets go of the chunks that it has posted, and the frames that were being
+//! sent are gone. It reports this in one way: another socket can be bound to the same queue, which
+//! is refused (`EBUSY`) until then. So the pages are kept by queue, and the next socket that is
+//! bound to the queue, of whichever UMEM, returns them.
 //!
-//! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask: when the last handle of
-//! the UMEM ends, and in [`reclaim`].
+//! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask:
+//! when the last handle of the UMEM ends, and in [`reclaim`].
 
 use crate::binding::{Binding, Limits};
 use crate::error::XskError;
@@ -44,7 +47,7 @@ struct HeldSent<M: UmemMemory> {
 impl<M: UmemMemory> HeldPages for HeldSent<M> {
     fn release(self: Box<Self>) {
         for (page, n) in self.counts {
-            // SAFETY: `XskTx` had so many counts of the page, and gave them to this list.
+            // SAFETY: `XskTx` had so many counts of the page, and moved them to this list.
             unsafe { self.region.put(page, n) };
         }
     }
@@ -69,8 +72,9 @@ impl<M: UmemMemory> HeldPages for HeldPosted<M> {
     fn release(self: Box<Self>) {
         let (Some(provider), Some(region)) = (self.provider.upgrade(), self.region.upgrade()) else { return };
         for page in self.pages {
-            // SAFETY: the page was in no use but the receive queue's, which put it in quarantine, and the kernel writes
-            // to it no more. It is one of this provider: `Umem::open` has checked that all of them are of this region.
+            // SAFETY: the page was in no use but the receive queue's, which put it in quarantine,
+            // and the kernel writes to it no more. It is one of this provider: `Umem::open` has
+            // checked that all of them are of this region.
             unsafe {
                 let page: RawPage<M> = region.claim(page);
                 provider.give(page);
@@ -145,8 +149,8 @@ pub(crate) fn released(key: QueueKey) {
     back.into_iter().for_each(|held| held.pages.release());
 }
 
-/// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to let go of its sent
-/// pages, for half a second at most for each queue.
+/// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to
+/// let go of its sent pages, for half a second at most for each queue.
 pub(crate) fn end(umem: u64) {
     let mut keys = Vec::new();
     for held in held().iter_mut().filter(|held| held.umem == Some(umem)) {
@@ -158,13 +162,14 @@ pub(crate) fn end(umem: u64) {
     keys.into_iter().filter(|key| is_free(*key, Tries::Patient)).for_each(released);
 }
 
-/// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile. Returns the number
-/// of those that are still kept.
+/// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile.
+/// Returns the number of those that are still kept.
 ///
-/// A frame that was sent can outlive its socket for as long as its receiver holds it. Its pages are kept until another
-/// socket is bound to the queue, which [`Umem::open`](crate::Umem::open) does, or until this function finds that one
-/// can be bound. For that it binds a socket for a moment, which needs CAP_NET_RAW, and the network namespace of the
-/// interface. About ten system calls for each queue.
+/// A frame that was sent can outlive its socket for as long as its receiver holds it. Its pages are
+/// kept until another socket is bound to the queue, which [`Umem::open`](crate::Umem::open) does,
+/// or until this function finds that one can be bound. For that it binds a socket for a moment,
+/// which needs CAP_NET_RAW, and the network namespace of the interface. About ten system calls for
+/// each queue.
 pub fn reclaim() -> usize {
     let orphans = |held: &&HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
     let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
@@ -172,7 +177,8 @@ pub fn reclaim() -> usize {
     held().iter().filter(orphans).map(|held| held.pages.sent()).sum()
 }
 
-/// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot ask.
+/// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot
+/// ask.
 fn is_free(key: QueueKey, tries: Tries) -> bool {
     /// A UMEM that no frame is in.
     #[repr(align(4096))]

@@ -13,7 +13,7 @@
 //!
 //! The kernel drops frames that the program redirects to a socket that is not bound. So a socket is
 //! put into the map when the worker has bound it; until then the kernel's network stack has the
-//! frames. If the worker ends before, or takes too long, the helper detaches the program.
+//! frames. If the worker ends before, or exceeds its time limit, the helper detaches the program.
 //!
 //! The worker then holds the only descriptors: when the worker ends, the program is detached from
 //! the interface. The helper can end before. The worker may be another user, in a container with

@@ -1,5 +1,5 @@
-//! Tests with a simulated kernel, which writes invalid values, is late, and returns frames in any order. In all cases
-//! every page is accounted for.
+//! Tests with a simulated kernel, which writes invalid values, is late, and returns frames in any
+//! order. In all cases every page is accounted for.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn closed(fake: &mut Fake, quarantined: u64) {
     assert_eq!((closed.outstanding, closed.stats.inflight(), closed.stats.quarantined), (0, 0, quarantined));
 }
 
-/// The queue has stopped by this fault, and tells it to a loop that sleeps and to one that polls.
+/// The queue has stopped by this fault, and reports it to a loop that sleeps and to one that polls.
 #[track_caller]
 fn assert_stopped(queue: &mut impl Wait, fault: Fault) {
     for error in [queue.arm().unwrap_err(), queue.arm().unwrap_err(), queue.check().unwrap_err()] {
@@ -39,8 +39,8 @@ fn assert_stopped(queue: &mut impl Wait, fault: Fault) {
     }
 }
 
-/// The description of a received frame is invalid: the queue stops, delivers nothing more, and quarantines the chunks
-/// that the kernel has.
+/// The description of a received frame is invalid: the queue stops, delivers nothing more, and
+/// quarantines the chunks that the kernel has.
 #[test]
 fn descriptors_that_cannot_be_stop_the_queue() {
     let end = 256 * 4096;
@@ -126,8 +126,9 @@ fn indices_that_cannot_be_stop_the_queues() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// The pages of the chunks that the kernel has when a receive queue ends return to the provider when the kernel lets the queue be bound again,
-/// and can be used as before; a page of which a user holds another part does not.
+/// The pages of the chunks that the kernel has when a receive queue ends return to the provider
+/// when the kernel lets the queue be bound again, and can be used as before; a page of which a user
+/// holds another part does not.
 #[test]
 fn posted_pages_return_when_the_queue_is_bound_again() {
     for chunk in [4096, 2048] {
@@ -159,7 +160,8 @@ fn posted_pages_return_when_the_queue_is_bound_again() {
     }
 }
 
-/// The kernel completes a frame that was not sent, or completes a frame once too often: the queue stops.
+/// The kernel completes a frame that was not sent, or completes a frame once too often: the queue
+/// stops.
 #[test]
 fn completions_that_cannot_be_stop_the_queue() {
     for wrong in [255 * 4096, 256 * 4096, u64::MAX, 0] {
@@ -215,8 +217,9 @@ fn completions_in_any_order_give_pages_back() {
     assert_eq!((stats.descriptors, stats.stopped), (stats.completed, None));
 }
 
-/// A packet in more parts than the driver sends is copied into as few pages as hold it, and its own pages return at once. A packet that does not
-/// fit as a copy is refused, and a packet for whose copy there is no page comes back as it was.
+/// A packet in more parts than the driver sends is copied into as few pages as hold it, and its own
+/// pages return at once. A packet that does not fit as a copy is refused, and a packet for whose
+/// copy there is no page comes back as it was.
 #[test]
 fn packets_in_more_parts_than_the_driver_sends_are_copied() {
     for metadata in [false, true] {
@@ -291,7 +294,8 @@ fn packets_in_more_parts_than_the_driver_sends_are_copied() {
     }
 }
 
-/// Descriptors that do not complete are counted as late, once. They are counted again when they complete.
+/// Descriptors that do not complete are counted as late, once. They are counted again when they
+/// complete.
 #[test]
 fn late_completions_are_counted_and_come_back() {
     let mut fake = fake();
@@ -314,7 +318,8 @@ fn late_completions_are_counted_and_come_back() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// The queue notifies the kernel of frames if the kernel asks for it, and again while the kernel takes none.
+/// The queue notifies the kernel of frames if the kernel asks for it, and again while the kernel
+/// sends none.
 #[test]
 fn a_kick_that_did_nothing_is_repeated() {
     let mut fake = fake();
@@ -338,7 +343,8 @@ fn a_kick_that_did_nothing_is_repeated() {
     assert_eq!(fake.tx().stats().kicks, kicks, "the kernel is at work again");
 }
 
-/// The kernel has as many chunks as configured, and the chunk that was returned last is posted first.
+/// The kernel has as many chunks as configured, and the chunk that was returned last is posted
+/// first.
 #[test]
 fn the_fill_level_is_kept_with_what_came_back_last() {
     let mut fake = fake();
@@ -363,8 +369,8 @@ fn the_fill_level_is_kept_with_what_came_back_last() {
     closed(&mut fake, 8);
 }
 
-/// A frame that the program drops is posted again without passing through the pool. A page that the handler has
-/// exchanged is not.
+/// A frame that the program drops is posted again without passing through the pool. A page that the
+/// handler has exchanged is not.
 #[test]
 fn a_dropped_frame_is_posted_again_at_once() {
     struct Exchange(Option<XdpFrame<KernelShared>>);
@@ -408,8 +414,8 @@ fn a_dropped_frame_is_posted_again_at_once() {
     closed(&mut fake, 8);
 }
 
-/// Users hold all pages: the kernel has no chunks, which is counted. The level is restored when pages are returned,
-/// from any thread.
+/// Users hold all pages: the kernel has no chunks, which is counted. The level is restored when
+/// pages are returned, from any thread.
 #[test]
 fn a_starved_queue_recovers() {
     let mut fake = Fake::new(16, &UmemOptions::new(), 16, 8);
@@ -485,8 +491,8 @@ fn a_panic_in_the_handler_loses_nothing() {
     closed(&mut fake, 8);
 }
 
-/// The kernel writes random values to random places in its rings: there is no panic, and the accounts agree with what
-/// the kernel was given.
+/// The kernel writes random values to random places in its rings: there is no panic, and the
+/// accounts agree with what the kernel was given.
 #[test]
 fn anything_in_the_rings_is_survived() {
     for seed in 0..200 {
@@ -543,8 +549,8 @@ fn anything_in_the_rings_is_survived() {
         let mut pages: Vec<_> = held.iter().flat_map(parts).collect();
         pages.sort_unstable();
         pages.dedup();
-        // If one part of a page is held and another part is quarantined, the page is counted when the last part is
-        // gone.
+        // If one part of a page is held and another part is quarantined, the page is counted when
+        // the last part is gone.
         assert!(closed.outstanding <= pages.len() as u64 + 8, "{seed}: {closed:?}");
         drop(held);
         assert_eq!(pool.stats().inflight(), 0, "{seed}");

@@ -16,14 +16,15 @@ pub struct InterfaceInfo {
     pub name: String,
     /// The name of its driver, or `None` if the driver does not report it.
     pub driver: Option<String>,
-    /// The numbers of receive and transmit queues that are in use. Each queue can have a socket. If the driver does not
-    /// report them, there is one of each.
+    /// The numbers of receive and transmit queues that are in use. Each queue can have a socket. If
+    /// the driver does not report them, there is one of each.
     pub queues: (u32, u32),
     /// Its MTU, in bytes.
     pub mtu: u32,
     /// XDP programs that are attached to it now.
     pub programs: Vec<Attached>,
-    /// The XDP features of its driver. `None`: the kernel is older than 6.3, and does not report them.
+    /// The XDP features of its driver. `None`: the kernel is older than 6.3, and does not report
+    /// them.
     pub features: Option<XdpFeatures>,
     /// The known quirks of its driver.
     pub quirks: Vec<&'static Quirk>,
@@ -50,8 +51,8 @@ impl InterfaceInfo {
         })
     }
 
-    /// The features of all interfaces of this thread's network namespace. An interface that is deleted meanwhile is
-    /// left out.
+    /// The features of all interfaces of this thread's network namespace. An interface that is
+    /// deleted meanwhile is left out.
     #[must_use]
     pub fn all() -> Vec<Self> {
         // The table has two lines of headings. Each further line has a name, a colon and numbers.
@@ -60,7 +61,8 @@ impl InterfaceInfo {
         names.filter_map(|name| Self::of(name).ok()).collect()
     }
 
-    /// The modes in which sockets can be bound, each with the mode of the program, the best one first.
+    /// The modes in which sockets can be bound, each with the mode of the program, the best one
+    /// first.
     #[must_use]
     pub fn modes(&self) -> Vec<&'static str> {
         let driver = |f: XdpFeatures| f.driver_mode();
@@ -98,7 +100,8 @@ impl InterfaceInfo {
     }
 }
 
-/// Checks whether this thread can open AF_XDP sockets and load a program for them: it does both, and drops both.
+/// Checks whether this thread can open AF_XDP sockets and load a program for them: it does both,
+/// and drops both.
 ///
 /// # Errors
 ///

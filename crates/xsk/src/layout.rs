@@ -1,9 +1,9 @@
 //! The division of a UMEM into chunks, and the addresses of chunks and pages in it.
 //!
 //! ```text
-//!   region   [ page 0            ][ page 1            ][ page 2            ] ...
-//!   chunks   [ 0       ][ 1      ][ 2       ][ 3      ][ 4       ][ 5      ] ...   a chunk is a page or a part of one
-//!   address  0          2048      4096 ...                                         bytes from the region's first
+//!   region   [ page 0         ][ page 1         ] ...
+//!   chunks   [ 0     ][ 1     ][ 2     ][ 3     ] ...   a chunk is a page or a part of one
+//!   address  0        2048     4096 ...                 bytes from the region's first
 //! ```
 
 /// The division of a UMEM into chunks.

@@ -2,19 +2,20 @@
 //!
 //! ```text
 //!              Umem: a region of pages, registered with the kernel
-//!              ┌──────────────────────────────────────────────┐
-//!   PagePool ──┤► fill ring ──► kernel ──► RX ring ──► XskRx ──┼──► XdpFrame, Packet ──► dropped on any thread ──► PagePool
-//!              │  XskTx ──► TX ring ──► kernel ──► completion ─┼──► the page's count is given back ──► its pool
-//!              └──────────────────────────────────────────────┘
+//!              ┌────────────────────────────────────────────┐
+//!   PagePool ──┤► fill ring ─► kernel ─► RX ring ─► XskRx ──┼─► Packet ─► dropped ─► PagePool
+//!              │  XskTx ─► TX ring ─► kernel ─► completion ─┼─► count is put ─► its pool
+//!              └────────────────────────────────────────────┘
 //! ```
 //!
-//! * [`Umem`] is the memory: a region of a page pool, cut into chunks. It is a DMA domain, whose addresses are offsets.
-//! * [`Umem::open`] opens one queue of an interface: a socket, whose two halves are [`XskRx`] and [`XskTx`]. They are a receive queue and a
-//!   transmit queue like any other of `netmem-packet`.
-//! * Every chunk that the kernel has is accounted for: it is returned through a ring, or is quarantined when the socket
-//!   is closed. See `rx.rs`, `tx.rs` and `accounts.rs`.
-//! * [`Program`] is the XDP program that redirects frames of an interface to sockets: all frames, or those of a
-//!   [`Filter`].
+//! * [`Umem`] is the memory: a region of a page pool, cut into chunks. It is a DMA domain, whose
+//!   addresses are offsets.
+//! * [`Umem::open`] opens one queue of an interface: a socket, whose two halves are [`XskRx`] and
+//!   [`XskTx`]. They are a receive queue and a transmit queue like any other of `netmem-packet`.
+//! * Every chunk that the kernel has is accounted for: it is returned through a ring, or is
+//!   quarantined when the socket is closed. See `rx.rs`, `tx.rs` and `accounts.rs`.
+//! * [`Program`] is the XDP program that redirects frames of an interface to sockets: all frames,
+//!   or those of a [`Filter`].
 //! * [`Xsk`] opens an interface with all these parts. A process without privileges opens it with a
 //!   [`Grant`], which a [`helper`] has sent.
 //! * [`privileges`] lists the privileges that each step needs, and reads those that a thread has.
@@ -32,7 +33,8 @@
 //! let program = Program::attach(ifindex, &ProgramOptions::default())?;
 //! program.insert(0, rx.socket().as_fd())?;
 //! loop {
-//!     rx.poll(|poll| poll.receive(64, &mut |packet: Packet<KernelShared>| println!("{} bytes", packet.len())));
+//!     let mut print = |packet: Packet<KernelShared>| println!("{} bytes", packet.len());
+//!     rx.poll(|poll| poll.receive(64, &mut print));
 //! }
 //! # #[allow(unreachable_code)]
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,14 +1,15 @@
 //! Metadata of frames.
 //!
-//! The metadata of a received frame is what the user's own XDP program has written in front of the frame: see
-//! [`rx_metadata`].
+//! The metadata of a received frame is what the user's own XDP program has written in front of the
+//! frame: see [`rx_metadata`].
 //!
-//! The metadata of a sent frame contains the requests to the device, and later the time of transmission:
+//! The metadata of a sent frame contains the requests to the device, and later the time of
+//! transmission:
 //!
 //! ```text
 //!   bytes in front of the frame, at address - 24        struct xsk_tx_metadata
 //!     0   flags                                         what is asked for
-//!     8   checksum: start u16, offset u16               overwritten by the time of transmission, u64, when the frame completes
+//!     8   checksum: start u16, offset u16               at completion: time of transmission, u64
 //!    16   launch time, u64
 //! ```
 
@@ -19,14 +20,15 @@ use netmem_packet::{Checksum, Meta, XdpFrame};
 use netmem_pool::{Region, foreign};
 use std::collections::{HashMap, VecDeque};
 
-/// The `N` bytes in front of a received frame, before a handler has moved its beginning. They are the metadata of the
-/// user's own XDP program, which has reserved room for it (`bpf_xdp_adjust_meta`) and written it. `None` if there are
-/// fewer bytes in front of the frame.
+/// The `N` bytes in front of a received frame, before a handler has moved its beginning. They are
+/// the metadata of the user's own XDP program, which has reserved room for it
+/// (`bpf_xdp_adjust_meta`) and written it. `None` if there are fewer bytes in front of the frame.
 ///
-/// The kernel copies the metadata with the frame, and the driver leaves it there in zero-copy mode. The kernel reports
-/// neither its length nor whether there is any. Without metadata, these bytes have old contents. `N` and the meaning
-/// are an agreement with the program, which is attached by [`Program::attach_pinned`](crate::Program::attach_pinned).
-/// The kernel allows multiples of 4 bytes, and at most 32 before Linux 6.3. Touches no count and copies `N` bytes.
+/// The kernel copies the metadata with the frame, and the driver leaves it there in zero-copy mode.
+/// The kernel reports neither its length nor whether there is any. Without metadata, these bytes
+/// have old contents. `N` and the meaning are an agreement with the program, which is attached by
+/// [`Program::attach_pinned`](crate::Program::attach_pinned). The kernel allows multiples of 4
+/// bytes, and at most 32 before Linux 6.3. Touches no count and copies `N` bytes.
 ///
 /// ```
 /// use netmem_packet::{Verdict, XdpFrame};
@@ -53,7 +55,8 @@ pub enum NoLaunchTimes {
     /// The UMEM was made without metadata of sent frames.
     #[error("launch times need a UMEM with metadata of sent frames (UmemOptions::tx_metadata)")]
     NoMetadata,
-    /// The kernel does not support the request. It would send neither the frame nor any later frame.
+    /// The kernel does not support the request. It would send neither the frame nor any later
+    /// frame.
     #[error("launch times need Linux 6.15, and this is Linux {}.{}", .0.0, .0.1)]
     Kernel((u32, u32)),
     /// The driver does not support launch times. It would send the frame at once.
@@ -75,15 +78,16 @@ pub(crate) fn launch_times(
     }
 }
 
-/// The requests to the device for one frame, besides the checksum, which the packet's `meta` requests.
+/// The requests to the device for one frame, besides the checksum, which the packet's `meta`
+/// requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxRequest {
-    /// The earliest time at which the device sends the frame. It is in nanoseconds of the device's clock or of
-    /// `CLOCK_TAI`, which depends on the driver. It needs Linux 6.15 and support by the driver: see
-    /// [`XskTx::launch_times`](crate::XskTx::launch_times).
+    /// The earliest time at which the device sends the frame. It is in nanoseconds of the device's
+    /// clock or of `CLOCK_TAI`, which depends on the driver. It needs Linux 6.15 and support by the
+    /// driver: see [`XskTx::launch_times`](crate::XskTx::launch_times).
     pub launch_time: Option<u64>,
-    /// Requests the time at which the frame was sent. The number is chosen by the program, and is returned in
-    /// [`TxTimestamp::id`].
+    /// Requests the time at which the frame was sent. The number is chosen by the program, and is
+    /// returned in [`TxTimestamp::id`].
     pub timestamp: Option<u64>,
 }
 
@@ -92,12 +96,14 @@ pub struct TxRequest {
 pub struct TxTimestamp {
     /// The number in the frame's [`TxRequest`].
     pub id: u64,
-    /// Nanoseconds of the device's clock, or `None` if the driver stored no time, because it may lack the feature.
+    /// Nanoseconds of the device's clock, or `None` if the driver stored no time, because it may
+    /// lack the feature.
     pub time: Option<u64>,
 }
 
 impl TxRequest {
-    /// The request as bytes in front of the frame. `None` for a packet that is to be cut into segments.
+    /// The request as bytes in front of the frame. `None` for a packet that is to be cut into
+    /// segments.
     pub(crate) fn encode(&self, meta: Meta) -> Option<[u8; TX_METADATA_LEN]> {
         if meta.gso.is_some() {
             return None;
@@ -121,8 +127,8 @@ impl TxRequest {
     }
 }
 
-/// Frames whose time of transmission was requested: by address while the kernel has them, then in the order of
-/// completion.
+/// Frames whose time of transmission was requested: by address while the kernel has them, then in
+/// the order of completion.
 #[derive(Debug, Default)]
 pub(crate) struct Timestamps {
     expected: HashMap<u64, (u64, u64)>,
@@ -153,7 +159,8 @@ impl Timestamps {
         let Some((id, before)) = self.expected.remove(&addr) else { return };
         let mut word = [0; 8];
         let at = region.as_ptr().wrapping_add(addr as usize - TX_METADATA_LEN + 8);
-        // SAFETY: a frame was sent from there with metadata in front of it, within one chunk of the region.
+        // SAFETY: a frame was sent from there with metadata in front of it, within one chunk of the
+        // region.
         unsafe { foreign::copy_out(at, &mut word) };
         let time = u64::from_ne_bytes(word);
         if self.known.len() == MAX_TIMESTAMPS {
@@ -192,8 +199,8 @@ mod tests {
         assert_eq!(encode(None, None, Meta { gso, ..partial }), None);
     }
 
-    /// The error names what is missing for launch times: first the UMEM, then the kernel, which would stop sending,
-    /// then the driver.
+    /// The error names what is missing for launch times: first the UMEM, then the kernel, which
+    /// would stop sending, then the driver.
     #[test]
     fn launch_times_are_the_kernels_and_the_drivers() {
         let none = || Some(XdpFeatures::default());

@@ -41,7 +41,8 @@ impl Memory {
     }
 }
 
-/// Entry against index, and place against index: three frames through two places, each read as it was written.
+/// Entry against index, and place against index: three frames through two places, each read as it
+/// was written.
 #[test]
 fn entries_and_places_against_indices() {
     loom::model(|| {
@@ -75,7 +76,8 @@ fn entries_and_places_against_indices() {
     });
 }
 
-/// Index against flag: an entry that is published while the kernel goes to sleep is seen by the kernel, or the kernel is woken.
+/// Index against flag: an entry that is published while the kernel goes to sleep is seen by the
+/// kernel, or the kernel is woken.
 #[test]
 fn a_kick_is_not_lost() {
     loom::model(|| {

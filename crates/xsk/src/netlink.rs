@@ -1,15 +1,17 @@
-//! Netlink requests for the state of an interface: its link, the XDP program on it, and the XDP features of its driver.
+//! Netlink requests for the state of an interface: its link, the XDP program on it, and the XDP
+//! features of its driver.
 //!
-//! Each request uses its own socket and has one answer. An answer is a header and attributes. An attribute has a
-//! length, a number and bytes, and is padded to a multiple of 4. All integers are in the byte order of this machine.
+//! Each request uses its own socket and has one answer. An answer is a header and attributes. An
+//! attribute has a length, a number and bytes, and is padded to a multiple of 4. All integers are
+//! in the byte order of this machine.
 
 use rustix::io::Errno;
 use rustix::net::netlink::GENERIC;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 
-/// The largest length of an answer, in bytes. The answer about a link has 2 to 4 KiB, because statistics of virtual
-/// functions are left out by default.
+/// The largest length of an answer, in bytes. The answer about a link has 2 to 4 KiB, because
+/// statistics of virtual functions are left out by default.
 const ANSWER: usize = 64 << 10;
 
 const REQUEST: u16 = 1;
@@ -34,7 +36,8 @@ mod route {
     pub(super) const XDP_DRIVER_PROGRAM: u16 = 5;
     pub(super) const XDP_GENERIC_PROGRAM: u16 = 6;
     pub(super) const XDP_HARDWARE_PROGRAM: u16 = 7;
-    /// A value of the attribute that says how a program is attached: there is a program in each of several modes.
+    /// A value of the attribute for the mode of an attached program: there is a program in each of
+    /// several modes.
     pub(super) const SEVERAL: u8 = 4;
 }
 
@@ -60,7 +63,8 @@ mod generic {
 pub enum AttachMode {
     /// In the driver, which runs the program before it makes a socket buffer ("native").
     Driver,
-    /// In the network stack, which runs the program over the socket buffers of any driver ("skb mode").
+    /// In the network stack, which runs the program over the socket buffers of any driver ("skb
+    /// mode").
     Generic,
     /// In the hardware.
     Hardware,
@@ -97,8 +101,8 @@ pub struct Interface {
     pub mtu: u32,
     /// Its MAC address, if it is an Ethernet interface.
     pub mac: Option<[u8; 6]>,
-    /// The number of receive queues with which it was made: the numbers of its queues are below this. The number of
-    /// queues in use can change.
+    /// The number of receive queues with which it was made: the numbers of its queues are below
+    /// this. The number of queues in use can change.
     pub rx_queues: u32,
     /// The number of transmit queues with which it was made.
     pub tx_queues: u32,
@@ -170,8 +174,8 @@ impl Interface {
     }
 }
 
-/// The programs of an interface. If there is one, the kernel reports its mode and its number. If there are several, it
-/// reports the number for each mode.
+/// The programs of an interface. If there is one, the kernel reports its mode and its number. If
+/// there are several, it reports the number for each mode.
 fn programs(xdp: &[u8]) -> Vec<Attached> {
     let modes = [
         (route::XDP_DRIVER_PROGRAM, 1, AttachMode::Driver),
@@ -191,13 +195,14 @@ fn programs(xdp: &[u8]) -> Vec<Attached> {
     modes.iter().filter_map(of_mode).collect()
 }
 
-/// The XDP features of a driver, with the names of the kernel's `netdev` family (Linux 6.3 and later).
+/// The XDP features of a driver, with the names of the kernel's `netdev` family (Linux 6.3 and
+/// later).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XdpFeatures {
     bits: u64,
-    /// The largest number of fragments of a frame in zero-copy mode. It is 1 if frames have one fragment, and 0 without
-    /// zero-copy.
+    /// The largest number of fragments of a frame in zero-copy mode. It is 1 if frames have one
+    /// fragment, and 0 without zero-copy.
     pub zero_copy_fragments: u32,
     rx_metadata: u64,
     xsk: u64,
@@ -315,15 +320,16 @@ fn long(bytes: &[u8]) -> u64 {
     }
 }
 
-/// Sends a request whose answer is one message. Returns the message without its header. `None` as the protocol is that
-/// of links and routes.
+/// Sends a request whose answer is one message. Returns the message without its header. `None` as
+/// the protocol is that of links and routes.
 fn ask(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut request = Vec::with_capacity(HEADER + body.len());
     request.extend(((HEADER + body.len()) as u32).to_ne_bytes());
     request.extend(kind.to_ne_bytes());
     request.extend(REQUEST.to_ne_bytes());
-    // A sequence number and a port, which can be 0: this socket has one request, and the kernel knows the socket.
+    // A sequence number and a port, which can be 0: this socket has one request, and the kernel
+    // knows the socket.
     request.extend([0; 8]);
     request.extend(body);
     rustix::io::retry_on_intr(|| rustix::net::send(&socket, &request, SendFlags::empty()))?;

@@ -27,15 +27,17 @@ use std::{fs, io};
 const LEVEL: u32 = 1024;
 
 impl<M: UmemMemory> Umem<M> {
-    /// Opens queue `queue` of an interface: a socket with this UMEM, and a pool for received frames, which takes its
-    /// pages from `provider`. The two halves can be moved to two threads.
+    /// Opens queue `queue` of an interface: a socket with this UMEM, and a pool for received
+    /// frames, which allocates its pages from `provider`. The two halves can be moved to two
+    /// threads.
     ///
-    /// Frames arrive when an XDP program on the interface redirects them to the socket. The interface is looked up in
-    /// the network namespace of the calling thread.
+    /// Frames arrive when an XDP program on the interface redirects them to the socket. The
+    /// interface is looked up in the network namespace of the calling thread.
     ///
-    /// A UMEM can have sockets on many queues and interfaces. The first socket determines the mode, need-wakeup and
-    /// multi-buffer frames of all sockets. For interfaces that cannot share these settings, make another [`Umem`] of
-    /// the same region. Frames are then passed between both without a copy, and the kernel pins the memory twice.
+    /// A UMEM can have sockets on many queues and interfaces. The first socket determines the mode,
+    /// need-wakeup and multi-buffer frames of all sockets. For interfaces that cannot share these
+    /// settings, make another [`Umem`] of the same region. Frames are then passed between both
+    /// without a copy, and the kernel pins the memory twice.
     ///
     /// # Errors
     ///
@@ -66,12 +68,12 @@ impl<M: UmemMemory> Umem<M> {
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }
-        // In copy mode, the kernel counts this size for a frame. The buffer must not limit the ring, and a waiting
-        // sender is woken only while at most half of the buffer is in use.
+        // In copy mode, the kernel counts this size for a frame. The buffer must not limit the
+        // ring, and a waiting sender is woken only while at most half of the buffer is in use.
         sys::grow_send_buffer(fd.as_fd(), options.tx as usize * (2 * self.chunk_size() + 1024));
 
-        // The lock is held until the socket is bound, because other sockets can share the memory only with a bound
-        // socket.
+        // The lock is held until the socket is bound, because other sockets can share the memory
+        // only with a bound socket.
         let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
         sockets.retain(|socket| socket.strong_count() > 0);
         let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
@@ -119,7 +121,7 @@ struct Target {
 }
 
 impl Target {
-    /// Looks the interface up, unless a helper has sent its properties.
+    /// Finds the interface, unless a helper has sent its properties.
     fn find(ifindex: u32, queue: u32, options: &mut QueueOptions) -> Result<Self, XskError> {
         let device = match options.device.take() {
             Some(device) => device,
@@ -150,8 +152,8 @@ struct Filled<'a, M: UmemMemory> {
 }
 
 impl<'a, M: UmemMemory> Filled<'a, M> {
-    /// Posts chunks up to the fill level, as far as there are pages. This is done before the socket is bound, because a
-    /// driver fills its own ring then.
+    /// Posts chunks up to the fill level, as far as there are pages. This is done before the socket
+    /// is bound, because a driver fills its own ring then.
     fn new(
         umem: &'a Umem<M>,
         provider: &'a Arc<dyn Provider<M>>,
@@ -170,7 +172,8 @@ impl<'a, M: UmemMemory> Filled<'a, M> {
         (got < want).then_some(XskError::Pages { want, got })
     }
 
-    /// Binds the socket. If that fails, the socket is closed, has received nothing, and all chunks are returned.
+    /// Binds the socket. If that fails, the socket is closed, has received nothing, and all chunks
+    /// are returned.
     fn bind(
         mut self,
         unbound: Unbound,
@@ -207,7 +210,8 @@ impl<'a, M: UmemMemory> Filled<'a, M> {
         }
     }
 
-    /// Closes a queue whose socket was bound. No page has left the pool but those that the kernel has.
+    /// Closes a queue whose socket was bound. No page has left the pool but those that the kernel
+    /// has.
     fn close(self) {
         let Self { umem, provider, pool, mut receive, key, .. } = self;
         let (_, pages) = receive.close(pool);
@@ -215,14 +219,15 @@ impl<'a, M: UmemMemory> Filled<'a, M> {
     }
 }
 
-/// Lets the driver of an interface leave interrupts off while the queues are polled busily. After `empty_polls` polls
-/// in a row without work, the interrupt is switched on again. When `timeout` has passed after the last poll, the driver
-/// polls by itself. This applies to all queues of the interface, until the values are written again: (0, 0) switches it
-/// off. Needs root.
+/// Lets the driver of an interface leave interrupts off while the queues are polled busily. After
+/// `empty_polls` polls in a row without work, the interrupt is switched on again. When `timeout`
+/// has passed after the last poll, the driver polls by itself. This applies to all queues of the
+/// interface, until the values are written again: (0, 0) switches it off. Needs root.
 ///
 /// # Errors
 ///
-/// The system's error when `napi_defer_hard_irqs` or `gro_flush_timeout` in `/sys/class/net/INTERFACE` is written.
+/// The system's error when `napi_defer_hard_irqs` or `gro_flush_timeout` in
+/// `/sys/class/net/INTERFACE` is written.
 pub fn defer_interrupts(interface: &str, empty_polls: u32, timeout: Duration) -> io::Result<()> {
     if interface.contains('/') || interface.is_empty() {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -3,12 +3,14 @@
 //! | step | privilege |
 //! | --- | --- |
 //! | open an AF_XDP socket | `CAP_NET_RAW`, in the user namespace that owns the network namespace |
-//! | load the program and make the map | `CAP_BPF` and `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`, in the initial user namespace |
+//! | load the program and make the map | `CAP_BPF` and `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN` (*) |
 //! | load a program with a filter | `CAP_PERFMON`, too, or `CAP_SYS_ADMIN` |
 //! | attach the program | `CAP_NET_ADMIN`, as above |
 //! | busy polling that prefers the thread to interrupts | `CAP_NET_ADMIN` |
-//! | register memory | a limit of locked memory (`RLIMIT_MEMLOCK`) that has room, or `CAP_IPC_LOCK` |
+//! | register memory | room within `RLIMIT_MEMLOCK`, or `CAP_IPC_LOCK` |
 //! | make rings, map them, bind, move frames | none |
+//!
+//! (*) In the initial user namespace.
 //!
 //! A process without the first four privileges gets its sockets from a [helper](crate::helper).
 
@@ -27,7 +29,8 @@ pub enum Capability {
     NetAdmin,
     /// Needed to load programs.
     Bpf,
-    /// Needed to load programs that add a length from a frame to its address. Programs with a filter do so.
+    /// Needed to load programs that add a length from a frame to its address. Programs with a
+    /// filter do so.
     Perfmon,
     /// Includes `CAP_BPF`, `CAP_PERFMON` and `CAP_NET_ADMIN`.
     SysAdmin,
@@ -77,7 +80,8 @@ pub enum MissingPrivilege {
         /// All missing capabilities.
         missing: Vec<Capability>,
     },
-    /// This thread has the capabilities in a user namespace of its own, where they have no effect on this step.
+    /// This thread has the capabilities in a user namespace of its own, where they have no effect
+    /// on this step.
     #[error(
         "{step} needs capabilities of the initial user namespace, and this process is in another one: let a helper outside of the \
          container open the sockets"
@@ -173,8 +177,9 @@ impl Privileges {
         if self.initial_user_namespace { Ok(()) } else { Err(MissingPrivilege::UserNamespace { step }) }
     }
 
-    /// Checks whether this number of bytes can be registered as a UMEM. Memory that other processes of the user have
-    /// locked counts, too. So the kernel may refuse (`ENOBUFS`) although this check succeeds.
+    /// Checks whether this number of bytes can be registered as a UMEM. Memory that other processes
+    /// of the user have locked counts, too. So the kernel may refuse (`ENOBUFS`) although this
+    /// check succeeds.
     ///
     /// # Errors
     ///
@@ -189,7 +194,8 @@ impl Privileges {
     }
 }
 
-/// Whether this is the initial user namespace: only there all users exist, and each has its own number.
+/// Whether this is the initial user namespace: only there all users exist, and each has its own
+/// number.
 fn is_initial_user_namespace() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])

@@ -5,11 +5,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Makes an interface receive frames for every MAC address, as long as this value lives. A program needs this if hosts
-/// with addresses of their own are behind it.
+/// Makes an interface receive frames for every MAC address, as long as this value lives. A program
+/// needs this if hosts with addresses of their own are behind it.
 ///
-/// The kernel counts the requests, and removes a request with its descriptor. So the mode also ends if the process is
-/// killed. Needs `CAP_NET_RAW`.
+/// The kernel counts the requests, and removes a request with its descriptor. So the mode also ends
+/// if the process is killed. Needs `CAP_NET_RAW`.
 #[derive(Debug)]
 pub struct Promiscuous {
     socket: OwnedFd,
@@ -33,8 +33,8 @@ impl Promiscuous {
 
 impl Drop for Promiscuous {
     fn drop(&mut self) {
-        // A forked child has a copy of the descriptor until it executes another program. So closing our descriptor
-        // would not end the mode at once. This fails only if the interface is gone.
+        // A forked child has a copy of the descriptor until it executes another program. So closing
+        // our descriptor would not end the mode at once. This fails only if the interface is gone.
         let _ = membership(&self.socket, libc::PACKET_DROP_MEMBERSHIP, self.ifindex);
     }
 }

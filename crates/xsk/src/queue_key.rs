@@ -6,7 +6,8 @@ use std::os::fd::BorrowedFd;
 /// A queue of an interface, in any network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueKey {
-    /// The kernel's number of the network namespace. `None` if the kernel does not report it (before Linux 5.14).
+    /// The kernel's number of the network namespace. `None` if the kernel does not report it
+    /// (before Linux 5.14).
     pub(crate) netns: Option<u64>,
     pub(crate) ifindex: u32,
     pub(crate) queue: u32,

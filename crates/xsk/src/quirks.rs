@@ -1,7 +1,7 @@
 //! Known defects and limits of drivers that affect users of AF_XDP: a small table with sources.
 //!
-//! When the first socket of an interface is opened, each entry of its driver is logged as a warning. An entry can also
-//! change a default. The options of the queue override this.
+//! When the first socket of an interface is opened, each entry of its driver is logged as a
+//! warning. An entry can also change a default. The options of the queue override this.
 
 /// The default that an entry changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +33,10 @@ pub struct Quirk {
 const PROGRAM_FIRST: &str = "zero-copy needs an XDP program on the interface before the socket is bound, because the driver makes the \
      queues for it when a program is attached; without one the socket is bound in copy mode";
 
-/// Defects that the crate always works around are not in this table. For instance, the drivers `i40e` and `ice` leak
-/// buffers when they find fewer chunks in the fill ring than their own ring has entries, even with programs that only
-/// send (<https://github.com/anza-xyz/agave/pull/6836>). So every queue is filled before it is bound.
+/// Defects that the crate always works around are not in this table. For instance, the drivers
+/// `i40e` and `ice` leak buffers when they find fewer chunks in the fill ring than their own ring
+/// has entries, even with programs that only send (<https://github.com/anza-xyz/agave/pull/6836>).
+/// So every queue is filled before it is bound.
 const TABLE: &[Quirk] = &[
     Quirk {
         driver: "ice",

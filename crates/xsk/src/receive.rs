@@ -1,22 +1,22 @@
 //! The receive path: chunks into which the kernel writes, and the frames that it has written.
 //!
 //! ```text
-//!   pool ── alloc ──► posted ── fill ring ──► the kernel ── RX ring ──► frame ── handler ──► packet ── dropped ──► pool
+//!   pool ─ alloc ─► posted ─ fill ring ─► kernel ─ RX ring ─► frame ─► packet ─ drop ─► pool
 //! ```
 //!
 //! A frame that the handler's program drops stays in the queue: its chunk is posted again at once.
 //!
 //! # The number of posted chunks
 //!
-//! The queue keeps a constant number of chunks posted, the *fill level*. After each batch of 64 frames, it posts as
-//! many chunks as it has taken. The fill level is at least the size of the device's ring and a quarter more: a driver
-//! in zero-copy mode moves entries of the fill ring into the ring of the device, and drops frames when there are none.
-//! Some drivers do not send without them either, so the fill ring is also filled for a queue that is only used for
-//! sending.
+//! The queue keeps a constant number of chunks posted, the *fill level*. After each batch of 64
+//! frames, it posts as many chunks as were received. The fill level is at least the size of the
+//! device's ring and a quarter more: a driver in zero-copy mode moves entries of the fill ring into
+//! the ring of the device, and drops frames when there are none. Some drivers do not send without
+//! them either, so the fill ring is also filled for a queue that is only used for sending.
 //!
-//! The pool chooses the chunks that are posted. Its array cache is a stack, so the pages that were returned last are
-//! posted first, and are still in the CPU's cache. The pages in use are then only those of the fill level and those
-//! that users hold, and not the whole UMEM.
+//! The pool chooses the chunks that are posted. Its array cache is a stack, so the pages that were
+//! returned last are posted first, and are still in the CPU's cache. The pages in use are then only
+//! those of the fill level and those that users hold, and not the whole UMEM.
 
 use crate::accounts::PostedChunks;
 use crate::fault::Fault;
@@ -36,8 +36,8 @@ use std::sync::Arc;
 const RX_BATCH: u32 = 64;
 /// The shortest frame that is delivered: an Ethernet header.
 const ETHERNET: usize = 14;
-/// How many frames before its turn the beginning of a frame is prefetched. Frames begin at the same offset of their
-/// pages, so they share the 12 lines of one set of the first-level cache. A whole batch would not fit into this set.
+/// The prefetch distance, in frames. Frames begin at the same offset of their pages, so they share
+/// the 12 lines of one set of the first-level cache. A whole batch would not fit into this set.
 const PREFETCH_DISTANCE: u32 = 8;
 
 /// The queue without its pool.
@@ -84,15 +84,17 @@ impl<M: UmemMemory> Receive<M> {
         self.posted.count()
     }
 
-    /// Takes the page of a chunk that was in the set of posted chunks.
+    /// Claims the page of a chunk that was in the set of posted chunks.
     #[inline(always)]
     fn page(&self, chunk: u32) -> Page<M> {
         let (index, offset) = self.layout.page_of(chunk);
-        // SAFETY: *posted*: the set had a count of the page, and with it the chunk's bytes. Both are ours now. A chunk lies in its page.
+        // SAFETY: *posted*: the set had a count of the page, and with it the chunk's bytes. Both
+        // are ours now. A chunk lies in its page.
         unsafe { self.region.page(index, offset..offset + self.layout.chunk) }
     }
 
-    /// Returns the chunk of a descriptor, which the kernel must have, and the offset of the frame in the chunk.
+    /// Returns the chunk of a descriptor, which the kernel must have, and the offset of the frame
+    /// in the chunk.
     #[inline(always)]
     fn check(&self, desc: Desc) -> Result<(u32, usize), Fault> {
         let chunk = self.layout.chunk_of(desc.addr).ok_or(Fault::Address { addr: desc.addr })?;
@@ -131,8 +133,8 @@ impl<M: UmemMemory> Receive<M> {
         done
     }
 
-    /// Takes up to a batch of descriptors, and posts as many chunks. Returns the number of descriptors, the number of
-    /// frames, and the fault that ended the batch, if there was one.
+    /// Consumes up to a batch of descriptors, and posts as many chunks. Returns the number of
+    /// descriptors, the number of frames, and the fault that ended the batch, if there was one.
     #[inline]
     fn batch<H: Handler<M>>(
         &mut self,
@@ -179,8 +181,8 @@ impl<M: UmemMemory> Receive<M> {
                 deliver(&mut self.stats, verdict, frame, handler);
                 continue;
             }
-            // The chunk is posted again at once: its page does not pass through the pool, and the page's descriptor is
-            // not touched.
+            // The chunk is posted again at once: its page does not pass through the pool, and the
+            // page's descriptor is not touched.
             let frag = frame.into_page().freeze();
             let (index, offset) = self.layout.page_of(chunk);
             // The handler may have put another page into the frame.
@@ -198,17 +200,18 @@ impl<M: UmemMemory> Receive<M> {
         (taken, frames, outcome)
     }
 
-    /// Prefetches the beginning of the frame that is `ahead` of the next one, and that the kernel's CPU has written.
-    /// The prefetch is for writing: the kernel writes the line again before its CPU reads it, so the kernel's CPU loses
-    /// nothing, and a handler that changes the frame waits only once.
+    /// Prefetches the beginning of the frame that is `ahead` of the next one, and that the kernel's
+    /// CPU has written. The prefetch is for writing: the kernel writes the line again before its
+    /// CPU reads it, so the kernel's CPU loses nothing, and a handler that changes the frame waits
+    /// only once.
     #[inline(always)]
     fn prefetch_frame(&self, ahead: u32) {
         // The address is not checked yet. A prefetch does not fault.
         prefetch_to_write(self.region.as_ptr().wrapping_add(self.rx.peek(ahead).addr as usize));
     }
 
-    /// Handles a descriptor of a frame that has several. Returns true if it is the last one, and the frame was
-    /// delivered or dropped.
+    /// Handles a descriptor of a frame that has several. Returns true if it is the last one, and
+    /// the frame was delivered or dropped.
     #[cold]
     #[inline(never)]
     fn receive_fragment<H: Handler<M>>(
@@ -247,10 +250,11 @@ impl<M: UmemMemory> Receive<M> {
 
     /// Posts chunks up to the fill level.
     ///
-    /// Invariant (*places*): the fill ring has a free place for each chunk below the fill level, because the kernel has
-    /// taken every chunk that it has delivered. It took the chunk before it published the frame, so the place can be
-    /// written after the frame was seen. The ring's consumer index is not read: another CPU writes it, and reading it
-    /// would cost a cache miss for each batch.
+    /// Invariant (*places*): the fill ring has a free place for each chunk below the fill level,
+    /// because the kernel has consumed the entry of every chunk that it has delivered. It consumed
+    /// the entry before it published the frame, so the entry can be written after the frame was
+    /// seen. The ring's consumer index is not read: another CPU writes it, and reading it would
+    /// cost a cache miss for each batch.
     #[inline]
     pub(crate) fn refill(&mut self, napi: &mut Napi<'_, M>) {
         for _ in self.posted.count()..self.level {
@@ -260,7 +264,8 @@ impl<M: UmemMemory> Receive<M> {
             };
             let offset = page.offset();
             let frag = page.freeze();
-            // The index is computed from the address, because the page's descriptor may not be in this CPU's cache.
+            // The index is computed from the address, because the page's descriptor may not be in
+            // this CPU's cache.
             let Some(index) = self.region.index_of(&frag) else {
                 // The page is from another region, by which the provider has grown.
                 self.stats.out_of_buffers += 1;
@@ -298,7 +303,7 @@ impl<M: UmemMemory> Receive<M> {
         self.stats.stopped = Some(fault);
     }
 
-    /// Takes all chunks back, because the socket was never bound.
+    /// Returns all chunks to the pool, because the socket was never bound.
     pub(crate) fn unpost(&mut self) {
         self.split_chunks.clear();
         while let Some(chunk) = self.posted.pop() {
@@ -306,8 +311,8 @@ impl<M: UmemMemory> Receive<M> {
         }
     }
 
-    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the pool. Returns the numbers
-    /// of the pages that are in no other use.
+    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the
+    /// pool. Returns the numbers of the pages that are in no other use.
     pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> (PoolClosed, Vec<u32>) {
         pool.poll(|_| {
             self.partial = None;
@@ -316,7 +321,8 @@ impl<M: UmemMemory> Receive<M> {
                 let Ok((page, _)) = self.claim(desc) else { break };
                 drop(page);
             }
-            // This is done first, so that no part of a page is left here when another part of the page is quarantined.
+            // This is done first, so that no part of a page is left here when another part of the
+            // page is quarantined.
             self.split_chunks.clear();
         });
         let mut pages = Vec::with_capacity(self.posted.count() as usize);
@@ -332,8 +338,8 @@ impl<M: UmemMemory> Receive<M> {
     }
 }
 
-/// A chunk whose page the queue owns again. When this is dropped, also by a panic of the handler, the chunk is removed
-/// from the set.
+/// A chunk whose page the queue owns again. When this is dropped, also by a panic of the handler,
+/// the chunk is removed from the set.
 struct Claim<'a> {
     pub(crate) posted: &'a mut PostedChunks,
     chunk: u32,

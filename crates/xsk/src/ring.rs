@@ -1,19 +1,20 @@
-//! One ring: a producer and a consumer of entries in memory that this process shares with the kernel.
+//! One ring: a producer and a consumer of entries in memory that this process shares with the
+//! kernel.
 //!
 //! ```text
 //!   producer ─────────────┐ next place to write      each counts up and wraps at 2^32;
 //!   consumer ──┐          ▼ next place to read       entry i is at place i & mask
 //!              ▼
-//!      [ .. ][ e ][ e ][ e ][    ][    ] ..          producer - consumer entries, at most as many as places
+//!      [ .. ][ e ][ e ][ e ][    ][    ] ..          producer - consumer entries, at most all
 //!
-//!   flags      NEED_WAKEUP: the kernel has stopped looking at the ring, and is to be told by a system call
+//!   flags      NEED_WAKEUP: the kernel has stopped polling the ring, and needs a system call
 //! ```
 //!
 //! | ring | entry | producer | consumer |
 //! | --- | --- | --- | --- |
 //! | fill | address of a chunk to receive into | [`Producer`] of `XskRx` | the kernel |
-//! | RX | descriptor of a received frame, or of a part of one | the kernel | [`Consumer`] of `XskRx` |
-//! | TX | descriptor of a frame to send, or of a part of one | [`Producer`] of `XskTx` | the kernel |
+//! | RX | descriptor of a received frame or a part | the kernel | [`Consumer`] of `XskRx` |
+//! | TX | descriptor of a frame to send or a part | [`Producer`] of `XskTx` | the kernel |
 //! | completion | address of a descriptor that was sent | the kernel | [`Consumer`] of `XskTx` |
 //!
 //! # Memory ordering
@@ -28,16 +29,16 @@
 //!   producer = i + 1     release     if p > i: read entry[i]
 //! ```
 //!
-//! **Place against index.** The producer must not overwrite a place before the consumer has read it. The order is kept
-//! in the same way with the other index: the consumer stores it with a release after its last read, and the producer
-//! loads it with an acquire before it writes.
+//! **Place against index.** The producer must not overwrite a place before the consumer has read
+//! it. The order is kept in the same way with the other index: the consumer stores it with a
+//! release after its last read, and the producer loads it with an acquire before it writes.
 //!
-//! The bytes of frames are ordered by the same two pairs. The bytes of a received frame are written before the RX
-//! ring's producer index. The bytes of a sent frame are read by the kernel before it writes the completion ring's
-//! producer index.
+//! The bytes of frames are ordered by the same two pairs. The bytes of a received frame are written
+//! before the RX ring's producer index. The bytes of a sent frame are read by the kernel before it
+//! writes the completion ring's producer index.
 //!
-//! **Index against flag.** A kick must not be lost between a kernel that begins to sleep and a producer that adds an
-//! entry.
+//! **Index against flag.** A kick must not be lost between a kernel that begins to sleep and a
+//! producer that adds an entry.
 //!
 //! ```text
 //!   this process                     kernel
@@ -46,17 +47,18 @@
 //!   if flags: system call            if producer > i: go on
 //! ```
 //!
-//! Each side stores, then loads what the other side stores. Without a full fence on each side, both loads can see the
-//! old values: release and acquire do not order a store before a later load. With the fences at least one side sees the
-//! store of the other. [`Producer::needs_wakeup`] has the fence of this process. `model.rs` tries all interleavings of
-//! the three races. If a driver lacks the kernel's fence, no kick is lost either: [`XskTx::complete`](crate::XskTx)
-//! checks the flag again while frames are out.
+//! Each side stores, then loads what the other side stores. Without a full fence on each side, both
+//! loads can see the old values: release and acquire do not order a store before a later load. With
+//! the fences at least one side sees the store of the other. [`Producer::needs_wakeup`] has the
+//! fence of this process. `model.rs` tries all interleavings of the three races. If a driver lacks
+//! the kernel's fence, no kick is lost either: [`XskTx::complete`](crate::XskTx) checks the flag
+//! again while frames are out.
 //!
 //! # Invalid values from the kernel
 //!
-//! An index that the kernel wrote is used only if it leaves at most as many entries as there are places
-//! ([`Fault::Index`]). The queue checks the contents of entries. The memory is only accessed by atomics, so no value
-//! and no timing of the kernel's is undefined behaviour here.
+//! An index that the kernel wrote is used only if it leaves at most as many entries as there are
+//! places ([`Fault::Index`]). The queue checks the contents of entries. The memory is only accessed
+//! by atomics, so no value and no timing of the kernel's is undefined behaviour here.
 
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, RING_NEED_WAKEUP};
@@ -126,8 +128,8 @@ impl RingEntry for Desc {
 
 /// The memory of a ring, as one side uses it.
 ///
-/// Invariant (*mapped*): the indices, the flags and `size` entries are mapped for as long as the ring is used, and accessed only by
-/// atomics in this process.
+/// Invariant (*mapped*): the indices, the flags and `size` entries are mapped for as long as the
+/// ring is used, and accessed only by atomics in this process.
 #[derive(Debug)]
 struct Ring<E: RingEntry> {
     pointers: RingPointers<E::Atomic>,
@@ -191,11 +193,13 @@ fn prefetch_to_read(at: *const u8) {
     let _ = at;
 }
 
-/// Prefetches a cache line that will be written: other CPUs lose it. This is a hint: the CPU does not wait.
+/// Prefetches a cache line that will be written: other CPUs lose it. This is a hint: the CPU does
+/// not wait.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault, and changes no memory. A CPU without the instruction does nothing.
+    // SAFETY: a prefetch does not fault, and changes no memory. A CPU without the instruction does
+    // nothing.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
@@ -217,7 +221,8 @@ pub(crate) struct Producer<E: RingEntry> {
 impl<E: RingEntry> Producer<E> {
     /// # Safety
     ///
-    /// As for the invariant *mapped* of [`Ring`], for `size` entries, a power of two. No other producer uses the ring.
+    /// As for the invariant *mapped* of [`Ring`], for `size` entries, a power of two. No other
+    /// producer uses the ring.
     pub(crate) unsafe fn new(pointers: RingPointers<E::Atomic>, size: u32) -> Self {
         // SAFETY: the caller's.
         let ring = unsafe { Ring::new(pointers, size) };
@@ -229,8 +234,8 @@ impl<E: RingEntry> Producer<E> {
         self.ring.size()
     }
 
-    /// Returns the number of free places. Reads the consumer's index only if fewer than `want` places were free at the
-    /// last check.
+    /// Returns the number of free places. Reads the consumer's index only if fewer than `want`
+    /// places were free at the last check.
     ///
     /// # Errors
     ///
@@ -247,7 +252,8 @@ impl<E: RingEntry> Producer<E> {
         self.ring.size() - self.next.wrapping_sub(self.consumed)
     }
 
-    /// Reads the consumer's index, and returns the number of free places. Does not change the result of the last check.
+    /// Reads the consumer's index, and returns the number of free places. Does not change the
+    /// result of the last check.
     pub(crate) fn seems_free(&self) -> u32 {
         // Relaxed: the result is an estimate, and writing checks again.
         let used = self.next.wrapping_sub(self.ring.consumer().load(Ordering::Relaxed));
@@ -259,7 +265,8 @@ impl<E: RingEntry> Producer<E> {
         // Acquire: the consumer has read the contents of the places.
         let consumed = self.ring.consumer().load(Ordering::Acquire);
         let used = self.next.wrapping_sub(consumed);
-        // The kernel cannot have consumed entries that were not published to it, and its index cannot go back.
+        // The kernel cannot have consumed entries that were not published to it, and its index
+        // cannot go back.
         if used > self.next.wrapping_sub(self.consumed) || used < self.next.wrapping_sub(self.published) {
             return Err(Fault::Index { producer: self.next, consumer: consumed });
         }
@@ -267,7 +274,7 @@ impl<E: RingEntry> Producer<E> {
         Ok(self.ring.size() - used)
     }
 
-    /// The number of entries that the consumer has not taken, published or not.
+    /// The number of entries that the consumer has not consumed, published or not.
     ///
     /// # Errors
     ///
@@ -332,8 +339,8 @@ impl<E: RingEntry> Consumer<E> {
         Self { ring, next, released: next, produced: next }
     }
 
-    /// Returns the number of entries that can be taken. Reads the producer's index if fewer than `want` entries are
-    /// known.
+    /// Returns the number of entries that can be consumed. Reads the producer's index if fewer than
+    /// `want` entries are known.
     ///
     /// # Errors
     ///
@@ -348,7 +355,8 @@ impl<E: RingEntry> Consumer<E> {
     fn load_producer(&mut self) -> Result<u32, Fault> {
         // Acquire: the producer has written the entries, and the frames that they describe.
         let produced = self.ring.producer().load(Ordering::Acquire);
-        // The kernel cannot overwrite places that were not released to it, and its index cannot go back.
+        // The kernel cannot overwrite places that were not released to it, and its index cannot go
+        // back.
         let (held, before) = (produced.wrapping_sub(self.released), self.produced.wrapping_sub(self.released));
         if held > self.ring.size() || held < before {
             return Err(Fault::Index { producer: produced, consumer: self.released });
@@ -369,7 +377,7 @@ impl<E: RingEntry> Consumer<E> {
         self.ring.prefetch(self.next, n, |slot| prefetch_to_read(slot.cast()));
     }
 
-    /// Takes the next entry, which must be available.
+    /// Consumes the next entry, which must be available.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> E {
         debug_assert!(self.next != self.produced);
@@ -378,7 +386,7 @@ impl<E: RingEntry> Consumer<E> {
         entry
     }
 
-    /// Releases the places of the taken entries to the producer.
+    /// Releases the consumed entries to the producer.
     #[inline(always)]
     pub(crate) fn release(&mut self) {
         if self.released != self.next {

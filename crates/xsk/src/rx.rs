@@ -2,10 +2,11 @@
 //!
 //! # The end
 //!
-//! Dropping a queue takes its socket out of the maps of XDP programs: frames then go to the kernel, also if the
-//! transmit queue keeps the socket open. The frames that were received and not polled are returned. Chunks that the
-//! kernel still has are quarantined, and the pool counts them: the kernel may write to them until some time after the
-//! socket was closed. Their pages return to the provider when it lets the queue be bound again: see `held.rs`.
+//! Dropping a queue removes its socket from the maps of XDP programs: frames then go to the kernel,
+//! also if the transmit queue keeps the socket open. The frames that were received and not polled
+//! are returned. Chunks that the kernel still has are quarantined, and the pool counts them: the
+//! kernel may write to them until some time after the socket was closed. Their pages return to the
+//! provider when it lets the queue be bound again: see `held.rs`.
 
 use crate::fault::Fault;
 use crate::held::keep_posted;
@@ -23,16 +24,18 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The number of polls without a frame after which the queue checks whether the interface still exists.
+/// The number of polls without a frame after which the queue checks whether the interface still
+/// exists.
 const IDLE_POLLS: u32 = 4096;
 
-/// A receive queue: see [`RxQueue::poll`]. It is one half of a socket; the other is [`XskTx`](crate::XskTx).
+/// A receive queue: see [`RxQueue::poll`]. It is one half of a socket; the other is
+/// [`XskTx`](crate::XskTx).
 ///
 /// Its descriptor is for waiting only: while the queue is [armed](Wait::arm) it becomes readable
 /// when frames arrive, and at any time when the interface is deleted. (A socket that was made in
-/// another network namespace and not by a [helper](crate::helper) does not tell that; a thread that
-/// must notice it sleeps for a limited time.) The descriptor of the socket, which an XDP program's
-/// map of sockets takes, is that of [`socket`](Self::socket).
+/// another network namespace and not by a [helper](crate::helper) does not report that; a thread
+/// that must notice it sleeps for a limited time.) The descriptor of the socket, which is inserted
+/// into an XDP program's map of sockets, is that of [`socket`](Self::socket).
 #[must_use = "a queue stops when it is dropped"]
 pub struct XskRx<M: UmemMemory = KernelShared> {
     pool: Option<PagePool<M>>,
@@ -67,7 +70,8 @@ impl<M: UmemMemory> XskRx<M> {
         self.pool.as_mut().map(PagePool::stats).unwrap_or_default()
     }
 
-    /// The number of chunks that the kernel has: in the fill ring, in the device, or received and not polled.
+    /// The number of chunks that the kernel has: in the fill ring, in the device, or received and
+    /// not polled.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.queue.posted.count() as usize
@@ -91,16 +95,18 @@ impl<M: UmemMemory> XskRx<M> {
         &self.umem
     }
 
-    /// Stops the queue: its socket leaves the maps into which [`Program::insert`](crate::Program::insert) has put it,
-    /// so that the kernel gets the frames. Frames that were received and not polled are returned, chunks that the
-    /// kernel has are quarantined, and the pool is closed. The socket is closed together with the other half.
+    /// Stops the queue: its socket leaves the maps into which
+    /// [`Program::insert`](crate::Program::insert) has put it, so that the kernel gets the frames.
+    /// Frames that were received and not polled are returned, chunks that the kernel has are
+    /// quarantined, and the pool is closed. The socket is closed together with the other half.
     pub fn close(mut self) -> Option<PoolClosed> {
         self.end()
     }
 
     fn end(&mut self) -> Option<PoolClosed> {
         let pool = self.pool.take()?;
-        // If the interface is gone, the kernel has removed the socket, and another one may be in its place.
+        // If the interface is gone, the kernel has removed the socket, and another one may be in
+        // its place.
         if !self.socket.is_gone() {
             leave(self.socket.as_fd());
         }
@@ -166,7 +172,7 @@ impl<M: UmemMemory> Wait for XskRx<M> {
         checked.map(|()| Armed::Work)
     }
 
-    /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls
+    /// Removes the socket from the set on which a thread waits. While it is there, the kernel calls
     /// the set for each batch of frames. One system call.
     fn disarm(&mut self) {
         self.wait_set.disarm(self.socket.as_fd());

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// The largest ring. The tables can count up to this number of descriptors.
 const MAX_RING: u32 = 32_768;
 
-/// If a queue has another socket, binding is repeated this often, with a pause before each attempt. The pauses are half
-/// a second in total.
+/// If a queue has another socket, binding is repeated this often, with a pause before each attempt.
+/// The pauses are half a second in total.
 const BUSY_TRIES: u32 = 100;
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
@@ -37,7 +37,8 @@ pub(crate) enum Tries {
 /// [`XskTx`](crate::XskTx), share it. It is closed when both are gone.
 #[derive(Debug)]
 pub struct XskSocket {
-    // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket whose rings are mapped.
+    // The rings are unmapped before the descriptor is closed, because the kernel keeps a socket
+    // whose rings are mapped.
     _rings: [Mapping; 4],
     fd: OwnedFd,
     key: QueueKey,
@@ -87,7 +88,7 @@ pub(crate) fn failed(step: &'static str) -> impl FnOnce(io::Error) -> XskError {
 }
 
 impl Unbound {
-    /// Takes the socket from the options, or makes a new one.
+    /// The socket of the options, or a new one.
     pub(crate) fn descriptor(options: &mut QueueOptions) -> Result<OwnedFd, XskError> {
         if let Some(fd) = options.socket.take() {
             return Ok(fd);
@@ -123,8 +124,9 @@ impl Unbound {
             map(&at.rx, desc, options.rx, libc::XDP_PGOFF_RX_RING as u64)?,
             map(&at.tx, desc, options.tx, libc::XDP_PGOFF_TX_RING as u64)?,
         ];
-        // SAFETY: the kernel reports the offsets of the parts in each ring's memory, and `map` has mapped them with all
-        // entries. The socket keeps the mappings, and both queues keep the socket. Each ring has one user.
+        // SAFETY: the kernel reports the offsets of the parts in each ring's memory, and `map` has
+        // mapped them with all entries. The socket keeps the mappings, and both queues keep the
+        // socket. Each ring has one user.
         let made = unsafe {
             Rings {
                 receive: RxRings {
@@ -162,7 +164,7 @@ impl Unbound {
         let mut bind = || {
             let mut bound = Ok(());
             for several in binding.attempts() {
-                // The kernel takes the flags from the first socket of the UMEM, and refuses others.
+                // The kernel uses the flags of the first socket of the UMEM, and refuses others.
                 let flags = match shared {
                     Some(_) => libc::XDP_SHARED_UMEM,
                     None => base | if several { libc::XDP_USE_SG } else { 0 },
@@ -177,8 +179,8 @@ impl Unbound {
         };
         let mut bound = bind();
         for _ in 0..if tries == Tries::Once { 0 } else { BUSY_TRIES } {
-            // The kernel releases a queue some time after its last socket was closed. The socket may be that of a
-            // process that was killed.
+            // The kernel releases a queue some time after its last socket was closed. The socket
+            // may be that of a process that was killed.
             if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
                 break;
             }
@@ -189,7 +191,8 @@ impl Unbound {
         bound.map_err(|source| match source.raw_os_error() {
             Some(libc::EBUSY) => XskError::Busy { interface: named(), queue },
             Some(libc::ENODEV) => XskError::NoInterface { interface: named() },
-            // A driver also returns this error if it supports the mode, but not on this queue or device.
+            // A driver also returns this error if it supports the mode, but not on this queue or
+            // device.
             Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { interface: named(), queue },
             Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { interface: named(), queue, what, source },
             _ => XskError::System { step: "bind the socket to a queue", source },
@@ -337,8 +340,8 @@ impl XskSocket {
         sys::statistics(self.fd.as_fd()).map(KernelStats::from)
     }
 
-    /// Whether the interface was deleted, or moved to another network namespace. The socket is then not bound any more.
-    /// Costs a system call.
+    /// Whether the interface was deleted, or moved to another network namespace. The socket is then
+    /// not bound any more. Costs a system call.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         // Relaxed: the flag only changes to true, and publishes no other data.
@@ -366,7 +369,8 @@ impl XskSocket {
         Err(io::Error::new(kind, QueueStopped { interface: self.interface.clone(), queue: self.queue, fault }))
     }
 
-    /// Whether the driver may need a wake-up for new chunks. In copy mode the kernel takes chunks when a frame arrives.
+    /// Whether the driver may need a wake-up for new chunks. In copy mode the kernel consumes
+    /// chunks when a frame arrives.
     #[inline(always)]
     pub(crate) fn wakes_rx(&self) -> bool {
         self.mode == Mode::ZeroCopy

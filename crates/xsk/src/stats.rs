@@ -23,7 +23,8 @@ pub struct RxStats {
     pub redirected: u64,
     /// Frames with the verdict that the program failed.
     pub aborted: u64,
-    /// Frames dropped because they could not be copied into one buffer for a handler that needs one buffer.
+    /// Frames dropped because they could not be copied into one buffer for a handler that needs one
+    /// buffer.
     pub not_linear: u64,
     /// Frames dropped because they were too short for an Ethernet header.
     pub short: u64,
@@ -53,44 +54,48 @@ impl RxStats {
     }
 }
 
-/// A transmit queue's counters. A *descriptor* is a part of a frame in one chunk. Most frames have one descriptor.
+/// A transmit queue's counters. A *descriptor* is a part of a frame in one chunk. Most frames have
+/// one descriptor.
 ///
-/// Every descriptor that was given to the kernel is out or was returned: `descriptors = completed +
-/// XskTx::outstanding()`.
+/// Every descriptor that was posted to the kernel is outstanding or completed:
+/// `descriptors = completed + XskTx::outstanding()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TxStats {
-    /// Frames given to the kernel.
+    /// Frames posted to the kernel.
     pub frames: u64,
     /// Bytes in them.
     pub bytes: u64,
-    /// Descriptors given to the kernel.
+    /// Descriptors posted to the kernel.
     pub descriptors: u64,
     /// Descriptors that the kernel is done with.
     pub completed: u64,
-    /// Frames refused because the queue was full, or because a frame must be copied and there was no page.
+    /// Frames refused because the queue was full, or because a frame must be copied and there was
+    /// no page.
     pub full: u64,
     /// Frames refused because their pages are not in the UMEM.
     pub unreachable: u64,
     /// Frames refused because they need an offload that the socket does not have.
     pub no_offload: u64,
-    /// Frames refused because they have no bytes, or are in more parts than a frame can have and too long to be copied
-    /// into fewer.
+    /// Frames refused because they have no bytes, or are in more parts than a frame can have and
+    /// too long to be copied into fewer.
     pub bad_shape: u64,
-    /// Frames that were copied before they were sent, because they were in more parts than the driver sends
-    /// ([`XskTx::max_descriptors`](crate::XskTx::max_descriptors)).
+    /// Frames that were copied before they were sent, because they were in more parts than the
+    /// driver sends ([`XskTx::max_descriptors`](crate::XskTx::max_descriptors)).
     pub linearised: u64,
     /// System calls that notified the kernel of frames.
     pub kicks: u64,
-    /// Those of these system calls that were a repetition, because the kernel had taken only a part of the frames.
+    /// Those of these system calls that were a repetition, because the kernel had sent only some of
+    /// the frames.
     pub kicks_again: u64,
-    /// Times that the kernel took no frame because there was no memory, or no room in the send buffer or in the device.
+    /// Times that the kernel sent no frame because memory, the send buffer or the device was full.
     /// The frames stay in the ring, and the kernel is notified again.
     pub busy: u64,
-    /// Times that the kernel took no frame because the interface is down. The frames stay in the ring.
+    /// Times that the kernel sent no frame because the interface is down. The frames stay in the
+    /// ring.
     pub down: u64,
-    /// Descriptors that were out for a second without any completion. Their pages are returned when they complete. In
-    /// copy mode, they complete when the receiver of the frame has released it.
+    /// Descriptors that were out for a second without any completion. Their pages are returned when
+    /// they complete. In copy mode, they complete when the receiver of the frame has released it.
     pub late: u64,
     /// Descriptors that were counted as late and completed later.
     pub late_completed: u64,
@@ -116,13 +121,14 @@ impl TxStats {
 
 /// The kernel's counters of a socket: frames that were lost between the interface and the rings.
 ///
-/// In copy mode, each frame for the socket is either received, or counted once as `rx_dropped` or `rx_ring_full`.
+/// In copy mode, each frame for the socket is either received, or counted once as `rx_dropped` or
+/// `rx_ring_full`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelStats {
-    /// Frames for the socket that were dropped because there were no chunks, which also counts as `rx_fill_empty`. In
-    /// copy mode, also frames that were dropped because they were longer than a chunk and the socket does not accept
-    /// frames of several buffers.
+    /// Frames for the socket that were dropped because there were no chunks, which also counts as
+    /// `rx_fill_empty`. In copy mode, also frames that were dropped because they were longer than a
+    /// chunk and the socket does not accept frames of several buffers.
     pub rx_dropped: u64,
     /// Entries of the fill ring that were not valid.
     pub rx_invalid: u64,
@@ -130,9 +136,9 @@ pub struct KernelStats {
     pub tx_invalid: u64,
     /// Frames dropped because the RX ring was full.
     pub rx_ring_full: u64,
-    /// Times that the kernel looked for a chunk, and the fill ring was empty.
+    /// Times that the kernel needed a chunk, and the fill ring was empty.
     pub rx_fill_empty: u64,
-    /// Times that the kernel looked for a frame to send, and there was none.
+    /// Times that the kernel polled for a frame to send, and there was none.
     pub tx_ring_empty: u64,
 }
 

@@ -24,7 +24,8 @@ pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `getsockopt` of an option that consists of integers. Fields that an older kernel does not fill in are 0.
+/// `getsockopt` of an option that consists of integers. Fields that an older kernel does not fill
+/// in are 0.
 fn get<T: Integers>(fd: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut len = mem::size_of::<T>() as libc::socklen_t;
@@ -91,8 +92,8 @@ pub(crate) fn is_zero_copy(fd: BorrowedFd<'_>) -> io::Result<bool> {
     get(fd, libc::SOL_XDP, libc::XDP_OPTIONS).map(|o: libc::xdp_options| o.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// Takes the pending error of the socket, and returns whether there was one. The kernel reports in this way that the
-/// interface is gone.
+/// Reads and clears the pending error of the socket, and returns whether there was one. The kernel
+/// reports in this way that the interface is gone.
 pub(crate) fn take_error(fd: BorrowedFd<'_>) -> bool {
     get(fd, libc::SOL_SOCKET, libc::SO_ERROR).is_ok_and(|error: i32| error != 0)
 }
@@ -107,8 +108,8 @@ pub(crate) fn netns(fd: BorrowedFd<'_>) -> io::Result<u64> {
     get(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
-/// Whether a socket is of the network namespace of this thread. Returns true if the kernel does not report this (before
-/// Linux 5.14).
+/// Whether a socket is of the network namespace of this thread. Returns true if the kernel does not
+/// report this (before Linux 5.14).
 pub(crate) fn is_of_this_namespace(fd: BorrowedFd<'_>) -> bool {
     let Ok(ours) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return true;
@@ -124,12 +125,12 @@ pub(crate) fn prefers_busy_poll(fd: BorrowedFd<'_>) -> bool {
     get(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL).is_ok_and(|on: i32| on != 0)
 }
 
-/// Makes the socket's send buffer at least `bytes` large, beyond the system's limit if this is permitted. A smaller
-/// buffer is no error: the kernel then takes fewer frames at a time.
+/// Makes the socket's send buffer at least `bytes` large, beyond the system's limit if this is
+/// permitted. A smaller buffer is no error: the kernel then sends fewer frames at a time.
 pub(crate) fn grow_send_buffer(fd: BorrowedFd<'_>, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
     let have: i32 = get(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
-    // The kernel doubles the value that it is given, and reports the double.
+    // The kernel doubles the value of the option, and reports the double.
     if have < bytes && set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_err() {
         let _ = set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes);
     }
@@ -148,7 +149,7 @@ pub(crate) fn kernel() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Binds the socket to a queue. If `shared` is given, the UMEM is that of this other socket.
+/// Binds the socket to a queue. With `shared`, the UMEM is that of this other socket.
 pub(crate) fn bind(
     fd: BorrowedFd<'_>,
     ifindex: u32,
@@ -176,8 +177,8 @@ pub(crate) fn kick_tx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::send(fd, &[], SendFlags::DONTWAIT).map(drop)
 }
 
-/// Makes the driver check the fill ring, and receive if the socket polls busily. The result is `NXIO` if the interface
-/// is gone.
+/// Makes the driver check the fill ring, and receive if the socket polls busily. The result is
+/// `NXIO` if the interface is gone.
 #[inline]
 pub(crate) fn kick_rx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::recv(fd, &mut [0u8; 0][..], RecvFlags::DONTWAIT).map(drop)

@@ -1,5 +1,6 @@
-//! Network namespaces for this crate's unit tests. Integration tests have `netmem_testing::namespace`, which knows more;
-//! unit tests are in the package's archive, and that crate is not published.
+//! Network namespaces for this crate's unit tests. Integration tests have
+//! `netmem_testing::namespace`, which knows more; unit tests are in the package's archive, and that
+//! crate is not published.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::process::Command;
@@ -17,8 +18,9 @@ fn missing() -> Option<String> {
     ["ip", "mount", "umount"].iter().find(absent).map(|program| format!("{program} is not installed"))
 }
 
-/// Runs a test on a thread that has a network namespace and mounts of its own, or reports it as skipped. If
-/// `NETMEM_NO_SKIP=1` promises that everything is installed, a skip is a failure, except for `NETMEM_AF_XDP=none`.
+/// Runs a test on a thread that has a network namespace and mounts of its own, or reports it as
+/// skipped. If `NETMEM_NO_SKIP=1` promises that everything is installed, a skip is a failure,
+/// except for `NETMEM_AF_XDP=none`.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     let name = std::thread::current().name().unwrap_or("test").to_owned();
     if let Some(why) = missing() {
@@ -28,8 +30,9 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
         return;
     }
     let run = || {
-        // SAFETY: the thread shares its descriptors with the others still; namespaces, the working directory and the
-        // mask of new files become its own, and it uses none that it has looked up before.
+        // SAFETY: the thread shares its descriptors with the others still; namespaces, the working
+        // directory and the mask of new files become its own, and it uses none that it has looked
+        // up before.
         let unshared = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
         assert_eq!(unshared, 0, "unshare: {}", std::io::Error::last_os_error());
         command("mount --make-rprivate /");

@@ -1,39 +1,43 @@
 //! The transmit queue: frames for the kernel to send, and the pages that are returned after that.
 //!
 //! ```text
-//!   packet ── send ──► counts of pages ── TX ring ──► the kernel ── completion ring ──► the counts are given back ──► pools
-//!                                           ▲ flush, kick
+//!   packet ─ send ─► counts of pages ─ TX ring ─► kernel ─ completion ring ─► counts put ─► pools
+//!                                         ▲ flush, kick
 //! ```
 //!
-//! A fragment of a packet becomes a descriptor for each chunk that it touches. The queue keeps a count of the
-//! fragment's page for each descriptor. A completion names an address, and so a chunk. Completions arrive in any order.
-//! Descriptors of one chunk are not distinguished: each completion puts one count of the page.
+//! A fragment of a packet becomes a descriptor for each chunk that it touches. The queue keeps a
+//! count of the fragment's page for each descriptor. A completion names an address, and so a chunk.
+//! Completions arrive in any order. Descriptors of one chunk are not distinguished: each completion
+//! puts one count of the page.
 //!
 //! # Kicks
 //!
-//! In copy mode the kernel sends in a system call, up to 32 frames by default, and returns `EAGAIN` if there are more.
-//! [`flush`](TxQueue::flush) repeats the call as long as the kernel takes frames. If the kernel takes none (its send
-//! buffer is full, it lacks memory, or the device is busy), the rest stays in the ring, and a kick is *pending*: each
-//! later [`flush`](TxQueue::flush), [`complete`](TxQueue::complete) and [`arm`](Wait::arm) tries again. No kick is
-//! lost.
+//! In copy mode the kernel sends in a system call, up to 32 frames by default, and returns `EAGAIN`
+//! if there are more. [`flush`](TxQueue::flush) repeats the call as long as the kernel sends
+//! frames. If the kernel sends none (its send buffer is full, it lacks memory, or the device is
+//! busy), the rest stays in the ring, and a kick is *pending*: each later
+//! [`flush`](TxQueue::flush), [`complete`](TxQueue::complete) and [`arm`](Wait::arm) tries again.
+//! No kick is lost.
 //!
 //! # Sleeping
 //!
-//! In zero-copy mode the kernel wakes no thread when frames complete. While frames are out, a timer wakes a sleeping
-//! thread after a millisecond: see `wait_set.rs`.
+//! In zero-copy mode the kernel wakes no thread when frames complete. While frames are out, a timer
+//! wakes a sleeping thread after a millisecond: see `wait_set.rs`.
 //!
 //! # Late completions
 //!
-//! A frame completes when its last user is done with it. In copy mode, this is when the socket that received the
-//! kernel's copy has released it. With a driver that batches completions, it is when another frame is sent. If
-//! descriptors are out, and none completes for a second, they are counted as late, once, and the kernel is notified of
-//! the ring again. Their pages are returned when they complete.
+//! A frame completes when its last user is done with it. In copy mode, this is when the socket that
+//! received the kernel's copy has released it. With a driver that batches completions, it is when
+//! another frame is sent. If descriptors are out, and none completes for a second, they are counted
+//! as late, once, and the kernel is notified of the ring again. Their pages are returned when they
+//! complete.
 //!
 //! # The end
 //!
-//! A queue that is dropped waits for its descriptors to complete, for a tenth of a second at most. The pages of the
-//! others stay out until the kernel lets the queue be bound again: see `held.rs`. A device may still be reading these
-//! pages, and the bytes that it sends must not be those of another frame.
+//! A queue that is dropped waits for its descriptors to complete, for a tenth of a second at most.
+//! The pages of the others stay out until the kernel lets the queue be bound again: see `held.rs`.
+//! A device may still be reading these pages, and the bytes that it sends must not be those of
+//! another frame.
 
 mod copy_pool;
 mod send;
@@ -66,22 +70,23 @@ use std::time::{Duration, Instant};
 
 /// The number of completions that are handled at a time.
 const COMPLETION_BATCH: u32 = 64;
-/// If no descriptor completes for this time, the descriptors that are out are late. In unit tests they are late at
-/// once.
+/// If no descriptor completes for this time, the descriptors that are out are late. In unit tests
+/// they are late at once.
 const LATE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
 
 /// How long the end of a queue waits for frames to complete. In unit tests it does not wait.
 const CLOSING: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(100) };
 
-/// A transmit queue: see [`TxQueue`]. It is one half of a socket; the other is [`XskRx`](crate::XskRx).
+/// A transmit queue: see [`TxQueue`]. It is one half of a socket; the other is
+/// [`XskRx`](crate::XskRx).
 ///
-/// It sends every page of the UMEM's region, from any pool, even from a pool of another DMA domain: a frame that a
-/// virtio-net queue received into the same region is sent without a copy. Frames in other memory are refused
-/// ([`Reach::Never`]).
+/// It sends every page of the UMEM's region, from any pool, even from a pool of another DMA domain:
+/// a frame that a virtio-net queue received into the same region is sent without a copy. Frames in
+/// other memory are refused ([`Reach::Never`]).
 ///
-/// Its descriptor is for waiting only: it becomes readable when frames have completed. In zero-copy mode the kernel
-/// does not report this. The descriptor then becomes readable a millisecond after [`arm`](Wait::arm) while frames are
-/// out.
+/// Its descriptor is for waiting only: it becomes readable when frames have completed. In zero-copy
+/// mode the kernel does not report this. The descriptor then becomes readable a millisecond after
+/// [`arm`](Wait::arm) while frames are out.
 #[must_use = "a queue stops when it is dropped"]
 pub struct XskTx<M: UmemMemory = KernelShared> {
     region: Arc<Region<M>>,
@@ -89,13 +94,14 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     tx: Producer<Desc>,
     completion: Consumer<u64>,
     out: Outstanding,
-    /// The largest number of descriptors that are out: the number of entries of the completion ring.
+    /// The largest number of descriptors that are out: the number of entries of the completion
+    /// ring.
     limit: u32,
     /// The largest number of descriptors of a frame.
     max_descriptors: u32,
     /// The pages of packets that are copied.
     copies: CopyPool<M>,
-    /// Whether the kernel has taken fewer frames than there were, and must be notified again.
+    /// Whether the kernel has sent fewer frames than there were, and must be notified again.
     kick_pending: bool,
     /// The time since which nothing has completed, although descriptors are out.
     waiting: Option<Instant>,
@@ -151,15 +157,15 @@ impl<M: UmemMemory> XskTx<M> {
         self.stats
     }
 
-    /// The number of descriptors that were given to the kernel and have not completed.
+    /// The number of descriptors that were posted to the kernel and have not completed.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.out.total() as usize
     }
 
-    /// The largest number of descriptors of a frame: 1 without frames of several buffers, 18 in copy mode, and what the
-    /// driver reports in zero-copy mode. A packet that needs more is copied when it is sent
-    /// ([`TxStats::linearised`]).
+    /// The largest number of descriptors of a frame: 1 without frames of several buffers, 18 in
+    /// copy mode, and what the driver reports in zero-copy mode. A packet that needs more is copied
+    /// when it is sent ([`TxStats::linearised`]).
     #[must_use]
     pub fn max_descriptors(&self) -> u32 {
         self.max_descriptors
@@ -184,13 +190,15 @@ impl<M: UmemMemory> XskTx<M> {
     }
 
     /// Queues a packet with a request to the device. Needs
-    /// [`UmemOptions::tx_metadata`](crate::UmemOptions::tx_metadata), and a driver that supports the request: `netmem
-    /// info` lists the features of a driver. A driver without timestamps reports no time ([`TxTimestamp::time`]).
+    /// [`UmemOptions::tx_metadata`](crate::UmemOptions::tx_metadata), and a driver that supports
+    /// the request: `netmem info` lists the features of a driver. A driver without timestamps
+    /// reports no time ([`TxTimestamp::time`]).
     ///
     /// # Errors
     ///
-    /// As for [`TxQueue::send`]. The head of a packet that is not copied needs 24 free bytes in front of it, in its chunk, and no other
-    /// holder. A launch time needs [`launch_times`](Self::launch_times).
+    /// As for [`TxQueue::send`]. The head of a packet that is not copied needs 24 free bytes in
+    /// front of it, in its chunk, and no other holder. A launch time needs
+    /// [`launch_times`](Self::launch_times).
     pub fn send_with(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);
@@ -198,7 +206,8 @@ impl<M: UmemMemory> XskTx<M> {
         self.send_metadata(packet, request)
     }
 
-    /// Whether packets can have a launch time, as reported by the kernel and the driver when the queue was opened.
+    /// Whether packets can have a launch time, as reported by the kernel and the driver when the
+    /// queue was opened.
     ///
     /// # Errors
     ///
@@ -207,13 +216,13 @@ impl<M: UmemMemory> XskTx<M> {
         self.launch_times
     }
 
-    /// Takes the oldest known time at which a packet with such a request was sent. Call this after
-    /// [`complete`](TxQueue::complete).
+    /// Returns the oldest known time at which a packet with such a request was sent, and removes
+    /// it. Call this after [`complete`](TxQueue::complete).
     pub fn timestamp(&mut self) -> Option<TxTimestamp> {
         self.timestamps.pop()
     }
 
-    /// Notifies the kernel of the frames in the ring, until it has taken all or takes none.
+    /// Notifies the kernel of the frames in the ring, until it has sent all or sends none.
     fn kick(&mut self) {
         self.kick_pending = false;
         let mut before = match self.tx.pending() {
@@ -230,7 +239,8 @@ impl<M: UmemMemory> XskTx<M> {
             match answer {
                 Ok(()) => return,
                 Err(Errno::INTR) => {}
-                // The kernel lacks a resource that it may have next time; or the device has dropped frames.
+                // The kernel lacks a resource that it may have next time; or the device has dropped
+                // frames.
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM) => {
                     if left == 0 {
                         return;
@@ -266,11 +276,11 @@ impl<M: UmemMemory> XskTx<M> {
         }
     }
 
-    /// Takes back the descriptors that the kernel is done with.
+    /// Reaps the descriptors that the kernel has completed.
     #[inline(always)]
     fn reap(&mut self) -> Result<u32, Fault> {
         let mut done = 0;
-        // The loop takes at most as many as were out, so that it ends.
+        // The loop reaps at most as many as were outstanding, so that it ends.
         while done < self.limit {
             let n = self.completion.available(1)?.min(COMPLETION_BATCH);
             if n == 0 {
@@ -284,7 +294,8 @@ impl<M: UmemMemory> XskTx<M> {
                 let chunk = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk));
                 let chunk = chunk.ok_or(Fault::Address { addr })?;
                 self.timestamps.completed(addr, &self.region);
-                // SAFETY: *sent*: the table had a count of the page for this descriptor, which is given up.
+                // SAFETY: *sent*: the table had a count of the page for this descriptor, which is
+                // put.
                 unsafe { self.region.put(self.layout.page_of(chunk).0, 1) };
             }
             self.completion.release();
@@ -332,8 +343,9 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
     }
 
-    /// Whether the queue supports frames with this `meta`: they must not need segmentation. The device computes their
-    /// checksums only if the UMEM was made for [metadata](crate::UmemOptions::tx_metadata).
+    /// Whether the queue supports frames with this `meta`: they must not need segmentation. The
+    /// device computes their checksums only if the UMEM was made for
+    /// [metadata](crate::UmemOptions::tx_metadata).
     #[inline]
     fn supports(&self, meta: Meta) -> bool {
         meta.gso.is_none() && (self.layout.tx_metadata || !matches!(meta.checksum, Checksum::Partial { .. }))
@@ -388,8 +400,9 @@ impl<M: UmemMemory> AsFd for XskTx<M> {
     }
 }
 
-/// See [`Wait`]. A transmit queue has work when frames have completed. Arming flushes the queue first. A queue does not
-/// wait if the kernel does not take its frames now, for instance because the interface is down.
+/// See [`Wait`]. A transmit queue has work when frames have completed. Arming flushes the queue
+/// first. A queue does not wait if the kernel does not send its frames now, for instance because
+/// the interface is down.
 impl<M: UmemMemory> Wait for XskTx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
@@ -404,8 +417,8 @@ impl<M: UmemMemory> Wait for XskTx<M> {
         checked.map(|()| Armed::Work)
     }
 
-    /// Takes the socket out of the set on which a thread waits. While it is there, the kernel calls the set for each frame
-    /// that completes. One system call.
+    /// Removes the socket from the set on which a thread waits. While it is there, the kernel calls
+    /// the set for each frame that completes. One system call.
     fn disarm(&mut self) {
         self.wait_set.disarm(self.socket.as_fd());
     }

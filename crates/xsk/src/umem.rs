@@ -1,6 +1,7 @@
 //! The UMEM: the memory that sockets receive into and send from. It is also their DMA domain.
 //!
-//! The kernel pins the whole region when the first socket is opened, and releases it when the last socket is closed.
+//! The kernel pins the whole region when the first socket is opened, and releases it when the last
+//! socket is closed.
 
 use crate::error::XskError;
 use crate::held;
@@ -16,12 +17,14 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Bytes that the kernel leaves free in front of each received frame.
 pub(crate) const KERNEL_HEADROOM: usize = 256;
-/// The smallest size of a chunk, and the least number of bytes that a chunk must have for the frame.
+/// The smallest size of a chunk, and the least number of bytes that a chunk must have for the
+/// frame.
 const LEAST_CHUNK: usize = 2048;
 /// Bytes that the headroom has to leave in a chunk: the shortest Ethernet frame.
 const LEAST_FRAME: usize = 64;
 
-/// A UMEM. This is a handle: clones are the same UMEM, which exists until the last handle and the last queue are gone.
+/// A UMEM. This is a handle: clones are the same UMEM, which exists until the last handle and the
+/// last queue are gone.
 pub struct Umem<M: UmemMemory>(Arc<Inner<M>>);
 
 struct Inner<M: UmemMemory> {
@@ -35,7 +38,8 @@ struct Inner<M: UmemMemory> {
 }
 
 impl<M: UmemMemory> Umem<M> {
-    /// A UMEM of all pages of `region`. It is registered with the kernel when the first socket is opened.
+    /// A UMEM of all pages of `region`. It is registered with the kernel when the first socket is
+    /// opened.
     ///
     /// # Errors
     ///
@@ -73,8 +77,9 @@ impl<M: UmemMemory> Umem<M> {
         &self.0.region
     }
 
-    /// The DMA domain, for pools whose pages are sent. An address in it is an offset in the region. Pools of this
-    /// domain and of any other domain over the same region exchange pages with the sockets without a copy.
+    /// The DMA domain, for pools whose pages are sent. An address in it is an offset in the region.
+    /// Pools of this domain and of any other domain over the same region exchange pages with the
+    /// sockets without a copy.
     #[must_use]
     pub fn domain(&self) -> Arc<dyn DmaDomain> {
         self.0.domain.clone()
@@ -109,10 +114,11 @@ impl<M: UmemMemory> Umem<M> {
         self.0.number
     }
 
-    /// The number of sent pages that are kept because a transmit queue ended before the kernel was done with them. They
-    /// return to their pools when a socket is bound to the same queue again, because the kernel allows that only when it
-    /// is done. When the UMEM ends, its last handle waits for that, for half a second at most; for what is kept then,
-    /// see [`reclaim`](crate::reclaim).
+    /// The number of sent pages that are kept because a transmit queue ended before the kernel was
+    /// done with them. They return to their pools when a socket is bound to the same queue again,
+    /// because the kernel allows that only when it is done. When the UMEM ends, its last handle
+    /// waits for that, for half a second at most; for what is kept then, see
+    /// [`reclaim`](crate::reclaim).
     #[must_use]
     pub fn held(&self) -> usize {
         held::sent_of(self.0.number)
@@ -124,7 +130,8 @@ impl<M: UmemMemory> Umem<M> {
         self.0.layout.chunk
     }
 
-    /// Bytes of a frame that fit into a chunk, behind both headrooms. A longer frame takes several chunks.
+    /// Bytes of a frame that fit into a chunk, behind both headrooms. A longer frame is in several
+    /// chunks.
     #[must_use]
     pub fn room(&self) -> usize {
         self.0.layout.chunk - KERNEL_HEADROOM - self.0.layout.headroom as usize
@@ -149,7 +156,8 @@ impl<M: UmemMemory> fmt::Debug for Umem<M> {
     }
 }
 
-/// The address space of a UMEM. Mapping is a subtraction. The kernel has pinned the memory, for both directions.
+/// The address space of a UMEM. Mapping is a subtraction. The kernel has pinned the memory, for
+/// both directions.
 #[derive(Debug)]
 struct UmemDomain {
     at: usize,

@@ -11,7 +11,7 @@ mod sealed {
 /// | kind | the region is | frames are |
 /// | --- | --- | --- |
 /// | [`KernelShared`] | this process's alone | slices and `Bytes`, without a copy |
-/// | [`PeerShared`] | also a vhost-user peer's | copied out before they are read; redirected to the peer without a copy |
+/// | [`PeerShared`] | also a vhost-user peer's | copied out before they are read |
 /// | [`TrustedPeer`] | also a trusted peer's | both |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` memory is no UMEM",

@@ -2,13 +2,14 @@
 //! frames have completed.
 //!
 //! ```text
-//!   epoll set of a queue   the socket, while a thread waits    a frame arrived, or one has completed
+//!   epoll set of a queue   the socket, while a thread waits    a frame has arrived or completed
 //!                          the timer, in zero-copy mode        sent frames may have completed
 //!                          the watch                           the interface is gone
 //! ```
 //!
-//! In copy mode the socket becomes writable when a frame completes. In zero-copy mode it becomes writable when the driver takes descriptors
-//! out of the TX ring, and the kernel wakes no thread when the frames complete. A thread that waits there is woken by a timer.
+//! In copy mode the socket becomes writable when a frame completes. In zero-copy mode it becomes
+//! writable when the driver consumes descriptors of the TX ring, and the kernel wakes no thread
+//! when the frames complete. A thread that waits there is woken by a timer.
 
 use crate::options::Mode;
 use crate::watch::Watch;
@@ -73,8 +74,9 @@ impl WaitSet {
         Ok(Self { set, events, armed: false, timer, _watch: watch })
     }
 
-    /// Puts the socket into the set, clears the events of the set, and starts the timer if frames are `out`. Call this before
-    /// the ring is checked. Returns whether the interface is reported to be gone.
+    /// Puts the socket into the set, clears the events of the set, and starts the timer if frames
+    /// are `out`. Call this before the ring is checked. Returns whether the interface is reported
+    /// to be gone.
     ///
     /// # Errors
     ///
@@ -98,7 +100,7 @@ impl WaitSet {
         Ok(events[..n].iter().any(|event| event.data.u64() == ENDED))
     }
 
-    /// Takes the socket out of the set.
+    /// Removes the socket from the set.
     pub(crate) fn disarm(&mut self, socket: BorrowedFd<'_>) {
         if self.armed {
             self.armed = epoll::delete(&self.set, socket).is_err();

@@ -3,7 +3,7 @@
 //! When an interface is deleted, or moved to another network namespace, the kernel unbinds its
 //! AF_XDP sockets, and wakes no thread that waits for one: such a socket is never readable. The
 //! kernel also announces the end to netlink sockets of the namespace, after it has unbound the
-//! AF_XDP sockets. So each queue has a netlink socket beside its own.
+//! AF_XDP sockets. So each queue has a netlink socket, too.
 
 use crate::sys;
 use rustix::net::netlink::SocketAddrNetlink;

@@ -1,4 +1,5 @@
-//! An interface with all its parts: memory, sockets on its queues, and the program that redirects frames to them.
+//! An interface with all its parts: memory, sockets on its queues, and the program that redirects
+//! frames to them.
 
 use crate::device_info::DeviceInfo;
 use crate::error::XskError;
@@ -58,7 +59,8 @@ impl XskOptions {
     /// use std::os::unix::net::UnixStream;
     /// use std::time::Duration;
     ///
-    /// let grant = Grant::receive(UnixStream::connect("/run/grant.sock")?, Duration::from_secs(5))?;
+    /// let helper = UnixStream::connect("/run/grant.sock")?;
+    /// let grant = Grant::receive(helper, Duration::from_secs(5))?;
     /// let xsk: Xsk = Xsk::open(XskOptions::granted(grant), |_queue| QueueOptions::new())?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -67,24 +69,25 @@ impl XskOptions {
         Self { grant: Some(grant), ..Self::new("") }
     }
 
-    /// Opens only these queues. The default is all receive and transmit queues that are in use, if the interface
-    /// reports them.
+    /// Opens only these queues. The default is all receive and transmit queues that are in use, if
+    /// the interface reports them.
     #[must_use]
     pub fn queues(mut self, queues: impl IntoIterator<Item = u32>) -> Self {
         self.queues = Some(queues.into_iter().collect());
         self
     }
 
-    /// Pages for each queue. They are needed for: chunks that the kernel has to receive into (1024, and more for large
-    /// rings), frames that are being sent, caches (512 pages in each pool), and pages that users hold.
+    /// Pages for each queue. They are needed for: chunks that the kernel has to receive into (1024,
+    /// and more for large rings), frames that are being sent, caches (512 pages in each pool), and
+    /// pages that users hold.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = pages;
         self
     }
 
-    /// The memory of all queues together: the total number of pages, huge pages, NUMA node, locking.
-    /// [`pages`](Self::pages) then has no effect.
+    /// The memory of all queues together: the total number of pages, huge pages, NUMA node,
+    /// locking. [`pages`](Self::pages) then has no effect.
     #[must_use]
     pub fn memory(mut self, memory: RegionOptions) -> Self {
         self.memory = Some(memory);
@@ -105,8 +108,8 @@ impl XskOptions {
         self
     }
 
-    /// Opens no program. This is for queues that only send, or for a program that the user has attached, into whose map
-    /// the sockets are put ([`Program::pinned_map`]).
+    /// Opens no program. This is for queues that only send, or for a program that the user has
+    /// attached, into whose map the sockets are put ([`Program::pinned_map`]).
     #[must_use]
     pub fn without_program(mut self) -> Self {
         self.program = None;
@@ -114,7 +117,7 @@ impl XskOptions {
     }
 }
 
-/// An open interface. Take its queues out, and give each pair to a thread.
+/// An open interface. Move its queues out, and pass each pair to a thread.
 ///
 /// ```no_run
 /// use netmem_packet::{Packet, Poll, RxQueue};
@@ -122,11 +125,13 @@ impl XskOptions {
 ///
 /// let rule = Rule { protocol: Some(17), port: Some(7), ..Rule::default() };
 /// let program = ProgramOptions { filter: Filter::new([rule])?, ..ProgramOptions::default() };
-/// let xsk: Xsk = Xsk::open(XskOptions::new("eth1").program(program), |_queue| QueueOptions::new())?;
+/// let options = XskOptions::new("eth1").program(program);
+/// let xsk: Xsk = Xsk::open(options, |_queue| QueueOptions::new())?;
 /// std::thread::scope(|scope| {
 ///     for (mut rx, _tx) in xsk.pairs {
 ///         scope.spawn(move || loop {
-///             rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| println!("{} bytes", packet.len())));
+///             let mut print = |packet: Packet<_>| println!("{} bytes", packet.len());
+///             rx.poll(|poll| poll.receive(64, &mut print));
 ///         });
 ///     }
 /// });
@@ -135,9 +140,10 @@ impl XskOptions {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Xsk<M: UmemMemory = KernelShared> {
-    /// The program. When it is dropped, it is detached from the interface, and frames go to the kernel.
+    /// The program. When it is dropped, it is detached from the interface, and frames go to the
+    /// kernel.
     pub program: Option<Program>,
-    /// A receive queue and a transmit queue for each opened queue, in the given order of their numbers.
+    /// A receive queue and a transmit queue for each opened queue, in the order of the options.
     pub pairs: Vec<(XskRx<M>, XskTx<M>)>,
     /// The memory of all queues.
     pub umem: Umem<M>,
@@ -147,13 +153,13 @@ pub struct Xsk<M: UmemMemory = KernelShared> {
 impl<M: UmemMemory> Xsk<M> {
     /// Opens an interface. `queue` is called for the options of each queue.
     ///
-    /// The program is attached first, because some drivers then make the queues for zero-copy. The sockets are put into
-    /// its map when they are bound. Until then frames go to the kernel.
+    /// The program is attached first, because some drivers then make the queues for zero-copy. The
+    /// sockets are put into its map when they are bound. Until then frames go to the kernel.
     ///
     /// # Errors
     ///
-    /// [`XskError`]: a missing privilege is reported before anything is opened. If there is an error, nothing stays
-    /// open.
+    /// [`XskError`]: a missing privilege is reported before anything is opened. If there is an
+    /// error, nothing stays open.
     pub fn open(options: XskOptions, queue: impl Fn(u32) -> QueueOptions) -> Result<Self, XskError>
     where
         M: SystemMemory,
@@ -214,8 +220,9 @@ impl<M: UmemMemory> Xsk<M> {
         Ok(Self { program, pairs, umem, provider })
     }
 
-    /// A pool of pages to send from, which any thread can use. Its pages are from the UMEM's region, like those of
-    /// received frames. A limit in `options` prevents that sending uses the pages for receiving.
+    /// A pool of pages to send from, which any thread can use. Its pages are from the UMEM's
+    /// region, like those of received frames. A limit in `options` prevents that sending uses the
+    /// pages for receiving.
     ///
     /// # Errors
     ///

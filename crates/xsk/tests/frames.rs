@@ -20,7 +20,8 @@ fn packet<M: UmemMemory>(bytes: &[u8], room: usize, mut page: impl FnMut() -> Pa
     packet
 }
 
-/// Frames of every size arrive byte for byte, in both directions: in one buffer, and in several where a chunk is too small.
+/// Frames of every size arrive byte for byte, in both directions: in one buffer, and in several
+/// where a chunk is too small.
 fn every_size(umem: UmemOptions, sizes: impl Iterator<Item = usize> + Clone + Send) {
     in_namespace(|| {
         let mut bench = Bench::new(4096, 9000, &umem, QueueOptions::new());
@@ -72,7 +73,8 @@ fn a_fragment_across_chunks_is_sent_whole() {
         let mut page = pool.alloc().unwrap();
         page.copy_from(100, &sent).unwrap();
         let page = page.freeze_range(100..3600);
-        // Other holders of the same page, which are sent too: the completions of one chunk are alike.
+        // Other holders of the same page, which are sent too: the completions of one chunk are
+        // alike.
         bench.tx.send(Packet::new(page.clone())).unwrap();
         bench.tx.send(Packet::new(page.slice(0..60))).unwrap();
         bench.send(Packet::new(page));
@@ -134,7 +136,8 @@ fn a_full_ring_is_sent_whole_by_one_flush() {
     });
 }
 
-/// Every frame that comes in goes out again: the pages go from one ring to the other without a copy.
+/// Every frame that comes in goes out again: the pages go from one ring to the other without a
+/// copy.
 #[test]
 fn frames_are_echoed() {
     use netmem_packet::{Handler, TxBulk, Verdict, XdpFrame};

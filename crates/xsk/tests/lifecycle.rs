@@ -1,5 +1,6 @@
-//! The leak hunt: frames are held, returned from everywhere, and in flight when a socket, an interface or a process ends. What is sent is
-//! what is received and named counters, and every page is accounted for.
+//! The leak hunt: frames are held, returned from everywhere, and in flight when a socket, an
+//! interface or a process ends. What is sent is what is received and named counters, and every page
+//! is accounted for.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
@@ -34,15 +35,16 @@ fn assert_closed(closed: &PoolClosed) {
     assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{closed:?}");
 }
 
-/// Frames that were lost on the way from the interface `theirs` to the queue, where the kernel says so.
+/// Frames that were lost on the way from the interface `theirs` to the queue, where the kernel says
+/// so.
 fn lost(rx: &XskRx, theirs: &str) -> u64 {
     let kernel = rx.socket().kernel_stats().unwrap();
     assert_eq!(kernel.rx_invalid, 0);
     kernel.rx_dropped + kernel.rx_ring_full + send_drops(theirs)
 }
 
-/// Polls until each of `sent` frames was received, or is in a counter of the kernel: it may deliver them late. `received` says how many the
-/// handler got so far.
+/// Polls until each of `sent` frames was received, or is in a counter of the kernel: it may deliver
+/// them late. `received` says how many the handler got so far.
 #[track_caller]
 fn drain(
     rx: &mut XskRx,
@@ -57,8 +59,8 @@ fn drain(
     });
 }
 
-/// Proves XSK-1: pages are dropped at once, held for a second, and returned from eight threads, under traffic. All come home, and each
-/// frame that was sent was received, or is in a counter.
+/// Proves XSK-1: pages are dropped at once, held for a second, and returned from eight threads,
+/// under traffic. All come home, and each frame that was sent was received, or is in a counter.
 #[test]
 fn pages_come_home_from_eight_threads() {
     in_namespace(|| {
@@ -123,7 +125,8 @@ fn pages_come_home_from_eight_threads() {
             bench.rx.poll(|poll| poll.receive(1, &mut |packet: Packet<_>| drop(packet)));
             (bench.rx.posted() == bench.rx.fill_level()).then_some(())
         });
-        // A chunk is half a page, and a page is out while one of its halves is; one page is being cut.
+        // A chunk is half a page, and a page is out while one of its halves is; one page is being
+        // cut.
         let pages = bench.rx.posted() as u64 / 2;
         assert!((pages..=2 * pages + 1).contains(&bench.rx.pool_stats().inflight()), "{:?}", bench.rx.pool_stats());
         let Bench { rx, tx, ours, .. } = bench;
@@ -166,7 +169,8 @@ fn random_frames_of_every_length() {
     });
 }
 
-/// Traffic in both directions, until it is told to stop. Frames are sent from pages of their own, and echoed.
+/// Traffic in both directions, until it is told to stop. Frames are sent from pages of their own,
+/// and echoed.
 struct Traffic {
     rx: XskRx,
     tx: XskTx,
@@ -230,8 +234,8 @@ fn under_traffic(peer: &Raw, test: impl FnOnce()) {
     });
 }
 
-/// Sockets are closed while frames are in flight, and opened again on the same UMEM: nothing is lost, and all pages but those that the
-/// kernel had are used again.
+/// Sockets are closed while frames are in flight, and opened again on the same UMEM: nothing is
+/// lost, and all pages but those that the kernel had are used again.
 #[test]
 fn sockets_are_closed_with_frames_in_flight() {
     in_namespace(|| {
@@ -240,7 +244,8 @@ fn sockets_are_closed_with_frames_in_flight() {
         let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
         let (memory, umem) = memory::<KernelShared>(16384, &UmemOptions::new());
         let (mut quarantined, mut echoed) = (0, 0);
-        // Each takes the chunks that the kernel has, which are more for a NIC: as many as its ring has entries, and a quarter more.
+        // Each takes the chunks that the kernel has, which are more for a NIC: as many as its ring
+        // has entries, and a quarter more.
         let rounds = if nics().is_some() { 10 } else { 20 };
         under_traffic(&peer, || {
             for round in 0..rounds {
@@ -256,7 +261,8 @@ fn sockets_are_closed_with_frames_in_flight() {
                 let before = umem.held();
                 let closed = traffic.close(round % 2 == 0);
                 quarantined += closed.stats.quarantined;
-                // What was being sent is held by the UMEM, and not lost. Some of it completes when the transmit queue ends last.
+                // What was being sent is held by the UMEM, and not lost. Some of it completes when
+                // the transmit queue ends last.
                 let held = (umem.held() - before) as u64;
                 assert!(
                     held == closed.outstanding || round % 2 == 0 && held < closed.outstanding,
@@ -277,8 +283,8 @@ fn sockets_are_closed_with_frames_in_flight() {
     });
 }
 
-/// Proves XSK-1: a queue is opened many times on memory for two openings. The pages that the kernel had return when it lets the queue be bound
-/// again. `NETMEM_OPENINGS` says how often.
+/// Proves XSK-1: a queue is opened many times on memory for two openings. The pages that the kernel
+/// had return when it lets the queue be bound again. `NETMEM_OPENINGS` says how often.
 #[test]
 fn a_queue_is_opened_many_times_on_a_small_region() {
     let openings = std::env::var("NETMEM_OPENINGS").map_or(100, |openings| openings.parse().unwrap());
@@ -303,8 +309,9 @@ fn a_queue_is_opened_many_times_on_a_small_region() {
     });
 }
 
-/// The queues end while frames are in the ring, and the kernel has the socket still, because another descriptor of it is open. The pages are kept,
-/// also beyond the end of the UMEM, and return when the kernel has released the queue.
+/// The queues end while frames are in the ring, and the kernel has the socket still, because
+/// another descriptor of it is open. The pages are kept, also beyond the end of the UMEM, and
+/// return when the kernel has released the queue.
 #[test]
 fn sent_pages_are_kept_until_the_kernel_has_released_the_queue() {
     in_namespace(|| {
@@ -385,7 +392,8 @@ fn an_interface_that_is_down_for_a_while() {
     });
 }
 
-/// The interface goes under traffic: deleted, or moved to another namespace. Both queues stop, and say why.
+/// The interface goes under traffic: deleted, or moved to another namespace. Both queues stop, and
+/// say why.
 #[test]
 fn an_interface_that_goes() {
     for moved in [false, true] {
@@ -440,8 +448,9 @@ fn an_interface_that_goes() {
     }
 }
 
-/// Another process wants the interface under traffic: it attaches a program in either mode, or takes ours off as `ip` does. It is refused
-/// each time. The queues notice nothing, and each frame is received or counted.
+/// Another process wants the interface under traffic: it attaches a program in either mode, or
+/// takes ours off as `ip` does. It is refused each time. The queues notice nothing, and each frame
+/// is received or counted.
 #[test]
 fn another_process_wants_the_interface() {
     in_namespace(|| {
@@ -508,8 +517,9 @@ fn attaching_child() {
     }
 }
 
-/// The program on the interface is exchanged for one that takes no frames, and put back, again and again. Meanwhile the kernel has the frames:
-/// the queue receives nothing, goes on, and keeps all chunks.
+/// The program on the interface is exchanged for one that takes no frames, and put back, again and
+/// again. Meanwhile the kernel has the frames: the queue receives nothing, goes on, and keeps all
+/// chunks.
 #[test]
 fn a_program_without_our_frames_comes_and_goes() {
     in_namespace(|| {
@@ -551,7 +561,8 @@ fn a_program_without_our_frames_comes_and_goes() {
     });
 }
 
-/// A queue that is only sent from has chunks for the driver all the same, and frames that come in use up none.
+/// A queue that is only sent from has chunks for the driver all the same, and frames that come in
+/// use up none.
 #[test]
 fn a_queue_that_only_sends_is_filled() {
     in_namespace(|| {
@@ -602,8 +613,8 @@ fn the_halves_of_a_socket_part() {
     });
 }
 
-/// The receive queue ends before the transmit queue: the socket leaves the program's map, so that the kernel gets the frames from then on, and
-/// those that were not polled return to their pool.
+/// The receive queue ends before the transmit queue: the socket leaves the program's map, so that
+/// the kernel gets the frames from then on, and those that were not polled return to their pool.
 #[test]
 fn a_receive_queue_that_ends_alone_leaves_the_map() {
     in_namespace(|| {
@@ -653,8 +664,9 @@ fn child() {
     }
 }
 
-/// Proves XSK-3 and XSK-1: a process that is killed at any moment leaves no program on the interface and nothing bound to the queue: the
-/// next process starts as the first did. `NETMEM_KILLS` says how often.
+/// Proves XSK-3 and XSK-1: a process that is killed at any moment leaves no program on the
+/// interface and nothing bound to the queue: the next process starts as the first did.
+/// `NETMEM_KILLS` says how often.
 #[test]
 fn a_process_that_is_killed_leaves_nothing() {
     let kills = std::env::var("NETMEM_KILLS").map_or(100, |kills| kills.parse().unwrap());

@@ -1,4 +1,5 @@
-//! Several queues, interfaces and devices on one memory; waiting; what the device is asked to do with a frame.
+//! Several queues, interfaces and devices on one memory; waiting; what the device is asked to do
+//! with a frame.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{
@@ -71,8 +72,8 @@ fn open<M: UmemMemory>(
     (program, queues)
 }
 
-/// Eight sockets, on the queues of two interfaces, share one UMEM. Frames go from queue to queue and between the interfaces, and the page
-/// that was received is the page that is sent.
+/// Eight sockets, on the queues of two interfaces, share one UMEM. Frames go from queue to queue
+/// and between the interfaces, and the page that was received is the page that is sent.
 #[test]
 fn eight_sockets_on_one_umem() {
     in_namespace(|| {
@@ -138,8 +139,8 @@ fn with_device<R>(options: NetOptions, test: impl FnOnce(QueuePair) -> R) -> R {
     })
 }
 
-/// Proves XSK-2: frames go from an AF_XDP queue to a virtio-net queue and back, in one region, and neither side copies: each queue sends
-/// the pages that the other has received.
+/// Proves XSK-2: frames go from an AF_XDP queue to a virtio-net queue and back, in one region, and
+/// neither side copies: each queue sends the pages that the other has received.
 #[test]
 fn frames_are_redirected_to_virtio_and_back() {
     in_namespace(|| {
@@ -182,7 +183,8 @@ fn frames_are_redirected_to_virtio_and_back() {
     });
 }
 
-/// A thread sleeps until a frame comes, also one that comes while it arms, and until the kernel gives frames back.
+/// A thread sleeps until a frame comes, also one that comes while it arms, and until the kernel
+/// gives frames back.
 #[test]
 fn a_thread_sleeps_until_there_is_work() {
     in_namespace(|| {
@@ -309,7 +311,8 @@ fn a_thread_that_sleeps_is_told_that_its_interface_is_gone() {
     }
 }
 
-/// Completions that another thread causes wake the sender: the peer's socket has the frames, and releases them one by one.
+/// Completions that another thread causes wake the sender: the peer's socket has the frames, and
+/// releases them one by one.
 #[test]
 fn a_sender_is_woken_by_late_completions() {
     in_namespace(|| {
@@ -345,8 +348,8 @@ fn one_each_way(bench: &mut Bench, pool: &mut PagePool<KernelShared>, i: u64) {
     assert_eq!(bench.peer.receive(), frame(60, i));
 }
 
-/// Without need-wakeup each flush is a system call, and no frame waits for another one. A socket on a veth has the flag set in either case, so
-/// that this also holds if only the flag is looked at.
+/// Without need-wakeup each flush is a system call, and no frame waits for another one. A socket on
+/// a veth has the flag set in either case, so that this also holds if only the flag is looked at.
 #[test]
 fn without_need_wakeup_each_flush_is_a_call() {
     in_namespace(|| {
@@ -359,8 +362,9 @@ fn without_need_wakeup_each_flush_is_a_call() {
     });
 }
 
-/// Proves XSK-1: a user that only sends has all chunks posted from the start to the end, more than the ring of the device has entries, so that
-/// the device goes on receiving for the kernel, however long the user sends.
+/// Proves XSK-1: a user that only sends has all chunks posted from the start to the end, more than
+/// the ring of the device has entries, so that the device goes on receiving for the kernel, however
+/// long the user sends.
 #[test]
 fn a_queue_that_only_sends_is_filled() {
     in_namespace(|| {
@@ -433,7 +437,8 @@ fn the_device_computes_checksums() {
             bench.tx.flush();
             assert_eq!(bench.peer.receive(), want, "{len}");
             until("completion", || (bench.tx.complete() > 0).then_some(()));
-            // A veth tells the time of the system's clock. The checksum's place in the metadata is not taken for one.
+            // A veth tells the time of the system's clock. The checksum's place in the metadata is
+            // not taken for one.
             let stamp = bench.tx.timestamp().unwrap();
             assert_eq!(stamp.id, len as u64);
             assert!(stamp.time.is_none_or(|time| u128::from(time) >= start.as_nanos()), "{stamp:?}");

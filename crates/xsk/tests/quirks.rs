@@ -18,8 +18,9 @@ thread_local! {
     static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps the warnings of each thread. It is the subscriber of the whole process, and each test calls [`listen`](Self::listen) first: if a
-/// thread without a subscriber is the first at an event while another thread sets one for itself, `tracing` may take the event for disabled.
+/// Keeps the warnings of each thread. It is the subscriber of the whole process, and each test
+/// calls [`listen`](Self::listen) first: if a thread without a subscriber is the first at an event
+/// while another thread sets one for itself, `tracing` may take the event for disabled.
 struct Warnings;
 
 impl Warnings {
@@ -101,7 +102,8 @@ fn a_warning_for_each_entry_of_the_driver() {
     });
 }
 
-/// The entry of veth: the kernel at the other end leaves checksums out, unless its offloads are off.
+/// The entry of veth: the kernel at the other end leaves checksums out, unless its offloads are
+/// off.
 #[test]
 fn frames_of_the_kernel_behind_a_veth_are_incomplete() {
     Warnings::listen();
@@ -144,8 +146,9 @@ fn frames_of_the_kernel_behind_a_veth_are_incomplete() {
     });
 }
 
-/// The mode is the best that the driver has for the options, and a mode that it has not is refused: veth has no zero-copy, and virtio-net has
-/// it for frames of one buffer, as those of its MTU are. `NETMEM_XSK_PLAIN` names a virtio-net card without the DMA API, which has none.
+/// The mode is the best that the driver has for the options, and a mode that it has not is refused:
+/// veth has no zero-copy, and virtio-net has it for frames of one buffer, as those of its MTU are.
+/// `NETMEM_XSK_PLAIN` names a virtio-net card without the DMA API, which has none.
 #[test]
 fn the_mode_is_what_the_driver_has() {
     Warnings::listen();

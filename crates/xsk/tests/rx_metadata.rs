@@ -1,4 +1,5 @@
-//! A program of the user's own, which writes metadata in front of each frame. It is pinned, and attached by us.
+//! A program of the user's own, which writes metadata in front of each frame. It is pinned, and
+//! attached by us.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
@@ -46,8 +47,8 @@ fn insn(op: u8, dst: u8, src: u8, offset: i16, constant: i32) -> u64 {
 
 const MARK: i32 = 0x6d65_7461;
 
-/// The user's program: makes 8 bytes of metadata, writes a mark and four bytes of the frame into it, and redirects the frame to the map. A
-/// frame whose byte 14 is 0 gets no metadata.
+/// The user's program: makes 8 bytes of metadata, writes a mark and four bytes of the frame into
+/// it, and redirects the frame to the map. A frame whose byte 14 is 0 gets no metadata.
 fn program(map: &OwnedFd) -> OwnedFd {
     let code = [
         insn(0xbf, 6, 1, 0, 0),  // r6 = the context
@@ -147,7 +148,8 @@ fn metadata_is_read<M: UmemMemory + SystemMemory>(umem: &UmemOptions) {
                     let sent = sent(next);
                     assert_eq!(bytes, sent);
                     let want = [&MARK.to_ne_bytes()[..], &sent[14..18]].concat();
-                    // What a frame without metadata has there is anything, but not that of this frame.
+                    // What a frame without metadata has there is anything, but not that of this
+                    // frame.
                     assert_eq!(
                         metadata.unwrap() == want[..],
                         !next.is_multiple_of(3),

@@ -22,8 +22,9 @@ fn send(grant: Grant, to: UnixStream) -> JoinHandle<Result<(), HelperError>> {
     std::thread::spawn(move || grant.send(to, LIMIT))
 }
 
-/// Proves XSK-4: a process opens an interface as root, becomes another user without capabilities, and receives, sends, sleeps and closes as
-/// before. What would need a privilege is refused by name.
+/// Proves XSK-4: a process opens an interface as root, becomes another user without capabilities,
+/// and receives, sends, sleeps and closes as before. What would need a privilege is refused by
+/// name.
 #[test]
 fn privileges_are_dropped_once_the_interface_is_open() {
     in_namespace(|| {
@@ -80,9 +81,10 @@ fn an_interface_that_has_gone_is_named() {
     });
 }
 
-/// Proves XSK-4: the worker is another user without any capability. It registers its memory, binds and moves frames, and its end takes the
-/// program off the interface. The helper has nothing any more. In the worker's network namespace the interface's number is that of another
-/// interface, with fewer queues, which changes nothing.
+/// Proves XSK-4: the worker is another user without any capability. It registers its memory, binds
+/// and moves frames, and its end takes the program off the interface. The helper has nothing any
+/// more. In the worker's network namespace the interface's number is that of another interface,
+/// with fewer queues, which changes nothing.
 #[test]
 fn a_worker_without_privileges_moves_frames() {
     const LAST: usize = 200;
@@ -107,8 +109,9 @@ fn a_worker_without_privileges_moves_frames() {
             let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
             let mut xsk = Xsk::<KernelShared>::open(options, queue).unwrap();
             assert_eq!(xsk.pairs.iter().map(|(rx, _)| rx.posted()).collect::<Vec<_>>(), [500, 500]);
-            // Sends back what comes by either queue, until a frame says that it is the last. The peer sends each frame until it is back, and
-            // sends many if this thread gets no CPU: those that the ring has no room for are dropped.
+            // Sends back what comes by either queue, until a frame says that it is the last. The
+            // peer sends each frame until it is back, and sends many if this thread gets no CPU:
+            // those that the ring has no room for are dropped.
             let mut over = false;
             until("the last frame", || {
                 for (rx, tx) in &mut xsk.pairs {
@@ -255,8 +258,8 @@ fn a_helper_that_lies_about_the_ring() {
     });
 }
 
-/// A socket stays in the network namespace in which it was made. The interface's number is that of another interface here, with fewer
-/// queues, which is not asked.
+/// A socket stays in the network namespace in which it was made. The interface's number is that of
+/// another interface here, with fewer queues, which is not asked.
 #[test]
 fn a_socket_of_another_namespace() {
     in_namespace(|| {

@@ -1,5 +1,5 @@
-//! Big-packet mode: a buffer is a chain of pages long enough for the longest segment. Its pages are from no pool. A
-//! frame takes the pages that it fills; the others stay in the chain.
+//! Big-packet mode: a buffer is a chain of pages long enough for the longest segment. Its pages are
+//! from no pool. A frame consumes the pages that it fills; the others stay in the chain.
 //!
 //! ```text
 //!   page   ├ header 12 B │ frame ├ frame ├ ...  ├ unused
@@ -85,7 +85,8 @@ impl<M: PeerMemory> BigBuffers<M> {
         Ok(true)
     }
 
-    /// Unmaps these pages. All of them are unmapped before the first can be dropped, also if the domain panics over one.
+    /// Unmaps these pages. All of them are unmapped before the first can be dropped, also if the
+    /// domain panics over one.
     fn unmap(&self, pages: &[MappedPage<M>], panics: &mut Panics) {
         let Some(domain) = &self.domain else { return };
         for page in pages {

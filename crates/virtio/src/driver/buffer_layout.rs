@@ -7,11 +7,13 @@ use netmem_pool::{Page, PeerMemory};
 pub(crate) struct BufferLayout {
     /// Where the buffer of the first colour begins, which is where its header is.
     ///
-    /// In small mode without offloads the header ends a cache line and the frame begins the next: the header has no meaning then, so
-    /// that it is not read, and its line is not fetched. In mergeable mode with a foreign back end it ends a line, too: DPDK's vhost
-    /// writes a header only if it differs from what is there. So neither side writes that line, both keep it in their caches, and a
-    /// short frame is one line, not two. Our own device writes each header. With it, and in small mode with offloads, the header begins
-    /// a line, and shares it with the frame's first bytes.
+    /// In small mode without offloads the header ends a cache line and the frame begins the next:
+    /// the header has no meaning then, so that it is not read, and its line is not fetched. In
+    /// mergeable mode with a foreign back end it ends a line, too: DPDK's vhost writes a header
+    /// only if it differs from what is there. So neither side writes that line, both keep it in
+    /// their caches, and a short frame is one line, not two. Our own device writes each header.
+    /// With it, and in small mode with offloads, the header begins a line, and shares it with the
+    /// frame's first bytes.
     pub(crate) first: u32,
     /// Offsets are multiples of 64 up to this, a power of two less one times 64.
     pub(crate) colour_mask: u32,

@@ -1,6 +1,8 @@
-//! What the receive loop asks of a buffer layout, of its pools, and of whoever takes its frames.
+//! The traits between the receive loop and what it is generic over: a buffer layout, its pools, and
+//! the sink of its frames.
 //!
-//! The loop is in `receive.rs`; the layouts are `page_buffers.rs`, `big_buffers.rs` and `split_buffers.rs`.
+//! The loop is in `receive.rs`; the layouts are `page_buffers.rs`, `big_buffers.rs` and
+//! `split_buffers.rs`.
 
 use super::panics::Panics;
 use super::ring::RingHandle;
@@ -12,80 +14,86 @@ use netmem_pool::{Page, PeerMemory};
 
 /// The shortest frame that is delivered: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
-/// The header of a frame that takes no offloads and one buffer.
+/// The header of a frame without offloads, in one buffer.
 pub(super) const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// The poll contexts of the pools that a layout takes its segments from.
+/// The poll contexts of the pools from which a layout allocates its segments.
 pub(super) type Napi<'a, B> = <<B as Buffers>::Pools as Pools>::Napi<'a>;
 
-/// A buffer layout: what a slot of the queue holds, how a slot is filled with segments, and how a slot that the device has
-/// used becomes a frame.
+/// A buffer layout: what a slot of the queue holds, how a slot is filled with segments, and how a
+/// slot that the device has used becomes a frame.
 pub(super) trait Buffers {
     /// The kind of host memory.
     type Mem: PeerMemory;
     /// The pools that segments come from.
     type Pools: Pools;
-    /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was dropped and is posted
-    /// again, or a chain of which some pages are missing.
+    /// The memory of one buffer. A slot keeps its memory while it is not posted: a page that was
+    /// dropped and is posted again, or a chain of which some pages are missing.
     type Buffer: Default;
     /// A received frame.
     type Frame: ReceivedFrame;
 
     /// Whether buffers are described in tables, where the ring has some.
     const TABLES: bool = false;
-    /// Whether the header says where a frame is split. Where it does not, the header of a usual frame is not kept: a copy in memory, written and
-    /// read in pieces of different sizes, made mergeable mode take a third more time.
+    /// Whether the header has the byte at which a frame is split. In a layout without it, the
+    /// header of a usual frame is not kept: a copy in memory, written and read in pieces of
+    /// different sizes, stalled the processor and made mergeable mode a third slower.
     const SPLIT: bool = false;
 
     /// Bytes in each segment of a buffer, in order. All buffers of a queue are alike.
     fn segments(&self) -> Vec<u32>;
 
-    /// Tells the layout that the queue uses this ring from now on.
+    /// Called when the queue begins to use this ring.
     fn started(&mut self, ring: &RingHandle) {
         let _ = ring;
     }
 
-    /// Prefetches the cache lines that [`complete`](Self::complete) and the drop of the frame will touch.
+    /// Prefetches the cache lines that [`complete`](Self::complete) and the drop of the frame will
+    /// touch.
     fn prefetch(slot: &Self::Buffer);
 
-    /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each segment whose device
-    /// address is not the one that it had when the slot was filled last. Returns false if there is too little memory;
-    /// the memory found so far stays in the slot. If user code panics in this call, it stays there, too.
+    /// Completes the memory of a slot and hands it to the device (sync). Sets the address of each
+    /// segment whose device address is not the one that it had when the slot was filled last.
+    /// Returns false if there is too little memory; the memory found so far stays in the slot. If
+    /// user code panics in this call, it stays there, too.
     fn fill(&mut self, slot: &mut Self::Buffer, napi: &mut Napi<'_, Self>, segments: &mut Segments<'_>) -> bool;
 
-    /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at most the length of a buffer.
+    /// Makes `len` bytes of a slot that the device has used readable: at least a header, and at
+    /// most the length of a buffer.
     fn sync(&self, slot: &Self::Buffer, len: u32, napi: &Napi<'_, Self>);
 
     /// The virtio-net header in a slot that was synced, which begins with one.
     fn header(&self, slot: &Self::Buffer) -> [u8; VnetHdr::LEN];
 
-    /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a header. `None` if the header cannot
-    /// be true of it.
+    /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a
+    /// header. `None` if the header cannot be true of it.
     #[inline(always)]
     fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
         let _ = header;
         Some(len as usize - VnetHdr::LEN)
     }
 
-    /// Takes the frame out of a slot that was synced. `header` was checked, also by [`frame_len`](Self::frame_len).
+    /// Moves the frame out of a slot that was synced. `header` was validated, also by
+    /// [`frame_len`](Self::frame_len).
     fn complete(&mut self, slot: &mut Self::Buffer, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
 
-    /// Takes the `len` bytes of a further buffer out of its slot and adds them to `frame`. Only mergeable mode has frames
-    /// of several buffers; the buffers of other layouts hold whole frames.
+    /// Moves the `len` bytes of a further buffer out of its slot and appends them to `frame`. Only
+    /// mergeable mode has frames of several buffers; the buffers of other layouts hold whole
+    /// frames.
     fn append(&mut self, slot: &mut Self::Buffer, len: u32, napi: &Napi<'_, Self>, frame: &mut Self::Frame) {
         let _ = (slot, len, napi, frame);
     }
 
-    /// A frame of this slot was dropped, and `page` is its head. The layout may put the page back into the slot, to be
-    /// posted again as it is.
+    /// A frame of this slot was dropped, and `page` is its head. The layout may recycle the page
+    /// into the slot, to be posted again as it is.
     fn recycle(&mut self, slot: &mut Self::Buffer, page: Page<Self::Mem>) {
         let _ = slot;
         drop(page);
     }
 
-    /// [`fill`](Self::fill) had no memory. Takes memory out of the slots that are not posted, for the first of them to
-    /// be filled next. Returns whether [`fill`](Self::fill) should be tried again. Each refill calls this once. The
-    /// device has `posted` buffers.
+    /// [`fill`](Self::fill) found no memory. Collects the memory of the slots that are not posted,
+    /// so that the first of them can be filled next. Returns whether [`fill`](Self::fill) should be
+    /// tried again. Each refill calls this once. The device has `posted` buffers.
     #[cold]
     fn collect<'s>(&mut self, posted: usize, slots: impl Iterator<Item = &'s mut Self::Buffer>) -> bool
     where
@@ -98,22 +106,22 @@ pub(super) trait Buffers {
     /// Ends a refill in which memory was [collected](Self::collect).
     fn collected(&mut self) {}
 
-    /// Gives up memory that is in no slot. Called before the pools are closed.
+    /// Returns memory that is in no slot. Called before the pools are closed.
     fn clear(&mut self) {}
 
-    /// Gives up memory that is in several slots, which have been recovered or quarantined. `lost` says whether the device may write
-    /// to it for ever.
+    /// Releases memory that several slots share, after those were recovered or quarantined. With
+    /// `lost`, the device may write to it for ever, so it is quarantined.
     fn release_shared(&mut self, lost: bool, pools: &mut Self::Pools, panics: &mut Panics) {
         let _ = (lost, pools, panics);
     }
 
-    /// The device has stopped, and does not have the memory of this slot: gives the memory back.
+    /// The device has stopped, and does not have the memory of this slot: returns it to the pools.
     fn recover(&mut self, slot: &mut Self::Buffer, panics: &mut Panics) {
         panics.call(|| drop(std::mem::take(slot)));
     }
 
-    /// The device did not confirm that it has stopped, and may write to the memory of this slot for ever: quarantines the
-    /// memory.
+    /// The device did not confirm that it has stopped, and may write to the memory of this slot for
+    /// ever: quarantines the memory.
     fn quarantine(&mut self, slot: &mut Self::Buffer, pools: &mut Self::Pools, panics: &mut Panics);
 }
 
@@ -140,9 +148,9 @@ pub(super) trait ReceivedFrame {
     fn meta(&mut self) -> &mut Meta;
 }
 
-/// Takes the frames of a queue.
+/// Receives the frames of a queue.
 pub(super) trait FrameSink<B: Buffers> {
-    /// Takes a frame and counts what becomes of it. Returns the head's page if the frame was dropped.
+    /// Handles a frame and counts the result. Returns the head's page if the frame was dropped.
     fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, B>, frame: B::Frame) -> Option<Page<B::Mem>>;
     /// Called at the end of each receive.
     fn flush(&mut self);

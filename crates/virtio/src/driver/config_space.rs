@@ -7,11 +7,12 @@ use crate::net::{ctrl, feature};
 use crate::vhost_user::VhostUser;
 use netmem_pool::PeerMemory;
 
-/// Features that say which fields the configuration space has. They do not change rings or frames. So a back end
-/// without them can replace one with them.
+/// Features that define fields of the configuration space. They change neither rings nor frames, so
+/// a back end without them can replace one with them.
 const FIELDS: u64 = feature::MTU | feature::MAC | feature::STATUS | feature::SPEED_DUPLEX | feature::GUEST_ANNOUNCE;
 
-/// The features of this kind that are accepted from this back end. `control` says whether its control queue is used.
+/// The features of this kind that are accepted from this back end. `control`: whether its control
+/// queue is used.
 pub(super) fn fields(backend: &VhostUser, control: bool) -> u64 {
     let read = if backend.has_config() { FIELDS } else { feature::MTU };
     let asked = if control { read } else { read & !feature::GUEST_ANNOUNCE };
@@ -24,14 +25,16 @@ pub(super) fn without_fields(features: u64) -> u64 {
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Reads the device's configuration: MAC address, MTU, link status, speed. Sends one message, and waits for the
-    /// answer.
+    /// Reads the device's configuration: MAC address, MTU, link status, speed. Sends one message,
+    /// and waits for the answer.
     ///
-    /// If the back end has no configuration space (`VHOST_USER_PROTOCOL_F_CONFIG`; DPDK's has none), all fields are
-    /// `None`, and the link counts as up. Changes are not reported, because no back end for network devices sends the
-    /// message for them. A program that needs changes calls this again.
+    /// If the back end has no configuration space (`VHOST_USER_PROTOCOL_F_CONFIG`; DPDK's has
+    /// none), all fields are `None`, and the link counts as up. Changes are not reported, because
+    /// no back end for network devices sends the message for them. A program that needs changes
+    /// calls this again.
     ///
-    /// The program must keep to the MTU: the driver does not compare it with the length of sent frames.
+    /// The program must keep to the MTU: the driver does not compare it with the length of sent
+    /// frames.
     ///
     /// # Errors
     ///
@@ -40,8 +43,8 @@ impl<M: PeerMemory> VirtioNet<M> {
         Ok(self.state.with(|backend| backend.config(self.features.bits()))?)
     }
 
-    /// Tells the device that the program has announced itself to the network, as [`NetConfig::announce`] asked for. Does
-    /// nothing if the device cannot ask for it.
+    /// Acknowledges to the device that the program has announced itself to the network, as
+    /// [`NetConfig::announce`] requested. Does nothing if the device cannot request it.
     ///
     /// # Errors
     ///

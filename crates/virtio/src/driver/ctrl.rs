@@ -15,11 +15,11 @@ use netmem_pool::{PeerShared, Region};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a device may take to answer.
+/// The longest wait for an answer of the device.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes for the three parts of a command, each at its own place.
 pub(super) const BUFFER: usize = 64;
-/// Entries in the ring: a command takes three.
+/// Entries in the ring: a command has three.
 pub(super) const SIZE: u16 = 4;
 
 pub(super) struct ControlQueue {
@@ -34,7 +34,7 @@ impl ControlQueue {
         Self { ring: RingQueue::new(handle), buffer, answer_pending: false }
     }
 
-    /// Tells the device how many queue pairs are in use.
+    /// Sets how many queue pairs the device uses.
     pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), NetError> {
         match self.command(ctrl::CLASS_MQ, ctrl::MQ_PAIRS_SET, &pairs.to_le_bytes())? {
             true => Ok(()),
@@ -42,12 +42,12 @@ impl ControlQueue {
         }
     }
 
-    /// Gives the device a command with up to 16 bytes of argument, and waits for the answer. Returns false if the
-    /// device refused, or broke a rule of the ring.
+    /// Sends a command with up to 16 bytes of argument, and waits for the answer. Returns false if
+    /// the device refused, or violated a rule of the ring.
     pub(super) fn command(&mut self, class: u8, command: u8, argument: &[u8]) -> Result<bool, NetError> {
         let timeout = NetError::ControlTimeout { seconds: TIMEOUT.as_secs() };
         if self.answer_pending {
-            // A late answer to that command would be taken for the answer to this one.
+            // A late answer to that command would be mistaken for the answer to this one.
             match self.answered() {
                 Err(_) => return Ok(false),
                 Ok(false) => return Err(timeout),
@@ -84,7 +84,7 @@ impl ControlQueue {
         Ok(self.buffer.read_byte(answer) == ctrl::OK)
     }
 
-    /// Takes the answer to the command that the device has, if it is there.
+    /// Polls for the answer to the command that the device has.
     fn answered(&mut self) -> Result<bool, DeviceFault> {
         with_queue!(&mut self.ring.queue, queue => {
             if queue.pending()? == 0 {
@@ -115,7 +115,8 @@ impl ControlBuffer {
     fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
         for (i, b) in bytes.iter().enumerate() {
-            // SAFETY: just checked; the piece is ours in this process, and the device may read it, hence volatile.
+            // SAFETY: just checked; the piece is ours in this process, and the device may read it,
+            // hence volatile.
             unsafe { self.region.as_ptr().add(self.offset + at + i).write_volatile(*b) };
         }
     }

@@ -1,4 +1,5 @@
-//! The delivery of a frame of host memory: the XDP program decides, and the handler takes the frame.
+//! The delivery of a frame of host memory: the XDP program returns a verdict, and the handler
+//! receives the frame.
 
 use super::buffers::{Buffers, FrameSink, ReceivedFrame};
 use super::stats::RxStats;
@@ -40,7 +41,8 @@ impl<M: PeerMemory> ReceivedFrame for XdpFrame<M> {
     }
 }
 
-/// Runs the program on a frame and does what it decides. Returns the head's page if the frame was dropped.
+/// Runs the program on a frame and does what it decides. Returns the head's page if the frame was
+/// dropped.
 #[inline(always)]
 fn deliver<M: PeerMemory, H: Handler<M>>(
     stats: &mut RxStats,
@@ -54,8 +56,8 @@ fn deliver<M: PeerMemory, H: Handler<M>>(
     }
     stats.frames += 1;
     stats.bytes += frame.len() as u64;
-    // The verdicts are compared one by one, those whose speed matters most first. A `match` with five arms would become
-    // a jump table, whose target the processor may predict wrongly.
+    // The verdicts are compared one by one, those whose speed matters most first. A `match` with
+    // five arms would become a jump table, whose target the processor may predict wrongly.
     let verdict = handler.run(&mut frame);
     if verdict == Verdict::Pass {
         stats.passed += 1;

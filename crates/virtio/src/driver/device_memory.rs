@@ -1,4 +1,4 @@
-//! Device memory that a device is sent, and that is taken away from it, while its rings run.
+//! Device memory that is added to a device, and removed from it, while its rings run.
 
 use super::error::NetError;
 use super::state::DriverState;
@@ -9,24 +9,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Gives the device a region of device memory while it runs, so that queues can be restarted with it and frames sent
-    /// from it. Does nothing if the device has it. [`NetOptions::late_device_memory`](super::NetOptions::late_device_memory) was said before the device was probed. One or
-    /// two messages; the rings go on.
+    /// Adds a region of device memory to the device while it runs, so that queues can be restarted
+    /// with it and frames sent from it. Does nothing if the device has it. Requires
+    /// [`NetOptions::late_device_memory`](super::NetOptions::late_device_memory) at probe. Cost:
+    /// one or two messages; the rings go on.
     ///
     /// # Errors
     ///
-    /// [`NetError::NoDeviceMemory`], [`NetError::NoMemorySlots`], [`NetError::MemorySlots`], [`NetError::Backend`].
+    /// [`NetError::NoDeviceMemory`], [`NetError::NoMemorySlots`], [`NetError::MemorySlots`],
+    /// [`NetError::Backend`].
     pub fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<(), NetError> {
         self.state.add_device_memory(region).map(drop)
     }
 
-    /// Takes a region of device memory away from the device, which was [added](Self::add_device_memory) while it ran. Returns
-    /// false if the device has no such region, or has it since it was probed.
+    /// Removes a region of device memory that was [added](Self::add_device_memory) while the device
+    /// ran. Returns false if the device has no such region, or has it since it was probed.
     ///
     /// # Errors
     ///
-    /// [`NetError::MemoryInUse`]: nothing has changed. [`NetError::Backend`]: the connection has failed, and the region is
-    /// removed here.
+    /// [`NetError::MemoryInUse`]: nothing has changed. [`NetError::Backend`]: the connection has
+    /// failed, and the region is removed here.
     pub fn remove_device_memory(&self, region: &Region<Device>) -> Result<bool, NetError> {
         let Some(bus) = self.state.lock().table.iter().find(|entry| entry.is(region)).map(VhostRegion::bus) else {
             return Ok(false);
@@ -36,8 +38,8 @@ impl<M: PeerMemory> VirtioNet<M> {
 }
 
 impl<M: PeerMemory> DriverState<M> {
-    /// Gives the back end a region of device memory. Returns its address; `None` if the back end has the region
-    /// already.
+    /// Adds a region of device memory to the back end's table. Returns its address; `None` if the
+    /// back end has the region already.
     pub(super) fn add_device_memory(&self, region: &Arc<Region<Device>>) -> Result<Option<u64>, NetError> {
         if !self.config.split {
             return Err(NetError::NoDeviceMemory);
@@ -62,13 +64,14 @@ impl<M: PeerMemory> DriverState<M> {
         Ok(Some(bus))
     }
 
-    /// Takes the region at `bus` away from the back end, if nothing of it is mapped. False if it was not added.
+    /// Removes the region at `bus` from the back end's table, if nothing of it is mapped. False if
+    /// it was not added.
     pub(super) fn remove_device_memory(&self, bus: u64) -> Result<bool, NetError> {
         let mut at = self.lock();
         let removed = self.added.remove(bus).map_err(|mapped| NetError::MemoryInUse { mapped })?;
         let Some(place) = at.table.iter().position(|entry| removed && entry.bus() == bus) else { return Ok(false) };
         let entry = at.table.remove(place);
-        // No queue sends from it before the back end is told.
+        // Queues stop sending from it before the back end removes it.
         self.memory.fetch_add(1, Ordering::Release);
         at.backend.remove_memory(&entry)?;
         Ok(true)

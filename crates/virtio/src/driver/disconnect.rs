@@ -1,20 +1,25 @@
 //! Whether the back end still holds the connection, as a queue sees it.
 //!
-//! When a back end ends, its rings stay as they are, and a queue that is polled finds nothing in them. A poll makes no system
-//! call, so the end of the connection is a word in memory. The thread that notices first writes it:
+//! When a back end ends, its rings stay as they are, and a queue that is polled finds nothing in
+//! them. A poll makes no system call, so the end of the connection is a word in memory. The thread
+//! that notices first writes it:
 //!
-//! * a thread that waits for a queue: the end of the connection wakes it, and `arm` finds the event;
-//! * a thread that only polls: after every [`POLLS_PER_CHECK`](super::idle::POLLS_PER_CHECK) polls that found nothing it looks at the socket;
-//! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always looks.
+//! * a thread that waits for a queue: the end of the connection wakes it, and `arm` finds the
+//!   event;
+//! * a thread that only polls: after every [`POLLS_PER_CHECK`](super::idle::POLLS_PER_CHECK) polls
+//!   that found nothing, it polls the socket;
+//! * [`VirtioNet::is_connected`](super::VirtioNet::is_connected), which always polls the socket.
 //!
-//! The word has the number of the connection that has ended. Each reconnect has a new number, so the word need not be
-//! reset: if a thread notices the end of an old connection late, that does not concern the new one.
+//! The word has the number of the connection that has ended. Each reconnect has a new number, so
+//! the word need not be reset: if a thread notices the end of an old connection late, that does not
+//! concern the new one.
 
 use super::state::{Attached, DriverState};
 use netmem_pool::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the first.
+/// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the
+/// first.
 #[derive(Debug, Default)]
 pub(super) struct LastDisconnect(AtomicU64);
 
@@ -38,7 +43,7 @@ impl<M: PeerMemory> DriverState<M> {
         !self.last_disconnect.is(self.connection.load(Ordering::Acquire))
     }
 
-    /// Looks at the socket of the connection. The caller has locked it.
+    /// Polls the socket of the connection, which the caller has locked, and records its end.
     pub(super) fn check_connection(&self, at: &Attached) -> bool {
         let connected = at.backend.is_connected();
         if !connected {
@@ -47,7 +52,7 @@ impl<M: PeerMemory> DriverState<M> {
         connected
     }
 
-    /// Looks at the socket, unless a control thread has the connection.
+    /// The same, unless a control thread has the connection locked.
     #[cold]
     pub(super) fn try_check_connection(&self) {
         if let Ok(at) = self.attached.try_lock() {
@@ -55,8 +60,8 @@ impl<M: PeerMemory> DriverState<M> {
         }
     }
 
-    /// Records that a queue's epoll set has reported the end of a connection. `connection` is the number of the ring's
-    /// connection.
+    /// Records that a queue's epoll set has reported the end of a connection. `connection` is the
+    /// number of the ring's connection.
     #[cold]
     pub(super) fn hung_up(&self, connection: u32) {
         match self.attached.try_lock() {

@@ -1,4 +1,5 @@
-//! Receive queues whose frames have payload in device memory, as one trait: a queue of its own, and one that is restarted in place.
+//! Receive queues whose frames have payload in device memory, as one trait: a queue of its own, and
+//! one that is restarted in place.
 
 use super::queues::EitherRx;
 use super::split_rx::VirtioSplitRx;
@@ -18,8 +19,8 @@ impl<M: PeerMemory> SplitRxQueue for VirtioSplitRx<M> {
     }
 }
 
-/// The queue as its last restart has left it. It is locked during a poll, so that a restart waits for the end of the poll. A queue that has
-/// stopped has no frames.
+/// The queue as its last restart has left it. It is locked during a poll, so that a restart waits
+/// for the end of the poll. A queue that has stopped has no frames.
 impl<M: PeerMemory> SplitRxQueue for QueueWait<M> {
     type Mem = M;
 

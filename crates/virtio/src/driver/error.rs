@@ -1,6 +1,6 @@
 //! Why a device could not be used, or did not do what it was asked to do.
 
-use super::options::RxMode;
+use super::modes::RxMode;
 use crate::notify::NotifyError;
 use crate::vhost_user::VhostUserError;
 use netmem_pool::{MapError, PoolError, RegionError};
@@ -57,7 +57,7 @@ pub enum NetError {
         /// Bytes in a buffer.
         buffer: u32,
     },
-    /// A provider was given, but the pages of this mode are from no pool.
+    /// The options have a provider, but the pages of this mode are from no pool.
     #[error("big-packet mode keeps pages of its own and takes no provider")]
     GivenMemory,
     /// A device in this process shares pages of its own only.
@@ -75,7 +75,7 @@ pub enum NetError {
         /// The mode asked for.
         mode: RxMode,
     },
-    /// The device was given no device memory.
+    /// The device has no device memory.
     #[error(
         "the device was given no device memory; say `NetOptions::device_memory`, or `NetOptions::late_device_memory`, before it \
          is probed"

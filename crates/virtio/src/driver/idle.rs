@@ -1,10 +1,11 @@
 //! When a queue that only polls checks its connection. See `disconnect.rs`.
 
-/// Polls of a queue without a result between two looks at the socket. A look is a system call; with so many polls before it,
-/// it costs less than a hundredth of a nanosecond a poll, and a queue that is polled without pause looks every millisecond.
+/// Polls of a queue without a result between two checks of the socket. A check is a system call;
+/// spread over so many polls, it costs less than a hundredth of a nanosecond a poll. A queue that
+/// is polled without pause checks about every millisecond.
 pub(super) const POLLS_PER_CHECK: u32 = 1 << 16;
 
-/// Counts the polls of a queue that found nothing, up to the next look.
+/// Counts the polls of a queue that found nothing, until the next check.
 #[derive(Debug, Default)]
 pub(super) struct IdleCounter(u32);
 
@@ -15,7 +16,7 @@ impl IdleCounter {
         self.0 += u32::from(found == 0);
     }
 
-    /// Whether it is time to look at the socket. True once for each interval.
+    /// Whether the socket is to be checked now. True once for each interval.
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         let due = self.0 >= POLLS_PER_CHECK;

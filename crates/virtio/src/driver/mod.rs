@@ -1,12 +1,15 @@
 //! The virtio-net driver: from a connection to a device to queues that receive into page pools.
 //!
 //! * [`VirtioNet::probe`] negotiates, lays out memory, and starts the rings of all queue pairs.
-//! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their rings when dropped.
-//! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`], whose frames have their
-//!   headers in host memory. A [`VirtioSplitTx`] sends such frames.
-//! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes while others poll.
-//! * [`VirtioNet`] changes how many pairs are in use, tells what the device says about itself ([`VirtioNet::config`])
-//!   and whether it is still connected, and connects to another device: [`VirtioNet::reconnect`].
+//! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their
+//!   rings when dropped.
+//! * A receive queue is restarted with a provider of device memory: then it is a [`VirtioSplitRx`],
+//!   whose frames have their headers in host memory. A [`VirtioSplitTx`] sends such frames.
+//! * [`VirtioRxQueues`] are the receive queues as one value, whose memory a control thread changes
+//!   while others poll.
+//! * [`VirtioNet`] changes how many pairs are in use, reads the device's configuration space
+//!   ([`VirtioNet::config`]), reports whether the device is still connected, and connects to
+//!   another one: [`VirtioNet::reconnect`].
 
 mod big_buffers;
 mod buffer_layout;
@@ -20,6 +23,7 @@ mod either;
 mod error;
 mod headers;
 mod idle;
+mod modes;
 mod options;
 mod page_buffers;
 mod panics;
@@ -47,7 +51,8 @@ mod virtio_net;
 mod wait;
 
 pub use error::NetError;
-pub use options::{NetOptions, Offload, RxMode};
+pub use modes::{Offload, RxMode};
+pub use options::NetOptions;
 pub use queues::{EitherRx, QueuesError, RxClosed, VirtioRxQueues};
 pub use restart::{RestartError, Restarted};
 pub use rx::{RxPoll, VirtioRx};

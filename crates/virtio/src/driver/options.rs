@@ -2,6 +2,7 @@
 
 use super::buffer_layout::BufferLayout;
 use super::error::NetError;
+use super::modes::{Offload, RxMode};
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;
@@ -12,55 +13,11 @@ use netmem_pool::{
 use std::fmt;
 use std::sync::Arc;
 
-/// How received frames lie in buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RxMode {
-    /// A frame in one buffer.
-    Small,
-    /// A frame in as many buffers as it needs.
-    Mergeable,
-    /// A frame in one chain of pages, long enough for the longest segment.
-    Big,
-}
-
-impl RxMode {
-    /// The longest frame that the mode can receive.
-    #[must_use]
-    pub fn max_frame(self) -> usize {
-        match self {
-            Self::Small => STANDARD_FRAME,
-            Self::Mergeable | Self::Big => OFFLOAD_FRAME,
-        }
-    }
-}
-
-impl fmt::Display for RxMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Small => "small",
-            Self::Mergeable => "mergeable",
-            Self::Big => "big",
-        })
-    }
-}
-
-/// Which offloads a driver asks its device for. See [`NetOptions::offloads`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Offload {
-    /// No offloads: in both directions every frame has its checksum, and no frame is a large segment.
-    None,
-    /// Checksums: sent frames may have a [partial](netmem_packet::Checksum::Partial) one, and received frames may too, or a
-    /// verified one.
-    Checksum,
-    /// Checksums and segments: TCP over both IPs, with congestion notification, and UDP.
-    #[default]
-    All,
-}
-
 type GivenMemory<M> = (Arc<Region<M>>, Arc<dyn Provider<M>>);
 type WrapDomain = Box<dyn FnOnce(VhostDomain) -> Arc<dyn DmaDomain>>;
 
-/// The driver's options for a device. Start with [`NetOptions::new`], or with [`NetOptions::trust_peer`].
+/// The driver's options for a device. Start with [`NetOptions::new`], or with
+/// [`NetOptions::trust_peer`].
 ///
 /// `M` is the kind of memory of the receive pages, and so of the packets.
 pub struct NetOptions<M: PeerMemory = PeerShared> {
@@ -88,8 +45,8 @@ pub struct NetOptions<M: PeerMemory = PeerShared> {
 }
 
 impl NetOptions {
-    /// One queue pair, rings of 256, frames up to 1518 bytes (in big-packet mode, up to 65549), premapped buffers, room
-    /// for XDP in front of each frame.
+    /// One queue pair, rings of 256, frames up to 1518 bytes (in big-packet mode, up to 65549),
+    /// premapped buffers, room for XDP in front of each frame.
     #[must_use]
     pub fn new(mode: RxMode) -> Self {
         Self::of_kind(mode, RegionOptions::build)
@@ -99,7 +56,8 @@ impl NetOptions {
     ///
     /// # Errors
     ///
-    /// [`NetError::InProcessMemory`]: the user has given memory, whose file others may have.
+    /// [`NetError::InProcessMemory`]: the options have memory of the user, whose file other
+    /// processes may have.
     #[cfg(feature = "device")]
     pub(crate) fn in_process(self) -> Result<NetOptions<TrustedPeer>, NetError> {
         let Self { mode, pairs, ring_size, max_frame, offloads, headroom, per_page, pages, tx_pages, .. } = self;
@@ -137,8 +95,9 @@ impl NetOptions<TrustedPeer> {
     /// whose fragments are slices and turn into `Bytes` without a copy. For a device in this
     /// process, `Control::connect` of the feature `device` does this without a promise of the user.
     ///
-    /// The driver checks this device's ring entries, lengths and headers as it checks any other's. What is trusted is that
-    /// the device does not write to a buffer after it has handed the buffer back.
+    /// The driver checks this device's ring entries, lengths and headers as it checks any other's.
+    /// What is trusted is that the device does not write to a buffer after it has returned the
+    /// buffer.
     ///
     /// ```
     /// use netmem_packet::{Packet, Poll, RxQueue};
@@ -151,7 +110,7 @@ impl NetOptions<TrustedPeer> {
     /// let mut device = NetDevice::new(Options::default(), |_| Gen::new(60, Some(3)))?;
     /// let (ours, theirs) = UnixStream::pair()?;
     /// let connection = device.control().serve(theirs)?;
-    /// // SAFETY: the device is the one above, in this process. It writes only buffers that are posted to it.
+    /// // SAFETY: the device is the one above, in this process. It writes only posted buffers.
     /// let options = unsafe { NetOptions::trust_peer(RxMode::Small) };
     /// let (net, mut pairs) = VirtioNet::probe(VhostUser::own_device(ours)?, options)?;
     /// device.poll();
@@ -167,12 +126,14 @@ impl NetOptions<TrustedPeer> {
     ///
     /// # Safety
     ///
-    /// The backend that is probed with these options, and each party to which it gives the memory, writes to a buffer only
-    /// while the buffer is posted: until the backend has handed it back, or has confirmed that the ring was stopped. If the
-    /// program passes on the file of the device's [region](super::VirtioNet::region), or maps it a second time (with
-    /// `Region::from_fd`, for instance), the same holds for each party that can write the file by that. A
-    /// backend that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here. (A backend that
-    /// dies without a confirmation breaks no promise: what was posted to it is quarantined.)
+    /// The backend that is probed with these options, and each party to which it passes the memory,
+    /// writes to a buffer only while the buffer is posted: until the backend has returned it, or
+    /// has confirmed that the ring was stopped. If the program passes on the file of the device's
+    /// [region](super::VirtioNet::region), or maps it a second time (with `Region::from_fd`, for
+    /// instance), the same holds for each party that can write the file by that. A backend that
+    /// breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here. (A
+    /// backend that dies without a confirmation breaks no promise: what was posted to it is
+    /// quarantined.)
     #[must_use]
     pub unsafe fn trust_peer(mode: RxMode) -> Self {
         Self::of_kind(mode, |options| {
@@ -225,20 +186,22 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Asks for these features of rings ([`Negotiated::RING`]): packed rings, event index, tables of descriptors, use in order,
-    /// in any combination. The device must have all of them. By default rings are split, and have none of these features.
+    /// Asks for these features of rings ([`Negotiated::RING`]): packed rings, event index, tables
+    /// of descriptors, use in order, in any combination. The device must have all of them. By
+    /// default rings are split, and have none of these features.
     ///
     /// ```
     /// use netmem_virtio::driver::{NetOptions, RxMode};
     /// use netmem_virtio::net::feature;
     ///
-    /// let options = NetOptions::new(RxMode::Mergeable).ring_features(feature::RING_PACKED | feature::EVENT_IDX);
+    /// let features = feature::RING_PACKED | feature::EVENT_IDX;
+    /// let options = NetOptions::new(RxMode::Mergeable).ring_features(features);
     /// ```
     ///
     /// | feature | what it changes |
     /// | --- | --- |
     /// | `RING_PACKED` | descriptors, available and used entries share cache lines |
-    /// | `EVENT_IDX` | a queue that sleeps is woken at the next used buffer only, and a device that sleeps likewise |
+    /// | `EVENT_IDX` | each side is notified only of the next entry that it waits for |
     /// | `INDIRECT_DESC` | a transmitted packet of several fragments takes one entry of the ring |
     /// | `IN_ORDER` | the device may use a batch of buffers with one entry |
     #[must_use]
@@ -247,59 +210,64 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// The longest frame, in bytes, as long as the device has not cut it into segments. 9018 is that of an MTU of 9000. Beyond
-    /// 1518, and with [`Offload::All`], segments are asked for too.
+    /// The longest frame, in bytes, as long as the device has not cut it into segments. 9018 is
+    /// that of an MTU of 9000. Beyond 1518, and with [`Offload::All`], segments are asked for too.
     #[must_use]
     pub fn max_frame(mut self, bytes: usize) -> Self {
         self.max_frame = bytes;
         self
     }
 
-    /// Which offloads to ask the device for; [`Offload::All`] by default. The device may have fewer: see
-    /// [`VirtioNet::features`](super::VirtioNet::features).
+    /// Which offloads to ask the device for; [`Offload::All`] by default. The device may have
+    /// fewer: see [`VirtioNet::features`](super::VirtioNet::features).
     ///
     /// | | sent frames | received frames |
     /// | --- | --- | --- |
     /// | [`Offload::None`] | none | none |
     /// | [`Offload::Checksum`] | checksums | checksums, in mergeable and big-packet mode |
-    /// | [`Offload::All`] | checksums, segments | checksums and segments, in mergeable mode with a [`max_frame`](Self::max_frame) of more than 1518 and in big-packet mode with the longest frames, which needs a device that has them |
+    /// | [`Offload::All`] | checksums, segments | checksums and segments, where they fit |
     ///
-    /// Received frames of small mode have none, because a segment fits no buffer and headers are not read. A device
-    /// with device memory always has checksums in both directions.
+    /// Segments fit in mergeable mode with a [`max_frame`](Self::max_frame) of more than 1518, and
+    /// in big-packet mode with the longest frames, which needs a device that has them.
+    /// Received frames of small mode have none, because a segment fits no buffer and headers are
+    /// not read. A device with device memory always has checksums in both directions.
     #[must_use]
     pub fn offloads(mut self, offloads: Offload) -> Self {
         self.offloads = offloads;
         self
     }
 
-    /// Bytes kept free in front of each frame for programs that add headers; 256 unless the caller asks for another number, and none
-    /// in big-packet mode, whose buffers are whole pages. Without headroom and in small mode, buffers share pages as far as the frame
-    /// size lets them. In mergeable mode, headroom makes each buffer of a frame shorter; where segments are asked for, at most 448
-    /// bytes are possible.
+    /// Bytes kept free in front of each frame for programs that add headers; 256 unless the caller
+    /// asks for another number, and none in big-packet mode, whose buffers are whole pages. Without
+    /// headroom and in small mode, buffers share pages as far as the frame size lets them. In
+    /// mergeable mode, headroom makes each buffer of a frame shorter; where segments are asked for,
+    /// at most 448 bytes are possible.
     #[must_use]
     pub fn headroom(mut self, bytes: u16) -> Self {
         self.headroom = u32::from(bytes).next_multiple_of(64);
         self
     }
 
-    /// Buffers in a page in small mode, instead of the number that follows from the headroom. In the other modes
-    /// buffers are whole pages.
+    /// Buffers in a page in small mode, instead of the number that follows from the headroom. In
+    /// the other modes buffers are whole pages.
     #[must_use]
     pub fn buffers_per_page(mut self, buffers: u16) -> Self {
         self.per_page = Some(u32::from(buffers.max(1)));
         self
     }
 
-    /// Receive pages for all queues together. By default each queue gets four rings' worth, and its pool's cache.
+    /// Receive pages for all queues together. By default each queue gets four rings' worth, and its
+    /// pool's cache.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);
         self
     }
 
-    /// Pages set aside for the pools of [`VirtioNet::tx_pool`](super::VirtioNet::tx_pool): packets that the program makes
-    /// itself. They are in the same region as the receive pages, and neither side can use up the pages of the other. None by
-    /// default. With [`memory`](Self::memory), they are taken from the provider given there.
+    /// Pages set aside for the pools of [`VirtioNet::tx_pool`](super::VirtioNet::tx_pool): packets
+    /// that the program makes itself. They are in the same region as the receive pages, and neither
+    /// side can use up the pages of the other. None by default. With [`memory`](Self::memory), they
+    /// are allocated from that provider.
     #[must_use]
     pub fn tx_pages(mut self, pages: usize) -> Self {
         self.tx_pages = pages;
@@ -313,7 +281,7 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Whether the pages are taken from the huge pages that the administrator has reserved, if
+    /// Whether the pages are allocated from the huge pages that the administrator has reserved, if
     /// there are enough of them: [`RegionOptions::reserved_huge_pages`]. Off by default. The rings
     /// never are.
     #[must_use]
@@ -329,74 +297,78 @@ impl<M: PeerMemory> NetOptions<M> {
         self
     }
 
-    /// Whether buffers are posted by DMA address (the default), or by this process's addresses, the pool then mapping
-    /// nothing.
+    /// Whether buffers are posted by DMA address (the default), or by this process's addresses, the
+    /// pool then mapping nothing.
     #[must_use]
     pub fn premapped(mut self, premapped: bool) -> Self {
         self.premapped = premapped;
         self
     }
 
-    /// Takes receive pages from this provider, whose memory is this region. Not for big-packet mode, whose pages are
-    /// from no pool. Several devices may have the same provider. Each of them can then transmit frames that the others
-    /// have received.
+    /// Allocates receive pages from this provider, whose memory is this region. Not for big-packet
+    /// mode, whose pages are from no pool. Several devices may have the same provider. Each of them
+    /// can then transmit frames that the others have received.
     #[must_use]
     pub fn memory(mut self, region: Arc<Region<M>>, provider: Arc<dyn Provider<M>>) -> Self {
         self.memory = Some((region, provider));
         self
     }
 
-    /// Makes another DMA domain of the device's memory table. Devices whose pages come from one region
-    /// ([`memory`](Self::memory)) can be put into one domain: give the second that of the first, and frames go from one to
-    /// the other without being mapped again.
+    /// Makes another DMA domain of the device's memory table. Devices whose pages come from one
+    /// region ([`memory`](Self::memory)) can share one domain: build the second with the domain of
+    /// the first. Frames are then redirected between them without being mapped again.
     #[must_use]
     pub fn domain(mut self, wrap: impl FnOnce(VhostDomain) -> Arc<dyn DmaDomain> + 'static) -> Self {
         self.domain = Some(Box::new(wrap));
         self
     }
 
-    /// Puts a region of device memory into the device's memory table, so that queues can be
+    /// Adds a region of device memory to the device's memory table, so that queues can be
     /// [restarted](super::VirtioRx::restart_split) with a provider of its pages and frames be
     /// [sent](super::VirtioTx::into_split) from it. Can be called for several regions.
     ///
-    /// Regions are put there before the first ring starts, because a backend may keep the table that it has then. The
-    /// device must compute and verify checksums, because the driver cannot checksum device memory. The mode of such a
-    /// device says which frames its queues receive, into either memory:
+    /// Regions are added before the first ring starts, because a backend may keep the table that it
+    /// has then. The device must compute and verify checksums, because the driver cannot checksum
+    /// device memory. The mode determines which frames the queues of such a device receive, into
+    /// either memory:
     ///
     /// | mode | received frames | a chain of device memory |
     /// | --- | --- | --- |
     /// | small | up to [`max_frame`](Self::max_frame), no segments | a host part and a page |
-    /// | big-packet | large segments, up to 65549 bytes | a host part and as many pages as hold that: 16 of 4 KiB, or one of 64 KiB |
+    /// | big-packet | segments, up to 65549 bytes | a host part, and 16 x 4 KiB or 64 KiB |
     ///
-    /// In big-packet mode a chain takes an entry of the ring for each page. Where tables of descriptors were asked for
-    /// ([`ring_features`](Self::ring_features), `INDIRECT_DESC`), it takes one.
+    /// In big-packet mode a chain has an entry of the ring for each page. With tables of
+    /// descriptors ([`ring_features`](Self::ring_features), `INDIRECT_DESC`), it has one.
     #[must_use]
     pub fn device_memory(mut self, region: Arc<Region<Device>>) -> Self {
         self.device_memory.push(region);
         self
     }
 
-    /// Prepares the device for device memory that it is given while it runs, by
-    /// [`VirtioNet::add_device_memory`](super::VirtioNet::add_device_memory) or when a binding is attached. What
-    /// [`device_memory`](Self::device_memory) says of the mode and of checksums holds. The back end needs the protocol feature
-    /// `CONFIGURE_MEM_SLOTS`, as our own has.
+    /// Prepares the device for device memory that is added while it runs, by
+    /// [`VirtioNet::add_device_memory`](super::VirtioNet::add_device_memory) or when a binding is
+    /// attached. The rules of [`device_memory`](Self::device_memory) about the mode and checksums
+    /// apply. The back end needs the protocol feature `CONFIGURE_MEM_SLOTS`, as our own has.
     #[must_use]
     pub fn late_device_memory(mut self) -> Self {
         self.late = true;
         self
     }
 
-    /// Whether received frames may come with offloads although their mode has no place for segments.
+    /// Whether received frames may come with offloads although their mode has no place for
+    /// segments.
     pub(super) fn checksums(&self) -> bool {
         self.late || !self.device_memory.is_empty()
     }
 
-    /// Whether receive queues may have chains of many segments: those of device memory in big-packet mode.
+    /// Whether receive queues may have chains of many segments: those of device memory in
+    /// big-packet mode.
     pub(super) fn has_long_chains(&self) -> bool {
         self.mode == RxMode::Big && self.checksums()
     }
 
-    /// Checks the options, and returns how buffers lie in pages. `ours` says whether the back end is our own device.
+    /// Validates the options, and returns how buffers lie in pages. `ours`: whether the back end is
+    /// Netmem's own device.
     pub(super) fn check(&self, ours: bool) -> Result<BufferLayout, NetError> {
         let min = if self.mode == RxMode::Big { 32 } else { 2 };
         let max = virtqueue::MAX_SIZE;
@@ -423,7 +395,7 @@ impl<M: PeerMemory> NetOptions<M> {
         let frame = self.least_in_a_buffer();
         let need = (VnetHdr::LEN + frame) as u32;
         let headroom = self.headroom;
-        // Bytes of a buffer that neither headroom nor frame take.
+        // Bytes of a buffer that neither headroom nor frame use.
         let spare = |buffer: u32| {
             let taken = headroom + need;
             buffer.checked_sub(taken).ok_or(NetError::Headroom { headroom, frame, buffer })
@@ -435,7 +407,8 @@ impl<M: PeerMemory> NetOptions<M> {
                 let splits = if headroom == 0 { page / need.next_multiple_of(64) } else { 1 };
                 let per_page = self.per_page.unwrap_or(splits);
                 let spare = spare(page / per_page / 64 * 64)?;
-                // As far as there is room, the header ends a cache line. One that is read begins it.
+                // As far as there is room, the header ends a cache line. One that is read begins
+                // it.
                 let read = self.checksums();
                 let skew = if read { 0 } else { apart(spare) };
                 let (first, colour_mask) = (headroom + skew, colours(spare - skew));
@@ -457,8 +430,8 @@ impl<M: PeerMemory> NetOptions<M> {
         Ok(layout)
     }
 
-    /// Bytes of a frame that a buffer must hold: a standard frame, or in mergeable mode a part of the longest frame, which must fit
-    /// the fragments of a packet.
+    /// Bytes of a frame that a buffer must hold: a standard frame, or in mergeable mode a part of
+    /// the longest frame, which must fit the fragments of a packet.
     fn least_in_a_buffer(&self) -> usize {
         if self.mode != RxMode::Mergeable {
             return self.max_frame.max(STANDARD_FRAME);
@@ -481,7 +454,8 @@ impl<M: PeerMemory> NetOptions<M> {
         Ok(PageSource::Own(RegionProvider::new(region)))
     }
 
-    /// The longest packet that can be received, in bytes: a frame without its Ethernet header and VLAN tag.
+    /// The longest packet that can be received, in bytes: a frame without its Ethernet header and
+    /// VLAN tag.
     pub(super) fn mtu(&self) -> u64 {
         let overhead = STANDARD_FRAME - 1500;
         self.max_frame.max(STANDARD_FRAME).saturating_sub(overhead).min(usize::from(u16::MAX)) as u64
@@ -547,8 +521,9 @@ impl<M: PeerMemory> PageSource<M> {
     }
 }
 
-/// The mask of the colours for which `spare` bytes leave room. Colours are offsets in multiples of 64; their number is
-/// a power of two, at most 32, which is half of the sets of a first-level cache.
+/// The mask of the colours for which `spare` bytes leave room. Colours are offsets in multiples of
+/// 64; their number is a power of two, at most 32, which is half of the sets of a first-level
+/// cache.
 fn colours(spare: u32) -> u32 {
     let count = spare / 64 + 1;
     ((1 << count.ilog2().min(5)) - 1) * 64
@@ -565,8 +540,9 @@ impl<M: PeerMemory> fmt::Debug for NetOptions<M> {
 mod tests {
     use super::*;
 
-    /// The header of a mergeable buffer ends a cache line if the back end is foreign, and begins one if it is ours. In both cases the longest
-    /// frame that was asked for fits, with the last colour.
+    /// The header of a mergeable buffer ends a cache line if the back end is foreign, and begins
+    /// one if it is ours. In both cases the longest frame that was asked for fits, with the last
+    /// colour.
     #[test]
     fn the_header_of_a_mergeable_buffer_ends_a_line_of_a_foreign_back_end() {
         for (headroom, max_frame) in [(0, 1518), (64, 1518), (256, 1518), (0, 9018), (256, 9018), (256, OFFLOAD_FRAME)]

@@ -5,8 +5,8 @@
 //!                       0, 64, ... bytes          posted from the header to the buffer's end
 //! ```
 //!
-//! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all fall into one set of
-//! the first-level cache.
+//! Frames start at different offsets (*colouring*): the headers of page-aligned buffers would all
+//! fall into one set of the first-level cache.
 
 use super::buffer_layout::BufferLayout;
 use super::buffers::{Buffers, PLAIN, Pools, prefetch};
@@ -36,7 +36,8 @@ impl<M: PeerMemory> Default for PageBuffer<M> {
 pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
     needs_sync: bool,
-    /// Whether a page that was dropped may stay in its slot. A pool that takes a new page for each packet keeps none.
+    /// Whether a page that was dropped may stay in its slot. A pool that allocates a new page for
+    /// each packet recycles none.
     keeps: bool,
     /// Parts of split pages that are not posted yet.
     split_pages: Vec<Page<M>>,
@@ -123,9 +124,11 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
         debug_assert!(pushed.is_ok());
     }
 
-    /// The page is posted again as it is: it does not return to the pool, and nothing is written that the device reads.
+    /// The page is posted again as it is: it does not return to the pool, and nothing is written
+    /// that the device reads.
     ///
-    /// It must be the page of this slot. A program can have left another page in the frame, or a part of the page.
+    /// It must be the page of this slot. A program can have left another page in the frame, or a
+    /// part of the page.
     #[inline(always)]
     fn recycle(&mut self, slot: &mut PageBuffer<M>, page: Page<M>) {
         let at = page.as_ptr().addr() + (slot.start + self.layout.unread) as usize;

@@ -1,10 +1,10 @@
 //! Panics of user code while the driver holds pages: of a [domain](netmem_pool::DmaDomain), a
 //! [provider](netmem_pool::Provider), a log subscriber.
 //!
-//! A queue that stops has pages that its device may still write. A panic that unwound through there would drop them,
-//! and they would be returned and used again. A chain that is completed has several mappings, and a panic over one
-//! would leave the others. Each such call is therefore made by [`Panics::call`], which keeps the panic until the work
-//! is done.
+//! A queue that stops has pages that its device may still write. A panic that unwound through there
+//! would drop them, and they would be returned and used again. A chain that is completed has
+//! several mappings, and a panic over one would leave the others. Each such call is therefore made
+//! by [`Panics::call`], which keeps the panic until the work is done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

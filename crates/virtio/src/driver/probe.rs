@@ -1,15 +1,16 @@
 //! From a connection to running queues, in three steps: negotiate, lay out memory, start the rings.
 //!
-//! The steps are in the order in which a front end sends its messages: the features, then the memory, then the rings.
-//! Whatever fails leaves nothing behind, because each step returns the values that the next one needs, and dropping them
-//! closes the connection.
+//! The steps are in the order in which a front end sends its messages: the features, then the
+//! memory, then the rings. Whatever fails leaves nothing behind, because each step returns the
+//! values that the next one needs, and dropping them closes the connection.
 
 use super::buffer_layout::{BufferLayout, HeaderFields};
 use super::config_space;
 use super::ctrl::ControlQueue;
 use super::disconnect::LastDisconnect;
 use super::error::NetError;
-use super::options::{self, NetOptions, PageSource, RxMode};
+use super::modes::RxMode;
+use super::options::{self, NetOptions, PageSource};
 use super::queue_config::QueueConfig;
 use super::queue_epolls::QueueEpolls;
 use super::reserve::Reserve;
@@ -48,11 +49,12 @@ struct LaidOut<M: PeerMemory> {
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Negotiates with the device, gives it memory, and starts the rings. All queue pairs of the
-    /// [options](NetOptions::pairs) are in use then.
+    /// Negotiates with the device, sends it the memory table, and starts the rings. All queue pairs
+    /// of the [options](NetOptions::pairs) are in use then.
     ///
-    /// A device with a control queue is told of several pairs by a command, and the driver waits
-    /// for the answer for 3 s. So another thread must run the device, if it is in this process.
+    /// To a device with a control queue, the driver sends the number of pairs as a command, and
+    /// waits for the answer for 3 s. **Another thread must run the device, if it is in this
+    /// process.**
     ///
     /// # Errors
     ///
@@ -110,8 +112,8 @@ fn lay_out<M: PeerMemory>(
     let reserve = reserve.map_err(|had| NetError::TxPages { asked, had })?;
     let plan = RingLayout::new(&options, agreement.features, backend);
     let rings = Arc::new(plan.memory()?);
-    // The pages' region comes first, so that devices which share it have the same addresses for it, also if their
-    // rings differ in size.
+    // The pages' region comes first, so that devices which share it have the same addresses for it,
+    // also if their rings differ in size.
     let memory = VhostDomain::new(std::slice::from_ref(&region)).and_shared(rings.clone());
     let memory = options.device_memory.iter().cloned().fold(memory, VhostDomain::and_device);
     let table: Vec<VhostRegion> = if options.premapped {
@@ -174,7 +176,8 @@ fn start<M: PeerMemory>(
     let queues = (0..usize::from(pairs)).map(pair).collect::<Result<Vec<_>, _>>()?;
     let mut control = agreement.with_control.then(|| start_control(&state, control_index)).transpose()?;
     state.with(VhostUser::ready)?;
-    // A device uses one pair until it is told of more, and would not see what is sent by the others.
+    // A device uses one pair until the driver sets a larger number, and ignores the transmit rings
+    // of the others until then.
     control.as_mut().map_or(Ok(()), |control| control.set_pairs(pairs))?;
     let features = agreement.features;
     Ok((VirtioNet { state, control, control_index, features, pairs, active: pairs, region, reserve }, queues))

@@ -22,15 +22,15 @@ pub(super) struct QueueConfig<M: PeerMemory> {
     pub(super) ring_size: u16,
     /// Where the rings lie in their memory.
     pub(super) plan: RingLayout,
-    /// What a back end is told as the longest packet, in bytes.
+    /// The longest packet that is reported to a back end (`NET_SET_MTU`), in bytes.
     pub(super) mtu: u64,
     /// Whether the device can have device memory.
     pub(super) split: bool,
 }
 
 impl<M: PeerMemory> QueueConfig<M> {
-    /// The pool of a receive queue, with as many pages as its ring takes. In big-packet mode it has none, because the
-    /// pool is only for linearising.
+    /// The pool of a receive queue, prefilled with as many pages as its ring has entries. In
+    /// big-packet mode it has none, because the pool is only for linearising.
     pub(super) fn pool(&self, pair: usize, provider: Arc<dyn Provider<M>>) -> Result<PagePool<M>, PoolError> {
         let prefill = if self.big.is_some() { 0 } else { usize::from(self.ring_size) };
         let pool = PoolOptions::new(format!("rx{pair}")).cache(self.cache).prefill(prefill);

@@ -41,7 +41,8 @@ impl QueueEpolls {
         (0..self.sets.len()).for_each(|queue| self.wake(queue));
     }
 
-    /// Wakes the threads when the back end closes the connection `socket`. Ends when `socket` is closed.
+    /// Wakes the threads when the back end closes the connection `socket`. Ends when `socket` is
+    /// closed.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
         self.sets.iter().try_for_each(|set| set.watch_hang_up(socket))
     }

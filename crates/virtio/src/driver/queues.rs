@@ -1,16 +1,18 @@
-//! The receive queues of a device as one value: threads poll them, and another thread restarts them with other memory.
+//! The receive queues of a device as one value: threads poll them, and another thread restarts them
+//! with other memory.
 //!
 //! ```text
-//!   VirtioRxQueues ──clone──► polling thread     get(2): EitherRx, locked ── poll ── unlocked
-//!                  └────────► control thread     attach(2, memory), detach(2): the restart, with the queue locked
+//!   VirtioRxQueues ──clone──► polling thread   get(2): EitherRx, locked ── poll ── unlocked
+//!                  └────────► control thread   attach(2, memory), detach(2): restarts, locked
 //!
 //!   EitherRx       Host(VirtioRx) ◄── detach, attach ──► Split(VirtioSplitRx)
 //!                        └───────── a restart failed ─────────┴──► Stopped
 //! ```
 //!
-//! A polling thread takes the lock of its queue again at once. With one lock, a restart could wait very long until the
-//! lock happens to be free. So each queue has two locks. A thread takes `turn`, then `queue`, and then releases `turn`.
-//! A restart that waits for `queue` holds `turn`, so the polling thread waits behind it.
+//! A polling thread locks its queue again at once. With one lock, a restart could wait very long
+//! until the lock happens to be free. So each queue has two locks. A thread locks `turn`, then
+//! `queue`, and then releases `turn`. A restart that waits for `queue` holds `turn`, so the polling
+//! thread waits behind it.
 
 use super::error::NetError;
 use super::restart::{RestartError, Restarted};
@@ -33,7 +35,7 @@ pub enum EitherRx<M: PeerMemory = PeerShared> {
     Host(VirtioRx<M>),
     /// The queue receives into device memory; headers go to host memory.
     Split(VirtioSplitRx<M>),
-    /// The queue has stopped: a restart failed, or the queue was taken out.
+    /// The queue has stopped: a restart failed, or the queue was moved out.
     Stopped,
 }
 
@@ -66,8 +68,8 @@ impl<M: PeerMemory> EitherRx<M> {
         }
     }
 
-    /// Restarts the queue: with device memory, or without `split` with host memory. Returns how many received frames were
-    /// lost because they had not been polled.
+    /// Restarts the queue: with device memory, or without `split` with host memory. Returns how
+    /// many received frames were lost because they had not been polled.
     fn restart(&mut self, split: Option<&SplitOptions>) -> Result<u16, QueuesError> {
         let (host, device) = (RxClosed::Host, RxClosed::Split);
         let (now, outcome) = match (std::mem::take(self), split) {
@@ -136,7 +138,8 @@ pub enum QueuesError {
         /// Why.
         source: NetError,
     },
-    /// The queue had stopped before, and cannot be attached: an earlier restart failed, or the queue was taken out.
+    /// The queue had stopped before, and cannot be attached: an earlier restart failed, or the
+    /// queue was moved out.
     #[error("the queue has stopped; probe the device anew to use it")]
     NotRunning,
 }
@@ -150,28 +153,34 @@ struct LockedQueue<M: PeerMemory> {
 }
 
 impl<M: PeerMemory> LockedQueue<M> {
-    /// A panic while the queue was locked left it as it was between two frames, or stopped: the lock stays usable.
+    /// A panic while the queue was locked left it as it was between two frames, or stopped: the
+    /// lock stays usable.
     fn lock(&self) -> MutexGuard<'_, EitherRx<M>> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The receive queues of a virtio-net device, to be polled by some threads and restarted by another: the driver's
-/// implementation of [`Queues`].
+/// The receive queues of a virtio-net device, to be polled by some threads and restarted by
+/// another: the driver's implementation of [`Queues`].
 ///
-/// The value is a handle; clones have the same queues. A polling thread asks for its queue with [`get`](Self::get) before
-/// each poll, and so finds it as the last restart has left it. This costs two uncontended locks for each poll. A restart
-/// waits until the queue is not locked, and then is the next to have it. A restart of a queue from within a poll of the same
-/// queue never ends.
+/// The value is a handle; clones have the same queues. A polling thread asks for its queue with
+/// [`get`](Self::get) before each poll, and so finds it as the last restart has left it. This costs
+/// two uncontended locks for each poll. A restart waits until the queue is not locked, and then is
+/// the next to have it. A restart of a queue from within a poll of the same queue never ends.
 ///
 /// ```no_run
 /// use netmem_packet::{Packet, Poll, RxQueue, SplitFrame};
 /// use netmem_pool::PeerShared;
 /// use netmem_virtio::driver::{EitherRx, QueuePair, SplitOptions, VirtioRxQueues};
 ///
-/// # fn f(pairs: Vec<QueuePair>, mut frame: impl FnMut(SplitFrame), mut packet: impl FnMut(Packet<PeerShared>)) -> Option<usize> {
-/// let queues = VirtioRxQueues::new(pairs.into_iter().map(|pair| pair.rx)).header_bytes(SplitOptions::UDP_V6);
+/// # fn f(
+/// #     pairs: Vec<QueuePair>,
+/// #     mut frame: impl FnMut(SplitFrame),
+/// #     mut packet: impl FnMut(Packet<PeerShared>),
+/// # ) -> Option<usize> {
+/// let queues = VirtioRxQueues::new(pairs.into_iter().map(|pair| pair.rx));
+/// let queues = queues.header_bytes(SplitOptions::UDP_V6);
 /// let control = queues.clone(); // for a `Netdev`, which attaches bindings
 ///
 /// // A polling thread, for ever:
@@ -196,8 +205,8 @@ pub struct VirtioRxQueues<M: PeerMemory = PeerShared> {
 }
 
 impl<M: PeerMemory> VirtioRxQueues<M> {
-    /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 114 bytes for headers: enough for TCP
-    /// over both IPs.
+    /// Makes one value of these queues, numbered from 0 in this order. Their host parts have 114
+    /// bytes for headers: enough for TCP over both IPs.
     pub fn new(queues: impl IntoIterator<Item = VirtioRx<M>>) -> Self {
         let queue = |rx: VirtioRx<M>| {
             let set = rx.state().epolls.of(rx.index()).clone();
@@ -222,15 +231,16 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
         self
     }
 
-    /// Pages of device memory in the array cache, in queues that this handle attaches; 512 by default.
+    /// Pages of device memory in the array cache, in queues that this handle attaches; 512 by
+    /// default.
     #[must_use]
     pub fn cache(mut self, pages: usize) -> Self {
         self.cache = pages;
         self
     }
 
-    /// Whether queues that this handle attaches receive frames also when no page of device memory is left. See
-    /// [`SplitOptions::keep_receiving`].
+    /// Whether queues that this handle attaches receive frames also when no page of device memory
+    /// is left. See [`SplitOptions::keep_receiving`].
     #[must_use]
     pub fn keep_receiving(mut self, keep: bool) -> Self {
         self.keeps_receiving = keep;
@@ -239,7 +249,8 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
 
     /// Locks a queue, to poll it. `None` if the device has no such queue.
     ///
-    /// The queue can be taken out of the value: `std::mem::take` leaves [`EitherRx::Stopped`] in its place.
+    /// The queue can be moved out of the value: `std::mem::take` leaves [`EitherRx::Stopped`] in
+    /// its place.
     #[must_use]
     pub fn get(&self, queue: usize) -> Option<MutexGuard<'_, EitherRx<M>>> {
         self.queues.get(queue).map(LockedQueue::lock)
@@ -250,7 +261,8 @@ impl<M: PeerMemory> VirtioRxQueues<M> {
         self.queues.get(queue).map(|queue| &queue.set)
     }
 
-    /// Frames that the device had received and that were lost by restarts, because they had not been polled.
+    /// Frames that the device had received and that were lost by restarts, because they had not
+    /// been polled.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
@@ -286,7 +298,8 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
         self.queues.len()
     }
 
-    /// Gives the device the region while it runs, if it [can](super::NetOptions::late_device_memory).
+    /// Adds the region to the device while it runs, if the device
+    /// [can](super::NetOptions::late_device_memory).
     fn bind(&mut self, region: &Arc<Region<Device>>) -> Result<Option<Unbind>, QueuesError> {
         let Some(state) = &self.state else { return Ok(None) };
         let device = state.upgrade().ok_or(QueuesError::NotRunning)?;
@@ -308,8 +321,8 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
         self.restart(queue, Some(&options))
     }
 
-    /// A queue that receives into host memory already is left alone. So is a queue that has stopped, because it receives
-    /// nothing: after a restart that failed, a binding can be unbound.
+    /// A queue that receives into host memory already is left alone. So is a queue that has
+    /// stopped, because it receives nothing: after a restart that failed, a binding can be unbound.
     fn detach(&mut self, queue: usize) -> Result<(), QueuesError> {
         self.restart(queue, None)
     }
@@ -325,8 +338,8 @@ impl<M: PeerMemory> fmt::Debug for VirtioRxQueues<M> {
 mod tests {
     use super::*;
 
-    /// A restart that waits for a queue is the next to have it, also before a polling thread that releases the queue
-    /// and asks for it again at once.
+    /// A restart that waits for a queue is the next to have it, also before a polling thread that
+    /// releases the queue and asks for it again at once.
     #[test]
     fn a_restart_is_next() {
         let queue =
@@ -339,8 +352,8 @@ mod tests {
                     let _restarted = queue.lock();
                     order.lock().unwrap_or_else(PoisonError::into_inner).push("restart");
                 });
-                // From then on it waits only for the queue. The number of rounds is bounded, so that the test ends if
-                // it fails.
+                // From then on it waits only for the queue. The number of rounds is bounded, so
+                // that the test ends if it fails.
                 for _ in 0..10_000 {
                     if queue.turn.try_lock().is_err() {
                         break;

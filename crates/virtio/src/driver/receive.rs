@@ -1,26 +1,28 @@
 //! The receive loop, written once for all buffer layouts.
 //!
-//! A receive queue posts *buffers*, each made of one or more *segments*. What a segment is depends on the layout, which
-//! is an implementation of [`Buffers`]:
+//! A receive queue posts *buffers*, each made of one or more *segments*. What a segment is depends
+//! on the layout, which is an implementation of [`Buffers`]:
 //!
 //! ```text
-//!   layout           one buffer                                           file
-//!   PageBuffers      a page, or a part of a page, of the queue's pool     page_buffers.rs    small and mergeable mode
-//!   BigBuffers       a chain of whole pages, from no pool                 big_buffers.rs     big-packet mode
-//!   SplitBuffers     a host part, then pages of device memory             split_buffers.rs   header split
+//!   layout         one buffer                                         modes
+//!   PageBuffers    a page, or a part of a page, of the queue's pool   small, mergeable
+//!   BigBuffers     a chain of whole pages, from no pool               big-packet
+//!   SplitBuffers   a host part, then pages of device memory           header split
 //! ```
 //!
 //! [`Receive::receive`] works in batches of up to 64 used buffers. For each batch it:
 //!
 //! 1. prefetches the cache lines of all buffers of the batch;
-//! 2. takes the buffers one by one: checks what the device wrote, syncs the memory for the CPU, reads the header,
-//!    merges further buffers if the header says so, checks the offloads, and delivers the frame to a [`FrameSink`];
+//! 2. handles the buffers one by one: validates what the device wrote, syncs the memory for the
+//!    CPU, reads the header, merges further buffers if the header requires it, validates the
+//!    offloads, and delivers the frame to a [`FrameSink`];
 //! 3. fills the slots that became free, posts them, and publishes them to the device.
 //!
 //! The device is woken once, after the last batch.
 //!
-//! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays usable: each slot is either
-//! posted or on the free list, and the next poll fills and posts what is free.
+//! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays
+//! usable: each slot is either posted or on the free list, and the next poll fills and posts what
+//! is free.
 
 use super::buffer_layout::HeaderFields;
 use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, PLAIN, Pools, ReceivedFrame};
@@ -97,8 +99,8 @@ impl<B: Buffers> Receive<B> {
         self.posted() >= longest.min(self.ring.queue.holds())
     }
 
-    /// Takes a new ring, in which no buffer is posted. The memory that was posted stays in its slots, and will be
-    /// posted again.
+    /// Switches to a new ring, in which no buffer is posted. The memory that was posted stays in
+    /// its slots, and will be posted again.
     #[cold]
     pub(super) fn adopt(&mut self, ring: RingHandle, napi: &mut Napi<'_, B>) {
         self.work.stats.restart(self.ring.queue.unread());
@@ -107,7 +109,8 @@ impl<B: Buffers> Receive<B> {
         self.refill(napi);
     }
 
-    /// Receives up to `budget` frames, gives each to `sink`, and posts new buffers. Returns how many frames there were.
+    /// Receives up to `budget` frames, delivers each to `sink`, and posts new buffers. Returns how
+    /// many frames there were.
     #[inline]
     pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl FrameSink<B>) -> usize {
         let Self { ring, work } = self;
@@ -123,8 +126,9 @@ impl<B: Buffers> Receive<B> {
         with_queue!(&mut ring.queue, queue => work.refill(queue, napi));
     }
 
-    /// Stops the queue and closes its pools. Posted pages are returned; they are quarantined if the device does not
-    /// confirm that it has stopped. `None` if user code has panicked while this thread unwinds already.
+    /// Stops the queue and closes its pools. Posted pages are returned; they are quarantined if the
+    /// device does not confirm that it has stopped. `None` if user code has panicked while this
+    /// thread unwinds already.
     pub(super) fn stop(
         &mut self,
         mut pools: B::Pools,
@@ -143,7 +147,8 @@ impl<B: Buffers> Receive<B> {
         let unread = ring.queue.unread();
         let lost = |posted: bool| posted && confirmed.is_err();
         pools.poll(|_| {
-            // First, so that no part of a page is left here when another part of the page is quarantined.
+            // First, so that no part of a page is left here when another part of the page is
+            // quarantined.
             panics.call(|| buffers.clear());
             with_queue!(&mut ring.queue, queue => {
                 let slots = queue.slots().filter(|&(posted, _)| !lost(posted));
@@ -184,8 +189,8 @@ impl<B: Buffers> Work<B> {
         done
     }
 
-    /// Takes up to a batch of frames and posts as many buffers as they used. Returns how many frames there were, and what
-    /// the device did wrong after them.
+    /// Receives up to a batch of frames and posts as many buffers as they used. Returns how many
+    /// frames there were, and the fault of the device that ended the batch.
     #[inline]
     fn batch<F: DriverFormat>(
         &mut self,
@@ -209,16 +214,17 @@ impl<B: Buffers> Work<B> {
             buffers += used;
             frames += 1;
         };
-        // Done also if there were no frames, and after a fault. There may be memory now for slots that found none
-        // earlier. If nothing is posted, no frame arrives that could cause another attempt.
+        // Done also if there were no frames, and after a fault. There may be memory now for slots
+        // that found none earlier. If nothing is posted, no frame arrives that could cause another
+        // attempt.
         if queue.has_free() {
             self.refill(queue, napi);
         }
         (frames, outcome)
     }
 
-    /// Takes one frame off the ring, which has `pending` used buffers. Returns how many of them the frame had; `None`
-    /// after a fault.
+    /// Receives one frame from the ring, which has `pending` used buffers. Returns how many of them
+    /// the frame had; `None` after a fault.
     #[inline(always)]
     fn frame<F: DriverFormat>(
         &mut self,
@@ -280,7 +286,8 @@ impl<B: Buffers> Work<B> {
         let FirstBuffer { id, len, header: bytes, buffers } = first;
         let header = VnetHdr::from_bytes(bytes);
         if buffers == 1 {
-            // Before the memory leaves its slot: if the frame is refused, the memory is posted again as it is.
+            // Before the memory leaves its slot: if the frame is refused, the memory is posted
+            // again as it is.
             let Some(have) = self.buffers.frame_len(&bytes, len) else {
                 self.stats.bad_header += 1;
                 return Some(1);
@@ -307,8 +314,9 @@ impl<B: Buffers> Work<B> {
         Some(buffers)
     }
 
-    /// The offload information of a frame of `len` bytes. If its header makes no sense, or uses a feature that was not
-    /// negotiated, this is counted, and the frame must be dropped.
+    /// Validates the header of a frame of `len` bytes, and returns its offload information. If the
+    /// header is invalid, or uses a feature that was not negotiated, this is counted, and the frame
+    /// must be dropped.
     fn validate_header(&mut self, header: VnetHdr, len: usize) -> Option<Meta> {
         match self.offloads.check(header, len) {
             Ok(header) => return Some(header.meta()),

@@ -1,41 +1,45 @@
-//! A reconnect: the back end has ended, another one takes its place, and the queues go on with it. Their pools, their
-//! statistics, and the packets that users hold stay as they are.
+//! A reconnect: the back end has ended, another one replaces it, and the queues go on with it.
+//! Their pools, their statistics, and the packets that users hold stay as they are.
 //!
 //! ```text
-//!   control thread: VirtioNet::reconnect                     a thread that polls queue 0
-//!   1  negotiates the features of before; new ring memory    polls its ring
+//!   control thread: VirtioNet::reconnect                   a thread that polls queue 0
+//!   1  negotiates the same features; new ring memory       polls its ring
 //!   2  memory table; every ring is started, empty
-//!   3  a back end that is still there stops every ring       receives what is left in the ring
+//!   3  a back end that is still there stops every ring     receives what is left in the ring
 //!   4  publishes rings and connection, counts it up;
 //!      wakes threads that wait for queues
-//!                                                            5  sees the count, and takes its new ring
-//!                                                            6  posts the pages that it had posted before
+//!                                                          5  sees the count, and switches rings
+//!                                                          6  posts the pages posted before
 //! ```
 //!
-//! The driver does not resume the old rings. It knows every buffer that the old back end had, because it keeps a private
-//! copy of all that it posted, and so it needs neither the old ring nor the in-flight memory in which a back end notes what
-//! it has taken: it starts rings from the beginning. This works with every back end, in whatever order it uses buffers.
+//! The driver does not resume the old rings. It knows every buffer that the old back end had,
+//! because it keeps a private copy of all that it posted, and so it needs neither the old ring nor
+//! the in-flight region in which a back end records the buffers that it has popped: it starts rings
+//! from the beginning. This works with every back end, in whatever order it uses buffers.
 //!
-//! * *Receive*: pages that were posted are posted again. Frames that had been received and not polled are counted as
-//!   [`RxStats::unread`](super::RxStats::unread).
+//! * *Receive*: pages that were posted are posted again. Frames that had been received and not
+//!   polled are counted as [`RxStats::unread`](super::RxStats::unread).
 //! * *Transmit*: frames that the old back end had not confirmed are dropped and counted as
-//!   [`TxStats::unconfirmed`](super::TxStats::unconfirmed). They may have been sent. They are not sent again, so no frame is
-//!   sent twice.
+//!   [`TxStats::unconfirmed`](super::TxStats::unconfirmed). They may have been sent. They are not
+//!   sent again, so no frame is sent twice.
 //!
-//! Everything that can fail is done by the control thread, before a queue is touched. A reconnect that fails leaves the
-//! queues on their old rings, and can be tried again.
+//! Everything that can fail is done by the control thread, before a queue is touched. A reconnect
+//! that fails leaves the queues on their old rings, and can be tried again.
 //!
-//! **A back end that closed the connection and still runs.** The driver takes the end of the connection for the end of
-//! the process. A process that has closed the connection deliberately, or on which the driver has hung up because it
-//! did not answer, may still write. It has the memory, and can change the bytes of packets in it, as before. It cannot
-//! disturb its successor, because the rings and their event descriptors are new: its rings do not change any more.
+//! **A back end that closed the connection and still runs.** The driver assumes that the process
+//! ends with its connection. A process that has closed the connection deliberately, or whose
+//! connection the driver has closed because it did not answer, may still write. It has the memory,
+//! and can change the bytes of packets in it, as before. It cannot disturb its successor, because
+//! the rings and their event descriptors are new: its rings do not change any more.
 //!
 //! Races:
 //!
-//! * *A queue is restarted or closed during a reconnect.* A ring knows the connection that it belongs to. Messages about a
-//!   ring of another connection are not sent: the back end has a new ring of that number, which the queue takes at its next
-//!   poll. This is checked with the connection locked.
-//! * *Two reconnects between two polls.* The rings of the first one were never used. They are replaced.
+//! * *A queue is restarted or closed during a reconnect.* A ring knows the connection that it
+//!   belongs to. Messages about a ring of another connection are not sent: the back end has a new
+//!   ring of that number, to which the queue switches at its next poll. This is checked with the
+//!   connection locked.
+//! * *Two reconnects between two polls.* The rings of the first one were never used. They are
+//!   replaced.
 
 use super::config_space;
 use super::ctrl::ControlQueue;
@@ -56,19 +60,22 @@ use std::sync::atomic::Ordering;
 const WHY: &str = "the queues use since they were probed";
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Continues with another back end, after [the connection has ended](Self::is_connected) or instead of a live one.
-    /// The queues stay the same values, and stay on their threads. Each takes its new ring at its next
-    /// [poll](netmem_packet::RxQueue::poll) or [`complete`](netmem_packet::TxQueue::complete), and then counts one more
+    /// Continues with another back end, after [the connection has ended](Self::is_connected) or
+    /// instead of a live one. The queues stay the same values, and stay on their threads. Each
+    /// switches to its new ring at its next [poll](netmem_packet::RxQueue::poll) or
+    /// [`complete`](netmem_packet::TxQueue::complete), and then counts one more
     /// [restart](super::RxStats::restarts).
     ///
-    /// What was in flight is lost, and counted: frames that were received and not polled, and frames that were not confirmed
-    /// as sent. Packets that users hold stay valid. Posted pages are posted to the new back end.
+    /// What was in flight is lost, and counted: frames that were received and not polled, and
+    /// frames that were not confirmed as sent. Packets that users hold stay valid. Posted pages are
+    /// posted to the new back end.
     ///
-    /// A back end that is still connected is told to stop its rings, once the new one has accepted everything. If the old
-    /// back end does not stop, or has ended the connection and is still alive, it may go on to write to pages that it had:
-    /// end its process first.
+    /// A back end that is still connected is asked to stop its rings, once the new one has accepted
+    /// everything. **Warning: an old back end that does not stop, or that has ended the connection
+    /// and is still alive, may go on to write to pages that it had. End its process first.**
     ///
-    /// Waits for the back end, as [`probe`](Self::probe) does: at most 3 s for a message, five messages for each ring.
+    /// Waits for the back end, as [`probe`](Self::probe) does: at most 3 s for a message, five
+    /// messages for each ring.
     ///
     /// ```no_run
     /// # use netmem_virtio::{VhostUser, driver::VirtioNet};
@@ -76,9 +83,10 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// fn watch(net: &mut VirtioNet, socket: &Path) {
     ///     loop {
     ///         if !net.is_connected()
-    ///             && let Err(error) = VhostUser::connect(socket).map_err(Into::into).and_then(|b| net.reconnect(b))
+    ///             && let Ok(backend) = VhostUser::connect(socket)
+    ///             && let Err(error) = net.reconnect(backend)
     ///         {
-    ///             eprintln!("no back end yet: {error}");
+    ///             eprintln!("not reconnected: {error}");
     ///         }
     ///         sleep(Duration::from_millis(100));
     ///     }
@@ -87,11 +95,11 @@ impl<M: PeerMemory> VirtioNet<M> {
     ///
     /// # Errors
     ///
-    /// [`NetError::Backend`] if the new back end lacks a feature or a queue that is in use, or the messages fail.
-    /// [`NetError::Region`] or [`NetError::Event`] if there is no memory for rings or no descriptor.
-    /// [`NetError::ControlRefused`] or [`NetError::ControlTimeout`] if the new back end does not use as many queue pairs as
-    /// are in use. The queues go on with their old rings, the new connection is closed, and the call can be repeated with
-    /// another one.
+    /// [`NetError::Backend`] if the new back end lacks a feature or a queue that is in use, or the
+    /// messages fail. [`NetError::Region`] or [`NetError::Event`] if there is no memory for rings
+    /// or no descriptor. [`NetError::ControlRefused`] or [`NetError::ControlTimeout`] if the new
+    /// back end does not use as many queue pairs as are in use. The queues go on with their old
+    /// rings, the new connection is closed, and the call can be repeated with another one.
     pub fn reconnect(&mut self, mut backend: VhostUser) -> Result<(), NetError> {
         if u64::from(self.pairs) > backend.pairs() {
             return Err(VhostUserError::TooFewQueues { wanted: self.pairs, has: backend.pairs() }.into());
@@ -140,7 +148,8 @@ impl<M: PeerMemory> VirtioNet<M> {
             control.set_pairs(self.active)?;
         }
 
-        // From here on nothing fails. The old back end is stopped last, so that the queues run if the new one is refused.
+        // From here on nothing fails. The old back end is stopped last, so that the queues run if
+        // the new one is refused.
         if at.backend.is_connected() {
             let index = self.control.as_ref().map(|_| self.control_index);
             let stopped = (0..2 * pairs).chain(index).try_for_each(|index| at.backend.stop_ring(index));
@@ -152,7 +161,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         state.connection.store(rings.connection, Ordering::Release);
         at.rings = rings;
         drop(at);
-        // Threads that wait for queues take the new rings, and arm those.
+        // Threads that wait for queues switch to the new rings, and arm those.
         state.epolls.wake_all();
         (self.control, self.control_index, self.features) = (control, control_index, features);
         Ok(())
@@ -166,7 +175,8 @@ impl<M: PeerMemory> DriverState<M> {
         self.connection.load(Ordering::Acquire) != ring.connection()
     }
 
-    /// The ring of a queue on the connection as it is now. The back end has started it. Once for each connection.
+    /// The ring of a queue on the connection as it is now. The back end has started it. Once for
+    /// each connection.
     #[cold]
     pub(super) fn take_ring(&self, index: usize) -> Option<RingHandle> {
         self.lock().ready.get_mut(index)?.take()

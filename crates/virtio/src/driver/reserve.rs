@@ -1,9 +1,9 @@
 //! A reserve of pages for transmit pools, out of the memory of the receive pages.
 //!
-//! Receive pools and transmit pools have one region, and so one entry in the device's memory table and one DMA domain.
-//! If they also had one provider, packets that a user keeps could take the last page that could be sent from, and
-//! packets that wait to be sent the last that could be received into. A reserve takes its pages when the device is
-//! probed, and hands out only these pages.
+//! Receive pools and transmit pools have one region, and so one entry in the device's memory table
+//! and one DMA domain. If they also had one provider, packets that a user keeps could use up the
+//! pages to send from, and packets that wait to be sent could use up the pages to receive into. A
+//! reserve allocates its pages when the device is probed, and provides only these.
 
 use super::panics::Panics;
 use netmem_pool::{Memory, Provider, RawPage, Region};
@@ -20,11 +20,11 @@ pub(super) struct Reserve<M: Memory> {
 }
 
 impl<M: Memory> Reserve<M> {
-    /// Takes `count` pages of `from`.
+    /// Allocates `count` pages from `from`.
     ///
     /// # Errors
     ///
-    /// The number of pages that there were. They are given back to `from`.
+    /// The number of pages that there were. They are returned to `from`.
     pub(super) fn new(from: Arc<dyn Provider<M>>, count: usize) -> Result<Arc<Self>, usize> {
         let mut this = Self { from, count, pages: Mutex::default() };
         let pages = this.pages.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -33,8 +33,8 @@ impl<M: Memory> Reserve<M> {
             let most = some.len().min(count - pages.len());
             let mut panics = Panics::default();
             let taken = panics.call(|| this.from.take(&mut some[..most]));
-            // This includes the pages that the provider handed out before it panicked: the drop of the reserve returns
-            // them.
+            // This includes the pages that the provider handed out before it panicked: the drop of
+            // the reserve returns them.
             pages.extend(some.into_iter().flatten());
             panics.resume();
             if taken.is_none_or(|taken| taken == 0) {
@@ -45,8 +45,8 @@ impl<M: Memory> Reserve<M> {
     }
 }
 
-// SAFETY: a page is in the list while it is nowhere else, once; all are of the provider behind, which the reserve keeps and
-// whose promises about regions and sizes hold for them.
+// SAFETY: a page is in the list while it is nowhere else, once; all are of the provider behind,
+// which the reserve keeps and whose promises about regions and sizes hold for them.
 unsafe impl<M: Memory> Provider<M> for Reserve<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut mine = self.pages.lock().unwrap_or_else(PoisonError::into_inner);

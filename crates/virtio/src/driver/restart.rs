@@ -1,15 +1,18 @@
-//! A queue restart: one receive queue is stopped and started again with pages of another provider, while the device and its
-//! other queues go on. Binding device memory to a queue is a restart, and so is unbinding.
+//! A queue restart: one receive queue is stopped and started again with pages of another provider,
+//! while the device and its other queues go on. Binding device memory to a queue is a restart, and
+//! so is unbinding.
 //!
 //! ```text
-//!   1  new pools, filled; event descriptors       fails: the queue goes on as it was
-//!   2  GET_VRING_BASE                             fails: what was posted is quarantined, the queue is no more
-//!   3  posted pages return, old pools close       users' fragments return to them later
+//!   1  new pools, filled; event descriptors   fails: the queue goes on as it was
+//!   2  GET_VRING_BASE                         fails: posted pages are quarantined, no queue left
+//!   3  posted pages return, old pools close   users' fragments return to them later
 //!   4  the ring's memory is zeroed, and filled
-//!   5  addresses, kick, enable                    fails: stopped again; posted pages are returned or quarantined
+//!   5  addresses, kick, enable                fails: stopped again; posted pages are returned or
+//!                                             quarantined
 //! ```
 //!
-//! Everything that can fail because there is too little memory is done first, while the queue still runs.
+//! Everything that can fail because there is too little memory is done first, while the queue still
+//! runs.
 
 use super::error::NetError;
 use super::ring::{Events, RingHandle};
@@ -69,8 +72,9 @@ impl<Q: fmt::Debug, C: fmt::Debug> fmt::Debug for RestartError<Q, C> {
 type Outcome<Q, C, N> = Result<Restarted<N, C>, RestartError<Q, C>>;
 
 impl<M: PeerMemory> VirtioRx<M> {
-    /// Stops the queue and starts it again with a provider of device memory: binds that memory to the queue. Its region is
-    /// one that the device [was given](super::NetOptions::device_memory).
+    /// Stops the queue and starts it again with a provider of device memory: binds that memory to
+    /// the queue. Its region is one of the device's [memory
+    /// table](super::NetOptions::device_memory).
     ///
     /// # Errors
     ///
@@ -79,8 +83,9 @@ impl<M: PeerMemory> VirtioRx<M> {
         exchange(self, |state, index| SplitPools::new(&state.config, index / 2, options), VirtioSplitRx::new)
     }
 
-    /// Stops the queue and starts it again with another provider of host memory, which lies in the device's memory table; or
-    /// with the one that the device was probed with. Big-packet mode, whose pages are from no pool, takes no other.
+    /// Stops the queue and starts it again with another provider of host memory, which lies in the
+    /// device's memory table; or with the one that the device was probed with. Big-packet mode,
+    /// whose pages are from no pool, supports no other.
     ///
     /// # Errors
     ///
@@ -91,7 +96,8 @@ impl<M: PeerMemory> VirtioRx<M> {
 }
 
 impl<M: PeerMemory> VirtioSplitRx<M> {
-    /// Stops the queue and starts it again with another provider of device memory, or another length of host parts.
+    /// Stops the queue and starts it again with another provider of device memory, or another
+    /// length of host parts.
     ///
     /// # Errors
     ///
@@ -100,8 +106,8 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         exchange(self, |state, index| SplitPools::new(&state.config, index / 2, options), Self::new)
     }
 
-    /// Stops the queue and starts it again with host memory, as [`VirtioRx::restart`]: unbinds its device memory. Pages that
-    /// users hold stay theirs, and keep the provider.
+    /// Stops the queue and starts it again with host memory, as [`VirtioRx::restart`]: unbinds its
+    /// device memory. Pages that users hold stay theirs, and keep the provider.
     ///
     /// # Errors
     ///
@@ -120,7 +126,8 @@ impl<M: PeerMemory> DriverState<M> {
     }
 }
 
-/// Restarts a queue: see the module. `pools` makes the pools of the new queue, `start` posts their pages.
+/// Restarts a queue: see the module. `pools` makes the pools of the new queue, `start` posts their
+/// pages.
 fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     mut queue: Q,
     pools: impl FnOnce(&DriverState<Q::Mem>, usize) -> Result<P, NetError>,

@@ -1,5 +1,5 @@
-//! The ring of a queue as the back end knows it: its place in memory, its event descriptors, and the connection that it
-//! belongs to. What is in the ring is the [queue](crate::virtqueue)'s.
+//! The ring of a queue as the back end knows it: its place in memory, its event descriptors, and
+//! the connection that it belongs to. What is in the ring is the [queue](crate::virtqueue)'s.
 
 use crate::notify::{Kick, Kicks, Notifier, NotifyError};
 use crate::vhost_user::RingAddresses;
@@ -11,15 +11,16 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The event descriptors of a ring: the only part that can fail when a ring is made again. The device has the same open
-/// files, so `call` is watched and never read.
+/// The event descriptors of a ring: the only part that can fail when a ring is made again. The
+/// device has the same open files, so `call` is watched and never read.
 pub(crate) struct Events {
     kick: Notifier,
     call: Kick,
 }
 
 impl Events {
-    /// Makes new ones. `kicks` becomes readable when the device signals; without it, the ring is only polled.
+    /// Makes new ones. `kicks` becomes readable when the device signals; without it, the ring is
+    /// only polled.
     pub(crate) fn new(kicks: Option<&Kicks>) -> Result<Self, NotifyError> {
         let failed = |e: rustix::io::Errno| NotifyError::Io { what: "eventfd", source: e.into() };
         let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
@@ -39,7 +40,8 @@ pub(crate) struct RingPlacement {
     pub(crate) offset: usize,
     /// Entries.
     pub(crate) size: u16,
-    /// Where its tables of descriptors begin and how the device knows that address, if it has tables.
+    /// Where its tables of descriptors begin and how the device knows that address, if it has
+    /// tables.
     pub(crate) tables: Option<(usize, u64)>,
 }
 
@@ -63,20 +65,23 @@ pub(crate) struct RingHandle {
     memory: Arc<Region<PeerShared>>,
     /// The number of the connection whose back end runs it.
     connection: u32,
-    /// Whether the back end is told to split frames behind their headers.
+    /// Whether the back end is asked to split frames behind their headers.
     splits: bool,
 }
 
 impl RingHandle {
-    /// Descriptors in a table: as many as the longest packet with payload from device memory has, and one for a header.
+    /// Descriptors in a table: as many as the longest packet with payload from device memory has,
+    /// and one for a header.
     pub(crate) const PER_TABLE: u16 = 2 * netmem_packet::MAX_FRAGS as u16 + 2;
 
-    /// A ring at `place` of `memory`, which must be zero there, as fresh memory is. `connection` is the number of the
-    /// connection whose back end is to run it. `kicks` becomes readable when the device signals.
+    /// A ring at `place` of `memory`, which must be zero there, as fresh memory is. `connection` is
+    /// the number of the connection whose back end is to run it. `kicks` becomes readable when the
+    /// device signals.
     ///
     /// # Panics
     ///
-    /// If it does not fit there, or its size is no power of two. The caller has computed the layout.
+    /// If it does not fit there, or its size is no power of two. The caller has computed the
+    /// layout.
     pub(crate) fn new(
         memory: &Arc<Region<PeerShared>>,
         placement: RingPlacement,
@@ -105,8 +110,8 @@ impl RingHandle {
         Self { splits, ..self }
     }
 
-    /// Whether the back end puts the headers of each frame into the first segment of a buffer, and what follows them into the others.
-    /// If not, it fills the segments in order.
+    /// Whether the back end puts the headers of each frame into the first segment of a buffer, and
+    /// what follows them into the others. If not, it fills the segments in order.
     pub(crate) fn splits(&self) -> bool {
         self.splits
     }
@@ -126,8 +131,8 @@ impl RingHandle {
 
     /// The ring's words. They are valid for as long as this handle is there.
     fn words(&self) -> AnyRing {
-        // SAFETY: `new` has checked that the block lies in the region, which the handle keeps, and its alignment in the region; a region is
-        // aligned to a page at least.
+        // SAFETY: `new` has checked that the block lies in the region, which the handle keeps, and
+        // its alignment in the region; a region is aligned to a page at least.
         unsafe {
             match self.negotiated.packed() {
                 true => AnyRing::Packed(PackedRing::from_layout(self.base(), self.placement.size)),
@@ -139,7 +144,8 @@ impl RingHandle {
     /// The ring's tables, valid as [`words`](Self::words).
     fn tables(&self) -> Option<Tables> {
         let (offset, addr) = self.placement.tables?;
-        // SAFETY: `new` has checked that they lie in the region, which the handle keeps, and their alignment.
+        // SAFETY: `new` has checked that they lie in the region, which the handle keeps, and their
+        // alignment.
         Some(unsafe { Tables::new(self.memory.as_ptr().wrapping_add(offset), addr, Self::PER_TABLE) })
     }
 
@@ -187,8 +193,8 @@ pub(crate) struct RingQueue<B> {
 }
 
 impl<B: Default> RingQueue<B> {
-    /// A queue whose buffers all consist of writable segments of these lengths, described in tables if the ring has tables and `tables`
-    /// says so.
+    /// A queue whose buffers all consist of writable segments of these lengths, described in tables
+    /// if `tables` is set and the ring has tables.
     pub(crate) fn shaped(handle: RingHandle, lens: &[u32], tables: bool) -> Self {
         let tables = handle.tables().filter(|_| tables);
         Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens, tables), handle }
@@ -201,7 +207,7 @@ impl<B: Default> RingQueue<B> {
 }
 
 impl<B> RingQueue<B> {
-    /// Takes another ring, in which no buffer is posted. Buffers stay in their slots.
+    /// Switches to another ring, in which no buffer is posted. Buffers stay in their slots.
     pub(crate) fn replace(&mut self, handle: RingHandle) {
         self.queue.replace(handle.words(), handle.tables());
         self.handle = handle;
@@ -212,8 +218,8 @@ impl<B> RingQueue<B> {
         &self.handle
     }
 
-    /// Wakes the device if it sleeps. To be called before a thread waits for what was published; it executes a full fence, so it
-    /// is not called for every batch.
+    /// Wakes the device if it sleeps. To be called before a thread waits for what was published; it
+    /// executes a full fence, so it is not called for every batch.
     #[inline]
     pub(crate) fn notify(&mut self) {
         if with_queue!(&mut self.queue, queue => queue.should_notify()) {
@@ -221,13 +227,13 @@ impl<B> RingQueue<B> {
         }
     }
 
-    /// Asks the device for a signal when it gives the next buffer back, and looks whether it has done so already. If
-    /// so, the queue is not armed.
+    /// Requests a notification for the next used buffer, and checks whether there is one already.
+    /// If so, the queue is not armed.
     pub(crate) fn arm(&mut self) -> Armed {
         self.queue.arm()
     }
 
-    /// Asks the device for no signals: the queue is polled.
+    /// Suppresses notifications: the queue is polled.
     pub(crate) fn disarm(&mut self) {
         self.queue.disarm();
     }

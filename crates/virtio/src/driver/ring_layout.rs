@@ -1,7 +1,7 @@
 //! The memory of all rings of a connection, and where each part of it lies.
 //!
 //! ```text
-//!   rx ring 0 │ tx ring 0 │ rx ring 1 │ ...  │ headers of each transmit queue │ tables │ control ring │ its buffer
+//!   rx ring 0 │ tx ring 0 │ rx ring 1 │ ... │ headers of each tx queue │ tables │ control queue
 //! ```
 
 use super::ctrl::{self, ControlBuffer};
@@ -85,7 +85,8 @@ impl RingLayout {
         Self { negotiated, ring_size: o.ring_size, ring, header, tables, rx_tables, pairs, total }
     }
 
-    /// Whether a back end follows tables in a receive ring. DPDK's vhost takes the table itself for a buffer, in a packed ring.
+    /// Whether a back end follows tables in a receive ring. In a packed ring, DPDK's vhost mistakes
+    /// the table itself for a buffer.
     pub(super) fn takes_rx_tables(negotiated: Negotiated, backend: &VhostUser) -> bool {
         !negotiated.packed() || backend.splits()
     }

@@ -36,16 +36,16 @@ macro_rules! each {
 
 /// A receive queue. See [`RxQueue::poll`].
 ///
-/// Dropping it stops the ring: once the device has confirmed that, posted pages are returned to their pool; if it does
-/// not, they are quarantined.
+/// Dropping it stops the ring: once the device has confirmed that, posted pages are returned to
+/// their pool; if it does not, they are quarantined.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioRx<M: PeerMemory = PeerShared> {
     pool: Option<PagePool<M>>,
     ring: Ring<M>,
     index: usize,
     idle: IdleCounter,
-    /// The queue is [short](Poll::is_short) if fewer buffers are posted than this: a quarter of those that were posted
-    /// at first.
+    /// The queue is [short](Poll::is_short) if fewer buffers are posted than this: a quarter of
+    /// those that were posted at first.
     reserve: usize,
     state: Arc<DriverState<M>>,
 }
@@ -95,14 +95,15 @@ impl<M: PeerMemory> VirtioRx<M> {
     }
 
     /// Whether the device has not been seen to end. If it has, nothing more is received until
-    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). Two loads; the connection is looked at once in 65,536 polls that
-    /// find nothing, and whenever its end wakes a thread that waits for the queue.
+    /// [`VirtioNet::reconnect`](super::VirtioNet::reconnect). Cost: two loads. The connection is
+    /// checked once in 65,536 polls that find nothing, and whenever its end wakes a thread that
+    /// waits for the queue.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.state.is_connected()
     }
 
-    /// Takes the ring of the device's new connection.
+    /// Switches to the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
         let Self { pool: Some(pool), ring, index, state, .. } = self else { return };
@@ -110,7 +111,7 @@ impl<M: PeerMemory> VirtioRx<M> {
         pool.poll(|napi| each!(ring, rx => rx.adopt(new, napi)));
     }
 
-    /// Stops the queue, takes back or quarantines what was posted, and closes the pool.
+    /// Stops the queue, recovers or quarantines what was posted, and closes the pool.
     pub fn close(mut self) -> Option<PoolClosed> {
         self.stop().map(|stopped| stopped.closed)
     }

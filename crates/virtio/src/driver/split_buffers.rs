@@ -1,20 +1,22 @@
 //! Header split: a buffer is a host part and pages of device memory (MEM-11).
 //!
 //! ```text
-//!   our own device      header 12 B │ headers │ unused ┤   ├ payload ...            ┤├ ...  ┤├ unused ┤
-//!   any other           header 12 B │ the first bytes  ┤   ├ the rest of the frame  ┤├ ...  ┤├ unused ┤
-//!                       host part: a 64th of a host page   pages that this process never maps
+//!   Netmem's own   header 12 B │ headers │ unused ┤     ├ payload ...           ┤├ ... ┤├ unused ┤
+//!   any other      header 12 B │ the first bytes  ┤     ├ the rest of the frame ┤├ ... ┤├ unused ┤
+//!                  host part: a 64th of a host page     pages that this process never maps
 //! ```
 //!
-//! Our own device says in `hdr_len` how many bytes of the frame are in the host part, and counts what it left there as
-//! written. Any other device fills a buffer in order, so the first bytes of every frame are in memory that the driver
-//! can read.
+//! Netmem's own device reports in `hdr_len` how many bytes of the frame are in the host part, and
+//! counts the rest of the host part as written. Any other device fills a buffer in order, so the
+//! first bytes of every frame are in memory that the driver can read.
 //!
-//! A frame takes the host part and the pages that it fills. The others stay in their slot and are posted again. If no page is left, the
-//! pages of slots that are not posted are collected into one slot, so that no page waits in a slot that cannot be filled.
+//! A frame consumes the host part and the pages that it fills. The others stay in their slot and
+//! are posted again. If no page is left, the pages of slots that are not posted are collected into
+//! one slot, so that no page waits in a slot that cannot be filled.
 //!
-//! In small mode there is one page. In big-packet mode there are as many as hold the longest segment. Pages that are taken together are
-//! put in the order of their addresses, so that a large segment lies in few extents.
+//! In small mode there is one page. In big-packet mode there are as many as hold the longest
+//! segment. Pages that are allocated together are sorted by address, so that a large segment lies
+//! in few extents.
 
 use super::buffers::{Buffers, ETHERNET, PLAIN, Pools, ReceivedFrame, prefetch};
 use super::error::NetError;
@@ -28,8 +30,8 @@ use crate::virtqueue::driver::Segments;
 use netmem_packet::{DevicePayload, Meta, SplitFrame};
 use netmem_pool::{Device, Napi, Page, PagePool, PeerMemory, PoolOptions, PoolStats};
 
-/// The most buffers that are posted without pages of their own, if the device has no others. Each of them loses payload also when there
-/// are pages again.
+/// The most buffers that are posted without pages of their own, if the device has no others. Each
+/// of them loses payload also when there are pages again.
 const WITHOUT: usize = 4;
 
 /// The pools of a queue of split frames.
@@ -41,7 +43,7 @@ pub(super) struct SplitPools<M: PeerMemory> {
 }
 
 impl<M: PeerMemory> SplitPools<M> {
-    /// The pools of queue pair `pair`, with as many pages as the ring takes.
+    /// The pools of queue pair `pair`, prefilled with as many pages as the ring can post.
     pub(super) fn new(config: &QueueConfig<M>, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
         let (min, max) = (ETHERNET as u16, SplitOptions::MOST);
         if !(min..=max).contains(&o.header_bytes) {
@@ -57,8 +59,8 @@ impl<M: PeerMemory> SplitPools<M> {
         let prefill = buffers.div_ceil(host.page_size() / most);
         let pool = PoolOptions::new(format!("rx{pair}-headers")).cache(config.cache).prefill(prefill);
         let host = pool.build(host, config.domain.clone())?;
-        // A queue with long buffers needs at least one of them. Its ring holds more pages than most device memories
-        // have.
+        // A queue with long buffers needs at least one of them. Its ring holds more pages than most
+        // device memories have.
         let prefill = if config.big.is_some() { per_buffer } else { buffers };
         let pool = PoolOptions::new(format!("rx{pair}-device")).cache(o.cache).prefill(prefill);
         let device = pool.build(o.provider.clone(), config.domain.clone())?;
@@ -88,7 +90,8 @@ impl<M: PeerMemory> Pools for SplitPools<M> {
 
     #[inline]
     fn poll<R>(&mut self, f: impl FnOnce(&mut SplitNapi<'_, M>) -> R) -> R {
-        // The pool of heads has the inner context, because most programs drop heads here and payload elsewhere.
+        // The pool of heads has the inner context, because most programs drop heads here and
+        // payload elsewhere.
         self.device.poll(|device| {
             self.host.poll(|host| f(&mut SplitNapi { host: host.reborrow(), device: device.reborrow() }))
         })
@@ -110,8 +113,9 @@ fn stride(header_bytes: u16) -> u32 {
     (VnetHdr::LEN as u32 + u32::from(header_bytes)).next_power_of_two().max(64)
 }
 
-/// Pages of `page` bytes in a buffer: the longest frame, and its header, fit them and the host part. A device that splits behind the
-/// headers may use less of the host part; what it then puts into the pages is payload of an IP packet, which fits 64 KiB as well.
+/// Pages of `page` bytes in a buffer: the longest frame, and its header, fit them and the host
+/// part. A device that splits behind the headers may use less of the host part; what it then puts
+/// into the pages is payload of an IP packet, which fits 64 KiB as well.
 fn pages<M: PeerMemory>(config: &QueueConfig<M>, header_bytes: u16, page: usize) -> usize {
     let most = config.max_frame.saturating_sub(usize::from(header_bytes));
     // Headers of TCP and IP have 40 bytes at least.
@@ -119,8 +123,8 @@ fn pages<M: PeerMemory>(config: &QueueConfig<M>, header_bytes: u16, page: usize)
     most.max(payload).div_ceil(page).max(1)
 }
 
-/// The memory of a buffer. A slot that is not posted may have a part of it: a frame has left pages, or one of the pools
-/// was empty.
+/// The memory of a buffer. A slot that is not posted may have a part of it: a frame has left pages,
+/// or one of the pools was empty.
 pub(super) struct SplitBuffer<M: PeerMemory> {
     host_part: Option<Page<M>>,
     /// The first page of the buffer.
@@ -137,7 +141,8 @@ impl<M: PeerMemory> Default for SplitBuffer<M> {
     }
 }
 
-/// The buffers of a queue with header split: a host part for the headers and device pages for the payload.
+/// The buffers of a queue with header split: a host part for the headers and device pages for the
+/// payload.
 pub(super) struct SplitBuffers<M: PeerMemory> {
     /// Bytes in a host part.
     head: u32,
@@ -152,10 +157,10 @@ pub(super) struct SplitBuffers<M: PeerMemory> {
     splits: bool,
     /// Parts of split pages that are not posted yet.
     host_pages: Vec<Page<M>>,
-    /// Pages that were taken out of slots. Empty except during a refill.
+    /// Pages that were collected from slots. Empty except during a refill.
     spare: Vec<Page<Device>>,
-    /// Whether buffers may be posted without pages of their own. This is so if no slot has pages to collect, and the
-    /// device has no buffer with pages.
+    /// Whether buffers may be posted without pages of their own. This is so if no slot has pages to
+    /// collect, and the device has no buffer with pages.
     posts_without: bool,
     keeps_receiving: bool,
     /// The page into which payload is received that is then dropped.
@@ -188,7 +193,8 @@ impl<M: PeerMemory> SplitBuffers<M> {
         self.head as usize - VnetHdr::LEN
     }
 
-    /// How many bytes of a frame are in the host part, and how many in the pages, of a buffer into which the device has written `len`.
+    /// How many bytes of a frame are in the host part, and how many in the pages, of a buffer into
+    /// which the device has written `len`.
     #[inline(always)]
     fn split_at(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<(u32, u32)> {
         let (written, rest) = (len.min(self.head) - VnetHdr::LEN as u32, len.saturating_sub(self.head));
@@ -201,7 +207,8 @@ impl<M: PeerMemory> SplitBuffers<M> {
         possible.then_some((head, rest))
     }
 
-    /// Fills the first segment of the pages, or several. False if there are too few pages; those that were found stay in the slot.
+    /// Fills the first segment of the pages, or several. False if there are too few pages; those
+    /// that were found stay in the slot.
     #[inline(always)]
     fn fill_pages(
         &mut self,
@@ -210,7 +217,7 @@ impl<M: PeerMemory> SplitBuffers<M> {
         segments: &mut Segments<'_>,
     ) -> bool {
         if slot.more.len() + 1 == self.pages && self.spare.is_empty() {
-            // The usual case: a small frame has taken the first page, or there is no other.
+            // The usual case: a small frame has consumed the first page, or there is no other.
             let Some(page) = napi.alloc() else { return false };
             segments.set(1, page.dma_addr());
             slot.page = Some(page);
@@ -233,7 +240,8 @@ impl<M: PeerMemory> SplitBuffers<M> {
             segments.set(self.pages - more.len(), page.dma_addr());
             more.push(page);
         }
-        // The pages are often in order, because a pool hands out the pages that were returned first last.
+        // The pages are often in order, because a pool hands out the pages that were returned first
+        // last.
         let new = &mut more[old..];
         if !new.is_sorted_by(|a, b| a.dma_addr() > b.dma_addr()) {
             new.sort_unstable_by_key(|page| std::cmp::Reverse(page.dma_addr()));
@@ -336,8 +344,8 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
         let mut payload = DevicePayload::from(page);
         while left > 0 {
             let n = left.min(self.page as usize);
-            // There are as many pages as the length needs, which was checked, and at most as many as a payload can
-            // have.
+            // There are as many pages as the length needs, which was checked, and at most as many
+            // as a payload can have.
             let pushed = payload.push(slot.more.pop()?.freeze_range(0..n));
             debug_assert!(pushed.is_ok());
             left -= n;
@@ -360,7 +368,8 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
 
     fn collected(&mut self) {
         self.posts_without = false;
-        // Pages that are too few for a buffer are returned to the pool, where other queues find them.
+        // Pages that are too few for a buffer are returned to the pool, where other queues find
+        // them.
         self.spare.clear();
     }
 

@@ -1,4 +1,5 @@
-//! A receive queue of frames whose headers are in host memory and whose payload is in device memory.
+//! A receive queue of frames whose headers are in host memory and whose payload is in device
+//! memory.
 
 use super::buffer_layout::HeaderFields;
 use super::buffers::{FrameSink, Pools};
@@ -19,8 +20,9 @@ use std::sync::Arc;
 /// A receive queue of [`SplitFrame`]s: made from a [`VirtioRx`](super::VirtioRx) by a
 /// [restart](super::VirtioRx::restart_split).
 ///
-/// Dropping it stops the ring: once the device has confirmed that, posted pages are returned to their pool; if it does
-/// not, they are quarantined, also those of device memory, because the back end may still write to them.
+/// Dropping it stops the ring: once the device has confirmed that, posted pages are returned to
+/// their pool; if it does not, they are quarantined, also those of device memory, because the back
+/// end may still write to them.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioSplitRx<M: PeerMemory = PeerShared> {
     pools: Option<SplitPools<M>>,
@@ -40,8 +42,8 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         this
     }
 
-    /// Runs `f` in the poll contexts of both pools, on this thread: heads and payload that are dropped inside return to
-    /// the pools' caches.
+    /// Runs `f` in the poll contexts of both pools, on this thread: heads and payload that are
+    /// dropped inside return to the pools' caches.
     #[inline]
     pub fn poll<R>(&mut self, f: impl FnOnce(&mut SplitPoll<'_, M>) -> R) -> R {
         if self.state.has_replaced(self.ring()) {
@@ -55,7 +57,7 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         pools.poll(|napi| f(&mut SplitPoll { ring, idle, napi: napi.reborrow() }))
     }
 
-    /// Takes the ring of the device's new connection.
+    /// Switches to the ring of the device's new connection.
     #[cold]
     fn adopt(&mut self) {
         let Self { pools: Some(pools), ring, index, state, .. } = self else { return };
@@ -69,8 +71,8 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         self.state.is_connected()
     }
 
-    /// The queue's counters. Every delivered frame counts as passed. A frame with payload in device memory counts as a
-    /// frame of several buffers.
+    /// The queue's counters. Every delivered frame counts as passed. A frame with payload in device
+    /// memory counts as a frame of several buffers.
     #[must_use]
     pub fn stats(&self) -> RxStats {
         self.ring.stats()
@@ -93,13 +95,14 @@ impl<M: PeerMemory> VirtioSplitRx<M> {
         self.ring.buffers().header_bytes()
     }
 
-    /// Whether the device splits frames behind their headers, as our own does. If not, it fills the host part first.
+    /// Whether the device splits frames behind their headers, as our own does. If not, it fills the
+    /// host part first.
     #[must_use]
     pub fn splits_headers(&self) -> bool {
         self.ring.ring().handle().splits()
     }
 
-    /// Stops the queue, takes back or quarantines what was posted, and closes the pools.
+    /// Stops the queue, recovers or quarantines what was posted, and closes the pools.
     pub fn close(mut self) -> Option<SplitClosed> {
         self.stop().map(|stopped| stopped.closed)
     }
@@ -163,7 +166,8 @@ pub struct SplitPoll<'a, M: PeerMemory = PeerShared> {
 }
 
 impl<M: PeerMemory> SplitPoll<'_, M> {
-    /// Receives up to `budget` frames, gives each to `handler`, and posts new chains. Returns how many frames there were.
+    /// Receives up to `budget` frames, passes each to `handler`, and posts new chains. Returns how
+    /// many frames there were.
     pub fn receive<H: SplitHandler<M>>(&mut self, budget: usize, handler: &mut H) -> usize {
         let frames = self.ring.receive(&mut self.napi, budget, &mut SplitHandlerSink(handler));
         self.idle.count(frames);

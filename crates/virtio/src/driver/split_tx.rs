@@ -1,10 +1,10 @@
-//! Transmit from device memory: headers that this process has written, then payload that the device reads and this process
-//! cannot.
+//! Transmit from device memory: headers that this process has written, then payload that the device
+//! reads and this process cannot.
 //!
 //! ```text
 //!   segment      head ──► [head's fragments] ──► payload ──► payload
 //!                header 12 B │ headers            dma, len    dma, len
-//!   held by      Packet                           holder      holder       until the device has used the buffer
+//!   held by      Packet                           holder      holder       until it has completed
 //! ```
 
 use super::stats::TxStats;
@@ -16,10 +16,12 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// A transmit queue that also sends from device memory: a [`VirtioTx`] that
-/// [holds](DeviceFrag::holder) something for every fragment that is not a page. See [`SplitTxQueue`].
+/// [holds](DeviceFrag::holder) something for every fragment that is not a page. See
+/// [`SplitTxQueue`].
 ///
-/// A holder is dropped when the device is done with the frame, by the call that [completes](TxQueue::complete) it. The others are
-/// dropped when the queue is dropped, after its ring was stopped.
+/// A holder is dropped when the device is done with the frame, by the call that
+/// [completes](TxQueue::complete) it. The others are dropped when the queue is dropped, after its
+/// ring was stopped.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
     /// First, so that the ring has stopped when the holders are dropped.
@@ -32,14 +34,14 @@ pub struct VirtioSplitTx<H, M: PeerMemory = PeerShared> {
 /// The addresses of device memory as the queue has seen them last.
 #[derive(Default)]
 struct DeviceRanges {
-    /// The number of their changes; `None` before the first look.
+    /// The number of their changes; `None` before the first read.
     version: Option<u32>,
     ranges: Vec<Range<u64>>,
 }
 
 impl DeviceRanges {
-    /// Whether all of these bytes are in one region of device memory. The caller chooses the address, and the device
-    /// would send any bytes at that address.
+    /// Whether all of these bytes are in one region of device memory. The caller chooses the
+    /// address, and the device would send any bytes at that address.
     fn has(&self, dma: u64, len: u32) -> bool {
         let within = |r: &Range<u64>| r.contains(&dma) && u64::from(len) <= r.end - dma;
         len > 0 && self.ranges.iter().any(within)
@@ -47,8 +49,8 @@ impl DeviceRanges {
 }
 
 impl<M: PeerMemory> VirtioTx<M> {
-    /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. A value of type `H`
-    /// keeps a fragment's memory alive until the device has read it.
+    /// The same queue, for frames from [device memory](super::NetOptions::device_memory) as well. A
+    /// value of type `H` keeps a fragment's memory alive until the device has read it.
     pub fn into_split<H>(self) -> VirtioSplitTx<H, M> {
         let holders = (0..self.slots()).map(|_| Vec::new()).collect();
         VirtioSplitTx { tx: self, holders, known: DeviceRanges::default() }

@@ -10,11 +10,12 @@ use netmem_pool::{AddedMemory, PeerMemory, VhostRegion};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The data that the queues and the device's handle share: the connection, and the values from which a queue is made
-/// when it is restarted.
+/// The data that the queues and the device's handle share: the connection, and the values from
+/// which a queue is made when it is restarted.
 pub(crate) struct DriverState<M: PeerMemory> {
     pub(super) attached: Mutex<Attached>,
-    /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached` locked.
+    /// The number of the connection, as in [`RingMemory::connection`]. Written with `attached`
+    /// locked.
     pub(super) connection: AtomicU32,
     pub(super) last_disconnect: LastDisconnect,
     /// Device memory that is added and removed while the device runs.
@@ -26,16 +27,17 @@ pub(crate) struct DriverState<M: PeerMemory> {
     pub(super) config: QueueConfig<M>,
 }
 
-/// The back end, and the memory and rings that it was given.
+/// The back end, its memory table, and its rings.
 pub(super) struct Attached {
     pub(super) backend: VhostUser,
     /// The memory table that the back end has.
     pub(super) table: Vec<VhostRegion>,
     pub(super) rings: RingMemory,
-    /// Rings that the back end has started after a [reconnect](super::reconnect) and that their queues have not taken yet.
+    /// Rings that the back end has started after a [reconnect](super::reconnect) and to which their
+    /// queues have not switched yet.
     pub(super) ready: Vec<Option<RingHandle>>,
-    /// Whether each ring belongs to a queue that receives into device memory. A back end that can split frames is asked to do so
-    /// on such rings.
+    /// Whether each ring belongs to a queue that receives into device memory. A back end that can
+    /// split frames is asked to do so on such rings.
     pub(super) split: Vec<bool>,
 }
 
@@ -51,7 +53,7 @@ impl<M: PeerMemory> DriverState<M> {
     /// Stops a queue's ring. The back end of an earlier connection has ended.
     pub(super) fn stop_ring(&self, index: usize, ring: &RingHandle) -> Result<(), VhostUserError> {
         let mut at = self.lock();
-        // Any queue can then take a ring of the new connection.
+        // Any queue can then switch to a ring of the new connection.
         at.split[index] = false;
         if ring.connection() != at.rings.connection { Ok(()) } else { at.backend.stop_ring(index) }
     }
@@ -61,8 +63,9 @@ impl<M: PeerMemory> DriverState<M> {
         self.lock().backend.splits()
     }
 
-    /// Starts a queue's ring again, which was stopped on that connection; `split` if the queue receives into device memory. If there
-    /// is another connection since, its back end has started a new ring, which the queue takes, or has taken already.
+    /// Starts a queue's ring again, which was stopped on that connection; `split` if the queue
+    /// receives into device memory. If there is another connection since, its back end has started
+    /// a new ring, to which the queue switches, or has switched already.
     pub(super) fn restart_ring(
         &self,
         index: usize,

@@ -27,18 +27,20 @@ pub struct RxStats {
     pub not_linear: u64,
     /// Frames dropped because they were too short for an Ethernet header.
     pub short: u64,
-    /// Frames dropped because their virtio-net header makes no sense.
+    /// Frames dropped because their virtio-net header is invalid.
     pub bad_header: u64,
-    /// Frames dropped because their virtio-net header asks for an offload that was not negotiated.
+    /// Frames dropped because their virtio-net header uses an offload that was not negotiated.
     pub not_negotiated: u64,
     /// Frames whose payload was dropped because there was no page for it: see
     /// [`SplitOptions::keep_receiving`](super::SplitOptions::keep_receiving).
     pub payload_dropped: u64,
     /// How often fewer buffers were posted than possible, because there was no page.
     pub out_of_buffers: u64,
-    /// How often the queue took the ring of a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    /// How often the queue switched to the ring of a new connection of its device
+    /// ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
-    /// Buffers that the device had filled before such a restart and that had not been polled. Their frames are lost.
+    /// Buffers that the device had filled before such a restart and that had not been polled. Their
+    /// frames are lost.
     pub unread: u64,
     /// The fault that stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
@@ -81,7 +83,7 @@ impl RxStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TxStats {
-    /// Frames given to the device.
+    /// Frames posted to the device.
     pub frames: u64,
     /// Bytes in them.
     pub bytes: u64,
@@ -95,15 +97,17 @@ pub struct TxStats {
     pub no_offload: u64,
     /// Frames that the device has completed.
     pub completed: u64,
-    /// How often the queue took the ring of a new connection of its device ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
+    /// How often the queue switched to the ring of a new connection of its device
+    /// ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
-    /// Frames that the device had not confirmed before such a restart. It may have sent them, or not.
+    /// Frames that the device had not confirmed before such a restart. It may have sent them, or
+    /// not.
     pub unconfirmed: u64,
     /// The fault that stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,
 }
 
-/// A queue's state as a word.
+/// The name of a queue's state, for reports.
 pub(crate) fn state_name(stopped: Option<DeviceFault>) -> impl fmt::Display {
     stopped.map_or("running", |e| e.name())
 }

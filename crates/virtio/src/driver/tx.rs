@@ -1,8 +1,9 @@
-//! The transmit queue: packets given to the device, and dropped when it is done with them.
+//! The transmit queue: packets are posted to the device, and dropped when it has completed them.
 //!
-//! The virtio-net header is written into the headroom of the packet's head, if that page may be written. Otherwise the
-//! header is in an array beside the ring, as a separate segment. Packets of the device's DMA domain take the fast path
-//! of [`send`](TxQueue::send); packets of another domain are mapped first.
+//! The virtio-net header is written into the headroom of the packet's head, if that page may be
+//! written. Otherwise the header is in an array next to the ring, as a separate segment. Packets of
+//! the device's DMA domain take the fast path of [`send`](TxQueue::send); packets of another domain
+//! are mapped first.
 
 use super::headers::HeaderArray;
 use super::idle::IdleCounter;
@@ -21,11 +22,13 @@ use std::sync::Arc;
 
 /// A transmit queue. See [`TxQueue`].
 ///
-/// A packet of another DMA domain, for instance a redirected one, is mapped in this device's domain when it is sent, if
-/// that domain covers its memory. It is unmapped when the device has completed it.
+/// A packet of another DMA domain, for instance a redirected one, is mapped in this device's domain
+/// when it is sent, if that domain covers its memory. It is unmapped when the device has completed
+/// it.
 ///
-/// Dropping the queue stops the ring, and unmaps and drops the packets that the device still has. If the device does
-/// not stop, it may read pages that are in use again, but it does not write to them.
+/// Dropping the queue stops the ring, and unmaps and drops the packets that the device still has.
+/// If the device does not stop, it may read pages that are in use again, but it does not write to
+/// them.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// The packets that the device has.
@@ -92,13 +95,15 @@ impl<M: PeerMemory> VirtioTx<M> {
         self.ring.queue.posted()
     }
 
-    /// As [`VirtioRx::is_connected`](super::VirtioRx::is_connected); calls of [`complete`](netmem_packet::TxQueue::complete) count as polls.
+    /// As [`VirtioRx::is_connected`](super::VirtioRx::is_connected); calls of
+    /// [`complete`](netmem_packet::TxQueue::complete) count as polls.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.state.is_connected()
     }
 
-    /// Queues a packet with more behind it: `payload`'s addresses and lengths. Returns the packet's slot.
+    /// Queues a packet with more behind it: `payload`'s addresses and lengths. Returns the packet's
+    /// slot.
     pub(super) fn send_with(
         &mut self,
         packet: Packet<M>,
@@ -129,8 +134,9 @@ impl<M: PeerMemory> VirtioTx<M> {
         self.state.has_replaced(self.handle())
     }
 
-    /// Takes the ring of the device's new connection. Takes back the packets that the old device had confirmed, as
-    /// [`reap`](Self::reap) does, and drops the others. Returns how many frames were confirmed.
+    /// Switches to the ring of the device's new connection. Reaps the packets that the old device
+    /// had completed, as [`reap`](Self::reap) does, and drops the others. Returns how many frames
+    /// were confirmed.
     #[cold]
     pub(super) fn adopt(&mut self, done: impl FnMut(u16)) -> usize {
         let Some((handle, headers)) = self.state.take_tx_ring(self.index) else { return 0 };
@@ -159,7 +165,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         0
     }
 
-    /// Takes back completed packets. Calls `done` with each slot before its packet is dropped.
+    /// Reaps completed packets. Calls `done` with each slot before its packet is dropped.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: impl FnMut(u16)) -> Result<usize, DeviceFault> {
         if self.idle.is_due() {
@@ -196,8 +202,9 @@ impl<M: PeerMemory> TxPath<M> {
             return self.send_mapped(queue, vacant, packet, held);
         }
         let len = packet.len();
-        // The packet is put in its place before its header is written. If it were moved after that, the move would read
-        // in large pieces what was just written in small ones, and the processor would stall.
+        // The packet is put in its place before its header is written. If it were moved after that,
+        // the move would read in large pieces what was just written in small ones, and the
+        // processor would stall.
         let slot = vacant.slot();
         let packet = queue.buffer(slot).insert(packet);
         let in_place = packet.prepend(&header);
@@ -353,7 +360,8 @@ impl<M: PeerMemory> TxPath<M> {
     }
 }
 
-/// The fragments of the packet in a slot that are not empty. Many devices treat a descriptor of no bytes as an error.
+/// The fragments of the packet in a slot that are not empty. Many devices treat a descriptor of no
+/// bytes as an error.
 #[inline(always)]
 fn fragments<M: PeerMemory>(packet: &Option<Packet<M>>) -> impl Iterator<Item = &Frag<M>> {
     filled(packet).fragments().filter(|f| f.len() > 0)
@@ -365,8 +373,8 @@ fn filled<M: PeerMemory>(packet: &Option<Packet<M>>) -> &Packet<M> {
     packet.as_ref().expect("the packet was put into its slot before it is posted")
 }
 
-/// Handles a panic of the domain over the packet in a slot, which is not posted yet: empties the slot and resumes the
-/// panic. Returns the packet if this thread unwinds already.
+/// Handles a panic of the domain over the packet in a slot, which is not posted yet: empties the
+/// slot and resumes the panic. Returns the packet if this thread unwinds already.
 #[cold]
 #[inline(never)]
 fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Panics) -> Result<(), Packet<M>> {
@@ -380,8 +388,8 @@ fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Pa
     Err(packet)
 }
 
-/// A packet that the device has completed. It is dropped with this value, also by a panic of user code (a domain, a
-/// holder's release).
+/// A packet that the device has completed. It is dropped with this value, also by a panic of user
+/// code (a domain, a holder's release).
 struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>);
 
 impl<M: PeerMemory> Drop for Sent<'_, M> {
@@ -453,7 +461,8 @@ impl<M: PeerMemory> fmt::Debug for VirtioTx<M> {
     }
 }
 
-/// The most segments of a packet: one for each fragment, and one for a header that is not in the packet.
+/// The most segments of a packet: one for each fragment, and one for a header that is not in the
+/// packet.
 #[inline(always)]
 fn segments<M: PeerMemory>(packet: &Packet<M>) -> usize {
     packet.frags().len() + 2

@@ -1,5 +1,5 @@
-//! The addresses of fragments for a transmit queue's device. A page in the device's DMA domain has its address already.
-//! Any other page is mapped for as long as the device has the packet.
+//! The addresses of fragments for a transmit queue's device. A page in the device's DMA domain has
+//! its address already. Any other page is mapped for as long as the device has the packet.
 //!
 //! ```text
 //!   same domain      frag.dma_addr()                            synced
@@ -31,11 +31,13 @@ struct FragMapping {
 
 pub(super) struct TxMappings<M: PeerMemory> {
     memory: TxAddressing<M>,
-    /// A short form of `memory`, for a fast comparison: the identity of its domain, or the addresses of its region.
+    /// A short form of `memory`, for a fast comparison: the identity of its domain, or the
+    /// addresses of its region.
     domain: usize,
     within: Range<usize>,
     needs_sync: bool,
-    /// Where the fragments of a slot's packet are, if something of it was mapped when it was sent. Empty until something was.
+    /// Where the fragments of a slot's packet are, if something of it was mapped when it was sent.
+    /// Empty until something was.
     by_slot: Box<[Vec<FragMapping>]>,
     /// How many of them are mapped for this queue alone.
     mapped_count: usize,
@@ -82,8 +84,8 @@ impl<M: PeerMemory> TxMappings<M> {
         }
     }
 
-    /// Syncs the bytes of a packet of this domain for the device, which is about to read them. Returns a panic of the
-    /// domain, which the caller resumes when the packet has left its slot.
+    /// Syncs the bytes of a packet of this domain for the device, which is about to read them.
+    /// Returns a panic of the domain, which the caller resumes when the packet has left its slot.
     #[inline]
     pub(super) fn sync(&self, packet: &Packet<M>) -> Result<(), Panics> {
         if self.needs_sync { self.sync_all(packet) } else { Ok(()) }
@@ -97,8 +99,9 @@ impl<M: PeerMemory> TxMappings<M> {
         panics.call(|| packet.fragments().filter(|f| f.len() > 0).for_each(sync)).ok_or(panics)
     }
 
-    /// Maps the fragments of other domains and syncs all fragments, for the packet that will be posted in `slot`. If a
-    /// fragment cannot be mapped, those that were mapped are unmapped again, the last one first.
+    /// Maps the fragments of other domains and syncs all fragments, for the packet that will be
+    /// posted in `slot`. If a fragment cannot be mapped, those that were mapped are unmapped again,
+    /// the last one first.
     pub(super) fn map(&mut self, packet: &Packet<M>, slot: u16) -> Result<(), MapError> {
         if self.by_slot.is_empty() {
             self.by_slot = (0..self.slots).map(|_| Vec::new()).collect();
@@ -129,7 +132,8 @@ impl<M: PeerMemory> TxMappings<M> {
         Ok(())
     }
 
-    /// The addresses of the fragments that are not empty of the packet in `slot`, as [`map`](Self::map) has found them.
+    /// The addresses of the fragments that are not empty of the packet in `slot`, as
+    /// [`map`](Self::map) has found them.
     #[inline]
     pub(super) fn mapped(&self, slot: u16) -> impl Iterator<Item = u64> {
         self.by_slot[usize::from(slot)].iter().map(|mapping| mapping.dma)
@@ -141,8 +145,8 @@ impl<M: PeerMemory> TxMappings<M> {
         self.mapped_count > 0
     }
 
-    /// Unmaps the fragments of the packet in `slot`, which the device has completed: the last one first, and all of
-    /// them also if the domain panics over one.
+    /// Unmaps the fragments of the packet in `slot`, which the device has completed: the last one
+    /// first, and all of them also if the domain panics over one.
     #[cold]
     pub(super) fn release(&mut self, slot: u16) {
         let (TxAddressing::Domain(domain), Some(by_slot)) = (&self.memory, self.by_slot.get_mut(usize::from(slot)))
@@ -169,7 +173,8 @@ impl<M: PeerMemory> TxMappings<M> {
     }
 }
 
-/// A slot whose packet is not queued yet. If it is never queued, the drop of this value unmaps its fragments.
+/// A slot whose packet is not queued yet. If it is never queued, the drop of this value unmaps its
+/// fragments.
 struct Unqueued<'s, M: PeerMemory> {
     mappings: &'s mut TxMappings<M>,
     slot: u16,

@@ -23,10 +23,10 @@ pub struct QueuePair<M: PeerMemory = PeerShared> {
 
 /// A virtio-net device in use.
 ///
-/// `M` is the kind of memory of its receive pages. It follows from the options: [`PeerShared`], whose bytes are copied
-/// out before they are read, or [`TrustedPeer`](netmem_pool::TrustedPeer) of a device that the user has declared
-/// [trusted](super::NetOptions::trust_peer), whose bytes are slices. The driver checks what either of them says about its
-/// rings.
+/// `M` is the kind of memory of its receive pages. It follows from the options: [`PeerShared`],
+/// whose bytes are copied out before they are read, or [`TrustedPeer`](netmem_pool::TrustedPeer) of
+/// a device that the user has declared [trusted](super::NetOptions::trust_peer), whose bytes are
+/// slices. The driver validates what either of them writes to its rings.
 pub struct VirtioNet<M: PeerMemory = PeerShared> {
     pub(super) state: Arc<DriverState<M>>,
     pub(super) control: Option<ControlQueue>,
@@ -35,13 +35,14 @@ pub struct VirtioNet<M: PeerMemory = PeerShared> {
     pub(super) pairs: u16,
     pub(super) active: u16,
     pub(super) region: Arc<Region<M>>,
-    /// What transmit pools take their pages from.
+    /// Where transmit pools allocate their pages.
     pub(super) reserve: Option<Arc<Reserve<M>>>,
 }
 
 impl<M: PeerMemory> VirtioNet<M> {
-    /// Changes how many queue pairs are in use, also under traffic. Frames that were on their way to a pair that is no
-    /// longer in use stay in its ring and are received when its queue is polled.
+    /// Changes how many queue pairs are in use, also under traffic. Frames that were on their way
+    /// to a pair that is no longer in use stay in its ring and are received when its queue is
+    /// polled.
     ///
     /// # Errors
     ///
@@ -79,27 +80,30 @@ impl<M: PeerMemory> VirtioNet<M> {
         &self.region
     }
 
-    /// The DMA domain of the device: its memory table, or what [`NetOptions::domain`](super::NetOptions::domain) has made of that. `None` if the
-    /// device takes this process's addresses ([`NetOptions::premapped`](super::NetOptions::premapped)).
+    /// The DMA domain of the device: its memory table, or what
+    /// [`NetOptions::domain`](super::NetOptions::domain) has made of that. `None` if the device
+    /// uses this process's addresses ([`NetOptions::premapped`](super::NetOptions::premapped)).
     #[must_use]
     pub fn domain(&self) -> Option<&Arc<dyn DmaDomain>> {
         self.state.config.domain.as_ref()
     }
 
-    /// Makes a pool of pages to send from. Any thread allocates from it, by shared reference. The pages are in the device's
-    /// memory table and domain, so a packet made of them is sent without being mapped. All such pools share the pages of
+    /// Makes a pool of pages to send from. Any thread allocates from it, by shared reference. The
+    /// pages are in the device's memory table and domain, so a packet made of them is sent without
+    /// being mapped. All such pools share the pages of
     /// [`NetOptions::tx_pages`](super::NetOptions::tx_pages).
     ///
     /// # Errors
     ///
-    /// [`NetError::NoTxPages`] if none were set aside, [`NetError::Pool`] if there is no memory for the pool itself.
+    /// [`NetError::NoTxPages`] if none were set aside, [`NetError::Pool`] if there is no memory for
+    /// the pool itself.
     pub fn tx_pool(&self, options: PoolOptions) -> Result<SharedPool<M>, NetError> {
         let reserve = self.reserve.clone().ok_or(NetError::NoTxPages)?;
         Ok(options.build_shared(reserve, self.domain().cloned())?)
     }
 
-    /// Whether the device still holds its end of the connection. If it does not, [`reconnect`](Self::reconnect) takes another
-    /// one. One system call.
+    /// Whether the device still holds its end of the connection. If it does not,
+    /// [`reconnect`](Self::reconnect) replaces it. Cost: one system call.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.state.check_connection(&self.state.lock())

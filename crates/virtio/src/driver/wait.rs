@@ -1,29 +1,32 @@
-//! Waiting for queues: the events that wake a sleeping thread, and the cases in which a thread must not sleep.
+//! Waiting for queues: the events that wake a sleeping thread, and the cases in which a thread must
+//! not sleep.
 //!
 //! ```text
-//!   queue's epoll set   call eventfd of its ring     the device has given something back, and was asked to tell
-//!   (one per queue,     connection's socket          the back end has closed the connection: once
-//!    for its lifetime)  a file that is ready         the queue was restarted or reconnected: once each, by `QueueEpolls::wake`
+//!   queue's epoll set   call eventfd of its ring   a requested notification of a used buffer
+//!   (one per queue,     connection's socket        the back end has closed the connection: once
+//!    for its lifetime)  a file that is ready       a restart or a reconnect, by `QueueEpolls::wake`
 //! ```
 //!
-//! The set is the queue's descriptor. A restart and a reconnect change the ring, its call eventfd and the connection; the
-//! new ones are put into the same set before the device can use them, and then the set is woken. So a descriptor that was
-//! registered once stays valid, and a thread that sleeps through a reconnect wakes up, takes the new ring with its next poll,
-//! and arms that.
+//! The set is the queue's descriptor. A restart and a reconnect change the ring, its call eventfd
+//! and the connection; the new ones are put into the same set before the device can use them, and
+//! then the set is woken. So a descriptor that was registered once stays valid, and a thread that
+//! sleeps through a reconnect wakes up, switches to the new ring with its next poll, and arms that.
 //!
-//! The device shares the call eventfd, and can fill it, empty it, or make it blocking. The set reports edges, and nothing
-//! reads the eventfd: see `notify/`. A device that signals without reason costs the driver a wake-up for each signal.
+//! The device shares the call eventfd, and can fill it, empty it, or make it blocking. The set
+//! reports edges, and nothing reads the eventfd: see `notify/`. A device that signals without
+//! reason costs the driver a wake-up for each signal.
 //!
 //! # When a queue does not wait
 //!
 //! `arm` returns [`Armed::Work`], which means that the owner must poll, if
 //!
-//! * the ring has something to take;
+//! * the ring has a used buffer;
 //! * the device has a new connection;
-//! * a receive queue has fewer buffers posted than the longest frame takes, because it lacks pages. Pages that are
-//!   returned from other threads do not wake the owner, and the device could wait for buffers while the driver waits
-//!   for frames. An owner that polls posts the pages as they are returned. A queue that lacks pages, but has enough
-//!   buffers for a frame, waits: the frame wakes it.
+//! * a receive queue has fewer buffers posted than the longest frame needs, because it lacks pages.
+//!   Pages that are returned from other threads do not wake the owner, and the device could wait
+//!   for buffers while the driver waits for frames. An owner that polls posts the pages as they are
+//!   returned. A queue that lacks pages, but has enough buffers for a frame, waits: the frame wakes
+//!   it.
 //!
 //! # When a queue has stopped
 //!
@@ -51,8 +54,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::MutexGuard;
 
 impl<M: PeerMemory> DriverState<M> {
-    /// Whether a queue works, which a fault may have stopped. A queue that has not taken its ring
-    /// of a new connection yet does so in the next poll, and the fault is over then.
+    /// Whether a queue works, which a fault may have stopped. A queue that has not switched to its
+    /// ring of a new connection yet does so in the next poll, and the fault is over then.
     pub(super) fn check(&self, queue: usize, ring: &RingHandle, stopped: Option<DeviceFault>) -> io::Result<()> {
         match stopped.filter(|_| !self.has_replaced(ring)) {
             Some(fault) => Err(io::Error::new(io::ErrorKind::InvalidData, QueueStopped::Fault { queue, fault })),
@@ -63,7 +66,7 @@ impl<M: PeerMemory> DriverState<M> {
         }
     }
 
-    /// Arms a queue, which a fault may have stopped: see the module. `polls` says whether the owner
+    /// Arms a queue, which a fault may have stopped: see the module. `polls`: whether the owner
     /// must poll for another reason.
     fn arm<B>(
         &self,
@@ -84,7 +87,8 @@ impl<M: PeerMemory> DriverState<M> {
         }
         ring.notify();
         let armed = ring.arm();
-        // Checked after the set was cleared, because a reconnect publishes the connection and then wakes the set.
+        // Checked after the set was cleared, because a reconnect publishes the connection and then
+        // wakes the set.
         if armed == Armed::Waits && self.has_replaced(ring.handle()) {
             ring.disarm();
             return Ok(Armed::Work);
@@ -120,7 +124,7 @@ pub enum QueueStopped {
         /// The number of the ring.
         queue: usize,
     },
-    /// A restart of the queue has failed, or the queue was taken out of its [`VirtioRxQueues`]. The
+    /// A restart of the queue has failed, or the queue was moved out of its [`VirtioRxQueues`]. The
     /// error's kind is `Other`.
     #[error("receive queue {queue} does not exist any more: a restart has failed, or it was taken out")]
     Gone {
@@ -148,7 +152,8 @@ impl<M: PeerMemory> AsFd for VirtioTx<M> {
 }
 
 /// See [`Wait`]. The work of a transmit queue is packets that the device has completed, which
-/// [`complete`](TxQueue::complete) takes back. This makes room for others. Arming flushes the queue first.
+/// [`complete`](TxQueue::complete) reaps. This frees slots for others. Arming flushes the queue
+/// first.
 impl<M: PeerMemory> Wait for VirtioTx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
@@ -223,10 +228,11 @@ impl<M: PeerMemory> EitherRx<M> {
     }
 }
 
-/// A queue of [`VirtioRxQueues`], to be waited for, and to be polled by a stack: from [`VirtioRxQueues::wait`].
+/// A queue of [`VirtioRxQueues`], to be waited for, and to be polled by a stack: from
+/// [`VirtioRxQueues::wait`].
 ///
-/// Its thread sleeps without the queue's lock, so a control thread can restart the queue meanwhile; that wakes the thread. The
-/// descriptor stays valid through every restart.
+/// Its thread sleeps without the queue's lock, so a control thread can restart the queue meanwhile;
+/// that wakes the thread. The descriptor stays valid through every restart.
 #[derive(Debug)]
 pub struct QueueWait<M: PeerMemory = PeerShared> {
     queues: VirtioRxQueues<M>,

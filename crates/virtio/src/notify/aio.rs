@@ -43,8 +43,8 @@ struct IoEvent([u64; 4]);
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 const RESFD: u32 = 1;
-/// How often a request is tried before a signal is lost. Before the second attempt, completions are reaped. More
-/// attempts are needed only if other threads use the places that were freed.
+/// How often a request is tried before a signal is lost. Before the second attempt, completions are
+/// reaped. More attempts are needed only if other threads use the places that were freed.
 const ATTEMPTS: usize = 8;
 
 impl Context {
@@ -52,7 +52,8 @@ impl Context {
         static CONTEXT: AtomicPtr<Context> = AtomicPtr::new(std::ptr::null_mut());
         loop {
             let current = CONTEXT.load(Ordering::Acquire);
-            // SAFETY: what the pointer has pointed to is never freed: the parent's context stays in the child as well.
+            // SAFETY: what the pointer has pointed to is never freed: the parent's context stays in
+            // the child as well.
             if let Some(context) = unsafe { current.as_ref() }.filter(|context| context.is_ours()) {
                 return Ok(context);
             }
@@ -64,8 +65,9 @@ impl Context {
         }
     }
 
-    /// Whether the context is one of this process, and not of the process that this one was forked from. The number of the
-    /// process alone does not tell: the first process of a PID namespace may have its parent's.
+    /// Whether the context is one of this process, and not of the process that this one was forked
+    /// from. The process number alone does not decide it: the first process of a PID namespace may
+    /// have the number of its parent.
     fn is_ours(&self) -> bool {
         self.exists().is_ok() && self.process == rustix::process::getpid()
     }
@@ -87,9 +89,10 @@ impl Context {
         Ok(context)
     }
 
-    /// Whether a descriptor is an eventfd. It is not signalled. The answer for a descriptor that only names a file is wrong.
+    /// Whether a descriptor is an eventfd. It is not signalled. The answer for a descriptor that
+    /// only names a file is wrong.
     pub(super) fn check(&self, fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
-        // The kernel looks at the eventfd first, then refuses to write to the end of a pipe that is for reading.
+        // The kernel checks the eventfd first, then refuses to write to the read end of a pipe.
         match self.retry(PWRITE, fd) {
             Err(e) if e.raw_os_error() == Some(libc::EBADF) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(NotifyError::NotEventfd),
@@ -121,17 +124,19 @@ impl Context {
         let (source, resfd) = (self.source.as_raw_fd() as u32, fd.as_raw_fd() as u32);
         let mut request = Iocb { opcode, fd: source, flags: RESFD, resfd, ..Iocb::default() };
         let mut requests = [&raw mut request];
-        // SAFETY: the kernel reads the one request during the call, and the request has no buffer. Both descriptors are open.
+        // SAFETY: the kernel reads the one request during the call, and the request has no buffer.
+        // Both descriptors are open.
         check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as c_long, requests.as_mut_ptr()) })
     }
 
-    /// Takes completions out of the context, which has room for a bounded number. Does not wait.
+    /// Reaps completions from the context, which holds a bounded number. Does not wait.
     #[cold]
     fn reap(&self) {
         let mut events = [IoEvent([0; 4]); 128];
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let (least, most) = (0 as c_long, events.len() as c_long);
-        // SAFETY: the kernel writes at most `most` events, and reads the timeout, whose layout is its own.
+        // SAFETY: the kernel writes at most `most` events, and reads the timeout, whose layout is
+        // its own.
         let _ = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.id, least, most, events.as_mut_ptr(), &raw const zero)
         };
@@ -140,7 +145,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is this value's, and no request of it is under way: each completes within its submission.
+        // SAFETY: the context is this value's, and no request of it is under way: each completes
+        // within its submission.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
     }
 }

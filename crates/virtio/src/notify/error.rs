@@ -10,7 +10,7 @@ pub enum NotifyError {
     /// The descriptor is of another kind: a pipe, a socket, a file.
     #[error("the descriptor is not an eventfd, and another kind of file could block the thread that signals it")]
     NotEventfd,
-    /// The kernel gave no means to signal without blocking.
+    /// The kernel provides no means to signal without blocking.
     #[error(
         "no asynchronous I/O ({source}), which signals to a peer need; see the sysctl fs.aio-max-nr, and seccomp filters"
     )]

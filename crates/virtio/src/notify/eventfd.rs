@@ -6,8 +6,8 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
 
-/// Checks that a descriptor is an eventfd, which is not signalled. Its file is asked nothing: the kernel compares what kind
-/// of file it is.
+/// Checks that a descriptor is an eventfd, which is not signalled. Its file is asked nothing: the
+/// kernel compares what kind of file it is.
 ///
 /// # Errors
 ///
@@ -16,7 +16,8 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), NotifyError> {
     context_for(fd).map(drop)
 }
 
-/// The context that signals an eventfd; none if the kernel has no asynchronous I/O for this process.
+/// The context that signals an eventfd; none if the kernel has no asynchronous I/O for this
+/// process.
 ///
 /// # Errors
 ///

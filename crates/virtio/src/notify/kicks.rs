@@ -6,12 +6,13 @@ use rustix::event::{Timespec, epoll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// An epoll descriptor with every [`Kick`], on which a thread sleeps until a peer kicks. Clones are the same
-/// descriptor.
+/// An epoll descriptor with every [`Kick`], on which a thread sleeps until a peer kicks. Clones are
+/// the same descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct Kicks(Arc<OwnedFd>);
 
-/// The numbers with which files are added to the epoll descriptor. They say what an event is about.
+/// The numbers with which files are added to the epoll descriptor. They identify the kind of an
+/// event.
 mod event_kind {
     pub(super) const KICK: u64 = 0;
     pub(super) const HANG_UP: u64 = 1;
@@ -29,20 +30,24 @@ impl Kicks {
         epoll::add(&self.0, fd, epoll::EventData::new_u64(kind), flags).map_err(failed)
     }
 
-    /// Watches the connection `socket`: one event is reported when the peer closes it. Ends when `socket` is closed.
+    /// Watches the connection `socket`: one event is reported when the peer closes it. Ends when
+    /// `socket` is closed.
     ///
-    /// One-shot and not by edges: a peer that shuts the socket down and then closes it makes several.
+    /// One-shot and not by edges: a peer that shuts the socket down and then closes it makes
+    /// several.
     pub(crate) fn watch_hang_up(&self, socket: BorrowedFd<'_>) -> Result<(), NotifyError> {
         self.add(socket, event_kind::HANG_UP, epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT)
     }
 
-    /// Takes a descriptor that is always readable, for [`wake`](Self::wake). It is readable once from now on.
+    /// Adds a descriptor that is always readable, for [`wake`](Self::wake). It is reported once
+    /// from now on.
     pub(crate) fn watch_ready(&self, ready: BorrowedFd<'_>) -> Result<(), NotifyError> {
         self.add(ready, event_kind::WAKE, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
     }
 
-    /// Ends a sleep, now or the next. `ready` is what was given to [`watch_ready`](Self::watch_ready): a one-shot file is
-    /// reported once more after it was modified.
+    /// Ends a sleep, now or the next. `ready` is the descriptor that was added by
+    /// [`watch_ready`](Self::watch_ready): a one-shot file is reported once more after it was
+    /// modified.
     pub(crate) fn wake(&self, ready: BorrowedFd<'_>) {
         let (data, flags) =
             (epoll::EventData::new_u64(event_kind::WAKE), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
@@ -51,7 +56,8 @@ impl Kicks {
         }
     }
 
-    /// Takes over a descriptor by which a peer kicks. A peer may pass the same eventfd for several rings.
+    /// Watches a descriptor by which a peer kicks, and owns it. A peer may pass the same eventfd
+    /// for several rings.
     ///
     /// # Errors
     ///
@@ -62,10 +68,11 @@ impl Kicks {
         Ok(Kick { fd, epoll: Some(Arc::clone(&self.0)) })
     }
 
-    /// Forgets the kicks until now. Must be called after a sleep, before the rings are read. Returns whether the peer
-    /// has closed a [watched](Self::watch_hang_up) connection since the last call.
+    /// Forgets the kicks until now. Must be called after a sleep, before the rings are read.
+    /// Returns whether the peer has closed a [watched](Self::watch_hang_up) connection since the
+    /// last call.
     ///
-    /// Kicks that one call does not take end the next sleep at once, so none is lost.
+    /// Kicks that one call does not clear end the next sleep at once, so none is lost.
     pub(crate) fn clear(&self) -> bool {
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         match epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -103,7 +110,8 @@ impl AsFd for Kick {
 
 impl Drop for Kick {
     fn drop(&mut self) {
-        // The peer has the open file, too, so it would stay in the epoll set after this descriptor is closed.
+        // The peer has the open file, too, so it would stay in the epoll set after this descriptor
+        // is closed.
         let _ = self.epoll.as_ref().map(|epoll| epoll::delete(epoll, &self.fd));
     }
 }

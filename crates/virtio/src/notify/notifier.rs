@@ -18,8 +18,8 @@ pub(super) enum SignalMethod {
 }
 
 impl Notifier {
-    /// Takes over a descriptor that a peer shares. This does not signal it, and the flags of the open file stay as they
-    /// are.
+    /// Owns a descriptor that a peer shares. This does not signal it, and the flags of the open
+    /// file stay unchanged.
     ///
     /// # Errors
     ///
@@ -34,11 +34,13 @@ impl Notifier {
         }))
     }
 
-    /// Adds 1 to the counter and wakes its readers. If the counter is full, it stays full; its readers are woken.
+    /// Adds 1 to the counter and wakes its readers. If the counter is full, it stays full; its
+    /// readers are woken.
     ///
-    /// Cost: one system call, and a second one for each hundred signals or so. The signal is lost only if the kernel has no
-    /// memory for a request; this is logged. Without asynchronous I/O a thread is woken, which adds 1 for all signals since
-    /// its last write, and nothing to a full counter.
+    /// Cost: one system call, and a second one for each hundred signals or so. The signal is lost
+    /// only if the kernel has no memory for a request; this is logged. Without asynchronous I/O a
+    /// thread is woken, which adds 1 for all signals since its last write, and nothing to a full
+    /// counter.
     pub(crate) fn signal(&self) {
         match &self.0 {
             SignalMethod::Aio { fd, context } => {

@@ -34,7 +34,7 @@ fn signals_are_counted() {
     assert!(!fcntl_getfl(&peer).unwrap().contains(OFlags::NONBLOCK), "the peer's flags are as they were");
 }
 
-/// A descriptor is not signalled when it is taken over, and a full one does not block.
+/// A descriptor is not signalled when the notifier is made, and a full one does not block.
 #[test]
 fn a_full_counter() {
     let (peer, fd) = pair(EventfdFlags::empty());
@@ -51,7 +51,8 @@ fn ready(kicks: &Kicks) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
-/// A kick is reported once, also one of a counter that was not zero; the counter stays; a dropped kick is not watched.
+/// A kick is reported once, also one of a counter that was not zero; the counter stays; a dropped
+/// kick is not watched.
 #[test]
 fn kicks_are_edges() {
     let kicks = Kicks::new().unwrap();
@@ -74,7 +75,7 @@ fn kicks_are_edges() {
     assert_eq!(count(&peer), 1, "a semaphore gives 1 at a time: nothing was read");
 }
 
-/// More kicks than one call takes are not lost.
+/// More kicks than one call clears are not lost.
 #[test]
 fn many_kicks() {
     let kicks = Kicks::new().unwrap();
@@ -86,7 +87,8 @@ fn many_kicks() {
     drop(all);
 }
 
-/// The end of a connection is reported once. A wake-up is reported once for each call, and not read.
+/// The end of a connection is reported once. A wake-up is reported once for each call, and not
+/// read.
 #[test]
 fn hang_ups_and_wake_ups() {
     let kicks = Kicks::new().unwrap();
@@ -112,7 +114,8 @@ fn hang_ups_and_wake_ups() {
 fn a_child_of_a_fork_makes_its_own_context() {
     let (peer, fd) = pair(EventfdFlags::empty());
     let notifier = Notifier::new(fd).unwrap();
-    // SAFETY: the child makes system calls, allocates a few bytes, and ends without running anything of the parent's.
+    // SAFETY: the child makes system calls, allocates a few bytes, and ends without running
+    // anything of the parent's.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let signalled = Notifier::new(peer.try_clone().unwrap()).map(|own| own.signal()).is_ok();
@@ -141,14 +144,16 @@ fn forbid(calls: [c_long; 2]) {
         op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the kernel copies the program, whose length is right. It holds for this thread and those that it starts.
+    // SAFETY: the kernel copies the program, whose length is right. It holds for this thread and
+    // those that it starts.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Where asynchronous I/O is forbidden, in whole or in part, signals and kicks work, and other files are refused.
+/// Where asynchronous I/O is forbidden, in whole or in part, signals and kicks work, and other
+/// files are refused.
 #[test]
 fn without_asynchronous_io() {
     for forbidden in [[libc::SYS_io_setup, libc::SYS_io_submit], [libc::SYS_io_submit; 2]] {
@@ -179,7 +184,7 @@ fn without_asynchronous_io() {
     }
 }
 
-/// The kernel tells an eventfd from other files; `tests/hostile_events.rs` has more kinds.
+/// The kernel distinguishes an eventfd from other files; `tests/hostile_events.rs` has more kinds.
 #[test]
 fn other_files_are_refused() {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());

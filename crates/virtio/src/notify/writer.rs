@@ -1,17 +1,21 @@
-//! Signals where the kernel has no asynchronous I/O for the process: a thread for each eventfd writes it.
+//! Signals where the kernel has no asynchronous I/O for the process: a thread for each eventfd
+//! writes it.
 //!
 //! ```text
-//!   signal()   pending: false -> true, then unpark     never waits; a signal that is pending already is the same one
-//!   thread     pending: true -> false, then write 1    parks while nothing is pending; ends with the value
+//!   signal()   pending: false -> true, then unpark    never waits; pending signals are merged
+//!   thread     pending: true -> false, then write 1   parks while none is pending; ends with the
+//!                                                     value
 //! ```
 //!
-//! The thread that signals changes a flag and wakes the writer, so it never waits for the peer. No signal is lost: a signal that comes
-//! before the thread has taken the flag is followed by that write, and a later one sets the flag again, and leaves a token that ends the
-//! next `park`.
+//! The thread that signals changes a flag and wakes the writer, so it never waits for the peer. No
+//! signal is lost: a signal that comes before the thread has cleared the flag is followed by that
+//! write, and a later one sets the flag again, and leaves a token that ends the next `park`.
 //!
-//! A counter that is full is left alone: it is not zero, so its reader is woken or will find it. A peer that fills the counter just
-//! then, in an eventfd without `O_NONBLOCK`, blocks the thread in the write. This stops no other signal. When the value is dropped, a
-//! signal of the kernel interrupts the write: the highest real-time signal that the program does not use, whose handler does nothing.
+//! A counter that is full is left alone: it is not zero, so its reader is woken or will find it. A
+//! peer that fills the counter just then, in an eventfd without `O_NONBLOCK`, blocks the thread in
+//! the write. This stops no other signal. When the value is dropped, a signal of the kernel
+//! interrupts the write: the highest real-time signal that the program does not use, whose handler
+//! does nothing.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,7 +84,8 @@ impl Drop for Writer {
         self.state.stop.store(true, Ordering::Release);
         self.wake();
         let Some(thread) = self.thread.take().filter(|_| self.process == getpid()) else { return };
-        // A signal that comes before the write does not interrupt it, so there is one after another.
+        // A signal that comes before the write does not interrupt it, so there is one after
+        // another.
         for round in 0u32.. {
             if thread.is_finished() {
                 break;
@@ -90,7 +95,8 @@ impl Drop for Writer {
                 continue;
             }
             if let Ok(signal) = interruption() {
-                // SAFETY: the thread was not joined, so its name is valid; the signal has a handler, which does nothing.
+                // SAFETY: the thread was not joined, so its name is valid; the signal has a
+                // handler, which does nothing.
                 unsafe { libc::pthread_kill(thread.as_pthread_t() as libc::pthread_t, signal) };
             }
             thread::sleep(Duration::from_micros(50));
@@ -140,7 +146,8 @@ fn interruption() -> io::Result<libc::c_int> {
         let (mut old, mut new): (libc::sigaction, libc::sigaction) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         new.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        // SAFETY: both structures are valid, and the handler does nothing. Without SA_RESTART the write ends.
+        // SAFETY: both structures are valid, and the handler does nothing. Without SA_RESTART the
+        // write ends.
         unsafe {
             libc::sigaction(signal, std::ptr::null(), &raw mut old) == 0
                 && old.sa_sigaction == libc::SIG_DFL
@@ -218,7 +225,8 @@ mod tests {
         assert_eq!(count(&peer), u64::MAX - 1);
     }
 
-    /// A peer that fills the counter before each write: the thread is interrupted when the value goes.
+    /// A peer that fills the counter before each write: the thread is interrupted when the value
+    /// goes.
     #[test]
     fn a_blocked_write_is_interrupted() {
         let (peer, fd) = pair();

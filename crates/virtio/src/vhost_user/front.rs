@@ -1,17 +1,20 @@
 //! The front end: the driver's connection to a device in another process, or in this one.
 //!
-//! The order of the messages is the one that QEMU uses, because back ends are written for it. The features are
-//! acknowledged once, all together: a back end may take the first `SET_FEATURES` as the driver's final choice.
+//! The order of the messages is the one that QEMU uses, because back ends are written for it. The
+//! features are acknowledged once, all together: a back end may treat the first `SET_FEATURES` as
+//! the driver's final choice.
 //!
 //! ```text
 //! connect    GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
 //! negotiate  SET_STATUS, SET_FEATURES, SET_STATUS, GET_STATUS, GET_CONFIG, NET_SET_MTU
-//! then       SET_MEM_TABLE; for each ring SET_VRING_CALL, _NUM, _BASE, _ADDR, _KICK, _ENABLE; SET_STATUS
+//! then       SET_MEM_TABLE; for each ring SET_VRING_CALL, _NUM, _BASE, _ADDR, _KICK, _ENABLE;
+//!            SET_STATUS
 //! ```
 //!
-//! A message that belongs to a protocol feature is left out if the back end lacks the feature. A back end without any
-//! protocol features serves one queue pair. Every wait is [bounded](super::message_socket): if a back end does not answer, this
-//! is an error and the end of the connection.
+//! A message that belongs to a protocol feature is left out if the back end lacks the feature. A
+//! back end without any protocol features serves one queue pair. Every wait is
+//! [bounded](super::message_socket): if a back end does not answer, this is an error and the end of
+//! the connection.
 
 use super::VhostUserError;
 use super::message::{MAX_FDS, Malformed, MemoryRegion, Message, Reply, Request, VringAddresses, protocol};
@@ -26,7 +29,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a back end may take to accept a connection, and to answer a message.
+/// The longest wait for a back end to accept a connection, and to answer a message.
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// The protocol features that are accepted if the back end has them.
@@ -59,7 +62,8 @@ pub(crate) struct RingAddresses {
     pub(crate) used: u64,
     /// The position at which the back end begins: an index, or the two positions of a packed ring.
     pub(crate) base: u32,
-    /// Whether the back end must split frames behind their headers. It must be [able](VhostUser::splits) to.
+    /// Whether the back end must split frames behind their headers. It must be
+    /// [able](VhostUser::splits) to.
     pub(crate) splits: bool,
 }
 
@@ -70,7 +74,7 @@ pub struct VhostUser {
     /// Protocol features in use.
     protocol: u64,
     pairs: u64,
-    /// The back end is our own device, as the user says.
+    /// The user declares that the back end is Netmem's own device.
     own: bool,
     /// If the back end is our own device: whether it serves the control queue that it offers.
     serves_control: bool,
@@ -87,13 +91,15 @@ impl VhostUser {
     ///
     /// # Errors
     ///
-    /// [`VhostUserError`]: no process listens there or accepts the connection within 3 s, or it is no vhost-user back end.
+    /// [`VhostUserError`]: no process listens there or accepts the connection within 3 s, or it is
+    /// no vhost-user back end.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, VhostUserError> {
         Self::over(socket::connect(path.as_ref(), LIMIT)?, false)
     }
 
-    /// Waits up to `limit` for a back end that connects to the driver, as Open vSwitch does with ports of the type
-    /// `dpdkvhostuserclient`. The listener stays, for the back end to connect again.
+    /// Waits up to `limit` for a back end that connects to the driver, as Open vSwitch does with
+    /// ports of the type `dpdkvhostuserclient`. The listener stays, for the back end to connect
+    /// again.
     ///
     /// # Errors
     ///
@@ -111,7 +117,8 @@ impl VhostUser {
         Self::over(stream, false)
     }
 
-    /// Uses a stream that is connected to one of our own [devices](crate::device), which may serve the control queue itself.
+    /// Uses a stream that is connected to one of our own [devices](crate::device), which may serve
+    /// the control queue itself.
     ///
     /// # Errors
     ///
@@ -142,7 +149,8 @@ impl VhostUser {
             this.protocol = take;
         }
         if this.has(protocol::MQ) {
-            // The specification speaks of queues. Most back ends of network devices mean pairs, and our own rings.
+            // The specification counts queues. Most back ends of network devices count pairs, and
+            // Netmem's own counts rings.
             let number = this.request_u64(Message::GetQueueNum)?;
             (this.pairs, this.serves_control) = match this.has(protocol::NETMEM_RINGS) {
                 true => (number / 2, own && number % 2 == 1),
@@ -179,8 +187,8 @@ impl VhostUser {
         usize::try_from(self.pairs * 2).unwrap_or(usize::MAX)
     }
 
-    /// Whether the back end can put the headers of a frame into the first segment of a buffer, and the payload into the others. Only our
-    /// own device can.
+    /// Whether the back end can put the headers of a frame into the first segment of a buffer, and
+    /// the payload into the others. Only our own device can.
     pub(crate) fn splits(&self) -> bool {
         self.has(protocol::NETMEM_SPLIT)
     }
@@ -190,7 +198,7 @@ impl VhostUser {
         self.protocol & bit != 0
     }
 
-    /// Returns an error if one of `features` is not offered. The error says `why` it is needed.
+    /// Returns an error if one of `features` is not offered. `why` is its reason in the error.
     pub(crate) fn require(&self, features: u64, why: &'static str) -> Result<(), VhostUserError> {
         match features & !self.offered {
             0 => Ok(()),
@@ -201,9 +209,10 @@ impl VhostUser {
         }
     }
 
-    /// Negotiates `features`. If one is not offered, the error says `why` it is needed. Called once in a connection.
-    /// `mtu` is the longest packet that the driver receives, in bytes. Where `features` has the MTU, the back end is
-    /// told of it, or of its own MTU if that is shorter.
+    /// Negotiates `features`. If one is not offered, the error has `why` as the reason. Called once
+    /// in a connection. `mtu` is the longest packet that the driver receives, in bytes. Where
+    /// `features` has the MTU, it is sent to the back end, or the back end's own MTU if that is
+    /// shorter.
     pub(crate) fn negotiate(&mut self, features: u64, why: &'static str, mtu: u64) -> Result<(), VhostUserError> {
         self.require(features, why)?;
         self.add_status(status::ACKNOWLEDGE | status::DRIVER)?;
@@ -227,8 +236,8 @@ impl VhostUser {
         self.has(protocol::CONFIG)
     }
 
-    /// Reads the configuration space as far as `features` give it fields. If a back end has none, or refuses, there are
-    /// no bytes.
+    /// Reads the fields of the configuration space that `features` define. If a back end has none,
+    /// or refuses, there are no bytes.
     pub(crate) fn config(&mut self, features: u64) -> Result<NetConfig, VhostUserError> {
         let (request, len) = (Request::GET_CONFIG, NetConfig::len(features));
         if !self.has_config() || len == 0 {
@@ -250,7 +259,7 @@ impl VhostUser {
         }
     }
 
-    /// Tells the back end that the rings are set up.
+    /// Sets DRIVER_OK: the rings are set up.
     pub(crate) fn ready(&mut self) -> Result<(), VhostUserError> {
         self.add_status(status::DRIVER_OK)
     }
@@ -263,8 +272,8 @@ impl VhostUser {
         self.send(Message::SetStatus(self.status))
     }
 
-    /// Gives the back end the memory: each region at the bus address of its entry. One message has eight of them; the others
-    /// are added, where the back end can do that.
+    /// Sends the memory table: each region at the bus address of its entry. One message has eight
+    /// of them; the others are added, where the back end supports that.
     pub(crate) fn set_memory(&mut self, entries: &[VhostRegion]) -> Result<(), VhostUserError> {
         let (table, others) = entries.split_at(entries.len().min(MAX_FDS));
         if !others.is_empty() && entries.len() as u64 > self.memory_slots()? {
@@ -280,8 +289,8 @@ impl VhostUser {
     fn file<'e>(&self, entry: &'e VhostRegion) -> Result<BorrowedFd<'e>, VhostUserError> {
         let file = if self.in_process {
             // SAFETY: the back end is our own device in this process. It writes to a buffer only
-            // from when the driver has posted it until it has handed it back, or has confirmed that
-            // the ring was stopped, and gives the file to no other party.
+            // from when the driver has posted it until it has returned it, or has confirmed that
+            // the ring was stopped, and passes the file to no other party.
             unsafe { entry.in_process_fd() }
         } else {
             entry.fd()
@@ -289,7 +298,8 @@ impl VhostUser {
         file.ok_or(VhostUserError::InProcess)
     }
 
-    /// How many regions the back end can have, which are added and removed while its rings run. 0 if it cannot do that.
+    /// How many regions the back end can have, which are added and removed while its rings run. 0
+    /// if it cannot do that.
     pub(crate) fn memory_slots(&mut self) -> Result<u64, VhostUserError> {
         if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.request_u64(Message::GetMaxMemSlots) } else { Ok(0) }
     }
@@ -300,13 +310,14 @@ impl VhostUser {
         self.send(Message::AddMemReg(region(entry), file))
     }
 
-    /// Takes a region away from the back end. Once the back end has confirmed it the region is not accessed any more.
+    /// Removes a region from the back end's table. Once the back end has confirmed that, it no
+    /// longer accesses the region.
     pub(crate) fn remove_memory(&mut self, entry: &VhostRegion) -> Result<(), VhostUserError> {
         self.send(Message::RemMemReg(region(entry)))
     }
 
-    /// Sets a ring up. Back ends allocate a ring when they get its call descriptor, and start it when they get its kick
-    /// descriptor; hence the order.
+    /// Sets a ring up. Back ends allocate a ring when they get its call descriptor, and start it
+    /// when they get its kick descriptor; hence the order.
     pub(crate) fn start_ring(
         &mut self,
         index: usize,
@@ -325,8 +336,9 @@ impl VhostUser {
         self.send(Message::SetVringKick { index: number, fd: Some(kick) })
     }
 
-    /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign back end has them disabled
-    /// and enabled: DPDK's vhost takes all queues out of service when one stops, and a queue back only when it becomes ready.
+    /// Starts a ring that was stopped, and enables it if it was. The other rings go on. A foreign
+    /// back end has them disabled and enabled: DPDK's vhost stops serving all queues when one
+    /// stops, and serves a queue again only when it becomes ready.
     pub(crate) fn restart_ring(
         &mut self,
         index: usize,
@@ -378,7 +390,8 @@ impl VhostUser {
         self.exchange(&message, false)
     }
 
-    /// Sends a message that has no answer. Waits until the back end confirms it, where the two have agreed on that.
+    /// Sends a message that has no answer. Waits until the back end confirms it, where the two have
+    /// agreed on that.
     pub(crate) fn send(&mut self, message: Message<BorrowedFd<'_>>) -> Result<(), VhostUserError> {
         let request = message.request();
         if !self.has(protocol::REPLY_ACK) {
@@ -405,7 +418,8 @@ impl VhostUser {
         reply.map_err(|e| self.failed(request, e))
     }
 
-    /// Ends the connection, because after an error the two sides may not agree any more on where a message begins.
+    /// Ends the connection, because after an error the two sides may not agree any more on where a
+    /// message begins.
     fn failed(&self, message: Request, source: MessageError) -> VhostUserError {
         self.socket.shutdown();
         match source {

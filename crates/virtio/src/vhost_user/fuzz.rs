@@ -4,7 +4,8 @@ use super::message::{HEADER, MAX_FDS, MAX_PAYLOAD, Message, RawMessage, Reply, R
 use super::received::Received;
 use std::os::fd::OwnedFd;
 
-/// A packet as [`MessageSocket`](super::message_socket::MessageSocket) would make it of these parts. The descriptors are closed if it would make none.
+/// A packet as [`MessageSocket`](super::message_socket::MessageSocket) would make it of these
+/// parts. The descriptors are closed if it would make none.
 fn packet(request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<RawMessage> {
     let mut header = [0; HEADER];
     let size = payload.len().min(MAX_PAYLOAD + 1);
@@ -43,7 +44,8 @@ pub fn request(request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) {
     assert_eq!((encoded.bytes, encoded.fds.len()), (frame.bytes, frame.fds.len()), "{message:?}");
 }
 
-/// Decodes an answer of a back end to the message `asked`, and what is decoded again after it was encoded.
+/// Decodes an answer of a back end to the message `asked`, and what is decoded again after it was
+/// encoded.
 pub fn reply(asked: u32, answered: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) {
     let asked = Request(asked);
     let Some(packet) = packet(answered, flags, payload, fds) else { return };

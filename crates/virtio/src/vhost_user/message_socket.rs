@@ -1,11 +1,12 @@
 //! One connected socket of vhost-user: messages go out and come in, each within a time limit.
 //!
-//! A peer may stop reading, stop writing, or write one byte a second. The limit is therefore for a whole message. The
-//! calls use `MSG_DONTWAIT` and `poll`, so the socket's own flags, which it may share with another process, do not
-//! matter.
+//! A peer may stop reading, stop writing, or write one byte a second. The limit is therefore for a
+//! whole message. The calls use `MSG_DONTWAIT` and `poll`, so the socket's own flags, which it may
+//! share with another process, do not matter.
 //!
-//! After an error the two sides no longer agree on where a message begins, and a late answer could be taken for one to a
-//! later question. An error therefore ends the connection: the socket is shut down.
+//! After an error the two sides no longer agree on where a message begins, and a late answer could
+//! be mistaken for one to a later request. An error therefore ends the connection: the socket is
+//! shut down.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -42,7 +43,8 @@ pub enum MessageError {
          raise the limit (`ulimit -n`, or LimitNOFILE of the service)"
     )]
     TooFewDescriptors,
-    /// The peer sent descriptors, and too many of earlier ones are still being closed: their files let no `close` end.
+    /// The peer sent descriptors, and too many of earlier ones are still being closed: their files
+    /// let no `close` end.
     #[error(
         "this process is still closing {descriptors} descriptors that peers have sent, and the peers' files (FUSE, or \
          sockets that linger) delay it; end the processes that serve these files"
@@ -72,12 +74,12 @@ impl From<Errno> for MessageError {
 #[derive(Debug)]
 pub(crate) struct MessageSocket {
     socket: OwnedFd,
-    /// How long a message may take.
+    /// The time limit of a message.
     limit: Duration,
 }
 
 impl MessageSocket {
-    /// Uses a connected socket. `limit` is how long one message may take, to be sent or to be received.
+    /// Uses a connected socket. `limit` bounds the time to send one message, and to receive one.
     pub(crate) fn new(socket: impl Into<OwnedFd>, limit: Duration) -> Self {
         Self { socket: socket.into(), limit }
     }
@@ -87,19 +89,21 @@ impl MessageSocket {
         self.ended_by(self.send_all(frame, Instant::now() + self.limit))
     }
 
-    /// Receives an expected answer: the time limit begins now. No answer that the driver asks for has a descriptor.
+    /// Receives an expected answer: the time limit begins now. No answer that the driver asks for
+    /// has a descriptor.
     ///
-    /// If an answer has descriptors nevertheless, they are not installed in this process: the kernel drops them, and
-    /// the answer is refused. The reason is that the peer could make a `close` take very long: a FUSE file's `close`
-    /// waits for the process that serves the file system.
+    /// If an answer has descriptors nevertheless, they are not installed in this process: the
+    /// kernel drops them, and the answer is refused. The reason is that the peer could delay a
+    /// `close`: a FUSE file's `close` waits for the process that serves the file system.
     pub(crate) fn recv(&self) -> Result<RawMessage, MessageError> {
         let packet = self.packet(None, Instant::now() + self.limit);
         self.ended_by(packet.and_then(|packet| packet.ok_or(MessageError::Closed)))
     }
 
-    /// Receives the next message of a peer that may be idle for as long as it likes: the time limit begins with the message's
-    /// first byte. `None`: the peer closed the connection between two messages, or the socket was shut down on this side,
-    /// which is how another thread ends the wait.
+    /// Receives the next message of a peer that may be idle for as long as it likes: the time limit
+    /// begins with the message's first byte. `None`: the peer closed the connection between two
+    /// messages, or the socket was shut down on this side, which is how another thread ends the
+    /// wait.
     pub(crate) fn next(&self) -> Result<Option<RawMessage>, MessageError> {
         let packet = self.wait(PollFlags::IN, None).and_then(|()| {
             let mut fds = Vec::new();
@@ -113,7 +117,8 @@ impl MessageSocket {
         }
     }
 
-    /// Whether both sides still hold the connection. Bytes that were not read do not count. One system call, no wait.
+    /// Whether both sides still hold the connection. Bytes that were not read do not count. One
+    /// system call, no wait.
     pub(crate) fn is_open(&self) -> bool {
         let mut socket = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let _ = rustix::event::poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -160,8 +165,8 @@ impl MessageSocket {
         Ok(())
     }
 
-    /// One message without its descriptors, or `None` at the end of the connection. Reads not a byte more. The descriptors go
-    /// to `fds`; without it the message must have none.
+    /// One message without its descriptors, or `None` at the end of the connection. Reads not a
+    /// byte more. The descriptors go to `fds`; without it the message must have none.
     fn packet(
         &self,
         mut fds: Option<&mut Vec<Received>>,
@@ -181,7 +186,8 @@ impl MessageSocket {
         Ok(Some(packet))
     }
 
-    /// Fills `buffer`, or a part of it if the connection ends before. Returns how many bytes were received.
+    /// Fills `buffer`, or a part of it if the connection ends before. Returns how many bytes were
+    /// received.
     fn fill(
         &self,
         buffer: &mut [u8],
@@ -190,12 +196,13 @@ impl MessageSocket {
     ) -> Result<usize, MessageError> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            // Room for one too many, which tells a peer that sends too many from a process that can hold too few. Descriptors
-            // that are not drained are closed with the buffer.
+            // Space for one descriptor too many, which distinguishes a peer that sends too many
+            // from a process that can have too few. Descriptors that are not drained are closed
+            // with the buffer.
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS + 1))];
             let stuck = closing() >= MAX_CLOSING;
             let mut control = match fds {
-                // The kernel drops the descriptors, and says so.
+                // The kernel drops the descriptors, and reports it (`MSG_CTRUNC`).
                 Some(_) if stuck => RecvAncillaryBuffer::default(),
                 Some(_) => RecvAncillaryBuffer::new(&mut space),
                 None => RecvAncillaryBuffer::default(),
@@ -293,7 +300,8 @@ mod tests {
         (0..n).map(|_| pipe().unwrap()).unzip()
     }
 
-    /// Ends a connection. To drop it would not do: a child that another test makes has a copy of each descriptor, until it runs.
+    /// Ends a connection. To drop it would not do: a child that another test makes has a copy of
+    /// each descriptor, until it runs.
     fn hang_up(stream: &UnixStream) {
         stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
@@ -333,7 +341,8 @@ mod tests {
         assert!(matches!(silent.recv(), Err(MessageError::TimedOut(SHORT))));
         for idle in [true, false] {
             let (slow, theirs) = line(SHORT);
-            // One byte of a long message at a time, each well within the limit, until the connection ends.
+            // One byte of a long message at a time, each well within the limit, until the
+            // connection ends.
             let peer = thread::spawn(move || {
                 let sent = |byte: &u8| {
                     thread::sleep(SHORT / 4);
@@ -386,7 +395,8 @@ mod tests {
 
     #[test]
     fn surplus_descriptors_are_closed() {
-        // More than a message may have: with the header, in one go and byte by byte, and with the payload.
+        // More than a message may have: with the header, in one go and byte by byte, and with the
+        // payload.
         for split in [20, 1, 12] {
             let (line, theirs) = line(LONG);
             let (readers, writers) = pipes(12);
@@ -407,7 +417,8 @@ mod tests {
         }
     }
 
-    /// The peer keeps the other end of the pipe and this test reads it: it ends although the line and the answer still live.
+    /// The peer keeps the other end of the pipe and this test reads it: it ends although the line
+    /// and the answer still live.
     #[test]
     fn answers_install_no_descriptors() {
         for at in [0, 12] {
@@ -422,7 +433,8 @@ mod tests {
         }
     }
 
-    /// What a peer wrote before it died, and what is left of an answer that was refused, does not keep a connection open.
+    /// What a peer wrote before it died, and what is left of an answer that was refused, does not
+    /// keep a connection open.
     #[test]
     fn a_connection_with_unread_bytes_ends() {
         let (line, mut theirs) = line(LONG);

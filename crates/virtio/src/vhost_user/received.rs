@@ -2,22 +2,24 @@
 //!
 //! The peer chooses the file, and closing a file can wait for the peer:
 //!
-//! * A file of a file system that the peer serves (FUSE): `close` sends a request to it, and waits for the answer without a
-//!   limit.
-//! * A TCP socket with `SO_LINGER`: the last `close` waits until the other end has acknowledged all data, or the time is over
-//!   that the peer has set.
+//! * A file of a file system that the peer serves (FUSE): `close` sends a request to it, and waits
+//!   for the answer without a limit.
+//! * A TCP socket with `SO_LINGER`: the last `close` waits until the other end has acknowledged all
+//!   data, or the time is over that the peer has set.
 //! * A terminal: the last `close` waits for its output.
 //!
-//! A thread that waited there would keep the device from its next front end. Therefore a descriptor is sorted before it is
-//! closed, by two questions that the kernel answers without the file's own code:
+//! A thread that waited there would keep the device from its next front end. Therefore a descriptor
+//! is sorted before it is closed, by two questions that the kernel answers without the file's own
+//! code:
 //!
 //! ```text
 //!   a memory file (F_GET_SEALS), an eventfd ──► closed here, at once
 //!   any other file                          ──► closed by a thread of its own
 //! ```
 //!
-//! Such a thread ends when the peer lets it, at the latest when the peer's process ends. [`MAX_CLOSING`] bounds them: while
-//! there are that many, no message with a descriptor is received.
+//! Such a thread ends when the peer lets it, at the latest when the peer's process ends.
+//! [`MAX_CLOSING`] bounds them: while there are that many, no message with a descriptor is
+//! received.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,8 +27,8 @@ use std::thread::Builder;
 
 use crate::notify::{NotifyError, check_eventfd};
 
-/// The most descriptors that are being closed while messages with further descriptors are received. A message that is being
-/// received exceeds it by its own.
+/// The most descriptors that are being closed while messages with further descriptors are received.
+/// A message that is being received exceeds it by its own.
 pub(crate) const MAX_CLOSING: usize = 64;
 
 /// Descriptors that are being closed by a thread of their own.
@@ -79,8 +81,8 @@ impl Drop for Received {
     }
 }
 
-/// Whether a file lies in memory: a memfd, or a file on tmpfs or hugetlbfs. Only these have seals. The kernel answers by
-/// itself: it asks no file system.
+/// Whether a file lies in memory: a memfd, or a file on tmpfs or hugetlbfs. Only these have seals.
+/// The kernel answers by itself: it asks no file system.
 pub(crate) fn is_memory(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }

@@ -1,5 +1,5 @@
-//! The two roles of a vhost-user socket: connect to a path, or listen on a path. Either side of the protocol may have either
-//! role. No call waits longer than its limit.
+//! The two roles of a vhost-user socket: connect to a path, or listen on a path. Either side of the
+//! protocol may have either role. No call waits longer than its limit.
 
 use super::VhostUserError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 ///
-/// [`VhostUserError::Connect`] if no process listens there; [`VhostUserError::Backlog`] if the listener's queue of
-/// connections is full for as long as `limit`.
+/// [`VhostUserError::Connect`] if no process listens there; [`VhostUserError::Backlog`] if the
+/// listener's queue of connections is full for as long as `limit`.
 pub fn connect(path: &Path, limit: Duration) -> Result<UnixStream, VhostUserError> {
     let deadline = Instant::now() + limit;
     loop {
@@ -47,9 +47,9 @@ fn try_connect(path: &Path) -> Result<UnixStream, Errno> {
     Ok(UnixStream::from(socket))
 }
 
-/// Whether the socket at `path` is left over from a process that has ended. A connection would show this, but would
-/// also take a place in a live listener's queue. So a datagram socket is connected: this always fails, and the error
-/// says whether there is a listener.
+/// Whether the socket at `path` is left over from a process that has ended. A connection would show
+/// this, but would also occupy the queue of a live listener. So a datagram socket is connected:
+/// this always fails, and the error shows whether there is a listener.
 fn is_stale(path: &Path) -> bool {
     let probe = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -58,7 +58,8 @@ fn is_stale(path: &Path) -> bool {
     probe() == Err(Errno::CONNREFUSED)
 }
 
-/// A listening socket. Its path is removed when it is dropped, unless another file has the path by then.
+/// A listening socket. Its path is removed when it is dropped, unless another file has the path by
+/// then.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixListener,
@@ -178,7 +179,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         drop(UnixListener::bind(&path).unwrap());
-        // A child that another test makes has a copy of each descriptor, until it runs: to it, the socket is not stale.
+        // A child that another test makes has a copy of each descriptor, until it runs: to it, the
+        // socket is not stale.
         let begin = Instant::now();
         let listener = loop {
             match Listener::bind(&path) {

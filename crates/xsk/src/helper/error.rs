@@ -1,4 +1,5 @@
-//! Why a helper could not open or pass what a worker needs, and the kinds of refusal that a worker is sent.
+//! Why a helper could not open or pass what a worker needs, and the kinds of refusal that a worker
+//! is sent.
 
 use super::options::MAX_SOCKETS;
 use crate::privileges::MissingPrivilege;
@@ -19,7 +20,7 @@ pub enum Refusal {
     Interface,
     /// The worker is of another version of the protocol, or sent no request.
     Version,
-    /// The worker took too long, or too many others came after it.
+    /// The worker exceeded its time limit, or too many others came after it.
     Late,
     /// The helper could not open what the worker needs.
     Failed,
@@ -87,7 +88,7 @@ pub enum HelperError {
         /// This crate's version.
         ours: u32,
     },
-    /// The helper has refused the worker, or has given its queues up.
+    /// The helper has refused the worker, or has closed its queues.
     #[error("the helper refuses: {text}")]
     Refused {
         /// The kind of the reason.

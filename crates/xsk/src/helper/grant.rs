@@ -43,7 +43,7 @@ pub struct Grant {
     /// Entries of the receive ring of the device. The worker's fill level must be above this. 0: it
     /// is unknown.
     pub rx_ring: u32,
-    /// Tells the worker that the interface is gone.
+    /// Reports to the worker that the interface is gone.
     pub(crate) watch: Watch,
     /// The helper, which waits for the sockets to be bound.
     pub(crate) helper: Option<Connection>,
@@ -68,12 +68,12 @@ impl Grant {
 
     /// Serves one worker at the other end of a Unix stream socket: waits for its request, passes
     /// everything, waits until the worker has bound the sockets, puts them into the program's map,
-    /// and keeps nothing. The worker may take `limit` for each step.
+    /// and keeps nothing. The time limit of the worker is `limit` for each step.
     ///
     /// # Errors
     ///
-    /// [`HelperError`]. The sockets are closed, and the program is detached. The worker is told
-    /// why.
+    /// [`HelperError`]. The sockets are closed, and the program is detached. The worker is sent the
+    /// reason.
     pub fn send(self, to: impl AsFd, limit: Duration) -> Result<(), HelperError> {
         let to = to.as_fd();
         let served = || {
@@ -115,8 +115,8 @@ impl Grant {
         protocol::send(to, &bytes, &fds, deadline)
     }
 
-    /// Puts the sockets into the map of the program, because the worker says that they are bound,
-    /// and tells the worker.
+    /// Inserts the sockets into the map of the program, because the worker reports that they are
+    /// bound, and acknowledges that.
     pub(super) fn finish(&self, worker: BorrowedFd<'_>, bound: &[u8; PRELUDE]) -> Result<(), HelperError> {
         if protocol::kind(bound)? != protocol::BOUND {
             return Err(HelperError::Malformed("the worker does not say that its sockets are bound"));
@@ -135,7 +135,7 @@ impl Grant {
     }
 
     /// Asks a helper for a grant, over a connected Unix stream socket, and receives it. Needs no
-    /// privilege. The helper may take `limit` for each answer.
+    /// privilege. The time limit of the helper is `limit` for each answer.
     ///
     /// [`Xsk::open`](crate::Xsk::open) binds the sockets and reports it to the helper. A worker
     /// that binds them by itself calls [`bound`](Self::bound).
@@ -223,8 +223,8 @@ impl Grant {
         })
     }
 
-    /// Tells the helper that all sockets are bound, and waits until they are in the program's map.
-    /// Does nothing if there is no helper, or if it was told before.
+    /// Reports to the helper that all sockets are bound, and waits until they are in the program's
+    /// map. Does nothing if there is no helper, or if it was reported before.
     /// [`Xsk::open`](crate::Xsk::open) calls this.
     ///
     /// # Errors
@@ -281,7 +281,7 @@ pub(super) fn open_socket(busy_poll: Option<(Duration, u16)>) -> Result<OwnedFd,
     Ok(socket)
 }
 
-/// Tells a worker why it gets nothing.
+/// Sends a worker the reason why it gets nothing.
 pub(super) fn send_refusal(error: &HelperError, worker: BorrowedFd<'_>) {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(source) = cause {

@@ -81,8 +81,8 @@ impl Listener {
 }
 
 /// Whether the socket at a path is left over from a process that has ended. A datagram socket
-/// cannot be connected to it, and the error tells whether there is a process. A connection would
-/// take a place in that process's queue.
+/// cannot be connected to it, and the error shows whether there is a process. A connection would
+/// occupy that process's queue.
 fn is_stale(address: &SocketAddrUnix) -> bool {
     let probe = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -124,7 +124,7 @@ mod tests {
             let there = fs::symlink_metadata(&path).unwrap();
             assert_eq!((there.mode() & 0o7777, there.gid()), (mode, group));
             assert_eq!(UnixStream::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-            // No other helper takes it for a socket that is left over.
+            // No other helper mistakes it for a socket that is left over.
             assert!(matches!(Listener::bind(&path, None, None), Err(HelperError::Occupied { .. })));
             drop(listener);
             assert!(!path.exists());

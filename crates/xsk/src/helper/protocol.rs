@@ -108,7 +108,7 @@ pub(super) fn refuse(to: BorrowedFd<'_>, why: Refusal, text: &str) {
     let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= TEXT).last().unwrap_or(0);
     let text = text.get(..end).unwrap_or_default();
     let bytes = [&prelude(REFUSAL)[..], &why.code().to_ne_bytes(), &(end as u32).to_ne_bytes(), text.as_bytes()];
-    // A worker that has ended, or that does not read, is told nothing.
+    // A worker that has ended, or that does not read, gets no reason.
     let _ = send(to, &bytes.concat(), &[], None);
 }
 
@@ -171,7 +171,7 @@ impl<const N: usize> Incoming<N> {
     }
 }
 
-/// How long the other side may take, and when that is over.
+/// The time limit of the other side, and when it expires.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     at: Instant,
@@ -279,11 +279,12 @@ impl Connection {
         Ok(Self { socket, limit })
     }
 
-    /// Tells the helper that all sockets are bound, and waits until they are in the program's map.
+    /// Reports to the helper that all sockets are bound, and waits until they are in the program's
+    /// map.
     ///
     /// # Errors
     ///
-    /// [`HelperError`]: [`HelperError::Refused`] if the helper has given the queues up.
+    /// [`HelperError`]: [`HelperError::Refused`] if the helper has closed the queues.
     pub(crate) fn bound(self) -> Result<(), HelperError> {
         let (socket, deadline) = (self.socket.as_fd(), Deadline::new(self.limit));
         match send(socket, &prelude(BOUND), &[], Some(deadline)) {

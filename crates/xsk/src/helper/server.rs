@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted before the others are looked at.
+/// Connections that are accepted before the other workers are served again.
 const ACCEPT_BATCH: usize = 64;
 
 /// The options of a [`Server`]. Start with [`ServerOptions::new`].
@@ -55,8 +55,9 @@ impl ServerOptions {
         Self { limit, pending: 64, pause, mode: None, group: None, users: None }
     }
 
-    /// How long a worker may take to ask, and then to receive the descriptors, register its memory
-    /// and bind its sockets. A worker that takes longer loses its connection and the program.
+    /// The time limit of a worker to send its request, and then to receive the descriptors,
+    /// register its memory and bind its sockets. A worker that exceeds it loses its connection and
+    /// the program.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -149,7 +150,8 @@ pub struct ServerStats {
     pub opened: u64,
     /// Workers that have bound their sockets.
     pub granted: u64,
-    /// Workers that were refused, or that took too long, or that ended after they had asked.
+    /// Workers that were refused, that exceeded their time limit, or that ended after their
+    /// request.
     pub refused: u64,
     /// Attempts to accept a connection that failed.
     pub failed: u64,
@@ -214,7 +216,7 @@ impl Worker {
     }
 }
 
-/// A helper that listens on a path, and gives the queues of an interface to one worker at a time.
+/// A helper that listens on a path, and grants the queues of an interface to one worker at a time.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
@@ -288,8 +290,7 @@ impl Server {
         let timeout = times.min().and_then(|time| Timespec::try_from(time).ok());
         let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
         fds.extend(self.workers.iter().map(|worker| {
-            // A worker that waits for the helper has nothing to say. Its end is reported in any
-            // case.
+            // A worker that waits for the helper sends nothing. Its end is reported in any case.
             let events = if matches!(worker.state, State::Asked) { PollFlags::empty() } else { PollFlags::IN };
             PollFd::new(&worker.socket, events)
         }));

@@ -23,8 +23,8 @@ fn programs() -> usize {
     Interface::by_name("v0").unwrap().programs.len()
 }
 
-/// Proves XSK-4: with a helper's grant, a thread without any capability has sockets, their
-/// options and a program with its map. Nothing stays open afterwards.
+/// Proves XSK-4: with a helper's grant, a thread without any capability has sockets, their options
+/// and a program with its map. Nothing stays open afterwards.
 #[test]
 fn a_worker_without_capabilities() {
     in_namespace(|| {
@@ -142,7 +142,8 @@ fn a_worker_is_told_why_it_is_refused() {
         let other = refusal(&[b'x'; REQUEST_LEN]);
         assert!(other.contains("does not begin as a message of a helper"), "{other}");
         assert_eq!(programs(), 0);
-        // The text of a helper that lies: it is cut, and no terminal takes it for commands.
+        // The text of a malicious helper: it is truncated, and no terminal interprets it as
+        // commands.
         let (ours, theirs) = UnixStream::pair().unwrap();
         protocol::refuse(ours.as_fd(), Refusal::Busy, &format!("\u{1b}[2J{}", "\u{fc}".repeat(5000)));
         let error = Grant::receive(&theirs, LONG).unwrap_err();
@@ -174,8 +175,8 @@ fn queues_that_the_interface_does_not_have() {
     });
 }
 
-/// A worker that ends, or that takes too long, before its sockets are bound leaves no program,
-/// although it has the descriptors. It is told why.
+/// A worker that ends, or exceeds its time limit, before its sockets are bound leaves no program,
+/// although it has the descriptors. It is sent the reason.
 #[test]
 fn a_worker_that_does_not_bind_loses_the_program() {
     in_namespace(|| {

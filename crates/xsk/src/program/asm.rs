@@ -1,10 +1,11 @@
 //! An assembler for the instructions that the programs of this crate use.
 //!
-//! An instruction is a word of 64 bits: the operation, two registers, an offset and a constant. Each method here makes
-//! one valid instruction, and jumps go to labels. The kernel's verifier checks the whole program.
+//! An instruction is a word of 64 bits: the operation, two registers, an offset and a constant.
+//! Each method here makes one valid instruction, and jumps go to labels. The kernel's verifier
+//! checks the whole program.
 
-/// A register. R1 contains the context at the start, and R0 the result at the end. A call overwrites R0 to R5. R10 is
-/// the stack.
+/// A register. R1 contains the context at the start, and R0 the result at the end. A call
+/// overwrites R0 to R5. R10 is the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reg {
     R0,
@@ -40,8 +41,8 @@ pub(super) enum Cond {
 /// A function of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Helper {
-    /// Redirects the frame to the entry of a map. The arguments are the map, the key, and the result if there is no
-    /// such entry.
+    /// Redirects the frame to the entry of a map. The arguments are the map, the key, and the
+    /// result if there is no such entry.
     RedirectMap = 51,
 }
 
@@ -160,7 +161,8 @@ impl Asm {
         self.emit(CLASS_JUMP_32 | cond as u8, left as u8, 0, 0, right as i32)
     }
 
-    /// Jumps to `to` if the condition holds for all 64 bits of `left` and `right`. This is for addresses.
+    /// Jumps to `to` if the condition holds for all 64 bits of `left` and `right`. This is for
+    /// addresses.
     pub(super) fn jump_if_register(&mut self, left: Reg, cond: Cond, right: Reg, to: Label) -> &mut Self {
         self.jumps.push((self.code.len(), to));
         self.emit(CLASS_JUMP | cond as u8 | FROM_REGISTER, left as u8, right as u8, 0, 0)
@@ -176,8 +178,8 @@ impl Asm {
         self.emit(CLASS_JUMP | EXIT, 0, 0, 0, 0)
     }
 
-    /// The instructions, as `bpf(2)` takes them. `None` if a jump is longer than 32767 instructions, goes back, or goes
-    /// to a label that was never placed.
+    /// The instructions, in the form of `bpf(2)`. `None` if a jump is longer than 32767
+    /// instructions, goes back, or goes to a label that was never placed.
     pub(super) fn finish(mut self) -> Option<Vec<u64>> {
         for (at, label) in self.jumps {
             let distance = self.labels[label.0]?.checked_sub(at + 1)?;

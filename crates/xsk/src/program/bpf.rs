@@ -34,9 +34,10 @@ const HAS_FRAGS: u32 = 1 << 5;
 const LOG: usize = 64 << 10;
 
 fn call<T>(command: u32, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: each caller pairs the command with a `repr(C)` argument of integers that begins as the kernel's does for it. The kernel
-    // reads and writes that many bytes there, takes fields that it has and this does not to be zero, and goes to other memory only
-    // through addresses in the argument, whose buffers the callers keep.
+    // SAFETY: each caller pairs the command with a `repr(C)` argument of integers that begins as
+    // the kernel's does for it. The kernel reads and writes that many bytes there, takes fields
+    // that it has and this does not to be zero, and goes to other memory only through addresses in
+    // the argument, whose buffers the callers keep.
     let rc = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<T>()) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as i32) }
 }
@@ -179,8 +180,8 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches an XDP program to an interface until the last descriptor of the link is closed. `flags` are the bits of
-/// `XDP_FLAGS_*` for the mode.
+/// Attaches an XDP program to an interface until the last descriptor of the link is closed. `flags`
+/// are the bits of `XDP_FLAGS_*` for the mode.
 pub(super) fn attach(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     let mut argument = LinkCreate { prog_fd: raw(program), target_ifindex: ifindex, attach_type: ATTACH_XDP, flags };
     open(command::LINK_CREATE, &mut argument)
@@ -201,7 +202,8 @@ pub(super) fn replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Resu
     call(command::LINK_UPDATE, &mut argument).map(drop)
 }
 
-/// Detaches the program of a link from its interface, even if other processes have descriptors of the link.
+/// Detaches the program of a link from its interface, even if other processes have descriptors of
+/// the link.
 pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     call(command::LINK_DETACH, &mut raw(link)).map(drop)
 }
@@ -232,8 +234,8 @@ struct GetInfo {
     info: u64,
 }
 
-/// Reads the kernel's information about an object, as many bytes as `T` has. If the kernel has fewer, the rest is not
-/// changed.
+/// Reads the kernel's information about an object, as many bytes as `T` has. If the kernel has
+/// fewer, the rest is not changed.
 fn info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let (info, info_len) = (address(std::ptr::from_mut(info)), size_of::<T>() as u32);
     call(command::OBJ_GET_INFO, &mut GetInfo { bpf_fd: raw(fd), info_len, info }).map(drop)
@@ -251,7 +253,8 @@ struct MapInfo {
     map_flags: u32,
 }
 
-/// The number of entries of a map of AF_XDP sockets. `None` if the object is another kind of map, or no map.
+/// The number of entries of a map of AF_XDP sockets. `None` if the object is another kind of map,
+/// or no map.
 pub(super) fn xskmap_entries(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let mut found = MapInfo::default();
     match info(map, &mut found) {
@@ -262,8 +265,8 @@ pub(super) fn xskmap_entries(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     }
 }
 
-/// The first fields of the kernel's information about a program. Lengths and addresses of buffers stay zero, so that
-/// the kernel fills no buffer.
+/// The first fields of the kernel's information about a program. Lengths and addresses of buffers
+/// stay zero, so that the kernel fills no buffer.
 #[repr(C)]
 #[derive(Default)]
 struct ProgInfo {
@@ -281,7 +284,8 @@ struct ProgInfo {
     name: Name,
 }
 
-/// The name of the program with this number. `None` if it has no name, or this process may not read it.
+/// The name of the program with this number. `None` if it has no name, or this process may not read
+/// it.
 pub(super) fn program_name(id: u32) -> Option<String> {
     let program = open(command::PROG_GET_FD_BY_ID, &mut [id, 0, 0]).ok()?;
     let mut found = ProgInfo::default();

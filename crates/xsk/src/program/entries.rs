@@ -1,9 +1,10 @@
-//! The entries that this process has written into maps of sockets, so that a receive queue can leave the maps when it
-//! ends.
+//! The entries that this process has written into maps of sockets, so that a receive queue can
+//! leave the maps when it ends.
 //!
-//! The kernel removes a socket from its maps when the socket is closed. If the receive queue of a socket is dropped and
-//! its transmit queue is not, the socket stays open, and a program would redirect frames to a ring that no thread
-//! reads. A socket cannot be unbound, and it does not know its maps. So the writes are recorded here.
+//! The kernel removes a socket from its maps when the socket is closed. If the receive queue of a
+//! socket is dropped and its transmit queue is not, the socket stays open, and a program would
+//! redirect frames to a ring that no thread reads. A socket cannot be unbound, and it does not know
+//! its maps. So the writes are recorded here.
 
 use super::bpf;
 use crate::sys;
@@ -15,7 +16,7 @@ struct MapEntry {
     /// The map, for as long as its [`Program`](super::Program) exists.
     map: Weak<OwnedFd>,
     queue: u32,
-    /// The number that the kernel gives a socket, and no other one later.
+    /// The number that the kernel assigns to a socket, and to no other one later.
     cookie: u64,
 }
 
@@ -52,7 +53,8 @@ pub(crate) fn leave(socket: BorrowedFd<'_>) {
         if entry.cookie == cookie
             && let Some(map) = entry.map.upgrade()
         {
-            // If it fails, there is no entry any more, or this process may not write to maps (before Linux 5.19).
+            // If it fails, there is no entry any more, or this process may not write to maps
+            // (before Linux 5.19).
             let _ = bpf::delete(map.as_fd(), entry.queue);
         }
         entry.cookie != cookie

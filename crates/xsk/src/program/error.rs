@@ -40,7 +40,8 @@ pub enum AttachError {
         #[source]
         source: io::Error,
     },
-    /// The driver refuses programs in this mode, or it refuses this program with the interface's settings.
+    /// The driver refuses programs in this mode, or it refuses this program with the interface's
+    /// settings.
     #[error(
         "interface {interface} takes no XDP program in {mode}: the driver lacks it, or lacks it with the present MTU ({mtu}), number of \
          queues or offloads (LRO); the kernel's log may say more"

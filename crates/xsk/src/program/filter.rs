@@ -1,14 +1,15 @@
 //! Filters: which frames a program redirects, and the instructions that decide it.
 //!
 //! ```text
-//!   Ethernet ── up to two VLAN tags ──┬── IPv4 ── protocol, destination address, destination port ──┐
-//!                                     ├── IPv6 ── the same ─────────────────────────────────────────┼── a rule? ── redirect
-//!                                     ├── ARP ─── target address ───────────────────────────────────┘       └───── pass
-//!                                     └── others ── pass
+//!   Ethernet ─ up to two VLAN tags ─┬─ IPv4 ─ protocol, destination address, port ─┐
+//!                                   ├─ IPv6 ─ the same ────────────────────────────┼─ rule? ─ redirect
+//!                                   ├─ ARP ── target address ──────────────────────┘    └──── pass
+//!                                   └─ others ─ pass
 //! ```
 //!
-//! Every header is compared with the end of the frame before it is read. A frame that is truncated or has the wrong
-//! version is passed to the kernel. In a frame of several buffers, the headers must be in the first one.
+//! Every header is compared with the end of the frame before it is read. A frame that is truncated
+//! or has the wrong version is passed to the kernel. In a frame of several buffers, the headers
+//! must be in the first one.
 
 use super::asm::{Asm, Cond, Helper, Label, Reg, Width};
 use std::net::IpAddr;
@@ -16,14 +17,15 @@ use std::net::IpAddr;
 /// The largest number of rules of a filter.
 pub const MAX_RULES: usize = 64;
 
-/// The frames that are redirected to sockets. All other frames continue to the kernel's network stack.
+/// The frames that are redirected to sockets. All other frames continue to the kernel's network
+/// stack.
 ///
 /// The default has no rules, and redirects every frame.
 ///
 /// ```
 /// use netmem_xsk::{Filter, Rule};
 ///
-/// // An echo server beside the kernel: UDP port 7, on whichever address.
+/// // An echo server next to the kernel: UDP port 7, on any address.
 /// let echo = Filter::new([Rule { protocol: Some(17), port: Some(7), ..Rule::default() }])?;
 /// // A host of its own on a shared interface: everything to this address, ARP for it included.
 /// let host = Filter::new([Rule { address: Some([10, 0, 0, 2].into()), ..Rule::default() }])?;
@@ -36,19 +38,20 @@ pub struct Filter {
 
 /// A kind of frames. All fields that are not `None` must match.
 ///
-/// A rule is applied behind up to two VLAN tags (802.1Q and 802.1ad) with any numbers. A rule in which all fields are
-/// `None` matches every frame.
+/// A rule is applied behind up to two VLAN tags (802.1Q and 802.1ad) with any numbers. A rule in
+/// which all fields are `None` matches every frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// The transport protocol's number: 6 for TCP, 17 for UDP. Extension headers of IPv6 are not parsed. If a packet
-    /// has any, its protocol is that of the first one.
+    /// The transport protocol's number: 6 for TCP, 17 for UDP. Extension headers of IPv6 are not
+    /// parsed. If a packet has any, its protocol is that of the first one.
     pub protocol: Option<u8>,
-    /// The destination port of TCP, UDP, UDP-Lite, DCCP or SCTP. Fragments of an IP packet never match. Only the first
-    /// fragment has a port, and without it the kernel could not reassemble the packet.
+    /// The destination port of TCP, UDP, UDP-Lite, DCCP or SCTP. Fragments of an IP packet never
+    /// match. Only the first fragment has a port, and without it the kernel could not reassemble
+    /// the packet.
     pub port: Option<u16>,
-    /// The destination address. A rule with only an address is for a host: it also matches ARP packets with this target
-    /// address, and ICMPv6 packets to its solicited-node multicast address, which neighbours use to ask for its MAC
-    /// address.
+    /// The destination address. A rule with only an address is for a host: it also matches ARP
+    /// packets with this target address, and ICMPv6 packets to its solicited-node multicast
+    /// address, which neighbours use to ask for its MAC address.
     pub address: Option<IpAddr>,
 }
 
@@ -56,7 +59,7 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{asked} rules: a filter has at most {MAX_RULES}")]
 pub struct TooManyRules {
-    /// The number of rules that were given.
+    /// The number of rules in the request.
     pub asked: usize,
 }
 
@@ -115,8 +118,8 @@ const ARP_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 const ICMPV6: u8 = 58;
 /// Protocols whose header begins with the two ports.
 const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
-/// The beginning of a solicited-node multicast address, which neighbours use to ask for a host. Three bytes of the
-/// host's address follow.
+/// The beginning of a solicited-node multicast address, which neighbours use to ask for a host.
+/// Three bytes of the host's address follow.
 const SOLICITED_NODE: [u8; 13] = [0xff, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff];
 
 /// The value of the register for a packet without a port. No port has this number.
@@ -143,8 +146,8 @@ const ADDRESS: Reg = Reg::R0;
 const SCRATCH: Reg = Reg::R4;
 const OTHER: Reg = Reg::R5;
 
-/// The program of a filter: it redirects to the entry of the map `map` that has the number of the receive queue.
-/// Returns `None` if the program cannot be assembled, which no filter causes.
+/// The program of a filter: it redirects to the entry of the map `map` that has the number of the
+/// receive queue. Returns `None` if the program cannot be assembled, which no filter causes.
 pub(super) fn program(filter: &Filter, map: i32) -> Option<Vec<u64>> {
     let mut asm = Asm::default();
     let (redirect, pass) = (asm.label(), asm.label());
@@ -193,7 +196,8 @@ fn decide(asm: &mut Asm, filter: &Filter, redirect: Label, pass: Label) {
     decide_arp(asm.place(arp), &filter.matters(IpAddr::is_ipv4), redirect, pass);
 }
 
-/// Jumps to `pass` unless the first byte of the network header has this version. Leaves the byte in `OTHER`.
+/// Jumps to `pass` unless the first byte of the network header has this version. Leaves the byte in
+/// `OTHER`.
 fn need_version(asm: &mut Asm, version: u32, pass: Label) {
     asm.load(Width::Byte, OTHER, NETWORK, 0).copy(SCRATCH, OTHER).shift_right(SCRATCH, 4).jump_if(
         SCRATCH,

@@ -1,18 +1,19 @@
-//! The XDP program: it redirects frames to AF_XDP sockets, by the number of the receive queue on which they arrived.
+//! The XDP program: it redirects frames to AF_XDP sockets, by the number of the receive queue on
+//! which they arrived.
 //!
 //! ```text
-//!   frame in queue q ──► Filter ──┬── taken ──► map of sockets, entry q ──┬── a socket ──► its RX ring
-//!                                 │                                       └── empty ──┐
-//!                                 └── left ──────────────────────────────────────────┴──► the kernel's network stack
+//!   frame in queue q ─► Filter ─┬─ match ─► map of sockets, entry q ─┬─ a socket ─► its RX ring
+//!                               │                                    └─ empty ──┐
+//!                               └─ no match ────────────────────────────────────┴─► the kernel
 //! ```
 //!
-//! The program is a few dozen instructions that this module assembles itself. A library that loads compiled programs
-//! would be larger than this module, and would need a compiler in the build. The kernel's verifier checks each program
-//! before it runs.
+//! The program is a few dozen instructions that this module assembles itself. A library that loads
+//! compiled programs would be larger than this module, and would need a compiler in the build. The
+//! kernel's verifier checks each program before it runs.
 //!
-//! The program is attached by a BPF link that is not pinned. The link ends when its last descriptor is closed. So the
-//! program leaves the interface when the process ends, in any way. No other program can replace it while the link
-//! exists.
+//! The program is attached by a BPF link that is not pinned. The link ends when its last descriptor
+//! is closed. So the program leaves the interface when the process ends, in any way. No other
+//! program can replace it while the link exists.
 
 mod asm;
 mod bpf;
@@ -36,10 +37,12 @@ use std::sync::Arc;
 /// The options of a program.
 #[derive(Clone, Debug)]
 pub struct ProgramOptions {
-    /// The mode in which to attach it. `None`: driver mode, or generic mode if the driver has no XDP.
+    /// The mode in which to attach it. `None`: driver mode, or generic mode if the driver has no
+    /// XDP.
     pub mode: Option<AttachMode>,
-    /// Whether the program accepts frames of several buffers, which Linux supports since 5.18. Without this option,
-    /// drivers refuse a program while the MTU is too large for one buffer. It is on by default.
+    /// Whether the program accepts frames of several buffers, which Linux supports since 5.18.
+    /// Without this option, drivers refuse a program while the MTU is too large for one buffer. It
+    /// is on by default.
     pub frags: bool,
     /// The frames that are redirected, by default all.
     pub filter: Filter,
@@ -60,10 +63,12 @@ fn flags(mode: AttachMode) -> Result<u32, AttachError> {
     }
 }
 
-/// An XDP program with its map of sockets. Dropping this value detaches the program from the interface.
+/// An XDP program with its map of sockets. Dropping this value detaches the program from the
+/// interface.
 ///
-/// A frame that the filter matches is redirected to the socket of its receive queue. If the queue has no socket, the
-/// kernel gets the frame. When a socket is closed, the kernel removes it from the map.
+/// A frame that the filter matches is redirected to the socket of its receive queue. If the queue
+/// has no socket, the kernel gets the frame. When a socket is closed, the kernel removes it from
+/// the map.
 #[derive(Debug)]
 pub struct Program {
     /// The link, or `None` if the user has attached the program.
@@ -77,8 +82,8 @@ pub struct Program {
 impl Program {
     /// Loads a program and attaches it to the interface with this index.
     ///
-    /// Cost: about ten system calls, and the time of the verifier (below a millisecond). A driver may restart its
-    /// queues.
+    /// Cost: about ten system calls, and the time of the verifier (below a millisecond). A driver
+    /// may restart its queues.
     ///
     /// # Errors
     ///
@@ -93,8 +98,8 @@ impl Program {
         Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags: options.frags })
     }
 
-    /// Checks whether this thread can load a program: makes a map, has the kernel verify a program, and drops both. It
-    /// does not check the driver of any interface.
+    /// Checks whether this thread can load a program: makes a map, has the kernel verify a program,
+    /// and drops both. It does not check the driver of any interface.
     ///
     /// # Errors
     ///
@@ -105,12 +110,14 @@ impl Program {
         load(&Filter::default(), map.as_fd(), true).map(drop)
     }
 
-    /// Attaches the user's own program, pinned at `program`, which redirects to the map of sockets pinned at `map`.
-    /// Both stay pinned. Dropping this value detaches the program from the interface.
+    /// Attaches the user's own program, pinned at `program`, which redirects to the map of sockets
+    /// pinned at `map`. Both stay pinned. Dropping this value detaches the program from the
+    /// interface.
     ///
     /// # Errors
     ///
-    /// [`AttachError`], for example [`AttachError::Pinned`]. If there is an error, nothing has changed.
+    /// [`AttachError`], for example [`AttachError::Pinned`]. If there is an error, nothing has
+    /// changed.
     pub fn attach_pinned(
         ifindex: u32,
         mode: Option<AttachMode>,
@@ -125,9 +132,10 @@ impl Program {
         Ok(pinned)
     }
 
-    /// Uses a map of sockets that is pinned at `map`, and that belongs to a program which the user has attached. This
-    /// value puts sockets into the map. It neither attaches nor detaches a program. Keep it as long as the queues: an
-    /// [`XskRx`](crate::XskRx) that is dropped leaves the map through it.
+    /// Uses a map of sockets that is pinned at `map`, and that belongs to a program which the user
+    /// has attached. This value puts sockets into the map. It neither attaches nor detaches a
+    /// program. Keep it as long as the queues: an [`XskRx`](crate::XskRx) that is dropped leaves
+    /// the map through it.
     ///
     /// # Errors
     ///
@@ -150,8 +158,8 @@ impl Program {
         Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags })
     }
 
-    /// The descriptors of link and map, the mode of the program, and whether it accepts frames of several buffers.
-    /// `None` if the user has attached the program.
+    /// The descriptors of link and map, the mode of the program, and whether it accepts frames of
+    /// several buffers. `None` if the user has attached the program.
     pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool)> {
         Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags))
     }
@@ -161,12 +169,12 @@ impl Program {
         self.link = None;
     }
 
-    /// Redirects frames of receive queue `queue` to an AF_XDP socket. A previous socket of the queue gets no more
-    /// frames.
+    /// Redirects frames of receive queue `queue` to an AF_XDP socket. A previous socket of the
+    /// queue gets no more frames.
     ///
     /// The kernel drops frames for a socket that is not bound to this interface and queue. When the
-    /// [`XskRx`](crate::XskRx) of the socket is dropped, the socket leaves the map, and frames of the queue go to the
-    /// kernel again. Two system calls and a lock.
+    /// [`XskRx`](crate::XskRx) of the socket is dropped, the socket leaves the map, and frames of
+    /// the queue go to the kernel again. Two system calls and a lock.
     ///
     /// # Errors
     ///
@@ -179,13 +187,14 @@ impl Program {
         })
     }
 
-    /// Records that another process has put a socket into the map, as [`insert`](Self::insert) does.
+    /// Records that another process has put a socket into the map, as [`insert`](Self::insert)
+    /// does.
     pub(crate) fn has(&self, queue: u32, socket: BorrowedFd<'_>) {
         let _ = entries::insert(&self.map, queue, socket, || Ok::<_, AttachError>(()));
     }
 
-    /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no socket. One system
-    /// call.
+    /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no
+    /// socket. One system call.
     ///
     /// # Errors
     ///
@@ -204,11 +213,13 @@ impl Program {
         if queue < self.entries { Ok(()) } else { Err(AttachError::Queue { queue, entries: self.entries }) }
     }
 
-    /// Replaces the program by one with another filter, between two frames. The map and its sockets stay.
+    /// Replaces the program by one with another filter, between two frames. The map and its sockets
+    /// stay.
     ///
     /// # Errors
     ///
-    /// [`AttachError`]: the program is unchanged. This value cannot replace a program that the user has attached.
+    /// [`AttachError`]: the program is unchanged. This value cannot replace a program that the user
+    /// has attached.
     pub fn set_filter(&self, filter: &Filter) -> Result<(), AttachError> {
         Privileges::current().check_program(filter)?;
         let what = "exchanging the program";
@@ -229,8 +240,9 @@ impl Program {
         self.entries
     }
 
-    /// The index of the interface to which the program is attached, in the network namespace in which the interface is
-    /// now. `None` if the interface is gone, or if the user has attached the program. One system call.
+    /// The index of the interface to which the program is attached, in the network namespace in
+    /// which the interface is now. `None` if the interface is gone, or if the user has attached the
+    /// program. One system call.
     #[must_use]
     pub fn attached_to(&self) -> Option<u32> {
         bpf::attached_to(self.link.as_ref()?.as_fd()).ok().flatten()
@@ -239,8 +251,8 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // A forked child has a copy of the descriptor until it executes another program. So closing our descriptor
-        // would not end the link at once.
+        // A forked child has a copy of the descriptor until it executes another program. So closing
+        // our descriptor would not end the link at once.
         if let Some(link) = &self.link {
             let _ = bpf::detach(link.as_fd());
         }
@@ -277,8 +289,8 @@ fn open_pinned(path: &Path) -> Result<OwnedFd, AttachError> {
     })
 }
 
-/// Attaches in `mode`. If `mode` is `None`, attaches in driver mode if the driver supports it, otherwise in generic
-/// mode.
+/// Attaches in `mode`. If `mode` is `None`, attaches in driver mode if the driver supports it,
+/// otherwise in generic mode.
 fn attach_somehow(
     interface: &Interface,
     mode: Option<AttachMode>,
@@ -297,7 +309,8 @@ fn attach_somehow(
 
 fn attach_in(interface: &Interface, mode: AttachMode, program: BorrowedFd<'_>) -> Result<OwnedFd, AttachError> {
     let flags = flags(mode)?;
-    // Another process may remove its program between the refusal and this query. The next attempt then succeeds.
+    // Another process may remove its program between the refusal and this query. The next attempt
+    // then succeeds.
     let mut attempts = 0..3;
     loop {
         let source = match bpf::attach(program, interface.index, flags) {

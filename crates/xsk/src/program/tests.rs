@@ -1,4 +1,5 @@
-//! Tests of the program in the kernel: over single frames, and on interfaces. All of them need root.
+//! Tests of the program in the kernel: over single frames, and on interfaces. All of them need
+//! root.
 
 #![allow(clippy::unwrap_used)]
 
@@ -40,8 +41,8 @@ impl Loaded {
     }
 }
 
-/// A second implementation of the filter, as its documentation says. It works on slices, where a read beyond the end is
-/// `None`.
+/// A second implementation of the filter, by its documentation. It works on slices, where a read
+/// beyond the end is `None`.
 fn expected(rules: &[Rule], frame: &[u8]) -> bool {
     let half = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
     let inner = || {
@@ -179,7 +180,8 @@ fn frame(rng: &mut fastrand::Rng) -> Vec<u8> {
     frame
 }
 
-/// Proves XSK-3 for filters: over random frames and rules, the program in the kernel decides as the documentation says.
+/// Proves XSK-3 for filters: over random frames and rules, the program in the kernel decides as
+/// documented.
 #[test]
 fn the_program_decides_as_documented() {
     in_namespace(|| {
@@ -275,7 +277,8 @@ fn without_a_filter_all_frames_are_redirected() {
     });
 }
 
-/// A program that reads beyond the bytes that it has checked does not run. The error has the verifier's log.
+/// A program that reads beyond the bytes that it has checked does not run. The error has the
+/// verifier's log.
 #[test]
 fn the_verifiers_log_is_in_the_error() {
     in_namespace(|| {
@@ -332,7 +335,8 @@ fn a_program_comes_and_goes() {
     });
 }
 
-/// Not every driver has driver mode: the loopback gets generic mode, unless driver mode was requested.
+/// Not every driver has driver mode: the loopback gets generic mode, unless driver mode was
+/// requested.
 #[test]
 fn generic_mode_is_for_drivers_without() {
     in_namespace(|| {
@@ -363,7 +367,8 @@ fn a_large_mtu_needs_frags() {
     });
 }
 
-/// A program of another process is named in the error and left as it is, whether or not it has a link, in all modes.
+/// A program of another process is named in the error and left as it is, whether or not it has a
+/// link, in all modes.
 #[test]
 fn another_program_is_left_alone() {
     in_namespace(|| {
@@ -383,8 +388,9 @@ fn another_program_is_left_alone() {
     });
 }
 
-/// If the interface is deleted, the program notices it, and dropping the program is no error. If an interface is moved
-/// to another namespace, the program stays on it, and is detached when it is dropped.
+/// If the interface is deleted, the program notices it, and dropping the program is no error. If an
+/// interface is moved to another namespace, the program stays on it, and is detached when it is
+/// dropped.
 #[test]
 fn an_interface_goes_away() {
     in_namespace(|| {
@@ -421,7 +427,8 @@ fn an_interface_goes_away() {
     });
 }
 
-/// The user's own program and map, which are pinned. Either this crate or the user attaches the program.
+/// The user's own program and map, which are pinned. Either this crate or the user attaches the
+/// program.
 #[test]
 fn pinned_programs_are_used() {
     in_namespace(|| {
@@ -455,8 +462,8 @@ fn pinned_programs_are_used() {
     });
 }
 
-/// The capabilities that a program needs, checked with the kernel: sets that are documented as sufficient are
-/// sufficient, and capabilities that are reported as missing are needed.
+/// The capabilities that a program needs, checked with the kernel: sets that are documented as
+/// sufficient are sufficient, and capabilities that are reported as missing are needed.
 #[test]
 fn a_program_needs_these_capabilities() {
     in_namespace(|| {
@@ -471,7 +478,8 @@ fn a_program_needs_these_capabilities() {
         ] {
             check(capabilities, &Filter::default(), missing);
         }
-        // A filter adds the length of a header to an address. The verifier allows this only with one more capability.
+        // A filter adds the length of a header to an address. The verifier allows this only with
+        // one more capability.
         let host = Rule { address: Some(Ipv4Addr::LOCALHOST.into()), ..Rule::default() };
         let port = Rule { protocol: Some(17), port: Some(7), ..Rule::default() };
         for rule in [host, port] {

@@ -6,7 +6,8 @@ use netmem_packet::Packet;
 use netmem_pool::{PoolOptions, Provider, SharedPool};
 use std::sync::Arc;
 
-/// Pages for packets that are in more parts than a frame may have. The pool is made when the first one is copied.
+/// Pages for packets that are in more parts than a frame may have. The pool is made when the first
+/// one is copied.
 pub(super) struct CopyPool<M: UmemMemory> {
     provider: Arc<dyn Provider<M>>,
     pool: Option<SharedPool<M>>,
@@ -17,11 +18,11 @@ impl<M: UmemMemory> CopyPool<M> {
         Self { provider, pool: None }
     }
 
-    /// The same packet in pages of its own, of which each but the last is full. The bytes begin at `start` of the first
-    /// page. `None` if there are no pages.
+    /// The same packet in pages of its own, of which each but the last is full. The bytes begin at
+    /// `start` of the first page. `None` if there are no pages.
     pub(super) fn copy(&mut self, packet: &Packet<M>, start: usize, umem: &Umem<M>) -> Option<Packet<M>> {
         if self.pool.is_none() {
-            // It keeps no pages for itself: copies are rare, and take more time than the provider's lock.
+            // It caches no pages: copies are rare, and slower than the provider's lock.
             let pool = PoolOptions::new("copies of sent packets").cache(0).magazine(0);
             self.pool = pool.build_shared(self.provider.clone(), Some(umem.domain())).ok();
         }

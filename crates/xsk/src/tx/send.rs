@@ -2,10 +2,10 @@
 //!
 //! # Descriptors of a frame
 //!
-//! A frame has at most 18 descriptors in copy mode, and in zero-copy mode as many as the driver reports
-//! (`xdp-zc-max-segs`). The kernel does not check this in zero-copy mode: it would drop the first descriptors, never
-//! complete them, and send the rest as a frame. A packet that needs more is copied into pages of its own, if its bytes
-//! fit.
+//! A frame has at most 18 descriptors in copy mode, and in zero-copy mode as many as the driver
+//! reports (`xdp-zc-max-segs`). The kernel does not check this in zero-copy mode: it would drop the
+//! first descriptors, never complete them, and send the rest as a frame. A packet that needs more
+//! is copied into pages of its own, if its bytes fit.
 
 use super::XskTx;
 use crate::fault::Fault;
@@ -31,8 +31,8 @@ impl Unsendable {
     }
 }
 
-/// The largest number of descriptors of a sent frame. `zero_copy` is that of the driver in zero-copy mode, or `None` if
-/// it is unknown.
+/// The largest number of descriptors of a sent frame. `zero_copy` is that of the driver in
+/// zero-copy mode, or `None` if it is unknown.
 pub(super) fn most_descriptors(mode: Mode, multi_buffer: bool, zero_copy: Option<u32>) -> u32 {
     const KERNEL: u32 = MAX_FRAGS as u32 + 1;
     match mode {
@@ -63,7 +63,8 @@ impl<M: UmemMemory> XskTx<M> {
         if n.wrapping_sub(1) >= self.max_descriptors { Err(self.too_many(packet)) } else { Ok(n) }
     }
 
-    /// The reason why a packet without descriptors, or with more than a frame may have, is not sent as it is.
+    /// The reason why a packet without descriptors, or with more than a frame may have, is not sent
+    /// as it is.
     #[cold]
     #[inline(never)]
     fn too_many(&self, packet: &Packet<M>) -> Unsendable {
@@ -103,8 +104,8 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(self.limit - self.out.total() >= descriptors && self.tx.free(descriptors)? >= descriptors)
     }
 
-    /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets are. Returns any
-    /// other packet. Also returns the packet if there is no room.
+    /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets
+    /// are. Returns any other packet. Also returns the packet if there is no room.
     #[inline(always)]
     pub(super) fn queue_plain(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         let Some(addr) = self.addr(packet.head()) else { return Err(packet) };
@@ -125,8 +126,8 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(())
     }
 
-    /// The part of [`send`](TxQueue::send) for a packet that is not [plain](Self::queue_plain), or for which there may
-    /// be no room.
+    /// The part of [`send`](TxQueue::send) for a packet that is not [plain](Self::queue_plain), or
+    /// for which there may be no room.
     #[inline(never)]
     pub(super) fn send_slowly(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
@@ -167,8 +168,8 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(())
     }
 
-    /// Writes a fragment's descriptors. `left` is the number of descriptors of the packet from here on. `options` are
-    /// the flags of the first one.
+    /// Writes a fragment's descriptors. `left` is the number of descriptors of the packet from here
+    /// on. `options` are the flags of the first one.
     #[inline(always)]
     fn push(&mut self, frag: Frag<M>, left: &mut u32, options: &mut u32) {
         // The address exists: it was found when the descriptors were counted.
@@ -177,7 +178,7 @@ impl<M: UmemMemory> XskTx<M> {
         let mut frag = Some(frag);
         while len > 0 {
             let here = len.min(self.layout.chunk - (addr as usize & (self.layout.chunk - 1)));
-            // The queue takes one count of the page for each descriptor.
+            // The queue owns one count of the page for each descriptor.
             let count = if here == len { frag.take() } else { frag.clone() };
             let _ = count.map(Frag::into_count);
             *left -= 1;

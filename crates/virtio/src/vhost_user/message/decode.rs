@@ -6,7 +6,8 @@ use super::payload::{Inflight, LOG, MemoryRegion, NO_FD, SPLITS, VringAddresses}
 use super::request::Request;
 use crate::vhost_user::received::Received;
 
-/// Takes a received message apart, front to back. A read behind the end gives zeros and is an error in [`Self::done`].
+/// Decodes a received message, front to back. A read behind the end returns zeros and is an error
+/// in [`Self::done`].
 pub(super) struct Decoder {
     request: Request,
     payload: Vec<u8>,
@@ -109,7 +110,7 @@ impl Decoder {
         Malformed::Field { request: self.request, field, value }
     }
 
-    /// Checks that all bytes and all descriptors have been taken, and no more than that.
+    /// Validates that exactly all bytes and all descriptors were consumed.
     pub(super) fn done(self) -> Result<(), Malformed> {
         if self.at != self.payload.len() {
             return Err(Malformed::Size { request: self.request, size: self.payload.len() });

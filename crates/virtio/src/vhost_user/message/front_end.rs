@@ -9,7 +9,8 @@ use super::request::Request;
 use crate::vhost_user::received::Received;
 use std::os::fd::AsFd;
 
-/// A message of the front end. `F` is the type of its descriptors: `BorrowedFd` to send, [`Received`] once received.
+/// A message of the front end. `F` is the type of its descriptors: `BorrowedFd` to send,
+/// [`Received`] once received.
 #[derive(Debug)]
 pub(crate) enum Message<F> {
     GetFeatures,
@@ -79,7 +80,8 @@ pub(crate) enum Message<F> {
     RemMemReg(MemoryRegion),
     SetStatus(u8),
     GetStatus,
-    /// A message that is not supported. Its payload was not decoded, and its descriptors are closed.
+    /// A message that is not supported. Its payload was not decoded, and its descriptors are
+    /// closed.
     Other(Request),
 }
 
@@ -123,8 +125,8 @@ impl<F> Message<F> {
 }
 
 impl<F: AsFd> Message<F> {
-    /// The message as it is sent. `need_reply` asks the back end for an acknowledgement, which it sends if
-    /// [`super::protocol::REPLY_ACK`] was negotiated.
+    /// The message as it is sent. `need_reply` asks the back end for an acknowledgement, which it
+    /// sends if [`super::protocol::REPLY_ACK`] was negotiated.
     pub(crate) fn encode(&self, need_reply: bool) -> EncodedMessage<'_> {
         let mut f = EncodedMessage::new(self.request(), if need_reply { NEED_REPLY } else { 0 });
         match self {
@@ -186,8 +188,8 @@ impl<F: AsFd> Message<F> {
 }
 
 impl Message<Received> {
-    /// Decodes a received message. Its lengths and its number of descriptors are checked; the meaning of its numbers is
-    /// not.
+    /// Decodes a received message. Its lengths and its number of descriptors are checked; the
+    /// meaning of its numbers is not.
     pub(crate) fn decode(packet: RawMessage) -> Result<Self, Malformed> {
         let (request, flags) = (packet.request, packet.flags);
         if flags & REPLY != 0 {
@@ -249,7 +251,8 @@ impl Message<Received> {
             Request::REM_MEM_REG => {
                 let _padding = r.u64();
                 let region = r.region();
-                // Early front ends sent the region's descriptor again. The specification lets it be closed.
+                // Early front ends sent the region's descriptor again. The specification lets it be
+                // closed.
                 drop(r.fds.next());
                 Self::RemMemReg(region)
             }

@@ -6,8 +6,8 @@ use crate::vhost_user::received::Received;
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 12;
-/// Most bytes of payload. The largest message that is understood is `SET_CONFIG` with [`MAX_CONFIG`] bytes; the rest is
-/// room for messages that are refused by name.
+/// Most bytes of payload. The largest message that is understood is `SET_CONFIG` with
+/// [`MAX_CONFIG`] bytes; the rest is room for messages that are refused by name.
 pub(crate) const MAX_PAYLOAD: usize = 1024;
 /// Most descriptors of one message, and most regions of one memory table.
 pub(crate) const MAX_FDS: usize = 8;
@@ -46,7 +46,8 @@ impl RawMessage {
         }
     }
 
-    /// Whether the front end wants an acknowledgement, also if the message has no answer of its own.
+    /// Whether the front end wants an acknowledgement, also if the message has no answer of its
+    /// own.
     pub(crate) fn needs_reply(&self) -> bool {
         self.flags & NEED_REPLY != 0
     }

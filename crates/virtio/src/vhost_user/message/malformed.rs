@@ -7,7 +7,8 @@ use super::request::Request;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Another version of the protocol, flags without a meaning, or an answer where a question belongs or the reverse.
+    /// Another version of the protocol, flags without a meaning, or an answer where a question
+    /// belongs or the reverse.
     #[error("{request} has the flags {flags:#x}")]
     Flags {
         /// The message.

@@ -1,6 +1,6 @@
 //! The messages of vhost-user, as the specification numbers them and lays them out.
 //!
-//! A message is a header, a payload and file descriptors beside them:
+//! A message is a header, a payload and file descriptors (`SCM_RIGHTS`):
 //!
 //! ```text
 //!  0 request  u32   what is asked for: a [`Request`]
@@ -9,8 +9,9 @@
 //! 12 payload        integers in the byte order of the host
 //! ```
 //!
-//! [`Message`] and [`Reply`] are generic over the descriptors: a message to send borrows them (`BorrowedFd`), a received one
-//! owns them ([`Received`](super::received::Received)). `decode` checks every length and the number of descriptors. A message that is refused closes its
+//! [`Message`] and [`Reply`] are generic over the descriptors: a message to send borrows them
+//! (`BorrowedFd`), a received one owns them ([`Received`](super::received::Received)). `decode`
+//! checks every length and the number of descriptors. A message that is refused closes its
 //! descriptors, because it is dropped.
 
 mod decode;

@@ -2,8 +2,8 @@
 
 /// In the payload of `SET_VRING_KICK`, `_CALL` and `_ERR`: the message has no descriptor.
 pub(super) const NO_FD: u64 = 1 << 8;
-/// Flags of a ring's addresses: writes to the used ring are logged; frames are split behind their headers, which needs
-/// [`super::protocol::NETMEM_SPLIT`].
+/// Flags of a ring's addresses: writes to the used ring are logged; frames are split behind their
+/// headers, which needs [`super::protocol::NETMEM_SPLIT`].
 pub(super) const LOG: u32 = 1;
 pub(super) const SPLITS: u32 = 1 << 31;
 
@@ -29,8 +29,8 @@ pub(crate) struct VringAddresses {
     /// Where writes to the used ring are logged, if [`Self::log`].
     pub(crate) log_addr: u64,
     pub(crate) log: bool,
-    /// Whether the back end must split frames behind their headers. Only Netmem's drivers ask for it, and only Netmem's
-    /// devices do it.
+    /// Whether the back end must split frames behind their headers. Only Netmem's drivers ask for
+    /// it, and only Netmem's devices do it.
     pub(crate) splits: bool,
 }
 

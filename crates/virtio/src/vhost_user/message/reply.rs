@@ -12,7 +12,8 @@ use std::os::fd::AsFd;
 /// The back end's answer to a message.
 #[derive(Debug)]
 pub(crate) enum Reply<F> {
-    /// A number that was asked for, or an acknowledgement: 0 for "done", any other number for "refused".
+    /// A number that was asked for, or an acknowledgement: 0 for "done", any other number for
+    /// "refused".
     Number(u64),
     /// To `GET_VRING_BASE`.
     VringBase { index: u32, base: u32 },

@@ -22,13 +22,15 @@ pub(crate) mod protocol {
         PAGEFAULT = 8, CONFIG = 9, BACKEND_SEND_FD = 10, HOST_NOTIFIER = 11, INFLIGHT_SHMFD = 12, RESET_DEVICE = 13,
         INBAND_NOTIFICATIONS = 14, CONFIGURE_MEM_SLOTS = 15, STATUS = 16, XEN_MMAP = 17, SHARED_OBJECT = 18,
         DEVICE_STATE = 19, GET_VRING_BASE_INFLIGHT = 20, GPA_ADDRESSES = 21, SHMEM = 22,
-        // Netmem's own bits. The specification assigns bits in ascending order, and is far from these. With `NETMEM_RINGS` the
-        // answer to `GET_QUEUE_NUM` is known to count rings, the control queue included if the device serves one.
+        // Netmem's own bits. The specification assigns bits in ascending order, and is far from
+        // these. With `NETMEM_RINGS` the answer to `GET_QUEUE_NUM` is known to count rings, the
+        // control queue included if the device serves one.
         NETMEM_RINGS = 61, NETMEM_SPLIT = 62,
     }
 }
 
-/// The kind of a front end's message, by the specification's number. It prints as the specification's name.
+/// The kind of a front end's message, by the specification's number. It prints as the
+/// specification's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request(pub u32);
 
@@ -63,8 +65,8 @@ requests! {
 }
 
 impl Request {
-    /// Whether the specification gives the message an answer of its own, which comes whether or not the front end set
-    /// "an answer is wanted".
+    /// Whether the specification defines an answer to the message, which is sent whether or not the
+    /// front end has set "an answer is wanted".
     pub(crate) fn has_answer(self) -> bool {
         matches!(
             self,

@@ -6,8 +6,8 @@ use super::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{Read, pipe};
 
-/// A message with these bytes of payload, and with descriptors that are ends of pipes: the other ends tell whether a
-/// descriptor was closed.
+/// A message with these bytes of payload, and with descriptors that are ends of pipes: the other
+/// ends show whether a descriptor was closed.
 fn packet(request: Request, payload: &[u8], fds: usize) -> (RawMessage, Vec<std::io::PipeReader>) {
     let (readers, writers): (Vec<_>, Vec<_>) = (0..fds).map(|_| pipe().unwrap()).unzip();
     let fds = writers.into_iter().map(|fd| std::os::fd::OwnedFd::from(fd).into()).collect();
@@ -32,7 +32,8 @@ fn halves(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_ne_bytes()).collect()
 }
 
-/// Each message that is understood: its payload by the specification, and how many descriptors it has.
+/// Each message that is understood: its payload by the specification, and how many descriptors it
+/// has.
 fn known() -> Vec<(Request, Vec<u8>, usize, &'static str)> {
     let region = [0x1000, 0x2000, 0x3000, 0x4000];
     let table = [&halves(&[2, 0])[..], &words(&region), &words(&[5, 6, 7, 8])].concat();

@@ -68,8 +68,8 @@ fn programs() -> usize {
     Interface::by_name("v0").unwrap().programs.len()
 }
 
-/// Proves XSK-4: workers at any step that do not go on are no reason for another one to wait
-/// for longer than their limit, and are told that they were too slow.
+/// Proves XSK-4: workers at any step that do not go on are no reason for another one to wait for
+/// longer than their limit, and are sent the reason that they were too slow.
 #[test]
 fn a_worker_that_does_not_proceed_blocks_no_other() {
     in_namespace(|| {
@@ -83,8 +83,8 @@ fn a_worker_that_does_not_proceed_blocks_no_other() {
         assert_eq!((harness.server.pending(), harness.server.stats().opened), (2, 0));
         let (first, second) = (harness.ask(), harness.ask());
         harness.settle();
-        // The first has the descriptors in the buffer of its socket, and the second waits for
-        // what becomes of that.
+        // The first has the descriptors in the buffer of its socket, and the second waits for what
+        // becomes of that.
         assert_eq!((harness.server.pending(), harness.server.stats().opened, programs()), (3, 1, 1));
         // The times of the others are over.
         let past = Instant::now();
@@ -140,8 +140,7 @@ fn too_many_workers_drop_the_oldest() {
     });
 }
 
-/// Connections that have ended before they are accepted cost no grant, and no other worker's
-/// place.
+/// Connections that have ended before they are accepted cost no grant, and no other worker's place.
 #[test]
 fn connections_that_have_ended_are_forgotten() {
     in_namespace(|| {
@@ -159,8 +158,7 @@ fn connections_that_have_ended_are_forgotten() {
     });
 }
 
-/// A listener that is readable and cannot accept is left alone for the pause, and is reported
-/// once.
+/// A listener that is readable and cannot accept is left alone for the pause, and is reported once.
 #[test]
 fn a_failing_accept_does_not_spin() {
     in_namespace(|| {

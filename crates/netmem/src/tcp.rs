@@ -6,8 +6,6 @@
 //! The package is `netmem-inet`. Its modules `tcp` (a connection as a value) and `wire` (parsers and
 //! emitters of headers) are for programs that have a stack of their own.
 
-#[doc(inline)]
-pub use netmem_inet::route::RouteError;
 #[cfg(feature = "tokio")]
 #[doc(inline)]
 pub use netmem_inet::stack::tokio;
@@ -22,6 +20,6 @@ pub use netmem_inet::wire::Mac;
 #[doc(inline)]
 pub use netmem_inet::{
     Address, BadAddress, Cast, Departed, Fragment, Host, Interface, ListenOptions, ListenerStats, Payload, Received,
-    SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener, TcpStream,
-    Time, Transmit, UdpSocket, Unsent,
+    RouteError, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener,
+    TcpStream, Time, Transmit, UdpSocket, Unsent,
 };

@@ -2,7 +2,7 @@
 
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
-use crate::header::Home;
+use crate::header::PoolHeader;
 use crate::memory::Memory;
 use crate::panics::Panics;
 use netmem_percpu::MAGAZINE;
@@ -70,19 +70,19 @@ impl<M: Memory> Bulk<M> {
         let mut panics = Panics::default();
         let mut rest = &mut self.pages[..std::mem::take(&mut self.n)];
         while let Some(first) = rest.first() {
-            // SAFETY: this value owns the pages; *home stays*.
-            let home = |desc: &NonNull<Desc>| unsafe { desc.as_ref() }.home();
-            let this = home(first);
+            // SAFETY: this value owns the pages; *header stays*.
+            let header = |desc: &NonNull<Desc>| unsafe { desc.as_ref() }.header();
+            let this = header(first);
             let mut same = 0;
             for i in 0..rest.len() {
-                if home(&rest[i]) == this {
+                if header(&rest[i]) == this {
                     rest.swap(i, same);
                     same += 1;
                 }
             }
             let (group, others) = rest.split_at_mut(same);
-            // SAFETY: all pages of the group have this home, there is at least one, and this value owns them all.
-            unsafe { Home::take_back_many(NonNull::new_unchecked(this), group, &mut panics) };
+            // SAFETY: all pages of the group have this header, there is at least one, and this value owns them all.
+            unsafe { PoolHeader::recycle_many(NonNull::new_unchecked(this), group, &mut panics) };
             rest = others;
         }
         panics.resume();

@@ -1,9 +1,9 @@
 //! The part of a polled pool behind its header: the array cache, and everything else that only the pool's owner
 //! touches.
 
-use crate::desc::{Desc, Link};
-use crate::header::{Home, Return};
-use crate::list::{first, link_of};
+use crate::desc::{Desc, ListNode};
+use crate::header::{PoolHeader, ReturnFn};
+use crate::list::{node_of, split_first};
 use crate::memory::PAGE_SIZE;
 use crate::stats::{Counters, PoolStats};
 use netmem_percpu::{CpuCache, Depot, MAGAZINE, Taker};
@@ -11,25 +11,25 @@ use std::cell::Cell;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A home that can be entered.
+/// A header that can be entered.
 #[repr(C)]
-pub(crate) struct PollHome {
+pub(crate) struct PolledHeader {
     /// The first field: pages point to it, and it is what a drop compares with the context.
-    pub(crate) home: Home,
+    pub(crate) header: PoolHeader,
     pub(crate) cache: Cache,
 }
 
-impl PollHome {
+impl PolledHeader {
     /// With the depot that pages are dropped into, if there is one, and its taker.
-    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<(Depot, Taker)>, cache: Cache) -> Self {
+    pub(crate) fn new(remote_free: ReturnFn, domain: usize, depot: Option<(Depot, Taker)>, cache: Cache) -> Self {
         let (depot, taker) = depot.unzip();
         cache.taker.set(taker);
-        Self { home: Home::new(elsewhere, domain, depot, cache.page_size), cache }
+        Self { header: PoolHeader::new(remote_free, domain, depot, cache.page_size), cache }
     }
 
     /// With magazines from which any thread takes pages.
-    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, cache: Cache) -> Self {
-        Self { home: Home::of_cpus(elsewhere, domain, cpus, cache.page_size), cache }
+    pub(crate) fn with_cpu_cache(remote_free: ReturnFn, domain: usize, cpus: CpuCache, cache: Cache) -> Self {
+        Self { header: PoolHeader::with_cpu_cache(remote_free, domain, cpus, cache.page_size), cache }
     }
 
     /// Runs `f` on the depot and its taker. `None` if there is no depot, or if an `f` is running. For the pool's owner.
@@ -43,7 +43,7 @@ impl PollHome {
             }
         }
         let mut back = Back(&self.cache.taker, Some(self.cache.taker.take()?));
-        Some(f(back.1.as_mut()?, self.home.depot()?))
+        Some(f(back.1.as_mut()?, self.header.depot()?))
     }
 
     /// The counters, if `released` pages have left the pool without passing through the owner. Any thread may call this
@@ -93,38 +93,39 @@ impl PollHome {
 #[repr(C, align(128))]
 pub(crate) struct Cache {
     /// Atomic for [`popped`](Self::popped) alone, which other threads may ask for.
-    newest: AtomicPtr<Place>,
-    last: Cell<*mut Place>,
-    bottom: *mut Place,
+    newest: AtomicPtr<CachedPage>,
+    last: Cell<*mut CachedPage>,
+    bottom: *mut CachedPage,
     /// Bytes in a page. It is here because every allocation reads this cache line anyway.
     pub(crate) page_size: u32,
-    places: u32,
-    spill: Cell<*mut Link>,
+    entries: u32,
+    spill: Cell<*mut ListNode>,
     /// Takes pages out of the depot. It is taken out of the cache while it does so.
     taker: Cell<Option<Taker>>,
     /// The context that this thread was in when it entered this one.
-    pub(crate) outer: Cell<*const PollHome>,
+    pub(crate) outer: Cell<*const PolledHeader>,
     /// Takes back a page in the poll context when the array is full.
-    pub(crate) overflow: Return,
+    pub(crate) overflow: ReturnFn,
     /// Pages taken from the provider and not given back by the owner.
     pub(crate) held: Cell<u64>,
     pub(crate) counters: Counters,
 }
 
-type Place = Option<NonNull<Desc>>;
+/// A page, or nothing below the first one.
+type CachedPage = Option<NonNull<Desc>>;
 
 impl Cache {
     /// A cache for `capacity` pages of `page_size` bytes. Further pages go to `overflow`.
-    pub(crate) fn new(capacity: u32, page_size: u32, overflow: Return) -> Self {
-        let places: Box<[Place]> = vec![None; capacity as usize + 1].into();
-        let bottom = Box::into_raw(places).cast::<Place>();
+    pub(crate) fn new(capacity: u32, page_size: u32, overflow: ReturnFn) -> Self {
+        let entries: Box<[CachedPage]> = vec![None; capacity as usize + 1].into();
+        let bottom = Box::into_raw(entries).cast::<CachedPage>();
         Self {
             newest: AtomicPtr::new(bottom),
             // SAFETY: the last of the places just made.
             last: Cell::new(unsafe { bottom.add(capacity as usize) }),
             bottom,
             page_size,
-            places: capacity,
+            entries: capacity,
             spill: Cell::new(ptr::null_mut()),
             taker: Cell::default(),
             outer: Cell::new(ptr::null()),
@@ -196,7 +197,7 @@ impl Cache {
     /// The places for the next pages, if a whole magazine fits. The caller writes the pages there. It then calls
     /// [`grew`](Self::grew) before it uses the cache in another way.
     #[inline]
-    pub(crate) fn room_for_magazine(&self) -> Option<*mut Place> {
+    pub(crate) fn room_for_magazine(&self) -> Option<*mut CachedPage> {
         // SAFETY: there are places behind the newest.
         (self.capacity() - self.len() >= MAGAZINE).then(|| unsafe { self.newest.load(Ordering::Relaxed).add(1) })
     }
@@ -226,10 +227,10 @@ impl Cache {
     /// Puts a page onto the list behind the array.
     #[inline]
     pub(crate) fn spill(&self, desc: NonNull<Desc>) {
-        let link = link_of(desc);
-        // SAFETY: the page is the cache's now, and so is its link.
-        unsafe { (*link).set(self.spill.get()) };
-        self.spill.set(link);
+        let node = node_of(desc);
+        // SAFETY: the page is the cache's now, and so is its node.
+        unsafe { (*node).set(self.spill.get()) };
+        self.spill.set(node);
     }
 
     /// Moves pages from that list into the array, while there are pages on the list and places in the array.
@@ -244,9 +245,9 @@ impl Cache {
     /// Takes a page off that list.
     #[inline]
     fn unspill(&self) -> Option<NonNull<Desc>> {
-        let link = self.spill.get();
+        let node = self.spill.get();
         // SAFETY: what is on the list is the cache's.
-        let (desc, next) = unsafe { first(link)? };
+        let (desc, next) = unsafe { split_first(node)? };
         self.spill.set(next);
         Some(desc)
     }
@@ -255,6 +256,6 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw` in `new`, with this length.
-        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.bottom, self.places as usize + 1)) });
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.bottom, self.entries as usize + 1)) });
     }
 }

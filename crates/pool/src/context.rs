@@ -1,24 +1,24 @@
 //! The poll context of a thread: which pool's owner it is at this moment.
 //!
-//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison: of the page's home with
-//! a thread-local pointer to the home that this thread has entered. The comparison reads nothing of the pool. A core
+//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison: of the page's header with
+//! a thread-local pointer to the header that this thread has entered. The comparison reads nothing of the pool. A core
 //! that drops pages elsewhere therefore shares no written line with the core that polls. If the two are equal, the
-//! thread has entered the home, so there is a cache behind it.
+//! thread has entered the header, so there is a cache behind it.
 
-use crate::cache::PollHome;
-use crate::header::Home;
+use crate::cache::PolledHeader;
+use crate::header::PoolHeader;
 use std::cell::Cell;
 use std::ptr;
 
 thread_local! {
-    /// The home of the innermost poll context that this thread is in, or null. It is const and has no destructor: reading it is one
+    /// The header of the innermost poll context that this thread is in, or null. It is const and has no destructor: reading it is one
     /// instruction, also while a thread ends and in signal handlers.
-    static CONTEXT: Cell<*const PollHome> = const { Cell::new(ptr::null()) };
+    static CONTEXT: Cell<*const PolledHeader> = const { Cell::new(ptr::null()) };
 }
 
-/// The home of the innermost poll context that this thread is in, or null.
+/// The header of the innermost poll context that this thread is in, or null.
 #[inline(always)]
-pub(crate) fn current() -> *const PollHome {
+pub(crate) fn current() -> *const PolledHeader {
     CONTEXT.get()
 }
 
@@ -29,26 +29,26 @@ pub(crate) fn current() -> *const PollHome {
 /// switches stacks (fibres, stackful coroutines) has: a fibre that is suspended in a poll would
 /// leave its context behind, and the thread would return pages into the array cache of a pool that
 /// another thread may poll. So a context that ends in another order ends the process.
-pub(crate) struct InContext {
-    inner: *const PollHome,
-    outer: *const PollHome,
+pub(crate) struct ContextGuard {
+    inner: *const PolledHeader,
+    outer: *const PolledHeader,
 }
 
-impl InContext {
+impl ContextGuard {
     /// Makes `inner` this thread's context, or no pool's if it is null, until the value is dropped.
     #[inline]
-    pub(crate) fn new(inner: *const PollHome) -> Self {
+    pub(crate) fn new(inner: *const PolledHeader) -> Self {
         Self { inner, outer: CONTEXT.replace(inner) }
     }
 
     /// The context outside of this one, or null.
     #[inline]
-    pub(crate) fn outer(&self) -> *const PollHome {
+    pub(crate) fn outer(&self) -> *const PolledHeader {
         self.outer
     }
 }
 
-impl Drop for InContext {
+impl Drop for ContextGuard {
     #[inline]
     fn drop(&mut self) {
         if CONTEXT.get() != self.inner {
@@ -84,32 +84,32 @@ fn out_of_order() -> ! {
 /// }
 /// ```
 pub fn outside_context<R>(f: impl FnOnce() -> R) -> R {
-    let _back = InContext::new(ptr::null());
+    let _back = ContextGuard::new(ptr::null());
     f()
 }
 
-impl PollHome {
+impl PolledHeader {
     /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
     /// keeps it until then.
     #[inline]
-    pub(crate) fn enter(&self) -> InContext {
-        let context = InContext::new(self);
+    pub(crate) fn enter(&self) -> ContextGuard {
+        let context = ContextGuard::new(self);
         self.cache.outer.set(context.outer());
         context
     }
 }
 
-impl Home {
-    /// Whether this thread is in the home's context, or in a context that was entered inside of it.
+impl PoolHeader {
+    /// Whether this thread is in the header's context, or in a context that was entered inside of it.
     #[inline(always)]
-    pub(crate) fn is_outer_context(home: *const Self) -> bool {
-        Self::is_around(home, CONTEXT.get())
+    pub(crate) fn is_outer_context(header: *const Self) -> bool {
+        Self::is_around(header, CONTEXT.get())
     }
 
-    /// Whether the context `at` is the home's, or was entered inside of the home's.
+    /// Whether the context `at` is the header's, or was entered inside of the header's.
     #[inline(always)]
-    pub(crate) fn is_around(home: *const Self, mut at: *const PollHome) -> bool {
-        while !at.is_null() && at.cast() != home {
+    pub(crate) fn is_around(header: *const Self, mut at: *const PolledHeader) -> bool {
+        while !at.is_null() && at.cast() != header {
             // SAFETY: a context that this thread is in is one of a pool that is being polled, further up on its stack.
             at = unsafe { (*at).cache.outer.get() };
         }
@@ -132,20 +132,24 @@ mod tests {
         let at = |n: usize| ptr::without_provenance(n);
         let machine = |file: PathBuf| std::fs::read(file).unwrap()[18..20].to_vec();
         match std::env::var(CASE).as_deref() {
-            Ok("in order") => {
-                drop([InContext::new(at(128)), InContext::new(at(256))].map(Some).into_iter().rev().collect::<Vec<_>>())
-            }
+            Ok("in order") => drop(
+                [ContextGuard::new(at(128)), ContextGuard::new(at(256))]
+                    .map(Some)
+                    .into_iter()
+                    .rev()
+                    .collect::<Vec<_>>(),
+            ),
             Ok("crossed") => {
-                let (first, second) = (InContext::new(at(128)), InContext::new(at(256)));
+                let (first, second) = (ContextGuard::new(at(128)), ContextGuard::new(at(256)));
                 drop(first);
                 drop(second);
             }
             Ok("elsewhere") => {
-                struct Moved(InContext);
+                struct Moved(ContextGuard);
                 // SAFETY: it is not sent by safe code; the case does what a switch of stacks would
                 // do.
                 unsafe impl Send for Moved {}
-                let moved = Moved(InContext::new(at(128)));
+                let moved = Moved(ContextGuard::new(at(128)));
                 let _ = std::thread::spawn(move || drop({ moved }.0)).join();
             }
             // An emulator runs this program, but not what it starts: bytes 18 and 19 of an ELF file are its machine.

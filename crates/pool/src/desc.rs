@@ -8,19 +8,19 @@ use std::ptr::NonNull;
 use std::sync::PoisonError;
 
 /// A flag beside a pool's identity: a thread has claimed to unmap the page, and has not finished.
-const UNMAPPING: u64 = 1 << 63;
-/// A flag beside [`UNMAPPING`]: the pool's owner waits until the page is unmapped.
-const WAITED_FOR: u64 = 1 << 62;
+const CLAIMED: u64 = 1 << 63;
+/// A flag beside [`CLAIMED`]: the pool's owner waits until the page is unmapped.
+const AWAITED: u64 = 1 << 62;
 
 /// A lock and a condition variable, by which a pool's owner waits for threads that are unmapping pages of the pool.
 /// Each pool has one.
 #[derive(Debug)]
-pub(crate) struct Unmapped {
+pub(crate) struct UnmapEvent {
     lock: Mutex<()>,
     event: Condvar,
 }
 
-impl Unmapped {
+impl UnmapEvent {
     pub(crate) fn new() -> Self {
         Self { lock: Mutex::new(()), event: Condvar::new() }
     }
@@ -35,21 +35,21 @@ impl Unmapped {
 }
 
 /// A page descriptor's pointer to the next page of the list that the page is in. Only the page's owner uses it.
-pub(crate) struct Link(AtomicPtr<Link>);
+pub(crate) struct ListNode(AtomicPtr<ListNode>);
 
-impl Link {
+impl ListNode {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
     #[inline]
-    pub(crate) fn set(&self, next: *mut Link) {
+    pub(crate) fn set(&self, next: *mut ListNode) {
         self.0.store(next, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn next(&self) -> *mut Link {
+    pub(crate) fn next(&self) -> *mut ListNode {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -65,7 +65,7 @@ impl Link {
 /// * (*frozen*) while `frozen` is set, the owner that set it holds a fragment. That was the only value when it was set,
 ///   so that all others are its clones, which are fragments, too. Before a fragment can become a page, and before the
 ///   page returns to its pool, that owner has been dropped and has cleared it.
-/// * (*home stays*) `home` points to a live [`Home`](crate::header::Home) while the page is with a pool or its users.
+/// * (*header stays*) `header` points to a live [`PoolHeader`](crate::header::PoolHeader) while the page is with a pool or its users.
 #[repr(C)]
 #[cfg_attr(not(loom), repr(align(64)))]
 pub(crate) struct Desc {
@@ -74,16 +74,16 @@ pub(crate) struct Desc {
     /// The page's number in its region.
     index: Cell<u32>,
     /// The header of the owner to which the page returns when the last of them is dropped.
-    home: AtomicPtr<()>,
+    header: AtomicPtr<()>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
     /// The first byte in this process. For memory that is not mapped here, its offset in the file: a number that is
     /// never dereferenced.
     addr: Cell<*mut u8>,
-    /// Identity of the pool that mapped the page, or 0. With [`UNMAPPING`] while a thread unmaps it, which then sets it to 0.
+    /// Identity of the pool that mapped the page, or 0. With [`CLAIMED`] while a thread unmaps it, which then sets it to 0.
     mapped: AtomicU64,
     /// The next page in the list in which its owner keeps it.
-    pub(crate) link: Link,
+    pub(crate) node: ListNode,
     /// The region's file, which lives as long as the region does, or -1.
     file: Cell<RawFd>,
     /// A device may still write to a part of the page that was dropped. Once set, it stays set until a provider claims
@@ -128,13 +128,13 @@ impl Desc {
     }
 
     #[inline]
-    pub(crate) fn home_addr(&self) -> *mut () {
-        self.home.load(Ordering::Relaxed)
+    pub(crate) fn header_addr(&self) -> *mut () {
+        self.header.load(Ordering::Relaxed)
     }
 
     #[inline]
-    pub(crate) fn set_home_addr(&self, home: *mut ()) {
-        self.home.store(home, Ordering::Relaxed);
+    pub(crate) fn set_header_addr(&self, header: *mut ()) {
+        self.header.store(header, Ordering::Relaxed);
     }
 
     /// Notes that pool `id` mapped the page at `dma`.
@@ -152,7 +152,7 @@ impl Desc {
     }
 
     /// Claims the right to unmap the page for pool `id`. Returns the address at which the caller must unmap it; after
-    /// that the caller calls [`unmapped`](Self::unmapped). For each mapping, one claim succeeds.
+    /// that the caller calls [`finish_unmap`](Self::finish_unmap). For each mapping, one claim succeeds.
     ///
     /// [`PagePool::device_gone`](crate::PagePool::device_gone) calls this for pages that it does not own. The load
     /// comes first, so that pages of other pools are not written. While the claim is held, the page stays with this
@@ -162,22 +162,22 @@ impl Desc {
         if self.mapped.load(Ordering::Acquire) != id {
             return None;
         }
-        let claimed = self.mapped.compare_exchange(id, id | UNMAPPING, Ordering::AcqRel, Ordering::Acquire);
+        let claimed = self.mapped.compare_exchange(id, id | CLAIMED, Ordering::AcqRel, Ordering::Acquire);
         claimed.ok().map(|_| self.dma())
     }
 
     /// Releases the claim: the page is unmapped. Wakes the pool's owner if it waits for this page.
     #[inline]
-    pub(crate) fn unmapped(&self, pool: &Unmapped) {
+    pub(crate) fn finish_unmap(&self, pool: &UnmapEvent) {
         // Release: for the owner that waits.
-        if self.mapped.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+        if self.mapped.swap(0, Ordering::Release) & AWAITED != 0 {
             pool.wake();
         }
     }
 
     /// Sleeps while another thread unmaps the page for pool `id`. Only the pool's owner calls it.
-    pub(crate) fn wait_unmapped(&self, id: u64, pool: &Unmapped) {
-        let (claimed, waited_for) = (id | UNMAPPING, id | UNMAPPING | WAITED_FOR);
+    pub(crate) fn wait_unmapped(&self, id: u64, pool: &UnmapEvent) {
+        let (claimed, waited_for) = (id | CLAIMED, id | CLAIMED | AWAITED);
         // Acquire, also below: the owner comes after the unmapping.
         if self.mapped.load(Ordering::Acquire) != claimed {
             return;
@@ -306,11 +306,11 @@ impl Desc {
         Self {
             refs: AtomicU32::new(refs),
             index: Cell::new(0),
-            home: AtomicPtr::new(std::ptr::null_mut()),
+            header: AtomicPtr::new(std::ptr::null_mut()),
             dma: AtomicU64::new(0),
             addr: Cell::new(std::ptr::null_mut()),
             mapped: AtomicU64::new(0),
-            link: Link::new(),
+            node: ListNode::new(),
             file: Cell::new(-1),
             quarantined: AtomicBool::new(false),
             frozen: AtomicBool::new(false),

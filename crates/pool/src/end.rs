@@ -19,7 +19,7 @@
 //!
 //! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so
 //! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
-//! pushed again in between, the link is still right.
+//! pushed again in between, the node is still right.
 //!
 //! **Waiting.** While threads wait for a page of a [`SharedPool`](crate::SharedPool), the head of
 //! the stack is a mark, and the stack refuses pages as if it were closed. The returning thread
@@ -59,15 +59,15 @@
 //! acquire-release, so every other thread's last access to the pool happens before the thread that frees it.
 //! `docs/design/return-path.md` lists the models; they run this file.
 
-use crate::cache::PollHome;
-use crate::desc::{Desc, Link};
-use crate::header::{Home, desc_of};
+use crate::cache::PolledHeader;
+use crate::desc::{Desc, ListNode};
+use crate::header::{PoolHeader, desc_of};
 use crate::linger;
-use crate::list::first;
+use crate::list::split_first;
 use crate::memory::Memory;
 use crate::panics::Panics;
 use crate::raw_page::RawPage;
-use crate::return_path::End;
+use crate::return_path::ReturnPath;
 use crate::shared::Shared;
 use crate::stats::PoolClosed;
 use crate::sync::Ordering;
@@ -78,44 +78,44 @@ use std::ptr::NonNull;
 /// The return of pages that do not pass through the magazines, and the pool's end.
 impl<M: Memory> Shared<M> {
     /// Takes back a page that the depot does not take. Called on any thread.
-    pub(crate) unsafe fn elsewhere(home: NonNull<Home>, desc: NonNull<Desc>) {
-        const { assert!(offset_of!(Self, front) == 0 && offset_of!(PollHome, home) == 0) };
-        let this = home.cast::<Self>().as_ptr();
+    pub(crate) unsafe fn remote_free(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, front) == 0 && offset_of!(PolledHeader, header) == 0) };
+        let this = header.cast::<Self>().as_ptr();
         // SAFETY: the page that is being returned keeps the pool until it is pushed. No reference
         // to the pool is held across that.
         unsafe {
-            if !(*this).circulates || End::push(&raw const (*this).end, desc).is_err() {
-                Self::out(this, desc);
+            if !(*this).circulates || ReturnPath::push(&raw const (*this).returns, desc).is_err() {
+                Self::release_remote(this, desc);
             }
         }
     }
 
     /// The same for a page that the return stack does not take, or has not taken.
     #[inline(never)]
-    unsafe fn out(this: *mut Self, desc: NonNull<Desc>) {
+    unsafe fn release_remote(this: *mut Self, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
         // SAFETY: the page that is being returned keeps the pool until it is pushed or passed on,
         // or until it is counted by `leave`. No reference to the pool is held across any of them.
         unsafe {
-            let end = &raw const (*this).end;
-            if (*this).circulates && End::pass(end, desc, &mut panics) {
+            let returns = &raw const (*this).returns;
+            if (*this).circulates && ReturnPath::pass(returns, desc, &mut panics) {
                 return panics.resume();
             }
             if let Some(domain) = &(*this).domain {
                 match desc.as_ref().claim_unmap((*this).id) {
                     Some(dma) => {
                         panics.call(|| domain.unmap(dma, (*this).page_size()));
-                        End::touch(end);
+                        ReturnPath::touch(returns);
                         // Also after a panic, because the domain is called once for each mapping.
-                        desc.as_ref().unmapped(&(*this).unmapped);
+                        desc.as_ref().finish_unmap(&(*this).unmap_event);
                     }
                     // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
-                    None if End::push(end, desc).is_ok() => return,
+                    None if ReturnPath::push(returns, desc).is_ok() => return,
                     None => {}
                 }
             }
             panics.call(|| (*this).provider.give(RawPage::from_desc(desc)));
-            if End::leave(end) {
+            if ReturnPath::leave(returns) {
                 Self::free(this, &mut panics);
             }
         }
@@ -124,20 +124,20 @@ impl<M: Memory> Shared<M> {
 
     /// Takes back a page in quarantine: it is counted, and never used again. Called on any thread. `kept` is never
     /// entered as a poll context, so every such page is returned by this function.
-    pub(crate) unsafe fn keep(kept: NonNull<Home>, desc: NonNull<Desc>) {
+    pub(crate) unsafe fn quarantine_remote(kept: NonNull<PoolHeader>, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
-        // SAFETY: as for `elsewhere`; the page's home is `kept`, which lies in its pool.
+        // SAFETY: as for `remote_free`; the page's header is `kept`, which lies in its pool.
         unsafe {
-            let this = kept.as_ptr().byte_sub(offset_of!(Self, kept)).cast::<Self>();
-            let end = &raw const (*this).end;
+            let this = kept.as_ptr().byte_sub(offset_of!(Self, quarantine)).cast::<Self>();
+            let returns = &raw const (*this).returns;
             // Also while threads wait, whom this page does not help.
-            if End::push(end, desc).is_err() {
+            if ReturnPath::push(returns, desc).is_err() {
                 // The record may outlive the pool, and is needed until the lock is released.
-                let record = (*end).record.clone();
+                let record = (*returns).record.clone();
                 let last = {
-                    let mut books = record.books();
-                    books.kept += 1;
-                    End::leave(end)
+                    let mut accounting = record.accounting();
+                    accounting.quarantined += 1;
+                    ReturnPath::leave(returns)
                 };
                 if last {
                     Self::free(this, &mut panics);
@@ -149,27 +149,27 @@ impl<M: Memory> Shared<M> {
 
     /// Takes the pages that were pushed on the stack since the last time. Only the owner calls it.
     pub(crate) fn drain_stack(&self, panics: &mut Panics) {
-        if !self.end.stack.is_empty() {
-            self.take_in(self.end.stack.take_all(), panics);
+        if !self.returns.stack.is_empty() {
+            self.accept_list(self.returns.stack.take_all(), panics);
         }
     }
 
     /// Counts the pages of a list that was on the stack, and keeps them. Only the owner calls it.
-    pub(crate) fn take_in(&self, mut list: *mut Link, panics: &mut Panics) {
+    pub(crate) fn accept_list(&self, mut list: *mut ListNode, panics: &mut Panics) {
         // SAFETY: pages on the stack belong to the pool.
-        while let Some((desc, rest)) = unsafe { first(list) } {
+        while let Some((desc, rest)) = unsafe { split_first(list) } {
             list = rest;
-            if self.arrives(desc) {
-                self.keep_or_give(desc, panics);
+            if self.account(desc) {
+                self.keep_or_release(desc, panics);
             }
         }
     }
 
     /// Counts a page from the stack. False if the page must not be used again.
-    fn arrives(&self, desc: NonNull<Desc>) -> bool {
+    fn account(&self, desc: NonNull<Desc>) -> bool {
         let cache = &self.front.cache;
         // SAFETY: pages on the stack belong to the pool.
-        let kept = unsafe { desc.as_ref() }.home().cast_const() == &raw const self.kept;
+        let kept = unsafe { desc.as_ref() }.header().cast_const() == &raw const self.quarantine;
         if kept {
             cache.counters.quarantined.bump();
             cache.held.set(cache.held.get() - 1);
@@ -191,7 +191,7 @@ impl<M: Memory> Shared<M> {
                 region.each_desc(&mut |desc| {
                     self.unmap_anywhere(desc, &mut panics);
                     // A return may be unmapping the page now.
-                    desc.wait_unmapped(self.id, &self.unmapped);
+                    desc.wait_unmapped(self.id, &self.unmap_event);
                 });
             });
         });
@@ -200,7 +200,7 @@ impl<M: Memory> Shared<M> {
         if !walk.any() {
             self.front.cache.counters.all_unmapped.set();
         }
-        self.empty(&mut panics);
+        self.release_all(&mut panics);
         panics.call(|| {
             let (pool, out) = (self.name(), self.held());
             tracing::info!(pool, out, "device gone: its pool's pages are unmapped");
@@ -215,7 +215,7 @@ impl<M: Memory> Shared<M> {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {
             taker.close(depot, |item| {
-                self.keep_or_give(desc_of(item), panics);
+                self.keep_or_release(desc_of(item), panics);
                 n += 1;
             })
         });
@@ -226,9 +226,9 @@ impl<M: Memory> Shared<M> {
                 tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
             });
         }
-        self.take_in(self.end.stack.close(), panics);
+        self.accept_list(self.returns.stack.close(), panics);
         // The magazines of a pool for every thread are closed by that.
-        !matches!(closed, Some(Err(_))) && !self.front.home.cpus().is_some_and(CpuCache::is_shut)
+        !matches!(closed, Some(Err(_))) && !self.front.header.cpus().is_some_and(CpuCache::is_shut)
     }
 
     /// Tries again to take the pages that CPUs hold, for a pool whose end found the barrier refused. Returns false if it is refused
@@ -244,7 +244,7 @@ impl<M: Memory> Shared<M> {
         let finished = unsafe {
             let front = &this.as_ref().front;
             let depot = front.with_taker(|taker, depot| taker.close(depot, |item| late.push(item)).is_ok());
-            let cpus = front.home.cpus().map(|cpus| {
+            let cpus = front.header.cpus().map(|cpus| {
                 let closed = cpus.close().is_ok();
                 late.extend(std::iter::from_fn(|| cpus.pop().ok()));
                 closed
@@ -253,15 +253,15 @@ impl<M: Memory> Shared<M> {
         };
         for item in late {
             // SAFETY: a page that a thread has returned: no other holder has it.
-            panics.call(|| unsafe { Self::elsewhere(this.cast(), desc_of(item)) });
+            panics.call(|| unsafe { Self::remote_free(this.cast(), desc_of(item)) });
         }
         if finished {
             // SAFETY: subtracted once; after that the pool is touched only to free it.
             unsafe {
-                let end = &raw const (*this.as_ptr()).end;
-                let record = &(*end).record;
+                let returns = &raw const (*this.as_ptr()).returns;
+                let record = &(*returns).record;
                 record.unfinished.store(0, Ordering::Relaxed);
-                if End::leave(end) {
+                if ReturnPath::leave(returns) {
                     Self::free(this.as_ptr(), panics);
                 }
             }
@@ -279,21 +279,21 @@ impl<M: Memory> Shared<M> {
         // SAFETY: the owner keeps the pool until it has left; after that it is touched only to free it.
         unsafe {
             let s = this.as_ref();
-            s.empty(&mut panics);
+            s.release_all(&mut panics);
             let unfinished = u64::from(!s.close(&mut panics));
-            let record = s.end.record.clone();
+            let record = s.returns.record.clone();
             record.unfinished.store(unfinished.cast_signed(), Ordering::Relaxed);
             let out = s.front.cache.held.get() + unfinished;
-            End::touch(&raw const s.end);
+            ReturnPath::touch(&raw const s.returns);
             let (direct, stats) = {
                 // The record's pointer to the pool is cleared before the pool can be freed.
-                let mut books = record.books();
-                books.stats = s.front.stats(0);
-                books.unmaps = s.domain.is_some() && !s.front.cache.counters.all_unmapped.get();
-                (books.out, books.pool) = (out, None);
+                let mut accounting = record.accounting();
+                accounting.stats = s.front.stats(0);
+                accounting.unmaps = s.domain.is_some() && !s.front.cache.counters.all_unmapped.get();
+                (accounting.out, accounting.pool) = (out, None);
                 // Closing to lingering.
-                let direct = record.left.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
-                (direct, books.stats(direct))
+                let direct = record.outstanding.fetch_add(out.cast_signed(), Ordering::AcqRel).unsigned_abs();
+                (direct, accounting.stats(direct))
             };
             let outstanding = out - unfinished - direct;
             if unfinished > 0 {
@@ -321,7 +321,7 @@ impl<M: Memory> Shared<M> {
         let pool = unsafe { Box::from_raw(this) };
         #[cfg(all(loom, test))]
         {
-            pool.end.stack.freed();
+            pool.returns.stack.freed();
             crate::model::bury(pool);
         }
         #[cfg(not(all(loom, test)))]

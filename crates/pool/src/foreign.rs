@@ -42,11 +42,11 @@ pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
         return unsafe { copy(from, to, len) };
     }
     // SAFETY: the pieces are those of `len` bytes on both sides.
-    pieces(len, |at, piece| unsafe {
-        match piece {
-            Piece::Word => move_out::<u64>(from.add(at), to.add(at)),
-            Piece::Half => move_out::<u32>(from.add(at), to.add(at)),
-            Piece::Byte => move_out::<u8>(from.add(at), to.add(at)),
+    accesses(len, |at, access| unsafe {
+        match access {
+            Access::Word => move_out::<u64>(from.add(at), to.add(at)),
+            Access::Half => move_out::<u32>(from.add(at), to.add(at)),
+            Access::Byte => move_out::<u8>(from.add(at), to.add(at)),
         }
     });
 }
@@ -64,16 +64,16 @@ pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
         return unsafe { copy(from, to, len) };
     }
     // SAFETY: the pieces are those of `len` bytes on both sides.
-    pieces(len, |at, piece| unsafe {
-        match piece {
-            Piece::Word => move_in::<u64>(from.add(at), to.add(at)),
-            Piece::Half => move_in::<u32>(from.add(at), to.add(at)),
-            Piece::Byte => move_in::<u8>(from.add(at), to.add(at)),
+    accesses(len, |at, access| unsafe {
+        match access {
+            Access::Word => move_in::<u64>(from.add(at), to.add(at)),
+            Access::Half => move_in::<u32>(from.add(at), to.add(at)),
+            Access::Byte => move_in::<u8>(from.add(at), to.add(at)),
         }
     });
 }
 
-enum Piece {
+enum Access {
     Word,
     Half,
     Byte,
@@ -81,17 +81,17 @@ enum Piece {
 
 /// Cuts `len` bytes into words, at most one half word, and bytes; calls `f` with the place of each.
 #[inline(always)]
-fn pieces(len: usize, mut f: impl FnMut(usize, Piece)) {
+fn accesses(len: usize, mut f: impl FnMut(usize, Access)) {
     let mut at = 0;
     while len - at >= WORD {
-        f(at, Piece::Word);
+        f(at, Access::Word);
         at += WORD;
     }
     if len - at >= HALF {
-        f(at, Piece::Half);
+        f(at, Access::Half);
         at += HALF;
     }
-    (at..len).for_each(|at| f(at, Piece::Byte));
+    (at..len).for_each(|at| f(at, Access::Byte));
 }
 
 #[derive(Clone, Copy)]

@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// After the system refused a region, so many requests fail without asking it again. Asking costs system calls, and a
 /// starving queue makes a request with every poll.
-const BELIEVED: u32 = 1024;
+const FAILURES_PER_REFUSAL: u32 = 1024;
 
 /// A provider that begins with one region and adds another of the same kind whenever all pages are out, up to a limit.
 ///
 /// It keeps every region until it goes itself. Pages that come back are handed out again, the latest first. At the limit, or
 /// when the system has no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
-/// [`starved`](Self::starved).
+/// [`out_of_pages`](Self::out_of_pages).
 ///
 /// Use it with domains that map any memory. A [`VhostDomain`](crate::VhostDomain) knows only the regions that it was made of.
 /// There, use a sparse region ([`RegionOptions::populate`]), which grows by being touched; the pools' limits are then the limit
@@ -45,7 +45,7 @@ struct State<M: SystemMemory> {
     /// The newest last; never empty.
     regions: Vec<Arc<Region<M>>>,
     pages: usize,
-    starved: u64,
+    out_of_pages: u64,
 }
 
 impl<M: SystemMemory> State<M> {
@@ -67,7 +67,7 @@ impl<M: SystemMemory> GrowingProvider<M> {
         }
         let pages = step.pages;
         let regions = vec![Arc::new(step.clone().build()?)];
-        let state = Mutex::new(State { supply: Supply::new(), regions, pages, starved: 0 });
+        let state = Mutex::new(State { supply: Supply::new(), regions, pages, out_of_pages: 0 });
         Ok(Arc::new(Self { step, limit, state, growth: Mutex::new(0) }))
     }
 
@@ -89,8 +89,8 @@ impl<M: SystemMemory> GrowingProvider<M> {
 
     /// How many requests for pages got none, because of the limit or the system.
     #[must_use]
-    pub fn starved(&self) -> u64 {
-        self.state().starved
+    pub fn out_of_pages(&self) -> u64 {
+        self.state().out_of_pages
     }
 
     /// Makes sure that there are pages to take, though other threads may take them first. False if there cannot be any.
@@ -103,7 +103,7 @@ impl<M: SystemMemory> GrowingProvider<M> {
             }
             let room = self.limit - state.pages;
             if room == 0 || *believed > 0 {
-                state.starved += 1;
+                state.out_of_pages += 1;
                 *believed = believed.saturating_sub(1);
                 return false;
             }
@@ -123,9 +123,9 @@ impl<M: SystemMemory> GrowingProvider<M> {
             }
             Err(error) => {
                 let mut state = self.state();
-                state.starved += 1;
+                state.out_of_pages += 1;
                 tracing::warn!(%error, pages = state.pages, limit = self.limit, "a provider cannot grow");
-                *believed = BELIEVED;
+                *believed = FAILURES_PER_REFUSAL;
                 false
             }
         }

@@ -1,11 +1,11 @@
-//! [`Home`], the header that every owner of pages has: what a thread that drops a page reads of the owner.
+//! [`PoolHeader`], the header that every owner of pages has: what a thread that drops a page reads of the owner.
 //!
 //! ```text
-//!   RegionProvider, quarantine     │ Home │
-//!   PagePool                       │ Home │ Cache │     this one can be entered: PollHome
+//!   RegionProvider, quarantine     │ PoolHeader │
+//!   PagePool                       │ PoolHeader │ Cache │     this one can be entered: PolledHeader
 //! ```
 //!
-//! A page's descriptor points to a [`Home`]: a function for the slow way, the DMA domain's identity, and a depot if the owner
+//! A page's descriptor points to a [`PoolHeader`]: a function for the slow way, the DMA domain's identity, and a depot if the owner
 //! collects pages by CPU. Every core that drops a page reads these words, and the owner never writes
 //! them. Only a pool that is polled has a cache behind its header.
 
@@ -14,20 +14,20 @@ use netmem_percpu::{CpuCache, Depot};
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-/// A function that returns a page to its owner. It may free the home.
+/// A function that returns a page to its owner. It may free the header.
 ///
 /// # Safety
 ///
-/// The home is the page's, and the caller gives up the page (*one owner*).
-pub(crate) type Return = unsafe fn(NonNull<Home>, NonNull<Desc>);
+/// The header is the page's, and the caller gives up the page (*one owner*).
+pub(crate) type ReturnFn = unsafe fn(NonNull<PoolHeader>, NonNull<Desc>);
 
 /// The header: the part of the owner that a dropped page needs. It is the first field of the owner, or at a fixed
 /// offset in it, so that the owner's functions find the owner by the header's address.
 #[repr(C, align(128))]
-pub(crate) struct Home {
+pub(crate) struct PoolHeader {
     /// Takes back a page that neither the cache nor the depot takes. Called on any thread.
-    pub(crate) elsewhere: Return,
-    /// Identity of the DMA domain that pages of this home are mapped in, or 0.
+    pub(crate) remote_free: ReturnFn,
+    /// Identity of the DMA domain that pages of this header are mapped in, or 0.
     domain: usize,
     /// For a pool of every thread: collects pages, wherever they are dropped. At most one of this field and the next is
     /// set.
@@ -39,14 +39,14 @@ pub(crate) struct Home {
     page_size: u32,
 }
 
-impl Home {
-    pub(crate) fn new(elsewhere: Return, domain: usize, depot: Option<Depot>, page_size: u32) -> Self {
-        Self { elsewhere, domain, cpus: None, depot, page_size }
+impl PoolHeader {
+    pub(crate) fn new(remote_free: ReturnFn, domain: usize, depot: Option<Depot>, page_size: u32) -> Self {
+        Self { remote_free, domain, cpus: None, depot, page_size }
     }
 
-    /// The home of pages that any thread allocates.
-    pub(crate) fn of_cpus(elsewhere: Return, domain: usize, cpus: CpuCache, page_size: u32) -> Self {
-        Self { elsewhere, domain, cpus: Some(Box::new(cpus)), depot: None, page_size }
+    /// The header of pages that any thread allocates.
+    pub(crate) fn with_cpu_cache(remote_free: ReturnFn, domain: usize, cpus: CpuCache, page_size: u32) -> Self {
+        Self { remote_free, domain, cpus: Some(Box::new(cpus)), depot: None, page_size }
     }
 
     #[inline]
@@ -68,14 +68,14 @@ impl Home {
         self.cpus.as_deref()
     }
 
-    /// The depot and the CPU cache of a home, as pointers: a reference would have to be valid until the end of a call,
-    /// and the home may be freed during the call.
+    /// The depot and the CPU cache of a header, as pointers: a reference would have to be valid until the end of a call,
+    /// and the header may be freed during the call.
     ///
     /// # Safety
     ///
-    /// The home is alive, and both may be used as long.
+    /// The header is alive, and both may be used as long.
     #[inline(always)]
-    pub(crate) unsafe fn collectors_at(at: *const Self) -> (Option<*const Depot>, Option<*const CpuCache>) {
+    pub(crate) unsafe fn magazines_of(at: *const Self) -> (Option<*const Depot>, Option<*const CpuCache>) {
         // SAFETY: the caller's.
         unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
     }
@@ -84,13 +84,13 @@ impl Home {
 impl Desc {
     /// The header of the owner to which the page returns.
     #[inline]
-    pub(crate) fn home(&self) -> *mut Home {
-        self.home_addr().cast()
+    pub(crate) fn header(&self) -> *mut PoolHeader {
+        self.header_addr().cast()
     }
 
     #[inline]
-    pub(crate) fn set_home(&self, home: *mut Home) {
-        self.set_home_addr(home.cast());
+    pub(crate) fn set_header(&self, header: *mut PoolHeader) {
+        self.set_header_addr(header.cast());
     }
 }
 

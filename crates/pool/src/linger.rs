@@ -27,7 +27,7 @@ static LINGERING: Mutex<Vec<(Arc<Record>, Instant)>> = Mutex::new(Vec::new());
 /// The list. Pools whose last page was returned are removed from it first.
 fn list() -> MutexGuard<'static, Vec<(Arc<Record>, Instant)>> {
     let mut list = LINGERING.lock().unwrap_or_else(PoisonError::into_inner);
-    list.retain(|(record, _)| record.still_out() > 0);
+    list.retain(|(record, _)| record.outstanding() > 0);
     list
 }
 
@@ -83,7 +83,7 @@ pub fn lingering() -> Vec<Lingering> {
     finish_all();
     list()
         .iter()
-        .map(|(r, since)| Lingering { name: r.name().to_owned(), pages: r.still_out(), age: since.elapsed() })
+        .map(|(r, since)| Lingering { name: r.name().to_owned(), pages: r.outstanding(), age: since.elapsed() })
         .filter(|l| l.pages > 0)
         .collect()
 }

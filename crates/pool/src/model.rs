@@ -41,7 +41,7 @@ pub(crate) fn bury(pool: Box<dyn Any>) {
 
 /// Memory of the models' own, aligned as pages are.
 #[repr(align(4096))]
-struct Ground([u8; PAGES * PAGE_SIZE]);
+struct Bytes([u8; PAGES * PAGE_SIZE]);
 
 /// A domain that checks its calls: a page is not mapped twice, and each mapping is unmapped once. Loom checks that the
 /// calls for a page are ordered.
@@ -112,10 +112,10 @@ unsafe impl Send for Machine {}
 
 impl Machine {
     fn new() -> Arc<Self> {
-        let mut ground = Box::new(Ground([0; PAGES * PAGE_SIZE]));
-        let at = NonNull::from(&mut ground.0).cast::<u8>();
+        let mut bytes = Box::new(Bytes([0; PAGES * PAGE_SIZE]));
+        let at = NonNull::from(&mut bytes.0).cast::<u8>();
         // SAFETY: the memory is the region's, and kept by it.
-        let region = unsafe { Region::<Private>::from_raw(at, PAGES * PAGE_SIZE, 0, ground).unwrap() };
+        let region = unsafe { Region::<Private>::from_raw(at, PAGES * PAGE_SIZE, 0, bytes).unwrap() };
         let panics = AtomicBool::new(false);
         let domain =
             Strict { base: at.addr().get(), panics, pages: std::array::from_fn(|_| UnsafeCell::new((0, false))) };

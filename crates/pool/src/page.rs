@@ -150,8 +150,8 @@ impl<M: Memory> Page<M> {
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
-        // SAFETY: *home stays* while the page is ours.
-        if self.desc().is_mapped() { unsafe { (*self.desc().home()).domain() } } else { 0 }
+        // SAFETY: *header stays* while the page is ours.
+        if self.desc().is_mapped() { unsafe { (*self.desc().header()).domain() } } else { 0 }
     }
 
     /// Takes `n` bytes off the front. Touches no count: no atomic.
@@ -248,8 +248,8 @@ impl<M: Memory> Page<M> {
         if !self.has_whole_page() {
             return 0;
         }
-        // SAFETY: *home stays* while the page is ours.
-        let page_size = unsafe { (*self.desc().home()).page_size() };
+        // SAFETY: *header stays* while the page is ours.
+        let page_size = unsafe { (*self.desc().header()).page_size() };
         page_size as usize - (self.offset() + self.len())
     }
 

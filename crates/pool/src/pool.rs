@@ -2,19 +2,19 @@
 //!
 //! The state that pages and owner share is in [`crate::shared`]. How the pool ends is in [`crate::end`].
 
-use crate::cache::{Cache, PollHome};
-use crate::desc::Unmapped;
+use crate::cache::{Cache, PolledHeader};
+use crate::desc::UnmapEvent;
 use crate::dma::{Direction, DmaDomain};
 use crate::error::PoolError;
-use crate::header::{Home, Return};
+use crate::header::{PoolHeader, ReturnFn};
 use crate::memory::Memory;
 use crate::options::PoolOptions;
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::provider::Provider;
 use crate::record::{Record, StatsReader};
-use crate::return_path::End;
-use crate::shared::{BATCH, REST, Shared};
+use crate::return_path::ReturnPath;
+use crate::shared::{CACHE_REFILL, RECLAIM_INTERVAL, Shared};
 use crate::stats::{PoolClosed, PoolStats};
 use netmem_percpu::Depot;
 use std::cell::Cell;
@@ -39,8 +39,8 @@ impl PoolOptions {
         domain: Option<Arc<dyn DmaDomain>>,
     ) -> Result<PagePool<M>, PoolError> {
         let depot = self.depot(&*provider)?;
-        PagePool::build(self, provider, domain, |elsewhere, domain, cache| {
-            PollHome::new(elsewhere, domain, depot, cache)
+        PagePool::build(self, provider, domain, |remote_free, domain, cache| {
+            PolledHeader::new(remote_free, domain, depot, cache)
         })
     }
 }
@@ -59,7 +59,7 @@ impl PoolOptions {
 ///
 /// # Fork
 ///
-/// A child process has a copy of the pool's books, and none of the pages' memory ([`Region`](crate::Region) says more). It may drop
+/// A child process has a copy of the pool's accounting, and none of the pages' memory ([`Region`](crate::Region) says more). It may drop
 /// pages. It may close a pool only if the pool has no domain, or one whose state is in the memory of the process: otherwise the child
 /// would unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or of its provider.
 /// `docs/design/return-path.md` has the table.
@@ -89,7 +89,7 @@ impl<M: Memory> Napi<'_, M> {
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
-        unsafe { Shared::alloc(self.shared, REST) }
+        unsafe { Shared::alloc(self.shared, RECLAIM_INTERVAL) }
     }
 
     /// The same context for a shorter time, to be kept in a structure.
@@ -134,7 +134,7 @@ impl<M: Memory> PagePool<M> {
         o: PoolOptions,
         provider: Arc<dyn Provider<M>>,
         domain: Option<Arc<dyn DmaDomain>>,
-        front: impl FnOnce(Return, usize, Cache) -> PollHome,
+        front: impl FnOnce(ReturnFn, usize, Cache) -> PolledHeader,
     ) -> Result<Self, PoolError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         if o.limit == 0 {
@@ -148,17 +148,17 @@ impl<M: Memory> PagePool<M> {
         let page_size = provider.page_size() as u32;
         let cache = u32::try_from(o.cache).unwrap_or(u32::MAX);
         let shared = Box::new(Shared {
-            front: front(Shared::<M>::elsewhere, domain_id, Cache::new(cache, page_size, Shared::<M>::overflow)),
-            end: End::new(record.clone()),
-            kept: Home::new(Shared::<M>::keep, domain_id, None, page_size),
+            front: front(Shared::<M>::remote_free, domain_id, Cache::new(cache, page_size, Shared::<M>::overflow)),
+            returns: ReturnPath::new(record.clone()),
+            quarantine: PoolHeader::new(Shared::<M>::quarantine_remote, domain_id, None, page_size),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             limit: Cell::new(o.limit),
             provider,
             domain,
             direction: o.direction,
-            unmapped: Unmapped::new(),
-            looked: Cell::new(None),
-            looked_for_idle: Cell::new(None),
+            unmap_event: UnmapEvent::new(),
+            last_reclaim: Cell::new(None),
+            last_idle_reclaim: Cell::new(None),
             interrupts: o.interrupts,
             gone: Cell::new(false),
             circulates: o.cache > 0,
@@ -170,7 +170,7 @@ impl<M: Memory> PagePool<M> {
         record.open(pool.shared.cast());
         pool.prefill(o.prefill)?;
         let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().front.cache.capacity());
-        let magazine = pool.shared().front.home.depot().map_or(0, Depot::capacity);
+        let magazine = pool.shared().front.header.depot().map_or(0, Depot::capacity);
         tracing::debug!(pool = name, kind, page_size, cache, magazine, held = pool.held(), "pool made");
         Ok(pool)
     }
@@ -184,7 +184,7 @@ impl<M: Memory> PagePool<M> {
             }
             let mut panics = Panics::default();
             // SAFETY: the reference is exclusive.
-            let taken = unsafe { Shared::take::<BATCH>(self.shared, &mut panics) };
+            let taken = unsafe { Shared::alloc_from_provider::<CACHE_REFILL>(self.shared, &mut panics) };
             if let Ok(Some(desc)) = &taken {
                 s.front.cache.put(*desc);
             }
@@ -260,7 +260,7 @@ impl<M: Memory> PagePool<M> {
             && !panics.any()
             && let Some(desc) = s.front.cache.take()
         {
-            s.give_back(desc, &mut panics);
+            s.release(desc, &mut panics);
             gone += 1;
         }
         panics.resume();
@@ -283,7 +283,7 @@ impl<M: Memory> PagePool<M> {
     /// [`Page::dma_domain`].
     #[must_use]
     pub fn dma_domain(&self) -> usize {
-        self.shared().front.home.domain()
+        self.shared().front.header.domain()
     }
 
     /// Whether returned pages stay with the pool. If not, every packet takes a page from the provider.
@@ -304,13 +304,13 @@ impl<M: Memory> PagePool<M> {
     pub fn stats(&mut self) -> PoolStats {
         self.drain();
         let s = self.shared();
-        s.front.stats(s.end.left_directly())
+        s.front.stats(s.returns.released_remotely())
     }
 
     /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic addition.
     #[must_use]
     pub fn stats_reader(&self) -> StatsReader {
-        StatsReader::new(self.shared().end.record.clone())
+        StatsReader::new(self.shared().returns.record.clone())
     }
 
     /// Gives up a page that a device kept when it stopped answering. The device may still write to the page. Therefore
@@ -322,7 +322,7 @@ impl<M: Memory> PagePool<M> {
         let mut panics = Panics::default();
         let s = self.shared();
         let desc = page.desc();
-        if ![&raw const s.front.home, &raw const s.kept].contains(&desc.home().cast_const()) {
+        if ![&raw const s.front.header, &raw const s.quarantine].contains(&desc.header().cast_const()) {
             // This comes first, because the log subscriber may panic, and the page must not be returned then.
             let page = ManuallyDrop::new(page);
             tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
@@ -332,7 +332,7 @@ impl<M: Memory> PagePool<M> {
         // First, for the domain may panic. By the pool's own pointer: the last page that is returned this way may free
         // the pool.
         // SAFETY: the owner keeps it.
-        desc.set_home(unsafe { &raw mut (*self.shared.as_ptr()).kept });
+        desc.set_header(unsafe { &raw mut (*self.shared.as_ptr()).quarantine });
         s.unmap_alone(desc, &mut panics);
         drop(page);
         s.drain_stack(&mut panics);
@@ -365,6 +365,6 @@ impl<M: Memory> Drop for PagePool<M> {
 impl<M: Memory> fmt::Debug for PagePool<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.shared();
-        write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.end.left_directly()))
+        write!(f, "PagePool({}, {:?})", self.name(), s.front.stats(s.returns.released_remotely()))
     }
 }

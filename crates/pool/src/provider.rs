@@ -1,8 +1,8 @@
 //! Providers: the supply of pages behind every pool.
 
-use crate::desc::{Desc, Link};
-use crate::header::Home;
-use crate::list::{first, link_of};
+use crate::desc::{Desc, ListNode};
+use crate::header::PoolHeader;
+use crate::list::{node_of, split_first};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::raw_page::RawPage;
@@ -110,8 +110,8 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
 /// The ordinary provider: one region. Returned pages are handed out before fresh ones.
 #[repr(C)]
 pub struct RegionProvider<M: Memory> {
-    /// The home of pages that were taken for no pool; see [`Self::page`].
-    home: Home,
+    /// The header of pages that were taken for no pool; see [`Self::page`].
+    header: PoolHeader,
     region: Arc<Region<M>>,
     supply: Mutex<Supply>,
 }
@@ -122,7 +122,7 @@ pub(crate) struct Supply {
     /// Pages from here on were never handed out.
     fresh: u32,
     /// Pages given back, by their links.
-    free: *mut Link,
+    free: *mut ListNode,
 }
 
 // SAFETY: the list's pages belong to the supply, and are reached under its lock only.
@@ -142,7 +142,7 @@ impl Supply {
         let mut taken = 0;
         for slot in pages {
             // SAFETY: the pages on the list belong to the supply.
-            let desc = match unsafe { first(self.free) } {
+            let desc = match unsafe { split_first(self.free) } {
                 Some((desc, rest)) => {
                     self.free = rest;
                     desc
@@ -164,10 +164,10 @@ impl Supply {
     ///
     /// The page came from this supply. The caller keeps the supply and its regions alive.
     pub(crate) unsafe fn give<M: Memory>(&mut self, page: RawPage<M>) {
-        let link = link_of(page.into_desc());
+        let node = node_of(page.into_desc());
         // SAFETY: the page belongs to the supply now.
-        unsafe { (*link).set(self.free) };
-        self.free = link;
+        unsafe { (*node).set(self.free) };
+        self.free = node;
     }
 
     /// Another region takes the place of one that has no fresh pages left.
@@ -188,8 +188,8 @@ impl<M: Memory> RegionProvider<M> {
         let region = Arc::new(region);
         let supply = Mutex::new(Supply::new());
         // A page has at most 2 MiB.
-        let home = Home::new(Self::free_page, 0, None, region.page_size() as u32);
-        Arc::new(Self { home, region, supply })
+        let header = PoolHeader::new(Self::free_page, 0, None, region.page_size() as u32);
+        Arc::new(Self { header, region, supply })
     }
 
     /// The memory, in the form that a [`VhostDomain`](crate::VhostDomain) needs. Only this provider hands out its
@@ -207,10 +207,10 @@ impl<M: Memory> RegionProvider<M> {
         self.take(&mut one);
         let [raw] = one;
         let desc = raw?.into_desc();
-        let home = Arc::into_raw(self.clone()).cast_mut().cast::<Home>();
-        // SAFETY: the page is ours. Its home is the first field of this provider, of which the page now holds a count.
+        let header = Arc::into_raw(self.clone()).cast_mut().cast::<PoolHeader>();
+        // SAFETY: the page is ours. Its header is the first field of this provider, of which the page now holds a count.
         unsafe {
-            desc.as_ref().set_home(home);
+            desc.as_ref().set_header(header);
             desc.as_ref().set_mapped(0, desc.as_ref().addr().addr() as u64);
             Some(Page::from_desc(desc, 0, self.region.page_size() as u32))
         }
@@ -219,23 +219,23 @@ impl<M: Memory> RegionProvider<M> {
     /// Gives up a [`page`](Self::page) that a device kept when it stopped answering. The page is not used again until
     /// the region is dropped. It does not keep the region alive.
     pub fn quarantine(&self, page: Page<M>) {
-        let home = page.desc().home();
-        if home.cast_const() != (&raw const self.home) || !page.desc().is_sole() {
+        let header = page.desc().header();
+        if header.cast_const() != (&raw const self.header) || !page.desc().is_sole() {
             // The page is of another provider, or has other holders. It is leaked, with everything that it keeps alive.
             return std::mem::forget(page);
         }
         let _ = page.into_desc();
-        // SAFETY: `page` made this home of a counted pointer to this provider, which the page alone had; the caller has
+        // SAFETY: `page` made this header of a counted pointer to this provider, which the page alone had; the caller has
         // another.
-        drop(unsafe { Arc::from_raw(home.cast_const().cast::<Self>()) });
+        drop(unsafe { Arc::from_raw(header.cast_const().cast::<Self>()) });
     }
 
     /// The return path of a page that belongs to no pool.
-    unsafe fn free_page(home: NonNull<Home>, desc: NonNull<Desc>) {
-        const { assert!(offset_of!(Self, home) == 0) };
-        // SAFETY: `page` made this home of a counted pointer to a provider, and gave it to this page alone.
+    unsafe fn free_page(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
+        const { assert!(offset_of!(Self, header) == 0) };
+        // SAFETY: `page` made this header of a counted pointer to a provider, and gave it to this page alone.
         unsafe {
-            let provider = Arc::from_raw(home.as_ptr().cast_const().cast::<Self>());
+            let provider = Arc::from_raw(header.as_ptr().cast_const().cast::<Self>());
             provider.give(RawPage::from_desc(desc));
         }
     }

@@ -1,6 +1,6 @@
 //! A pool's accounting beyond its owner: it outlives the pool, and any thread may read it.
 
-use crate::cache::PollHome;
+use crate::cache::PolledHeader;
 use crate::stats::PoolStats;
 use crate::sync::{AtomicI64, Mutex, MutexGuard, Ordering};
 use std::fmt;
@@ -67,17 +67,17 @@ pub(crate) struct Record {
     name: String,
     /// While the owner exists: minus the number of pages that returning threads took out. After that: the pages still
     /// out.
-    pub(crate) left: AtomicI64,
+    pub(crate) outstanding: AtomicI64,
     /// What of `left` is no page: 1 while a barrier has to be tried again, else 0.
     pub(crate) unfinished: AtomicI64,
-    books: Mutex<Books>,
+    accounting: Mutex<Accounting>,
 }
 
 /// Where a pool's counters are, and what is counted after the owner has stopped counting.
 #[derive(Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct Accounting {
     /// The pool, while its owner exists.
-    pub(crate) pool: Option<NonNull<PollHome>>,
+    pub(crate) pool: Option<NonNull<PolledHeader>>,
     /// The counters as they were when the owner left, without the pages that returning threads took out.
     pub(crate) stats: PoolStats,
     /// Pages that the owner had taken and that were not returned to it, and what else it has added to `left`.
@@ -85,20 +85,20 @@ pub(crate) struct Books {
     /// Whether a returning thread that gives a page to the provider also unmaps it.
     pub(crate) unmaps: bool,
     /// Pages in quarantine that returning threads took out.
-    pub(crate) kept: u64,
+    pub(crate) quarantined: u64,
 }
 
 // SAFETY: the pointer is followed under the lock only, while the owner exists: `Shared::end` removes it before the pool
 // can be freed. What is read through it is atomic or never changes.
-unsafe impl Send for Books {}
+unsafe impl Send for Accounting {}
 
 impl Record {
     pub(crate) fn new(name: &str) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
-            left: AtomicI64::new(0),
+            outstanding: AtomicI64::new(0),
             unfinished: AtomicI64::new(0),
-            books: Mutex::default(),
+            accounting: Mutex::default(),
         })
     }
 
@@ -106,45 +106,45 @@ impl Record {
         &self.name
     }
 
-    pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn accounting(&self) -> MutexGuard<'_, Accounting> {
+        self.accounting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects the record with its pool: from now on the counters are read from the pool.
-    pub(crate) fn open(&self, pool: NonNull<PollHome>) {
-        self.books().pool = Some(pool);
+    pub(crate) fn open(&self, pool: NonNull<PolledHeader>) {
+        self.accounting().pool = Some(pool);
     }
 
     /// Pages still out after the owner left; 0 before.
-    pub(crate) fn still_out(&self) -> u64 {
-        let left = self.left.load(Ordering::Relaxed) - self.unfinished.load(Ordering::Relaxed);
+    pub(crate) fn outstanding(&self) -> u64 {
+        let left = self.outstanding.load(Ordering::Relaxed) - self.unfinished.load(Ordering::Relaxed);
         u64::try_from(left).unwrap_or(0)
     }
 
     /// Whether the owner has left.
     pub(crate) fn is_closed(&self) -> bool {
-        self.books().pool.is_none()
+        self.accounting().pool.is_none()
     }
 
     /// The counters now, from any thread.
     pub(crate) fn stats(&self) -> PoolStats {
-        let books = self.books();
+        let accounting = self.accounting();
         // `out` is in both or in neither.
-        let direct = books.out.wrapping_sub(self.left.load(Ordering::Acquire).cast_unsigned());
-        books.stats(direct)
+        let direct = accounting.out.wrapping_sub(self.outstanding.load(Ordering::Acquire).cast_unsigned());
+        accounting.stats(direct)
     }
 }
 
-impl Books {
+impl Accounting {
     /// The counters, if returning threads have taken out `direct` pages.
     pub(crate) fn stats(&self, direct: u64) -> PoolStats {
-        let released = direct - self.kept;
+        let released = direct - self.quarantined;
         let mut stats = match self.pool {
             // SAFETY: the owner exists.
             Some(pool) => unsafe { pool.as_ref() }.stats(released),
             None => self.stats.with_released(released, self.unmaps),
         };
-        stats.quarantined += self.kept;
+        stats.quarantined += self.quarantined;
         stats
     }
 }

@@ -3,10 +3,10 @@
 //! The functions are in the order of their cost: the comparison with the poll context, the cache, this CPU's magazine,
 //! then the slow ways.
 
-use crate::cache::PollHome;
+use crate::cache::PolledHeader;
 use crate::context;
 use crate::desc::{Desc, cold_path, put_last};
-use crate::header::{Home, desc_of, item_of};
+use crate::header::{PoolHeader, desc_of, item_of};
 use crate::panics::Panics;
 use netmem_percpu::{CpuCache, Depot, MAGAZINE};
 use std::cell::Cell;
@@ -20,10 +20,10 @@ use std::ptr::{self, NonNull};
 /// The caller owns a count of this page (*one owner*) and gives it up.
 #[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
-    // SAFETY: the caller's. *home stays*, and after the last count only this thread may return the page.
+    // SAFETY: the caller's. *header stays*, and after the last count only this thread may return the page.
     unsafe {
         if put_last(desc) {
-            Home::take_back(NonNull::new_unchecked(desc.as_ref().home()), desc);
+            PoolHeader::recycle(NonNull::new_unchecked(desc.as_ref().header()), desc);
         }
     }
 }
@@ -46,13 +46,13 @@ pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
 
 thread_local! {
     /// The address of the magazines from which this thread last took a page, in any pool for every thread. See
-    /// [`Home::collect_at_once`]. The pool may have been freed.
+    /// [`PoolHeader::push_at_once`]. The pool may have been freed.
     static LAST_CPUS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Records that this thread takes a page from these magazines.
 #[inline(always)]
-pub(crate) fn takes_from(cpus: *const CpuCache) {
+pub(crate) fn allocates_from(cpus: *const CpuCache) {
     LAST_CPUS.set(cpus.expose_provenance());
 }
 
@@ -72,40 +72,40 @@ fn opaque(number: usize) -> usize {
 }
 
 /// Fewer pages than this go into this CPU's magazine one by one.
-const WORTH_A_MAGAZINE: usize = 8;
+const MIN_FOR_MAGAZINE: usize = 8;
 
-impl Home {
+impl PoolHeader {
     /// Returns a page that is not in use to its owner.
     ///
     /// # Safety
     ///
-    /// `home` is the home of `desc`, which the caller gives up (*one owner*). The pool may be gone afterwards.
+    /// `header` is the header of `desc`, which the caller gives up (*one owner*). The pool may be gone afterwards.
     #[inline(always)]
-    pub(crate) unsafe fn take_back(home: NonNull<Self>, desc: NonNull<Desc>) {
-        // No reference to the home is held across the calls below, because they may free it.
-        // SAFETY: *home stays* until the page is returned.
+    pub(crate) unsafe fn recycle(header: NonNull<Self>, desc: NonNull<Desc>) {
+        // No reference to the header is held across the calls below, because they may free it.
+        // SAFETY: *header stays* until the page is returned.
         unsafe {
             let context = context::current();
-            if context.cast() != home.as_ptr().cast_const() {
+            if context.cast() != header.as_ptr().cast_const() {
                 cold_path();
-                return Self::take_back_elsewhere(home, desc, context);
+                return Self::recycle_remote(header, desc, context);
             }
-            Self::take_back_here(home, desc);
+            Self::recycle_to_cache(header, desc);
         }
     }
 
     /// # Safety
     ///
-    /// As for [`take_back`](Self::take_back), and this thread is in the home's context. It is therefore the thread that
+    /// As for [`recycle`](Self::recycle), and this thread is in the header's context. It is therefore the thread that
     /// polls, and no other thread uses the cache.
     #[inline(always)]
-    unsafe fn take_back_here(home: NonNull<Self>, desc: NonNull<Desc>) {
-        // SAFETY: a home that was entered is the first field of a `PollHome`.
+    unsafe fn recycle_to_cache(header: NonNull<Self>, desc: NonNull<Desc>) {
+        // SAFETY: a header that was entered is the first field of a `PolledHeader`.
         unsafe {
-            let cache = &raw const (*home.cast::<PollHome>().as_ptr()).cache;
+            let cache = &raw const (*header.cast::<PolledHeader>().as_ptr()).cache;
             if !(*cache).push(desc) {
                 cold_path();
-                ((*cache).overflow)(home, desc);
+                ((*cache).overflow)(header, desc);
             }
         }
     }
@@ -113,40 +113,40 @@ impl Home {
     /// Pushes onto this CPU's magazine, if there is room. The function does nothing else, so that it needs only the
     /// registers of its arguments.
     #[inline(never)]
-    unsafe fn take_back_elsewhere(home: NonNull<Self>, desc: NonNull<Desc>, context: *const PollHome) {
+    unsafe fn recycle_remote(header: NonNull<Self>, desc: NonNull<Desc>, context: *const PolledHeader) {
         // SAFETY: the caller's.
         unsafe {
-            if !Self::is_around(home.as_ptr(), context) && Self::collect_at_once(home, desc) {
+            if !Self::is_around(header.as_ptr(), context) && Self::push_at_once(header, desc) {
                 return;
             }
-            Self::take_back_slowly(home, desc);
+            Self::recycle_remote_slow(header, desc);
         }
     }
 
-    /// Returns a page in the cases that are left: this thread is in a context inside of this home's; or the magazine is
+    /// Returns a page in the cases that are left: this thread is in a context inside of this header's; or the magazine is
     /// full; or the depot refuses, or there is none.
     #[cold]
     #[inline(never)]
-    unsafe fn take_back_slowly(home: NonNull<Self>, desc: NonNull<Desc>) {
+    unsafe fn recycle_remote_slow(header: NonNull<Self>, desc: NonNull<Desc>) {
         // SAFETY: the caller's. Pages that other threads gave, and that the depot hands back because it has closed,
         // keep the pool as this page does.
         unsafe {
-            let at = home.as_ptr();
+            let at = header.as_ptr();
             if Self::is_outer_context(at) {
-                return Self::take_back_here(home, desc);
+                return Self::recycle_to_cache(header, desc);
             }
-            let elsewhere = (*at).elsewhere;
+            let remote_free = (*at).remote_free;
             let mut panics = Panics::default();
             let past = |late| {
-                panics.call(|| elsewhere(home, desc_of(late)));
+                panics.call(|| remote_free(header, desc_of(late)));
             };
-            let collected = match Self::collectors_at(at) {
+            let collected = match Self::magazines_of(at) {
                 (Some(depot), _) => Depot::give(depot, item_of(desc), past),
                 (_, Some(cpus)) => CpuCache::push(cpus, item_of(desc), past),
                 _ => false,
             };
             if !collected {
-                panics.call(|| elsewhere(home, desc));
+                panics.call(|| remote_free(header, desc));
             }
             panics.resume();
         }
@@ -154,19 +154,19 @@ impl Home {
 
     /// Pushes onto this CPU's magazine, if there is room. If it returns false, the page is still the caller's.
     ///
-    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The page, its descriptor, its home, the
+    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The page, its descriptor, its header, the
     /// gate and the magazine would be loads of which each waits for the one before, and the next pop waits for the length that this push
     /// stores. If the magazines are those from which this thread took its last page, their address is known without the page: the
     /// comparison is a branch, which the processor predicts, and the push starts at once.
     ///
     /// # Safety
     ///
-    /// As for [`take_back`](Self::take_back).
+    /// As for [`recycle`](Self::recycle).
     #[inline(always)]
-    unsafe fn collect_at_once(home: NonNull<Self>, desc: NonNull<Desc>) -> bool {
-        // SAFETY: the page keeps the home until it is collected.
+    unsafe fn push_at_once(header: NonNull<Self>, desc: NonNull<Desc>) -> bool {
+        // SAFETY: the page keeps the header until it is collected.
         unsafe {
-            match Self::collectors_at(home.as_ptr()) {
+            match Self::magazines_of(header.as_ptr()) {
                 (Some(depot), _) => Depot::give_at_once(depot, item_of(desc)),
                 (_, Some(cpus)) => {
                     let last = LAST_CPUS.get();
@@ -185,22 +185,22 @@ impl Home {
     ///
     /// # Safety
     ///
-    /// As for [`take_back`](Self::take_back), of each of them; there is at least one.
-    pub(crate) unsafe fn take_back_many(home: NonNull<Self>, descs: &[NonNull<Desc>], panics: &mut Panics) {
+    /// As for [`recycle`](Self::recycle), of each of them; there is at least one.
+    pub(crate) unsafe fn recycle_many(header: NonNull<Self>, descs: &[NonNull<Desc>], panics: &mut Panics) {
         // SAFETY: the caller's.
         unsafe {
-            let at = home.as_ptr();
+            let at = header.as_ptr();
             if Self::is_outer_context(at) {
                 for &desc in descs {
-                    panics.call(|| Self::take_back_here(home, desc));
+                    panics.call(|| Self::recycle_to_cache(header, desc));
                 }
                 return;
             }
             let mut items = [NonZeroUsize::MIN; MAGAZINE];
             items.iter_mut().zip(descs).for_each(|(item, &desc)| *item = item_of(desc));
             let items = &items[..descs.len()];
-            let given = match Self::collectors_at(at) {
-                _ if items.len() < WORTH_A_MAGAZINE => 0,
+            let given = match Self::magazines_of(at) {
+                _ if items.len() < MIN_FOR_MAGAZINE => 0,
                 (Some(depot), _) => Depot::give_many(depot, items),
                 (_, Some(cpus)) => CpuCache::push_many(cpus, items),
                 _ => 0,
@@ -208,7 +208,7 @@ impl Home {
             // The pages that are left keep the pool alive.
             let context = context::current();
             for &desc in &descs[given..] {
-                panics.call(|| Self::take_back_elsewhere(home, desc, context));
+                panics.call(|| Self::recycle_remote(header, desc, context));
             }
         }
     }

@@ -4,7 +4,7 @@
 //! The theory is at the head of `end.rs`.
 
 use crate::desc::Desc;
-use crate::list::link_of;
+use crate::list::node_of;
 use crate::panics::Panics;
 use crate::record::Record;
 use crate::return_stack::{Refused, ReturnStack};
@@ -17,14 +17,14 @@ use std::task::Waker;
 /// The part of a pool that its end needs: the return stack and the [`Record`].
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct End {
+pub(crate) struct ReturnPath {
     pub(crate) stack: ReturnStack,
     pub(crate) record: Arc<Record>,
     /// Of a pool for every thread.
     waiters: OnceLock<Arc<Waiters>>,
 }
 
-impl End {
+impl ReturnPath {
     pub(crate) fn new(record: Arc<Record>) -> Self {
         Self { stack: ReturnStack::new(), record, waiters: OnceLock::new() }
     }
@@ -44,7 +44,7 @@ impl End {
     #[inline]
     pub(crate) unsafe fn push(this: *const Self, desc: NonNull<Desc>) -> Result<(), Refused> {
         // SAFETY: the caller's.
-        unsafe { ReturnStack::push(&raw const (*this).stack, link_of(desc)) }
+        unsafe { ReturnStack::push(&raw const (*this).stack, node_of(desc)) }
     }
 
     /// Passes a page that the stack has refused to the first of the threads that wait for one.
@@ -90,12 +90,12 @@ impl End {
         Self::touch(this);
         // SAFETY: a page that is not counted yet keeps the pool, and with it the record.
         let record = unsafe { &*Arc::as_ptr(&(*this).record) };
-        record.left.fetch_sub(1, Ordering::AcqRel) == 1
+        record.outstanding.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// How many pages returning threads have taken out of the pool. Valid while the owner exists.
     #[inline]
-    pub(crate) fn left_directly(&self) -> u64 {
-        self.record.left.load(Ordering::Acquire).unsigned_abs()
+    pub(crate) fn released_remotely(&self) -> u64 {
+        self.record.outstanding.load(Ordering::Acquire).unsigned_abs()
     }
 }

@@ -2,27 +2,27 @@
 //!
 //! It is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so
 //! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
-//! pushed again in between, the link is still right.
+//! pushed again in between, the node is still right.
 //!
 //! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing is a
 //! release, too: a thread that finds the stack closed sees what the owner did before.
 
-use crate::desc::Link;
+use crate::desc::ListNode;
 use crate::sync::{AtomicPtr, Ordering};
 use std::ptr;
 
-/// A value that is never the address of a link: the stack takes no pages any more.
-fn closed() -> *mut Link {
+/// A value that is never the address of a node: the stack takes no pages any more.
+fn closed() -> *mut ListNode {
     ptr::without_provenance_mut(1)
 }
 
 /// Another one: threads wait for a page. The stack is empty, and takes none: see
 /// [`crate::waiters`].
-fn waited() -> *mut Link {
+fn waited() -> *mut ListNode {
     ptr::without_provenance_mut(3)
 }
 
-/// The bit that both have, and no address of a link.
+/// The bit that both have, and no address of a node.
 const REFUSES: usize = 1;
 
 /// The return stack takes no page: it is closed, or threads wait for a page.
@@ -32,7 +32,7 @@ pub(crate) struct Refused;
 /// The stack.
 #[derive(Debug)]
 pub(crate) struct ReturnStack {
-    head: AtomicPtr<Link>,
+    head: AtomicPtr<ListNode>,
     /// Loom models read this cell wherever a thread touches the pool, and write it where the pool is freed.
     #[cfg(loom)]
     alive: loom::cell::UnsafeCell<()>,
@@ -69,7 +69,7 @@ impl ReturnStack {
     ///
     /// `page` is live and the caller's to give away, and keeps `this` until then.
     #[inline]
-    pub(crate) unsafe fn push(this: *const Self, page: *mut Link) -> Result<(), Refused> {
+    pub(crate) unsafe fn push(this: *const Self, page: *mut ListNode) -> Result<(), Refused> {
         // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
         // SAFETY: the page keeps the pool.
         let at = unsafe { &raw const (*this).head };
@@ -91,7 +91,7 @@ impl ReturnStack {
 
     /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all
     /// pages off it. Only the owner calls it, under the lock of the queue.
-    pub(crate) fn mark(&self) -> *mut Link {
+    pub(crate) fn mark(&self) -> *mut ListNode {
         Self::touch(self);
         self.head.swap(waited(), Ordering::AcqRel)
     }
@@ -111,13 +111,13 @@ impl ReturnStack {
         head.is_null() || head == waited()
     }
 
-    /// Takes all pages off the stack: a list by [`Link::next`], ended by null. Only the owner calls it.
-    pub(crate) fn take_all(&self) -> *mut Link {
+    /// Takes all pages off the stack: a list by [`ListNode::next`], ended by null. Only the owner calls it.
+    pub(crate) fn take_all(&self) -> *mut ListNode {
         self.head.swap(ptr::null_mut(), Ordering::Acquire)
     }
 
     /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner calls it.
-    pub(crate) fn close(&self) -> *mut Link {
+    pub(crate) fn close(&self) -> *mut ListNode {
         self.head.swap(closed(), Ordering::AcqRel)
     }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_stack_takes_pages_until_it_is_closed() {
         let stack = ReturnStack::new();
-        let page = Box::new(Link::new());
+        let page = Box::new(ListNode::new());
         let at = (&raw const *page).cast_mut();
         // SAFETY: the page outlives the stack.
         unsafe {

@@ -4,18 +4,18 @@
 //! The file is ordered by cost: the array cache, refill from returned pages, the provider, reclaim; then how pages
 //! enter and leave. Returns without a magazine and the pool's end are in [`crate::end`].
 
-use crate::cache::PollHome;
-use crate::desc::{Desc, Unmapped};
+use crate::cache::PolledHeader;
+use crate::desc::{Desc, UnmapEvent};
 use crate::dma::{self, Direction, DmaDomain};
 use crate::error::MapError;
-use crate::header::{Home, desc_of};
+use crate::header::{PoolHeader, desc_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
 use crate::prefetch;
 use crate::provider::Provider;
 use crate::raw_page::RawPage;
-use crate::return_path::End;
+use crate::return_path::ReturnPath;
 use crate::stats::Counter;
 use netmem_percpu::{Depot, MAGAZINE};
 use std::cell::Cell;
@@ -25,24 +25,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pages that are requested from the provider at a time.
-pub(crate) const BATCH: usize = 64;
+pub(crate) const CACHE_REFILL: usize = 64;
 
 /// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it
 /// costs a membarrier, and meanwhile threads that return pages take a slower path.
-pub(crate) const REST: Duration = Duration::from_micros(100);
+pub(crate) const RECLAIM_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The least time between two looks for idle CPUs. A CPU that has returned no page for so long is idle.
-const IDLE: Duration = Duration::from_millis(10);
+const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The state that the owner and the pages share. Its first field is the pages' [`Home`].
+/// The state that the owner and the pages share. Its first field is the pages' [`PoolHeader`].
 ///
 /// Lives as long as the owner or a page that is out: [`crate::end`] says which thread frees it.
 #[repr(C)]
 pub(crate) struct Shared<M: Memory> {
-    pub(crate) front: PollHome,
-    pub(crate) end: End,
-    /// The home of pages in quarantine: their last drop counts them here.
-    pub(crate) kept: Home,
+    pub(crate) front: PolledHeader,
+    pub(crate) returns: ReturnPath,
+    /// The header of pages in quarantine: their last drop counts them here.
+    pub(crate) quarantine: PoolHeader,
     pub(crate) id: u64,
     pub(crate) limit: Cell<u64>,
     pub(crate) provider: Arc<dyn Provider<M>>,
@@ -50,11 +50,11 @@ pub(crate) struct Shared<M: Memory> {
     /// The direction in which pages are mapped in the domain.
     pub(crate) direction: Direction,
     /// Where the owner waits for returns that are unmapping a page.
-    pub(crate) unmapped: Unmapped,
+    pub(crate) unmap_event: UnmapEvent,
     /// When the owner last looked at the pages that other CPUs hold.
-    pub(crate) looked: Cell<Option<Instant>>,
+    pub(crate) last_reclaim: Cell<Option<Instant>>,
     /// When the owner last looked for CPUs that are idle and hold a magazine.
-    pub(crate) looked_for_idle: Cell<Option<Instant>>,
+    pub(crate) last_idle_reclaim: Cell<Option<Instant>>,
     /// Whether the owner may interrupt other CPUs to take their pages.
     pub(crate) interrupts: bool,
     /// Set once the device is gone.
@@ -70,7 +70,7 @@ pub(crate) struct Shared<M: Memory> {
 /// every field that those drops change is a cell or an atomic.
 impl<M: Memory> Shared<M> {
     pub(crate) fn name(&self) -> &str {
-        self.end.record.name()
+        self.returns.record.name()
     }
 
     #[inline]
@@ -80,19 +80,19 @@ impl<M: Memory> Shared<M> {
 
     /// Pages that the pool has from its provider.
     pub(crate) fn held(&self) -> u64 {
-        self.front.cache.held.get() - self.end.left_directly()
+        self.front.cache.held.get() - self.returns.released_remotely()
     }
 
     /// Allocates a page. Looks at other CPUs only if `rest` has passed since the last look.
     #[inline(always)]
-    pub(crate) unsafe fn alloc(this: NonNull<Self>, rest: Duration) -> Option<Page<M>> {
+    pub(crate) unsafe fn alloc(this: NonNull<Self>, interval: Duration) -> Option<Page<M>> {
         // SAFETY: the owner calls; no reference is held across `slow`, which calls user code.
         unsafe {
             let cache = &(*this.as_ptr()).front.cache;
             let page_size = cache.page_size;
             let desc = match cache.pop() {
                 Some(desc) => desc,
-                None => Self::slow(this, rest)?,
+                None => Self::alloc_slow(this, interval)?,
             };
             Some(Page::from_desc(desc, 0, page_size))
         }
@@ -100,10 +100,10 @@ impl<M: Memory> Shared<M> {
 
     #[cold]
     #[inline(never)]
-    unsafe fn slow(this: NonNull<Self>, rest: Duration) -> Option<NonNull<Desc>> {
+    unsafe fn alloc_slow(this: NonNull<Self>, interval: Duration) -> Option<NonNull<Desc>> {
         let mut panics = Panics::default();
         // SAFETY: the owner calls.
-        let (s, found) = unsafe { (this.as_ref(), Self::find(this, rest, &mut panics)) };
+        let (s, found) = unsafe { (this.as_ref(), Self::find(this, interval, &mut panics)) };
         let desc = match found {
             Some((desc, counter)) if !panics.any() => {
                 counter.bump();
@@ -126,7 +126,7 @@ impl<M: Memory> Shared<M> {
     /// A page for an empty cache, and the counter of its source.
     unsafe fn find<'s>(
         this: NonNull<Self>,
-        rest: Duration,
+        interval: Duration,
         panics: &mut Panics,
     ) -> Option<(NonNull<Desc>, &'s Counter)> {
         // SAFETY: the owner calls, and keeps the pool.
@@ -138,7 +138,7 @@ impl<M: Memory> Shared<M> {
             s.drain(panics);
         }
         if cache.capacity() > 0 {
-            if s.front.home.depot().is_some_and(Depot::is_crowded) {
+            if s.front.header.depot().is_some_and(Depot::is_crowded) {
                 s.reclaim_idle(panics);
             }
             s.refill(panics);
@@ -151,9 +151,9 @@ impl<M: Memory> Shared<M> {
         // SAFETY: as above.
         let taken = unsafe {
             if cache.capacity() == 0 && !std::thread::panicking() {
-                Self::take_one(this)
+                Self::alloc_one_from_provider(this)
             } else {
-                Self::take::<BATCH>(this, panics)
+                Self::alloc_from_provider::<CACHE_REFILL>(this, panics)
             }
         };
         match taken {
@@ -163,7 +163,7 @@ impl<M: Memory> Shared<M> {
                 panics.call(|| tracing::debug!(pool = s.name(), %error, "a page could not be mapped"));
             }
         }
-        s.reclaim_after(rest, panics);
+        s.reclaim_after(interval, panics);
         refilled()
     }
 
@@ -192,7 +192,7 @@ impl<M: Memory> Shared<M> {
         // The magazine is copied first: user code may be called, which may drop pages of this pool.
         let mut items = [NonZeroUsize::MIN; MAGAZINE];
         let n = self.next_magazine(|n, item| items[n] = item);
-        items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_give(desc_of(item), panics));
+        items[..n.unwrap_or(0)].iter().for_each(|&item| self.keep_or_release(desc_of(item), panics));
         n.is_some()
     }
 
@@ -213,15 +213,15 @@ impl<M: Memory> Shared<M> {
     }
 
     /// For a pool that is out of pages: takes the pages of other CPUs, unless it looked there a moment ago.
-    fn reclaim_after(&self, rest: Duration, panics: &mut Panics) {
-        if self.front.home.depot().is_none() {
+    fn reclaim_after(&self, interval: Duration, panics: &mut Panics) {
+        if self.front.header.depot().is_none() {
             return;
         }
         let now = Instant::now();
-        if self.looked.get().is_some_and(|last| now.duration_since(last) < rest) {
+        if self.last_reclaim.get().is_some_and(|last| now.duration_since(last) < interval) {
             return;
         }
-        self.looked.set(Some(now));
+        self.last_reclaim.set(Some(now));
         if self.reclaim(panics) {
             self.front.cache.counters.reclaims.bump();
         }
@@ -230,7 +230,7 @@ impl<M: Memory> Shared<M> {
     /// Takes the pages of other CPUs. False if they seem to have none, if they may not be interrupted, or if the
     /// barrier failed.
     fn reclaim(&self, panics: &mut Panics) -> bool {
-        let Some(depot) = self.front.home.depot() else { return false };
+        let Some(depot) = self.front.header.depot() else { return false };
         if depot.peek() == 0 {
             return false;
         }
@@ -242,7 +242,7 @@ impl<M: Memory> Shared<M> {
         let mut n = 0;
         let done = self.front.with_taker(|taker, depot| {
             taker.reclaim(depot, |item| {
-                self.keep_or_give(desc_of(item), panics);
+                self.keep_or_release(desc_of(item), panics);
                 n += 1;
             })
         });
@@ -263,16 +263,16 @@ impl<M: Memory> Shared<M> {
     #[inline(never)]
     fn reclaim_idle(&self, panics: &mut Panics) {
         let now = Instant::now();
-        let rests = self.looked_for_idle.get().is_some_and(|last| now.duration_since(last) < IDLE);
+        let rests = self.last_idle_reclaim.get().is_some_and(|last| now.duration_since(last) < IDLE_INTERVAL);
         if rests || !self.interrupts {
             return;
         }
-        self.looked_for_idle.set(Some(now));
+        self.last_idle_reclaim.set(Some(now));
         let c = &self.front.cache.counters;
         let mut n = 0;
         let done = self.front.with_taker(|taker, depot| {
             taker.reclaim_idle(depot, |item| {
-                self.keep_or_give(desc_of(item), panics);
+                self.keep_or_release(desc_of(item), panics);
                 n += 1;
             })
         });
@@ -290,9 +290,9 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Takes a returned page, to be used again, unless the pool has no place for it.
-    pub(crate) fn keep_or_give(&self, desc: NonNull<Desc>, panics: &mut Panics) {
+    pub(crate) fn keep_or_release(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         if self.gone.get() || self.front.cache.capacity() == 0 {
-            self.give_back(desc, panics);
+            self.release(desc, panics);
         } else {
             self.front.cache.put(desc);
         }
@@ -302,7 +302,7 @@ impl<M: Memory> Shared<M> {
     /// Catching a panic would cost each packet nanoseconds. Therefore a guard cleans up while a panic unwinds; without
     /// a panic it costs nothing. For a thread that is not already unwinding. If the provider or the domain panics, the
     /// effect is that of [`take`](Self::take).
-    unsafe fn take_one(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
+    unsafe fn alloc_one_from_provider(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         /// A page that has not entered the pool goes back to its provider.
         struct Back<'s, M: Memory>(&'s Shared<M>, [Option<RawPage<M>>; 1]);
         impl<M: Memory> Drop for Back<'_, M> {
@@ -324,7 +324,7 @@ impl<M: Memory> Shared<M> {
         s.provider.take(&mut back.1);
         let [Some(page)] = &back.1 else { return Ok(None) };
         // SAFETY: the page came from the provider just now.
-        unsafe { s.enter(page, this)? };
+        unsafe { s.admit(page, this)? };
         let held = &s.front.cache.held;
         held.set(held.get() + 1);
         let [page] = &mut back.1;
@@ -340,7 +340,7 @@ impl<M: Memory> Shared<M> {
         let (limit, held) = (self.limit.get(), self.front.cache.held.get());
         match limit.saturating_sub(held) {
             // Pages that left without passing through the owner are not in the pool, but `held` counts them.
-            0 => limit.saturating_add(self.end.left_directly()).saturating_sub(held),
+            0 => limit.saturating_add(self.returns.released_remotely()).saturating_sub(held),
             room => room,
         }
     }
@@ -349,7 +349,7 @@ impl<M: Memory> Shared<M> {
     ///
     /// If the provider panics in its `take`, the pages that it had handed out by then are given back to it. If the
     /// domain panics in its `map`, the page counts as not mapped, and is given back.
-    pub(crate) unsafe fn take<const N: usize>(
+    pub(crate) unsafe fn alloc_from_provider<const N: usize>(
         this: NonNull<Self>,
         panics: &mut Panics,
     ) -> Result<Option<NonNull<Desc>>, MapError> {
@@ -368,7 +368,7 @@ impl<M: Memory> Shared<M> {
         for page in raw.into_iter().flatten() {
             if entered.is_ok() {
                 // SAFETY: as above; the page came from the provider just now.
-                entered = match panics.call(|| unsafe { s.enter(&page, this) }) {
+                entered = match panics.call(|| unsafe { s.admit(&page, this) }) {
                     Some(Ok(())) => Ok(()),
                     Some(Err(error)) => Err(Some(error)),
                     None => Err(None),
@@ -395,7 +395,7 @@ impl<M: Memory> Shared<M> {
 
     /// A page from the provider enters the pool.
     #[inline]
-    unsafe fn enter(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
+    unsafe fn admit(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
         // SAFETY: the pool keeps the provider.
         let desc = unsafe { page.desc() };
         match &self.domain {
@@ -407,7 +407,7 @@ impl<M: Memory> Shared<M> {
             }
             None => desc.set_mapped(0, desc.addr().addr() as u64),
         }
-        desc.set_home(this.as_ptr().cast());
+        desc.set_header(this.as_ptr().cast());
         Ok(())
     }
 
@@ -419,10 +419,10 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Gives every page in the pool to the provider. From now on the pool keeps no page.
-    pub(crate) fn empty(&self, panics: &mut Panics) {
+    pub(crate) fn release_all(&self, panics: &mut Panics) {
         let cache = &self.front.cache;
         while let Some(desc) = cache.take() {
-            self.give_back(desc, panics);
+            self.release(desc, panics);
         }
         cache.disable();
         if self.gone.get() {
@@ -431,7 +431,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// A page leaves the pool.
-    pub(crate) fn give_back(&self, desc: NonNull<Desc>, panics: &mut Panics) {
+    pub(crate) fn release(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         // SAFETY: the pool owns the page, and passes it on.
         unsafe {
             self.unmap_alone(desc.as_ref(), panics);
@@ -440,19 +440,19 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// [`give_back`](Self::give_back) for a pool without a cache, as [`take_one`](Self::take_one) is to `take`.
-    fn give_one_back(&self, desc: NonNull<Desc>) {
+    /// [`release`](Self::release) for a pool without a cache, as [`alloc_one_from_provider`](Self::alloc_one_from_provider) is to `take`.
+    fn release_one(&self, desc: NonNull<Desc>) {
         /// Finishes the work after a panic of the domain.
         struct Rest<'s, M: Memory>(&'s Shared<M>, NonNull<Desc>);
         impl<M: Memory> Drop for Rest<'_, M> {
             fn drop(&mut self) {
                 self.0.front.cache.counters.unmapped.bump();
                 // The page is not mapped any more, as its descriptor says.
-                self.0.give_back_late(self.1);
+                self.0.release_unwinding(self.1);
             }
         }
         if std::thread::panicking() {
-            return self.give_back_late(desc);
+            return self.release_unwinding(desc);
         }
         // SAFETY: the pool owns the page, and passes it on.
         unsafe {
@@ -468,9 +468,9 @@ impl<M: Memory> Shared<M> {
     }
 
     #[cold]
-    fn give_back_late(&self, desc: NonNull<Desc>) {
+    fn release_unwinding(&self, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
-        self.give_back(desc, &mut panics);
+        self.release(desc, &mut panics);
         panics.resume();
     }
 
@@ -487,18 +487,18 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn unmap_anywhere(&self, desc: &Desc, panics: &mut Panics) {
         if let (Some(dma), Some(domain)) = (desc.claim_unmap(self.id), &self.domain) {
             panics.call(|| domain.unmap(dma, self.page_size()));
-            desc.unmapped(&self.unmapped);
+            desc.finish_unmap(&self.unmap_event);
             self.front.cache.counters.unmapped.bump();
         }
     }
 
     /// Takes a page back in the poll context, if the cache is full. If the pool has no cache, the page leaves the pool.
-    pub(crate) unsafe fn overflow(home: NonNull<Home>, desc: NonNull<Desc>) {
-        // SAFETY: the home of a pool's page is the first field of this; the owner's context keeps it.
-        let s = unsafe { home.cast::<Self>().as_ref() };
+    pub(crate) unsafe fn overflow(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
+        // SAFETY: the header of a pool's page is the first field of this; the owner's context keeps it.
+        let s = unsafe { header.cast::<Self>().as_ref() };
         s.front.cache.counters.recycle_cache_full.bump();
         if s.front.cache.capacity() == 0 {
-            s.give_one_back(desc);
+            s.release_one(desc);
         } else {
             s.front.cache.spill(desc);
         }

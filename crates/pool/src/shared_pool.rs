@@ -5,7 +5,7 @@
 //!   drop    this CPU's magazines ──► the depot ──► the return stack, if the magazines refuse the page
 //! ```
 //!
-//! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the [home](crate::home) of the
+//! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the [header](crate::header) of the
 //! pages. Behind the cache there is a `PagePool` without a depot, under a lock: the *owner*. The owner takes pages from
 //! the provider and maps them, takes pages off the return stack, and ends the pool. Pages are therefore the same as
 //! those of a queue's pool, and return by the same code, also after the pool has been closed.
@@ -34,7 +34,7 @@
 //! closed. A page whose allocation has found the list open counts as allocated before
 //! `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
 
-use crate::cache::PollHome;
+use crate::cache::PolledHeader;
 use crate::dma::DmaDomain;
 use crate::error::{PoolError, WaitError};
 use crate::frag::Frag;
@@ -45,14 +45,14 @@ use crate::page::Page;
 use crate::panics::Panics;
 use crate::pool::PagePool;
 use crate::provider::{Provider, RegionProvider};
-use crate::recycle::takes_from;
+use crate::recycle::allocates_from;
 use crate::region_options::RegionOptions;
-use crate::shared::{BATCH, Shared};
+use crate::shared::{CACHE_REFILL, Shared};
 use crate::stats::{PoolClosed, SharedPoolStats};
 use crate::sync::AtomicBool;
-use crate::waiters::{AllocFuture, Over, Waiters, Wakers};
+use crate::waiters::{AllocFuture, EndReason, Waiters, Wakers};
 use netmem_percpu::CpuCache;
-use owner::Locked;
+use owner::OwnerLock;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -104,7 +104,7 @@ mod search;
 /// held stay held in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not
 /// use the pages.
 pub struct SharedPool<M: Memory> {
-    /// Lies in the owner's home, which lives as long as the owner or a page in flight.
+    /// Lies in the owner's header, which lives as long as the owner or a page in flight.
     cpus: NonNull<CpuCache>,
     page_size: u32,
     shared: NonNull<Shared<M>>,
@@ -112,7 +112,7 @@ pub struct SharedPool<M: Memory> {
     gone: AtomicBool,
     /// Threads and tasks that wait for a page.
     waiters: Arc<Waiters>,
-    owner: Locked<M>,
+    owner: OwnerLock<M>,
 }
 
 // SAFETY: the owner is reached under its lock, the magazines are made for all threads.
@@ -172,23 +172,23 @@ impl<M: Memory> SharedPool<M> {
     ) -> Result<Self, PoolError> {
         let cpus = options.cpus(&*provider)?;
         // The owner's array keeps pages from the provider until they are put into magazines.
-        let options = options.cache(2 * BATCH);
-        let pool = PagePool::build(options, provider, domain, |elsewhere, domain, cache| {
-            PollHome::of_cpus(elsewhere, domain, cpus, cache)
+        let options = options.cache(2 * CACHE_REFILL);
+        let pool = PagePool::build(options, provider, domain, |remote_free, domain, cache| {
+            PolledHeader::with_cpu_cache(remote_free, domain, cpus, cache)
         })?;
-        let Some(cpus) = pool.shared().front.home.cpus().map(NonNull::from) else {
-            unreachable!("the home was made of them");
+        let Some(cpus) = pool.shared().front.header.cpus().map(NonNull::from) else {
+            unreachable!("the header was made of them");
         };
         let (page_size, shared) = (pool.shared().front.cache.page_size, NonNull::from(pool.shared()));
-        let waiters = pool.shared().front.home.cpus().map(|cpus| Waiters::new(&pool.shared().end.stack, cpus));
-        let Some(waiters) = waiters else { unreachable!("the home was made of them") };
-        pool.shared().end.set_waiters(waiters.clone());
-        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: Locked::new(pool) })
+        let waiters = pool.shared().front.header.cpus().map(|cpus| Waiters::new(&pool.shared().returns.stack, cpus));
+        let Some(waiters) = waiters else { unreachable!("the header was made of them") };
+        pool.shared().returns.set_waiters(waiters.clone());
+        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: OwnerLock::new(pool) })
     }
 
     #[inline(always)]
     fn cpus(&self) -> &CpuCache {
-        // SAFETY: the owner's home, and the owner is ours.
+        // SAFETY: the owner's header, and the owner is ours.
         unsafe { self.cpus.as_ref() }
     }
 
@@ -211,7 +211,7 @@ impl<M: Memory> SharedPool<M> {
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
-        takes_from(self.cpus.as_ptr());
+        allocates_from(self.cpus.as_ptr());
         let desc = match self.cpus().pop_at_once() {
             Some(item) => desc_of(item),
             None => self.slow()?,
@@ -258,7 +258,7 @@ impl<M: Memory> SharedPool<M> {
     /// The future returns a [`WaitError`]: the pool or its device ends, or the pool cannot be
     /// waited for.
     pub fn alloc_async(&self) -> AllocFuture<M> {
-        takes_from(self.cpus.as_ptr());
+        allocates_from(self.cpus.as_ptr());
         match self.cpus().pop_at_once() {
             Some(item) => AllocFuture::found(desc_of(item), self.page_size),
             None => self.wait().unwrap_or_else(AllocFuture::failed),
@@ -349,7 +349,7 @@ impl<M: Memory> SharedPool<M> {
     /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and interrupts no thread.
     #[must_use]
     pub fn stats(&self) -> SharedPoolStats {
-        let stats = self.shared().end.record.stats();
+        let stats = self.shared().returns.record.stats();
         let idle = self.cpus().items() as u64;
         SharedPoolStats {
             idle,
@@ -382,7 +382,7 @@ impl<M: Memory> SharedPool<M> {
     /// Identity of the pool's [domain](crate::DmaDomain), 0 for none; see [`Page::dma_domain`].
     #[must_use]
     pub fn dma_domain(&self) -> usize {
-        self.shared().front.home.domain()
+        self.shared().front.header.domain()
     }
 
     /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device) do anything. Ask
@@ -438,7 +438,7 @@ impl<M: Memory> SharedPool<M> {
         let Some(mut owner) = self.owner.lock() else { return };
         // Before the list of magazines is closed: see the head of this file.
         self.gone.store(true, Ordering::Release);
-        wakers.0.append(&mut self.waiters.end(Over::DeviceGone).0);
+        wakers.0.append(&mut self.waiters.end(EndReason::DeviceGone).0);
         let mut panics = Panics::default();
         // No thread takes a page from a magazine any more.
         owner.close_cpus(&mut panics);
@@ -457,7 +457,7 @@ impl<M: Memory> SharedPool<M> {
     }
 
     fn end(&mut self) -> PoolClosed {
-        let _wakers = self.waiters.end(Over::Closed);
+        let _wakers = self.waiters.end(EndReason::Closed);
         let owner = self.owner.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut panics = Panics::default();
         owner.close_cpus(&mut panics);

@@ -19,13 +19,13 @@
 //!
 //! # The registry
 //!
-//! Each mapping of a file has a `Guard`, which has a slot in a list. The handler searches this list. The list only
-//! grows. A slot is used again after its guard is dropped. The handler may interrupt a thread that changes the list.
+//! Each mapping of a file has a `Guard`, which has a registration in a list. The handler searches
+//! the list, which only grows. A registration is used again after its guard is dropped. The handler may interrupt a thread that changes the list.
 //! Therefore the handler allocates nothing, and no thread takes a lock.
 //!
-//! * *The slot that the handler looks for does not change.* The faulting thread is inside the mapping, so the mapping's owner
+//! * *The registration that the handler looks for does not change.* The faulting thread is inside the mapping, so the mapping's owner
 //!   has not dropped it.
-//! * *A slot that changes while the handler reads it is not the one that it looks for.* The version is odd while start
+//! * *A registration that changes while the handler reads it is not the one that it looks for.* The version is odd while start
 //!   and end are valid. The handler reads the version, then the fields, then the version again, and goes on if the two
 //!   differ:
 //!
@@ -64,8 +64,8 @@ const MOST_PAGES: usize = 4096;
 /// Slots that the list grows by.
 const CHUNK: usize = 64;
 
-/// The registry's entry for one mapping. See the module.
-struct Slot {
+/// What the handler knows of one mapping. See the module.
+struct Registration {
     taken: AtomicBool,
     /// Odd while the fields below are valid.
     version: AtomicUsize,
@@ -79,7 +79,7 @@ struct Slot {
     lost: AtomicU64,
 }
 
-impl Slot {
+impl Registration {
     const fn free() -> Self {
         Self {
             taken: AtomicBool::new(false),
@@ -108,13 +108,13 @@ fn load(word: &AtomicUsize) -> usize {
 }
 
 struct Chunk {
-    slots: [Slot; CHUNK],
+    registrations: [Registration; CHUNK],
     next: AtomicPtr<Chunk>,
 }
 
 impl Chunk {
     const fn free() -> Self {
-        Self { slots: [const { Slot::free() }; CHUNK], next: AtomicPtr::new(ptr::null_mut()) }
+        Self { registrations: [const { Registration::free() }; CHUNK], next: AtomicPtr::new(ptr::null_mut()) }
     }
 
     fn next(&self) -> Option<&'static Chunk> {
@@ -131,12 +131,12 @@ static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Every slot.
-fn slots() -> impl Iterator<Item = &'static Slot> {
-    std::iter::successors(Some(&FIRST), |chunk| chunk.next()).flat_map(|chunk| &chunk.slots)
+/// Every registration.
+fn registrations() -> impl Iterator<Item = &'static Registration> {
+    std::iter::successors(Some(&FIRST), |chunk| chunk.next()).flat_map(|chunk| &chunk.registrations)
 }
 
-/// Adds free slots to the list.
+/// Adds free registrations to the list.
 #[cold]
 fn grow() {
     let chunk = Box::into_raw(Box::new(Chunk::free()));
@@ -153,7 +153,7 @@ fn grow() {
 /// A mapping of a file, known to the handler while this value exists.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    slot: &'static Slot,
+    registration: &'static Registration,
 }
 
 impl Guard {
@@ -161,41 +161,49 @@ impl Guard {
     /// mapping until the guard is dropped. When the caller drops the guard, no code uses an address in the mapping any
     /// more.
     pub(crate) fn new(start: usize, len: usize, page: usize) -> Self {
-        let slot = loop {
-            let free = |slot: &&Slot| !slot.taken.load(Ordering::Relaxed) && !slot.taken.swap(true, Ordering::Acquire);
-            if let Some(slot) = slots().find(free) {
-                break slot;
+        let registration = loop {
+            let free = |registration: &&Registration| {
+                !registration.taken.load(Ordering::Relaxed) && !registration.taken.swap(true, Ordering::Acquire)
+            };
+            if let Some(registration) = registrations().find(free) {
+                break registration;
             }
             grow();
         };
         // Orders the fields after the even version that the last guard has left.
         fence(Ordering::Release);
-        slot.start.store(start, Ordering::Relaxed);
-        slot.end.store(start + len, Ordering::Relaxed);
-        slot.page.store(page, Ordering::Relaxed);
-        slot.process.store(forks::so_far() as usize, Ordering::Relaxed);
-        slot.lost.store(0, Ordering::Relaxed);
-        slot.version.fetch_add(1, Ordering::Release);
-        Self { slot }
+        registration.start.store(start, Ordering::Relaxed);
+        registration.end.store(start + len, Ordering::Relaxed);
+        registration.page.store(page, Ordering::Relaxed);
+        registration.process.store(forks::so_far() as usize, Ordering::Relaxed);
+        registration.lost.store(0, Ordering::Relaxed);
+        registration.version.fetch_add(1, Ordering::Release);
+        Self { registration }
     }
 
     /// How many accesses found that a page of the mapping had been taken away.
     pub(crate) fn lost(&self) -> u64 {
-        self.slot.lost.load(Ordering::Relaxed)
+        self.registration.lost.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.slot.version.fetch_add(1, Ordering::Relaxed);
-        REPLACED.fetch_sub(self.slot.lost.load(Ordering::Relaxed) as usize, Ordering::Relaxed);
-        self.slot.taken.store(false, Ordering::Release);
+        self.registration.version.fetch_add(1, Ordering::Relaxed);
+        REPLACED.fetch_sub(self.registration.lost.load(Ordering::Relaxed) as usize, Ordering::Relaxed);
+        self.registration.taken.store(false, Ordering::Release);
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for Registration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Slot({:#x}..{:#x}, {} lost)", load(&self.start), load(&self.end), self.lost.load(Ordering::Relaxed))
+        write!(
+            f,
+            "Registration({:#x}..{:#x}, {} lost)",
+            load(&self.start),
+            load(&self.end),
+            self.lost.load(Ordering::Relaxed)
+        )
     }
 }
 
@@ -208,7 +216,9 @@ pub fn faults() -> u64 {
 
 /// How many accesses found that a page had been taken away, in the mapping that contains `addr`. Searches the registry.
 pub(crate) fn lost_at(addr: usize) -> u64 {
-    slots().find(|slot| slot.range_with(addr).is_some()).map_or(0, |slot| slot.lost.load(Ordering::Relaxed))
+    registrations()
+        .find(|registration| registration.range_with(addr).is_some())
+        .map_or(0, |registration| registration.lost.load(Ordering::Relaxed))
 }
 
 /// Whether [`install`] was called.
@@ -272,8 +282,9 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 /// Maps an anonymous page over the page that contains `addr`, if `addr` is in a guarded mapping. Returns whether it
 /// did.
 fn replace(addr: usize) -> bool {
-    let found = slots().find_map(|slot| slot.range_with(addr).map(|range| (slot, range)));
-    let Some((slot, (start, end, page))) = found else { return false };
+    let found =
+        registrations().find_map(|registration| registration.range_with(addr).map(|range| (registration, range)));
+    let Some((registration, (start, end, page))) = found else { return false };
     let one = REPLACED.fetch_add(1, Ordering::Relaxed) < MOST_PAGES;
     let (at, len) = if one { (addr - (addr - start) % page, page) } else { (start, end - start) };
     let at = ptr::without_provenance_mut::<c_void>(at);
@@ -286,7 +297,7 @@ fn replace(addr: usize) -> bool {
         // mapping.
         let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) };
     }
-    slot.lost.fetch_add(1, Ordering::Relaxed);
+    registration.lost.fetch_add(1, Ordering::Relaxed);
     FAULTS.fetch_add(1, Ordering::Relaxed);
     mapped
 }

@@ -108,7 +108,7 @@ pub struct PoolStats {
     pub released: u64,
     /// Mapped for the device.
     pub mapped: u64,
-    /// Unmapped.
+    /// UnmapEvent.
     pub unmapped: u64,
     /// Given up because a device kept them when it stopped answering.
     pub quarantined: u64,

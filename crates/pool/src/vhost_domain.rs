@@ -99,7 +99,7 @@ impl DmaDomain for VhostDomain {
     }
 
     fn unmap(&self, dma: u64, _: usize) {
-        if dma >= ADDED {
+        if dma >= ADDED_BASE {
             self.added.unmap(dma);
         }
     }
@@ -209,7 +209,7 @@ impl VhostRegion {
     /// not mapped in this process gets a number that is no address here, and that differs from every other entry's.
     #[must_use]
     pub fn user_addr(&self) -> u64 {
-        self.at.map_or(NOWHERE + self.bus, |at| at as u64)
+        self.at.map_or(UNMAPPED_ADDR + self.bus, |at| at as u64)
     }
 
     /// Whether it is this region.
@@ -226,11 +226,11 @@ impl VhostRegion {
 }
 
 /// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
-const NOWHERE: u64 = 1 << 62;
+const UNMAPPED_ADDR: u64 = 1 << 62;
 
 /// The bus address of the first region that is added to a domain in use. Other regions have lower
 /// addresses.
-const ADDED: u64 = 1 << 50;
+const ADDED_BASE: u64 = 1 << 50;
 
 /// Device memory that is added to a [`VhostDomain`] and removed from it while the domain is in use.
 ///
@@ -252,7 +252,7 @@ impl AddedMemory {
     #[must_use]
     pub fn add(&self, region: Arc<Region<Device>>) -> VhostRegion {
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = VhostRegion::new(region, ADDED + added.used);
+        let entry = VhostRegion::new(region, ADDED_BASE + added.used);
         added.used += (entry.len() as u64).next_multiple_of(HUGE as u64);
         added.entries.push((entry.clone(), AtomicUsize::new(0)));
         entry

@@ -55,7 +55,7 @@
 //! A thread that passes a page on holds the queue, which is shared, and not the pool: from the
 //! moment at which the page is passed, the pool may be gone.
 
-use crate::desc::{Desc, Link};
+use crate::desc::{Desc, ListNode};
 use crate::error::WaitError;
 use crate::header::{desc_of, item_of};
 use crate::memory::Memory;
@@ -76,16 +76,16 @@ use std::task::{Context, Poll, Wake, Waker};
 
 /// Why no thread can wait any more.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Over {
+pub(crate) enum EndReason {
     DeviceGone,
     Closed,
 }
 
-impl From<Over> for WaitError {
-    fn from(why: Over) -> Self {
+impl From<EndReason> for WaitError {
+    fn from(why: EndReason) -> Self {
         match why {
-            Over::DeviceGone => Self::DeviceGone,
-            Over::Closed => Self::Closed,
+            EndReason::DeviceGone => Self::DeviceGone,
+            EndReason::Closed => Self::Closed,
         }
     }
 }
@@ -114,7 +114,7 @@ struct Queue {
     waiting: BTreeMap<u64, Option<Waker>>,
     /// Pages that were passed to waiters and not yet fetched by them.
     passed: BTreeMap<u64, NonZeroUsize>,
-    over: Option<Over>,
+    over: Option<EndReason>,
 }
 
 impl Waiters {
@@ -130,7 +130,7 @@ impl Waiters {
     /// Takes a number. For the first of the queue, also what was on the return stack, as a list;
     /// and how many pages other CPUs held, which are in the depot now. Under the owner's lock.
     /// After that the caller searches.
-    pub(crate) fn wait(&self) -> Result<(u64, *mut Link, usize), WaitError> {
+    pub(crate) fn wait(&self) -> Result<(u64, *mut ListNode, usize), WaitError> {
         let mut queue = self.queue();
         if let Some(why) = queue.over {
             return Err(why.into());
@@ -181,7 +181,7 @@ impl Waiters {
 
     /// Ends all waiting, and returns the wakers. The magazines stay paused. Under the owner's lock,
     /// or by the owner alone.
-    pub(crate) fn end(&self, why: Over) -> Wakers {
+    pub(crate) fn end(&self, why: EndReason) -> Wakers {
         let mut queue = self.queue();
         queue.over = Some(why);
         let waiting = std::mem::take(&mut queue.waiting);

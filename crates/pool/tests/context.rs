@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{alloc, close_balanced, elsewhere, pool, provider};
+use common::{alloc, close_balanced, pool, provider, remote_frees};
 use netmem_pool::{PagePool, PoolOptions, Private};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -25,7 +25,7 @@ fn cache_serves_the_context() {
     let after = pool.stats();
     assert_eq!(after.alloc_fast - before.alloc_fast, 200);
     assert_eq!(after.recycle_cached - before.recycle_cached, 200);
-    assert_eq!((elsewhere(after), after.alloc_slow, after.mapped), (0, 0, before.mapped));
+    assert_eq!((remote_frees(after), after.alloc_slow, after.mapped), (0, 0, before.mapped));
     close_balanced(pool, &domain);
 }
 
@@ -45,14 +45,14 @@ fn allocation_before_the_first_poll() {
 fn elsewhere_goes_by_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("elsewhere").magazine(4), 4);
     drop(pool.alloc().unwrap());
-    assert_eq!(elsewhere(pool.stats()), 1);
+    assert_eq!(remote_frees(pool.stats()), 1);
     pool.poll(|napi| {
         let pages: Vec<_> = (0..4).map(|_| napi.alloc().unwrap()).collect();
         thread::scope(|s| s.spawn(move || drop(pages)).join().unwrap());
         assert!(napi.alloc().is_some(), "picked up when the cache is empty");
     });
     let stats = pool.stats();
-    assert_eq!((elsewhere(stats), stats.recycle_cached, stats.alloc_refill), (5, 1, 1), "{stats:?}");
+    assert_eq!((remote_frees(stats), stats.recycle_cached, stats.alloc_refill), (5, 1, 1), "{stats:?}");
     close_balanced(pool, &domain);
 }
 
@@ -89,8 +89,8 @@ fn nested_polls() {
     let page_a = a.alloc().unwrap();
     b.poll(|in_b| drop((page_a, in_b.alloc().unwrap())));
     let (stats_a, stats_b) = (close_balanced(a, &domain_a), close_balanced(b, &domain_b));
-    assert_eq!((stats_a.recycle_cached, elsewhere(stats_a)), (1, 1));
-    assert_eq!((stats_b.recycle_cached, elsewhere(stats_b)), (2, 0));
+    assert_eq!((stats_a.recycle_cached, remote_frees(stats_a)), (1, 1));
+    assert_eq!((stats_b.recycle_cached, remote_frees(stats_b)), (2, 0));
 }
 
 /// Proves POOL-3: a poll that panics ends its context while it unwinds.
@@ -107,7 +107,7 @@ fn a_panic_ends_the_context() {
     assert!(result.is_err());
     assert_eq!(pool.stats().recycle_cached, 1);
     drop(outside);
-    assert_eq!(elsewhere(pool.stats()), 1, "the context ended with the panic");
+    assert_eq!(remote_frees(pool.stats()), 1, "the context ended with the panic");
     pool.poll(|napi| drop(napi.alloc()));
     assert_eq!(close_balanced(pool, &domain).recycle_cached, 2);
 }
@@ -122,11 +122,11 @@ fn a_replaced_pool_is_no_owner() {
     let (one, two) = (old.alloc().unwrap(), old.alloc().unwrap());
     let mut new = make("new");
     new.poll(|_| drop(one));
-    assert_eq!((old.stats().recycle_cached, elsewhere(old.stats())), (0, 1));
+    assert_eq!((old.stats().recycle_cached, remote_frees(old.stats())), (0, 1));
     assert_eq!(old.close().outstanding, 1);
     new.poll(|_| drop(two));
     let stats = new.stats();
-    assert_eq!((stats.recycle_cached, elsewhere(stats), stats.returned()), (0, 0, 0));
+    assert_eq!((stats.recycle_cached, remote_frees(stats), stats.returned()), (0, 0, 0));
     let back: Vec<_> = (0..8).map(|_| new.alloc().unwrap()).collect();
     assert_eq!(back.len(), 8, "the old pool's pages are back with the provider");
 }
@@ -145,7 +145,7 @@ fn the_pool_moves_between_threads() {
         .unwrap();
     }
     let stats = close_balanced(pool, &domain);
-    assert_eq!((stats.recycle_cached, elsewhere(stats)), (8, 0));
+    assert_eq!((stats.recycle_cached, remote_frees(stats)), (8, 0));
 }
 
 /// Two reborrowed contexts can be swapped, because their lifetimes may be the same. That is harmless: each is still the
@@ -171,5 +171,5 @@ fn reborrowed_contexts_that_are_exchanged() {
         assert!(in_outer.alloc().is_some());
     });
     let (outer, inner) = (close_balanced(outer, &outer_domain), close_balanced(inner, &inner_domain));
-    assert_eq!((elsewhere(outer), elsewhere(inner)), (0, 0), "all drops were in their pool's context");
+    assert_eq!((remote_frees(outer), remote_frees(inner)), (0, 0), "all drops were in their pool's context");
 }

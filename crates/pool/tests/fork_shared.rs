@@ -231,7 +231,7 @@ fn of_a_busy_pool(magazine: usize) {
     assert_eq!(pool.close().outstanding, 0);
 }
 
-/// Proves POOL-11 and POOL-15 across `fork`: drops in the child change only the child's copy of the books, and wait for
+/// Proves POOL-11 and POOL-15 across `fork`: drops in the child change only the child's copy of the accounting, and wait for
 /// no thread that does not exist in the child.
 #[test]
 fn in_a_child() {

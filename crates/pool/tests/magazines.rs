@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{alloc, assert_balanced, close_balanced, elsewhere, pool};
+use common::{alloc, assert_balanced, close_balanced, pool, remote_frees};
 use netmem_percpu::{Mode, Why, cpus, mode};
 use netmem_pool::{Bulk, Frag, PoolOptions, Private};
 use std::thread;
@@ -44,7 +44,7 @@ fn no_page_is_stranded() {
             let all = alloc(&mut pool, pages);
             assert!(pool.alloc().is_none());
             let stats = pool.stats();
-            assert_eq!((stats.mapped, elsewhere(stats)), (pages as u64, 4 * pages as u64), "{stats:?}");
+            assert_eq!((stats.mapped, remote_frees(stats)), (pages as u64, 4 * pages as u64), "{stats:?}");
             assert!(magazine == 1 || stats.reclaimed > 0 || stats.recycle_ring == 0, "{stats:?}");
             drop(all);
             close_balanced(pool, &domain);
@@ -125,7 +125,7 @@ fn a_bulk_of_several_pools() {
     drop(bulk);
     for (pool, _) in &mut pools {
         let stats = pool.stats();
-        assert_eq!((elsewhere(stats), stats.inflight()), (90, 10), "{stats:?}");
+        assert_eq!((remote_frees(stats), stats.inflight()), (90, 10), "{stats:?}");
     }
     // All at once on another thread: first outside of any poll context, then in that of the first pool.
     on(0, move || {
@@ -164,7 +164,7 @@ fn more_bulks_than_magazines() {
     }
     drop(bulk);
     let stats = pool.stats();
-    assert_eq!(elsewhere(stats), 1000);
+    assert_eq!(remote_frees(stats), 1000);
     assert!(stats.recycle_ring >= 8 * 16, "{stats:?}");
     assert_balanced(stats, &domain);
     close_balanced(pool, &domain);

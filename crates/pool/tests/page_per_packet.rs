@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{alloc, assert_balanced, close_balanced, elsewhere, pool, provider};
+use common::{alloc, assert_balanced, close_balanced, pool, provider, remote_frees};
 use netmem_pool::{PeerShared, PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
@@ -24,7 +24,7 @@ fn every_packet_maps_and_unmaps() {
     });
     let stats = pool.stats();
     assert_eq!((stats.alloc_slow, stats.recycle_cache_full, stats.released), (17, 10, 7), "{stats:?}");
-    assert_eq!((stats.alloc_fast, stats.recycle_cached, elsewhere(stats), stats.alloc_empty), (0, 0, 0, 0));
+    assert_eq!((stats.alloc_fast, stats.recycle_cached, remote_frees(stats), stats.alloc_empty), (0, 0, 0, 0));
     assert_balanced(stats, &domain);
     close_balanced(pool, &domain);
 }

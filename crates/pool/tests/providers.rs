@@ -181,10 +181,10 @@ fn a_consumer_who_sits_on_everything() {
     let mut greedy = PoolOptions::new("greedy").build(memory.clone(), Some(domain.clone())).unwrap();
     let mut starved = PoolOptions::new("starved").build(memory.clone(), Some(domain.clone())).unwrap();
     hoard.extend(all(&mut greedy));
-    assert_eq!((hoard.len(), memory.pages(), memory.starved()), (150, 150, 1));
+    assert_eq!((hoard.len(), memory.pages(), memory.out_of_pages()), (150, 150, 1));
     for n in 1..=1000 {
         assert!(starved.poll(|napi| napi.alloc()).is_none());
-        assert_eq!((starved.stats().alloc_failed, memory.starved()), (n, n + 1));
+        assert_eq!((starved.stats().alloc_failed, memory.out_of_pages()), (n, n + 1));
     }
     let sizes = [greedy.stats(), starved.stats()].map(|s| (s.inflight(), s.alloc_failed));
     assert_eq!((sizes, memory.pages()), ([(150, 1), (0, 1000)], 150));
@@ -271,6 +271,6 @@ fn growth_under_several_pools() {
             });
         }
     });
-    assert_eq!((domain.maps(), memory.starved()), (domain.unmaps(), 0));
+    assert_eq!((domain.maps(), memory.out_of_pages()), (domain.unmaps(), 0));
     assert!(memory.pages() <= 1000);
 }

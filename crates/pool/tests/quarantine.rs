@@ -68,7 +68,7 @@ fn a_part_outlives_the_pool() {
     assert!(weak.upgrade().is_none(), "the last part freed the pool");
 }
 
-/// Proves POOL-1 and POOL-11: a page of another pool, or of none, does not disturb the books of this pool, and is
+/// Proves POOL-1 and POOL-11: a page of another pool, or of none, does not disturb the accounting of this pool, and is
 /// counted where it belongs.
 #[test]
 fn somebody_elses_page() {

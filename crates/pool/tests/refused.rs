@@ -28,10 +28,10 @@ fn a_refusal_is_no_end() {
 
     let out = all(&mut pool);
     assert!((256..256 * 4).contains(&out.len()), "a gigabyte holds less than two more regions: {}", out.len());
-    assert_eq!((memory.pages(), memory.starved()), (out.len(), 1));
+    assert_eq!((memory.pages(), memory.out_of_pages()), (out.len(), 1));
     for n in 2..500 {
         assert!(pool.alloc().is_none());
-        assert_eq!((pool.stats().alloc_failed, memory.starved(), memory.pages()), (n, n, out.len()));
+        assert_eq!((pool.stats().alloc_failed, memory.out_of_pages(), memory.pages()), (n, n, out.len()));
     }
     setrlimit(Resource::As, free).unwrap();
     assert!(pool.alloc().is_none(), "the refusal is still believed");

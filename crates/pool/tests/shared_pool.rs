@@ -65,7 +65,7 @@ fn a_pool_in_memory() {
     assert!(matches!(error, PoolError::Region(_)), "{error}");
 }
 
-/// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a time, and the books
+/// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a time, and the accounting
 /// balance.
 #[test]
 fn every_thread_allocates_and_returns() {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{close_balanced, elsewhere, pool};
+use common::{close_balanced, pool, remote_frees};
 use netmem_pool::{Frag, PoolOptions, Private, outside_context};
 use netmem_testing::disturb;
 use std::cell::UnsafeCell;
@@ -75,6 +75,6 @@ fn a_handler_drops_in_the_middle_of_a_poll() {
     });
     signalled(0);
     let stats = pool.stats();
-    assert_eq!(elsewhere(stats), DROPPED.load(Ordering::Relaxed));
+    assert_eq!(remote_frees(stats), DROPPED.load(Ordering::Relaxed));
     close_balanced(pool, &domain);
 }

@@ -1,5 +1,5 @@
 //! Everything at once. Queues allocate, clone, split, forward packets to each other and replace their pools. Consumers
-//! stall, and drop packets in any order. Threads are moved and interrupted. At the end the books balance to the page.
+//! stall, and drop packets in any order. Threads are moved and interrupted. At the end the accounting balances to the page.
 //!
 //! `NETMEM_STRESS_OPS` is the smallest number of packets. The test has a process of its own, because it sends signals.
 #![allow(clippy::unwrap_used)]

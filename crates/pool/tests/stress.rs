@@ -1,4 +1,4 @@
-//! Many threads drop pages at the same time, and the books balance.
+//! Many threads drop pages at the same time, and the accounting balances.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// The owner and its lock, on separate cache lines, because every allocation reads the fields beside them.
 #[repr(align(128))]
-pub(super) struct Locked<M: Memory> {
+pub(super) struct OwnerLock<M: Memory> {
     pub(super) pool: Mutex<Owner<M>>,
     /// The thread that has the lock ([`this_thread`]), or 0.
     holder: AtomicUsize,
@@ -51,15 +51,15 @@ fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref::<Cell<u8>>(here).addr())
 }
 
-impl<M: Memory> Locked<M> {
+impl<M: Memory> OwnerLock<M> {
     pub(super) fn new(pool: PagePool<M>) -> Self {
         let owner = Owner { pool: ManuallyDrop::new(pool), reclaimed: None };
-        owner.share();
+        owner.fill_magazines();
         Self { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) }
     }
 
     /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
-    pub(super) fn lock(&self) -> Option<Held<'_, M>> {
+    pub(super) fn lock(&self) -> Option<OwnerGuard<'_, M>> {
         let Self { pool, holder, .. } = self;
         if holder.load(Ordering::Relaxed) == this_thread() {
             return None;
@@ -67,23 +67,23 @@ impl<M: Memory> Locked<M> {
         // A poisoned lock is used: a panic of the provider or the domain leaves the owner consistent.
         let owner = pool.lock().unwrap_or_else(PoisonError::into_inner);
         holder.store(this_thread(), Ordering::Relaxed);
-        Some(Held { owner, holder })
+        Some(OwnerGuard { owner, holder })
     }
 }
 
 /// The lock, held.
-pub(super) struct Held<'p, M: Memory> {
+pub(super) struct OwnerGuard<'p, M: Memory> {
     owner: MutexGuard<'p, Owner<M>>,
     holder: &'p AtomicUsize,
 }
 
-impl<M: Memory> Drop for Held<'_, M> {
+impl<M: Memory> Drop for OwnerGuard<'_, M> {
     fn drop(&mut self) {
         self.holder.store(0, Ordering::Relaxed);
     }
 }
 
-impl<M: Memory> Deref for Held<'_, M> {
+impl<M: Memory> Deref for OwnerGuard<'_, M> {
     type Target = Owner<M>;
 
     fn deref(&self) -> &Owner<M> {
@@ -91,7 +91,7 @@ impl<M: Memory> Deref for Held<'_, M> {
     }
 }
 
-impl<M: Memory> DerefMut for Held<'_, M> {
+impl<M: Memory> DerefMut for OwnerGuard<'_, M> {
     fn deref_mut(&mut self) -> &mut Owner<M> {
         &mut self.owner
     }
@@ -99,18 +99,18 @@ impl<M: Memory> DerefMut for Held<'_, M> {
 
 impl<M: Memory> Owner<M> {
     fn cpus(&self) -> Option<&CpuCache> {
-        self.pool.shared().front.home.cpus()
+        self.pool.shared().front.header.cpus()
     }
 
     /// Takes a page from the return stack or from the provider. Further pages that this yields are moved to the depot.
-    pub(super) fn take(&mut self) -> Option<NonNull<Desc>> {
+    pub(super) fn alloc(&mut self) -> Option<NonNull<Desc>> {
         let desc = self.pool.alloc()?.into_desc();
-        self.share();
+        self.fill_magazines();
         Some(desc)
     }
 
     /// Moves pages from the owner's array to the depot, while the depot has empty magazines.
-    pub(super) fn share(&self) {
+    pub(super) fn fill_magazines(&self) {
         let (Some(cpus), cache) = (self.cpus(), &self.pool.shared().front.cache) else { return };
         let mut items = [NonZeroUsize::MIN; MAGAZINE];
         while !cpus.is_full() {
@@ -133,7 +133,7 @@ impl<M: Memory> Owner<M> {
     }
 
     /// Moves the pages that CPUs hold to the depot, unless that was done less than `rest` ago. Returns whether it did.
-    pub(super) fn reclaim(&mut self, rest: Duration) -> bool {
+    pub(super) fn reclaim(&mut self, interval: Duration) -> bool {
         let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return false };
         let counters = &shared.front.cache.counters;
         if cpus.on_cpus() == 0 {
@@ -144,12 +144,12 @@ impl<M: Memory> Owner<M> {
             return false;
         }
         let now = Instant::now();
-        if self.reclaimed.is_some_and(|last| now.duration_since(last) < rest) {
+        if self.reclaimed.is_some_and(|last| now.duration_since(last) < interval) {
             return false;
         }
         match cpus.reclaim() {
             Ok(n) => {
-                self.moved(n);
+                self.count_reclaimed(n);
                 self.reclaimed = Some(now);
                 true
             }
@@ -161,7 +161,7 @@ impl<M: Memory> Owner<M> {
     }
 
     /// Counts pages that were moved from CPUs to the depot.
-    pub(super) fn moved(&self, pages: usize) {
+    pub(super) fn count_reclaimed(&self, pages: usize) {
         let counters = &self.pool.shared().front.cache.counters;
         if pages > 0 {
             counters.reclaims.bump();
@@ -185,7 +185,7 @@ impl<M: Memory> Owner<M> {
         let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
         while let Ok(item) = cpus.pop() {
             shared.front.cache.counters.recycle_ring.bump();
-            shared.give_back(desc_of(item), panics);
+            shared.release(desc_of(item), panics);
         }
     }
 }

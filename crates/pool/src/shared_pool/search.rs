@@ -15,7 +15,7 @@ use crate::header::desc_of;
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
-use crate::shared::REST;
+use crate::shared::RECLAIM_INTERVAL;
 use crate::sync::yield_now;
 use crate::waiters::{AllocFuture, Wakers};
 use netmem_percpu::NothingFound;
@@ -75,13 +75,13 @@ impl<M: Memory> SharedPool<M> {
             Ok(item) => return Some(desc_of(item)),
             Err(why) => why == NothingFound::Refused,
         };
-        if let Some(desc) = owner.take() {
+        if let Some(desc) = owner.alloc() {
             return Some(desc);
         }
         // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A
         // search that begins anew looks for pages that the last reclaim has missed. In both cases
         // the pause between reclaims is ignored.
-        *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { REST });
+        *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { RECLAIM_INTERVAL });
         self.cpus().pop().ok().map(desc_of)
     }
 
@@ -142,7 +142,7 @@ impl<M: Memory> SharedPool<M> {
         let mut owner = self.owner.lock().ok_or(WaitError::InProvider)?;
         // Without an interrupt of other CPUs first.
         if !self.cpus().is_closed()
-            && let Some(desc) = owner.take()
+            && let Some(desc) = owner.alloc()
         {
             return found(desc);
         }
@@ -153,8 +153,8 @@ impl<M: Memory> SharedPool<M> {
         // From here on the place in the queue is given up if the provider panics.
         let future = AllocFuture::waits(self.waiters.clone(), number, self.page_size);
         let mut panics = Panics::default();
-        owner.moved(moved);
-        self.shared().take_in(list, &mut panics);
+        owner.count_reclaimed(moved);
+        self.shared().accept_list(list, &mut panics);
         panics.resume();
         self.serve(&mut owner, &mut wakers);
         Ok(future)
@@ -174,6 +174,6 @@ impl<M: Memory> SharedPool<M> {
                 Err(desc) => drop(unsafe { Page::<M>::from_desc(desc, 0, self.page_size) }),
             }
         }
-        owner.share();
+        owner.fill_magazines();
     }
 }

@@ -83,7 +83,7 @@ pub fn alloc(pool: &mut PagePool<Private>, n: usize) -> Vec<Page<Private>> {
 }
 
 /// Pages that were returned from other CPUs, by any of the ways.
-pub fn elsewhere(stats: PoolStats) -> u64 {
+pub fn remote_frees(stats: PoolStats) -> u64 {
     stats.recycle_ring + stats.recycle_ring_full
 }
 
@@ -95,7 +95,7 @@ pub fn assert_balanced(stats: PoolStats, domain: &Counting) {
     assert_eq!((stats.mapped, stats.unmapped), (domain.maps(), domain.unmaps()), "{stats:?}");
 }
 
-/// Closes a pool that has no page in flight, and checks its books.
+/// Closes a pool that has no page in flight, and checks its accounting.
 #[track_caller]
 pub fn close_balanced(pool: PagePool<Private>, domain: &Counting) -> PoolStats {
     let closed = pool.close();

@@ -86,9 +86,9 @@ impl Drop for Exit {
 /// let guard = netmem_refs::rcu::read(|guard| guard);
 /// ```
 pub struct Guard {
-    /// Dropped first: objects that are released when the slot is left are released outside of the section.
+    /// Dropped first: objects that are released when the collector's guard is dropped are released outside of the section.
     _depth: Depth,
-    slot: Slot,
+    guard: CollectorGuard,
 }
 
 // A guard lends loads. It also retires, which runs no user code, so no panic interrupts that.
@@ -117,8 +117,8 @@ pub(crate) fn in_section() -> bool {
     DEPTH.get() > 0
 }
 
-/// The slot in which the section is entered.
-enum Slot {
+/// The collector's guard of a section.
+enum CollectorGuard {
     /// The thread's, for any number of nested sections.
     Thread(LocalGuard<'static>),
     /// The section's own, because the thread is ending.
@@ -133,7 +133,7 @@ enum Slot {
 #[inline]
 pub fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     match READY.get() {
-        Some(collector) => section(&Guard::new(Slot::Thread(collector.enter()))),
+        Some(collector) => section(&Guard::new(CollectorGuard::Thread(collector.enter()))),
         None => first_read(section),
     }
 }
@@ -145,13 +145,13 @@ fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     PARTICIPANTS.fetch_add(1, Ordering::SeqCst);
     if ENDED.get() {
         let _leave = Leave;
-        return section(&Guard::new(Slot::Section(collector.enter_owned())));
+        return section(&Guard::new(CollectorGuard::Section(collector.enter_owned())));
     }
     // `seize` registers the destructor of its thread local, then we register ours: the last one runs first.
     drop(collector.enter());
     EXIT.with(|_| ());
     READY.set(Some(collector));
-    section(&Guard::new(Slot::Thread(collector.enter())))
+    section(&Guard::new(CollectorGuard::Thread(collector.enter())))
 }
 
 /// Takes a section's own slot out of the count, however the section ends. Dropped after the guard.
@@ -283,17 +283,17 @@ pub(crate) fn report_stall() {
 
 impl Guard {
     #[inline]
-    fn new(slot: Slot) -> Self {
-        Self { _depth: Depth::enter(), slot }
+    fn new(guard: CollectorGuard) -> Self {
+        Self { _depth: Depth::enter(), guard }
     }
 
     /// Loads a pointer. The object that it points to is there until the section ends, if the pointer is always taken away
     /// before the object is retired.
     #[inline]
     pub(crate) fn protect<T>(&self, at: &AtomicPtr<T>) -> *mut T {
-        match &self.slot {
-            Slot::Thread(guard) => guard.protect(at, Ordering::Acquire),
-            Slot::Section(guard) => guard.protect(at, Ordering::Acquire),
+        match &self.guard {
+            CollectorGuard::Thread(guard) => guard.protect(at, Ordering::Acquire),
+            CollectorGuard::Section(guard) => guard.protect(at, Ordering::Acquire),
         }
     }
 
@@ -306,9 +306,9 @@ impl Guard {
         new: *mut T,
     ) -> Result<*mut T, *mut T> {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-        match &self.slot {
-            Slot::Thread(guard) => guard.compare_exchange(at, current, new, success, failure),
-            Slot::Section(guard) => guard.compare_exchange(at, current, new, success, failure),
+        match &self.guard {
+            CollectorGuard::Thread(guard) => guard.compare_exchange(at, current, new, success, failure),
+            CollectorGuard::Section(guard) => guard.compare_exchange(at, current, new, success, failure),
         }
     }
 
@@ -332,11 +332,11 @@ impl Guard {
     ///
     /// As for [`retire`](Self::retire).
     unsafe fn defer<T>(&self, at: *mut T, release: unsafe fn(*mut T, &Collector)) {
-        match &self.slot {
+        match &self.guard {
             // SAFETY: the caller's promise.
-            Slot::Thread(guard) => unsafe { guard.defer_retire(at, release) },
+            CollectorGuard::Thread(guard) => unsafe { guard.defer_retire(at, release) },
             // SAFETY: the caller's promise.
-            Slot::Section(guard) => unsafe { guard.defer_retire(at, release) },
+            CollectorGuard::Section(guard) => unsafe { guard.defer_retire(at, release) },
         }
     }
 
@@ -362,9 +362,9 @@ impl Guard {
                 unsafe { self.defer(ptr::dangling_mut::<()>(), |_, _| ()) };
             }
             entries = participants;
-            match &self.slot {
-                Slot::Thread(guard) => guard.flush(),
-                Slot::Section(guard) => guard.flush(),
+            match &self.guard {
+                CollectorGuard::Thread(guard) => guard.flush(),
+                CollectorGuard::Section(guard) => guard.flush(),
             }
         }
     }

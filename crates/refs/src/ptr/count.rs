@@ -18,7 +18,7 @@ pub(crate) mod sealed {
 pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
     /// Whether a thread may access the count in a critical section without holding a reference. Such an object is
     /// released after all sections that are open at its last put.
-    const LOOKED_AT_IN_SECTIONS: bool = false;
+    const READ_IN_SECTIONS: bool = false;
 
     /// A count of one reference.
     ///
@@ -139,7 +139,7 @@ impl sealed::Sealed for RcuRef {}
 
 impl Count for RcuRef {
     /// A put that lost the race to be the last still reads the count.
-    const LOOKED_AT_IN_SECTIONS: bool = true;
+    const READ_IN_SECTIONS: bool = true;
 
     fn try_one() -> Result<Self, NoMemory> {
         Ok(Self::one())

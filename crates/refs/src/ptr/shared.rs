@@ -319,7 +319,7 @@ impl<C: Count> Head<C> {
     unsafe fn finish(this: NonNull<Self>) {
         // SAFETY: these fields are not written after the last put, but by the caller.
         let Self { in_cell, prompt, release, .. } = unsafe { &*this.as_ptr() };
-        if !(C::LOOKED_AT_IN_SECTIONS || in_cell.load(Ordering::Relaxed) || rcu::in_section()) {
+        if !(C::READ_IN_SECTIONS || in_cell.load(Ordering::Relaxed) || rcu::in_section()) {
             // SAFETY: the last put, so there is no reference. No reader has found it in a cell.
             return unsafe { release(this) };
         }

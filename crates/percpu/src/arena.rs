@@ -27,20 +27,20 @@ mod real {
 
     const SLOTS: usize = STRIDE / size_of::<AtomicUsize>();
 
-    pub(crate) fn take() -> Result<usize, NoMemory> {
+    pub(crate) fn alloc() -> Result<usize, NoMemory> {
         // The mode is decided before the first gate opens, so a signal handler never has to do so.
         mode();
         process::prepare()?;
-        let mut free = process::free_slots();
-        if let Some(slot) = free.pop() {
+        let mut slots = process::free_slots();
+        if let Some(slot) = slots.pop() {
             return Ok(slot);
         }
         let chunk = new_chunk()?;
-        free.extend((1..SLOTS).rev().map(|slot| chunk + slot * size_of::<AtomicUsize>()));
+        slots.extend((1..SLOTS).rev().map(|slot| chunk + slot * size_of::<AtomicUsize>()));
         Ok(chunk)
     }
 
-    pub(crate) fn give(slot: usize) {
+    pub(crate) fn free(slot: usize) {
         process::free_slots().push(slot);
     }
 
@@ -60,7 +60,7 @@ mod real {
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{give, take};
+pub(crate) use real::{alloc, free};
 
 /// In a model each slot is a separate box, so that loom sees when it is made and freed.
 #[cfg(loom)]
@@ -68,17 +68,17 @@ mod model {
     use super::*;
     use crate::cpus::areas;
 
-    pub(crate) fn take() -> Result<usize, NoMemory> {
+    pub(crate) fn alloc() -> Result<usize, NoMemory> {
         let words: Box<[AtomicUsize]> = (0..areas()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Box::into_raw(words).cast::<AtomicUsize>().expose_provenance())
     }
 
-    pub(crate) fn give(slot: usize) {
+    pub(crate) fn free(slot: usize) {
         let words = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(slot);
-        // SAFETY: made by `take`, given back once.
+        // SAFETY: made by `alloc`, given back once.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, areas())) });
     }
 }
 
 #[cfg(loom)]
-pub(crate) use model::{give, take};
+pub(crate) use model::{alloc, free};

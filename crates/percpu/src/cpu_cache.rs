@@ -47,7 +47,7 @@
 use crate::error::{GateClosed, NewCacheError, NothingFound};
 use crate::gate::Gate;
 use crate::magazine::{Magazine, numbered};
-use crate::outcome::{LARGEST_ITEM, Popped, Pushed, Replaced, Turned};
+use crate::outcome::{LARGEST_ITEM, Popped, Pushed, Replaced, Swapped};
 use crate::sequence::{self, pair};
 use crate::sync::{Mutex, Ordering, handover};
 use crate::tagged::{self, List};
@@ -95,7 +95,7 @@ pub struct CpuCache {
     /// Magazines without.
     empty: Line<List>,
     /// One thread at a time closes the gate.
-    gatekeeper: Mutex<()>,
+    close_lock: Mutex<()>,
     /// Read by threads that touch the cache, and written by the thread that frees it.
     #[cfg(loom)]
     witness: loom::cell::UnsafeCell<()>,
@@ -126,7 +126,7 @@ impl CpuCache {
             capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(List::new()),
             empty: Line(List::new()),
-            gatekeeper: Mutex::new(()),
+            close_lock: Mutex::new(()),
             #[cfg(loom)]
             witness: loom::cell::UnsafeCell::new(()),
         };
@@ -191,13 +191,13 @@ impl CpuCache {
             let turned = unsafe {
                 match pair::pop(gate) {
                     Ok(Popped::Item(item)) => return Ok(item),
-                    Ok(Popped::Edge) => pair::turn(gate, &self.magazines, 0),
+                    Ok(Popped::Edge) => pair::swap(gate, &self.magazines, 0),
                     Err(GateClosed) => Err(GateClosed),
                 }
             };
             match turned {
-                Ok(Turned::Done | Turned::NotNeeded) => continue,
-                Ok(Turned::Edge) => return self.load().ok_or(NothingFound::Empty),
+                Ok(Swapped::Done | Swapped::NotNeeded) => continue,
+                Ok(Swapped::Edge) => return self.load().ok_or(NothingFound::Empty),
                 Err(GateClosed) => return self.take_from_depot().ok_or(NothingFound::Refused),
             }
         }
@@ -269,16 +269,16 @@ impl CpuCache {
     /// empty magazine is left, or, in portable mode, another thread holds the lock of this CPU. Takes no lock. Needs at
     /// most two atomics in [`capacity`](Self::capacity) operations. Can be called by signal handlers.
     ///
-    /// If the cache is closed while this call holds a full magazine, `past` is called with each item in it. Other
+    /// If the cache is closed while this call holds a full magazine, `refused` is called with each item in it. Other
     /// threads had put these items in; now they are the caller's. The cache is not touched after the first call of
-    /// `past`. If `past` panics, it gets the rest of the items while the panic unwinds; a second panic aborts the
+    /// `refused`. If `refused` panics, it gets the rest of the items while the panic unwinds; a second panic aborts the
     /// process, as in a destructor.
     ///
     /// # Safety
     ///
     /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken. `item` is not one of the three
     /// largest numbers: a pop would take it for an answer of a sequence.
-    pub unsafe fn push(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+    pub unsafe fn push(this: *const Self, item: NonZeroUsize, refused: impl FnMut(NonZeroUsize)) -> bool {
         debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
         // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the replacement.
         unsafe {
@@ -292,9 +292,9 @@ impl CpuCache {
                     Ok(Pushed::Full | Pushed::Missing) => {}
                     Err(GateClosed) => return false,
                 }
-                match pair::turn(gate, &(*this).magazines, limit) {
-                    Ok(Turned::Done | Turned::NotNeeded) => continue,
-                    Ok(Turned::Edge) => {}
+                match pair::swap(gate, &(*this).magazines, limit) {
+                    Ok(Swapped::Done | Swapped::NotNeeded) => continue,
+                    Ok(Swapped::Edge) => {}
                     Err(GateClosed) => return false,
                 }
                 let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { return false };
@@ -306,7 +306,7 @@ impl CpuCache {
                     Ok(Replaced::Old(0)) => return true,
                     Ok(Replaced::Old(old)) => {
                         // The items of the old magazine keep the cache now.
-                        Self::hand_over(this, old, past);
+                        Self::hand_over(this, old, refused);
                         return true;
                     }
                     // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
@@ -322,19 +322,19 @@ impl CpuCache {
         }
     }
 
-    /// Puts a full magazine on the depot's list. If the cache was closed, its items are passed to `past`.
+    /// Puts a full magazine on the depot's list. If the cache was closed, its items are passed to `refused`.
     ///
     /// # Safety
     ///
     /// The magazine is the caller's, and its items keep the cache.
-    unsafe fn hand_over(this: *const Self, magazine: u32, past: impl FnMut(NonZeroUsize)) {
+    unsafe fn hand_over(this: *const Self, magazine: u32, refused: impl FnMut(NonZeroUsize)) {
         // SAFETY: the caller's.
         unsafe {
             handover::acquire(&(*this).capacity);
             let Some(magazine) = numbered(&(*this).magazines, magazine) else { return };
             let magazine = std::ptr::from_ref(magazine);
             if !Self::push_full(this, magazine) {
-                Magazine::pass_items(magazine, past);
+                Magazine::refuse_items(magazine, refused);
             }
         }
     }

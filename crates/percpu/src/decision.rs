@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// What the process finds at its start.
 #[derive(Clone, Copy, Debug)]
-struct Offer {
+struct Facts {
     /// Whether sequences are written for this target.
     written: bool,
     /// Whether every object with sequences stays loaded.
@@ -36,17 +36,17 @@ const WITH_MM_CID: usize = 28;
 /// Indices of a process that pretends to be on a large machine.
 pub(crate) const PRETENDED: usize = 256;
 
-impl Offer {
+impl Facts {
     /// The best mode that is available.
     fn mode(self) -> Mode {
         match self {
-            Offer { written: false, .. } => Mode::Portable(Why::Architecture),
-            Offer { pinned: false, .. } => Mode::Portable(Why::NotPinned),
-            Offer { area: None | Some((_, 0)), .. } => Mode::Portable(Why::NotRegistered),
-            Offer { membarrier: false, .. } => Mode::Portable(Why::NoMembarrier),
+            Facts { written: false, .. } => Mode::Portable(Why::Architecture),
+            Facts { pinned: false, .. } => Mode::Portable(Why::NotPinned),
+            Facts { area: None | Some((_, 0)), .. } => Mode::Portable(Why::NotRegistered),
+            Facts { membarrier: false, .. } => Mode::Portable(Why::NoMembarrier),
             // The C library says how much of the area it knows (20 bytes, for long); it registers no less than the 32 of the
             // first layout, and the kernel fills what it knows of those.
-            Offer { filled: WITH_MM_CID.., .. } => Mode::Rseq(Index::MmCid),
+            Facts { filled: WITH_MM_CID.., .. } => Mode::Rseq(Index::MmCid),
             _ => Mode::Rseq(Index::CpuId),
         }
     }
@@ -103,16 +103,16 @@ pub(crate) fn decided() -> &'static Decided {
 #[inline(never)]
 fn decide(decided: &AtomicPtr<Decided>) -> &'static Decided {
     static FIRST: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
-    let offer = Offer {
+    let facts = Facts {
         written: rseq::WRITTEN,
         pinned: pin::all_pinned(),
         area: machine::area(),
         filled: machine::filled(),
         membarrier: membarrier::register(),
     };
-    let forced = offer.forced(&asked());
-    let mode = forced.as_ref().ok().copied().flatten().unwrap_or_else(|| offer.mode());
-    let area = offer.area.map_or(0, |(area, _)| area);
+    let forced = facts.forced(&asked());
+    let mode = forced.as_ref().ok().copied().flatten().unwrap_or_else(|| facts.mode());
+    let area = facts.area.map_or(0, |(area, _)| area);
     let pretends = mode == Mode::Portable(Why::Forced256);
     let areas = if pretends { kernel_set().max(PRETENDED) } else { kernel_set() };
     let mine = Box::into_raw(Box::new(Decided { mode, area, areas, pretends, forced }));
@@ -179,33 +179,33 @@ pub fn forced_mode() -> Result<Option<Mode>, ForcedModeError> {
 mod tests {
     use super::*;
 
-    const ALL: Offer = Offer { written: true, pinned: true, area: Some((0x920, 20)), filled: 28, membarrier: true };
+    const ALL: Facts = Facts { written: true, pinned: true, area: Some((0x920, 20)), filled: 28, membarrier: true };
 
     /// Proves REF-7: whatever is missing, there is a mode, and it says why.
     #[test]
     fn every_machine_has_a_mode() {
         assert_eq!(ALL.mode(), Mode::Rseq(Index::MmCid));
-        assert_eq!(Offer { filled: 20, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
-        assert_eq!(Offer { filled: 0, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
-        assert_eq!(Offer { written: false, ..ALL }.mode(), Mode::Portable(Why::Architecture));
-        assert_eq!(Offer { pinned: false, ..ALL }.mode(), Mode::Portable(Why::NotPinned));
-        assert_eq!(Offer { area: None, ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
-        assert_eq!(Offer { area: Some((0x920, 0)), ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
-        assert_eq!(Offer { membarrier: false, ..ALL }.mode(), Mode::Portable(Why::NoMembarrier));
+        assert_eq!(Facts { filled: 20, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
+        assert_eq!(Facts { filled: 0, ..ALL }.mode(), Mode::Rseq(Index::CpuId));
+        assert_eq!(Facts { written: false, ..ALL }.mode(), Mode::Portable(Why::Architecture));
+        assert_eq!(Facts { pinned: false, ..ALL }.mode(), Mode::Portable(Why::NotPinned));
+        assert_eq!(Facts { area: None, ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
+        assert_eq!(Facts { area: Some((0x920, 0)), ..ALL }.mode(), Mode::Portable(Why::NotRegistered));
+        assert_eq!(Facts { membarrier: false, ..ALL }.mode(), Mode::Portable(Why::NoMembarrier));
     }
 
     /// A mode that is asked for is the mode, or an error: never another one.
     #[test]
     fn a_forced_mode_is_had_or_refused() {
-        let old = Offer { filled: 20, ..ALL };
-        let none = Offer { area: None, ..ALL };
-        let forced = |offer: Offer, value: &str| offer.forced(OsStr::new(value));
+        let old = Facts { filled: 20, ..ALL };
+        let none = Facts { area: None, ..ALL };
+        let forced = |facts: Facts, value: &str| facts.forced(OsStr::new(value));
         let refused = |asked| Err(ForcedModeError::NoSequences { asked, why: Why::NotRegistered });
-        for offer in [ALL, old, none] {
-            assert_eq!(forced(offer, ""), Ok(None));
-            assert_eq!(forced(offer, "portable"), Ok(Some(Mode::Portable(Why::Forced))));
-            assert_eq!(forced(offer, "portable_256"), Ok(Some(Mode::Portable(Why::Forced256))));
-            assert_eq!(forced(offer, "cpuid"), Err(ForcedModeError::Unknown { value: "cpuid".into() }));
+        for facts in [ALL, old, none] {
+            assert_eq!(forced(facts, ""), Ok(None));
+            assert_eq!(forced(facts, "portable"), Ok(Some(Mode::Portable(Why::Forced))));
+            assert_eq!(forced(facts, "portable_256"), Ok(Some(Mode::Portable(Why::Forced256))));
+            assert_eq!(forced(facts, "cpuid"), Err(ForcedModeError::Unknown { value: "cpuid".into() }));
         }
         assert_eq!(forced(ALL, "mm_cid"), Ok(Some(Mode::Rseq(Index::MmCid))));
         assert_eq!(forced(ALL, "cpu_id"), Ok(Some(Mode::Rseq(Index::CpuId))));

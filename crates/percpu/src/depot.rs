@@ -339,7 +339,7 @@ impl Depot {
             handover::acquire(&(*this).capacity);
             let old = std::ptr::with_exposed_provenance::<Magazine>(old);
             if !Self::push_full(this, old) {
-                Magazine::pass_items(old, past);
+                Magazine::refuse_items(old, past);
             }
         }
     }

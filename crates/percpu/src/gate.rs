@@ -40,7 +40,7 @@ use crate::word::{clear, word};
 
 const CLOSING: usize = 1;
 const CLOSED: usize = 3;
-const SHUT: usize = 5;
+const CLOSE_FAILED: usize = 5;
 const STATE: usize = 7;
 
 /// A slot and its gate, which is open at first. When the value is dropped, the slot is given back to the arena.
@@ -50,7 +50,7 @@ pub(crate) struct Gate(AtomicUsize);
 impl Gate {
     /// A new gate, whose slot has words of zero.
     pub(crate) fn new() -> Result<Self, NoMemory> {
-        Ok(Self(AtomicUsize::new(arena::take()?)))
+        Ok(Self(AtomicUsize::new(arena::alloc()?)))
     }
 
     /// The word that sequences load.
@@ -66,29 +66,29 @@ impl Gate {
     /// Closes the gate and waits until no sequence is left inside. Returns `None` if it is not open.
     ///
     /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread of this process.
-    pub(crate) fn close(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
+    pub(crate) fn close(&self) -> Result<Option<QuiescentGate<'_>>, BarrierError> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         self.close_from(slot, slot)
     }
 
     /// Closes the gate, as [`close`](Self::close), never to be opened again. If the barrier fails, the gate is shut, and another call
     /// tries again. Returns `None` if it is closed, or another thread is closing it.
-    pub(crate) fn close_for_good(&self) -> Result<Option<Quiet<'_>>, BarrierError> {
+    pub(crate) fn close_for_good(&self) -> Result<Option<QuiescentGate<'_>>, BarrierError> {
         let word = self.0.load(Ordering::Relaxed);
         let slot = word & !STATE;
-        let from = if word & STATE == SHUT { word } else { slot };
-        self.close_from(from, slot | SHUT)
+        let from = if word & STATE == CLOSE_FAILED { word } else { slot };
+        self.close_from(from, slot | CLOSE_FAILED)
     }
 
     /// From `from` to closing, and to `failed` if the barrier fails.
-    fn close_from(&self, from: usize, failed: usize) -> Result<Option<Quiet<'_>>, BarrierError> {
+    fn close_from(&self, from: usize, failed: usize) -> Result<Option<QuiescentGate<'_>>, BarrierError> {
         let slot = from & !STATE;
         let closing = self.0.compare_exchange(from, slot | CLOSING, Ordering::SeqCst, Ordering::Relaxed);
         if closing.is_err() {
             return Ok(None);
         }
         match barrier() {
-            Ok(()) => Ok(Some(Quiet { gate: self, slot })),
+            Ok(()) => Ok(Some(QuiescentGate { gate: self, slot })),
             Err(e) => {
                 self.0.store(failed, Ordering::Release);
                 Err(e)
@@ -97,8 +97,8 @@ impl Gate {
     }
 
     /// Whether the barrier of the last attempt to close for good failed.
-    pub(crate) fn is_shut(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & STATE == SHUT
+    pub(crate) fn close_failed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STATE == CLOSE_FAILED
     }
 
     /// Opens a gate that was left closed. Returns false if it was not.
@@ -125,18 +125,18 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         self.words_mut().for_each(clear);
-        arena::give(self.0.load(Ordering::Relaxed) & !STATE);
+        arena::free(self.0.load(Ordering::Relaxed) & !STATE);
     }
 }
 
 /// The right to all CPUs' words: the gate is closing and no sequence is left.
 #[must_use = "the gate is closed until it is said how it goes on"]
-pub(crate) struct Quiet<'g> {
+pub(crate) struct QuiescentGate<'g> {
     gate: &'g Gate,
     slot: usize,
 }
 
-impl Quiet<'_> {
+impl QuiescentGate<'_> {
     pub(crate) fn words(&self) -> impl Iterator<Item = &AtomicUsize> {
         // SAFETY: the gate's slot, and the gate is borrowed.
         (0..areas()).map(|cpu| unsafe { word(self.slot, cpu) })

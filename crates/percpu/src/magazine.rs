@@ -142,20 +142,20 @@ impl Magazine {
         self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
     }
 
-    /// Passes the items of a magazine, oldest first, to `past`. If `past` panics, it gets the rest while the panic unwinds.
+    /// Passes the items of a magazine, oldest first, to `refused`. If `refused` panics, it gets the rest while the panic unwinds.
     ///
     /// The items are passed from a copy: passing any of them may free the magazine, so it is not touched after the
-    /// first call of `past`. The copy is on the stack, because this may be a signal handler.
+    /// first call of `refused`. The copy is on the stack, because this may be a signal handler.
     ///
     /// # Safety
     ///
-    /// The magazine is the caller's, and lives until the first call of `past`.
+    /// The magazine is the caller's, and lives until the first call of `refused`.
     #[cold]
-    pub(crate) unsafe fn pass_items(this: *const Self, past: impl FnMut(NonZeroUsize)) {
+    pub(crate) unsafe fn refuse_items(this: *const Self, refused: impl FnMut(NonZeroUsize)) {
         let mut items = [0; MAGAZINE];
         // SAFETY: the caller's.
         items.iter_mut().zip(unsafe { (*this).items() }).for_each(|(to, item)| *to = item);
-        let mut rest = Rest { items: items.into_iter(), past };
+        let mut rest = Rest { items: items.into_iter(), refused };
         rest.pass();
     }
 }
@@ -163,13 +163,13 @@ impl Magazine {
 /// Items that were copied and not yet passed on. The drop of this value, also by a panic, passes them on.
 struct Rest<F: FnMut(NonZeroUsize)> {
     items: std::array::IntoIter<usize, MAGAZINE>,
-    past: F,
+    refused: F,
 }
 
 impl<F: FnMut(NonZeroUsize)> Rest<F> {
     fn pass(&mut self) {
         // The iterator is advanced before the item is passed, so that a panic does not pass an item twice.
-        self.items.by_ref().filter_map(NonZeroUsize::new).for_each(&mut self.past);
+        self.items.by_ref().filter_map(NonZeroUsize::new).for_each(&mut self.refused);
     }
 }
 
@@ -208,12 +208,12 @@ mod tests {
         (1..=5).for_each(|n| assert!(magazine.push(n)));
         let mut passed = Vec::new();
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let past = |item: NonZeroUsize| {
+            let refused = |item: NonZeroUsize| {
                 passed.push(item.get());
                 assert_ne!(item.get(), 2, "this panic is part of the test");
             };
             // SAFETY: the magazine outlives the call.
-            unsafe { Magazine::pass_items(&magazine, past) }
+            unsafe { Magazine::refuse_items(&magazine, refused) }
         }));
         assert!(ended.is_err());
         assert_eq!(passed, [1, 2, 3, 4, 5]);

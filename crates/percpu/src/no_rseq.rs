@@ -36,7 +36,7 @@ pub(crate) mod cpu_id {
 pub(crate) mod pair {
     use super::*;
     use crate::magazine::Magazine;
-    use crate::outcome::{Popped, Replaced, Turned};
+    use crate::outcome::{Popped, Replaced, Swapped};
 
     #[inline(always)]
     pub(crate) unsafe fn pop(_gate: &AtomicUsize) -> Result<Popped, GateClosed> {
@@ -44,7 +44,11 @@ pub(crate) mod pair {
     }
 
     #[inline(always)]
-    pub(crate) unsafe fn turn(_gate: &AtomicUsize, _magazines: &[Magazine], _limit: u32) -> Result<Turned, GateClosed> {
+    pub(crate) unsafe fn swap(
+        _gate: &AtomicUsize,
+        _magazines: &[Magazine],
+        _limit: u32,
+    ) -> Result<Swapped, GateClosed> {
         Err(GateClosed)
     }
 
@@ -59,6 +63,6 @@ pub(crate) mod pair {
     }
 
     pub(crate) mod cpu_id {
-        pub(crate) use super::{pop, replace, turn};
+        pub(crate) use super::{pop, replace, swap};
     }
 }

@@ -37,7 +37,7 @@ pub(crate) enum Popped {
 
 /// How an exchange of the loaded magazine with the previous one ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turned {
+pub(crate) enum Swapped {
     /// The previous one is loaded.
     Done,
     /// The loaded one is not at its edge.

@@ -35,13 +35,13 @@ struct Process {
 pub(crate) struct CpuLock(AtomicBool);
 
 /// A [`CpuLock`] that is taken, until this is dropped.
-pub(crate) struct Taken<'a>(&'a CpuLock);
+pub(crate) struct CpuLockGuard<'a>(&'a CpuLock);
 
 impl CpuLock {
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Taken<'_>> {
-        // Not `then_some`: it would make a `Taken` in any case, and drop it, which frees the lock of another thread.
-        (!self.0.swap(true, Ordering::Acquire)).then(|| Taken(self))
+    pub(crate) fn try_lock(&self) -> Option<CpuLockGuard<'_>> {
+        // Not `then_some`: it would make a `CpuLockGuard` in any case, and drop it, which frees the lock of another thread.
+        (!self.0.swap(true, Ordering::Acquire)).then(|| CpuLockGuard(self))
     }
 
     /// Waits for the thread that has the lock, if any. That thread may have lost its CPU, so the wait sleeps after some attempts.
@@ -57,7 +57,7 @@ impl CpuLock {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for CpuLockGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.0.store(false, Ordering::Release);

@@ -228,7 +228,7 @@ impl<M: Memory> Shared<M> {
         }
         self.accept_list(self.returns.stack.close(), panics);
         // The magazines of a pool for every thread are closed by that.
-        !matches!(closed, Some(Err(_))) && !self.front.header.cpus().is_some_and(CpuCache::is_shut)
+        !matches!(closed, Some(Err(_))) && !self.front.header.cpus().is_some_and(CpuCache::close_failed)
     }
 
     /// Tries again to take the pages that CPUs hold, for a pool whose end found the barrier refused. Returns false if it is refused

@@ -5,7 +5,7 @@
 
 use super::{CpuCache, magazine};
 use crate::error::BarrierError;
-use crate::gate::Quiet;
+use crate::gate::QuiescentGate;
 use crate::sync::{Ordering, handover};
 use crate::word::clear;
 
@@ -19,43 +19,43 @@ impl CpuCache {
     /// The barrier failed, and the items are where they were.
     pub fn reclaim(&self) -> Result<usize, BarrierError> {
         // A poisoned lock still excludes, and nothing that it guards can be half done.
-        let _gatekeeper = self.gatekeeper.lock();
+        let _gatekeeper = self.close_lock.lock();
         let Some(quiet) = self.gate.close()? else { return Ok(0) };
-        let taken = self.take_out(&quiet);
+        let taken = self.unload_cpus(&quiet);
         quiet.reopen();
-        Ok(self.sort(taken))
+        Ok(self.return_to_depot(taken))
     }
 
     /// Refuses all pushes from now on. What the CPUs hold goes to the depot, where [`pop`](Self::pop) still finds it. One membarrier.
     /// Not for signal handlers.
     ///
     /// If another thread holds a magazine at this moment, its items are found when that thread's call is over. A pop
-    /// and a reclaim put the magazine on the list. A push passes the items to its `past`.
+    /// and a reclaim put the magazine on the list. A push passes the items to its `refused`.
     ///
     /// # Errors
     ///
     /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless. Another call tries again.
     pub fn close(&self) -> Result<(), BarrierError> {
-        let _gatekeeper = self.gatekeeper.lock();
+        let _gatekeeper = self.close_lock.lock();
         let closed = self.gate.close_for_good().map(|quiet| {
             let Some(quiet) = quiet else { return };
-            let taken = self.take_out(&quiet);
+            let taken = self.unload_cpus(&quiet);
             quiet.stay_closed();
-            self.sort(taken);
+            self.return_to_depot(taken);
         });
         self.full.0.close();
         closed
     }
 
     /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold items.
-    pub fn is_shut(&self) -> bool {
-        self.gate.is_shut()
+    pub fn close_failed(&self) -> bool {
+        self.gate.close_failed()
     }
 
     /// Refuses all pushes until [`reopen`](Self::reopen), and moves what the CPUs hold to the
     /// depot, where [`pop`](Self::pop) still finds it. Returns how many items were moved. For a
     /// thread that waits for an item: each item that is put in from now on is refused, or passed to
-    /// the `past` of its push, so that the pushing thread learns of the wait. One membarrier, if
+    /// the `refused` of its push, so that the pushing thread learns of the wait. One membarrier, if
     /// the cache has magazines. Not for signal handlers.
     ///
     /// If another thread holds a magazine at this moment, the thread puts it back later. A pop that
@@ -65,14 +65,14 @@ impl CpuCache {
     ///
     /// The barrier failed: nothing has changed.
     pub fn pause(&self) -> Result<usize, BarrierError> {
-        let _gatekeeper = self.gatekeeper.lock();
+        let _gatekeeper = self.close_lock.lock();
         let mut moved = 0;
         if !self.magazines.is_empty()
             && let Some(quiet) = self.gate.close()?
         {
-            let taken = self.take_out(&quiet);
+            let taken = self.unload_cpus(&quiet);
             quiet.stay_closed();
-            moved = self.sort(taken);
+            moved = self.return_to_depot(taken);
         }
         self.full.0.close();
         Ok(moved)
@@ -96,7 +96,7 @@ impl CpuCache {
     }
 
     /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the first of them.
-    fn take_out(&self, quiet: &Quiet<'_>) -> u32 {
+    fn unload_cpus(&self, quiet: &QuiescentGate<'_>) -> u32 {
         handover::acquire(&self.capacity);
         let mut first = 0;
         for word in quiet.words() {
@@ -113,7 +113,7 @@ impl CpuCache {
     }
 
     /// Puts the magazines of a list that only the caller has on the depot's lists. Returns how many items are in them.
-    fn sort(&self, first: u32) -> usize {
+    fn return_to_depot(&self, first: u32) -> usize {
         let (mut at, mut items) = (first, 0);
         while let Some(magazine) = self.numbered(at) {
             at = magazine.next.load(Ordering::Relaxed);

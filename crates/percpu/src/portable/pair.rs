@@ -4,7 +4,7 @@
 use super::{magazine, sequence};
 use crate::error::GateClosed;
 use crate::magazine::{Magazine, numbered};
-use crate::outcome::{Popped, Replaced, Turned};
+use crate::outcome::{Popped, Replaced, Swapped};
 use crate::sync::{AtomicUsize, Ordering};
 
 /// # Safety
@@ -18,21 +18,21 @@ pub(crate) unsafe fn pop(gate: &AtomicUsize) -> Result<Popped, GateClosed> {
     })
 }
 
-pub(crate) unsafe fn turn(gate: &AtomicUsize, magazines: &[Magazine], limit: u32) -> Result<Turned, GateClosed> {
+pub(crate) unsafe fn swap(gate: &AtomicUsize, magazines: &[Magazine], limit: u32) -> Result<Swapped, GateClosed> {
     let limit = limit as usize;
     sequence(gate, |word| {
         // SAFETY: the caller's, and the lock.
-        let Some(loaded) = (unsafe { magazine(word) }) else { return Turned::Edge };
+        let Some(loaded) = (unsafe { magazine(word) }) else { return Swapped::Edge };
         if loaded.len() != limit {
-            return Turned::NotNeeded;
+            return Swapped::NotNeeded;
         }
         match numbered(magazines, loaded.next.load(Ordering::Relaxed)) {
             Some(previous) if previous.len() != limit => {
                 previous.next.store(loaded.index, Ordering::Relaxed);
                 word.store(previous.address(), Ordering::Relaxed);
-                Turned::Done
+                Swapped::Done
             }
-            _ => Turned::Edge,
+            _ => Swapped::Edge,
         }
     })
 }

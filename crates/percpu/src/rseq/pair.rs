@@ -10,7 +10,7 @@
 
 use super::*;
 use crate::magazine::{INDEX_AT, Magazine, NEXT_AT, SHIFT};
-use crate::outcome::{LARGEST_ITEM, Popped, Replaced, Turned};
+use crate::outcome::{LARGEST_ITEM, Popped, Replaced, Swapped};
 use std::num::NonZeroUsize;
 
 /// A value in place of an item, a number or an answer: the sequence did not commit. Items are addresses, and numbers
@@ -91,12 +91,12 @@ unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> Result<Po
 ///
 /// As for [`pop_at`], and the magazines that the words address are of `magazines`.
 #[inline(always)]
-unsafe fn turn_at<const INDEX: i32>(
+unsafe fn swap_at<const INDEX: i32>(
     area: isize,
     gate: &AtomicUsize,
     magazines: &[Magazine],
     limit: u32,
-) -> Result<Turned, GateClosed> {
+) -> Result<Swapped, GateClosed> {
     let answer: usize;
     // SAFETY: as for `pop_at`.
     unsafe {
@@ -143,9 +143,9 @@ unsafe fn turn_at<const INDEX: i32>(
     }
     match answer {
         CLOSED => Err(GateClosed),
-        EDGE => Ok(Turned::Edge),
-        DONE => Ok(Turned::Done),
-        _ => Ok(Turned::NotNeeded),
+        EDGE => Ok(Swapped::Edge),
+        DONE => Ok(Swapped::Done),
+        _ => Ok(Swapped::NotNeeded),
     }
 }
 
@@ -165,7 +165,7 @@ unsafe fn turn_at<const INDEX: i32>(
 ///
 /// # Safety
 ///
-/// As for [`turn_at`]; `new` is one of `magazines`, and the caller's to give. The magazines live until the commit. By pointer: a
+/// As for [`swap_at`]; `new` is one of `magazines`, and the caller's to give. The magazines live until the commit. By pointer: a
 /// reference would have to be good until the return, and another thread may free the cache after the commit.
 #[inline(always)]
 unsafe fn replace_at<const INDEX: i32>(
@@ -232,13 +232,13 @@ macro_rules! operations {
         }
 
         #[inline(always)]
-        pub(crate) unsafe fn turn(
+        pub(crate) unsafe fn swap(
             gate: &AtomicUsize,
             magazines: &[Magazine],
             limit: u32,
-        ) -> Result<Turned, GateClosed> {
+        ) -> Result<Swapped, GateClosed> {
             // SAFETY: the caller's.
-            unsafe { turn_at::<$index>(some($area())?, gate, magazines, limit) }
+            unsafe { swap_at::<$index>(some($area())?, gate, magazines, limit) }
         }
 
         #[inline(always)]
@@ -292,20 +292,20 @@ mod tests {
         // SAFETY: as above.
         let pop = || unsafe { pop_at::<CPU_ID>(area, gate.word()) }.unwrap();
         // SAFETY: as above.
-        let turn = |limit| unsafe { turn_at::<CPU_ID>(area, gate.word(), &magazines, limit) }.unwrap();
+        let swap = |limit| unsafe { swap_at::<CPU_ID>(area, gate.word(), &magazines, limit) }.unwrap();
         let replace = |limit, n: usize| {
             // SAFETY: as above.
             unsafe { replace_at::<CPU_ID>(area, gate.word(), &raw const *magazines, limit, &magazines[n]) }.unwrap()
         };
         let item = |n| Popped::Item(NonZeroUsize::new(n).unwrap());
         let steps = [
-            pop() == Popped::Edge && turn(0) == Turned::Edge && push(7) == Pushed::Missing,
-            replace(1, 0) == Replaced::Old(0) && turn(1) == Turned::NotNeeded,
-            push(7) == Pushed::Done && push(8) == Pushed::Full && turn(1) == Turned::Edge,
+            pop() == Popped::Edge && swap(0) == Swapped::Edge && push(7) == Pushed::Missing,
+            replace(1, 0) == Replaced::Old(0) && swap(1) == Swapped::NotNeeded,
+            push(7) == Pushed::Done && push(8) == Pushed::Full && swap(1) == Swapped::Edge,
             // The second magazine is empty, the first becomes the previous one.
             replace(1, 1) == Replaced::Old(0) && replace(1, 2) == Replaced::NotNeeded,
-            pop() == Popped::Edge && turn(0) == Turned::Done && pop() == item(7),
-            turn(0) == Turned::Edge && replace(1, 2) == Replaced::NotNeeded,
+            pop() == Popped::Edge && swap(0) == Swapped::Done && pop() == item(7),
+            swap(0) == Swapped::Edge && replace(1, 2) == Replaced::NotNeeded,
             replace(0, 2) == Replaced::Old(2) && pop() == Popped::Edge,
         ];
         let quiet = gate.close().unwrap().unwrap();

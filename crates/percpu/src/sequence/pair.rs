@@ -4,7 +4,7 @@ use crate::decision::mode;
 use crate::error::GateClosed;
 use crate::magazine::Magazine;
 use crate::mode::{Index, Mode};
-use crate::outcome::{Popped, Replaced, Turned};
+use crate::outcome::{Popped, Replaced, Swapped};
 use crate::portable::pair as portable;
 use crate::rseq::pair as rseq;
 use crate::sync::AtomicUsize;
@@ -43,15 +43,15 @@ pub(crate) unsafe fn pop(gate: &AtomicUsize) -> Result<Popped, GateClosed> {
 
 /// # Safety
 ///
-/// As for `rseq::pair::turn_at`.
-pub(crate) unsafe fn turn(gate: &AtomicUsize, magazines: &[Magazine], limit: u32) -> Result<Turned, GateClosed> {
+/// As for `rseq::pair::swap_at`.
+pub(crate) unsafe fn swap(gate: &AtomicUsize, magazines: &[Magazine], limit: u32) -> Result<Swapped, GateClosed> {
     // SAFETY: the caller's.
     unsafe {
-        match rseq::turn(gate, magazines, limit) {
+        match rseq::swap(gate, magazines, limit) {
             Err(GateClosed) => match mode() {
                 Mode::Rseq(Index::MmCid) => Err(GateClosed),
-                Mode::Rseq(Index::CpuId) => rseq::cpu_id::turn(gate, magazines, limit),
-                Mode::Portable(_) => portable::turn(gate, magazines, limit),
+                Mode::Rseq(Index::CpuId) => rseq::cpu_id::swap(gate, magazines, limit),
+                Mode::Portable(_) => portable::swap(gate, magazines, limit),
             },
             done => done,
         }

@@ -1,4 +1,5 @@
-//! The memory of all slots: areas of a page for each CPU, in which each slot has one word of eight bytes.
+//! The memory of all slots: areas of a page for each CPU, in which each slot has one word of eight
+//! bytes.
 //!
 //! ```text
 //!   chunk   CPU 0: │ slot 0 │ slot 1 │ ... │ slot 511 │      a slot is the address of its word for CPU 0;
@@ -6,13 +7,14 @@
 //!           ...
 //! ```
 //!
-//! A word shares its line with words of the same CPU only. Chunks are added when all slots are taken, and never given
-//! back: so a sequence that is about to be restarted reads from memory of this process, also if its slot was given back
-//! meanwhile.
+//! A word shares its line with words of the same CPU only. Chunks are added when all slots are in
+//! use, and never unmapped: so a sequence that is about to be restarted reads from memory of this
+//! process, also if its slot was freed meanwhile.
 //!
-//! A chunk has an area for every index that there can be, which are more than there are CPUs. If no thread ever has an
-//! index, the page of that index is read when a gate closes, and never written. The kernel maps its one page of zeros
-//! for all such pages: they take no memory, and few cache lines.
+//! A chunk has an area for every index that there can be, which are more than there are CPUs. If no
+//! thread ever has an index, the page of that index is read when a gate closes, and never written.
+//! The kernel maps its one page of zeros for all such pages: they take no memory, and few cache
+//! lines.
 
 use crate::error::NoMemory;
 use crate::sync::AtomicUsize;
@@ -52,7 +54,8 @@ mod real {
         if chunk == libc::MAP_FAILED {
             return Err(NoMemory { bytes });
         }
-        // A huge page would put all CPUs' areas on the node of the CPU that touches it first. A kernel without huge pages refuses.
+        // A huge page would put all CPUs' areas on the node of the CPU that touches it first. A
+        // kernel without huge pages refuses.
         // SAFETY: our own memory, and advice.
         unsafe { libc::madvise(chunk, bytes, libc::MADV_NOHUGEPAGE) };
         Ok(chunk.expose_provenance())
@@ -75,7 +78,7 @@ mod model {
 
     pub(crate) fn free(slot: usize) {
         let words = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(slot);
-        // SAFETY: made by `alloc`, given back once.
+        // SAFETY: made by `alloc`, freed once.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, areas())) });
     }
 }

@@ -6,8 +6,8 @@ use crate::sequence;
 use crate::sync::{Ordering, handover};
 use crate::word::clear;
 
-/// A counter with a word for each CPU. While its gate is open, each thread adds to the word of its CPU. Closing the
-/// gate yields the sum.
+/// A counter with a word for each CPU. While its gate is open, each thread adds to the word of its
+/// CPU. Closing the gate yields the sum.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,8 +26,8 @@ use crate::word::clear;
 /// # }
 /// ```
 ///
-/// Eight bytes, and eight in the arena for each CPU. Any thread may use any method at any time; [`add`](Self::add) is safe in
-/// signal handlers, too, also while it interrupts itself.
+/// Eight bytes, and eight in the arena for each CPU. Any thread may use any method at any time;
+/// [`add`](Self::add) is safe in signal handlers, too, also while it interrupts itself.
 #[derive(Debug)]
 pub struct Counter(Gate);
 
@@ -41,8 +41,8 @@ impl Counter {
         Gate::new().map(Self)
     }
 
-    /// Adds `n`, which may be negative, to this CPU's word. With sequences this costs thirteen instructions, without a
-    /// lock prefix and without a cache line that another CPU writes.
+    /// Adds `n`, which may be negative, to this CPU's word. With sequences this costs thirteen
+    /// instructions, without a lock prefix and without a cache line that another CPU writes.
     ///
     /// The thread that closes the counter sees what the calling thread did before.
     ///
@@ -57,11 +57,12 @@ impl Counter {
         unsafe { sequence::add(self.0.word(), n) }
     }
 
-    /// Closes the gate, and returns the sum of all words, which are set to 0. After the call nothing can be added.
-    /// Returns `None` if the gate is closed already, or another thread is closing it.
+    /// Closes the gate, and returns the sum of all words, which are set to 0. After the call
+    /// nothing can be added. Returns `None` if the gate is closed already, or another thread is
+    /// closing it.
     ///
-    /// One membarrier (about 1 us, and an interrupt for each CPU where this process runs), then a load for each CPU. Not for
-    /// signal handlers.
+    /// One membarrier (about 1 us, and an interrupt for each CPU where this process runs), then a
+    /// load for each CPU. Not for signal handlers.
     ///
     /// # Errors
     ///
@@ -78,17 +79,19 @@ impl Counter {
         Ok(Some(sum.cast_signed()))
     }
 
-    /// The sum of all CPUs' words, read one after the other while other threads may add: an approximation, for reports. It can miss
-    /// an add that was made before a later one that it has seen, so that a counter which is never below zero can read as less.
-    /// While the counter is being closed it may be anything between the sum and 0, and 0 from then on. If no thread adds or
-    /// closes meanwhile, it is exact.
+    /// The sum of all CPUs' words, read one after the other while other threads may add: an
+    /// approximation, for reports. It can miss an add that was made before a later one that it has
+    /// seen, so that a counter which is never below zero can read as less. While the counter is
+    /// being closed it may be anything between the sum and 0, and 0 from then on. If no thread adds
+    /// or closes meanwhile, it is exact.
     ///
     /// No barrier: a load for each CPU.
     pub fn approximate(&self) -> isize {
         self.0.peek().fold(0_usize, usize::wrapping_add).cast_signed()
     }
 
-    /// Opens the gate of a counter that was closed. Returns false if it is open, or is being closed.
+    /// Opens the gate of a counter that was closed. Returns false if it is open, or is being
+    /// closed.
     pub fn reopen(&self) -> bool {
         self.0.reopen()
     }
@@ -105,8 +108,9 @@ mod tests {
     use crate::cpus::areas;
     use crate::word::word;
 
-    /// An add may have gone to the word of any index below the bound that sequences and chunks know, whatever numbers of CPUs `/sys` or
-    /// this process's affinity give: each way to a sum finds it.
+    /// An add may have gone to the word of any index below the bound that sequences and chunks
+    /// know, whatever numbers of CPUs `/sys` or this process's affinity give: each way to a sum
+    /// finds it.
     #[test]
     fn a_sum_covers_every_index() {
         for index in 0..areas() {

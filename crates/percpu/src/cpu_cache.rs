@@ -1,4 +1,6 @@
-//! The CPU cache: items that any thread puts in and takes out, mostly without an atomic operation (Bonwick and Adams).
+//! The CPU cache: items that any thread pushes and pops, mostly without an atomic operation
+//! (Bonwick and Adams). Why not a list with a lock, or a lock-free one: all CPUs would write its
+//! head.
 //!
 //! ```text
 //!   CPU 0  word ──► loaded ──► previous ┐                          ┌─► full  ──► full  ──► full
@@ -6,23 +8,27 @@
 //!   ...                                 ┘   both are at the edge   └─► empty ──► empty ──► empty    any thread pushes and pops
 //! ```
 //!
-//! Each CPU has two *magazines*, arrays with a length. A push and a pop are a restartable sequence on the loaded one: a plain store.
-//! When the loaded magazine is empty (at a pop) or full (at a push), the previous one takes its place, if that helps. Only if both are
-//! empty or both are full, a magazine is exchanged with the depot. After such an exchange one magazine of the CPU is full and one is
-//! empty, so at least `capacity` more operations pass before the next exchange, whatever their order: a load at the edge of a magazine
-//! does not cause an exchange every time.
+//! Each CPU has two *magazines*, arrays with a length. A push and a pop are a restartable sequence
+//! on the loaded one: a plain store. When the loaded magazine is empty (at a pop) or full (at a
+//! push), the previous one takes its place, if that helps. Only if both are empty or both are full,
+//! a magazine is exchanged with the depot. After such an exchange one magazine of the CPU is full
+//! and one is empty, so at least `capacity` more operations pass before the next exchange, whatever
+//! their order: a load at the edge of a magazine does not cause an exchange every time.
 //!
-//! **The pair in one word.** The CPU's word addresses the loaded magazine, and the loaded magazine holds the number of the previous
-//! one. A store to the word therefore exchanges the pair. The sequences are in `rseq/pair.rs`.
+//! **The pair in one word.** The CPU's word addresses the loaded magazine, and the loaded magazine
+//! holds the number of the previous one. A store to the word therefore exchanges the pair. The
+//! sequences are in `rseq/pair.rs`.
 //!
-//! **Ownership of an item.** An item belongs to the cache from the commit of the push on, and to the popping thread from the commit of
-//! the pop on. A thread that pushes may touch the cache after its commit only while it holds other items: it may have a full magazine,
-//! on its way to the depot. Those items keep the cache alive. The instruction that puts the magazine on the list is the last one at
-//! which the thread touches the cache.
+//! **Ownership of an item.** An item belongs to the cache from the commit of the push on, and to
+//! the popping thread from the commit of the pop on. A thread that pushes may touch the cache after
+//! its commit only while it holds other items: it may have a full magazine, on its way to the
+//! depot. Those items keep the cache alive. The instruction that puts the magazine on the list is
+//! the last one at which the thread touches the cache.
 //!
-//! **Pop against reclaim.** The thread that reclaims closes the gate, and a membarrier follows. If the commit of a pop came before the
-//! barrier, the item belongs to the popping thread, and the reclaiming thread reads the shorter length. If not, the sequence restarts
-//! and finds the gate closed:
+//! **Pop against reclaim.** The thread that reclaims closes the gate, and a membarrier follows. If
+//! the commit of a pop came before the barrier, the item belongs to the popping thread, and the
+//! reclaiming thread reads the shorter length. If not, the sequence restarts and finds the gate
+//! closed:
 //!
 //! ```text
 //!   CPU 0: pop                           CPU 1: reclaim
@@ -35,12 +41,14 @@
 //!                                        reopens the gate, puts the magazines on the depot's lists
 //! ```
 //!
-//! **A closed gate.** A thread that finds the gate closed goes to the depot. A pop there takes a magazine from the full list, takes one
-//! item from it, and puts the magazine back. A push is refused, and the caller keeps the item.
+//! **A closed gate.** A thread that finds the gate closed goes to the depot. A pop there takes a
+//! magazine from the full list, takes one item from it, and puts the magazine back. A push is
+//! refused, and the caller keeps the item.
 //!
-//! **Exchange against another thread of this CPU.** A thread that was about to exchange may lose its CPU, and the next thread may do the
-//! exchange. The sequence therefore tests again whether both magazines are at the edge. If not, the first thread returns the magazine
-//! that it had fetched, and tries again.
+//! **Exchange against another thread of this CPU.** A thread that was about to exchange may lose
+//! its CPU, and the next thread may do the exchange. The sequence therefore tests again whether
+//! both magazines are at the edge. If not, the first thread returns the magazine that it has
+//! popped, and tries again.
 //!
 //! **ABA** on the lists: see `tagged.rs`.
 
@@ -62,8 +70,9 @@ struct Line<T>(T);
 
 /// Items that any thread puts in and takes out. See the front page of `netmem-percpu`.
 ///
-/// Items are words that are not zero and not one of the three largest numbers: addresses, for example. The user decides what they mean.
-/// A cache that is dropped forgets the items that are in it.
+/// Items are words that are not zero and not one of the three largest numbers: addresses, for
+/// example. The user decides what they mean. A cache that is dropped forgets the items that are in
+/// it.
 ///
 /// ```
 /// # use netmem_percpu::CpuCache;
@@ -88,7 +97,7 @@ pub struct CpuCache {
     /// The words are null or address magazines.
     gate: Gate,
     magazines: Box<[Magazine]>,
-    /// Also the name by which the thread sanitizer is told of hand-overs.
+    /// Its address also names hand-overs for the thread sanitizer.
     capacity: usize,
     /// Magazines with items. The list is closed with the cache.
     full: Line<List>,
@@ -109,8 +118,9 @@ unsafe impl Sync for CpuCache {}
 unsafe impl Send for CpuCache {}
 
 impl CpuCache {
-    /// A cache of `magazines` empty magazines of `capacity` items each, at least 1 and at most [`MAGAZINE`](crate::MAGAZINE). Each CPU
-    /// keeps two of them, and a thread in an exchange one; the rest is for the depot. Takes a lock, and 512 bytes for each magazine.
+    /// A cache of `magazines` empty magazines of `capacity` items each, at least 1 and at most
+    /// [`MAGAZINE`](crate::MAGAZINE). Each CPU keeps two of them, and a thread in an exchange one;
+    /// the rest is for the depot. Takes a lock, and 512 bytes for each magazine.
     ///
     /// # Errors
     ///
@@ -154,14 +164,14 @@ impl CpuCache {
     #[inline(always)]
     fn touch(_this: *const Self) {
         #[cfg(loom)]
-        // SAFETY: the cache is alive, or else loom says so.
+        // SAFETY: the cache is alive, or else loom reports it.
         unsafe {
             (*_this).witness.with(|_| ());
         }
     }
 
-    /// Takes an item from this CPU's loaded magazine: the fast path of [`pop`](Self::pop). If it returns `None`,
-    /// [`pop`](Self::pop) may still find one.
+    /// Takes an item from this CPU's loaded magazine: the fast path of [`pop`](Self::pop). If it
+    /// returns `None`, [`pop`](Self::pop) may still find one.
     #[inline(always)]
     pub fn pop_at_once(&self) -> Option<NonZeroUsize> {
         // SAFETY: the gate's word, and the slot's words are magazines.
@@ -170,9 +180,10 @@ impl CpuCache {
         Some(item)
     }
 
-    /// Takes an item: from this CPU's magazines, or else from the depot. The caller sees what was done before the item
-    /// was pushed. Takes no lock. Needs at most two atomics in [`capacity`](Self::capacity) operations. Never waits: if
-    /// another thread is faster, the call tries again.
+    /// Takes an item: from this CPU's magazines, or else from the depot. The caller sees what was
+    /// done before the item was pushed. Takes no lock. Needs at most two atomics in
+    /// [`capacity`](Self::capacity) operations. Never waits: if another thread is faster, the call
+    /// tries again.
     ///
     /// # Errors
     ///
@@ -214,20 +225,24 @@ impl CpuCache {
             return item;
         }
         handover::release(&self.capacity);
-        // SAFETY: the gate's word, and the slot's words are magazines of ours; this one is the caller's.
+        // SAFETY: the gate's word, and the slot's words are magazines of ours; this one is the
+        // caller's.
         match unsafe { pair::replace(self.gate.word(), &raw const *self.magazines, 0, full) } {
             Ok(Replaced::Old(old)) => self.numbered(old).into_iter().for_each(|old| self.empty.0.put_back(old)),
-            // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
+            // Another thread was faster, or this thread is on another CPU now; or the gate has
+            // closed.
             Ok(Replaced::NotNeeded) | Err(GateClosed) => self.put_back(full),
         }
         item
     }
 
-    /// Takes an item from a full magazine of the depot, and puts the magazine back. `None` if no magazine is there.
+    /// Takes an item from a full magazine of the depot, and puts the magazine back. `None` if no
+    /// magazine is there.
     ///
-    /// Neither reads nor changes what this CPU holds. So after a [`reclaim`](Self::reclaim), all items can be taken this way,
-    /// also if the thread is moved meanwhile, or finds its CPU's lock taken. A [`pop`](Self::pop) would leave the rest of the
-    /// magazine on the CPU. Costs four atomics for each item.
+    /// Neither reads nor changes what this CPU holds. So after a [`reclaim`](Self::reclaim), all
+    /// items can be taken this way, also if the thread is moved meanwhile, or finds its CPU's lock
+    /// taken. A [`pop`](Self::pop) would leave the rest of the magazine on the CPU. Costs four
+    /// atomics for each item.
     pub fn take_from_depot(&self) -> Option<NonZeroUsize> {
         let full = self.full.0.pop(&self.magazines)?;
         handover::acquire(&self.capacity);
@@ -236,7 +251,8 @@ impl CpuCache {
         item
     }
 
-    /// Puts a magazine that only the caller has on the list where it belongs, also after the cache was closed.
+    /// Puts a magazine that only the caller has on the list where it belongs, also after the cache
+    /// was closed.
     fn put_back(&self, magazine: &Magazine) {
         handover::release(&self.capacity);
         let list = if magazine.len() == 0 { &self.empty } else { &self.full };
@@ -247,8 +263,8 @@ impl CpuCache {
         numbered(&self.magazines, index)
     }
 
-    /// Puts `item` in if this CPU's loaded magazine has room: the fast path of [`push`](Self::push). If it returns
-    /// false, the item is still the caller's.
+    /// Puts `item` in if this CPU's loaded magazine has room: the fast path of
+    /// [`push`](Self::push). If it returns false, the item is still the caller's.
     ///
     /// # Safety
     ///
@@ -256,7 +272,8 @@ impl CpuCache {
     #[inline(always)]
     pub unsafe fn push_at_once(this: *const Self, item: NonZeroUsize) -> bool {
         debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
-        // By pointer: a reference to the whole would have to be good until the return, and the cache need not be.
+        // By pointer: a reference to the whole would have to be good until the return, and the
+        // cache need not be.
         // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
         unsafe {
             Self::touch(this);
@@ -265,22 +282,25 @@ impl CpuCache {
         }
     }
 
-    /// Puts `item` in. If it returns false, the item was refused and is still the caller's: the gate is closed, or no
-    /// empty magazine is left, or, in portable mode, another thread holds the lock of this CPU. Takes no lock. Needs at
-    /// most two atomics in [`capacity`](Self::capacity) operations. Can be called by signal handlers.
+    /// Puts `item` in. If it returns false, the item was refused and is still the caller's: the
+    /// gate is closed, or no empty magazine is left, or, in portable mode, another thread holds the
+    /// lock of this CPU. Takes no lock. Needs at most two atomics in [`capacity`](Self::capacity)
+    /// operations. Can be called by signal handlers.
     ///
-    /// If the cache is closed while this call holds a full magazine, `refused` is called with each item in it. Other
-    /// threads had put these items in; now they are the caller's. The cache is not touched after the first call of
-    /// `refused`. If `refused` panics, it gets the rest of the items while the panic unwinds; a second panic aborts the
-    /// process, as in a destructor.
+    /// If the cache is closed while this call holds a full magazine, `refused` is called with each
+    /// item in it. Other threads have put these items in; now they are the caller's. The cache is
+    /// not touched after the first call of `refused`. If `refused` panics, it gets the rest of the
+    /// items while the panic unwinds; a second panic aborts the process, as in a destructor.
     ///
     /// # Safety
     ///
-    /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken. `item` is not one of the three
-    /// largest numbers: a pop would take it for an answer of a sequence.
+    /// `this` lives until `item` is in, and each item that is in keeps it alive until it is taken.
+    /// `item` is not one of the three largest numbers: a pop would take it for an answer of a
+    /// sequence.
     pub unsafe fn push(this: *const Self, item: NonZeroUsize, refused: impl FnMut(NonZeroUsize)) -> bool {
         debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
-        // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the replacement.
+        // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the
+        // replacement.
         unsafe {
             let gate = (*this).gate.word();
             let limit = (*this).capacity as u32;
@@ -309,7 +329,8 @@ impl CpuCache {
                         Self::hand_over(this, old, refused);
                         return true;
                     }
-                    // Another thread was faster, or this thread is on another CPU now; or the gate has closed.
+                    // Another thread was faster, or this thread is on another CPU now; or the gate
+                    // has closed.
                     refused => {
                         new.clear();
                         (*this).empty.0.put_back(new);
@@ -322,7 +343,8 @@ impl CpuCache {
         }
     }
 
-    /// Puts a full magazine on the depot's list. If the cache was closed, its items are passed to `refused`.
+    /// Puts a full magazine on the depot's list. If the cache was closed, its items are passed to
+    /// `refused`.
     ///
     /// # Safety
     ///
@@ -339,8 +361,8 @@ impl CpuCache {
         }
     }
 
-    /// Puts a magazine with items on the depot's list. Returns false if the list is closed; the magazine is then still
-    /// the caller's.
+    /// Puts a magazine with items on the depot's list. Returns false if the list is closed; the
+    /// magazine is then still the caller's.
     ///
     /// # Safety
     ///
@@ -354,8 +376,9 @@ impl CpuCache {
         }
     }
 
-    /// Puts many items in at once, in magazines of their own: two atomics for each magazine, and the items do not wait on any CPU.
-    /// Returns how many, from the front, are in; the others were refused, and are the caller's.
+    /// Puts many items in at once, in magazines of their own: two atomics for each magazine, and
+    /// the items do not wait on any CPU. Returns how many, from the front, are in; the others were
+    /// refused, and are the caller's.
     ///
     /// # Safety
     ///
@@ -364,7 +387,8 @@ impl CpuCache {
         debug_assert!(items.iter().all(|item| item.get() <= LARGEST_ITEM), "a reserved number");
         let mut done = 0;
         while done < items.len() {
-            // SAFETY: an item that is not in yet keeps the cache; after the last one nothing of it is touched.
+            // SAFETY: an item that is not in yet keeps the cache; after the last one nothing of it
+            // is touched.
             unsafe {
                 let Some(new) = (*this).empty.0.pop(&(*this).magazines) else { break };
                 let filled = items[done..].iter().take_while(|item| new.push(item.get())).count();
@@ -379,12 +403,14 @@ impl CpuCache {
         done
     }
 
-    /// Whether the depot seems to have no empty magazine, so that [`push_many`](Self::push_many) puts in nothing. A guess.
+    /// Whether the depot seems to have no empty magazine, so that [`push_many`](Self::push_many)
+    /// puts in nothing. A guess.
     pub fn is_full(&self) -> bool {
         self.empty.0.is_empty()
     }
 
-    /// How many items the CPUs seem to hold. A guess: other threads may change it at any time. Reads the lines of every CPU.
+    /// How many items the CPUs seem to hold. A guess: other threads may change it at any time.
+    /// Reads the lines of every CPU.
     pub fn on_cpus(&self) -> usize {
         let loaded = self.gate.peek().filter_map(|word| {
             // SAFETY: a magazine of ours or null; its length and number may be read by any thread.
@@ -393,18 +419,21 @@ impl CpuCache {
         loaded.map(|m| m.len() + self.numbered(m.next.load(Ordering::Relaxed)).map_or(0, Magazine::len)).sum()
     }
 
-    /// How many items the cache seems to hold, on CPUs and in the depot. A guess. Reads a line of every magazine.
+    /// How many items the cache seems to hold, on CPUs and in the depot. A guess. Reads a line of
+    /// every magazine.
     pub fn items(&self) -> usize {
         self.magazines.iter().map(Magazine::len).sum()
     }
 
-    /// Whether the cache seems to hold items that are on no CPU: in the depot, or in a magazine that a thread holds in
-    /// the middle of a pop, a push or a reclaim. A guess. Reads the lines of every CPU, and a line of every magazine.
+    /// Whether the cache seems to hold items that are on no CPU: in the depot, or in a magazine
+    /// that a thread holds in the middle of a pop, a push or a reclaim. A guess. Reads the lines of
+    /// every CPU, and a line of every magazine.
     ///
-    /// For a thread that has found nothing: such items get back to a CPU or to the depot when the other thread goes on.
+    /// For a thread that has found nothing: such items get back to a CPU or to the depot when the
+    /// other thread goes on.
     pub fn is_on_the_way(&self) -> bool {
-        // In this order: an item that is put on a CPU in between seems to be on the way, and costs a search. In the other order, such
-        // items would hide others.
+        // In this order: an item that is put on a CPU in between seems to be on the way, and costs
+        // a search. In the other order, such items would hide others.
         let on_cpus = self.on_cpus();
         self.items() > on_cpus
     }
@@ -435,8 +464,8 @@ mod tests {
         unsafe { CpuCache::push(cache, NonZeroUsize::new(n).expect("not 0"), |_| unreachable!()) }
     }
 
-    /// Puts an item into a cache that has room for it. In portable mode the locks of CPUs are those of the process, so that a test beside
-    /// this one can have this CPU's, and the push is refused.
+    /// Puts an item into a cache that has room for it. In portable mode the locks of CPUs are those
+    /// of the process, so that another test can have this CPU's, and the push is refused.
     fn put(cache: &CpuCache, n: usize) {
         while !push(cache, n) {
             assert!(matches!(crate::mode(), crate::Mode::Portable(_)), "{n} was refused");
@@ -473,12 +502,13 @@ mod tests {
         assert_eq!(small.pop(), Err(NothingFound::Refused));
     }
 
-    /// A program that takes and puts one item again and again, at the edge of a magazine, exchanges nothing with the
-    /// depot.
+    /// A program that takes and puts one item again and again, at the edge of a magazine, exchanges
+    /// nothing with the depot.
     #[test]
     fn the_edge_of_a_magazine_is_no_exchange() {
-        // More items than the CPUs hold, so that some are in the depot, and four times the room: an index of a CPU that the thread
-        // leaves keeps its magazines, full or not, and there may be many such indices.
+        // More items than the CPUs hold, so that some are in the depot, and four times the room: an
+        // index of a CPU that the thread leaves keeps its magazines, full or not, and there may be
+        // many such indices.
         let items = 16 * crate::cpus();
         let cache = CpuCache::new(4, items).unwrap();
         for n in 1..=items {

@@ -1,9 +1,10 @@
 //! The numbers of CPUs, and this thread's.
 //!
-//! **Two numbers of CPUs.** [`areas`] bounds every index that a sequence can see; chunks, sums and locks all use it. It
-//! comes from the kernel, for memory safety depends on it. [`cpus`] is how many indices may come. Sizes use it; nothing else
-//! depends on it. Neither the affinity of today's threads bounds them, for a thread may start later or be moved, nor the CPU time that
-//! a cgroup gives: any number of threads may run at once until it is used up.
+//! **Two numbers of CPUs.** [`areas`] bounds every index that a sequence can see; chunks, sums and
+//! locks all use it. It comes from the kernel, for memory safety depends on it. [`cpus`] is how
+//! many indices may come. Sizes use it; nothing else depends on it. Neither the affinity of today's
+//! threads bounds them, for a thread may start later or be moved, nor the CPU time of a cgroup: any
+//! number of threads may run at once until it is used up.
 
 use crate::decision::{PRETENDED, decided};
 use crate::machine::{MAX_CPUS, kernel_set, possible};
@@ -12,11 +13,12 @@ use std::cell::Cell;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many indices this process's threads may have, at any time: the CPUs that the machine can have, those included that are not
-/// online. At least 1.
+/// How many indices this process's threads may have, at any time: the CPUs that the machine can
+/// have, those included that are not online. At least 1.
 ///
-/// For sizes. With [`Index::MmCid`](crate::Index::MmCid) a process with few threads uses few of them, but more threads may start. With [`Index::CpuId`](crate::Index::CpuId) the
-/// index is the CPU's number, and can be larger. Reads a file.
+/// For sizes. With [`Index::MmCid`](crate::Index::MmCid) a process with few threads uses few of
+/// them, but more threads may start. With [`Index::CpuId`](crate::Index::CpuId) the index is the
+/// CPU's number, and can be larger. Reads a file.
 pub fn cpus() -> usize {
     if decided().pretends {
         return PRETENDED;
@@ -25,8 +27,8 @@ pub fn cpus() -> usize {
     listed.ok().and_then(|list| possible(&list)).unwrap_or_else(kernel_set).clamp(1, MAX_CPUS)
 }
 
-/// Areas in a chunk, words in a sum, locks: one for every index that there can be. An index is below the number of bits in the
-/// kernel's own set of CPUs.
+/// Areas in a chunk, words in a sum, locks: one for every index that there can be. An index is
+/// below the number of bits in the kernel's own set of CPUs.
 #[cfg(not(loom))]
 pub(crate) fn areas() -> usize {
     decided().areas
@@ -40,7 +42,7 @@ pub(crate) fn this_cpu() -> usize {
     if decided.pretends {
         return pretended();
     }
-    // SAFETY: takes nothing; -1 where the kernel cannot say.
+    // SAFETY: no arguments; -1 where the kernel has no answer.
     let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0);
     if cpu < decided.areas { cpu } else { 0 }
 }

@@ -1,11 +1,15 @@
-//! The decision which kind of per-CPU data this process has. Made once, before the first gate opens.
+//! The decision which kind of per-CPU data this process has. Made once, before the first gate
+//! opens.
 //!
-//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id`, `portable` or `portable_256` chooses the mode, so that tests run in each. If the value is
-//! unknown or the mode is not available, the best mode is used, and one warning of `tracing` says so: a library does not end its
-//! host because of a variable. A test that asked for one mode and ran in another would prove nothing: tests and the command
-//! therefore fail where [`forced_mode`] is an error. Unset or empty, the variable has no effect. Neither has it in a program that
-//! runs with more rights than its user (set-user-ID; `AT_SECURE`): there the environment is another user's, and nothing is reported.
-//! `portable_256` is the portable mode of a machine with 256 CPUs: each thread has an index of its own, whichever CPU it is on.
+//! **A forced mode.** `NETMEM_PERCPU=mm_cid`, `cpu_id`, `portable` or `portable_256` chooses the
+//! mode, so that tests run in each. If the value is unknown or the mode is not available, the best
+//! mode is used, and one warning of `tracing` reports it: a library does not end its host because
+//! of a variable. A test that asked for one mode and ran in another would prove nothing: tests and
+//! the command therefore fail where [`forced_mode`] is an error. Unset or empty, the variable has
+//! no effect. Neither has it in a program that runs with more rights than its user (set-user-ID;
+//! `AT_SECURE`): there the environment is another user's, and nothing is reported. `portable_256`
+//! is the portable mode of a machine with 256 CPUs: each thread has an index of its own, whichever
+//! CPU it is on.
 
 use crate::machine::{self, kernel_set};
 use crate::mode::{ForcedModeError, Index, Mode, Why};
@@ -22,7 +26,7 @@ struct Facts {
     written: bool,
     /// Whether every object with sequences stays loaded.
     pinned: bool,
-    /// Offset from the thread pointer and bytes in use, as the C library says.
+    /// Offset from the thread pointer and bytes in use, as the C library reports.
     area: Option<(isize, u32)>,
     /// Bytes of it that the kernel fills.
     filled: usize,
@@ -44,8 +48,9 @@ impl Facts {
             Facts { pinned: false, .. } => Mode::Portable(Why::NotPinned),
             Facts { area: None | Some((_, 0)), .. } => Mode::Portable(Why::NotRegistered),
             Facts { membarrier: false, .. } => Mode::Portable(Why::NoMembarrier),
-            // The C library says how much of the area it knows (20 bytes, for long); it registers no less than the 32 of the
-            // first layout, and the kernel fills what it knows of those.
+            // The C library reports how much of the area it knows (20 bytes, for long); it
+            // registers no less than the 32 of the first layout, and the kernel fills what it knows
+            // of those.
             Facts { filled: WITH_MM_CID.., .. } => Mode::Rseq(Index::MmCid),
             _ => Mode::Rseq(Index::CpuId),
         }
@@ -85,7 +90,8 @@ pub(crate) struct Decided {
     forced: Result<Option<Mode>, ForcedModeError>,
 }
 
-/// By reference, and the first decision out of line: this is inlined into the portable version of each operation.
+/// By reference, and the first decision out of line: this is inlined into the portable version of
+/// each operation.
 #[inline]
 pub(crate) fn decided() -> &'static Decided {
     static DECIDED: AtomicPtr<Decided> = AtomicPtr::new(ptr::null_mut());
@@ -96,9 +102,10 @@ pub(crate) fn decided() -> &'static Decided {
     }
 }
 
-/// Decides on the mode, and enables the sequences if they are chosen. Takes no lock, because a decision takes
-/// milliseconds (the kernel's registration for the barrier): a child that is forked meanwhile would wait for ever for
-/// the thread that decides. If several threads decide at once, the first decision counts.
+/// Decides on the mode, and enables the sequences if they are chosen. Takes no lock, because a
+/// decision takes milliseconds (the kernel's registration for the barrier): a child that is forked
+/// meanwhile would wait for ever for the thread that decides. If several threads decide at once,
+/// the first decision counts.
 #[cold]
 #[inline(never)]
 fn decide(decided: &AtomicPtr<Decided>) -> &'static Decided {
@@ -137,15 +144,17 @@ fn decide(decided: &AtomicPtr<Decided>) -> &'static Decided {
     first
 }
 
-/// The value of `NETMEM_PERCPU`. Empty in a program that runs with more rights than its user, as for `secure_getenv`.
+/// The value of `NETMEM_PERCPU`. Empty in a program that runs with more rights than its user, as
+/// for `secure_getenv`.
 fn asked() -> OsString {
     // SAFETY: reads what the kernel handed to the process at its start.
     let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     if secure { OsString::new() } else { std::env::var_os("NETMEM_PERCPU").unwrap_or_default() }
 }
 
-/// Warns once that another mode is used than the one that was asked for. The mode is decided by then: a subscriber that uses this
-/// crate finds it. A subscriber is code of the user and may panic, which must not end a get or a put.
+/// Warns once that another mode is used than the one that was asked for. The mode is decided by
+/// then: a subscriber that uses this crate finds it. A subscriber is code of the user and may
+/// panic, which must not end a get or a put.
 #[cold]
 #[inline(never)]
 fn report(error: &ForcedModeError) {
@@ -154,17 +163,19 @@ fn report(error: &ForcedModeError) {
     warned.unwrap_or_else(std::mem::forget);
 }
 
-/// How per-CPU data is reached in this process. This is decided at the first use, and does not change.
+/// How per-CPU data is reached in this process. This is decided at the first use, and does not
+/// change.
 ///
-/// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id`, `portable` or `portable_256`) chooses the mode, for tests. If the value is
-/// unknown, or the mode is not available, the mode is the best one, and the first use warns of that by an event of `tracing`. See
-/// [`forced_mode`].
+/// The environment variable `NETMEM_PERCPU` (`mm_cid`, `cpu_id`, `portable` or `portable_256`)
+/// chooses the mode, for tests. If the value is unknown, or the mode is not available, the mode is
+/// the best one, and the first use warns of that by an event of `tracing`. See [`forced_mode`].
 pub fn mode() -> Mode {
     decided().mode
 }
 
-/// The mode that the environment variable `NETMEM_PERCPU` asks for, which is then the process's [`mode`]. `None` if the variable is
-/// unset or empty, or if the program runs with more rights than its user (set-user-ID), where the variable is ignored.
+/// The mode that the environment variable `NETMEM_PERCPU` asks for, which is then the process's
+/// [`mode`]. `None` if the variable is unset or empty, or if the program runs with more rights than
+/// its user (set-user-ID), where the variable is ignored.
 ///
 /// For tests and programs that must not run in another mode than the one that was asked for.
 ///
@@ -215,7 +226,8 @@ mod tests {
         assert_eq!(forced(none, "cpu_id"), refused(Index::CpuId));
     }
 
-    /// What a shared file asserts in the other programs of tests: the tests beside this one run in the mode that was asked for.
+    /// What a shared file asserts in the other programs of tests: the tests beside this one run in
+    /// the mode that was asked for.
     #[test]
     fn the_mode_is_the_one_that_was_asked_for() {
         assert!(forced_mode().is_ok_and(|forced| forced.is_none_or(|forced| forced == mode())), "{:?}", forced_mode());

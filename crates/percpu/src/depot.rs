@@ -8,44 +8,56 @@
 //!                 └──────────── a bit for each empty magazine ◄─────────┘                 (set some at a time, cleared one by one)
 //! ```
 //!
-//! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. Once in `capacity` items there is
-//! an exchange: the bit of an empty magazine is cleared, and the full magazine is pushed on the list, one atomic each.
-//! All magazines are made with the depot, and are used again and again. If no empty magazine is left, or the gate is
-//! closed, an item is *refused*, and the giver keeps it. If no empty magazine is left, the full one is handed over for *nothing*: the
-//! taker gets its items and can empty it, and the CPU has no magazine then. So no magazine stays on a CPU because it is full.
+//! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. Once in
+//! `capacity` items there is an exchange: the bit of an empty magazine is cleared, and the full
+//! magazine is pushed on the list, one atomic each. All magazines are made with the depot, and are
+//! used again and again. If no empty magazine is left, or the gate is closed, an item is *refused*,
+//! and the giver keeps it. If no empty magazine is left, the full one is handed over for *nothing*:
+//! the taker gets its items and can empty it, and the CPU has no magazine then. So no magazine
+//! stays on a CPU because it is full.
 //!
-//! **Large machines.** There can be more indices than a depot has magazines for. [`Depot::loaded_at_most`] bounds how many magazines lie
-//! on CPUs. A giver whose CPU has none is refused then, and notes that CPUs are *crowded*. [`Taker::reclaim_idle`] then looks what the
-//! CPUs hold. Those that hold the same as at the look before are idle: the taker takes their magazines, and others can have them. The
-//! number of loaded magazines is a guess, for a CPU may get its first magazine in an exchange that was to replace one; each look and
-//! each reclaim counts them again.
+//! **Large machines.** There can be more indices than a depot has magazines for.
+//! [`Depot::loaded_at_most`] bounds how many magazines lie on CPUs. A giver whose CPU has none is
+//! refused then, and notes that CPUs are *crowded*. [`Taker::reclaim_idle`] then looks what the
+//! CPUs hold. Those that hold the same as at the look before are idle: the taker takes their
+//! magazines, and others can have them. The number of loaded magazines is a guess, for a CPU may
+//! get its first magazine in an exchange that was to replace one; each look and each reclaim counts
+//! them again.
 //!
-//! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the exchange that carries it in the
-//! new magazine. After an exchange the giver holds a full magazine. The items in it keep the depot alive (in a pool: each page
-//! keeps the pool, and the depot is a part of the pool) until they are on the list. The instruction that puts them on the list is
-//! the last one at which the giver touches the depot.
+//! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the
+//! exchange that carries it in the new magazine. After an exchange the giver holds a full magazine.
+//! The items in it keep the depot alive (in a pool: each page keeps the pool, and the depot is a
+//! part of the pool) until they are on the list. The instruction that puts them on the list is the
+//! last one at which the giver touches the depot.
 //!
-//! **ABA.** The full list is taken whole. A push may therefore link to a head that was taken and pushed again in between: the link
-//! is correct again. Empty magazines are on no list. The thread that clears a magazine's bit has the magazine, and a bit that is set
-//! again meanwhile is a magazine that is empty again.
+//! **ABA.** The full list is taken whole. A push may therefore link to a head that was taken and
+//! pushed again in between: the link is correct again. Empty magazines are on no list. The thread
+//! that clears a magazine's bit has the magazine, and a bit that is set again meanwhile is a
+//! magazine that is empty again.
 //!
-//! **Lines that move between CPUs.** A magazine of 62 items moves eight lines to the taker and back, and the two words
-//! `full` and `empty`. Each move costs 50 to 100 ns on a server part, unless the line is prefetched:
+//! **Lines that move between CPUs.** A magazine of 62 items moves eight lines to the taker and
+//! back, and the two words `full` and `empty`. Each move costs 50 to 100 ns on a server part,
+//! unless the line is prefetched:
 //!
-//! * When a giver takes an empty magazine, it prefetches the lines of the *next* empty one. If no other CPU takes that
-//!   magazine, its lines are in this CPU's cache when it is needed, one magazine later.
+//! * When a giver takes an empty magazine, it prefetches the lines of the *next* empty one. If no
+//!   other CPU takes that magazine, its lines are in this CPU's cache when it is needed, one
+//!   magazine later.
 //! * A giver does not read the header of an empty magazine: it writes length and first item.
-//! * A giver prefetches `full` for writing before it needs it. A load alone would fetch the line for reading, and the
-//!   compare-and-swap would wait for it again.
-//! * While the taker uses the items of one magazine, the next ones are pending and their lines are being prefetched.
+//! * A giver prefetches `full` for writing before it needs it. A load alone would fetch the line
+//!   for reading, and the compare-and-swap would wait for it again.
+//! * While the taker uses the items of one magazine, the next ones are pending and their lines are
+//!   being prefetched.
 //! * The taker sets the bits of a few empty magazines at once.
 //!
-//! **Reclaim.** A taker that is short of items first looks at the lengths of the CPUs' magazines ([`Depot::peek`]), which is a
-//! guess. To take those items it closes the gate, issues a membarrier, takes each magazine that holds items out of its CPU's word,
-//! and opens the gate. Givers are refused meanwhile. The magazines that were taken go the same way as those of the full list.
+//! **Reclaim.** A taker that is short of items first looks at the lengths of the CPUs' magazines
+//! ([`Depot::peek`]), which is a guess. To take those items it closes the gate, issues a
+//! membarrier, takes each magazine that holds items out of its CPU's word, and opens the gate.
+//! Givers are refused meanwhile. The magazines that were taken go the same way as those of the full
+//! list.
 //!
-//! **Pending.** The taker keeps the magazines that it has taken and not yet emptied on a list of its own, in [`Taker`]. The taker
-//! removes an item from its magazine before it passes the item to user code. If that code panics, the other items stay pending.
+//! **Pending.** The taker keeps the magazines that it has taken and not yet emptied on a list of
+//! its own, in [`Taker`]. The taker removes an item from its magazine before it passes the item to
+//! user code. If that code panics, the other items stay pending.
 
 use crate::error::{GateClosed, NoMemory};
 use crate::gate::Gate;
@@ -67,7 +79,8 @@ const CLOSED: u32 = u32::MAX;
 #[derive(Debug)]
 struct Line<T>(T);
 
-/// How many magazines lie on CPUs. Givers change it when a CPU gets its first magazine or hands over its last one.
+/// How many magazines lie on CPUs. Givers change it when a CPU gets its first magazine or hands
+/// over its last one.
 #[derive(Debug)]
 struct Loaded {
     /// A guess, and below 0 at times.
@@ -81,7 +94,8 @@ const ANY_NUMBER: u32 = i32::MAX.cast_unsigned();
 
 /// Items of all CPUs on their way to one [`Taker`]. See the front page of `netmem-percpu`.
 ///
-/// Items are words that are not zero. The user decides what they mean. A depot that is dropped forgets the items that are in it.
+/// Items are words that are not zero. The user decides what they mean. A depot that is dropped
+/// forgets the items that are in it.
 ///
 /// ```
 /// # use netmem_percpu::Depot;
@@ -106,12 +120,14 @@ pub struct Depot {
     /// An id that no other depot of this process has. The depot's taker has the same one.
     id: u64,
     magazines: Box<[Magazine]>,
-    /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would not do, for a store to it (a gate
-    /// that reopens) makes the sanitizer forget which threads have released it.
+    /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would
+    /// not do, for a store to it (a gate that reopens) makes the sanitizer forget which threads
+    /// have released it.
     capacity: usize,
     /// The index plus 1 of the first full magazine, [`CLOSED`], or 0.
     full: Line<AtomicU32>,
-    /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may have it.
+    /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may
+    /// have it.
     empty: Box<[Line<AtomicU64>]>,
     /// The most magazines that may lie on CPUs, about.
     most_loaded: u32,
@@ -129,8 +145,9 @@ unsafe impl Sync for Depot {}
 unsafe impl Send for Depot {}
 
 impl Depot {
-    /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each, at least 1 and at most
-    /// [`MAGAZINE`](crate::MAGAZINE). Takes a lock, and 512 bytes for each magazine.
+    /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each,
+    /// at least 1 and at most [`MAGAZINE`](crate::MAGAZINE). Takes a lock, and 512 bytes for each
+    /// magazine.
     ///
     /// # Errors
     ///
@@ -156,8 +173,9 @@ impl Depot {
         Ok((depot, Taker::new(id, count)))
     }
 
-    /// The same depot, in which about `magazines` lie on CPUs at a time, at least 1. More can for a moment, if threads are moved in the
-    /// middle of an exchange. A giver on a CPU without a magazine is refused while there are so many.
+    /// The same depot, in which about `magazines` lie on CPUs at a time, at least 1. More can for a
+    /// moment, if threads are moved in the middle of an exchange. A giver on a CPU without a
+    /// magazine is refused while there are so many.
     #[must_use]
     pub fn loaded_at_most(mut self, magazines: usize) -> Self {
         self.most_loaded = u32::try_from(magazines).unwrap_or(ANY_NUMBER).clamp(1, ANY_NUMBER);
@@ -222,15 +240,17 @@ impl Depot {
         }
     }
 
-    /// Gives `item` to the taker if this CPU's magazine has room: the fast path of [`give`](Self::give), for callers
-    /// that do something else before the slow path. If it returns false, the item is still the caller's.
+    /// Gives `item` to the taker if this CPU's magazine has room: the fast path of
+    /// [`give`](Self::give), for callers that do something else before the slow path. If it returns
+    /// false, the item is still the caller's.
     ///
     /// # Safety
     ///
     /// As for [`give`](Self::give).
     #[inline(always)]
     pub unsafe fn give_at_once(this: *const Self, item: NonZeroUsize) -> bool {
-        // By pointer: a reference to the whole would have to be good until the return, and the depot need not be.
+        // By pointer: a reference to the whole would have to be good until the return, and the
+        // depot need not be.
         // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
         unsafe {
             Self::touch(this);
@@ -239,17 +259,20 @@ impl Depot {
         }
     }
 
-    /// Gives `item` to the taker. If it returns false, the item was refused and is still the caller's. Takes no lock.
-    /// Needs atomics only once in [`capacity`](Self::capacity) items. Can be called by signal handlers.
+    /// Gives `item` to the taker. If it returns false, the item was refused and is still the
+    /// caller's. Takes no lock. Needs atomics only once in [`capacity`](Self::capacity) items. Can
+    /// be called by signal handlers.
     ///
-    /// If the depot is closed while this call holds a full magazine, the taker cannot take its items any more. Then
-    /// `past` is called with each of them. Other threads had given these items; now they are the caller's. The depot is
-    /// not touched after the first call of `past`. If `past` panics, it gets the rest of the items while the panic
-    /// unwinds; a second panic aborts the process, as in a destructor.
+    /// If the depot is closed while this call holds a full magazine, the taker cannot take its
+    /// items any more. Then `past` is called with each of them. Other threads had given these
+    /// items; now they are the caller's. The depot is not touched after the first call of `past`.
+    /// If `past` panics, it gets the rest of the items while the panic unwinds; a second panic
+    /// aborts the process, as in a destructor.
     ///
     /// # Safety
     ///
-    /// `this` lives until `item` is given, and each given item keeps it alive until the item is taken.
+    /// `this` lives until `item` is given, and each given item keeps it alive until the item is
+    /// taken.
     pub unsafe fn give(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: as above.
         unsafe {
@@ -264,7 +287,8 @@ impl Depot {
         }
     }
 
-    /// Gives `item` in a new magazine for this CPU, and hands on the old one, unless the CPU has none (`is_first`).
+    /// Gives `item` in a new magazine for this CPU, and hands on the old one, unless the CPU has
+    /// none (`is_first`).
     unsafe fn exchange(this: *const Self, item: NonZeroUsize, is_first: bool, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until the exchange has succeeded.
         unsafe {
@@ -303,7 +327,8 @@ impl Depot {
                         (*this).unreserve();
                     }
                     handover::release(&(*this).capacity);
-                    // Another thread was faster, or this one is on another CPU now: there is room, unless that filled up meanwhile.
+                    // Another thread was faster, or this one is on another CPU now: there is room,
+                    // unless that filled up meanwhile.
                     matches!(refused, Ok(Exchanged::NotNeeded))
                         && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
                 }
@@ -311,7 +336,8 @@ impl Depot {
         }
     }
 
-    /// Hands on this CPU's full magazine, and leaves the CPU without one. `item` is refused, unless there is room after all.
+    /// Hands on this CPU's full magazine, and leaves the CPU without one. `item` is refused, unless
+    /// there is room after all.
     #[cold]
     #[inline(never)]
     unsafe fn hand_over_for_nothing(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
@@ -332,7 +358,8 @@ impl Depot {
         }
     }
 
-    /// Puts a full magazine, which came out of a CPU's word, on the list. If that is closed, its items are passed to `past`.
+    /// Puts a full magazine, which came out of a CPU's word, on the list. If that is closed, its
+    /// items are passed to `past`.
     unsafe fn hand_over(this: *const Self, old: usize, past: impl FnMut(NonZeroUsize)) {
         // SAFETY: the magazine is the caller's, and its items keep the depot.
         unsafe {
@@ -344,8 +371,9 @@ impl Depot {
         }
     }
 
-    /// Gives many items at once, in separate magazines: two atomics for each magazine. The items do not wait in a
-    /// magazine of a CPU. Returns how many, from the front, were given; the others were refused, and are the caller's.
+    /// Gives many items at once, in separate magazines: two atomics for each magazine. The items do
+    /// not wait in a magazine of a CPU. Returns how many, from the front, were given; the others
+    /// were refused, and are the caller's.
     ///
     /// # Safety
     ///
@@ -353,7 +381,8 @@ impl Depot {
     pub unsafe fn give_many(this: *const Self, items: &[NonZeroUsize]) -> usize {
         let mut given = 0;
         while given < items.len() {
-            // SAFETY: an item that is not given yet keeps the depot; after the last one nothing of it is touched.
+            // SAFETY: an item that is not given yet keeps the depot; after the last one nothing of
+            // it is touched.
             unsafe {
                 let Some(new) = (*this).pop_empty() else { break };
                 let filled = items[given..].iter().take_while(|item| new.push(item.get())).count();
@@ -366,8 +395,8 @@ impl Depot {
         given
     }
 
-    /// Puts a magazine that only the caller has on the list of full ones. Returns false if the list is closed. This is
-    /// the last access to the depot.
+    /// Puts a magazine that only the caller has on the list of full ones. Returns false if the list
+    /// is closed. This is the last access to the depot.
     unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
         // SAFETY: the magazine's items keep the depot until they are on the list.
         unsafe {
@@ -407,7 +436,8 @@ impl Depot {
             while left != 0 {
                 Self::touch(self);
                 let bit = left & left.wrapping_neg();
-                // Acquire: as above. Another thread may clear the bit first: then this one has not got the magazine.
+                // Acquire: as above. Another thread may clear the bit first: then this one has not
+                // got the magazine.
                 left = word.0.fetch_and(!bit, Ordering::Acquire);
                 if left & bit != 0 {
                     let at = |bit: u64| self.magazines.get(first + bit.trailing_zeros() as usize);
@@ -453,7 +483,8 @@ mod tests {
         true
     }
 
-    /// A CPU whose magazine is full hands it over also if there is no empty one: the taker gets its items without a barrier.
+    /// A CPU whose magazine is full hands it over also if there is no empty one: the taker gets its
+    /// items without a barrier.
     #[test]
     fn a_full_magazine_is_handed_over_for_nothing() {
         let (depot, mut taker) = Depot::new(2, 1).unwrap();
@@ -467,12 +498,13 @@ mod tests {
                 refused = 0;
                 continue;
             }
-            // Each third item: then the magazine is handed over, and has been emptied when the next one comes.
+            // Each third item: then the magazine is handed over, and has been emptied when the next
+            // one comes.
             refused += 1;
             while taker.refill(&depot, |item| found.push(item.get())) {}
             if refused == 2 {
-                // The thread was moved, and the magazine is on another CPU; or, in portable mode, a test beside this one had the
-                // lock of this CPU.
+                // The thread was moved, and the magazine is on another CPU; or, in portable mode, a
+                // test beside this one had the lock of this CPU.
                 taker.reclaim(&depot, |item| found.push(item.get())).unwrap();
                 (reclaims, refused) = (reclaims + 1, 0);
             }
@@ -483,7 +515,8 @@ mod tests {
         assert!(reclaims < 50, "{reclaims}");
     }
 
-    /// An index that was used once gives up its magazine when others need it: not at the first look, and not if it is used.
+    /// An index that was used once gives up its magazine when others need it: not at the first
+    /// look, and not if it is used.
     #[test]
     fn idle_magazines_are_reclaimed() {
         let (depot, mut taker) = Depot::new(4, 16).unwrap();

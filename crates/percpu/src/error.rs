@@ -1,4 +1,5 @@
-//! The errors of this crate, but for [`ForcedModeError`](crate::ForcedModeError), which is in `mode.rs`.
+//! The errors of this crate, but for [`ForcedModeError`](crate::ForcedModeError), which is in
+//! `mode.rs`.
 
 use std::fmt;
 use thiserror::Error;
@@ -11,13 +12,14 @@ pub struct NoMemory {
     pub bytes: usize,
 }
 
-/// The kernel refused the barrier that it offered at the start. The usual cause is a seccomp filter that was installed
-/// since. Nothing has changed: the gate is still open.
+/// The kernel refused the barrier that it offered at the start. The usual cause is a seccomp filter
+/// that was installed since. Nothing has changed: the gate is still open.
 #[derive(Debug, Error)]
 #[error("membarrier failed: {0}; a seccomp filter must let it through")]
 pub struct BarrierError(pub(crate) std::io::Error);
 
-/// The gate is closed, or this thread cannot use this CPU's data at the moment: take the shared path.
+/// The gate is closed, or this thread cannot use this CPU's data at the moment: take the shared
+/// path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateClosed;
 
@@ -35,8 +37,8 @@ pub enum NothingFound {
     /// This CPU's magazines and the depot are empty. Other CPUs may hold items.
     #[error("this CPU's magazines and the depot are empty")]
     Empty,
-    /// The depot is empty, and this CPU's magazines cannot be used now: another thread reclaims, the cache is closed, or, in portable
-    /// mode, another thread of this CPU is in an operation.
+    /// The depot is empty, and this CPU's magazines cannot be used now: another thread reclaims,
+    /// the cache is closed, or, in portable mode, another thread of this CPU is in an operation.
     #[error("the depot is empty, and the gate is closed to this thread")]
     Refused,
 }

@@ -1,4 +1,6 @@
-//! The gate: one word that says where a slot is and whether sequences may use it.
+//! The gate: one word with the address of a slot and a state, which allows or forbids sequences.
+//! Why one word: a sequence loads both at once, so it cannot use the words of a gate that it found
+//! open before a close.
 //!
 //! ```text
 //!   word = address of the slot | state
@@ -7,15 +9,17 @@
 //!                                            │
 //!                                            └── the barrier failed, or it is only to be emptied ──► open (0)
 //!
-//!   open (0) or shut (5) ──close for good──► closing (1) ──barrier──► closed (3)
-//!                                               └── the barrier failed ──► shut (5)
+//!   open (0) or failed (5) ──close for good──► closing (1) ──barrier──► closed (3)
+//!                                               └── the barrier failed ──► failed (5)
 //! ```
 //!
-//! A gate that is *shut* keeps sequences out, but the last one may not have left: no thread may touch the words before another attempt
-//! to close for good has succeeded.
+//! If the barrier of a close for good has *failed*, the gate keeps sequences out, but the last one
+//! may not have left: no thread may touch the words before another attempt to close for good has
+//! succeeded.
 //!
-//! Bit 0 keeps sequences out. The thread that makes the step from open owns all CPUs' words from the end of the barrier until it
-//! leaves *closing*. There is one such thread, so closing and reopening need no lock.
+//! Bit 0 keeps sequences out. The thread that makes the step from open owns all CPUs' words from
+//! the end of the barrier until it leaves *closing*. There is one such thread, so closing and
+//! reopening need no lock.
 //!
 //! ```text
 //!   sequence on another CPU               closing
@@ -27,9 +31,10 @@
 //!                                         read all words
 //! ```
 //!
-//! Ordering: the exchange that closes is sequentially consistent and the barrier is one on every CPU that runs a thread of this
-//! process; other threads pass one when they get a CPU. So the closing thread sees what a sequence wrote, and what its thread did
-//! before. Reopening is a release, and the sequence's load of the gate an acquire.
+//! Ordering: the exchange that closes is sequentially consistent and the barrier is one on every
+//! CPU that runs a thread of this process; other threads pass one when they get a CPU. So the
+//! closing thread sees what a sequence wrote, and what its thread did before. Reopening is a
+//! release, and the sequence's load of the gate an acquire.
 
 use crate::arena;
 use crate::barrier::barrier;
@@ -43,7 +48,7 @@ const CLOSED: usize = 3;
 const CLOSE_FAILED: usize = 5;
 const STATE: usize = 7;
 
-/// A slot and its gate, which is open at first. When the value is dropped, the slot is given back to the arena.
+/// A slot and its gate, which is open at first. When the value is dropped, the slot is freed.
 #[derive(Debug)]
 pub(crate) struct Gate(AtomicUsize);
 
@@ -63,16 +68,19 @@ impl Gate {
         self.0.load(Ordering::Relaxed) & STATE == 0
     }
 
-    /// Closes the gate and waits until no sequence is left inside. Returns `None` if it is not open.
+    /// Closes the gate and waits until no sequence is left inside. Returns `None` if it is not
+    /// open.
     ///
-    /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread of this process.
+    /// Costs one membarrier: about a microsecond, and an interrupt of each CPU that runs a thread
+    /// of this process.
     pub(crate) fn close(&self) -> Result<Option<QuiescentGate<'_>>, BarrierError> {
         let slot = self.0.load(Ordering::Relaxed) & !STATE;
         self.close_from(slot, slot)
     }
 
-    /// Closes the gate, as [`close`](Self::close), never to be opened again. If the barrier fails, the gate is shut, and another call
-    /// tries again. Returns `None` if it is closed, or another thread is closing it.
+    /// Closes the gate, as [`close`](Self::close), never to be opened again. If the barrier fails,
+    /// the gate stays closed to sequences, and another call tries again. Returns `None` if it is
+    /// closed, or another thread is closing it.
     pub(crate) fn close_for_good(&self) -> Result<Option<QuiescentGate<'_>>, BarrierError> {
         let word = self.0.load(Ordering::Relaxed);
         let slot = word & !STATE;

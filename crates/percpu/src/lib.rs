@@ -1,4 +1,5 @@
-//! Per-CPU data for user space: plain adds and pushes on data that no other CPU touches, until a thread closes the gate.
+//! Per-CPU data for user space: plain adds and pushes on data that no other CPU touches, until a
+//! thread closes the gate.
 //!
 //! ```text
 //!   any thread, any CPU                              a thread that wants the sum
@@ -9,12 +10,13 @@
 //!     gate closed? Err(GateClosed): the shared path        leaves it closed, or reopens it
 //! ```
 //!
-//! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on whole. A [`CpuCache`] holds items
-//!   that any thread puts in and takes out.
-//! * Each is one word, the gate, and a word per CPU in an arena. In the arena, the words of one CPU lie side by side.
-//! * [`mode`] says whether the process has sequences. Without them (another architecture, an old C library, one that was
-//!   told `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same contract with a lock per
-//!   CPU.
+//! * [`Counter`] is a number; [`Depot`] collects items in arrays, *magazines*, that are handed on
+//!   whole. A [`CpuCache`] holds items that any thread puts in and takes out.
+//! * Each is one word, the gate, and a word per CPU in an arena. In the arena, the words of one CPU
+//!   lie side by side.
+//! * [`mode`] returns whether the process has sequences. Without them (another architecture, an old
+//!   C library, `GLIBC_TUNABLES=glibc.pthread.rseq=0`, valgrind), a portable version keeps the same
+//!   contract with a lock per CPU.
 //!
 //! # What may happen to a thread
 //!
@@ -22,21 +24,22 @@
 //! | --- | --- |
 //! | it is preempted, or moved to another CPU, in a sequence | the sequence starts again; [`aborts`] counts |
 //! | a signal handler runs in a sequence, and uses the same counter | the sequence starts again after the handler |
-//! | a CPU goes away, or comes | nothing: there is a word for each index that the kernel can give, and a sum covers all of them |
+//! | a CPU goes away, or comes | nothing: there is a word for each index that the kernel can assign, and a sum covers all of them |
 //! | the process forks | the child has its own copy: see below |
 //! | it ends, or there are thousands of it | nothing is kept per thread |
-//! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations say [`GateClosed`]; with `mm_cid`, which reads 0 then, it must not use the library |
+//! | it has no rseq area (by its own doing: the C library registers it, or ends the process) | with `cpu_id` its operations return [`GateClosed`]; with `mm_cid`, which reads 0 then, it must not use the library |
 //! | a library that contains this crate, or code that was inlined from it, is unloaded | it stays loaded. Each such library pins itself when it is loaded, for the kernel reads the descriptor of a thread's last sequence later |
 //!
 //! # What a child of a fork may do
 //!
-//! The child has a copy of everything as it was when the process split, and one thread. Parent and child do not see
-//! each other's changes. Items that other threads of the parent held at that moment are lost to the child. The same
-//! holds for a child that is made by a plain system call, as far as the C library's allocator works there.
+//! The child has a copy of everything as it was when the process split, and one thread. Parent and
+//! child do not see each other's changes. Items that other threads of the parent held at that
+//! moment are lost to the child. The same holds for a child that is made by a plain system call, as
+//! far as the C library's allocator works there.
 //!
 //! | type | the child may | if another thread of the parent was in the middle of |
 //! | --- | --- | --- |
-//! | [`Counter`] | use all methods, and make and drop counters | an add: it is in the child's words or not. A close: the gate stays closed in the child, where adds say [`GateClosed`] and [`close`](Counter::close) says `None` |
+//! | [`Counter`] | use all methods, and make and drop counters | an add: it is in the child's words or not. A close: the gate stays closed in the child, where adds return [`GateClosed`] and [`close`](Counter::close) says `None` |
 //! | [`Depot`] and [`Taker`] | use all methods. The child's taker has the same items as the parent's: what they stand for is in both processes | a give: its item is in the depot or not, or the giver's full magazine is missing with all its items. A reclaim or a close: the items that the taker had in hand are missing, and givers are refused |
 //! | [`CpuCache`] | use all methods | a push or a pop: as for a depot. A reclaim or a close: the child must push and pop only, for it would wait for a lock of that thread |
 

@@ -1,4 +1,5 @@
-//! A magazine: an array of items that a CPU fills, and that is handed on whole.
+//! A magazine: an array of items that a CPU fills, and that changes owner as a whole (Bonwick and
+//! Adams). Why whole: one atomic operation moves up to 62 items.
 
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 use std::num::NonZeroUsize;
@@ -11,17 +12,17 @@ pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
 ///     u32      u32        u32    u32     word
 /// ```
 ///
-/// Invariant (*one holder*): a magazine is at any time with exactly one of: a CPU's word, where sequences of that CPU
-/// fill it; a list of its depot; the thread that took it out of either. Only that holder touches `length` and the items
-/// below it, and passes them on with a release. Other threads may read `length` and `next` for a guess; the values may
-/// be out of date.
+/// Invariant (*one holder*): a magazine is at any time with exactly one of: a CPU's word, where
+/// sequences of that CPU fill it; a list of its depot; the thread that took it out of either. Only
+/// that holder touches `length` and the items below it, and passes them on with a release. Other
+/// threads may read `length` and `next` for a guess; the values may be out of date.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Magazine {
     length: AtomicU32,
     capacity: AtomicU32,
-    /// Index and 1 of the next magazine on a list; 0 ends it. In a [`CpuCache`](crate::CpuCache), also that of the previous magazine
-    /// of the CPU on which this one is loaded.
+    /// Index and 1 of the next magazine on a list; 0 ends it. In a [`CpuCache`](crate::CpuCache),
+    /// also that of the previous magazine of the CPU on which this one is loaded.
     pub(crate) next: AtomicU32,
     /// The magazine's index in its depot, plus 1.
     pub(crate) index: u32,
@@ -36,7 +37,8 @@ const LINE: usize = 64;
 pub(crate) const CAPACITY_AT: usize = 4;
 #[cfg_attr(loom, allow(dead_code, reason = "as above"))]
 pub(crate) const ITEMS_AT: usize = 16;
-/// Where it finds the next magazine and a magazine's own number, and the logarithm of a magazine's size.
+/// Where it finds the next magazine and a magazine's own number, and the logarithm of a magazine's
+/// size.
 #[cfg_attr(loom, allow(dead_code, reason = "as above"))]
 pub(crate) const NEXT_AT: usize = 8;
 #[cfg_attr(loom, allow(dead_code, reason = "as above"))]
@@ -98,7 +100,8 @@ impl Magazine {
         std::ptr::from_ref(self).expose_provenance()
     }
 
-    /// Makes `item` its only item, and forgets all others. Only the holder calls it. Does not read the header.
+    /// Makes `item` its only item, and forgets all others. Only the holder calls it. Does not read
+    /// the header.
     #[inline]
     pub(crate) fn set_only(&self, item: usize) {
         self.items[0].store(item, Ordering::Relaxed);
@@ -142,10 +145,12 @@ impl Magazine {
         self.items[..self.len().min(MAGAZINE)].iter().map(|item| item.load(Ordering::Relaxed))
     }
 
-    /// Passes the items of a magazine, oldest first, to `refused`. If `refused` panics, it gets the rest while the panic unwinds.
+    /// Passes the items of a magazine, oldest first, to `refused`. If `refused` panics, it gets the
+    /// rest while the panic unwinds.
     ///
-    /// The items are passed from a copy: passing any of them may free the magazine, so it is not touched after the
-    /// first call of `refused`. The copy is on the stack, because this may be a signal handler.
+    /// The items are passed from a copy: passing any of them may free the magazine, so it is not
+    /// touched after the first call of `refused`. The copy is on the stack, because this may be a
+    /// signal handler.
     ///
     /// # Safety
     ///
@@ -160,7 +165,8 @@ impl Magazine {
     }
 }
 
-/// Items that were copied and not yet passed on. The drop of this value, also by a panic, passes them on.
+/// Items that were copied and not yet passed on. The drop of this value, also by a panic, passes
+/// them on.
 struct Rest<F: FnMut(NonZeroUsize)> {
     items: std::array::IntoIter<usize, MAGAZINE>,
     refused: F,
@@ -168,7 +174,8 @@ struct Rest<F: FnMut(NonZeroUsize)> {
 
 impl<F: FnMut(NonZeroUsize)> Rest<F> {
     fn pass(&mut self) {
-        // The iterator is advanced before the item is passed, so that a panic does not pass an item twice.
+        // The iterator is advanced before the item is passed, so that a panic does not pass an item
+        // twice.
         self.items.by_ref().filter_map(NonZeroUsize::new).for_each(&mut self.refused);
     }
 }
@@ -179,7 +186,8 @@ impl<F: FnMut(NonZeroUsize)> Drop for Rest<F> {
     }
 }
 
-/// The magazine whose index plus 1 is `index`. `None` if `index` is 0, or there is no such magazine.
+/// The magazine whose index plus 1 is `index`. `None` if `index` is 0, or there is no such
+/// magazine.
 pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
     magazines.get((index as usize).checked_sub(1)?)
 }
@@ -190,7 +198,8 @@ pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..size_of::<T>().div_ceil(LINE) {
         let at = std::ptr::from_ref(value).cast::<u8>().wrapping_add(line * LINE);
-        // SAFETY: a prefetch does not fault. A processor that cannot prefetch for writing ignores the instruction.
+        // SAFETY: a prefetch does not fault. A processor that cannot prefetch for writing ignores
+        // the instruction.
         unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
     }
     #[cfg(not(target_arch = "x86_64"))]

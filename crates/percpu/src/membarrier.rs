@@ -22,10 +22,11 @@ pub(crate) fn register() -> bool {
 pub(crate) fn restart_sequences() -> std::io::Result<()> {
     match membarrier(EXPEDITED_RSEQ) {
         Ok(_) => Ok(()),
-        // Registration belongs to the address space. After any kind of fork the process has another address space, and
-        // registers again.
+        // Registration belongs to the address space. After any kind of fork the process has another
+        // address space, and registers again.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) && register() => membarrier(EXPEDITED_RSEQ).map(drop),
-        // The kernel is short of memory at the moment. This can happen on kernels for very many CPUs.
+        // The kernel is short of memory at the moment. This can happen on kernels for very many
+        // CPUs.
         Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
             std::thread::yield_now();
             membarrier(EXPEDITED_RSEQ).map(drop)

@@ -1,7 +1,7 @@
 //! The kinds of per-CPU data: restartable sequences, or the portable version, and why.
 //!
-//! Why types of their own: the sequences, the pin and the decision all name them, and import nothing
-//! else of each other.
+//! Why types of their own: the sequences, the pin and the decision all name them, and import
+//! nothing else of each other.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,7 +13,8 @@ use thiserror::Error;
 pub enum Mode {
     /// Restartable sequences: plain stores.
     Rseq(Index),
-    /// A lock per CPU, taken by trying once: atomic operations on a line that other CPUs rarely touch.
+    /// A lock per CPU, taken by trying once: atomic operations on a line that other CPUs rarely
+    /// touch.
     Portable(Why),
 }
 
@@ -21,8 +22,9 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Index {
-    /// The kernel's concurrency id of the process: no two threads that run at once have the same, and there are no more of
-    /// them than threads or CPUs, so that a process on a few CPUs of many touches few areas. Linux 6.3 and later.
+    /// The kernel's concurrency id of the process: no two threads that run at once have the same,
+    /// and there are no more of them than threads or CPUs, so that a process on a few CPUs of many
+    /// touches few areas. Linux 6.3 and later.
     MmCid,
     /// The CPU's number, on older kernels (5.10 to 6.2). A few nanoseconds slower.
     CpuId,
@@ -34,16 +36,17 @@ pub enum Index {
 pub enum Why {
     /// The target is not x86-64 Linux, for which the sequences are written in assembly.
     Architecture,
-    /// The C library has registered no rseq area: it is not glibc, or is older than 2.35, or a tunable turned it off,
-    /// or the kernel refused.
+    /// The C library has registered no rseq area: it is not glibc, or is older than 2.35, or a
+    /// tunable turned it off, or the kernel refused.
     NotRegistered,
     /// The kernel has no `membarrier` for them (Linux 5.10 and later have), or refuses it.
     NoMembarrier,
     /// The dynamic linker refused to keep this library loaded for ever, which sequences need.
     NotPinned,
-    /// The environment says `NETMEM_PERCPU=portable`.
+    /// The environment has `NETMEM_PERCPU=portable`.
     Forced,
-    /// The environment says `NETMEM_PERCPU=portable_256`: as if the machine had 256 CPUs, and each thread one of its own. For tests.
+    /// The environment has `NETMEM_PERCPU=portable_256`: as if the machine had 256 CPUs, and each
+    /// thread one of its own. For tests.
     Forced256,
 }
 

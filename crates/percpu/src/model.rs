@@ -1,6 +1,6 @@
-//! Loom's models of the races between sequences and the thread that closes a gate. A sequence here is the portable one. Its steps can
-//! be interleaved with those of any thread, but a barrier waits for it. `docs/design/percpu.md` says what each model proves, and how
-//! to see it fail.
+//! Loom's models of the races between sequences and the thread that closes a gate. A sequence here
+//! is the portable one. Its steps can be interleaved with those of any thread, but a barrier waits
+//! for it. `docs/design/percpu.md` says what each model proves, and how to see it fail.
 
 use crate::portable::model::restarts;
 use crate::{Counter, Depot, GateClosed, Taker, check, run_on};
@@ -47,8 +47,8 @@ fn counter() -> Arc<Counter> {
     Arc::new(Counter::new().unwrap())
 }
 
-/// Two adds on one CPU: a restartable sequence is restarted, and never refused; the portable one is refused when it finds the other in
-/// the middle. Either way the sum is what the adds were told.
+/// Two adds on one CPU: a restartable sequence is restarted, and never refused; the portable one is
+/// refused when it finds the other in the middle. Either way the sum is what the adds were told.
 #[test]
 fn add_against_add_on_one_cpu() {
     let refused = std::sync::Arc::new([false, true].map(|_| std::sync::atomic::AtomicBool::new(false)));
@@ -66,7 +66,8 @@ fn add_against_add_on_one_cpu() {
     assert_eq!([0, 1].map(|way: usize| refused[way].load(Ordering::Relaxed)), [true, false]);
 }
 
-/// Add against close: what an add was told is what the sum says, and what its thread did before is seen.
+/// Add against close: what an add was told is what the sum says, and what its thread did before is
+/// seen.
 #[test]
 fn add_against_close() {
     check(None, || {
@@ -159,8 +160,8 @@ fn give(depot: &Depot, n: usize) -> bool {
     unsafe { Depot::give(depot, item(n), |_| unreachable!("no thread has closed it")) }
 }
 
-/// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that decides (whether there is anything);
-/// a yield has it do so.
+/// What is found on the list and in the CPUs' magazines. Loom does not go elsewhere at a load that
+/// decides (whether there is anything); a yield has it do so.
 fn take_all(depot: &Depot, taker: &mut Taker, found: &mut Vec<NonZeroUsize>) {
     thread::yield_now();
     while taker.refill(depot, |item| found.push(item)) {}
@@ -190,8 +191,8 @@ fn give_against_reclaim() {
     });
 }
 
-/// The hand-over of a full magazine against the taker: each item is found once, with what was written before, also what another
-/// thread on the same CPU had given.
+/// The hand-over of a full magazine against the taker: each item is found once, with what was
+/// written before, also what another thread on the same CPU had given.
 #[test]
 fn exchange_against_refill() {
     check(None, || {
@@ -213,8 +214,9 @@ fn exchange_against_refill() {
     });
 }
 
-/// A depot without an empty magazine: the full one is handed over for nothing while the taker takes it, and another thread of the CPU
-/// gives. Each item is found once, with what was written before, or it was refused.
+/// A depot without an empty magazine: the full one is handed over for nothing while the taker takes
+/// it, and another thread of the CPU gives. Each item is found once, with what was written before,
+/// or it was refused.
 #[test]
 fn hand_over_for_nothing_against_refill() {
     check(Some(3), || {
@@ -267,7 +269,8 @@ fn against_reclaim(capacity: usize) {
     });
 }
 
-/// Two threads that push full magazines while the taker takes the list: none is lost, and what was in them is seen.
+/// Two threads that push full magazines while the taker takes the list: none is lost, and what was
+/// in them is seen.
 #[test]
 fn hand_overs_against_refill() {
     check(Some(2), || {
@@ -296,7 +299,8 @@ fn hand_overs_against_refill() {
     });
 }
 
-/// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the middle of a pop.
+/// ABA: a magazine is popped by one thread at a time, also when the head goes and comes back in the
+/// middle of a pop.
 #[test]
 fn pop_against_pop_and_push() {
     check(None, || {
@@ -336,8 +340,8 @@ fn empties_are_handed_over() {
     });
 }
 
-/// Give against the depot's end: each item is the taker's, refused, or handed back. The thread that has them all frees the depot, after
-/// the giver's last touch.
+/// Give against the depot's end: each item is the taker's, refused, or handed back. The thread that
+/// has them all frees the depot, after the giver's last touch.
 #[test]
 fn give_against_close() {
     against_close(2);
@@ -357,7 +361,8 @@ fn against_close(capacity: usize) {
             let (depot, contents) = (depot.clone(), contents.clone());
             on(0, move || {
                 let mut back = Vec::new();
-                // SAFETY: the model keeps the memory, and the item stands for the right to touch it.
+                // SAFETY: the model keeps the memory, and the item stands for the right to touch
+                // it.
                 if !unsafe { Depot::give(&*depot, item(8), |item| back.push(item)) } {
                     back.push(item(8));
                 }

@@ -1,11 +1,11 @@
-//! Stands in for the pin where no object with sequences is ever unloaded: in a static program, with a C library that unloads
-//! nothing or registers no areas, and where there are no sequences.
+//! Stands in for the pin where no object with sequences is ever unloaded: in a static program, with
+//! a C library that unloads nothing or registers no areas, and where there are no sequences.
 
 use crate::mode::Index;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// Where a thread's area is, in bytes from the thread pointer, in a process that tells CPUs apart by that index. 0 in others.
-/// Written once, before the first gate is made.
+/// Where a thread's area is, in bytes from the thread pointer, in a process that tells CPUs apart
+/// by that index. 0 in others. Written once, before the first gate is made.
 static MM_CID: AtomicIsize = AtomicIsize::new(0);
 static CPU_ID: AtomicIsize = AtomicIsize::new(0);
 

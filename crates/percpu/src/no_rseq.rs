@@ -1,5 +1,5 @@
-//! Stands in for the sequences where none are written, and in loom's models: every gate looks closed to them, which sends the
-//! caller to the portable version.
+//! Stands in for the sequences where none are written, and in loom's models: every gate looks
+//! closed to them, which sends the caller to the portable version.
 
 use crate::error::GateClosed;
 use crate::mode::Index;

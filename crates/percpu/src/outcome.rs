@@ -1,6 +1,7 @@
 //! How a restartable sequence, or its portable version, can end.
 //!
-//! Why apart from `sequence.rs`: both versions return these, and `sequence.rs` chooses between them.
+//! Why apart from `sequence.rs`: both versions return these, and `sequence.rs` chooses between
+//! them.
 
 use std::num::NonZeroUsize;
 

@@ -1,8 +1,9 @@
 //! Keeps an object (a program or a shared library) that contains sequences loaded for ever.
 //!
-//! A thread's rseq area holds the address of the last sequence's descriptor until the kernel looks at it the next time. That can be
-//! long after the sequence, and then the kernel kills the process if the descriptor is not mapped any more. Sequences are inlined,
-//! with their descriptors, so that any object of the process can have some.
+//! A thread's rseq area holds the address of the last sequence's descriptor until the kernel checks
+//! it the next time. That can be long after the sequence, and then the kernel kills the process if
+//! the descriptor is not mapped any more. Sequences are inlined, with their descriptors, so that
+//! any object of the process can have some.
 //!
 //! ```text
 //!   object A                                     this crate, perhaps in object B
@@ -12,18 +13,23 @@
 //!                                                                             the program: dlopen(its name, NOLOAD | NODELETE)
 //! ```
 //!
-//! * The assembly of each sequence also emits the constructor ([`constructor`]): a function in a COMDAT group, a word in
-//!   `.init_array`, and the object's words ([`Object`]). A translation unit has it once, for the assembler skips it if it is defined;
-//!   the linker keeps one of all units'. Linkers keep `.init_array` when they drop unused sections. The names are hidden: each object
+//! * The assembly of each sequence also emits the constructor ([`constructor`]): a function in a
+//!   COMDAT group, a word in `.init_array`, and the object's words ([`Object`]). A translation unit
+//!   has it once, for the assembler skips it if it is defined; the linker keeps one of all units'.
+//!   Linkers keep `.init_array` when they drop unused sections. The names are hidden: each object
 //!   calls its own, and its sequences load its own words.
-//! * Constructors run before `dlopen` returns, under the dynamic linker's lock, which is recursive. So an object is pinned before
-//!   any other thread can run its sequences, and before anything can unload it.
-//! * The hot path pays nothing: a sequence loads from its object where a thread's area is. It needs that in any case, and 0 means
-//!   that there are no sequences.
-//! * The program is never unloaded: it needs no pin. A static program has no other objects, so it has no constructor.
-//! * If the dynamic linker refuses, this process has no sequences ([`Why::NotPinned`](crate::Why::NotPinned)). If it has some
-//!   already, because this crate is in another object than the sequences, the words of the object that was refused stay 0. To each of
-//!   its sequences the gate is closed, and the caller takes the shared path. No thread's area ever holds one of its descriptors.
+//! * Constructors run before `dlopen` returns, under the dynamic linker's lock, which is recursive.
+//!   So an object is pinned before any other thread can run its sequences, and before anything can
+//!   unload it.
+//! * The hot path pays nothing: a sequence loads from its object where a thread's area is. It needs
+//!   that in any case, and 0 means that there are no sequences.
+//! * The program is never unloaded: it needs no pin. A static program has no other objects, so it
+//!   has no constructor.
+//! * If the dynamic linker refuses, this process has no sequences
+//!   ([`Why::NotPinned`](crate::Why::NotPinned)). If it has some already, because this crate is in
+//!   another object than the sequences, the words of the object that was refused stay 0. To each of
+//!   its sequences the gate is closed, and the caller takes the shared path. No thread's area ever
+//!   holds one of its descriptors.
 //!
 //! ```text
 //!   pin (an object is being loaded)              start (the mode is decided)
@@ -31,7 +37,8 @@
 //!   if STARTED: writes the object's word         writes the word of each object in OBJECTS
 //! ```
 //!
-//! Both steps of each are sequentially consistent: pin sees what start has stored, or start sees the object, or both.
+//! Both steps of each are sequentially consistent: pin sees what start has stored, or start sees
+//! the object, or both.
 
 use crate::mode::Index;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -47,8 +54,9 @@ const DECIDED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(FINE);
 
-/// The words of an object, which the constructor's assembly defines. Where a thread's area is, in bytes from the thread pointer, in
-/// a process that uses that index; 0 in others, and before the mode is decided. Written once.
+/// The words of an object, which the constructor's assembly defines. Where a thread's area is, in
+/// bytes from the thread pointer, in a process that uses that index; 0 in others, and before the
+/// mode is decided. Written once.
 #[repr(C)]
 pub(crate) struct Object {
     mm_cid: AtomicIsize,
@@ -74,7 +82,8 @@ impl Object {
     }
 }
 
-/// Each thread has its area `area` bytes from its thread pointer: lets the sequences of all objects that are pinned run.
+/// Each thread has its area `area` bytes from its thread pointer: lets the sequences of all objects
+/// that are pinned run.
 pub(crate) fn start(area: isize, index: Index) {
     STARTED[usize::from(index == Index::CpuId)].store(area, Ordering::SeqCst);
     let mut at = OBJECTS.load(Ordering::SeqCst);
@@ -90,7 +99,8 @@ pub(crate) fn all_pinned() -> bool {
     STATE.compare_exchange(FINE, DECIDED, Ordering::Relaxed, Ordering::Relaxed) != Err(REFUSED)
 }
 
-/// The directives that put the constructor and the [`Object`] into the object, once. `{pin}` is [`pin`].
+/// The directives that put the constructor and the [`Object`] into the object, once. `{pin}` is
+/// [`pin`].
 macro_rules! constructor {
     () => {
         concat!(
@@ -124,7 +134,8 @@ macro_rules! constructor {
 pub(crate) use constructor;
 const _: () = assert!(size_of::<Object>() == 24);
 
-/// Where areas are by `mm_cid`, as the object knows that this is inlined into. Inlined always: each sequence begins with it.
+/// Where areas are by `mm_cid`, as the object knows that this is inlined into. Inlined always: each
+/// sequence begins with it.
 #[inline(always)]
 #[allow(named_asm_labels, reason = "the constructor has a name, so that the assembler and the linker keep one of many")]
 pub(crate) fn by_mm_cid() -> isize {
@@ -181,7 +192,7 @@ pub(crate) unsafe extern "C" fn pin(object: *mut Object) {
     words.enable();
 }
 
-/// What is looked for, and what was found.
+/// The address that is searched for, and the object that was found.
 struct Search {
     address: usize,
     name: *const c_char,
@@ -199,7 +210,8 @@ fn pinned(address: usize) -> bool {
         // The program has no name.
         return true;
     }
-    // SAFETY: loads nothing, and the object, which is being loaded, is found by the dynamic linker's own name for it.
+    // SAFETY: loads nothing, and the object, which is being loaded, is found by the dynamic
+    // linker's own name for it.
     !unsafe { libc::dlopen(search.name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) }.is_null()
 }
 
@@ -239,7 +251,8 @@ mod tests {
         [&object.mm_cid, &object.cpu_id].map(|word| word.load(Ordering::Relaxed))
     }
 
-    /// An object that is refused when there are sequences already has none of its own, and the process goes on.
+    /// An object that is refused when there are sequences already has none of its own, and the
+    /// process goes on.
     #[test]
     fn a_late_object_that_is_refused_has_no_sequences() {
         let mode = mode();

@@ -1,6 +1,6 @@
-//! The portable version of a sequence: the same steps under this CPU's lock, for machines without restartable
-//! sequences, and for loom, which then sees the steps of a sequence: other threads may run between them, but a barrier
-//! waits for their end.
+//! The portable version of a sequence: the same steps under this CPU's lock, for machines without
+//! restartable sequences, and for loom, which then sees the steps of a sequence: other threads may
+//! run between them, but a barrier waits for their end.
 //!
 //! ```text
 //!   sequence                             barrier
@@ -11,10 +11,11 @@
 //!   cpu.lock.unlock
 //! ```
 //!
-//! A sequence tries its lock once. The lock can be taken: by a thread that lost this CPU in the middle of a sequence, or by the code
-//! that this signal handler interrupted. The sequence then answers as if the gate were closed, and its thread takes the shared path.
-//! So no sequence waits, and nothing deadlocks. The lock, not the CPU's number, is what keeps a word to one thread: a number that
-//! is out of date only costs time.
+//! A sequence tries its lock once. The lock can be taken: by a thread that lost this CPU in the
+//! middle of a sequence, or by the code that this signal handler interrupted. The sequence then
+//! answers as if the gate were closed, and its thread takes the shared path. So no sequence waits,
+//! and nothing deadlocks. The lock, not the CPU's number, is what keeps a word to one thread: a
+//! number that is out of date only costs time.
 
 use crate::cpus::this_cpu;
 use crate::error::GateClosed;
@@ -42,7 +43,8 @@ fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Resu
     if slot & CLOSED_BIT != 0 {
         return Err(GateClosed);
     }
-    // SAFETY: an open gate is the address of a slot, which has a word for every CPU and is never given back to the system.
+    // SAFETY: an open gate is the address of a slot, which has a word for every CPU and is never
+    // given back to the system.
     let word = unsafe { word::word(slot, cpu) };
     handover::acquire(word);
     let answer = body(word);
@@ -119,21 +121,23 @@ pub(crate) mod model {
     }
 
     pub(super) fn locks() -> &'static [Lock] {
-        // loom hands out a reference for the length of one execution, which is as long as anything lives.
+        // loom hands out a reference for the length of one execution, which is as long as anything
+        // lives.
         let locks: &Box<[Lock]> = &LOCKS;
         // SAFETY: nothing outlives the execution.
         unsafe { &*std::ptr::from_ref::<[Lock]>(locks) }
     }
 
     std::thread_local! {
-        /// Whether a sequence that finds its CPU's lock taken is restarted. One for all threads of a model: loom runs them on the one
-        /// that started it.
+        /// Whether a sequence that finds its CPU's lock taken is restarted. One for all threads of
+        /// a model: loom runs them on the one that started it.
         static RESTARTS: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Runs `model` for both versions of a sequence, which differ where two threads are on one CPU. The portable one is refused if the
-    /// other thread is in the middle of its own. A restartable one is restarted: its first attempt has no effect, so that the model
-    /// has it wait, and run when the other has ended.
+    /// Runs `model` for both versions of a sequence, which differ where two threads are on one CPU.
+    /// The portable one is refused if the other thread is in the middle of its own. A restartable
+    /// one is restarted: its first attempt has no effect, so that the model has it wait, and run
+    /// when the other has ended.
     pub fn both_ways(model: impl Fn()) {
         for restarts in [false, true] {
             RESTARTS.set(restarts);
@@ -142,8 +146,9 @@ pub(crate) mod model {
         RESTARTS.set(false);
     }
 
-    /// Tries all interleavings of `body`, [both ways](both_ways); only those in which no thread is preempted more often than
-    /// `preemptions`, if that is given. `LOOM_MAX_PREEMPTIONS` goes before it.
+    /// Tries all interleavings of `body`, [both ways](both_ways); only those in which no thread is
+    /// preempted more often than `preemptions`, if that is set. `LOOM_MAX_PREEMPTIONS` overrides
+    /// it.
     pub fn check(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
         let body = std::sync::Arc::new(body);
         both_ways(|| {

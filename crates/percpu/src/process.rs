@@ -1,16 +1,18 @@
-//! The locks of this process, which a forked child does not inherit.
+//! The locks of this process. A forked child does not inherit them.
 //!
 //! ```text
 //!   parent                                            child, after any fork
 //!   │ free ──▶ slots │ CPU 0: taken │ CPU 1: 0 │...   │ 0 │ 0 │ 0 │...     wiped by the kernel (MADV_WIPEONFORK)
 //! ```
 //!
-//! A thread of the parent may hold one of these locks at the fork. The child does not have that thread, so the child would wait for
-//! ever. The locks are therefore in memory that is zero in a child, and zero is a lock that is free.
+//! A thread of the parent may hold one of these locks at the fork. The child does not have that
+//! thread, so the child would wait for ever. The locks are therefore in memory that is zero in a
+//! child, and zero is a lock that is free.
 //!
-//! Handlers of `pthread_atfork` would not do. While the C library runs another library's handler, it lets threads register further
-//! ones, and does not run these for the fork that has begun. A thread that registers handlers at its first use can then hold a lock
-//! at that fork. The address sanitizer has such a handler.
+//! Handlers of `pthread_atfork` would not do. While the C library runs another library's handler,
+//! it lets threads register further ones, and does not run these for the fork that has begun. A
+//! thread that registers handlers at its first use can then hold a lock at that fork. The address
+//! sanitizer has such a handler.
 
 use crate::cpus::areas;
 use crate::error::NoMemory;
@@ -30,7 +32,8 @@ struct Process {
     free: AtomicPtr<Mutex<Slots>>,
 }
 
-/// The lock of a CPU's words, in the portable version. A line for each, so that CPUs do not disturb each other.
+/// The lock of a CPU's words, in the portable version. A line for each, so that CPUs do not disturb
+/// each other.
 #[repr(align(64))]
 pub(crate) struct CpuLock(AtomicBool);
 
@@ -40,11 +43,13 @@ pub(crate) struct CpuLockGuard<'a>(&'a CpuLock);
 impl CpuLock {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<CpuLockGuard<'_>> {
-        // Not `then_some`: it would make a `CpuLockGuard` in any case, and drop it, which frees the lock of another thread.
+        // Not `then_some`: it would make a `CpuLockGuard` in any case, and drop it, which frees the
+        // lock of another thread.
         (!self.0.swap(true, Ordering::Acquire)).then(|| CpuLockGuard(self))
     }
 
-    /// Waits for the thread that has the lock, if any. That thread may have lost its CPU, so the wait sleeps after some attempts.
+    /// Waits for the thread that has the lock, if any. That thread may have lost its CPU, so the
+    /// wait sleeps after some attempts.
     pub(crate) fn wait(&self) {
         let mut attempts = 0;
         while self.try_lock().is_none() {
@@ -83,7 +88,8 @@ pub(crate) fn prepare() -> Result<(), NoMemory> {
     if memory == libc::MAP_FAILED {
         return Err(NoMemory { bytes });
     }
-    // Linux 4.14 and later wipe it. On an older kernel, a child may wait for a lock of a thread that it does not have.
+    // Linux 4.14 and later wipe it. On an older kernel, a child may wait for a lock of a thread
+    // that it does not have.
     // SAFETY: our own memory, in which nothing is yet.
     unsafe { libc::madvise(memory, bytes, libc::MADV_WIPEONFORK) };
     let first = PROCESS.compare_exchange(ptr::null_mut(), memory.cast(), Ordering::AcqRel, Ordering::Acquire);
@@ -104,11 +110,13 @@ fn process() -> *const Process {
 /// The locks of the portable version, one for each area.
 #[inline]
 pub(crate) fn cpu_locks() -> &'static [CpuLock] {
-    // SAFETY: `prepare` maps so many behind a `Process`, and never unmaps them; zero is a lock that is free.
+    // SAFETY: `prepare` maps so many behind a `Process`, and never unmaps them; zero is a lock that
+    // is free.
     unsafe { std::slice::from_raw_parts(process().add(1).cast(), areas()) }
 }
 
-/// The free slots of this process. A child begins with none: the parent's free slots stay unused in the child.
+/// The free slots of this process. A child begins with none: the parent's free slots stay unused in
+/// the child.
 pub(crate) fn free_slots() -> MutexGuard<'static, Slots> {
     // SAFETY: mapped by `prepare` and never unmapped; zero is a null pointer.
     let at = unsafe { &(*process()).free };

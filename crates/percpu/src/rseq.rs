@@ -1,11 +1,12 @@
 //! The restartable sequences: all the assembly there is.
 //!
-//! A sequence is a few instructions that the kernel lets run to their end on one CPU, or not at all. Its last instruction is
-//! one store, the *commit*. No other thread may read what it stored before that. Before it starts, a thread writes the address of
-//! the sequence's descriptor (start, length, abort handler) into its rseq area. When the kernel takes the CPU away from the
-//! thread, gives it a signal, or restarts it for a membarrier, and finds it between start and commit, it sends it to
-//! the abort handler instead of back. A thread that is past the commit is left alone; the descriptor stays where it is,
-//! forgotten at the kernel's next look.
+//! A sequence is a few instructions that the kernel lets run to their end on one CPU, or not at
+//! all. Its last instruction is one store, the *commit*. No other thread may read what it stored
+//! before that. Before it starts, a thread writes the address of the sequence's descriptor (start,
+//! length, abort handler) into its rseq area. When the kernel preempts the thread, delivers a
+//! signal to it, or restarts it for a membarrier, and finds it between start and commit, it sends
+//! it to the abort handler instead of back. A thread that is past the commit is left alone; the
+//! descriptor stays where it is, and the kernel clears the address when it next checks the area.
 //!
 //! ```text
 //!   2:  area.rseq_cs = &descriptor
@@ -21,20 +22,22 @@
 //!   6:  aborts += 1; goto 2              the abort handler, behind its signature, away from the straight line
 //! ```
 //!
-//! Exits before the commit are jumps out of the range: nothing has happened. Each function below gives what stands at
-//! `...`. They are inlined, each copy with a descriptor of its own, in which labels start at 2 because an assembler reads
-//! `0b` and `1b` as binary numbers.
+//! Exits before the commit are jumps out of the range: nothing has happened. Each function below
+//! shows what stands at `...`. They are inlined, each copy with a descriptor of its own, in which
+//! labels start at 2 because an assembler reads `0b` and `1b` as binary numbers.
 //!
-//! **Cost.** [`add`] is thirteen instructions, two of them stores: the descriptor and the commit. It loads four words: where the
-//! area is, gate, index, and what it adds to. On a core that starts three memory operations a cycle and
-//! commits one store, get and put together take four cycles; there is no lock prefix among them.
+//! **Cost.** [`add`] is thirteen instructions, two of them stores: the descriptor and the commit.
+//! It loads four words: where the area is, gate, index, and what it adds to. On a core that starts
+//! three memory operations a cycle and commits one store, get and put together take four cycles;
+//! there is no lock prefix among them.
 //!
-//! **Ordering.** x86-64 keeps loads in order, stores in order, and stores behind earlier loads, and the assembly is a
-//! barrier for the compiler: a commit is a release of what the thread did before, and the load of the gate an acquire of what
-//! was done before it was opened.
+//! **Ordering.** x86-64 keeps loads in order, stores in order, and stores behind earlier loads, and
+//! the assembly is a barrier for the compiler: a commit is a release of what the thread did before,
+//! and the load of the gate an acquire of what was done before it was opened.
 //!
-//! **A library that contains these stays loaded**: the kernel reads the last descriptor of a thread long after the sequence. The
-//! assembly of each sequence sees to it; [`pin`](crate::pin) says how.
+//! **A library that contains these stays loaded**: the kernel reads the last descriptor of a thread
+//! long after the sequence. The assembly of each sequence makes sure of it: see
+//! [`pin`](crate::pin).
 
 #![allow(
     named_asm_labels,
@@ -71,14 +74,16 @@ pub(crate) fn aborts() -> u64 {
     ABORTS.load(Ordering::Relaxed)
 }
 
-/// Inlined always: each sequence begins with it, and a program that depends on this crate would call it for each.
+/// Inlined always: each sequence begins with it, and a program that depends on this crate would
+/// call it for each.
 #[inline(always)]
 fn some(area: isize) -> Result<isize, GateClosed> {
     if area == 0 { Err(GateClosed) } else { Ok(area) }
 }
 
-/// One sequence: from the descriptor to this CPU's word in `{word}`, then what is given, whose last instruction is the commit.
-/// `closed` is where it goes if the gate is closed or this thread has no CPU number; `cold` is code away from the line.
+/// One sequence: from the descriptor to this CPU's word in `{word}`, then the body, whose last
+/// instruction is the commit. `closed` is where it goes if the gate is closed or this thread has no
+/// CPU number; `cold` is code away from the line.
 macro_rules! sequence {
     ($gate:expr, $area:expr, closed: $closed:literal, [$($body:literal),* $(,)?], cold: [$($cold:literal),*], $($operands:tt)*) => {
         asm!(
@@ -136,7 +141,8 @@ macro_rules! sequence {
 /// `gate` is a gate's word: open, it is the address of a slot of this process's arena.
 #[inline(always)]
 unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) -> Result<(), GateClosed> {
-    // SAFETY: an open gate's slot has a word for every CPU; only sequences of this CPU write it until the gate has closed.
+    // SAFETY: an open gate's slot has a word for every CPU; only sequences of this CPU write it
+    // until the gate has closed.
     unsafe {
         sequence!(
             gate, area, closed: "{closed}",
@@ -157,7 +163,7 @@ unsafe fn add_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, n: isize) ->
 ///   m = *word                            a magazine: length, capacity, items
 ///   if m == 0: exit missing
 ///   if m.length >= m.capacity: exit full
-///   m.items[m.length] = item             beyond the length: no thread looks there
+///   m.items[m.length] = item             beyond the length: no thread reads there
 ///   m.length += 1                        the commit
 /// ```
 ///
@@ -205,7 +211,7 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
 ///
 /// # Safety
 ///
-/// As for [`push_at`]; `new` is a magazine and the caller's to give, or null.
+/// As for [`push_at`]; `new` is a magazine and the caller's, or null.
 #[inline(always)]
 unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
     const CLOSED: usize = 1;
@@ -244,7 +250,8 @@ unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: us
     }
 }
 
-/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those above.
+/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those
+/// above.
 macro_rules! operations {
     ($area:ident, $index:ident) => {
         #[inline(always)]

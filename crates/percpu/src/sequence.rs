@@ -1,8 +1,9 @@
 //! The choice of the version of a sequence that runs.
 //!
-//! The assembly for `mm_cid` is tried first, and is inlined. If it reports a closed gate, there are three possible
-//! reasons: the gate is closed; this thread has no rseq area; or this process uses `cpu_id` or the portable version.
-//! The locks of the portable version do not exclude sequences, so a process uses one version from its start to its end.
+//! The assembly for `mm_cid` is tried first, and is inlined. If it reports a closed gate, there are
+//! three possible reasons: the gate is closed; this thread has no rseq area; or this process uses
+//! `cpu_id` or the portable version. The locks of the portable version do not exclude sequences, so
+//! a process uses one version from its start to its end.
 
 use crate::decision::mode;
 use crate::error::GateClosed;

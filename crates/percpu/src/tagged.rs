@@ -4,7 +4,8 @@
 //!   head = tag (40 bits) | closed (1 bit) | index and 1 of the first magazine (23 bits)
 //! ```
 //!
-//! **ABA.** A pop reads the first magazine and the one behind it, and exchanges the head. Other threads may change the list in between:
+//! **ABA.** A pop reads the first magazine and the one behind it, and exchanges the head. Other
+//! threads may change the list in between:
 //!
 //! ```text
 //!   thread A                             others
@@ -17,12 +18,12 @@
 //! pops a second, which is more than the line of the head can move between CPUs, that takes a day;
 //! 2^31 pops would take less than four minutes, and a thread can be stopped for as long.
 //!
-//! **Closed.** A closed list refuses [`push`](List::push), which threads use to put items. [`put_back`](List::put_back)
-//! and [`pop`](List::pop) work as before: a thread that had popped a magazine when the list was closed still returns
-//! it.
+//! **Closed.** A closed list refuses [`push`](List::push), which threads use to put items.
+//! [`put_back`](List::put_back) and [`pop`](List::pop) work as before: a thread that popped a
+//! magazine before the list was closed still returns it.
 //!
-//! **Ordering.** A push is a release and a pop an acquire, so what is in a magazine is passed on. Closing is a release, and a refused
-//! push an acquire.
+//! **Ordering.** A push is a release and a pop an acquire, so what is in a magazine is passed on.
+//! Closing is a release, and a refused push an acquire.
 
 use crate::magazine::{Magazine, numbered};
 use crate::sync::{AtomicU64, Ordering};
@@ -47,8 +48,8 @@ impl List {
         Self { head: AtomicU64::new(0) }
     }
 
-    /// Puts a magazine that only the caller has on the list. Returns false if the list is closed; the magazine is then
-    /// still the caller's.
+    /// Puts a magazine that only the caller has on the list. Returns false if the list is closed;
+    /// the magazine is then still the caller's.
     ///
     /// # Safety
     ///
@@ -66,7 +67,8 @@ impl List {
     }
 
     unsafe fn link(head: *const AtomicU64, magazine: *const Magazine, refused: u64) -> bool {
-        // SAFETY: the list lives until the exchange has succeeded, and the magazine is the caller's until then.
+        // SAFETY: the list lives until the exchange has succeeded, and the magazine is the caller's
+        // until then.
         unsafe {
             let mut was = (*head).load(Ordering::Acquire);
             while was & refused == 0 {
@@ -86,7 +88,8 @@ impl List {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             let magazine = numbered(magazines, (head & INDEX) as u32)?;
-            // If another thread has popped it by now, this number is out of date, and the exchange fails by the tag.
+            // If another thread has popped it by now, this number is out of date, and the exchange
+            // fails by the tag.
             let next = u64::from(magazine.next.load(Ordering::Relaxed));
             let new = (head & !INDEX).wrapping_add(TAG) | next;
             match self.head.compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire) {

@@ -7,8 +7,9 @@ use crate::sync::{AtomicUsize, Ordering};
 /// The bit that keeps sequences out.
 pub(crate) const CLOSED_BIT: usize = 1;
 
-/// The distance from one CPU's word of a slot to the next CPU's, in bytes. It is a page, so that the words of a CPU are
-/// on separate cache lines, and on the NUMA node of the CPU that touches them first.
+/// The distance from one CPU's word of a slot to the next CPU's, in bytes. It is a page, so that
+/// the words of a CPU are on separate cache lines, and on the NUMA node of the CPU that touches
+/// them first.
 #[cfg(not(loom))]
 pub(crate) const STRIDE: usize = 1 << STRIDE_SHIFT;
 /// Its logarithm, for the assembly.
@@ -21,7 +22,8 @@ pub(crate) const STRIDE: usize = size_of::<AtomicUsize>();
 ///
 /// # Safety
 ///
-/// `slot` comes from the arena and is not given back while the reference lives; `cpu` is below [`areas`](crate::cpus::areas).
+/// `slot` comes from the arena and is not freed while the reference lives; `cpu` is below
+/// [`areas`](crate::cpus::areas).
 pub(crate) unsafe fn word<'a>(slot: usize, cpu: usize) -> &'a AtomicUsize {
     // SAFETY: the caller's; the arena has exposed its memory.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot + cpu * STRIDE) }

@@ -1,9 +1,11 @@
-//! Counters in a whole process: many counters, many threads, forks, and threads that move between CPUs.
+//! Counters in a whole process: many counters, many threads, forks, and threads that move between
+//! CPUs.
 
 use netmem_percpu::{Counter, Depot, GateClosed, Mode, Taker, cpus, mode};
 use std::num::NonZeroUsize;
 
-/// In portable mode, even a single thread may find the lock of its CPU taken, and then uses the shared path.
+/// In portable mode, even a single thread may find the lock of its CPU taken, and then uses the
+/// shared path.
 fn add(counter: &Counter, n: isize) -> isize {
     match counter.add(n) {
         Ok(()) => n,
@@ -19,7 +21,8 @@ fn the_mode_is_the_one_that_was_asked_for() {
     netmem_testing::assert_forced_mode();
 }
 
-/// Proves REF-7: the flag of the C library is used, and the tunable that turns sequences off turns them off.
+/// Proves REF-7: the flag of the C library is used, and the tunable that turns sequences off turns
+/// them off.
 #[test]
 fn the_mode_follows_the_c_library() {
     let off = std::env::var("GLIBC_TUNABLES").is_ok_and(|tunables| tunables.contains("glibc.pthread.rseq=0"));
@@ -27,7 +30,8 @@ fn the_mode_follows_the_c_library() {
     println!("{} ({:?}), {} CPUs", mode(), mode(), cpus());
 }
 
-/// There are more counters than an area has slots. Each keeps its own sum, and returned slots are empty.
+/// There are more counters than an area has slots. Each keeps its own sum, and returned slots are
+/// empty.
 #[test]
 fn arenas_grow_and_slots_are_used_again() {
     for round in 0..3 {
@@ -55,7 +59,8 @@ fn close_and_reopen() {
     assert_eq!(counter.close().unwrap(), Some(0));
 }
 
-/// No count is kept per thread: the adds of thousands of threads are in the sum after the threads have ended.
+/// No count is kept per thread: the adds of thousands of threads are in the sum after the threads
+/// have ended.
 #[test]
 fn thousands_of_threads() {
     let counter = Counter::new().unwrap();
@@ -69,8 +74,8 @@ fn thousands_of_threads() {
     assert_eq!(counter.close().unwrap(), Some(sum));
 }
 
-/// Items are passed on in full magazines, and the items in magazines that are not full are reclaimed. A depot without
-/// empty magazines refuses items.
+/// Items are passed on in full magazines, and the items in magazines that are not full are
+/// reclaimed. A depot without empty magazines refuses items.
 #[test]
 fn a_depot() {
     let (depot, mut taker) = Depot::new(8, 12).unwrap();
@@ -91,7 +96,8 @@ fn a_depot() {
     assert_eq!(found.len(), 200 - refused, "found twice");
 }
 
-/// If many items are given at once, none waits on a CPU. If there are too few magazines, the rest is refused.
+/// If many items are given at once, none waits on a CPU. If there are too few magazines, the rest
+/// is refused.
 #[test]
 fn many_at_once() {
     let (depot, mut taker) = Depot::new(4, 3).unwrap();
@@ -123,8 +129,8 @@ fn give(depot: &Depot, n: usize) -> bool {
     unsafe { Depot::give(depot, NonZeroUsize::MIN.saturating_add(n), |_| unreachable!("no giver is in it")) }
 }
 
-/// Gives one item to a depot that has room for it. In portable mode the locks of CPUs are those of the process: a thread of another
-/// test may have that of this CPU, and the item is refused.
+/// Gives one item to a depot that has room for it. In portable mode the locks of CPUs are those of
+/// the process: a thread of another test may have that of this CPU, and the item is refused.
 fn put(depot: &Depot, n: usize) {
     while !give(depot, n) {
         assert!(matches!(mode(), Mode::Portable(_)), "{n} was refused");
@@ -132,7 +138,8 @@ fn put(depot: &Depot, n: usize) {
     }
 }
 
-/// If user code panics over an item, only that item is lost. The taker gets the others, in each way of taking them.
+/// If user code panics over an item, only that item is lost. The taker gets the others, in each way
+/// of taking them.
 #[test]
 fn a_panic_over_one_item_leaves_the_others_pending() {
     type Take = fn(&mut Taker, &Depot, &mut dyn FnMut(NonZeroUsize));

@@ -1,8 +1,9 @@
-//! Threads take items from a CPU cache and put them back. They are moved, preempted and interrupted in the middle of
-//! sequences, and another thread reclaims. At any time, each item is with one thread or in the cache.
+//! Threads take items from a CPU cache and put them back. They are moved, preempted and interrupted
+//! in the middle of sequences, and another thread reclaims. At any time, each item is with one
+//! thread or in the cache.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
-//! signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own,
+//! because it sends signals.
 
 use netmem_percpu::{CpuCache, Mode, NothingFound, aborts, mode};
 use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
@@ -80,8 +81,8 @@ impl Shared {
 /// Items that signal handlers took and have not put back. 0 means no item.
 static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
-/// A signal handler. It uses the cache whose operation it has interrupted: it takes an item, or puts back one that an
-/// earlier handler took.
+/// A signal handler. It uses the cache whose operation it has interrupted: it takes an item, or
+/// puts back one that an earlier handler took.
 extern "C" fn signalled(_: libc::c_int) {
     let shared = shared();
     let n = shared.by_signals.fetch_add(1, Ordering::Relaxed);
@@ -107,8 +108,8 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
     on_signal(signalled);
     let (ops, threads) = (stress_ops(5_000_000), stress_threads());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
-    // The operations are repeated until everything that the test is about has happened, which is a matter of chance, up to this
-    // number.
+    // The operations are repeated until everything that the test is about has happened, which is a
+    // matter of chance, up to this number.
     let most = 10 * ops.max(5_000_000) / threads;
     let reclaims = AtomicU64::new(0);
     let enough = || {
@@ -124,7 +125,8 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
                     disturbed.during(|| {
                         let (mut held, mut done, mut random) = (Vec::with_capacity(HELD), 0, seed + 1);
                         while done < ops / threads || (!enough() && done < most) {
-                            // A linear congruential generator decides how many items this thread holds.
+                            // A linear congruential generator decides how many items this thread
+                            // holds.
                             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                             let want = (random >> 33) as usize % HELD;
                             while held.len() < want {

@@ -1,5 +1,5 @@
-//! Fork: how a child may use the values that its parent made. Each test has a process of its own, so that the test
-//! knows all threads that exist when it forks.
+//! Fork: how a child may use the values that its parent made. Each test has a process of its own,
+//! so that the test knows all threads that exist when it forks.
 
 use netmem_percpu::{Counter, CpuCache, Depot, Taker, mode};
 use netmem_testing::is_emulated;
@@ -7,8 +7,8 @@ use netmem_testing::skip;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Runs `body` in a child, which never returns. Returns whether `body` returned true there. If the child hangs, the
-/// alarm ends it.
+/// Runs `body` in a child, which never returns. Returns whether `body` returned true there. If the
+/// child hangs, the alarm ends it.
 fn in_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child uses what this crate says that it may use, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -55,9 +55,10 @@ fn a_child_has_its_own_copy() {
     beside_other_threads();
 }
 
-/// Another thread decides the mode and makes the first counters of the process while this thread forks. The child does
-/// not have that thread, so it does both itself. Another library's fork handler runs meanwhile, as that of the address
-/// sanitizer does. So everything that the thread does at its first use happens after the fork has begun.
+/// Another thread decides the mode and makes the first counters of the process while this thread
+/// forks. The child does not have that thread, so it does both itself. Another library's fork
+/// handler runs meanwhile, as that of the address sanitizer does. So everything that the thread
+/// does at its first use happens after the fork has begun.
 fn during_the_first_use() -> bool {
     static COUNTERS: AtomicUsize = AtomicUsize::new(0);
     extern "C" fn of_another_library() {
@@ -69,8 +70,8 @@ fn during_the_first_use() -> bool {
     assert_eq!(unsafe { libc::pthread_atfork(Some(of_another_library), None, None) }, 0);
     std::thread::spawn(|| {
         loop {
-            // The counters are kept for a while, so that free slots are taken from the lock's list, returned, and used
-            // up.
+            // The counters are kept for a while, so that free slots are taken from the lock's list,
+            // returned, and used up.
             let some: Vec<_> = (0..600).map_while(|_| Counter::new().ok()).collect();
             COUNTERS.fetch_add(some.len(), Ordering::Relaxed);
         }
@@ -78,9 +79,9 @@ fn during_the_first_use() -> bool {
     in_child(|| Counter::new().is_ok_and(|own| own.add(1).is_ok() && own.close().is_ok_and(|sum| sum == Some(1))))
 }
 
-/// The child has a copy of the counts at the time of the fork. It counts, closes and makes counters of its own, and the
-/// parent is not affected. A child has another address space, in which the barrier must be registered again if the
-/// registration is not inherited.
+/// The child has a copy of the counts at the time of the fork. It counts, closes and makes counters
+/// of its own, and the parent is not affected. A child has another address space, in which the
+/// barrier must be registered again if the registration is not inherited.
 fn counters() {
     let counter = Counter::new().expect("memory");
     counter.add(5).expect("open");
@@ -95,8 +96,8 @@ fn counters() {
     assert_eq!(counter.close().expect("a barrier"), Some(6));
 }
 
-/// Parent and child each have all items: in full magazines, on the CPUs, and pending. Both continue to give and take,
-/// and each sees only its own changes.
+/// Parent and child each have all items: in full magazines, on the CPUs, and pending. Both continue
+/// to give and take, and each sees only its own changes.
 fn depots() {
     let (depot, mut taker) = Depot::new(4, 16).expect("memory");
     assert!((0..10).all(|n| give(&depot, n)));
@@ -148,8 +149,8 @@ fn caches() {
     assert_eq!(all(), (0..10).chain([30]).collect::<Vec<_>>());
 }
 
-/// A child is forked while other threads make, use and drop counters. It waits for none of their locks, and has the
-/// adds that were made before the fork.
+/// A child is forked while other threads make, use and drop counters. It waits for none of their
+/// locks, and has the adds that were made before the fork.
 fn beside_other_threads() {
     let (counter, stop) = (Counter::new().expect("memory"), AtomicBool::new(false));
     let good = std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! A program that uses per-CPU data: it runs in the requested mode, also if it is linked statically, and sizes depend
-//! on the CPUs that it may use.
+//! A program that uses per-CPU data: it runs in the requested mode, also if it is linked
+//! statically, and sizes depend on the CPUs that it may use.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 #[path = "objects/build.rs"]
@@ -33,7 +33,8 @@ impl Printed {
         self.after("mode").expect("a mode")
     }
 
-    /// The one warning, if the mode is not the one that was asked for. It is the error that the program got, too.
+    /// The one warning, if the mode is not the one that was asked for. It is the error that the
+    /// program got, too.
     fn warning(&self) -> Option<&str> {
         let mut warnings = self.0.lines().filter_map(|line| line.strip_prefix("warning: "));
         let warning = warnings.next();
@@ -56,8 +57,8 @@ fn run(command: &mut Command) -> Printed {
     Printed(text.into_owned())
 }
 
-/// Each mode can be forced if the machine supports it. If the machine does not support it, or if the mode does not
-/// exist, the program runs in the best mode, and there is one warning.
+/// Each mode can be forced if the machine supports it. If the machine does not support it, or if
+/// the mode does not exist, the program runs in the best mode, and there is one warning.
 #[test]
 fn a_forced_mode() {
     if is_emulated() {
@@ -88,8 +89,8 @@ fn a_forced_mode() {
                 assert!(is.mode() == best && at < first && warning.contains(&format!("{mode} is not available")));
             }
         }
-        // If the C library registers no areas, neither of the two modes is available. The same holds on machines for
-        // which no sequences are written.
+        // If the C library registers no areas, neither of the two modes is available. The same
+        // holds on machines for which no sequences are written.
         let mut off = command(&program);
         let off = run(off.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").env("NETMEM_PERCPU", mode));
         let why = if cfg!(target_arch = "x86_64") { "the C library has registered no" } else { "written for x86-64" };
@@ -97,7 +98,8 @@ fn a_forced_mode() {
     }
 }
 
-/// A program that runs with more rights than its user does not let the user choose, and does not complain.
+/// A program that runs with more rights than its user does not let the user choose, and does not
+/// complain.
 #[test]
 fn a_program_with_more_rights_ignores_the_variable() {
     // SAFETY: a function without conditions.
@@ -149,7 +151,8 @@ fn a_static_program() {
     assert_eq!(run(command(&program).env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")).mode(), "portable");
 }
 
-/// Sizes are for all indices that may come. What threads may use now does not change them: other threads may start, or be moved.
+/// Sizes are for all indices that may come. What threads may use now does not change them: other
+/// threads may start, or be moved.
 #[test]
 fn sizes_do_not_follow_the_affinity() {
     if is_emulated() {

@@ -1,8 +1,8 @@
-//! Threads are moved, preempted and interrupted in the middle of sequences, while another thread closes the gate
-//! repeatedly. Every add is in a sum once, and every item is found once.
+//! Threads are moved, preempted and interrupted in the middle of sequences, while another thread
+//! closes the gate repeatedly. Every add is in a sum once, and every item is found once.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own, because it sends
-//! signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own,
+//! because it sends signals.
 
 use netmem_percpu::{Counter, Depot, Mode, Taker, aborts, mode};
 use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
@@ -92,8 +92,8 @@ fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
     taker.reclaim(depot, |item| items.found(item)).expect("a barrier");
 }
 
-/// A worker's adds and gives: `part.start` of them, and more until `enough` has happened, up to `part.end`. Returns how many
-/// adds there were, and how many of them found the gate closed.
+/// A worker's adds and gives: `part.start` of them, and more until `enough` has happened, up to
+/// `part.end`. Returns how many adds there were, and how many of them found the gate closed.
 fn add_and_give(worker: u64, depot: &Depot, items: &Items, part: Range<u64>, enough: impl Fn() -> bool) -> (u64, u64) {
     let (mut done, mut closed) = (0, 0);
     while done < part.start || (!enough() && done < part.end) {
@@ -116,8 +116,8 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
     let ((depot, mut taker), items) = (Depot::new(16, 64).unwrap(), Items::default());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
-    // The operations are repeated until everything that the test is about has happened, which is a matter of chance, up to this
-    // number.
+    // The operations are repeated until everything that the test is about has happened, which is a
+    // matter of chance, up to this number.
     let most = 10 * ops.max(10_000_000) / threads;
     let (mut sum, rounds) = (0, AtomicU64::new(0));
     let enough = || {

@@ -1,5 +1,5 @@
-//! A library that contains sequences is unloaded. The test has a process of its own: no other thread may hold a lock
-//! when it forks.
+//! A library that contains sequences is unloaded. The test has a process of its own: no other
+//! thread may hold a lock when it forks.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 #[path = "objects/build.rs"]
@@ -17,11 +17,12 @@ const NO_SEQUENCES: c_int = 3;
 
 extern "C" fn on_signal(_: c_int) {}
 
-/// Runs in a child: loads the library, runs its sequences and unloads it. Afterwards the kernel still reads the
-/// descriptor of the last sequence, at every signal and at every restart.
+/// Runs in a child: loads the library, runs its sequences and unloads it. Afterwards the kernel
+/// still reads the descriptor of the last sequence, at every signal and at every restart.
 fn load_run_and_unload(library: &CStr) -> c_int {
     const EXPEDITED_RSEQ: c_int = 1 << 7;
-    // SAFETY: the function has this type; nothing of the library is used after it was closed. A child has one thread.
+    // SAFETY: the function has this type; nothing of the library is used after it was closed. A
+    // child has one thread.
     unsafe {
         // The library chooses its mode itself, and uses sequences if the machine supports them.
         libc::unsetenv(c"NETMEM_PERCPU".as_ptr());
@@ -76,16 +77,16 @@ fn unload(library: &Path) {
     }
 }
 
-/// A library that is closed stays loaded, because the kernel reads the descriptors of its sequences. The library is
-/// tested in two builds: as the compiler builds it for tests, in many units, and as it builds it for release, where the
-/// linker has removed unused code.
+/// A library that is closed stays loaded, because the kernel reads the descriptors of its
+/// sequences. The library is tested in two builds: as the compiler builds it for tests, in many
+/// units, and as it builds it for release, where the linker has removed unused code.
 #[test]
 fn a_library_with_sequences_stays_loaded() {
     if is_emulated() {
         return skip("it is emulated, and what cargo builds is for another machine");
     }
-    // The C library reads this variable when a program starts. If it says that there are no sequences, the test runs in a program
-    // that has them.
+    // The C library reads this variable when a program starts. If it says that there are no
+    // sequences, the test runs in a program that has them.
     if std::env::var_os("GLIBC_TUNABLES").is_some() {
         let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
         again.env_remove("GLIBC_TUNABLES").args(["--exact", "a_library_with_sequences_stays_loaded"]);

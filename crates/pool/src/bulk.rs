@@ -1,4 +1,4 @@
-//! Returns many pages at once, for callers that know that they have many.
+//! Returns many pages at once, for callers that have many.
 
 use crate::desc::{self, Desc};
 use crate::frag::Frag;
@@ -10,13 +10,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Collects fragments that are no longer needed, and returns their pages together, grouped by pool. An example is a
-/// transmit completion that has frames of several devices.
+/// Collects fragments that are no longer needed, and returns their pages together, grouped by pool.
+/// An example is a transmit completion that has frames of several devices.
 ///
-/// Dropping fragments one by one is correct too, and costs no more in their pool's own poll context. Outside of it, a
-/// dropped page waits in this CPU's magazine until the magazine is full or the pool is short of pages. A bulk goes to
-/// the pool at once, in a magazine of its own: two atomics for each 62 pages, or for fewer if the pool's magazines are
-/// smaller. If a bulk has fewer than 8 pages of a pool, these are returned one by one.
+/// Dropping fragments one by one is correct too, and costs no more in their pool's own poll
+/// context. Outside of it, a dropped page waits in this CPU's magazine until the magazine is full
+/// or the pool is short of pages. A bulk goes to the pool at once, in a magazine of its own: two
+/// atomics for each 62 pages, or for fewer if the pool's magazines are smaller. If a bulk has fewer
+/// than 8 pages of a pool, these are returned one by one.
 ///
 /// ```
 /// use netmem_pool::{Bulk, PoolOptions, Private, RegionOptions, RegionProvider};
@@ -50,8 +51,9 @@ impl<M: Memory> Bulk<M> {
         Self { pages: [NonNull::dangling(); MAGAZINE], n: 0, kind: PhantomData }
     }
 
-    /// Drops a page or a fragment. Its page has one holder less. If this was the last holder, the page is returned by
-    /// the next [`flush`](Self::flush). A flush happens whenever 62 pages are collected, and at the end.
+    /// Drops a page or a fragment. Its page has one holder less. If this was the last holder, the
+    /// page is returned by the next [`flush`](Self::flush). A flush happens whenever 62 pages are
+    /// collected, and at the end.
     pub fn add(&mut self, frag: impl Into<Frag<M>>) {
         let desc = frag.into().into_desc();
         // SAFETY: the count was the fragment's, and is given up.
@@ -81,7 +83,8 @@ impl<M: Memory> Bulk<M> {
                 }
             }
             let (group, others) = rest.split_at_mut(same);
-            // SAFETY: all pages of the group have this header, there is at least one, and this value owns them all.
+            // SAFETY: all pages of the group have this header, there is at least one, and this
+            // value owns them all.
             unsafe { PoolHeader::recycle_many(NonNull::new_unchecked(this), group, &mut panics) };
             rest = others;
         }

@@ -4,19 +4,21 @@
 //!   Frag ──From──► Bytes ──► a program that knows nothing of pages ──► &[u8] ──SharedPool::frag_of──► Frag, the same bytes
 //! ```
 //!
-//! A slice does not say which value keeps its bytes. If that value were a [`Page`](crate::Page) in an `Arc`, the last
-//! holder of the `Arc` could write to the page while a fragment of it is being sent. So a page is marked while it is
-//! known to have fragments only: see *frozen* in `desc.rs`.
+//! A slice does not name the value that keeps its bytes. If that value were a [`Page`](crate::Page)
+//! in an `Arc`, the last holder of the `Arc` could write to the page while a fragment of it is
+//! being sent. So a page is marked while it is known to have fragments only: see *frozen* in
+//! `desc.rs`.
 
 use crate::frag::Frag;
 use crate::memory::{Memory, Readable};
 use std::fmt;
 
-/// A fragment as the owner of a [`Bytes`](bytes::Bytes). `Bytes::from(fragment)` uses it; it is public for owners that
-/// contain more than the fragment.
+/// A fragment as the owner of a [`Bytes`](bytes::Bytes). `Bytes::from(fragment)` uses it; it is
+/// public for owners that contain more than the fragment.
 ///
-/// If the fragment is the only value on its page, [`SharedPool::frag_of`](crate::SharedPool::frag_of) finds the fragment of the bytes until
-/// this is dropped.
+/// If the fragment is the only value on its page,
+/// [`SharedPool::frag_of`](crate::SharedPool::frag_of) finds the fragment of the bytes until this
+/// is dropped.
 pub struct BytesOwner<M: Memory> {
     frag: Frag<M>,
     /// This value has marked the page as frozen.
@@ -53,8 +55,9 @@ impl<M: Memory> fmt::Debug for BytesOwner<M> {
     }
 }
 
-/// Nothing is copied: the `Bytes`, its slices and its clones hold the fragment. The drop of the last of them returns
-/// the page to its pool, on any thread. One heap allocation, for the data that the clones share.
+/// Nothing is copied: the `Bytes`, its slices and its clones hold the fragment. The drop of the
+/// last of them returns the page to its pool, on any thread. One heap allocation, for the data that
+/// the clones share.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};

@@ -1,5 +1,8 @@
-//! The part of a polled pool behind its header: the array cache, and everything else that only the pool's owner
-//! touches.
+//! The part of a polled pool behind its header: the array cache, and everything else that only the
+//! pool's owner touches.
+//!
+//! Why an array: allocation and return in the poll context are a load, a comparison and a store,
+//! and the page that was used last, whose lines are in this CPU's cache, is allocated first.
 
 use crate::desc::{Desc, ListNode};
 use crate::header::{PoolHeader, ReturnFn};
@@ -32,7 +35,8 @@ impl PolledHeader {
         Self { header: PoolHeader::with_cpu_cache(remote_free, domain, cpus, cache.page_size), cache }
     }
 
-    /// Runs `f` on the depot and its taker. `None` if there is no depot, or if an `f` is running. For the pool's owner.
+    /// Runs `f` on the depot and its taker. `None` if there is no depot, or if an `f` is running.
+    /// For the pool's owner.
     #[inline(always)]
     pub(crate) fn with_taker<R>(&self, f: impl FnOnce(&mut Taker, &Depot) -> R) -> Option<R> {
         /// Puts the taker back, also after a panic.
@@ -46,8 +50,8 @@ impl PolledHeader {
         Some(f(back.1.as_mut()?, self.header.depot()?))
     }
 
-    /// The counters, if `released` pages have left the pool without passing through the owner. Any thread may call this
-    /// while the owner exists: it reads only what is atomic or never changes.
+    /// The counters, if `released` pages have left the pool without passing through the owner. Any
+    /// thread may call this while the owner exists: it reads only what is atomic or never changes.
     pub(crate) fn stats(&self, released: u64) -> PoolStats {
         let c = &self.cache.counters;
         let slow = c.alloc_slow.get();
@@ -77,19 +81,19 @@ impl PolledHeader {
     }
 }
 
-/// The owner's array of free pages, without a lock, the most recently used last; and an unbounded list for pages that
-/// do not fit.
+/// The owner's array of free pages, without a lock, the most recently used last; and an unbounded
+/// list for pages that do not fit.
 ///
 /// ```text
 ///   │ null │ page │ page │ page │      │      │
 ///     bottom               newest        last
 /// ```
-/// Two pointers are enough: the newest of an empty cache is the null at the bottom, that of a full cache is the last
-/// place.
+/// Two pointers are enough: the newest of an empty cache is the null at the bottom, that of a full
+/// cache is the last place.
 ///
-/// Invariant (*owner's*): only the thread that has the pool by exclusive reference, or is in its poll context, touches the cache. Other
-/// threads may read the counters, `newest`, and what never changes. No reference into the cache lives across a call that could drop a
-/// page.
+/// Invariant (*owner's*): only the thread that has the pool by exclusive reference, or is in its
+/// poll context, touches the cache. Other threads may read the counters, `newest`, and what never
+/// changes. No reference into the cache lives across a call that could drop a page.
 #[repr(C, align(128))]
 pub(crate) struct Cache {
     /// Atomic for [`popped`](Self::popped) alone, which other threads may ask for.
@@ -104,9 +108,9 @@ pub(crate) struct Cache {
     taker: Cell<Option<Taker>>,
     /// The context that this thread was in when it entered this one.
     pub(crate) outer: Cell<*const PolledHeader>,
-    /// Takes back a page in the poll context when the array is full.
+    /// Returns a page in the poll context when the array is full.
     pub(crate) overflow: ReturnFn,
-    /// Pages taken from the provider and not given back by the owner.
+    /// Pages taken from the provider and not released by the owner.
     pub(crate) held: Cell<u64>,
     pub(crate) counters: Counters,
 }
@@ -135,7 +139,8 @@ impl Cache {
         }
     }
 
-    /// The fast path of allocation. It counts nothing, because [`popped`](Self::popped) can be computed.
+    /// The fast path of allocation. It counts nothing, because [`popped`](Self::popped) can be
+    /// computed.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<NonNull<Desc>> {
         let newest = self.newest.load(Ordering::Relaxed);
@@ -176,7 +181,8 @@ impl Cache {
         unsafe { self.last.get().offset_from_unsigned(self.bottom) }
     }
 
-    /// How many pages were popped on the fast path: the pages that were pushed and are not in the array any more.
+    /// How many pages were popped on the fast path: the pages that were pushed and are not in the
+    /// array any more.
     fn popped(&self) -> u64 {
         let came = self.counters.recycle_cached.get().wrapping_add(self.counters.filled.get());
         // Another thread may find a page in the array that is not counted yet.
@@ -194,8 +200,8 @@ impl Cache {
         self.grew(1);
     }
 
-    /// The places for the next pages, if a whole magazine fits. The caller writes the pages there. It then calls
-    /// [`grew`](Self::grew) before it uses the cache in another way.
+    /// The address for the next pages, if a whole magazine fits. The caller writes the pages there.
+    /// It then calls [`grew`](Self::grew) before it uses the cache in another way.
     #[inline]
     pub(crate) fn room_for_magazine(&self) -> Option<*mut CachedPage> {
         // SAFETY: there are places behind the newest.
@@ -233,7 +239,8 @@ impl Cache {
         self.spill.set(node);
     }
 
-    /// Moves pages from that list into the array, while there are pages on the list and places in the array.
+    /// Moves pages from that list into the array, while there are pages on the list and places in
+    /// the array.
     pub(crate) fn refill(&self) {
         while self.len() < self.capacity()
             && let Some(desc) = self.unspill()

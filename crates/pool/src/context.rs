@@ -1,9 +1,10 @@
-//! The poll context of a thread: which pool's owner it is at this moment.
+//! The poll context of a thread: which pool the thread is polling.
 //!
-//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison: of the page's header with
-//! a thread-local pointer to the header that this thread has entered. The comparison reads nothing of the pool. A core
-//! that drops pages elsewhere therefore shares no written line with the core that polls. If the two are equal, the
-//! thread has entered the header, so there is a cache behind it.
+//! **"Is this thread in the poll context of the pool that owns the page?"** is one comparison, of
+//! the page's header with a thread-local pointer to the header that this thread has entered. The
+//! comparison reads nothing of the pool. Therefore a core that drops pages outside of the context
+//! shares no written line with the core that polls. If the two are equal, the thread has entered
+//! the header, so there is a cache behind it.
 
 use crate::cache::PolledHeader;
 use crate::header::PoolHeader;
@@ -11,8 +12,9 @@ use std::cell::Cell;
 use std::ptr;
 
 thread_local! {
-    /// The header of the innermost poll context that this thread is in, or null. It is const and has no destructor: reading it is one
-    /// instruction, also while a thread ends and in signal handlers.
+    /// The header of the innermost poll context that this thread is in, or null. It is const and
+    /// has no destructor: reading it is one instruction, also while a thread ends and in signal
+    /// handlers.
     static CONTEXT: Cell<*const PolledHeader> = const { Cell::new(ptr::null()) };
 }
 
@@ -68,12 +70,14 @@ fn out_of_order() -> ! {
     std::process::abort()
 }
 
-/// Runs `f` as if this thread were in no poll context: pages that `f` drops return as from any other thread.
+/// Runs `f` as if this thread were in no poll context: pages that `f` drops return as from any
+/// other thread.
 ///
-/// For signal handlers. If a handler interrupts a poll, the array cache may be half changed, so pages that the handler
-/// drops must not go there. Costs two stores. If the page's pool is alive and its pages circulate, the page then
-/// returns without a lock or an allocation. If the pool has been closed, or has no cache, the page goes to its
-/// provider: that takes a lock, and may free the pool. Do not drop such pages in handlers.
+/// For signal handlers. If a handler interrupts a poll, the array cache may be half changed, so
+/// pages that the handler drops must not go there. Costs two stores. If the page's pool is alive
+/// and its pages circulate, the page then returns without a lock or an allocation. If the pool has
+/// been closed, or has no cache, the page goes to its provider: that takes a lock, and may free the
+/// pool. Do not drop such pages in handlers.
 ///
 /// ```
 /// # use netmem_pool::{Frag, Private};
@@ -89,8 +93,8 @@ pub fn outside_context<R>(f: impl FnOnce() -> R) -> R {
 }
 
 impl PolledHeader {
-    /// Makes this the thread's context until the value returned is dropped. The caller has the pool by exclusive reference, and
-    /// keeps it until then.
+    /// Makes this the thread's context until the value returned is dropped. The caller has the pool
+    /// by exclusive reference, and keeps it until then.
     #[inline]
     pub(crate) fn enter(&self) -> ContextGuard {
         let context = ContextGuard::new(self);
@@ -100,7 +104,8 @@ impl PolledHeader {
 }
 
 impl PoolHeader {
-    /// Whether this thread is in the header's context, or in a context that was entered inside of it.
+    /// Whether this thread is in the header's context, or in a context that was entered inside of
+    /// it.
     #[inline(always)]
     pub(crate) fn is_outer_context(header: *const Self) -> bool {
         Self::is_around(header, CONTEXT.get())
@@ -110,7 +115,8 @@ impl PoolHeader {
     #[inline(always)]
     pub(crate) fn is_around(header: *const Self, mut at: *const PolledHeader) -> bool {
         while !at.is_null() && at.cast() != header {
-            // SAFETY: a context that this thread is in is one of a pool that is being polled, further up on its stack.
+            // SAFETY: a context that this thread is in is one of a pool that is being polled,
+            // further up on its stack.
             at = unsafe { (*at).cache.outer.get() };
         }
         !at.is_null()

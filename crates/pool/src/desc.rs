@@ -1,5 +1,8 @@
-//! The page descriptor: one cache line with all data of a page. A page or fragment points to it, so no lookup is ever
-//! needed.
+//! The page descriptor: one cache line with all data of a page.
+//!
+//! Why a line of its own, and not fields in the page: the device, or a peer, can write the page.
+//! And why not a table that is searched by address: a page and a fragment point to the descriptor,
+//! so a drop needs no lookup.
 
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Condvar, Mutex, Ordering};
 use rustix::fd::RawFd;
@@ -7,13 +10,13 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
-/// A flag beside a pool's identity: a thread has claimed to unmap the page, and has not finished.
+/// A bit of `mapped`: a thread has claimed the right to unmap the page, and has not finished.
 const CLAIMED: u64 = 1 << 63;
-/// A flag beside [`CLAIMED`]: the pool's owner waits until the page is unmapped.
+/// A bit of `mapped`, next to [`CLAIMED`]: the pool's owner waits until the page is unmapped.
 const AWAITED: u64 = 1 << 62;
 
-/// A lock and a condition variable, by which a pool's owner waits for threads that are unmapping pages of the pool.
-/// Each pool has one.
+/// A lock and a condition variable, by which a pool's owner waits for threads that are unmapping
+/// pages of the pool. Each pool has one.
 #[derive(Debug)]
 pub(crate) struct UnmapEvent {
     lock: Mutex<()>,
@@ -28,13 +31,15 @@ impl UnmapEvent {
     #[cold]
     #[inline(never)]
     fn wake(&self) {
-        // Under the lock, so that the owner either has not read the word for the last time yet, or is asleep.
+        // Under the lock, so that the owner either has not read the word for the last time yet, or
+        // is asleep.
         let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.event.notify_all();
     }
 }
 
-/// A page descriptor's pointer to the next page of the list that the page is in. Only the page's owner uses it.
+/// A page descriptor's pointer to the next page of the list that the page is in. Only the page's
+/// owner uses it.
 pub(crate) struct ListNode(AtomicPtr<ListNode>);
 
 impl ListNode {
@@ -57,15 +62,18 @@ impl ListNode {
 /// All-zero is a valid descriptor, of a page that was never used.
 ///
 /// Invariants:
-/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache, the spill list, a
-///   magazine or the return stack); the values ([`Page`](crate::Page), [`Frag`](crate::Frag)) whose number is `refs`; a
-///   [`RawPage`](crate::RawPage). Only that owner writes the cells, and passes them on with a release.
-/// * (*sole*) `refs` is 1 unless the page is shared, also while the page is with its pool. A sole owner's drop
-///   therefore writes nothing here.
-/// * (*frozen*) while `frozen` is set, the owner that set it holds a fragment. That was the only value when it was set,
-///   so that all others are its clones, which are fragments, too. Before a fragment can become a page, and before the
-///   page returns to its pool, that owner has been dropped and has cleared it.
-/// * (*header stays*) `header` points to a live [`PoolHeader`](crate::header::PoolHeader) while the page is with a pool or its users.
+/// * (*one owner*) a page is at any time with exactly one of: its provider; its pool (in the cache,
+///   the spill list, a magazine or the return stack); the values ([`Page`](crate::Page),
+///   [`Frag`](crate::Frag)) whose number is `refs`; a [`RawPage`](crate::RawPage). Only that owner
+///   writes the cells, and passes them on with a release.
+/// * (*sole*) `refs` is 1 unless the page is shared, also while the page is with its pool. A sole
+///   owner's drop therefore writes nothing here.
+/// * (*frozen*) while `frozen` is set, the owner that set it holds a fragment. That was the only
+///   value when it was set, so that all others are its clones, which are fragments, too. Before a
+///   fragment can become a page, and before the page returns to its pool, that owner has been
+///   dropped and has cleared it.
+/// * (*header stays*) `header` points to a live [`PoolHeader`](crate::header::PoolHeader) while the
+///   page is with a pool or its users.
 #[repr(C)]
 #[cfg_attr(not(loom), repr(align(64)))]
 pub(crate) struct Desc {
@@ -77,19 +85,21 @@ pub(crate) struct Desc {
     header: AtomicPtr<()>,
     /// The device's address of the first byte, while mapped.
     dma: AtomicU64,
-    /// The first byte in this process. For memory that is not mapped here, its offset in the file: a number that is
-    /// never dereferenced.
+    /// The first byte in this process. For memory that is not mapped here, its offset in the file:
+    /// a number that is never dereferenced.
     addr: Cell<*mut u8>,
-    /// Identity of the pool that mapped the page, or 0. With [`CLAIMED`] while a thread unmaps it, which then sets it to 0.
+    /// Identity of the pool that mapped the page, or 0. With [`CLAIMED`] while a thread unmaps it,
+    /// which then sets it to 0.
     mapped: AtomicU64,
     /// The next page in the list in which its owner keeps it.
     pub(crate) node: ListNode,
     /// The region's file, which lives as long as the region does, or -1.
     file: Cell<RawFd>,
-    /// A device may still write to a part of the page that was dropped. Once set, it stays set until a provider claims
-    /// the page anew, or the region is dropped.
+    /// A device may still write to a part of the page that was dropped. Once set, it stays set
+    /// until a provider claims the page anew, or the region is dropped.
     quarantined: AtomicBool,
-    /// A [`BytesOwner`](crate::BytesOwner) has a fragment that was the only value on the page: all values on it are fragments.
+    /// A [`BytesOwner`](crate::BytesOwner) has a fragment that was the only value on the page: all
+    /// values on it are fragments.
     frozen: AtomicBool,
 }
 
@@ -97,8 +107,8 @@ pub(crate) struct Desc {
 const _: () = assert!(size_of::<Desc>() == 64);
 
 impl Desc {
-    /// Fills in the fields that never change. Only the provider calls this, and every call for a page writes the same
-    /// values.
+    /// Fills in the fields that never change. Only the provider calls this, and every call for a
+    /// page writes the same values.
     #[inline]
     pub(crate) fn describe(&self, index: u32, addr: *mut u8, file: RawFd) {
         self.index.set(index);
@@ -144,19 +154,21 @@ impl Desc {
         self.mapped.store(id, Ordering::Release);
     }
 
-    /// Whether a pool has the page mapped. True from the mapping until the pool's device is gone, wherever the page is.
+    /// Whether a pool has the page mapped. True from the mapping until the pool's device is gone,
+    /// wherever the page is.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {
         // Neither 0 nor being unmapped.
         self.mapped.load(Ordering::Relaxed).cast_signed() > 0
     }
 
-    /// Claims the right to unmap the page for pool `id`. Returns the address at which the caller must unmap it; after
-    /// that the caller calls [`finish_unmap`](Self::finish_unmap). For each mapping, one claim succeeds.
+    /// Claims the right to unmap the page for pool `id`, and returns the address at which the
+    /// caller must unmap it; after that the caller calls [`finish_unmap`](Self::finish_unmap). The
+    /// thread that unmaps a page first sets its CLAIMED bit; only one thread can set it.
     ///
-    /// [`PagePool::device_gone`](crate::PagePool::device_gone) calls this for pages that it does not own. The load
-    /// comes first, so that pages of other pools are not written. While the claim is held, the page stays with this
-    /// pool.
+    /// [`PagePool::device_gone`](crate::PagePool::device_gone) calls this for pages that it does
+    /// not own. The load comes first, so that pages of other pools are not written. While the claim
+    /// is held, the page stays with this pool.
     #[inline]
     pub(crate) fn claim_unmap(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Acquire) != id {
@@ -190,8 +202,8 @@ impl Desc {
         }
     }
 
-    /// Claims the right to unmap a page that the pool's owner holds. No thread competes for it, because only the owner
-    /// calls `device_gone`. The claim need not be released.
+    /// Claims the right to unmap a page that the pool's owner holds. No thread competes for it,
+    /// because only the owner calls `device_gone`. The claim need not be released.
     #[inline]
     pub(crate) fn claim_unmap_alone(&self, id: u64) -> Option<u64> {
         if self.mapped.load(Ordering::Relaxed) != id {
@@ -201,11 +213,12 @@ impl Desc {
         Some(self.dma())
     }
 
-    /// Notes that a device may still write to a part of the page. The caller holds a count for that part, and drops the
-    /// count next.
+    /// Notes that a device may still write to a part of the page. The caller holds a count for that
+    /// part, and drops the count next.
     #[inline]
     pub(crate) fn set_quarantined(&self) {
-        // Relaxed: the drop of the count releases it, and a holder that finds itself alone has acquired that.
+        // Relaxed: the drop of the count releases it, and a holder that finds itself alone has
+        // acquired that.
         self.quarantined.store(true, Ordering::Relaxed);
     }
 
@@ -221,8 +234,8 @@ impl Desc {
         self.quarantined.load(Ordering::Relaxed)
     }
 
-    /// Notes that all values on the page are fragments, and stay fragments until the page is [thawed](Self::thaw). The
-    /// caller has the only value.
+    /// Notes that all values on the page are fragments, and stay fragments until the page is
+    /// [thawed](Self::thaw). The caller has the only value.
     #[inline]
     pub(crate) fn freeze(&self) {
         // Relaxed, as below: passing the bytes on to another thread orders it.
@@ -253,18 +266,18 @@ impl Desc {
     /// Whether the caller's count is the only one.
     #[inline]
     pub(crate) fn is_sole(&self) -> bool {
-        // Acquire: what the other holders did with the page happened before they gave up their counts.
+        // Acquire: what the other holders did with the page happened before they put their counts.
         self.refs.load(Ordering::Acquire) == 1
     }
 
-    /// Gives up `n` counts of a caller that has more.
+    /// Puts `n` counts of a caller that has more.
     #[cold]
     pub(crate) fn put_some(&self, n: u32) {
         // Release: what the caller did with the page.
         self.refs.fetch_sub(n, Ordering::Release);
     }
 
-    /// Gives up one of several counts; true if it was the last after all.
+    /// Puts one of several counts; true if it was the last after all.
     #[inline]
     fn put(&self) -> bool {
         if self.refs.fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -279,7 +292,7 @@ impl Desc {
 ///
 /// # Safety
 ///
-/// The caller owns a count of this page (*one owner*) and gives it up.
+/// The caller owns a count of this page (*one owner*), which this call puts.
 #[inline(always)]
 pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     // SAFETY: the count keeps the descriptor's memory.
@@ -292,8 +305,8 @@ pub(crate) unsafe fn put_last(desc: NonNull<Desc>) -> bool {
     d.put()
 }
 
-/// Marks a branch as rarely taken, so that the compiler moves the branch's code out of line. It compiles to no
-/// instruction.
+/// Marks a branch as rarely taken, so that the compiler moves the branch's code out of line. It
+/// compiles to no instruction.
 // `std::hint::cold_path`, for compilers before 1.95.
 #[cold]
 #[inline(always)]
@@ -339,8 +352,8 @@ mod model {
         Arc::new(Page { desc: Desc::for_model(refs), bytes: UnsafeCell::new(0) })
     }
 
-    /// Last drops: if several holders are dropped at once, one of them returns the page, after the last reads of the
-    /// others.
+    /// Last drops: if several holders are dropped at once, one of them returns the page, after the
+    /// last reads of the others.
     #[test]
     fn last_drops() {
         loom::model(|| {
@@ -365,8 +378,8 @@ mod model {
         });
     }
 
-    /// Last drop against clone: one holder clones itself while the others are dropped. The thread of the last drop has
-    /// the page alone.
+    /// Last drop against clone: one holder clones itself while the others are dropped. The thread
+    /// of the last drop has the page alone.
     #[test]
     fn last_drop_against_clone() {
         loom::model(|| {

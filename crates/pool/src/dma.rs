@@ -1,4 +1,5 @@
-//! DMA domains: the addresses by which a device reaches memory, and the syncs before the device or the CPU accesses it.
+//! DMA domains: the addresses by which a device reaches memory, and the syncs before the device or
+//! the CPU accesses it.
 
 use crate::desc::Desc;
 use crate::error::MapError;
@@ -7,41 +8,43 @@ use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The direction of bytes between memory and the devices of a [`DmaDomain`]: what a mapping allows, and what a transfer
-/// does.
+/// The direction of bytes between memory and the devices of a [`DmaDomain`]: what a mapping allows,
+/// and what a transfer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// A device writes the bytes: for receive buffers.
     FromDevice,
     /// A device reads the bytes: for data that is sent.
     ToDevice,
-    /// A device does both: for receive buffers whose pages may be sent again unchanged. This is the default, because it
-    /// is correct for every program.
+    /// A device does both: for receive buffers whose pages may be sent again unchanged. This is the
+    /// default, because it is correct for every program.
     #[default]
     Bidirectional,
 }
 
 /// An address space that one device, or several, reach memory through.
 ///
-/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves, a fragment when a device
-/// of another domain sends it and unmapped when that is done. Syncs are called per
-/// packet, and only in domains that say they need them. Pools compare domains by identity: pages go between two devices
-/// of one domain without being mapped again.
+/// Called on slow paths only: a page is mapped when it enters a pool and unmapped when it leaves, a
+/// fragment when a device of another domain sends it and unmapped when that is done. Syncs are
+/// called per packet, and only in domains that [need them](DmaDomain::needs_sync). Pools compare
+/// domains by identity: pages go between two devices of one domain without being mapped again.
 pub trait DmaDomain: fmt::Debug + Send + Sync {
-    /// Makes `len` bytes at `addr` reachable in the given direction, and returns the device's address of the first. The same
-    /// bytes may be mapped several times at once, also in other directions, and are then unmapped as often.
+    /// Makes `len` bytes at `addr` reachable in the given direction, and returns the device's
+    /// address of the first. The same bytes may be mapped several times at once, also in other
+    /// directions, and are then unmapped as often.
     ///
-    /// If a domain can, for example behind an IOMMU, it keeps the device from all other accesses: a device cannot write
-    /// memory that is mapped [`ToDevice`](Direction::ToDevice).
+    /// If a domain can, for example behind an IOMMU, it keeps the device from all other accesses: a
+    /// device cannot write memory that is mapped [`ToDevice`](Direction::ToDevice).
     ///
     /// # Errors
     ///
     /// [`MapError`]; nothing is mapped then.
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError>;
 
-    /// The same for memory that this process has not mapped ([`Device`](crate::Device)): `len` bytes from `offset` of
-    /// `file`, which is the descriptor that [`Region::fd`](crate::Region::fd) gives, the same number while the region lives. Domains that
-    /// know of no files refuse.
+    /// The same for memory that this process has not mapped ([`Device`](crate::Device)): `len`
+    /// bytes from `offset` of `file`, which is the descriptor that
+    /// [`Region::fd`](crate::Region::fd) returns, the same number while the region lives. Domains
+    /// that know of no files refuse.
     ///
     /// # Errors
     ///
@@ -59,13 +62,15 @@ pub trait DmaDomain: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The device wrote these bytes, the CPU is about to read them. Of a mapping that allows the device to write.
+    /// The device wrote these bytes, the CPU is about to read them. Of a mapping that allows the
+    /// device to write.
     fn sync_for_cpu(&self, dma: u64, len: usize) {
         let _ = (dma, len);
     }
 
-    /// The CPU is done with these bytes. The device is about to write them ([`FromDevice`](Direction::FromDevice): what the
-    /// CPU wrote is of no interest), to read them ([`ToDevice`](Direction::ToDevice)), or both.
+    /// The CPU has finished with these bytes. The device is about to write them
+    /// ([`FromDevice`](Direction::FromDevice): what the CPU wrote is of no interest), to read them
+    /// ([`ToDevice`](Direction::ToDevice)), or both.
     fn sync_for_device(&self, dma: u64, len: usize, direction: Direction) {
         let _ = (dma, len, direction);
     }
@@ -91,7 +96,8 @@ pub(crate) unsafe fn map_page<M: Memory>(
     domain.map_file(file, desc.addr().addr() as u64, len, direction)
 }
 
-/// Counts the calls to another domain. For tests, and to check that a program balances its maps and unmaps.
+/// Counts the calls to another domain. For tests, and to check that a program balances its maps and
+/// unmaps.
 #[derive(Debug)]
 pub struct CountingDomain<D> {
     inner: D,

@@ -1,63 +1,70 @@
-//! The return stack and the end of a pool: how a page returns without passing through the magazines, how pages that are
-//! out are counted, and which thread frees the pool.
+//! The slow return of a page, and the end of a pool: which thread frees it.
+//!
+//! Why a state machine: pages outlive the owner of their pool, and any thread may return the last
+//! one.
 //!
 //! ```text
-//!   state        return stack    left               a page that is dropped elsewhere
-//!   ─────────    ────────────    ───────────────    ─────────────────────────────────────────────────────────────────────
-//!   open         null or pages   0 - direct         circulating pool: pushed. Page per packet: unmapped, given, left -= 1
-//!     │ close: the depot is closed, then the stack; the owner takes what is in them
-//!   closing      CLOSED          0 - direct         unmapped, given, left -= 1
-//!     │ owner_leaves: left += out
-//!   lingering    CLOSED          pages still out    unmapped, given, left -= 1; the return that makes it 0 frees the pool
+//!   state        return stack    outstanding        a page that no magazine accepts
+//!   ─────────    ────────────    ───────────────    ─────────────────────────────────────────────
+//!   open         null or pages   0 - direct         circulating pool: pushed.
+//!     │                                             page per packet: unmapped, released, -= 1
+//!     │ close: the depot, then the stack; the owner takes what is in them
+//!   closing      CLOSED          0 - direct         unmapped, released, -= 1
+//!     │ the owner leaves: outstanding += out
+//!   lingering    CLOSED          pages still out    unmapped, released, -= 1;
+//!     │                                             the return that makes it 0 frees the pool
 //!     │ 0
 //!   gone         freed           0                  there is none
 //! ```
 //!
-//! `direct` is the number of pages that a returning thread has taken out of the pool: it gave them to the provider, or
-//! kept them in quarantine. `out` is the number of pages that the owner took from the provider and that were not
-//! returned to the owner. *Given* means given to the provider.
-//!
-//! **The return stack** is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so
-//! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
-//! pushed again in between, the node is still right.
+//! `direct` is the number of pages that returning threads have taken out of the pool: they released
+//! the pages to the provider, or kept them in quarantine. `out` is the number of pages that the
+//! owner took from the provider and that were not returned to the owner.
 //!
 //! **Waiting.** While threads wait for a page of a [`SharedPool`](crate::SharedPool), the head of
 //! the stack is a mark, and the stack refuses pages as if it were closed. The returning thread
 //! passes its page to a waiter instead: [`crate::waiters`].
 //!
-//! **Which thread frees the pool.** A thread that gives a page to the provider takes 1 from `left` afterwards, as its last touch of
-//! the pool. The owner adds `out` as its last touch. The thread whose addition makes `left` zero after the owner's addition frees:
+//! **Which thread frees the pool.** A thread that releases a page to the provider subtracts 1 from
+//! `outstanding` afterwards, as its last access to the pool. The owner adds `out` as its last
+//! access. The thread whose addition makes `outstanding` zero after the owner's addition frees the
+//! pool:
 //!
 //! ```text
 //!   owner                                   last return
 //!   swap(head, CLOSED), takes all
-//!   left += out          (now 1)
+//!   outstanding += out   (now 1)
 //!                                           load(head) = CLOSED
 //!                                           unmap, page -> provider
-//!                                           left -= 1   (now 0)  -> frees the pool
+//!                                           outstanding -= 1   (now 0)  -> frees the pool
 //! ```
 //!
-//! In the other order `left` is -1, then 0, and the owner frees. A return before the owner leaves finds 0 or less, and does not free.
-//! A push is the last touch of its thread: the page is on the stack then, and the owner counts it.
+//! In the other order `outstanding` is -1, then 0, and the owner frees. A return before the owner
+//! leaves finds 0 or less, and does not free. A push is the last access of its thread: the page is
+//! on the stack then, and the owner counts it.
 //!
-//! **A barrier that fails at the end** leaves pages on CPUs, and sequences may not have ended. The owner then adds one more than `out`,
-//! which keeps the pool. [`lingering`](crate::lingering) tries again. If the barrier succeeds, the pages that are found on CPUs are
-//! returned as late pages are, and that one is subtracted at last.
+//! **A barrier that fails at the end** leaves pages on CPUs, and sequences may not have ended. The
+//! owner then adds one more than `out`, which keeps the pool. [`lingering`](crate::lingering) tries
+//! again. If the barrier succeeds, the pages that are found on CPUs are returned as late pages are,
+//! and that one is subtracted at last.
 //!
-//! **`device_gone`** unmaps every page, also those that are out ([`Shared::device_gone`]). A return may be unmapping
-//! its page at that moment. The two compete for the page's claim ([`Desc::claim_unmap`]):
+//! **`device_gone`** unmaps every page, also those that are out ([`Shared::device_gone`]). A return
+//! may be unmapping its page at that moment. The thread that unmaps a page first sets its CLAIMED
+//! bit; only one thread can set it ([`Desc::claim_unmap`]):
 //!
 //! ```text
 //!   device_gone (the owner)                 return, page per packet or after the close
-//!   claims, unmaps, releases the claim      gets no claim: pushes the page, because the owner may be unmapping it;
-//!                                           if the stack is closed, the owner has finished: gives the page
-//!   finds it claimed: waits                 claims, unmaps, releases the claim; gives the page, left -= 1
+//!   claims, unmaps, clears the claim        cannot claim: pushes the page, because the owner may be
+//!                                           unmapping it. If the stack is closed, the owner has
+//!                                           finished: releases the page
+//!   finds it claimed: waits                 claims, unmaps, clears the claim; releases the page,
+//!                                           outstanding -= 1
 //! ```
 //!
-//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing is a
-//! release, too: a thread that finds the stack closed sees what the owner did before. The additions to `left` are
-//! acquire-release, so every other thread's last access to the pool happens before the thread that frees it.
-//! `docs/design/return-path.md` lists the models; they run this file.
+//! **Ordering.** The return stack passes a page's contents to the owner: see `return_stack.rs`. The
+//! additions to `outstanding` are acquire-release, so every other thread's last access to the pool
+//! happens before the thread that frees it. `docs/design/return-path.md` lists the models; they run
+//! this file.
 
 use crate::cache::PolledHeader;
 use crate::desc::{Desc, ListNode};
@@ -77,7 +84,7 @@ use std::ptr::NonNull;
 
 /// The return of pages that do not pass through the magazines, and the pool's end.
 impl<M: Memory> Shared<M> {
-    /// Takes back a page that the depot does not take. Called on any thread.
+    /// Returns a page that the depot does not accept. Called on any thread.
     pub(crate) unsafe fn remote_free(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, front) == 0 && offset_of!(PolledHeader, header) == 0) };
         let this = header.cast::<Self>().as_ptr();
@@ -90,7 +97,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// The same for a page that the return stack does not take, or has not taken.
+    /// The same for a page that the return stack does not accept, or has not accepted.
     #[inline(never)]
     unsafe fn release_remote(this: *mut Self, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
@@ -109,7 +116,8 @@ impl<M: Memory> Shared<M> {
                         // Also after a panic, because the domain is called once for each mapping.
                         desc.as_ref().finish_unmap(&(*this).unmap_event);
                     }
-                    // The device has gone, and the owner may be unmapping this page now. The owner gives the page when it is done.
+                    // The device has gone, and the owner may be unmapping this page now. The owner
+                    // releases the page then.
                     None if ReturnPath::push(returns, desc).is_ok() => return,
                     None => {}
                 }
@@ -122,8 +130,8 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Takes back a page in quarantine: it is counted, and never used again. Called on any thread. `kept` is never
-    /// entered as a poll context, so every such page is returned by this function.
+    /// Returns a page in quarantine: it is counted, and never used again. Called on any thread.
+    /// `kept` is never entered as a poll context, so every such page is returned by this function.
     pub(crate) unsafe fn quarantine_remote(kept: NonNull<PoolHeader>, desc: NonNull<Desc>) {
         let mut panics = Panics::default();
         // SAFETY: as for `remote_free`; the page's header is `kept`, which lies in its pool.
@@ -195,8 +203,8 @@ impl<M: Memory> Shared<M> {
                 });
             });
         });
-        // If the provider could not name all of its regions, some pages are still mapped: another call goes on with
-        // them.
+        // If the provider could not name all of its regions, some pages are still mapped: another
+        // call goes on with them.
         if !walk.any() {
             self.front.cache.counters.all_unmapped.set();
         }
@@ -209,8 +217,9 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// From open to closing: takes all returned pages, for the last time. From now on the returning threads give pages
-    /// to the provider. Returns false if CPUs may still hold pages, because the barrier failed.
+    /// From open to closing: takes all returned pages, for the last time. From now on the returning
+    /// threads release pages to the provider. Returns false if CPUs may still hold pages, because
+    /// the barrier failed.
     fn close(&self, panics: &mut Panics) -> bool {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {
@@ -231,16 +240,18 @@ impl<M: Memory> Shared<M> {
         !matches!(closed, Some(Err(_))) && !self.front.header.cpus().is_some_and(CpuCache::close_failed)
     }
 
-    /// Tries again to take the pages that CPUs hold, for a pool whose end found the barrier refused. Returns false if it is refused
-    /// again. Otherwise the pool may be gone.
+    /// Tries again to take the pages that CPUs hold, for a pool whose end found the barrier
+    /// refused. Returns false if it is refused again. Otherwise the pool may be gone.
     ///
     /// # Safety
     ///
-    /// The owner has left with a barrier to be tried again, and no other thread tries. After true, none tries again.
+    /// The owner has left with a barrier to be tried again, and no other thread tries. After true,
+    /// none tries again.
     unsafe fn finish_end(this: NonNull<()>, panics: &mut Panics) -> bool {
         let this = this.cast::<Self>();
         let mut late = Vec::new();
-        // SAFETY: the one that the owner has added to `left` keeps the pool, and this thread has the owner's part.
+        // SAFETY: the one that the owner has added to `left` keeps the pool, and this thread has
+        // the owner's part.
         let finished = unsafe {
             let front = &this.as_ref().front;
             let depot = front.with_taker(|taker, depot| taker.close(depot, |item| late.push(item)).is_ok());
@@ -276,7 +287,8 @@ impl<M: Memory> Shared<M> {
     /// The caller is the owner, and does not use the pool afterwards.
     pub(crate) unsafe fn end(this: NonNull<Self>) -> PoolClosed {
         let mut panics = Panics::default();
-        // SAFETY: the owner keeps the pool until it has left; after that it is touched only to free it.
+        // SAFETY: the owner keeps the pool until it has left; after that it is touched only to free
+        // it.
         unsafe {
             let s = this.as_ref();
             s.release_all(&mut panics);

@@ -1,4 +1,4 @@
-//! The errors of this crate.
+//! The errors of this crate. Each has the values that explain it, and what the user can do.
 
 use netmem_percpu::{BarrierError, NoMemory};
 use std::io;
@@ -29,7 +29,8 @@ pub enum PoolError {
         /// The most that there can be.
         most: usize,
     },
-    /// The provider has fewer pages than were requested in advance, or the limit is lower than that.
+    /// The provider has fewer pages than were requested in advance, or the limit is lower than
+    /// that.
     #[error(
         "{got} of {want} pages could be had: raise the pool's limit, make the provider's region larger, or the queues fewer"
     )]
@@ -69,15 +70,15 @@ pub enum RegionError {
         /// The system's answer.
         r#source: io::Error,
     },
-    /// The system does not have this much memory. This is checked first, because the system kills a process that takes
-    /// more than there is.
+    /// The system does not have this much memory. This is checked first, because the system kills a
+    /// process that takes more than there is.
     #[error(
         "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
     )]
     TooLittle {
         /// Bytes that were requested.
         bytes: usize,
-        /// Bytes that the system could give.
+        /// Bytes that the system has available.
         available: usize,
     },
     /// The memory may not be locked.

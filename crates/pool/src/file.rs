@@ -6,16 +6,18 @@ use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::io;
 
-/// A range of a file, mapped for reading and writing, for memory that a peer gives to this process.
+/// A range of a file, mapped for reading and writing, for memory that a peer shares with this
+/// process.
 ///
-/// Unlike a [`Region`](crate::Region) it has no pages and no descriptors, it begins and ends at any byte, and the file
-/// is not sealed: it is the peer's. The peer can write all bytes at any time, and it can take pages away. If the
-/// [handler](crate::sigbus) of SIGBUS is installed, an access to such a page is counted in [`lost`](Self::lost).
+/// Unlike a [`Region`](crate::Region) it has no pages and no descriptors, it begins and ends at any
+/// byte, and the file is not sealed: it is the peer's. The peer can write all bytes at any time,
+/// and it can take pages away. If the [handler](crate::sigbus) of SIGBUS is installed, an access to
+/// such a page is counted in [`lost`](Self::lost).
 ///
 /// The range is not in the address space of a child process.
 ///
-/// Invariant (*mapped*): the bytes from [`as_ptr`](Self::as_ptr) on can be read and written until the value is dropped. Their
-/// contents are arbitrary at all times.
+/// Invariant (*mapped*): the bytes from [`as_ptr`](Self::as_ptr) on can be read and written until
+/// the value is dropped. Their contents are arbitrary at all times.
 pub struct FileMapping {
     mapping: Mapping,
     /// Bytes in front of the range, because mappings begin where pages do.
@@ -23,17 +25,18 @@ pub struct FileMapping {
     len: usize,
 }
 
-// SAFETY: the value gives access to its address only.
+// SAFETY: only the value's address can be reached.
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps `len` bytes of `file` from `offset`. The caller checks that the file is long enough. A range of a file of
-    /// huge pages is mapped in whole huge pages. They are reserved here, so that it is an error if there are too few.
-    /// Costs four system calls.
+    /// Maps `len` bytes of `file` from `offset`. The caller checks that the file is long enough. A
+    /// range of a file of huge pages is mapped in whole huge pages. They are reserved here, so that
+    /// it is an error if there are too few. Costs four system calls.
     ///
     /// # Errors
     ///
-    /// The system's answer; `InvalidInput` if the range has no bytes, or more than there are addresses.
+    /// The system's answer; `InvalidInput` if the range has no bytes, or more than there are
+    /// addresses.
     pub fn new(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Self> {
         let page = huge_page(file).unwrap_or(PAGE_SIZE);
         let start = offset - offset % page as u64;
@@ -59,7 +62,8 @@ impl FileMapping {
         self.len
     }
 
-    /// How many accesses found that a page had been taken away. 0 without the [handler](crate::sigbus).
+    /// How many accesses found that a page had been taken away. 0 without the
+    /// [handler](crate::sigbus).
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.mapping.lost()

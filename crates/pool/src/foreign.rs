@@ -2,11 +2,13 @@
 //!
 //! # Why these copies are not plain ones
 //!
-//! If a peer writes during a copy, the copy's contents are arbitrary. That is allowed. But the bytes that were checked
-//! in the private copy must be the bytes that are used. A plain copy does not promise that. The compiler may assume
-//! that no other process changes the memory. It may therefore
+//! If a peer writes during a copy, the copy's contents are arbitrary. That is allowed. But the
+//! bytes that were checked in the private copy must be the bytes that are used. A plain copy does
+//! not promise that. The compiler may assume that no other process changes the memory. It may
+//! therefore
 //!
-//! * turn a copy of the private copy into a second copy of the source (LLVM does this with `memcpy`);
+//! * turn a copy of the private copy into a second copy of the source (LLVM does this with
+//!   `memcpy`);
 //! * load a word of the source again where the program uses it again, instead of keeping it.
 //!
 //! Rust has no copy for memory that changes. Each access here is therefore one of these:
@@ -17,19 +19,19 @@
 //! | 32 to 128 | vectors, each passed through an empty `asm` block as a register | to the compiler the block has made a new value, which is in no memory |
 //! | more | `memcpy`, then an empty `asm` block that may have changed all memory | the private copy may differ from the source from then on, so it is the one that is read |
 //!
-//! None of this costs an instruction. The last access also keeps the compiler from holding values of other memory in
-//! registers during the copy; the call of `memcpy` does so anyway.
+//! None of this costs an instruction. The last access also keeps the compiler from holding values
+//! of other memory in registers during the copy; the call of `memcpy` does so anyway.
 //!
-//! Words on which a decision depends directly, such as those of a ring, are read as atomics. No code makes a `&[u8]` of
-//! such memory.
+//! Words on which a decision depends directly, such as those of a ring, are read as atomics. No
+//! code makes a `&[u8]` of such memory.
 
 const WORD: usize = size_of::<u64>();
 const HALF: usize = size_of::<u32>();
 /// From this length on, copies are vectors or `memcpy`.
 const VECTORS: usize = 32;
 
-/// Copies out of foreign memory, each byte read once. 32 to 128 bytes take at most eight vector moves, where a call would cost
-/// as much as the copy.
+/// Copies out of foreign memory, each byte read once. 32 to 128 bytes take at most eight vector
+/// moves, where a call would cost as much as the copy.
 ///
 /// # Safety
 ///
@@ -120,11 +122,12 @@ unsafe fn move_in<T: Copy>(from: *const u8, to: *mut u8) {
 ///
 /// # Safety
 ///
-/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Either may be foreign memory.
+/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Either may be
+/// foreign memory.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which writes some bytes twice. The
-    // `asm` block has no instruction.
+    // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which
+    // writes some bytes twice. The `asm` block has no instruction.
     unsafe {
         if (64..=80).contains(&len) {
             block::<4>(from, to);
@@ -162,7 +165,8 @@ unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Hides from the compiler where a loaded value came from, so that the compiler cannot load it again.
+/// Hides from the compiler where a loaded value came from, so that the compiler cannot load it
+/// again.
 #[inline(always)]
 fn launder(vector: &mut Vector) {
     // SAFETY: no instruction; the register keeps its value.

@@ -12,11 +12,13 @@ use std::ptr::NonNull;
 
 /// Shared, read-only bytes of one page: what a packet is made of.
 ///
-/// Sixteen bytes, cheap to pass on. Cloning is one atomic addition. Dropping is one atomic subtraction, and no atomic
-/// for the last holder. The drop of the last holder returns the page to its pool, on any thread.
+/// Sixteen bytes, cheap to pass on. Cloning is one atomic addition. Dropping is one atomic
+/// subtraction, and no atomic for the last holder. The drop of the last holder returns the page to
+/// its pool, on any thread.
 ///
-/// [`advance`](Self::advance) and [`truncate`](Self::truncate) narrow a fragment in place and touch no count: stripping a
-/// header costs no atomic. [`slice`](Self::slice) and [`split_to`](Self::split_to) make another holder.
+/// [`advance`](Self::advance) and [`truncate`](Self::truncate) narrow a fragment in place and touch
+/// no count: stripping a header costs no atomic. [`slice`](Self::slice) and
+/// [`split_to`](Self::split_to) make another holder.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -33,7 +35,8 @@ use std::ptr::NonNull;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Inside it is a [`Page`] that may have other holders, of which only the methods that read are public.
+/// Inside it is a [`Page`] that may have other holders, of which only the methods that read are
+/// public.
 #[repr(transparent)]
 pub struct Frag<M: Memory>(Page<M>);
 
@@ -115,13 +118,15 @@ impl<M: Memory> Frag<M> {
         self.0.advance(n);
     }
 
-    /// Shortens the fragment to its first `len` bytes; does nothing if it has no more. Touches no count: no atomic.
+    /// Shortens the fragment to its first `len` bytes; does nothing if it has no more. Touches no
+    /// count: no atomic.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.0.truncate(len);
     }
 
-    /// Cuts the fragment in two: the first `at` bytes are returned, `self` keeps the rest. One atomic addition.
+    /// Cuts the fragment in two: the first `at` bytes are returned, `self` keeps the rest. One
+    /// atomic addition.
     ///
     /// # Panics
     ///
@@ -131,7 +136,8 @@ impl<M: Memory> Frag<M> {
         Self(self.0.split_to(at))
     }
 
-    /// Cuts the fragment in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
+    /// Cuts the fragment in two: `self` keeps the first `at` bytes, the rest is returned. One
+    /// atomic addition.
     ///
     /// # Panics
     ///
@@ -154,8 +160,8 @@ impl<M: Memory> Frag<M> {
         self.desc_addr() == next.desc_addr() && self.offset() + self.len() == next.offset()
     }
 
-    /// Joins `next`, which [continues](Self::continues) this fragment, to this fragment. The two have one count of the
-    /// page afterwards. One atomic subtraction.
+    /// Joins `next`, which [continues](Self::continues) this fragment, to this fragment. The two
+    /// have one count of the page afterwards. One atomic subtraction.
     ///
     /// # Errors
     ///
@@ -168,8 +174,9 @@ impl<M: Memory> Frag<M> {
         Ok(())
     }
 
-    /// Gives up the value, but keeps its count of the page. For a holder that keeps counts by number. Returns the
-    /// page's number, with which [`Region::put`](crate::Region::put) puts the count. Until then the page is in flight.
+    /// Gives up the value, but keeps its count of the page. For a holder that keeps counts by
+    /// number. Returns the page's number, with which [`Region::put`](crate::Region::put) puts the
+    /// count. Until then the page is in flight.
     #[inline]
     #[must_use = "the page does not return to its pool before its count is put"]
     pub fn into_count(self) -> u32 {
@@ -178,18 +185,19 @@ impl<M: Memory> Frag<M> {
         index
     }
 
-    /// The bytes as exclusive ones, if this is the only value on the page. No atomic read-modify-write.
+    /// The bytes as exclusive ones, if this is the only value on the page. No atomic
+    /// read-modify-write.
     ///
     /// # Errors
     ///
-    /// The fragment itself, if another value is on the page, also if that value has other bytes of the page. For
-    /// example, a page of which one part is posted to a device is shared.
+    /// The fragment itself, if another value is on the page, also if that value has other bytes of
+    /// the page. For example, a page of which one part is posted to a device is shared.
     pub fn try_into_page(self) -> Result<Page<M>, Self> {
         if self.0.is_sole() { Ok(self.0) } else { Err(self) }
     }
 
-    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the
-    /// safe ones.
+    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the
+    /// methods below are the safe ones.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *const u8
@@ -225,7 +233,8 @@ impl<M: Memory> Frag<M> {
         self.0.copy_to(offset, to)
     }
 
-    /// Copies bytes in at `offset`, if this is the only value on the page. No atomic read-modify-write.
+    /// Copies bytes in at `offset`, if this is the only value on the page. No atomic
+    /// read-modify-write.
     ///
     /// # Errors
     ///
@@ -249,9 +258,9 @@ impl<M: Memory> Frag<M> {
         self.0.is_sole()
     }
 
-    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and does nothing if there
-    /// are too few bytes in front, if another value is on the page (also if it has other bytes of it), or if the page
-    /// is in quarantine. No atomic read-modify-write.
+    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and
+    /// does nothing if there are too few bytes in front, if another value is on the page (also if
+    /// it has other bytes of it), or if the page is in quarantine. No atomic read-modify-write.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool
@@ -271,8 +280,8 @@ impl<M: Memory> Frag<M> {
         self.0.as_slice()
     }
 
-    /// The bytes, if the memory is of a kind that is [`Readable`]. Code that is generic over all mapped memory reads them in place by this,
-    /// and copies the bytes of other kinds out.
+    /// The bytes, if the memory is of a kind that is [`Readable`]. Code that is generic over all
+    /// mapped memory reads them in place by this, and copies the bytes of other kinds out.
     #[inline]
     #[must_use]
     pub fn readable(&self) -> Option<&[u8]>
@@ -344,8 +353,8 @@ impl<M: Memory> Clone for Frag<M> {
     }
 }
 
-/// The same bytes as memory of a peer that is not trusted, for code that takes both kinds. Such bytes are copied out
-/// before they are read. The conversion is free.
+/// The same bytes as memory of a peer that is not trusted, for code that takes both kinds. Such
+/// bytes are copied out before they are read. The conversion is free.
 impl From<Frag<TrustedPeer>> for Frag<PeerShared> {
     fn from(frag: Frag<TrustedPeer>) -> Self {
         let (offset, len) = (frag.offset() as u32, frag.len() as u32);

@@ -1,7 +1,7 @@
-//! A provider that takes more memory when it has none left, up to a limit.
+//! A provider that takes more memory from the system when it has no page left, up to a limit.
 //!
 //! ```text
-//!   take ◄── pages given back ◄── give          one list for all regions: a page knows where it is from
+//!   take ◄── released pages ◄── give        one list for all regions: a page has its region
 //!        ◄── fresh pages of the newest region
 //!        ◄── a new region, while the limit allows
 //! ```
@@ -15,28 +15,32 @@ use crate::region_options::RegionOptions;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// After the system refused a region, so many requests fail without asking it again. Asking costs system calls, and a
-/// starving queue makes a request with every poll.
+/// After the system has refused a region, so many requests fail without a system call. A queue
+/// without pages makes a request with every poll.
 const FAILURES_PER_REFUSAL: u32 = 1024;
 
-/// A provider that begins with one region and adds another of the same kind whenever all pages are out, up to a limit.
+/// A provider that begins with one region and adds another of the same kind whenever all pages are
+/// out, up to a limit.
 ///
-/// It keeps every region until it goes itself. Pages that come back are handed out again, the latest first. At the limit, or
-/// when the system has no more to give, [`take`](Provider::take) finds nothing; pools count that as `alloc_failed`, and this provider in
+/// It keeps every region until it is dropped. Pages that are released are handed out again, the
+/// latest first. At the limit, or when the system has no more memory, [`take`](Provider::take)
+/// finds no page; pools count that as `alloc_failed`, and this provider in
 /// [`out_of_pages`](Self::out_of_pages).
 ///
-/// Use it with domains that map any memory. A [`VhostDomain`](crate::VhostDomain) knows only the regions that it was made of.
-/// There, use a sparse region ([`RegionOptions::populate`]), which grows by being touched; the pools' limits are then the limit
-/// of growth. [`Page::index`](crate::Page::index) is the page's number in its region, of which there are several here.
+/// Use it with domains that map any memory. A [`VhostDomain`](crate::VhostDomain) knows only the
+/// regions that it was made of. There, use a sparse region ([`RegionOptions::populate`]), which
+/// grows by being touched; the pools' limits are then the limit of growth.
+/// [`Page::index`](crate::Page::index) is the page's number in its region, of which there are
+/// several here.
 ///
-/// The thread that asks for the page that makes the provider grow waits until the region is made, and so does each thread
-/// that finds no page meanwhile. Pages can be given back at any time.
+/// The thread that asks for the page that makes the provider grow waits until the region is made,
+/// and so does each thread that finds no page meanwhile. Pages can be given back at any time.
 pub struct GrowingProvider<M: SystemMemory> {
     step: RegionOptions,
     limit: usize,
     state: Mutex<State<M>>,
-    /// Requests that still fail without asking the system. The holder of the lock may be making a region. Locked before
-    /// `state`.
+    /// Requests that still fail without asking the system. The holder of the lock may be making a
+    /// region. Locked before `state`.
     growth: Mutex<u32>,
 }
 
@@ -55,12 +59,13 @@ impl<M: SystemMemory> State<M> {
 }
 
 impl<M: SystemMemory> GrowingProvider<M> {
-    /// Makes the first region, and every further one, as `step` says; the last is smaller if the `limit`, in pages, is not
-    /// a multiple.
+    /// Makes the first region, and every further one, as `step` says; the last is smaller if the
+    /// `limit`, in pages, is not a multiple.
     ///
     /// # Errors
     ///
-    /// [`RegionError::Growth`] if the limit does not allow one region; or any error of making the first region.
+    /// [`RegionError::Growth`] if the limit does not allow one region; or any error of making the
+    /// first region.
     pub fn new(step: RegionOptions, limit: usize) -> Result<Arc<Self>, RegionError> {
         if limit < step.pages {
             return Err(RegionError::Growth { limit, step: step.pages });
@@ -87,13 +92,14 @@ impl<M: SystemMemory> GrowingProvider<M> {
         self.limit
     }
 
-    /// How many requests for pages got none, because of the limit or the system.
+    /// Requests for pages that got none, because of the limit or the system.
     #[must_use]
     pub fn out_of_pages(&self) -> u64 {
         self.state().out_of_pages
     }
 
-    /// Makes sure that there are pages to take, though other threads may take them first. False if there cannot be any.
+    /// Makes sure that there are pages to take, though other threads may take them first. False if
+    /// there cannot be any.
     fn grow(&self) -> bool {
         let mut believed = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
         let room = {
@@ -132,8 +138,9 @@ impl<M: SystemMemory> GrowingProvider<M> {
     }
 }
 
-// SAFETY: the newest region's fresh pages are handed out once, before there is a newer, and a page is on the supply's list
-// once; regions are made of one set of options and stay until the provider goes.
+// SAFETY: the newest region's fresh pages are handed out once, before there is a newer, and a page
+// is on the supply's list once; regions are made of one set of options and stay until the provider
+// goes.
 unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         if pages.is_empty() {
@@ -142,7 +149,7 @@ unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
         loop {
             let mut state = self.state();
             let newest = state.newest().clone();
-            // SAFETY: the regions are ours, and kept beside the supply.
+            // SAFETY: the regions are ours, and kept together with the supply.
             let taken = unsafe { state.supply.take(&newest, pages) };
             drop(state);
             if taken > 0 || !self.grow() {
@@ -152,7 +159,7 @@ unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
     }
 
     unsafe fn give(&self, page: RawPage<M>) {
-        // SAFETY: the page is one of ours, says the caller.
+        // SAFETY: the caller guarantees that the page is one of ours.
         unsafe { self.state().supply.give(page) };
     }
 

@@ -1,13 +1,14 @@
-//! [`PoolHeader`], the header that every owner of pages has: what a thread that drops a page reads of the owner.
+//! [`PoolHeader`]: the part of a pool that a thread reads when it drops a page.
 //!
 //! ```text
 //!   RegionProvider, quarantine     │ PoolHeader │
 //!   PagePool                       │ PoolHeader │ Cache │     this one can be entered: PolledHeader
 //! ```
 //!
-//! A page's descriptor points to a [`PoolHeader`]: a function for the slow way, the DMA domain's identity, and a depot if the owner
-//! collects pages by CPU. Every core that drops a page reads these words, and the owner never writes
-//! them. Only a pool that is polled has a cache behind its header.
+//! Why a header: a page's descriptor points to it, whatever the page returns to. It has a function
+//! for the slow path, the identity of the DMA domain, and the magazines, if the owner collects
+//! pages by CPU. Every core that drops a page reads these words, and the owner never writes them.
+//! Only a pool that is polled has a cache behind its header.
 
 use crate::desc::Desc;
 use netmem_percpu::{CpuCache, Depot};
@@ -18,22 +19,23 @@ use std::ptr::{self, NonNull};
 ///
 /// # Safety
 ///
-/// The header is the page's, and the caller gives up the page (*one owner*).
+/// The header is the page's, and the caller passes on the page's ownership (*one owner*).
 pub(crate) type ReturnFn = unsafe fn(NonNull<PoolHeader>, NonNull<Desc>);
 
-/// The header: the part of the owner that a dropped page needs. It is the first field of the owner, or at a fixed
-/// offset in it, so that the owner's functions find the owner by the header's address.
+/// The header: the part of the owner that a dropped page needs. It is the first field of the owner,
+/// or at a fixed offset in it, so that the owner's functions find the owner by the header's
+/// address.
 #[repr(C, align(128))]
 pub(crate) struct PoolHeader {
-    /// Takes back a page that neither the cache nor the depot takes. Called on any thread.
+    /// Returns a page that neither the cache nor a magazine accepts. Called on any thread.
     pub(crate) remote_free: ReturnFn,
     /// Identity of the DMA domain that pages of this header are mapped in, or 0.
     domain: usize,
-    /// For a pool of every thread: collects pages, wherever they are dropped. At most one of this field and the next is
-    /// set.
+    /// Of a pool for every thread: collects pages, on whichever CPU they are dropped. At most one
+    /// of this field and the next is set.
     cpus: Option<Box<CpuCache>>,
-    /// For a pool that is polled: collects pages that are dropped outside of the poll context, if the owner wants them
-    /// collected.
+    /// For a pool that is polled: collects pages that are dropped outside of the poll context, if
+    /// the owner wants them collected.
     depot: Option<Depot>,
     /// Bytes in each page. The last field, because no return reads it.
     page_size: u32,
@@ -68,8 +70,8 @@ impl PoolHeader {
         self.cpus.as_deref()
     }
 
-    /// The depot and the CPU cache of a header, as pointers: a reference would have to be valid until the end of a call,
-    /// and the header may be freed during the call.
+    /// The depot and the CPU cache of a header, as pointers: a reference would have to be valid
+    /// until the end of a call, and the header may be freed during the call.
     ///
     /// # Safety
     ///

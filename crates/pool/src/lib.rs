@@ -4,20 +4,24 @@
 //!   Provider ──take, map──► PagePool ──Napi::alloc──► Page ──freeze──► Frag ──clone──► Frag
 //!      ▲                       ▲  ▲                     │                │               │
 //!      │                       │  └── array cache ◄─────┴── dropped in the pool's own poll context
-//!      └──unmap, give──────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's, handed over when it is full
+//!      └──unmap, give──────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's
 //! ```
 //!
-//! * [`Region`] is the memory, its [`Memory`] kind in the type: the system's, mapped once, in huge pages where the machine
-//!   has them; a range or a file that the user brings; a device's, which is never mapped.
-//! * [`Provider`] hands out pages of it; [`RegionProvider`] is the ordinary one, [`GrowingProvider`] adds regions, and others
-//!   can be written.
-//! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when the page enters and
-//!   unmaps it when it leaves; in between the page circulates.
-//! * [`SharedPool`] belongs to every thread: any thread allocates from it, and any thread returns. Pages and fragments are the same.
-//! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one returns the page to its
-//!   pool: no key, no lookup, no call to forget.
-//! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether the borrower is done.
-//! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a push of an array.
+//! * [`Region`] is the memory, its [`Memory`] kind in the type: the system's, mapped once, in huge
+//!   pages where the machine has them; a range or a file that the user brings; a device's, which is
+//!   never mapped.
+//! * [`Provider`] hands out pages of it; [`RegionProvider`] is the ordinary one,
+//!   [`GrowingProvider`] adds regions, and others can be written.
+//! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when
+//!   the page enters and unmaps it when it leaves; in between the page circulates.
+//! * [`SharedPool`] belongs to every thread: any thread allocates from it, and any thread returns.
+//!   Pages and fragments are the same.
+//! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one returns
+//!   the page to its pool: no key, no lookup, no call to forget.
+//! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether
+//!   the borrower is done.
+//! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a
+//!   push of an array.
 
 mod bulk;
 mod bytes;

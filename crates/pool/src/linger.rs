@@ -1,8 +1,10 @@
-//! Pools that wait for their last pages after their owner has dropped them: their names, the pages in flight, and the
-//! time since then.
+//! Pools that wait for their last pages after their owner has dropped them: their names, the pages
+//! in flight, and the time since then.
 //!
-//! The library starts no thread to report them. It logs one event when a pool begins to linger. [`lingering`] lists them at any time,
-//! and a [`LingerReminder`] logs them every minute for a caller that drives it.
+//! Why a list: a page that is never returned keeps its pool's memory, and no owner is left that
+//! could report it. The library starts no thread. It logs one event when a pool begins to linger.
+//! [`lingering`] lists the pools at any time, and a [`LingerReminder`] logs them every minute for a
+//! caller that drives it.
 
 use crate::panics::Panics;
 use crate::record::Record;
@@ -37,7 +39,8 @@ pub(crate) fn begin(record: Arc<Record>, pages: u64, panics: &mut Panics) {
     panics.call(|| tracing::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));
 }
 
-/// A pool whose end found the barrier refused, and how that is tried again. Returns false if it is refused again.
+/// A pool whose end found the barrier refused, and how that is tried again. Returns false if it is
+/// refused again.
 struct Unfinished {
     pool: NonNull<()>,
     finish: unsafe fn(NonNull<()>, &mut Panics) -> bool,
@@ -52,17 +55,19 @@ fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a pool for [`lingering`]. From now on `finish` is called with it, by one thread at a time, until it returns true.
+/// Keeps a pool for [`lingering`]. From now on `finish` is called with it, by one thread at a time,
+/// until it returns true.
 pub(crate) fn try_again(pool: NonNull<()>, finish: unsafe fn(NonNull<()>, &mut Panics) -> bool) {
     unfinished().push(Unfinished { pool, finish });
 }
 
-/// Tries all barriers again that were refused at the end of pools. A panic of a provider or a domain goes on when all is done.
+/// Tries all barriers again that were refused at the end of pools. A panic of a provider or a
+/// domain goes on when all is done.
 fn finish_all() {
     let mut panics = Panics::default();
     // Taken out: no lock is held while user code runs, and one thread tries for each pool.
     let mut tried = std::mem::take(&mut *unfinished());
-    // SAFETY: `try_again`'s caller said so.
+    // SAFETY: `try_again`'s caller guarantees it.
     tried.retain(|pool| !unsafe { (pool.finish)(pool.pool, &mut panics) });
     if !tried.is_empty() {
         unfinished().append(&mut tried);
@@ -72,8 +77,8 @@ fn finish_all() {
 
 /// The pools that linger now. Takes a lock.
 ///
-/// If the kernel refused the barrier at the end of a pool, so that pages stayed on other CPUs, it is tried again here: one membarrier
-/// for each such pool. Its pages go to the provider.
+/// If the kernel refused the barrier at the end of a pool, so that pages stayed on other CPUs, it
+/// is tried again here: one membarrier for each such pool. Its pages go to the provider.
 ///
 /// # Panics
 ///
@@ -114,7 +119,8 @@ impl LingerReminder {
         Self { next: now + Self::EVERY }
     }
 
-    /// Logs a warning for each pool that lingers, if a reminder is due, and says when the next one is. Otherwise costs a comparison.
+    /// Logs a warning for each pool that lingers, if a reminder is due, and returns when the next
+    /// one is. Otherwise costs a comparison.
     pub fn remind(&mut self, now: Instant) -> Instant {
         if now >= self.next {
             self.next = now + Self::EVERY;

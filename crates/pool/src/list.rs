@@ -1,4 +1,4 @@
-//! Lists of pages, linked through their descriptors.
+//! Lists of pages, linked through their descriptors, so that a list needs no memory of its own.
 
 use crate::desc::{Desc, ListNode};
 use std::mem::offset_of;

@@ -15,8 +15,9 @@ pub(crate) const HUGE: usize = 2 << 20;
 
 /// An address range of this process, unmapped on drop.
 ///
-/// A range that was [kept from child processes](Self::keep_from_children) does not exist in a child of a fork, and the child
-/// may have another mapping at the same addresses. The drop of such a value does nothing in a child.
+/// A range that was [kept from child processes](Self::keep_from_children) does not exist in a child
+/// of a fork, and the child may have another mapping at the same addresses. The drop of such a
+/// value does nothing in a child.
 pub(crate) struct Mapping {
     pub(crate) at: NonNull<c_void>,
     pub(crate) len: usize,
@@ -29,9 +30,10 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. The kernel chooses the address,
-    /// and aligns it. A fixed address would not do: often no huge pages are reserved, and a fixed mapping that fails
-    /// leaves a hole. Another thread could map something in that hole, and the cleanup would then unmap it.
+    /// Maps `len` bytes of reserved huge pages, anonymous or of a file of 2 MiB pages. The kernel
+    /// chooses the address, and aligns it. A fixed address would not do: often no huge pages are
+    /// reserved, and a fixed mapping that fails leaves a hole. Another thread could map something
+    /// in that hole, and the cleanup would then unmap it.
     pub(crate) fn huge(file: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
         if let Some(file) = file {
             return Self::of_file(file, 0, len, HUGE);
@@ -43,8 +45,8 @@ impl Mapping {
         Self::at(at, len, None)
     }
 
-    /// Maps `len` bytes of `file` from `offset`, whole pages of `page` bytes, where the kernel finds room. A file that
-    /// cannot be mapped leaves nothing behind.
+    /// Maps `len` bytes of `file` from `offset`, whole pages of `page` bytes, where the kernel
+    /// finds room. A file that cannot be mapped leaves nothing behind.
     pub(crate) fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize, page: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh range at an address of the kernel's choice replaces nothing.
@@ -57,12 +59,13 @@ impl Mapping {
         Ok(Self { at, len, process: None, page, guard: None })
     }
 
-    /// Maps `len` bytes (whole pages), of `file` from an offset or anonymous, aligned to a huge page.
+    /// Maps `len` bytes (whole pages), of `file` from an offset or anonymous, aligned to a huge
+    /// page.
     pub(crate) fn new(file: Option<(BorrowedFd<'_>, u64)>, len: usize, extra: MapFlags) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing. What is mapped over it and
-        // unmapped from its ends lies within it.
+        // SAFETY: a fresh range at an address of the kernel's choice replaces nothing. What is
+        // mapped over it and unmapped from its ends lies within it.
         unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
             let start = rustix::mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags)?;
@@ -85,9 +88,10 @@ impl Mapping {
         }
     }
 
-    /// Keeps the range out of the address space of child processes. Otherwise a write of either process after a fork
-    /// would make a private copy of a page. The driver and its device could then use different pages, and no error
-    /// would show it. A range of a file is also registered with the handler of SIGBUS from here on.
+    /// Keeps the range out of the address space of child processes. Otherwise a write of either
+    /// process after a fork would make a private copy of a page. The driver and its device could
+    /// then use different pages, and no error would show it. A range of a file is also registered
+    /// with the handler of SIGBUS from here on.
     pub(crate) fn keep_from_children(&mut self) -> io::Result<()> {
         self.process = Some(forks::count_from_now()?);
         self.advise(libc::MADV_DONTFORK)?;
@@ -101,7 +105,7 @@ impl Mapping {
     }
 
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is ours, and none of the advice that this file gives discards contents.
+        // SAFETY: the range is ours, and no advice of this file discards contents.
         match unsafe { libc::madvise(self.at.as_ptr(), self.len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -119,15 +123,16 @@ impl Drop for Mapping {
         }
         // The handler must not find a range that is another mapping's.
         self.guard = None;
-        // SAFETY: the range is ours, and the owner of this value has let go of all pointers into it.
+        // SAFETY: the range is ours, and the owner of this value has let go of all pointers into
+        // it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
             tracing::error!(%error, len = self.len, "a region could not be unmapped");
         }
     }
 }
 
-/// A file without a name, sealed so that no process can shorten it: a peer's `ftruncate` would raise SIGBUS in this
-/// process.
+/// A file without a name, sealed so that no process can shorten it: a peer's `ftruncate` would
+/// raise SIGBUS in this process.
 pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("netmem", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -135,9 +140,9 @@ pub(crate) fn memfd(bytes: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Asks for transparent huge pages, and returns whether the range can have them. `MADV_COLLAPSE` gives them to a memfd
-/// even where the system-wide setting for shared memory is "never", as it is on most distributions, but makes every
-/// page resident.
+/// Asks for transparent huge pages, and returns whether the range can have them. `MADV_COLLAPSE`
+/// makes a memfd of them even where the system-wide setting for shared memory is "never", as it is
+/// on most distributions, but makes every page resident.
 pub(crate) fn make_transparent(memory: &Mapping, shared: bool, populated: bool) -> bool {
     const MADV_COLLAPSE: libc::c_int = 25;
     let wanted = memory.advise(libc::MADV_HUGEPAGE).is_ok();
@@ -165,8 +170,8 @@ pub(crate) fn populate(memory: &Mapping) -> io::Result<()> {
     }
 }
 
-/// Bytes that can be allocated without swapping; `None` if the system does not say. Limits of a control group are not
-/// taken into account.
+/// Bytes that can be allocated without swapping; `None` if the system does not report it. Limits of
+/// a control group are not taken into account.
 pub(crate) fn available() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
@@ -188,7 +193,8 @@ pub(crate) fn bind(memory: &Mapping, node: u32) -> io::Result<()> {
     }
     let mut mask = [0u64; 16];
     mask[node as usize / 64] = 1 << (node % 64);
-    // SAFETY: the range is ours; the mask is 1024 bits long, and the kernel reads one bit less than `maxnode`.
+    // SAFETY: the range is ours; the mask is 1024 bits long, and the kernel reads one bit less than
+    // `maxnode`.
     let done = unsafe {
         let (at, len) = (memory.at.as_ptr(), memory.len);
         libc::syscall(libc::SYS_mbind, at, len, libc::MPOL_BIND, mask.as_ptr(), 1025usize, 0usize)

@@ -1,4 +1,5 @@
-//! The kinds of memory, as types: which other parties can write a byte decides how the byte may be read.
+//! The kinds of memory, as types: which other parties can write a byte decides how the byte may be
+//! read.
 //!
 //! ```text
 //!                  another writer           file descriptor   in this process           traits
@@ -22,11 +23,13 @@ mod sealed {
 pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     /// The kind's name in messages.
     const NAME: &'static str;
-    /// Whether the memory is behind a file descriptor, so that another process can be given it.
+    /// Whether the memory is behind a file descriptor, so that it can be sent to another process.
     const SHARED_BY_FD: bool;
-    /// Whether this process has the memory mapped. If not, there is nothing to sync for the CPU either.
+    /// Whether this process has the memory mapped. If not, there is nothing to sync for the CPU
+    /// either.
     const MAPPED: bool;
-    /// Whether the memory is [`Readable`]: [`Frag::readable`](crate::Frag::readable) then gives a slice.
+    /// Whether the memory is [`Readable`]: [`Frag::readable`](crate::Frag::readable) then returns a
+    /// slice.
     const READABLE: bool;
 }
 
@@ -38,7 +41,8 @@ pub trait Memory: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
 )]
 pub trait Mapped: Memory {}
 
-/// Memory whose bytes do not change while this process holds them, so that a slice of them may exist.
+/// Memory whose bytes do not change while this process holds them, so that a slice of them may
+/// exist.
 #[diagnostic::on_unimplemented(
     message = "there are no slices of `{Self}` memory",
     label = "this needs memory of which slices exist",
@@ -48,18 +52,19 @@ pub trait Mapped: Memory {}
 )]
 pub trait Readable: Mapped {}
 
-/// Memory that [`RegionOptions::build`](crate::RegionOptions::build) can take from the system, because nothing needs to be
-/// promised about it: every mapped kind but [`TrustedPeer`].
+/// Memory that [`RegionOptions::build`](crate::RegionOptions::build) can take from the system,
+/// because nothing needs to be promised about it: every mapped kind but [`TrustedPeer`].
 #[diagnostic::on_unimplemented(
     message = "a region of `{Self}` memory is not built from the system's memory alone",
     note = "`TrustedPeer` memory comes from `Region::trust_peer`, `Device` memory from `Region::unmapped`"
 )]
 pub trait SystemMemory: Mapped {}
 
-/// Memory that is mapped in this process and shared with a peer by file descriptor. A vhost-user driver uses this kind.
+/// Memory that is mapped in this process and shared with a peer by file descriptor. A vhost-user
+/// driver uses this kind.
 ///
-/// Code that is generic over it treats a trusted peer and any other peer alike, and copies; code that also asks for
-/// [`Readable`] takes trusted peers only.
+/// Code that is generic over it treats a trusted peer and any other peer alike, and copies; code
+/// that also asks for [`Readable`] takes trusted peers only.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` memory is not shared with a peer by file descriptor",
     note = "use `PeerShared`, or `TrustedPeer` if the peer is trusted"
@@ -74,20 +79,23 @@ pub enum Private {}
 #[derive(Debug)]
 pub enum KernelShared {}
 
-/// Memory that another process can write at any time (vhost-user). Bytes are copied out before they are read.
+/// Memory that another process can write at any time (vhost-user). Bytes are copied out before they
+/// are read.
 #[derive(Debug)]
 pub enum PeerShared {}
 
-/// Memory shared with a peer that the user has declared trusted: a peer that writes only the buffers that are posted to it.
+/// Memory shared with a peer that the user has declared trusted: a peer that writes only the
+/// buffers that are posted to it.
 ///
-/// It is shared by file descriptor like [`PeerShared`], and [`Readable`] like [`Private`]: pages and fragments are slices,
-/// and fragments turn into `Bytes` without a copy. The declaration is
-/// [`Region::<PeerShared>::trust_peer`](crate::Region::trust_peer), which is `unsafe` and the only source of such a region.
+/// It is shared by file descriptor like [`PeerShared`], and [`Readable`] like [`Private`]: pages
+/// and fragments are slices, and fragments turn into `Bytes` without a copy. The declaration is
+/// [`Region::<PeerShared>::trust_peer`](crate::Region::trust_peer), which is `unsafe` and the only
+/// source of such a region.
 #[derive(Debug)]
 pub enum TrustedPeer {}
 
-/// Memory that this process never maps: a device's, behind a dma-buf or what stands in for one. Its pages have a number, an
-/// offset in the file and a device address, and no bytes in this process.
+/// Memory that this process never maps: a device's, behind a dma-buf or what stands in for one. Its
+/// pages have a number, an offset in the file and a device address, and no bytes in this process.
 #[derive(Debug)]
 pub enum Device {}
 

@@ -1,10 +1,10 @@
-//! Loom models of a page's return path and of a pool's end. They run the product code: pools are made by
-//! [`PoolOptions`] on a [`RegionProvider`], and pages are dropped as users drop them. `docs/design/return-path.md` says what
-//! each model proves, and how to see it fail.
+//! Loom models of a page's return path and of a pool's end. They run the product code: pools are
+//! made by [`PoolOptions`] on a [`RegionProvider`], and pages are dropped as users drop them.
+//! `docs/design/return-path.md` says what each model proves, and how to see it fail.
 //!
-//! Only two things are different in a model. A pool that is freed keeps its memory until the end of the execution
-//! ([`bury`]), so that a later access is reported and does not crash. Each access to a pool reads a cell that freeing
-//! writes, so that loom sees the race.
+//! Only two things are different in a model. A pool that is freed keeps its memory until the end of
+//! the execution ([`bury`]), so that a later access is reported and does not crash. Each access to
+//! a pool reads a cell that freeing writes, so that loom sees the race.
 
 use crate::{
     Direction, DmaDomain, MapError, PAGE_SIZE, Page, PagePool, PoolOptions, Private, Provider, Region, RegionProvider,
@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 mod shared_pool;
 
-/// The most preemptions in one execution: the models are exhaustive up to that. `LOOM_MAX_PREEMPTIONS` sets another bound.
+/// The most preemptions in one execution: the models are exhaustive up to that.
+/// `LOOM_MAX_PREEMPTIONS` sets another bound.
 const PREEMPTIONS: usize = 2;
 /// Pages in a model's region.
 const PAGES: usize = 3;
@@ -43,8 +44,8 @@ pub(crate) fn bury(pool: Box<dyn Any>) {
 #[repr(align(4096))]
 struct Bytes([u8; PAGES * PAGE_SIZE]);
 
-/// A domain that checks its calls: a page is not mapped twice, and each mapping is unmapped once. Loom checks that the
-/// calls for a page are ordered.
+/// A domain that checks its calls: a page is not mapped twice, and each mapping is unmapped once.
+/// Loom checks that the calls for a page are ordered.
 struct Strict {
     base: usize,
     /// Whether it panics whenever it has unmapped a page.
@@ -144,8 +145,8 @@ impl Machine {
         })
     }
 
-    /// The end of a model: `pools` pools were freed, and all pages but `lost` are with the provider, each once and
-    /// unmapped.
+    /// The end of a model: `pools` pools were freed, and all pages but `lost` are with the
+    /// provider, each once and unmapped.
     fn check(&self, pools: usize, lost: usize) {
         assert_eq!(FREED.with_borrow(Vec::len), pools, "pools freed");
         assert_eq!(self.domain.mapped(), 0, "pages still mapped");
@@ -160,9 +161,10 @@ impl Machine {
     }
 }
 
-/// Checks `body` twice: starting from the execution in which the owner runs first where it can, and from the one in
-/// which the other threads run first. Loom derives the other orders from the last access to each object only. From a
-/// single start it would miss some orders in which a load comes before an exchange.
+/// Checks `body` twice: starting from the execution in which the owner runs first where it can, and
+/// from the one in which the other threads run first. Loom derives the other orders from the last
+/// access to each object only. From a single start it would miss some orders in which a load comes
+/// before an exchange.
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let body = Arc::new(body);
     let from = |owner_first| {
@@ -185,7 +187,8 @@ fn owners_turn() {
     }
 }
 
-/// Pools of two pages, of the three kinds: with magazines of one page, with the return stack only, and a page per packet.
+/// Pools of two pages, of the three kinds: with magazines of one page, with the return stack only,
+/// and a page per packet.
 fn magazines() -> PoolOptions {
     PoolOptions::new("model").cache(PAGES).magazine(1).limit(2)
 }
@@ -216,8 +219,8 @@ fn return_against_close(options: fn() -> PoolOptions) {
     });
 }
 
-/// Return against close: every page is returned once, and one thread frees the pool, after the last touch of every
-/// other thread.
+/// Return against close: every page is returned once, and one thread frees the pool, after the last
+/// touch of every other thread.
 #[test]
 fn return_against_close_magazines() {
     return_against_close(magazines);
@@ -229,20 +232,22 @@ fn return_against_close_stack() {
     return_against_close(stack_only);
 }
 
-/// The same for a pool without a cache. Its pages leave without passing through the owner also before the owner leaves.
+/// The same for a pool without a cache. Its pages leave without passing through the owner also
+/// before the owner leaves.
 #[test]
 fn return_against_close_page_per_packet() {
     return_against_close(page_per_packet);
 }
 
-/// A full magazine on its way to the depot against close: its pages keep the pool alive, and are returned one by one if
-/// the magazine is late.
+/// A full magazine on its way to the depot against close: its pages keep the pool alive, and are
+/// returned one by one if the magazine is late.
 #[test]
 fn magazine_against_close() {
     magazine_and_close(false);
 }
 
-/// The same with a domain that panics over each page that it unmaps: the other pages of the magazine are not lost.
+/// The same with a domain that panics over each page that it unmaps: the other pages of the
+/// magazine are not lost.
 #[test]
 fn magazine_against_close_with_panics() {
     magazine_and_close(true);
@@ -266,8 +271,8 @@ fn magazine_and_close(panics: bool) {
     });
 }
 
-/// Return against refill: no page is lost between a push and the owner's swap, and no page is taken twice. What was
-/// written to a page is there when the page is allocated again.
+/// Return against refill: no page is lost between a push and the owner's swap, and no page is taken
+/// twice. What was written to a page is there when the page is allocated again.
 #[test]
 fn return_against_refill() {
     model(|| {
@@ -290,8 +295,9 @@ fn return_against_refill() {
     });
 }
 
-/// Return against `device_gone`: each page is unmapped once, before `device_gone` returns, at the address at which its
-/// pool had mapped it. The counters are right also while the page is between its unmapping and its count.
+/// Return against `device_gone`: each page is unmapped once, before `device_gone` returns, at the
+/// address at which its pool had mapped it. The counters are right also while the page is between
+/// its unmapping and its count.
 fn return_against_device_gone(options: fn() -> PoolOptions) {
     model(move || {
         let machine = Machine::new();
@@ -343,9 +349,9 @@ fn return_against_device_gone_and_the_next_pool() {
     });
 }
 
-/// Restart: a queue's pool ends with a page out, and the next pool starts on the same memory while that page is being
-/// returned. The page leaves the old pool, the new pool gets it in the end, and the page's next drop returns it to the
-/// new pool.
+/// Restart: a queue's pool ends with a page out, and the next pool starts on the same memory while
+/// that page is being returned. The page leaves the old pool, the new pool gets it in the end, and
+/// the page's next drop returns it to the new pool.
 fn restart(options: fn() -> PoolOptions) {
     model(move || {
         let machine = Machine::new();
@@ -380,8 +386,8 @@ fn restart_page_per_packet() {
     restart(page_per_packet);
 }
 
-/// Quarantine against close: the last holder of a quarantined page counts the page, and frees the pool if the page is
-/// the last one.
+/// Quarantine against close: the last holder of a quarantined page counts the page, and frees the
+/// pool if the page is the last one.
 #[test]
 fn quarantine_against_close() {
     model(|| {

@@ -21,13 +21,15 @@ use std::ptr::NonNull;
 ///   Page         ├─────────────────┤                            offset, len: no other value has these bytes
 /// ```
 ///
-/// As allocated it is the whole page. [`split_off`](Self::split_off) and [`split_to`](Self::split_to) make two of it, which
-/// share the page and not a byte. [`advance`](Self::advance) and [`truncate`](Self::truncate) give bytes up without touching
-/// the count.
+/// As allocated it is the whole page. [`split_off`](Self::split_off) and
+/// [`split_to`](Self::split_to) make two of it, which share the page and not a byte.
+/// [`advance`](Self::advance) and [`truncate`](Self::truncate) narrow it without touching the
+/// count.
 ///
-/// If the value is the only one on the page, dropping it returns the page to its pool. In the pool's own poll context
-/// that costs two loads, two comparisons and a push; elsewhere a push on this CPU's magazine. A page cannot be dropped
-/// twice. If it is forgotten ([`std::mem::forget`]), it shows as in flight.
+/// If the value is the only one on the page, dropping it returns the page to its pool. In the
+/// pool's own poll context that costs two loads, two comparisons and a push; elsewhere a push on
+/// this CPU's magazine. A page cannot be dropped twice. If it is forgotten ([`std::mem::forget`]),
+/// it shows as in flight.
 ///
 /// A page of memory that is [`Readable`] is a slice of bytes:
 ///
@@ -60,7 +62,8 @@ unsafe impl<M: Memory> Sync for Page<M> {}
 impl<M: Memory> Page<M> {
     /// # Safety
     ///
-    /// The caller passes on a count of this page, and with it `len` bytes from `offset`, which no other value has.
+    /// The caller passes on a count of this page, and with it `len` bytes from `offset`, which no
+    /// other value has.
     #[inline]
     pub(crate) unsafe fn from_desc(desc: NonNull<Desc>, offset: u32, len: u32) -> Self {
         Self { desc, span: Span::new(offset, len), kind: PhantomData }
@@ -76,7 +79,8 @@ impl<M: Memory> Page<M> {
     ///
     /// # Safety
     ///
-    /// From now on neither value is used to write them, until one of them is the only value on the page.
+    /// From now on neither value is used to write them, until one of them is the only value on the
+    /// page.
     #[inline]
     pub(crate) unsafe fn alias(&self) -> Self {
         self.desc().get();
@@ -96,9 +100,10 @@ impl<M: Memory> Page<M> {
         ManuallyDrop::new(self).desc
     }
 
-    /// Gives up the value, but keeps its count of the page and the exclusive right to its bytes. For a holder that
-    /// keeps pages by number. Returns the page's number. With it [`Region::page`](crate::Region::page) makes a page
-    /// again, and [`Region::put`](crate::Region::put) puts the count. Until then the page is in flight.
+    /// Gives up the value, but keeps its count of the page and the exclusive right to its bytes.
+    /// For a holder that keeps pages by number. Returns the page's number. With it
+    /// [`Region::page`](crate::Region::page) makes a page again, and
+    /// [`Region::put`](crate::Region::put) puts the count. Until then the page is in flight.
     #[inline]
     #[must_use = "the page does not return to its pool before its count is put"]
     pub fn into_count(self) -> u32 {
@@ -129,24 +134,26 @@ impl<M: Memory> Page<M> {
         self.desc().index()
     }
 
-    /// The device's address of the first byte, if the pool maps pages for a [domain](crate::DmaDomain); else the address
-    /// of [`as_ptr`](Self::as_ptr) or, where nothing is mapped, the [`file_offset`](Page::file_offset). Meaningless for
-    /// pages from no pool.
+    /// The device's address of the first byte, if the pool maps pages for a
+    /// [domain](crate::DmaDomain); else the address of [`as_ptr`](Self::as_ptr) or, where nothing
+    /// is mapped, the [`file_offset`](Page::file_offset). Meaningless for pages from no pool.
     #[inline]
     #[must_use]
     pub fn dma_addr(&self) -> u64 {
         self.desc().dma() + u64::from(self.span.offset())
     }
 
-    /// Prefetches the page's descriptor, which the drop of the page will touch. The thread does not wait for it.
+    /// Prefetches the page's descriptor, which the drop of the page will touch. The thread does not
+    /// wait for it.
     #[inline]
     pub fn prefetch(&self) {
         prefetch::descriptor(self.desc);
     }
 
-    /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0 if there is none:
-    /// the pool has no domain, or maps [`FromDevice`](crate::Direction::FromDevice), or its device is gone and the
-    /// mapping with it. Equal numbers mean the same domain.
+    /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0
+    /// if there is none: the pool has no domain, or maps
+    /// [`FromDevice`](crate::Direction::FromDevice), or its device is gone and the mapping with it.
+    /// Equal numbers mean the same domain.
     #[inline]
     #[must_use]
     pub fn dma_domain(&self) -> usize {
@@ -164,7 +171,8 @@ impl<M: Memory> Page<M> {
         self.span = self.span.from(self.check(n));
     }
 
-    /// Shortens the page to its first `len` bytes; does nothing if it has no more. Touches no count: no atomic.
+    /// Shortens the page to its first `len` bytes; does nothing if it has no more. Touches no
+    /// count: no atomic.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         if len < self.len() {
@@ -172,7 +180,8 @@ impl<M: Memory> Page<M> {
         }
     }
 
-    /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic addition.
+    /// Cuts the page in two: `self` keeps the first `at` bytes, the rest is returned. One atomic
+    /// addition.
     ///
     /// # Panics
     ///
@@ -186,7 +195,8 @@ impl<M: Memory> Page<M> {
         rest
     }
 
-    /// Cuts the page in two: the first `at` bytes are returned, `self` keeps the rest. One atomic addition.
+    /// Cuts the page in two: the first `at` bytes are returned, `self` keeps the rest. One atomic
+    /// addition.
     ///
     /// # Panics
     ///
@@ -197,9 +207,10 @@ impl<M: Memory> Page<M> {
         std::mem::replace(self, rest)
     }
 
-    /// Separates the unused bytes behind these from the page, up to the next multiple of [`PAGE_SIZE`](crate::PAGE_SIZE),
-    /// as a value of its own. `None` if there are none, if another value is on the page (also if it has other bytes of
-    /// it), or if the page is in quarantine. One atomic addition.
+    /// Separates the unused bytes behind these from the page, up to the next multiple of
+    /// [`PAGE_SIZE`](crate::PAGE_SIZE), as a value of its own. `None` if there are none, if another
+    /// value is on the page (also if it has other bytes of it), or if the page is in quarantine.
+    /// One atomic addition.
     ///
     /// With it, small payload can be copied behind other payload, and its own page returns.
     #[must_use]
@@ -234,8 +245,8 @@ impl<M: Memory> Page<M> {
         self.desc().is_sole()
     }
 
-    /// Whether this value may use the whole page: no other value is on the page, and no device kept a part of it that
-    /// was dropped.
+    /// Whether this value may use the whole page: no other value is on the page, and no device kept
+    /// a part of it that was dropped.
     #[inline]
     fn has_whole_page(&self) -> bool {
         self.is_sole() && !self.desc().is_quarantined()
@@ -292,8 +303,8 @@ impl<M: Memory> Page<M> {
         self.freeze()
     }
 
-    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the methods below are the
-    /// safe ones.
+    /// The first byte's address. Which accesses are sound there depends on the kind of memory; the
+    /// methods below are the safe ones.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8
@@ -351,9 +362,9 @@ impl<M: Memory> Page<M> {
         Ok(())
     }
 
-    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and does nothing if there
-    /// are too few bytes in front, if another value is on the page (also if it has other bytes of it), or if the page
-    /// is in quarantine. No atomic read-modify-write.
+    /// Puts `header` directly in front of the bytes and makes it part of them. Returns false and
+    /// does nothing if there are too few bytes in front, if another value is on the page (also if
+    /// it has other bytes of it), or if the page is in quarantine. No atomic read-modify-write.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, header: &[u8]) -> bool
@@ -365,7 +376,8 @@ impl<M: Memory> Page<M> {
         }
         let n = header.len() as u32;
         self.span = Span::new(self.span.offset() - n, self.span.len() + n);
-        // SAFETY: the bytes lie in the page, and just proved to be this value's; it cannot be cloned meanwhile.
+        // SAFETY: the bytes lie in the page, and just proved to be this value's; it cannot be
+        // cloned meanwhile.
         unsafe { foreign::copy_in(header, self.as_ptr()) };
         true
     }
@@ -377,7 +389,7 @@ impl<M: Memory> Page<M> {
     where
         M: Readable,
     {
-        // SAFETY: the bytes are ours; `Readable` says that no other party writes them.
+        // SAFETY: the bytes are ours; memory that is `Readable` is written by no other party.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
@@ -387,7 +399,8 @@ impl<M: Memory> Page<M> {
     where
         M: Mapped,
     {
-        // SAFETY: the bytes are ours; a kind of memory has `READABLE` if it is `Readable`, which says that no other party writes them.
+        // SAFETY: the bytes are ours; a kind of memory has `READABLE` if it is `Readable`: no other
+        // party writes it.
         M::READABLE.then(|| unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) })
     }
 
@@ -398,7 +411,8 @@ impl<M: Memory> Page<M> {
     where
         M: Readable,
     {
-        // SAFETY: as for `as_slice`; by exclusive reference this process does not read them meanwhile.
+        // SAFETY: as for `as_slice`; by exclusive reference this process does not read them
+        // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }
@@ -480,7 +494,8 @@ pub(crate) fn within(range: impl RangeBounds<usize>, have: usize) -> Range<usize
     start..end
 }
 
-/// By value and apart, so that the caller, which is on the receive path, keeps the range in registers.
+/// By value and apart, so that the caller, which is on the receive path, keeps the range in
+/// registers.
 #[cold]
 #[inline(never)]
 #[track_caller]

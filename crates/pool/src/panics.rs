@@ -1,8 +1,9 @@
-//! Panics in code that the user provided: a [domain](crate::DmaDomain), a [provider](crate::Provider), a log subscriber.
+//! Panics in code that the user provided: a [domain](crate::DmaDomain), a
+//! [provider](crate::Provider), a log subscriber.
 //!
-//! The pool calls such code while it holds pages that are in no list. If a panic unwound through the pool then, those
-//! pages would be lost. Each call is therefore made by [`Panics::call`], which catches the panic and keeps it. The pool
-//! finishes what it is doing, and then resumes the panic.
+//! The pool calls such code while it holds pages that are in no list. If a panic unwound through
+//! the pool then, those pages would be lost. Each call is therefore made by [`Panics::call`], which
+//! catches the panic and keeps it. The pool finishes what it is doing, and then resumes the panic.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -35,8 +36,8 @@ impl Panics {
         self.0.is_some()
     }
 
-    /// Resumes the first panic, if there was one. If the thread is unwinding already, the kept panic is discarded: a
-    /// second panic out of a destructor would end the process.
+    /// Resumes the first panic, if there was one. If the thread is unwinding already, the kept
+    /// panic is discarded: a second panic out of a destructor would end the process.
     #[inline]
     pub(crate) fn resume(self) {
         if let Some(payload) = self.0 {

@@ -1,6 +1,7 @@
-//! The page pool as its owner has it, and the poll context.
+//! The page pool as its owner uses it, and the poll context.
 //!
-//! The state that pages and owner share is in [`crate::shared`]. How the pool ends is in [`crate::end`].
+//! The state that pages and owner share is in [`crate::shared`]. How the pool ends is in
+//! [`crate::end`].
 
 use crate::cache::{Cache, PolledHeader};
 use crate::desc::UnmapEvent;
@@ -47,22 +48,25 @@ impl PoolOptions {
 
 /// A page pool, owned by one receive queue.
 ///
-/// It can move to another thread, but has one owner at a time: allocation takes the pool by exclusive reference or
-/// happens in its poll context. Pages are returned by any thread. If a pool is dropped while pages are in flight, it
-/// lingers until the last page is returned ([`lingering`](crate::lingering)).
+/// It can move to another thread, but has one owner at a time: allocation takes the pool by
+/// exclusive reference or happens in its poll context. Pages are returned by any thread. If a pool
+/// is dropped while pages are in flight, it lingers until the last page is returned
+/// ([`lingering`](crate::lingering)).
 ///
 /// # Panics of user code
 ///
-/// The pool calls its domain, its provider and the program's log subscriber. If one of them panics, the pool finishes
-/// its work, so that no page is lost. Then it propagates the panic: out of the pool's method, or out of the drop of a
-/// page. `unmap` is called once for each mapping, also if it panics.
+/// The pool calls its domain, its provider and the program's log subscriber. If one of them panics,
+/// the pool finishes its work, so that no page is lost. Then it propagates the panic: out of the
+/// pool's method, or out of the drop of a page. `unmap` is called once for each mapping, also if it
+/// panics.
 ///
 /// # Fork
 ///
-/// A child process has a copy of the pool's accounting, and none of the pages' memory ([`Region`](crate::Region) says more). It may drop
-/// pages. It may close a pool only if the pool has no domain, or one whose state is in the memory of the process: otherwise the child
-/// would unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or of its provider.
-/// `docs/design/return-path.md` has the table.
+/// A child process has a copy of the pool's accounting, and none of the pages' memory
+/// ([`Region`](crate::Region) says more). It may drop pages. It may close a pool only if the pool
+/// has no domain, or one whose state is in the memory of the process: otherwise the child would
+/// unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or
+/// of its provider. `docs/design/return-path.md` has the table.
 pub struct PagePool<M: Memory> {
     shared: NonNull<Shared<M>>,
 }
@@ -70,11 +74,13 @@ pub struct PagePool<M: Memory> {
 // SAFETY: the owner's part is reached through this value alone (*owner's*), the rest is shareable.
 unsafe impl<M: Memory> Send for PagePool<M> {}
 
-/// The poll context of the pool: exists inside [`PagePool::poll`], on its thread, for this pool alone.
+/// The poll context of the pool: exists inside [`PagePool::poll`], on its thread, for this pool
+/// alone.
 ///
-/// The lifetime is invariant and different for every poll, so that a context can neither leave its poll nor be exchanged for another
-/// pool's. Two [reborrowed](Self::reborrow) contexts of nested polls can be exchanged with each other. That is harmless: each is still
-/// the only context of its pool, and ends before the inner poll does.
+/// The lifetime is invariant and different for every poll, so that a context can neither leave its
+/// poll nor be exchanged for another pool's. Two [reborrowed](Self::reborrow) contexts of nested
+/// polls can be exchanged with each other. That is harmless: each is still the only context of its
+/// pool, and ends before the inner poll does.
 pub struct Napi<'q, M: Memory> {
     /// Also what keeps the context on its thread: a pointer can be neither sent nor shared.
     shared: NonNull<Shared<M>>,
@@ -82,10 +88,12 @@ pub struct Napi<'q, M: Memory> {
 }
 
 impl<M: Memory> Napi<'_, M> {
-    /// Allocates a whole page: a pop of the array cache. If the cache is empty, the pool looks in this order: a
-    /// magazine of pages that were returned by other threads, the provider, and, at most every 100 us, the magazines of
-    /// other CPUs. `None` if none of these has a page, or if it is too early to look at the other CPUs again; counted
-    /// as `alloc_failed`. If a thread is going to sleep because of that, it calls [`PagePool::reclaim`] first.
+    /// Allocates a whole page: a pop of the array cache. If the cache is empty, the page comes from
+    /// the first of these that has one: a magazine of pages that other threads returned; the
+    /// provider; at most every 100 us, the magazines of other CPUs. `None` if none of them has a
+    /// page, or if it is too early to reclaim from other CPUs again; this is counted as
+    /// `alloc_failed`. If a thread is going to sleep because of that, it calls
+    /// [`PagePool::reclaim`] first.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
         // SAFETY: the context exists inside of its pool's `poll`.
@@ -98,7 +106,8 @@ impl<M: Memory> Napi<'_, M> {
         Napi { shared: self.shared, brand: PhantomData }
     }
 
-    /// For a page of this pool: the device wrote these bytes of `page`, and the CPU is about to read them.
+    /// For a page of this pool: the device wrote these bytes of `page`, and the CPU is about to
+    /// read them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = page.dma_range(&bytes);
@@ -128,8 +137,8 @@ impl<M: Memory> fmt::Debug for Napi<'_, M> {
 }
 
 impl<M: Memory> PagePool<M> {
-    /// `front` makes the front of the pool: its arguments are the function for the slow return, the domain's identity
-    /// and the array cache.
+    /// `front` makes the front of the pool: its arguments are the function for the slow return, the
+    /// domain's identity and the array cache.
     pub(crate) fn build(
         o: PoolOptions,
         provider: Arc<dyn Provider<M>>,
@@ -198,8 +207,9 @@ impl<M: Memory> PagePool<M> {
         unsafe { self.shared.as_ref() }
     }
 
-    /// Runs `f` in the pool's poll context: if code on this thread drops pages of this pool meanwhile, they go straight
-    /// into the array cache. The context ends with `f`, also after a panic.
+    /// Runs `f` in the pool's poll context: if code on this thread drops pages of this pool
+    /// meanwhile, they go straight into the array cache. The context ends with `f`, also after a
+    /// panic.
     ///
     /// Polls of several pools nest, and end in the reverse of the order in which they began.
     /// **Note:** a library that switches stacks (fibres, stackful coroutines) must not suspend `f`:
@@ -210,16 +220,18 @@ impl<M: Memory> PagePool<M> {
         f(&mut Napi { shared: self.shared, brand: PhantomData })
     }
 
-    /// Allocates a page outside of a poll, for example to fill a queue before its first poll. Like [`Napi::alloc`], but
-    /// asks the other CPUs every time when there is no other page.
+    /// Allocates a page outside of a poll, for example to fill a queue before its first poll. Like
+    /// [`Napi::alloc`], but reclaims from other CPUs each time that there is no other page.
     #[inline]
     pub fn alloc(&mut self) -> Option<Page<M>> {
-        // SAFETY: the reference is exclusive, and no poll runs, because a poll would hold the reference.
+        // SAFETY: the reference is exclusive, and no poll runs, because a poll would hold the
+        // reference.
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
-    /// Takes the pages that were returned by other threads, and those in the magazines of other CPUs, now. For an owner
-    /// that is about to sleep: a page that is returned later would not wake it. One membarrier, if any pages wait.
+    /// Reclaims the pages that other threads returned, and those in the magazines of other CPUs.
+    /// For an owner that is about to sleep: a page that is returned later would not wake it. One
+    /// membarrier, if any pages wait.
     pub fn reclaim(&mut self) {
         self.drain();
     }
@@ -243,14 +255,15 @@ impl<M: Memory> PagePool<M> {
         usize::try_from(shared.provider.pages().min(shared.limit.get())).unwrap_or(usize::MAX)
     }
 
-    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay until they are given up by
-    /// [`shrink`](Self::shrink).
+    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay
+    /// until [`shrink`](Self::shrink) releases them.
     pub fn set_limit(&mut self, pages: usize) {
         self.shared().limit.set(pages as u64);
     }
 
-    /// Unmaps idle pages and gives them back to the provider, also those in magazines of other CPUs, until the pool
-    /// [holds](Self::held) no more than `pages` or no page is idle. Returns how many pages were given back.
+    /// Unmaps idle pages and releases them to the provider, also those in magazines of other CPUs,
+    /// until the pool [holds](Self::held) no more than `pages` or no page is idle. Returns how many
+    /// pages were released.
     pub fn shrink(&mut self, pages: usize) -> usize {
         let mut panics = Panics::default();
         let s = self.shared();
@@ -279,58 +292,64 @@ impl<M: Memory> PagePool<M> {
         self.shared().name()
     }
 
-    /// Identity of the pool's [domain](crate::DmaDomain); 0 for none, and for a pool whose pages a device may not read. See
-    /// [`Page::dma_domain`].
+    /// Identity of the pool's [domain](crate::DmaDomain); 0 for none, and for a pool whose pages a
+    /// device may not read. See [`Page::dma_domain`].
     #[must_use]
     pub fn dma_domain(&self) -> usize {
         self.shared().front.header.domain()
     }
 
-    /// Whether returned pages stay with the pool. If not, every packet takes a page from the provider.
+    /// Whether returned pages stay with the pool. If not, every packet takes a page from the
+    /// provider.
     #[must_use]
     pub fn circulates(&self) -> bool {
         self.shared().circulates
     }
 
-    /// Whether [`Napi::sync_for_cpu`] and its counterpart do anything. Ask once, not per packet.
+    /// Whether [`Napi::sync_for_cpu`] and its counterpart have any effect. To be called once, not
+    /// per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {
         M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
-    /// The counters, exact for what this thread can know. Pages that other threads returned are taken in first, with a
-    /// membarrier if any wait on other CPUs (and if [`PoolOptions::interrupt_cpus`] allows it).
-    /// [`stats_reader`](Self::stats_reader) disturbs no thread.
+    /// The counters, exact for what this thread can know. Pages that other threads returned are
+    /// taken in first, with a membarrier if any wait on other CPUs (and if
+    /// [`PoolOptions::interrupt_cpus`] allows it). [`stats_reader`](Self::stats_reader) disturbs no
+    /// thread.
     pub fn stats(&mut self) -> PoolStats {
         self.drain();
         let s = self.shared();
         s.front.stats(s.returns.released_remotely())
     }
 
-    /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic addition.
+    /// Reads the pool's counters from any thread, also after the pool's end. Costs one atomic
+    /// addition.
     #[must_use]
     pub fn stats_reader(&self) -> StatsReader {
         StatsReader::new(self.shared().returns.record.clone())
     }
 
-    /// Gives up a page that a device kept when it stopped answering. The device may still write to the page. Therefore
-    /// the page is unmapped, and not used again until its region is dropped, or until its provider claims it anew
-    /// ([`Region::claim`](crate::Region::claim)). If a page was split or shared, any part
-    /// can be given: the page is counted as quarantined once, when its last part is dropped. A page of another pool is
-    /// only kept from returning, and shows in that pool as in flight.
+    /// Quarantines a page that a device kept when it stopped answering. The device may still write
+    /// to the page. Therefore the page is unmapped, and not used again until its region is dropped,
+    /// or until its provider claims it anew ([`Region::claim`](crate::Region::claim)). If a page
+    /// was split or shared, any part can be given: the page is counted as quarantined once, when
+    /// its last part is dropped. A page of another pool is only kept from returning, and shows in
+    /// that pool as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {
         let mut panics = Panics::default();
         let s = self.shared();
         let desc = page.desc();
         if ![&raw const s.front.header, &raw const s.quarantine].contains(&desc.header().cast_const()) {
-            // This comes first, because the log subscriber may panic, and the page must not be returned then.
+            // This comes first, because the log subscriber may panic, and the page must not be
+            // returned then.
             let page = ManuallyDrop::new(page);
             tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
             return;
         }
         desc.set_quarantined();
-        // First, for the domain may panic. By the pool's own pointer: the last page that is returned this way may free
-        // the pool.
+        // First, for the domain may panic. By the pool's own pointer: the last page that is
+        // returned this way may free the pool.
         // SAFETY: the owner keeps it.
         desc.set_header(unsafe { &raw mut (*self.shared.as_ptr()).quarantine });
         s.unmap_alone(desc, &mut panics);
@@ -339,15 +358,16 @@ impl<M: Memory> PagePool<M> {
         panics.resume();
     }
 
-    /// The device is gone, or is about to go: every mapped page is unmapped now, wherever it is. The pool allocates no
-    /// more, and pages that are returned later are neither synced nor unmapped. Walks all descriptors in use, and
-    /// sleeps while another thread is unmapping a page of the pool.
+    /// The device is gone, or is about to go: every mapped page is unmapped now, wherever it is.
+    /// The pool allocates no more, and pages that are returned later are neither synced nor
+    /// unmapped. Walks all descriptors in use, and sleeps while another thread is unmapping a page
+    /// of the pool.
     pub fn device_gone(&mut self) {
         self.shared().device_gone();
     }
 
-    /// Ends the pool and returns its final state. If pages are still in flight, the pool lingers until the last of them
-    /// is returned, as it does when it is dropped.
+    /// Ends the pool and returns its final state. If pages are still in flight, the pool lingers
+    /// until the last of them is returned, as it does when it is dropped.
     pub fn close(self) -> PoolClosed {
         let pool = ManuallyDrop::new(self);
         // SAFETY: this is the owner's last use of the pool.

@@ -1,8 +1,8 @@
-//! Memory that the user provides: an address range of this process, or a file; and the memory of a device, which is a
-//! file that stays unmapped.
+//! Memory that the user provides: an address range of this process, or a file; and the memory of a
+//! device, which is a file that stays unmapped.
 //!
 //! ```text
-//!   from_raw    [ range of this process ]  + what keeps it            Private or KernelShared, as the user says
+//!   from_raw    [ range of this process ]  + what keeps it            Private or KernelShared: the user's choice
 //!   from_fd     [ range of a file ] ──mmap──► [ range of this process ]     PeerShared: others who have the file can write it
 //!   unmapped    [ file ]                                              Device: numbers and offsets, no addresses
 //! ```
@@ -20,12 +20,14 @@ use std::ops::{Bound, RangeBounds};
 use std::ptr::{self, NonNull};
 
 impl<M: Readable + SystemMemory> Region<M> {
-    /// A region of the `len` bytes at `at`, in pages of `4 KiB << order`. Bytes behind the last whole page are not
-    /// used. `owner` is dropped together with the region, or at once if the region cannot be made.
+    /// A region of the `len` bytes at `at`, in pages of `4 KiB << order`. Bytes behind the last
+    /// whole page are not used. `owner` is dropped together with the region, or at once if the
+    /// region cannot be made.
     ///
-    /// The kind of memory follows from the other parties that write it. If another process can write the memory, use a
-    /// file: see [`from_fd`](Region::from_fd). The user is responsible for huge pages, the NUMA node, locking, and for
-    /// keeping the range from child processes (`MADV_DONTFORK`).
+    /// The kind of memory follows from the other parties that write it. If another process can
+    /// write the memory, use a file: see [`from_fd`](Region::from_fd). The user is responsible for
+    /// huge pages, the NUMA node, locking, and for keeping the range from child processes
+    /// (`MADV_DONTFORK`).
     ///
     /// ```
     /// # use netmem_pool::{PoolOptions, Private, Region, RegionProvider};
@@ -56,14 +58,16 @@ impl<M: Readable + SystemMemory> Region<M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Order`], [`Unaligned`](RegionError::Unaligned), [`Small`](RegionError::Small),
-    /// [`Pages`](RegionError::Pages), or [`System`](RegionError::System) if there is no room for descriptors.
+    /// [`RegionError::Order`], [`Unaligned`](RegionError::Unaligned),
+    /// [`Small`](RegionError::Small), [`Pages`](RegionError::Pages), or
+    /// [`System`](RegionError::System) if there is no room for descriptors.
     ///
     /// # Safety
     ///
-    /// Until `owner` is dropped the bytes are mapped, initialised, readable and writable, and are accessed through the
-    /// region only. If they are [`KernelShared`](crate::KernelShared) the kernel accesses them too, and writes no frame that
-    /// it has delivered. A file behind them does not become shorter.
+    /// Until `owner` is dropped the bytes are mapped, initialised, readable and writable, and are
+    /// accessed through the region only. If they are [`KernelShared`](crate::KernelShared) the
+    /// kernel accesses them too, and writes no frame that it has delivered. A file behind them does
+    /// not become shorter.
     pub unsafe fn from_raw(
         at: NonNull<u8>,
         len: usize,
@@ -81,17 +85,19 @@ impl<M: Readable + SystemMemory> Region<M> {
 }
 
 impl Region<PeerShared> {
-    /// A region of a range of `file`, in bytes. The range is mapped, in pages of `4 KiB << order`. The file is a memfd,
-    /// a file on hugetlbfs, a dma-buf that can be mapped, or any other file that has a size. Bytes behind the last
-    /// whole page are not used. Pages become resident when they are touched.
+    /// A region of a range of `file`, in bytes. The range is mapped, in pages of `4 KiB << order`.
+    /// The file is a memfd, a file on hugetlbfs, a dma-buf that can be mapped, or any other file
+    /// that has a size. Bytes behind the last whole page are not used. Pages become resident when
+    /// they are touched.
     ///
-    /// The range begins at a multiple of 4096, or on hugetlbfs at a multiple of the file system's page size. It may end
-    /// anywhere. On hugetlbfs, the huge page in which the range ends is mapped and reserved as a whole. Two regions may
-    /// be ranges of one file. If their ranges overlap, they share the same bytes, as two processes do. A peer that gets
-    /// the file can write all of it.
+    /// The range begins at a multiple of 4096, or on hugetlbfs at a multiple of the file system's
+    /// page size. It may end anywhere. On hugetlbfs, the huge page in which the range ends is
+    /// mapped and reserved as a whole. Two regions may be ranges of one file. If their ranges
+    /// overlap, they share the same bytes, as two processes do. A peer that gets the file can write
+    /// all of it.
     ///
-    /// A memfd is sealed against shrinking, unless it already is. For other files the user makes sure that no process
-    /// shortens them: otherwise the next access would raise SIGBUS.
+    /// A memfd is sealed against shrinking, unless it already is. For other files the user makes
+    /// sure that no process shortens them: otherwise the next access would raise SIGBUS.
     ///
     /// ```
     /// use netmem_pool::{PoolOptions, Region, RegionProvider};
@@ -107,15 +113,17 @@ impl Region<PeerShared> {
     /// # Errors
     ///
     /// [`RegionError::Order`], [`Range`](RegionError::Range), [`Small`](RegionError::Small),
-    /// [`Pages`](RegionError::Pages); [`File`](RegionError::File) if it cannot be mapped for reading and writing;
-    /// [`Shrinkable`](RegionError::Shrinkable); or [`System`](RegionError::System) if there is no room for descriptors.
+    /// [`Pages`](RegionError::Pages); [`File`](RegionError::File) if it cannot be mapped for
+    /// reading and writing; [`Shrinkable`](RegionError::Shrinkable); or
+    /// [`System`](RegionError::System) if there is no room for descriptors.
     pub fn from_fd(file: impl Into<OwnedFd>, range: impl RangeBounds<u64>, order: u8) -> Result<Self, RegionError> {
         let file = file.into();
         let (offset, len) = within(&range, size(file.as_fd())?)?;
         let (pages, len) = whole_pages(len, order)?;
         let failed = |step| move |source| RegionError::File { step, source };
-        // Only the kernel knows the alignment of reserved huge pages. It maps whole ones, and then refuses to unmap, or
-        // to keep from child processes, a part of one. The file ends with a whole one, too.
+        // Only the kernel knows the alignment of reserved huge pages. It maps whole ones, and then
+        // refuses to unmap, or to keep from child processes, a part of one. The file ends with a
+        // whole one, too.
         let mapping = match huge_page(file.as_fd()) {
             Some(huge) => Mapping::of_file(file.as_fd(), offset, len.next_multiple_of(huge), huge),
             None => Mapping::new(Some((file.as_fd(), offset)), len, MapFlags::empty()),
@@ -129,31 +137,33 @@ impl Region<PeerShared> {
 }
 
 impl Region<Device> {
-    /// A region of the whole of `file`, a dma-buf or a file that stands in for one, in pages of `4 KiB << order`. The
-    /// file is kept open and never mapped. It need not be mappable, readable or writable. Bytes behind the last whole
-    /// page are not used.
+    /// A region of the whole of `file`, a dma-buf or a file that stands in for one, in pages of `4
+    /// KiB << order`. The file is kept open and never mapped. It need not be mappable, readable or
+    /// writable. Bytes behind the last whole page are not used.
     ///
-    /// Costs no memory but 64 bytes for each page in use, whatever the file's size. A memfd is sealed as in
-    /// [`from_fd`](Region::from_fd), for the process that maps it.
+    /// Costs no memory but 64 bytes for each page in use, whatever the file's size. A memfd is
+    /// sealed as in [`from_fd`](Region::from_fd), for the process that maps it.
     ///
     /// # Errors
     ///
     /// [`RegionError::Order`], [`Small`](RegionError::Small), [`Pages`](RegionError::Pages),
-    /// [`File`](RegionError::File), [`Shrinkable`](RegionError::Shrinkable), or [`System`](RegionError::System) if there
-    /// is no room for descriptors.
+    /// [`File`](RegionError::File), [`Shrinkable`](RegionError::Shrinkable), or
+    /// [`System`](RegionError::System) if there is no room for descriptors.
     pub fn unmapped(file: impl Into<OwnedFd>, order: u8) -> Result<Self, RegionError> {
         let file = file.into();
         let len = size(file.as_fd())?;
         Self::exported(file, len, order)
     }
 
-    /// The same of a file that does not tell the size of its memory: its creator says that it has `len` bytes. What the driver of a
-    /// GPU exports is such a file. A device that cannot import it refuses the region.
+    /// The same of a file that does not report the size of its memory: its creator declares that it
+    /// has `len` bytes. What the driver of a GPU exports is such a file. A device that cannot
+    /// import it refuses the region.
     ///
     /// # Errors
     ///
-    /// [`RegionError::Order`], [`Range`](RegionError::Range), [`Small`](RegionError::Small), [`Pages`](RegionError::Pages), or
-    /// [`System`](RegionError::System) if there is no room for descriptors.
+    /// [`RegionError::Order`], [`Range`](RegionError::Range), [`Small`](RegionError::Small),
+    /// [`Pages`](RegionError::Pages), or [`System`](RegionError::System) if there is no room for
+    /// descriptors.
     pub fn exported(file: impl Into<OwnedFd>, len: u64, order: u8) -> Result<Self, RegionError> {
         let (_, len) = within(&.., len)?;
         let (pages, len) = whole_pages(len, order)?;
@@ -162,7 +172,8 @@ impl Region<Device> {
     }
 }
 
-/// The number of whole pages in `bytes`, and their length in bytes. An error if there is no whole page, or if there are too many.
+/// The number of whole pages in `bytes`, and their length in bytes. An error if there is no whole
+/// page, or if there are too many.
 fn whole_pages(bytes: usize, order: u8) -> Result<(u32, usize), RegionError> {
     check_order(order)?;
     let page_size = PAGE_SIZE << order;
@@ -203,7 +214,8 @@ fn size(file: BorrowedFd<'_>) -> Result<u64, RegionError> {
         .map_err(|source| RegionError::File { step: "ask for the size of", source })
 }
 
-/// Makes sure that no process makes a memfd shorter. Other files cannot be sealed, though some of them report seals.
+/// Makes sure that no process makes a memfd shorter. Other files cannot be sealed, though some of
+/// them report seals.
 fn seal(file: BorrowedFd<'_>) -> Result<(), Errno> {
     match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if !seals.contains(SealFlags::SHRINK) => rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK)

@@ -1,4 +1,4 @@
-//! Providers: the supply of pages behind every pool.
+//! Providers: the supply of pages behind every pool, as the kernel's `memory_provider_ops`.
 
 use crate::desc::{Desc, ListNode};
 use crate::header::PoolHeader;
@@ -15,14 +15,15 @@ use std::sync::{Arc, PoisonError};
 
 /// A supply of pages, shared by pools and called from any thread.
 ///
-/// A pool takes pages when it has none left, and gives them back when it ends. In between the pages circulate, and the
-/// provider is not called. Pools without a cache (a page per packet) take and give for every packet. An implementation may
-/// drop pages during a call, also pages of the calling pool: they are returned as from any other place.
+/// A pool takes pages when it has none left, and releases them when it ends. In between the pages
+/// circulate, and the provider is not called. A pool without a cache (a page per packet) takes and
+/// releases a page for each packet. An implementation may drop pages during a call, also pages of
+/// the calling pool: they are returned as from any other place.
 ///
 /// A child of a fork may drop a provider that it inherited, and its pages: see [`Region`].
 ///
-/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`] of its own, by
-/// number. In this example, the page that was returned first is handed out first:
+/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`]
+/// of its own, by number. In this example, the page that was returned first is handed out first:
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, Provider, RawPage, Region, RegionOptions};
@@ -78,14 +79,14 @@ use std::sync::{Arc, PoisonError};
 ///
 /// # Safety
 ///
-/// The implementation hands every page out to one holder at a time. It keeps the [`Region`] of every page that is in
-/// use. [`each`](Self::each) passes every region that pages may come from, and each of those has pages of
-/// [`page_size`](Self::page_size) bytes.
+/// The implementation hands every page out to one holder at a time. It keeps the [`Region`] of
+/// every page that is in use. [`each`](Self::each) passes every region that pages may come from,
+/// and each of those has pages of [`page_size`](Self::page_size) bytes.
 pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// Fills `pages` from the front and returns how many it had.
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize;
 
-    /// Takes a page back.
+    /// Accepts a page that its pool releases.
     ///
     /// # Safety
     ///
@@ -98,8 +99,8 @@ pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// The regions that pages come from.
     fn each(&self, f: &mut dyn FnMut(&Region<M>));
 
-    /// How many pages the provider can hand out, as far as it is known now. A pool sizes its magazines by that. By
-    /// default, all pages of its regions.
+    /// How many pages the provider can hand out, as far as it is known now. A pool sizes its
+    /// magazines by that. By default, all pages of its regions.
     fn pages(&self) -> u64 {
         let mut pages = 0;
         self.each(&mut |region| pages += u64::from(region.pages()));
@@ -116,12 +117,12 @@ pub struct RegionProvider<M: Memory> {
     supply: Mutex<Supply>,
 }
 
-/// Pages of one region that were never handed out, and pages given back.
+/// Pages of one region that were never handed out, and pages that were released.
 #[derive(Debug)]
 pub(crate) struct Supply {
     /// Pages from here on were never handed out.
     fresh: u32,
-    /// Pages given back, by their links.
+    /// Pages that were released, by their nodes.
     free: *mut ListNode,
 }
 
@@ -137,7 +138,8 @@ impl Supply {
     ///
     /// # Safety
     ///
-    /// Only this supply hands out pages of the region, and the caller keeps the regions of returned pages alive.
+    /// Only this supply hands out pages of the region, and the caller keeps the regions of returned
+    /// pages alive.
     pub(crate) unsafe fn take<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut taken = 0;
         for slot in pages {
@@ -192,15 +194,15 @@ impl<M: Memory> RegionProvider<M> {
         Arc::new(Self { header, region, supply })
     }
 
-    /// The memory, in the form that a [`VhostDomain`](crate::VhostDomain) needs. Only this provider hands out its
-    /// pages.
+    /// The memory, in the form that a [`VhostDomain`](crate::VhostDomain) needs. Only this provider
+    /// hands out its pages.
     #[must_use]
     pub fn region(&self) -> &Arc<Region<M>> {
         &self.region
     }
 
-    /// A page that belongs to no pool. Its drop, on any thread, returns it straight to this provider. The call takes a
-    /// lock, and so does the drop.
+    /// A page that belongs to no pool. Its drop, on any thread, returns it straight to this
+    /// provider. The call takes a lock, and so does the drop.
     #[must_use]
     pub fn page(self: &Arc<Self>) -> Option<Page<M>> {
         let mut one = [None];
@@ -208,7 +210,8 @@ impl<M: Memory> RegionProvider<M> {
         let [raw] = one;
         let desc = raw?.into_desc();
         let header = Arc::into_raw(self.clone()).cast_mut().cast::<PoolHeader>();
-        // SAFETY: the page is ours. Its header is the first field of this provider, of which the page now holds a count.
+        // SAFETY: the page is ours. Its header is the first field of this provider, of which the
+        // page now holds a count.
         unsafe {
             desc.as_ref().set_header(header);
             desc.as_ref().set_mapped(0, desc.as_ref().addr().addr() as u64);
@@ -216,24 +219,26 @@ impl<M: Memory> RegionProvider<M> {
         }
     }
 
-    /// Gives up a [`page`](Self::page) that a device kept when it stopped answering. The page is not used again until
-    /// the region is dropped. It does not keep the region alive.
+    /// Quarantines a [`page`](Self::page) that a device kept when it stopped answering. The page is
+    /// not used again until the region is dropped. It does not keep the region alive.
     pub fn quarantine(&self, page: Page<M>) {
         let header = page.desc().header();
         if header.cast_const() != (&raw const self.header) || !page.desc().is_sole() {
-            // The page is of another provider, or has other holders. It is leaked, with everything that it keeps alive.
+            // The page is of another provider, or has other holders. It is leaked, with everything
+            // that it keeps alive.
             return std::mem::forget(page);
         }
         let _ = page.into_desc();
-        // SAFETY: `page` made this header of a counted pointer to this provider, which the page alone had; the caller has
-        // another.
+        // SAFETY: `page` made this header of a counted pointer to this provider, which the page
+        // alone had; the caller has another.
         drop(unsafe { Arc::from_raw(header.cast_const().cast::<Self>()) });
     }
 
     /// The return path of a page that belongs to no pool.
     unsafe fn free_page(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
         const { assert!(offset_of!(Self, header) == 0) };
-        // SAFETY: `page` made this header of a counted pointer to a provider, and gave it to this page alone.
+        // SAFETY: `page` made this header of a counted pointer to a provider, and gave it to this
+        // page alone.
         unsafe {
             let provider = Arc::from_raw(header.as_ptr().cast_const().cast::<Self>());
             provider.give(RawPage::from_desc(desc));
@@ -241,8 +246,8 @@ impl<M: Memory> RegionProvider<M> {
     }
 }
 
-// SAFETY: `fresh` only grows, and a page is on the free list at most once. The region is part of the provider, and
-// pools and pages hold a count of the provider.
+// SAFETY: `fresh` only grows, and a page is on the free list at most once. The region is part of
+// the provider, and pools and pages hold a count of the provider.
 unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);

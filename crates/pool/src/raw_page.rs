@@ -1,4 +1,4 @@
-//! A page that is in no use: what providers and pools pass to each other.
+//! A page that is not in use: what providers and pools pass to each other.
 
 use crate::desc::Desc;
 use crate::memory::Memory;
@@ -6,11 +6,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A page between a provider and a pool: it is not in use, and only the holder of this value has it.
+/// A page between a provider and a pool: it is not in use, and only the holder of this value has
+/// it.
 ///
-/// It comes from [`Region::claim`](crate::Region::claim) or from another provider's [`take`](crate::Provider::take). Dropping it does not return it:
-/// hand it to [`Provider::give`](crate::Provider::give). It does not keep its provider alive. Only code that keeps the provider alive may call
-/// the methods of this value.
+/// It comes from [`Region::claim`](crate::Region::claim) or from another provider's
+/// [`take`](crate::Provider::take). Dropping it does not return it: pass it to
+/// [`Provider::give`](crate::Provider::give). It does not keep its provider alive. Only code that
+/// keeps the provider alive may call the methods of this value.
 #[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,

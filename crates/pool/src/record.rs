@@ -1,4 +1,4 @@
-//! A pool's accounting beyond its owner: it outlives the pool, and any thread may read it.
+//! A pool's accounting outside of the pool: it outlives the pool, and any thread may read it.
 
 use crate::cache::PolledHeader;
 use crate::stats::PoolStats;
@@ -9,14 +9,15 @@ use std::sync::{Arc, PoisonError};
 
 /// Reads a pool's counters from any thread. It is cheap to clone, and outlives the pool.
 ///
-/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page. Therefore it is not exact.
-/// Pages that wait in the CPUs' magazines or on the return stack count as in flight until the owner takes them: up to a
-/// magazine for each CPU, and the pages that were returned since the last refill. If counters change while they are
-/// read, the result differs by these changes.
-/// [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is exact.
+/// Reading neither interrupts nor delays the thread that polls the pool, and moves no page.
+/// Therefore it is not exact. Pages that wait in the CPUs' magazines or on the return stack count
+/// as in flight until the owner takes them: up to a magazine for each CPU, and the pages that were
+/// returned since the last refill. If counters change while they are read, the result differs by
+/// these changes. [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is
+/// exact.
 ///
-/// After the pool's end the counters do not change any more, except that pages which are returned late count as
-/// released.
+/// After the pool's end the counters do not change any more, except that pages which are returned
+/// late count as released.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -41,14 +42,15 @@ impl StatsReader {
         self.0.name()
     }
 
-    /// Whether the pool's owner has left. The pool may still wait for pages: see [`lingering`](crate::lingering).
+    /// Whether the pool's owner has left. The pool may still wait for pages: see
+    /// [`lingering`](crate::lingering).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 
-    /// The counters. Takes a lock that only other readers and the pool's end take, and loads that miss the cache if the pool is being
-    /// polled.
+    /// The counters. Takes a lock that only other readers and the pool's end take, and loads that
+    /// miss the cache if the pool is being polled.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.0.stats()
@@ -65,10 +67,10 @@ impl fmt::Debug for StatsReader {
 #[derive(Debug)]
 pub(crate) struct Record {
     name: String,
-    /// While the owner exists: minus the number of pages that returning threads took out. After that: the pages still
-    /// out.
+    /// While the owner exists: minus the number of pages that returning threads took out. After
+    /// that: the pages still out.
     pub(crate) outstanding: AtomicI64,
-    /// What of `left` is no page: 1 while a barrier has to be tried again, else 0.
+    /// The part of `outstanding` that is no page: 1 while a barrier has to be tried again, else 0.
     pub(crate) unfinished: AtomicI64,
     accounting: Mutex<Accounting>,
 }
@@ -78,18 +80,20 @@ pub(crate) struct Record {
 pub(crate) struct Accounting {
     /// The pool, while its owner exists.
     pub(crate) pool: Option<NonNull<PolledHeader>>,
-    /// The counters as they were when the owner left, without the pages that returning threads took out.
+    /// The counters as they were when the owner left, without the pages that returning threads took
+    /// out.
     pub(crate) stats: PoolStats,
-    /// Pages that the owner had taken and that were not returned to it, and what else it has added to `left`.
+    /// Pages that the owner had taken and that were not returned to it, and what else it has added
+    /// to `outstanding`.
     pub(crate) out: u64,
-    /// Whether a returning thread that gives a page to the provider also unmaps it.
+    /// Whether a returning thread that releases a page to the provider also unmaps it.
     pub(crate) unmaps: bool,
     /// Pages in quarantine that returning threads took out.
     pub(crate) quarantined: u64,
 }
 
-// SAFETY: the pointer is followed under the lock only, while the owner exists: `Shared::end` removes it before the pool
-// can be freed. What is read through it is atomic or never changes.
+// SAFETY: the pointer is followed under the lock only, while the owner exists: `Shared::end`
+// removes it before the pool can be freed. What is read through it is atomic or never changes.
 unsafe impl Send for Accounting {}
 
 impl Record {
@@ -115,7 +119,7 @@ impl Record {
         self.accounting().pool = Some(pool);
     }
 
-    /// Pages still out after the owner left; 0 before.
+    /// Pages in flight after the owner has left; 0 before.
     pub(crate) fn outstanding(&self) -> u64 {
         let left = self.outstanding.load(Ordering::Relaxed) - self.unfinished.load(Ordering::Relaxed);
         u64::try_from(left).unwrap_or(0)

@@ -1,7 +1,8 @@
 //! The return of a page when its last holder drops it.
 //!
-//! The functions are in the order of their cost: the comparison with the poll context, the cache, this CPU's magazine,
-//! then the slow ways.
+//! Why there is no call to forget: the drop itself finds the pool, by the header in the page's
+//! descriptor. The functions are in the order of their cost: the comparison with the poll context,
+//! the array cache, this CPU's magazine, then the slow paths.
 
 use crate::cache::PolledHeader;
 use crate::context;
@@ -13,14 +14,16 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-/// Drops one count of a page, and returns the page to its owner if the count was the last. This is the return hook.
+/// Drops one count of a page, and returns the page to its owner if the count was the last. This is
+/// the return hook.
 ///
 /// # Safety
 ///
-/// The caller owns a count of this page (*one owner*) and gives it up.
+/// The caller owns a count of this page (*one owner*), which this call puts.
 #[inline(always)]
 pub(crate) unsafe fn put(desc: NonNull<Desc>) {
-    // SAFETY: the caller's. *header stays*, and after the last count only this thread may return the page.
+    // SAFETY: the caller's. *header stays*, and after the last count only this thread may return
+    // the page.
     unsafe {
         if put_last(desc) {
             PoolHeader::recycle(NonNull::new_unchecked(desc.as_ref().header()), desc);
@@ -32,7 +35,7 @@ pub(crate) unsafe fn put(desc: NonNull<Desc>) {
 ///
 /// # Safety
 ///
-/// The caller owns `n` counts of this page, at least one, and gives them up.
+/// The caller owns `n` counts of this page, at least one, which this call puts.
 #[inline]
 pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
     // SAFETY: the caller's: one of the counts is left until the last line.
@@ -45,12 +48,12 @@ pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
 }
 
 thread_local! {
-    /// The address of the magazines from which this thread last took a page, in any pool for every thread. See
-    /// [`PoolHeader::push_at_once`]. The pool may have been freed.
+    /// The address of the magazines from which this thread last took a page, in any pool for every
+    /// thread. See [`PoolHeader::push_at_once`]. The pool may have been freed.
     static LAST_CPUS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Records that this thread takes a page from these magazines.
+/// Records that this thread allocates a page from these magazines.
 #[inline(always)]
 pub(crate) fn allocates_from(cpus: *const CpuCache) {
     LAST_CPUS.set(cpus.expose_provenance());
@@ -62,7 +65,8 @@ fn opaque(number: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let mut number = number;
-        // Not `pure`: the compiler would move a pure block behind a comparison and use the other operand there.
+        // Not `pure`: the compiler would move a pure block behind a comparison and use the other
+        // operand there.
         // SAFETY: no instruction.
         unsafe { std::arch::asm!("/* {0} */", inlateout(reg) number, options(nomem, nostack, preserves_flags)) };
         number
@@ -79,7 +83,8 @@ impl PoolHeader {
     ///
     /// # Safety
     ///
-    /// `header` is the header of `desc`, which the caller gives up (*one owner*). The pool may be gone afterwards.
+    /// `header` is the header of `desc`, whose ownership the caller passes on (*one owner*). The
+    /// pool may be gone afterwards.
     #[inline(always)]
     pub(crate) unsafe fn recycle(header: NonNull<Self>, desc: NonNull<Desc>) {
         // No reference to the header is held across the calls below, because they may free it.
@@ -96,8 +101,8 @@ impl PoolHeader {
 
     /// # Safety
     ///
-    /// As for [`recycle`](Self::recycle), and this thread is in the header's context. It is therefore the thread that
-    /// polls, and no other thread uses the cache.
+    /// As for [`recycle`](Self::recycle), and this thread is in the header's context. It is
+    /// therefore the thread that polls, and no other thread uses the cache.
     #[inline(always)]
     unsafe fn recycle_to_cache(header: NonNull<Self>, desc: NonNull<Desc>) {
         // SAFETY: a header that was entered is the first field of a `PolledHeader`.
@@ -110,8 +115,8 @@ impl PoolHeader {
         }
     }
 
-    /// Pushes onto this CPU's magazine, if there is room. The function does nothing else, so that it needs only the
-    /// registers of its arguments.
+    /// Pushes onto this CPU's magazine, if there is room. The function does nothing else, so that
+    /// it needs only the registers of its arguments.
     #[inline(never)]
     unsafe fn recycle_remote(header: NonNull<Self>, desc: NonNull<Desc>, context: *const PolledHeader) {
         // SAFETY: the caller's.
@@ -123,13 +128,13 @@ impl PoolHeader {
         }
     }
 
-    /// Returns a page in the cases that are left: this thread is in a context inside of this header's; or the magazine is
-    /// full; or the depot refuses, or there is none.
+    /// Returns a page in the other cases: this thread is in a context inside of this header's; the
+    /// magazine is full; the depot refuses the page, or there is none.
     #[cold]
     #[inline(never)]
     unsafe fn recycle_remote_slow(header: NonNull<Self>, desc: NonNull<Desc>) {
-        // SAFETY: the caller's. Pages that other threads gave, and that the depot hands back because it has closed,
-        // keep the pool as this page does.
+        // SAFETY: the caller's. Pages that other threads gave, and that the depot hands back
+        // because it has closed, keep the pool as this page does.
         unsafe {
             let at = header.as_ptr();
             if Self::is_outer_context(at) {
@@ -152,12 +157,15 @@ impl PoolHeader {
         }
     }
 
-    /// Pushes onto this CPU's magazine, if there is room. If it returns false, the page is still the caller's.
+    /// Pushes onto this CPU's magazine, if there is room. If it returns false, the page is still
+    /// the caller's.
     ///
-    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The page, its descriptor, its header, the
-    /// gate and the magazine would be loads of which each waits for the one before, and the next pop waits for the length that this push
-    /// stores. If the magazines are those from which this thread took its last page, their address is known without the page: the
-    /// comparison is a branch, which the processor predicts, and the push starts at once.
+    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The
+    /// page, its descriptor, its header, the gate and the magazine would be loads of which each
+    /// waits for the one before, and the next pop waits for the length that this push stores. If
+    /// the magazines are those from which this thread took its last page, their address is known
+    /// without the page: the comparison is a branch, which the processor predicts, and the push
+    /// starts at once.
     ///
     /// # Safety
     ///
@@ -181,7 +189,8 @@ impl PoolHeader {
         }
     }
 
-    /// Returns up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics over one.
+    /// Returns up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics
+    /// over one.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! Regions: the memory that pages are cut from, and the page descriptors beside it.
+//! Regions: the memory that pages are cut from, and the page descriptors of it.
 //!
 //! ```text
 //!   memory       [ page 0 ][ page 1 ][ page 2 ] ...   huge pages if there are any; behind a sealed memfd if a peer needs it
@@ -61,15 +61,17 @@ impl fmt::Display for Backing {
 ///
 /// # Fork
 ///
-/// The memory is not in the address space of a child process (`MADV_DONTFORK`): otherwise copy-on-write could separate
-/// a driver from its device. A child of a fork may drop everything that it inherited: regions, providers, pages and
-/// fragments. That unmaps nothing, and does not affect the parent. A child must not use bytes, also not those of pages
-/// that it inherited: at their addresses there is nothing, or later something else. It may `exec`: descriptors are
-/// close-on-exec. It may also make regions of its own. At the fork no other thread may be inside of a provider, because
-/// the provider's lock would stay locked in the child. Memory of [`Region::from_raw`] is shared with children in the
-/// way that its owner chose.
+/// The memory is not in the address space of a child process (`MADV_DONTFORK`): otherwise
+/// copy-on-write could separate a driver from its device. A child of a fork may drop everything
+/// that it inherited: regions, providers, pages and fragments. That unmaps nothing, and does not
+/// affect the parent. A child must not use bytes, also not those of pages that it inherited: at
+/// their addresses there is nothing, or later something else. It may `exec`: descriptors are
+/// close-on-exec. It may also make regions of its own. At the fork no other thread may be inside of
+/// a provider, because the provider's lock would stay locked in the child. Memory of
+/// [`Region::from_raw`] is shared with children in the way that its owner chose.
 ///
-/// Invariant (*described*): descriptor `i` is beside page `i`; both stay where they are while the region lives.
+/// Invariant (*described*): descriptor `i` is that of page `i`; both stay where they are while the
+/// region lives.
 pub struct Region<M: Memory> {
     /// The first byte in this process; null where the memory is not mapped.
     at: *mut u8,
@@ -81,7 +83,8 @@ pub struct Region<M: Memory> {
     /// Where in the file the first byte is.
     offset: u64,
     pages: u32,
-    /// Descriptors before this one may have been used; those from it on are zero, and perhaps not resident.
+    /// Descriptors before this one may have been used; those from it on are zero, and perhaps not
+    /// resident.
     used: AtomicU32,
     order: u8,
     backing: Backing,
@@ -100,16 +103,17 @@ pub(crate) struct Source {
     pub(crate) owner: Box<dyn Send>,
 }
 
-// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never references. Only the drop touches
-// the owner.
+// SAFETY: the pointers are to mappings that the value owns; it hands out addresses, never
+// references. Only the drop touches the owner.
 unsafe impl<M: Memory> Send for Region<M> {}
-// SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone writes.
+// SAFETY: as above; descriptors are made of atomics and of cells that the owner of a page alone
+// writes.
 unsafe impl<M: Memory> Sync for Region<M> {}
 
 impl Region<PeerShared> {
-    /// Declares that every peer that gets this region's file is trusted. The region becomes one of [`TrustedPeer`]
-    /// memory: its pages and fragments are slices, and its fragments turn into `Bytes`. Costs nothing: memory, file and
-    /// descriptors do not change.
+    /// Declares that every peer that gets this region's file is trusted. The region becomes one of
+    /// [`TrustedPeer`] memory: its pages and fragments are slices, and its fragments turn into
+    /// `Bytes`. Costs nothing: memory, file and descriptors do not change.
     ///
     /// ```
     /// use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
@@ -127,10 +131,11 @@ impl Region<PeerShared> {
     ///
     /// # Safety
     ///
-    /// Until the region is dropped, each party that can write the file (a process that has its descriptor or a mapping of
-    /// it, and a device that such a process gives it to) writes only to buffers that are posted to that party, and to
-    /// each only until it has handed the buffer back or its queue was stopped. This includes other mappings of the file in
-    /// this process. A party that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
+    /// Until the region is dropped, each party that can write the file (a process that has its
+    /// descriptor or a mapping of it, and a device that such a process gives it to) writes only to
+    /// buffers that are posted to that party, and to each only until it has handed the buffer back
+    /// or its queue was stopped. This includes other mappings of the file in this process. A party
+    /// that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
     #[must_use]
     pub unsafe fn trust_peer(self) -> Region<TrustedPeer> {
         let Self { at, len, descs, fd, in_process, offset, pages, used, order, backing, _owner, kind: PhantomData } =
@@ -153,12 +158,13 @@ impl<M: Mapped> Region<M> {
         self.at
     }
 
-    /// The fragment of `bytes`, found by their address: another holder of the bytes. It is found for a
-    /// [`Bytes`](bytes::Bytes) that was made from a fragment by `From`, while that was the only value on its page, and
-    /// for its clones and slices. `None` for all other bytes. `None` also for bytes of this region that a page has, or
-    /// a `Bytes` with an owner of another type: they could be written again while a fragment of them is alive.
+    /// The fragment of `bytes`, found by their address: another holder of the bytes. It is found
+    /// for a [`Bytes`](bytes::Bytes) that was made from a fragment by `From`, while that was the
+    /// only value on its page, and for its clones and slices. `None` for all other bytes. `None`
+    /// also for bytes of this region that a page has, or a `Bytes` with an owner of another type:
+    /// they could be written again while a fragment of them is alive.
     ///
-    /// Cost: arithmetic, a look at the page's descriptor, and one atomic addition.
+    /// Cost: arithmetic, a load of the page's descriptor, and one atomic addition.
     #[must_use]
     pub fn frag_of(&self, bytes: &[u8]) -> Option<Frag<M>> {
         let at = bytes.as_ptr().addr().wrapping_sub(self.at.addr());
@@ -167,7 +173,8 @@ impl<M: Mapped> Region<M> {
         if !fits {
             return None;
         }
-        // SAFETY: *described*: the index was just checked. Descriptors that were never used are zero, and not frozen.
+        // SAFETY: *described*: the index was just checked. Descriptors that were never used are
+        // zero, and not frozen.
         let desc = unsafe { self.descs.at.cast::<Desc>().add(index) };
         // SAFETY: as above; the region keeps descriptors.
         let d = unsafe { desc.as_ref() };
@@ -175,11 +182,12 @@ impl<M: Mapped> Region<M> {
             return None;
         }
         d.get();
-        // SAFETY: the caller borrows bytes of the page. Safe code borrows them from a value on the page. Code that
-        // makes a reference from an address has promised that the bytes do not change meanwhile. So there is another
-        // count besides the one just made, and the page is in use. *frozen*: the value was a fragment at some moment of
-        // the borrow. It cannot become a page while it is borrowed, and not afterwards while this count exists. So no
-        // value writes the bytes.
+        // SAFETY: the caller borrows bytes of the page. Safe code borrows them from a value on the
+        // page. Code that makes a reference from an address has promised that the bytes do not
+        // change meanwhile. So there is another count besides the one just made, and the page is in
+        // use. *frozen*: the value was a fragment at some moment of the borrow. It cannot become a
+        // page while it is borrowed, and not afterwards while this count exists. So no value writes
+        // the bytes.
         Some(unsafe { Page::from_desc(desc, offset as u32, bytes.len() as u32) }.freeze())
     }
 }
@@ -224,8 +232,8 @@ impl<M: Memory> Region<M> {
         PAGE_SIZE << self.order
     }
 
-    /// Bytes of memory. A region that made its memory itself has whole huge pages, so this can be more than the pages
-    /// take.
+    /// Bytes of memory. A region that made its memory itself has whole huge pages, so this can be
+    /// more than the pages take.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -243,9 +251,9 @@ impl<M: Memory> Region<M> {
         self.backing
     }
 
-    /// The file behind the memory, if there is one, to be given to a peer. A file that the region made itself is
-    /// sealed: no process can make it shorter. `None` for a region that was built for a device
-    /// [in this process](crate::RegionOptions::build_in_process).
+    /// The file behind the memory, if there is one, to be given to a peer. A file that the region
+    /// made itself is sealed: no process can make it shorter. `None` for a region that was built
+    /// for a device [in this process](crate::RegionOptions::build_in_process).
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().filter(|_| !self.in_process).map(AsFd::as_fd)
@@ -263,32 +271,35 @@ impl<M: Memory> Region<M> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// The offset of the first byte in [its file](Self::fd): 0, unless [`from_fd`](Region::from_fd) got a range that
-    /// begins later.
+    /// The offset of the first byte in [its file](Self::fd): 0, unless [`from_fd`](Region::from_fd)
+    /// got a range that begins later.
     #[must_use]
     pub fn file_offset(&self) -> u64 {
         self.offset
     }
 
-    /// The number of accesses that found a page of the memory gone: another process that has the file has truncated it,
-    /// or punched a hole into it that cannot be filled. 0 without the [handler](crate::sigbus) of SIGBUS, for memory
-    /// without a file, and for memory that was provided as a range of this process. Looks through the list of all
-    /// mappings.
+    /// The number of accesses that found a page of the memory gone: another process that has the
+    /// file has truncated it, or punched a hole into it that cannot be filled. 0 without the
+    /// [handler](crate::sigbus) of SIGBUS, for memory without a file, and for memory that was
+    /// provided as a range of this process. Looks through the list of all mappings.
     #[must_use]
     pub fn lost(&self) -> u64 {
         sigbus::lost_at(self.addr())
     }
 
-    /// Page `index`, to be handed out by a [`Provider`](crate::Provider) that keeps its pages by number.
+    /// Page `index`, to be handed out by a [`Provider`](crate::Provider) that keeps its pages by
+    /// number.
     ///
-    /// A page in [quarantine](crate::PagePool::quarantine) leaves it so, after its device has stopped for good. It goes
-    /// back to the provider from which its pool had it ([`Provider::give`](crate::Provider::give)).
+    /// A page in [quarantine](crate::PagePool::quarantine) leaves it so, after its device has
+    /// stopped for good. It goes back to the provider from which its pool had it
+    /// ([`Provider::give`](crate::Provider::give)).
     ///
     /// # Safety
     ///
-    /// No pool and no user has the page: each [`RawPage`] that was claimed for it was returned to the caller or
-    /// dropped, or is in quarantine, whose last part was dropped, and to which no device writes any more. No other
-    /// provider hands out pages of the region, and the region lives until the page is returned.
+    /// No pool and no user has the page: each [`RawPage`] that was claimed for it was returned to
+    /// the caller or dropped, or is in quarantine, whose last part was dropped, and to which no
+    /// device writes any more. No other provider hands out pages of the region, and the region
+    /// lives until the page is returned.
     ///
     /// # Panics
     ///
@@ -303,8 +314,9 @@ impl<M: Memory> Region<M> {
         }
     }
 
-    /// The number of the page that a fragment is in, or `None` if the fragment is in another region. Costs only
-    /// arithmetic: the page's descriptor, which another CPU may have written last, is not read.
+    /// The number of the page that a fragment is in, or `None` if the fragment is in another
+    /// region. Costs only arithmetic: the page's descriptor, which another CPU may have written
+    /// last, is not read.
     #[inline]
     #[must_use]
     pub fn index_of(&self, frag: &Frag<M>) -> Option<u32> {
@@ -313,27 +325,30 @@ impl<M: Memory> Region<M> {
         (index < self.pages as usize).then_some(index as u32)
     }
 
-    /// Gives back `n` counts of page `index`. With the last count of all, the page is returned, as after a drop. May be
-    /// called on any thread. Takes no lock; only if the pool has ended, it takes the provider's lock.
+    /// Puts `n` counts of page `index`. With the last count of all, the page is returned, as after
+    /// a drop. May be called on any thread. Takes no lock; only if the pool has ended, it takes the
+    /// provider's lock.
     ///
     /// # Safety
     ///
-    /// `n` is at least one. The caller has turned at least `n` fragments of this page of this region into counts by
-    /// [`Frag::into_count`], has not given these counts back, and gives them up now.
+    /// `n` is at least one. The caller has turned at least `n` fragments of this page of this
+    /// region into counts by [`Frag::into_count`], has not put these counts before, and does not
+    /// use them afterwards.
     #[inline]
     pub unsafe fn put(&self, index: u32, n: u32) {
         debug_assert!(index < self.pages && n > 0);
-        // SAFETY: *described*: a fragment had this page, so the page exists. The caller guarantees the counts.
+        // SAFETY: *described*: a fragment had this page, so the page exists. The caller guarantees
+        // the counts.
         unsafe { recycle::put_many(self.descs.at.cast::<Desc>().add(index as usize), n) };
     }
 
-    /// Turns a count of page `index` that [`Page::into_count`] made into a page of `bytes`, the same bytes as before or
-    /// others.
+    /// Turns a count of page `index` that [`Page::into_count`] made into a page of `bytes`, the
+    /// same bytes as before or others.
     ///
     /// # Safety
     ///
-    /// The caller has turned a page of this region into this count, has not used the count since, and gives it up now.
-    /// The page has these bytes, and no other value has them.
+    /// The caller has turned a page of this region into this count, has not used the count since,
+    /// and does not use it afterwards. The page has these bytes, and no other value has them.
     #[inline]
     #[must_use]
     pub unsafe fn page(&self, index: u32, bytes: Range<usize>) -> Page<M> {
@@ -341,15 +356,16 @@ impl<M: Memory> Region<M> {
             index < self.pages && bytes.start <= bytes.end && bytes.end <= self.page_size(),
             "{bytes:?} of page {index}"
         );
-        // SAFETY: *described*: a page has this index. The caller guarantees the count and the bytes.
+        // SAFETY: *described*: a page has this index. The caller guarantees the count and the
+        // bytes.
         unsafe {
             let desc = self.descs.at.cast::<Desc>().add(index as usize);
             Page::from_desc(desc, bytes.start as u32, (bytes.end - bytes.start) as u32)
         }
     }
 
-    /// Prefetches the descriptor of page `index`, if there is one, for the next owner of the [page](Self::page). This
-    /// is a hint, and does not wait.
+    /// Prefetches the descriptor of page `index`, if there is one, for the next owner of the
+    /// [page](Self::page). This is a hint, and does not wait.
     #[inline]
     pub fn prefetch(&self, index: u32) {
         if index < self.pages {
@@ -362,8 +378,9 @@ impl<M: Memory> Region<M> {
     #[inline]
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
-        // Relaxed: a thread that looks for its own pages has taken them before. The number only grows, so the load saves the atomic
-        // operation for a page that was handed out before. Providers without a pool's cache come here for each packet.
+        // Relaxed: a thread that looks for its own pages has taken them before. The number only
+        // grows, so the load saves the atomic operation for a page that was handed out before.
+        // Providers without a pool's cache come here for each packet.
         if self.used.load(Ordering::Relaxed) <= index {
             self.used.fetch_max(index + 1, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! The options of a region that the system's memory is taken for, and how it is taken.
+//! The options of a region, and how its memory is taken from the system.
 
 use crate::error::RegionError;
 use crate::mapping::{self, HUGE, Mapping};
@@ -131,7 +131,8 @@ impl RegionOptions {
     ) -> Result<(Mapping, Option<OwnedFd>, Backing), RegionError> {
         let system = |step| move |e: io::Error| RegionError::System { step, bytes, kind: M::NAME, source: e };
         let huge = want == Backing::Huge;
-        // The system counts reserved huge pages exactly. Of other memory it promises more than it has.
+        // The system counts reserved huge pages exactly. Of other memory it promises more than it
+        // has.
         if let Some(available) = mapping::available().filter(|&a| !huge && self.populate && bytes > a) {
             return Err(RegionError::TooLittle { bytes, available });
         }
@@ -141,7 +142,8 @@ impl RegionOptions {
             (true, false) => Some(mapping::memfd(bytes, MemfdFlags::empty())),
         };
         let fd = fd.transpose().map_err(system("create a file of"))?;
-        // A region that becomes resident only where it is touched may be larger than the machine's memory.
+        // A region that becomes resident only where it is touched may be larger than the machine's
+        // memory.
         let flags = if self.populate { MapFlags::empty() } else { MapFlags::NORESERVE };
         let file = fd.as_ref().map(AsFd::as_fd);
         let memory = if huge { Mapping::huge(file, bytes) } else { Mapping::new(file.map(|fd| (fd, 0)), bytes, flags) };

@@ -1,7 +1,8 @@
-//! How a page returns that no magazine takes: by the return stack, to a thread that waits for a page, or past the
-//! owner to the provider. And how pages that are out are counted: which thread frees the pool follows from that.
+//! The return of a page that no magazine accepts: onto the return stack, to a thread that waits for
+//! a page, or past the owner to the provider.
 //!
-//! The theory is at the head of `end.rs`.
+//! Why one value: a thread that returns a page may touch nothing else of the pool after its last
+//! access. The states and the races are at the head of `end.rs`.
 
 use crate::desc::Desc;
 use crate::list::node_of;
@@ -14,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-/// The part of a pool that its end needs: the return stack and the [`Record`].
+/// The return stack, the waiters and the [`Record`] of a pool.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ReturnPath {
@@ -32,7 +33,7 @@ impl ReturnPath {
     /// Tells a loom model that this thread touches the pool.
     #[inline(always)]
     pub(crate) fn touch(this: *const Self) {
-        // SAFETY: the pool is alive, or else loom says so.
+        // SAFETY: the pool is alive, or else loom reports it.
         ReturnStack::touch(unsafe { &raw const (*this).stack });
     }
 
@@ -40,7 +41,7 @@ impl ReturnPath {
     ///
     /// # Safety
     ///
-    /// The page is live and the caller's to give away, and keeps `this` until then.
+    /// The page is the caller's, and keeps `this` until then.
     #[inline]
     pub(crate) unsafe fn push(this: *const Self, desc: NonNull<Desc>) -> Result<(), Refused> {
         // SAFETY: the caller's.
@@ -79,8 +80,8 @@ impl ReturnPath {
         let _ = self.waiters.set(waiters);
     }
 
-    /// Counts a page that went to the provider without passing through the owner. If the answer is true, the caller
-    /// frees the pool. Otherwise the caller must not touch the pool again.
+    /// Counts a page that went to the provider without passing through the owner. If the answer is
+    /// true, the caller frees the pool. Otherwise the caller must not touch the pool again.
     ///
     /// # Safety
     ///

@@ -1,22 +1,22 @@
-//! The return stack: pages that return without a magazine, one compare-and-swap each.
+//! The return stack: pages that return without a magazine, by one compare-and-swap each.
 //!
-//! It is a Treiber stack. The owner takes all of it at once, and no thread pops a single page, so
-//! there is no ABA: a push compares the head with the one to which it linked its page. If that page was taken and
-//! pushed again in between, the node is still right.
+//! Why a stack: the owner takes all of it at once, and no thread pops a single page, so there is no
+//! ABA (Treiber). A push compares the head with the one to which it linked its page. If that page
+//! was taken and pushed again in between, the link is still right.
 //!
-//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap. Closing is a
-//! release, too: a thread that finds the stack closed sees what the owner did before.
+//! **Ordering.** The push releases the page's contents and its cells to the owner's acquiring swap.
+//! Closing is a release, too: a thread that finds the stack closed sees what the owner did before.
 
 use crate::desc::ListNode;
 use crate::sync::{AtomicPtr, Ordering};
 use std::ptr;
 
-/// A value that is never the address of a node: the stack takes no pages any more.
+/// A value that is never the address of a node: the stack accepts no pages any more.
 fn closed() -> *mut ListNode {
     ptr::without_provenance_mut(1)
 }
 
-/// Another one: threads wait for a page. The stack is empty, and takes none: see
+/// Another one: threads wait for a page. The stack is empty, and accepts none: see
 /// [`crate::waiters`].
 fn waited() -> *mut ListNode {
     ptr::without_provenance_mut(3)
@@ -25,7 +25,7 @@ fn waited() -> *mut ListNode {
 /// The bit that both have, and no address of a node.
 const REFUSES: usize = 1;
 
-/// The return stack takes no page: it is closed, or threads wait for a page.
+/// The return stack accepts no page: it is closed, or threads wait for a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refused;
 
@@ -33,7 +33,8 @@ pub(crate) struct Refused;
 #[derive(Debug)]
 pub(crate) struct ReturnStack {
     head: AtomicPtr<ListNode>,
-    /// Loom models read this cell wherever a thread touches the pool, and write it where the pool is freed.
+    /// Loom models read this cell wherever a thread touches the pool, and write it where the pool
+    /// is freed.
     #[cfg(loom)]
     alive: loom::cell::UnsafeCell<()>,
 }
@@ -51,7 +52,8 @@ impl ReturnStack {
     #[inline(always)]
     pub(crate) fn touch(_this: *const Self) {
         #[cfg(loom)]
-        // SAFETY: the models keep a freed pool's memory, and loom says so if the pool has been freed.
+        // SAFETY: the models keep a freed pool's memory, and loom reports an access after the pool
+        // was freed.
         unsafe {
             (*_this).alive.with(|_| ());
         }
@@ -67,13 +69,15 @@ impl ReturnStack {
     ///
     /// # Safety
     ///
-    /// `page` is live and the caller's to give away, and keeps `this` until then.
+    /// `page` is the caller's, and keeps `this` until then.
     #[inline]
     pub(crate) unsafe fn push(this: *const Self, page: *mut ListNode) -> Result<(), Refused> {
-        // By pointer: a reference to the whole would have to be good until the return, and the pool need not be.
+        // By pointer: a reference to the whole would have to be good until the return, and the pool
+        // need not be.
         // SAFETY: the page keeps the pool.
         let at = unsafe { &raw const (*this).head };
-        // SAFETY: as above. Acquire: a thread that finds the stack closed comes after all that the owner did before closing it.
+        // SAFETY: as above. Acquire: a thread that finds the stack closed comes after all that the
+        // owner did before closing it.
         let mut head = unsafe { (*at).load(Ordering::Acquire) };
         while head.addr() & REFUSES == 0 {
             Self::touch(this);
@@ -111,12 +115,14 @@ impl ReturnStack {
         head.is_null() || head == waited()
     }
 
-    /// Takes all pages off the stack: a list by [`ListNode::next`], ended by null. Only the owner calls it.
+    /// Takes all pages off the stack: a list by [`ListNode::next`], ended by null. Only the owner
+    /// calls it.
     pub(crate) fn take_all(&self) -> *mut ListNode {
         self.head.swap(ptr::null_mut(), Ordering::Acquire)
     }
 
-    /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner calls it.
+    /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner
+    /// calls it.
     pub(crate) fn close(&self) -> *mut ListNode {
         self.head.swap(closed(), Ordering::AcqRel)
     }

@@ -1,8 +1,8 @@
-//! The state that a pool's owner and its pages share: allocation beyond the cache, and pages that enter and leave the
-//! pool.
+//! The state that a pool's owner and its pages share, and the slow paths of allocation.
 //!
-//! The file is ordered by cost: the array cache, refill from returned pages, the provider, reclaim; then how pages
-//! enter and leave. Returns without a magazine and the pool's end are in [`crate::end`].
+//! The file is ordered by cost: the array cache, refill from returned pages, the provider, reclaim;
+//! then how pages enter and leave the pool. Returns without a magazine, and the pool's end, are in
+//! [`crate::end`].
 
 use crate::cache::PolledHeader;
 use crate::desc::{Desc, UnmapEvent};
@@ -24,19 +24,20 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages that are requested from the provider at a time.
+/// Pages that are requested from the provider at a time: the kernel's `PP_ALLOC_CACHE_REFILL`.
 pub(crate) const CACHE_REFILL: usize = 64;
 
-/// The least time between two looks at other CPUs in polls. A look reads a word of each CPU. If it finds pages, it
-/// costs a membarrier, and meanwhile threads that return pages take a slower path.
+/// The least time between two reclaims in polls. A reclaim reads a word of each CPU. If it finds
+/// pages, it costs a membarrier, and meanwhile threads that return pages take a slower path.
 pub(crate) const RECLAIM_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The least time between two looks for idle CPUs. A CPU that has returned no page for so long is idle.
+/// The least time between two reclaims of idle CPUs. A CPU that has returned no page for so long is
+/// idle.
 const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The state that the owner and the pages share. Its first field is the pages' [`PoolHeader`].
 ///
-/// Lives as long as the owner or a page that is out: [`crate::end`] says which thread frees it.
+/// Lives as long as the owner or a page in flight: see [`crate::end`].
 #[repr(C)]
 pub(crate) struct Shared<M: Memory> {
     pub(crate) front: PolledHeader,
@@ -51,23 +52,24 @@ pub(crate) struct Shared<M: Memory> {
     pub(crate) direction: Direction,
     /// Where the owner waits for returns that are unmapping a page.
     pub(crate) unmap_event: UnmapEvent,
-    /// When the owner last looked at the pages that other CPUs hold.
+    /// When the owner last tried to reclaim the pages that other CPUs hold.
     pub(crate) last_reclaim: Cell<Option<Instant>>,
-    /// When the owner last looked for CPUs that are idle and hold a magazine.
+    /// When the owner last tried to reclaim the magazines of idle CPUs.
     pub(crate) last_idle_reclaim: Cell<Option<Instant>>,
     /// Whether the owner may interrupt other CPUs to take their pages.
     pub(crate) interrupts: bool,
     /// Set once the device is gone.
     pub(crate) gone: Cell<bool>,
-    /// Whether pages that are returned by other threads wait for the owner. Otherwise they go to the provider at once.
+    /// Whether pages that are returned by other threads wait for the owner. Otherwise they go to
+    /// the provider at once.
     pub(crate) circulates: bool,
 }
 
-/// Unless a comment says otherwise, these functions are for the owner only: by exclusive reference to the pool, or in
-/// its poll context.
+/// If no comment states otherwise, these functions are for the owner only: by exclusive reference
+/// to the pool, or in its poll context.
 ///
-/// Shared references to `Shared` live across calls of user code, and that code may drop pages of this pool. Therefore
-/// every field that those drops change is a cell or an atomic.
+/// Shared references to `Shared` live across calls of user code, and that code may drop pages of
+/// this pool. Therefore every field that those drops change is a cell or an atomic.
 impl<M: Memory> Shared<M> {
     pub(crate) fn name(&self) -> &str {
         self.returns.record.name()
@@ -83,7 +85,8 @@ impl<M: Memory> Shared<M> {
         self.front.cache.held.get() - self.returns.released_remotely()
     }
 
-    /// Allocates a page. Looks at other CPUs only if `rest` has passed since the last look.
+    /// Allocates a page. Reclaims from other CPUs only if `interval` has passed since the last
+    /// attempt.
     #[inline(always)]
     pub(crate) unsafe fn alloc(this: NonNull<Self>, interval: Duration) -> Option<Page<M>> {
         // SAFETY: the owner calls; no reference is held across `slow`, which calls user code.
@@ -167,7 +170,8 @@ impl<M: Memory> Shared<M> {
         refilled()
     }
 
-    /// Moves returned pages into the empty cache: one magazine of them, or else all pages on the return stack.
+    /// Moves returned pages into the empty cache: one magazine of them, or else all pages on the
+    /// return stack.
     fn refill(&self, panics: &mut Panics) {
         if self.take_magazine(panics) {
             return;
@@ -176,7 +180,8 @@ impl<M: Memory> Shared<M> {
         self.front.cache.refill();
     }
 
-    /// Empties one full magazine into the cache. Prefetches each page's descriptor for the page's next user.
+    /// Empties one full magazine into the cache. Prefetches each page's descriptor for the page's
+    /// next user.
     fn take_magazine(&self, panics: &mut Panics) -> bool {
         let cache = &self.front.cache;
         if let Some(room) = cache.room_for_magazine() {
@@ -196,8 +201,8 @@ impl<M: Memory> Shared<M> {
         n.is_some()
     }
 
-    /// Hands the items of one full magazine to `take`, with their index in it. Returns how many there were, or `None`
-    /// if there was no magazine.
+    /// Hands the items of one full magazine to `take`, with their index in it. Returns how many
+    /// there were, or `None` if there was no magazine.
     #[inline(always)]
     fn next_magazine(&self, mut take: impl FnMut(usize, NonZeroUsize)) -> Option<usize> {
         let cache = &self.front.cache;
@@ -212,7 +217,8 @@ impl<M: Memory> Shared<M> {
         found.then_some(n)
     }
 
-    /// For a pool that is out of pages: takes the pages of other CPUs, unless it looked there a moment ago.
+    /// For a pool that is out of pages: reclaims the pages of other CPUs, if `interval` has passed
+    /// since the last attempt.
     fn reclaim_after(&self, interval: Duration, panics: &mut Panics) {
         if self.front.header.depot().is_none() {
             return;
@@ -227,8 +233,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes the pages of other CPUs. False if they seem to have none, if they may not be interrupted, or if the
-    /// barrier failed.
+    /// Takes the pages of other CPUs. False if they seem to have none, if they may not be
+    /// interrupted, or if the barrier failed.
     fn reclaim(&self, panics: &mut Panics) -> bool {
         let Some(depot) = self.front.header.depot() else { return false };
         if depot.peek() == 0 {
@@ -289,7 +295,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes a returned page, to be used again, unless the pool has no place for it.
+    /// Keeps a returned page, to be used again, or releases it if the pool keeps no pages.
     pub(crate) fn keep_or_release(&self, desc: NonNull<Desc>, panics: &mut Panics) {
         if self.gone.get() || self.front.cache.capacity() == 0 {
             self.release(desc, panics);
@@ -298,12 +304,13 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes a page from the provider and maps it, for a pool without a cache, which does this for each packet.
-    /// Catching a panic would cost each packet nanoseconds. Therefore a guard cleans up while a panic unwinds; without
-    /// a panic it costs nothing. For a thread that is not already unwinding. If the provider or the domain panics, the
-    /// effect is that of [`take`](Self::take).
+    /// Takes a page from the provider and maps it, for a pool without a cache, which does this for
+    /// each packet. Catching a panic would cost each packet nanoseconds. Therefore a guard cleans
+    /// up while a panic unwinds; without a panic it costs nothing. For a thread that is not already
+    /// unwinding. If the provider or the domain panics, the effect is that of
+    /// [`alloc_from_provider`](Self::alloc_from_provider).
     unsafe fn alloc_one_from_provider(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
-        /// A page that has not entered the pool goes back to its provider.
+        /// A page that has not entered the pool is released to its provider.
         struct Back<'s, M: Memory>(&'s Shared<M>, [Option<RawPage<M>>; 1]);
         impl<M: Memory> Drop for Back<'_, M> {
             fn drop(&mut self) {
@@ -339,16 +346,18 @@ impl<M: Memory> Shared<M> {
         }
         let (limit, held) = (self.limit.get(), self.front.cache.held.get());
         match limit.saturating_sub(held) {
-            // Pages that left without passing through the owner are not in the pool, but `held` counts them.
+            // Pages that left without passing through the owner are not in the pool, but `held`
+            // counts them.
             0 => limit.saturating_add(self.returns.released_remotely()).saturating_sub(held),
             room => room,
         }
     }
 
-    /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if there is one.
+    /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if
+    /// there is one.
     ///
-    /// If the provider panics in its `take`, the pages that it had handed out by then are given back to it. If the
-    /// domain panics in its `map`, the page counts as not mapped, and is given back.
+    /// If the provider panics in its `take`, the pages that it had handed out by then are released
+    /// to it. If the domain panics in its `map`, the page counts as not mapped, and is released.
     pub(crate) unsafe fn alloc_from_provider<const N: usize>(
         this: NonNull<Self>,
         panics: &mut Panics,
@@ -393,7 +402,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// A page from the provider enters the pool.
+    /// A page from the provider enters the pool: it is mapped, and gets the pool's header.
     #[inline]
     unsafe fn admit(&self, page: &RawPage<M>, this: NonNull<Self>) -> Result<(), MapError> {
         // SAFETY: the pool keeps the provider.
@@ -411,14 +420,15 @@ impl<M: Memory> Shared<M> {
         Ok(())
     }
 
-    /// Moves all pages that other threads returned into the cache, and those that do not fit onto the list behind it.
+    /// Moves all pages that other threads returned into the cache, and those that do not fit onto
+    /// the list behind it.
     pub(crate) fn drain(&self, panics: &mut Panics) {
         while self.take_magazine(panics) {}
         self.reclaim(panics);
         self.drain_stack(panics);
     }
 
-    /// Gives every page in the pool to the provider. From now on the pool keeps no page.
+    /// Releases every page in the pool to the provider. From now on the pool keeps no page.
     pub(crate) fn release_all(&self, panics: &mut Panics) {
         let cache = &self.front.cache;
         while let Some(desc) = cache.take() {
@@ -440,14 +450,16 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// [`release`](Self::release) for a pool without a cache, as [`alloc_one_from_provider`](Self::alloc_one_from_provider) is to `take`.
+    /// [`release`](Self::release) for a pool without a cache, as
+    /// [`alloc_one_from_provider`](Self::alloc_one_from_provider) is to
+    /// [`alloc_from_provider`](Self::alloc_from_provider).
     fn release_one(&self, desc: NonNull<Desc>) {
         /// Finishes the work after a panic of the domain.
         struct Rest<'s, M: Memory>(&'s Shared<M>, NonNull<Desc>);
         impl<M: Memory> Drop for Rest<'_, M> {
             fn drop(&mut self) {
                 self.0.front.cache.counters.unmapped.bump();
-                // The page is not mapped any more, as its descriptor says.
+                // By its descriptor the page is not mapped any more.
                 self.0.release_unwinding(self.1);
             }
         }
@@ -474,8 +486,8 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Unmaps a page that the owner has, if this pool has it mapped. If the domain panics, it is not called again for
-    /// this page.
+    /// Unmaps a page that the owner has, if this pool has it mapped. If the domain panics, it is
+    /// not called again for this page.
     pub(crate) fn unmap_alone(&self, desc: &Desc, panics: &mut Panics) {
         if let (Some(dma), Some(domain)) = (desc.claim_unmap_alone(self.id), &self.domain) {
             panics.call(|| domain.unmap(dma, self.page_size()));
@@ -483,7 +495,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Unmaps a page wherever it is, if this pool has it mapped and no other thread is unmapping it.
+    /// Unmaps a page wherever it is, if this pool has it mapped and no other thread is unmapping
+    /// it.
     pub(crate) fn unmap_anywhere(&self, desc: &Desc, panics: &mut Panics) {
         if let (Some(dma), Some(domain)) = (desc.claim_unmap(self.id), &self.domain) {
             panics.call(|| domain.unmap(dma, self.page_size()));
@@ -492,9 +505,11 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes a page back in the poll context, if the cache is full. If the pool has no cache, the page leaves the pool.
+    /// Returns a page in the poll context when the cache is full. If the pool has no cache, the
+    /// page leaves the pool.
     pub(crate) unsafe fn overflow(header: NonNull<PoolHeader>, desc: NonNull<Desc>) {
-        // SAFETY: the header of a pool's page is the first field of this; the owner's context keeps it.
+        // SAFETY: the header of a pool's page is the first field of this; the owner's context keeps
+        // it.
         let s = unsafe { header.cast::<Self>().as_ref() };
         s.front.cache.counters.recycle_cache_full.bump();
         if s.front.cache.capacity() == 0 {

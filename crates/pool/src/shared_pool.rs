@@ -5,13 +5,15 @@
 //!   drop    this CPU's magazines ──► the depot ──► the return stack, if the magazines refuse the page
 //! ```
 //!
-//! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the [header](crate::header) of the
-//! pages. Behind the cache there is a `PagePool` without a depot, under a lock: the *owner*. The owner takes pages from
-//! the provider and maps them, takes pages off the return stack, and ends the pool. Pages are therefore the same as
-//! those of a queue's pool, and return by the same code, also after the pool has been closed.
+//! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the
+//! [header](crate::header) of the pages. Behind the cache there is a `PagePool` without a depot,
+//! under a lock: the *owner*. The owner takes pages from the provider and maps them, takes pages
+//! off the return stack, and ends the pool. Pages are therefore the same as those of a queue's
+//! pool, and return by the same code, also after the pool has been closed.
 //!
-//! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the barrier of a reclaim, the page belongs to
-//! the popping thread. Otherwise the sequence restarts and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
+//! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the
+//! barrier of a reclaim, the page belongs to the popping thread. Otherwise the sequence restarts
+//! and finds the gate closed. See `netmem_percpu`'s `cpu_cache.rs`.
 //!
 //! **A thread that needs a page waits for it** ([`SharedPool::alloc_blocking`],
 //! [`SharedPool::alloc_async`]): see [`crate::waiters`].
@@ -23,13 +25,13 @@
 //!   alloc                                   device_gone (under the lock)
 //!   takes a magazine from the depot
 //!                                           gone = true, closes the magazines, unmaps every page
-//!                                           gives what is in the depot to the provider
+//!                                           releases what is in the depot to the provider
 //!   takes a page of the magazine
 //!   puts the magazine back: on a closed list
-//!   list closed? takes the lock. gone? gives its page, and what is in the depot, to the provider
+//!   list closed? takes the lock. gone? releases its page, and what is in the depot
 //! ```
 //!
-//! So a thread that has put a magazine back asks whether the list is closed. If the magazine is
+//! So a thread that has put a magazine back tests whether the list is closed. If the magazine is
 //! back before the list is closed, `device_gone` finds it. If not, the thread finds the list
 //! closed. A page whose allocation has found the list open counts as allocated before
 //! `device_gone`, and is unmapped where it is. Model: `shared_alloc_against_device_gone`.
@@ -66,12 +68,14 @@ mod search;
 
 /// A page pool from which every thread allocates, by shared reference.
 ///
-/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store each, in a restartable
-/// sequence. The cost does not depend on how many threads do so. Whole magazines are exchanged with a depot. A thread
-/// that finds no page in either takes a lock, asks the provider, and then takes the pages that other CPUs hold.
+/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store
+/// each, in a restartable sequence. The cost does not depend on how many threads do so. Whole
+/// magazines are exchanged with a depot. A thread that finds no page in either takes a lock, asks
+/// the provider, and then takes the pages that other CPUs hold.
 ///
-/// Use it where the thread that needs a page polls no queue: for senders on worker threads, for servers, for io_uring. Where one thread
-/// polls a queue, its [`PagePool`] is cheaper. [`Page`], [`Frag`] and `Bytes` are the same for both.
+/// Use it where the thread that needs a page polls no queue: for senders on worker threads, for
+/// servers, for io_uring. Where one thread polls a queue, its [`PagePool`] is cheaper. [`Page`],
+/// [`Frag`] and `Bytes` are the same for both.
 ///
 /// ```
 /// # use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
@@ -90,8 +94,9 @@ mod search;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Threads share it by reference or by `Arc`. If it is dropped while pages are in flight, it lingers until the last of
-/// them is returned ([`lingering`](crate::lingering)), as a `PagePool` does.
+/// Threads share it by reference or by `Arc`. If it is dropped while pages are in flight, it
+/// lingers until the last of them is returned ([`lingering`](crate::lingering)), as a `PagePool`
+/// does.
 ///
 /// **If there is no page**, [`alloc`](Self::alloc) returns `None`.
 /// [`alloc_blocking`](Self::alloc_blocking) sleeps until there is one, and
@@ -146,11 +151,12 @@ impl<M: SystemMemory> SharedPool<M> {
 }
 
 impl PoolOptions {
-    /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is not used: the CPUs' magazines are the
-    /// cache. [`magazine`](Self::magazine) is the size of a magazine, of which each CPU has two. Without that option it is chosen from the
-    /// pool's size, so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages for each CPU, or for each of
-    /// 32 if the machine can have more, has no magazines.
-    /// With 0, each allocation takes a lock, and each return is a compare-and-swap.
+    /// Makes a pool from which every thread allocates. Of the options, [`cache`](Self::cache) is
+    /// not used: the CPUs' magazines are the cache. [`magazine`](Self::magazine) is the size of a
+    /// magazine, of which each CPU has two. Without that option it is chosen from the pool's size,
+    /// so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages
+    /// for each CPU, or for each of 32 if the machine can have more, has no magazines. With 0, each
+    /// allocation takes a lock, and each return is a compare-and-swap.
     ///
     /// # Errors
     ///
@@ -192,8 +198,8 @@ impl<M: Memory> SharedPool<M> {
         unsafe { self.cpus.as_ref() }
     }
 
-    /// Allocates a whole page. Usually this is a plain store. If this CPU's magazines are empty, the page comes from
-    /// the first of these that has one:
+    /// Allocates a whole page. Usually this is a plain store. If this CPU's magazines are empty,
+    /// the page comes from the first of these that has one:
     ///
     /// * a magazine of the depot: two atomics;
     /// * under the lock: the return stack, then the provider, from which up to 64 pages are taken;
@@ -206,8 +212,9 @@ impl<M: Memory> SharedPool<M> {
     /// the lock. A thread that needs a page must not sleep because it got `None`:
     /// [`alloc_blocking`](Self::alloc_blocking) and [`alloc_async`](Self::alloc_async) wait.
     ///
-    /// If the pool's own provider or domain calls this, it gets a page only from the magazines, because the pool calls them
-    /// under its lock. They are usually empty then. Not for signal handlers.
+    /// If the pool's own provider or domain calls this, it gets a page only from the magazines,
+    /// because the pool calls them under its lock. They are usually empty then. Not for signal
+    /// handlers.
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
@@ -287,8 +294,8 @@ impl<M: Memory> SharedPool<M> {
         self.serve(&mut owner, &mut wakers);
     }
 
-    /// Changes the most pages that the pool may hold from its provider. Pages beyond the limit stay in the pool until
-    /// [`shrink`](Self::shrink) gives them back. Takes the lock.
+    /// Changes the most pages that the pool may hold from its provider. Pages beyond the limit stay
+    /// in the pool until [`shrink`](Self::shrink) releases them. Takes the lock.
     pub fn set_limit(&self, pages: usize) {
         let mut wakers = Wakers::default();
         if let Some(mut owner) = self.owner.lock() {
@@ -303,9 +310,9 @@ impl<M: Memory> SharedPool<M> {
         self.owner.lock().map_or(0, |owner| owner.pool.limit())
     }
 
-    /// Unmaps idle pages and gives them back to the provider, those that CPUs hold included, until the pool
-    /// [holds](Self::held) no more than `pages` or none is idle. Returns how many pages were given back. Takes the
-    /// lock. One membarrier, if any CPU holds pages.
+    /// Unmaps idle pages and releases them to the provider, those that CPUs hold included, until
+    /// the pool [holds](Self::held) no more than `pages` or none is idle. Returns how many pages
+    /// were released. Takes the lock. One membarrier, if any CPU holds pages.
     pub fn shrink(&self, pages: usize) -> usize {
         let Some(mut owner) = self.owner.lock() else { return 0 };
         owner.reclaim(Duration::ZERO);
@@ -315,8 +322,8 @@ impl<M: Memory> SharedPool<M> {
             if owner.pool.held() <= pages {
                 return gone;
             }
-            // From the depot first: a pop would leave the rest of a magazine on this CPU, where this thread does not find it if
-            // it is moved, or if the CPU's lock is taken.
+            // From the depot first: a pop would leave the rest of a magazine on this CPU, where
+            // this thread does not find it if it is moved, or if the CPU's lock is taken.
             let item = self.cpus().take_from_depot().or_else(|| self.cpus().pop().ok());
             let Some(item) = item else { return gone };
             let cache = &owner.pool.shared().front.cache;
@@ -331,11 +338,13 @@ impl<M: Memory> SharedPool<M> {
         self.owner.lock().map_or(0, |owner| owner.pool.held())
     }
 
-    /// The fragment of `bytes`, if they lie in a page of the provider's regions and a fragment of them can be made: see
-    /// [`Region::frag_of`](crate::Region::frag_of). The page may belong to any pool. With this, code that gets
-    /// [`Bytes`](bytes::Bytes), or a slice of one, can send them without a copy.
+    /// The fragment of `bytes`, if they lie in a page of the provider's regions and a fragment of
+    /// them can be made: see [`Region::frag_of`](crate::Region::frag_of). The page may belong to
+    /// any pool. With this, code that gets [`Bytes`](bytes::Bytes), or a slice of one, can send
+    /// them without a copy.
     ///
-    /// Cost: that of the region's method, and a call of the provider's [`each`](Provider::each), which may take a lock.
+    /// Cost: that of the region's method, and a call of the provider's [`each`](Provider::each),
+    /// which may take a lock.
     #[must_use]
     pub fn frag_of(&self, bytes: &[u8]) -> Option<Frag<M>>
     where
@@ -346,7 +355,8 @@ impl<M: Memory> SharedPool<M> {
         found
     }
 
-    /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and interrupts no thread.
+    /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and
+    /// interrupts no thread.
     #[must_use]
     pub fn stats(&self) -> SharedPoolStats {
         let stats = self.shared().returns.record.stats();
@@ -373,7 +383,7 @@ impl<M: Memory> SharedPool<M> {
         self.page_size as usize
     }
 
-    /// The pool's name, as reports give it.
+    /// The pool's name in reports.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared().name()
@@ -385,14 +395,15 @@ impl<M: Memory> SharedPool<M> {
         self.shared().front.header.domain()
     }
 
-    /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device) do anything. Ask
-    /// once, not per packet.
+    /// Whether [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device)
+    /// do anything. Ask once, not per packet.
     #[must_use]
     pub fn needs_sync(&self) -> bool {
         M::MAPPED && self.shared().domain.as_ref().is_some_and(|d| d.needs_sync())
     }
 
-    /// Syncs bytes of `page`, which is one of this pool's, after the device wrote them and before the CPU reads them.
+    /// Syncs bytes of `page`, which is one of this pool's, after the device wrote them and before
+    /// the CPU reads them.
     pub fn sync_for_cpu(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = page.dma_range(&bytes);
@@ -400,7 +411,8 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Syncs bytes of `page`, which is one of this pool's, before the device writes them, or reads what the CPU wrote.
+    /// Syncs bytes of `page`, which is one of this pool's, before the device writes them, or reads
+    /// what the CPU wrote.
     pub fn sync_for_device(&self, page: &Page<M>, bytes: Range<usize>) {
         if let Some(domain) = self.live_domain() {
             let (dma, len) = page.dma_range(&bytes);
@@ -412,7 +424,8 @@ impl<M: Memory> SharedPool<M> {
         self.shared().domain.as_deref().filter(|_| M::MAPPED && !self.gone.load(Ordering::Relaxed))
     }
 
-    /// The part that the owner and the pages share. Without the lock, only its fields that never change may be used.
+    /// The part that the owner and the pages share. Without the lock, only its fields that never
+    /// change may be used.
     fn shared(&self) -> &Shared<M> {
         // SAFETY: alive as long as the owner, which is ours.
         unsafe { self.shared.as_ref() }
@@ -447,11 +460,11 @@ impl<M: Memory> SharedPool<M> {
         panics.resume();
     }
 
-    /// Ends the pool and returns its final counters. If pages are still in flight, the pool lingers until the last of
-    /// them is returned, as when it is dropped.
+    /// Ends the pool and returns its final counters. If pages are still in flight, the pool lingers
+    /// until the last of them is returned, as when it is dropped.
     ///
-    /// In these counters a page counts as allocated when it goes from the owner to the magazines, and as returned when
-    /// it goes from the magazines to the owner.
+    /// In these counters a page counts as allocated when it goes from the owner to the magazines,
+    /// and as returned when it goes from the magazines to the owner.
     pub fn close(self) -> PoolClosed {
         ManuallyDrop::new(self).end()
     }

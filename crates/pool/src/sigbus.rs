@@ -1,8 +1,9 @@
 //! A handler of SIGBUS, for mapped files whose pages another process takes away.
 //!
-//! Every process that has a file can take pages of it away from the processes that map it. It truncates the file, or it
-//! punches a hole into a file of huge pages while the system has no free huge page. A hole in a file on tmpfs has the same
-//! effect once the file system is full. The next access to such a page raises SIGBUS, which ends the process by default.
+//! Every process that has a file can take pages of it away from the processes that map it. It
+//! truncates the file, or it punches a hole into a file of huge pages while the system has no free
+//! huge page. A hole in a file on tmpfs has the same effect once the file system is full. The next
+//! access to such a page raises SIGBUS, which ends the process by default.
 //!
 //! [`install`] sets a handler that lets the process go on:
 //!
@@ -13,21 +14,22 @@
 //!   the access is repeated, and reads zeros
 //! ```
 //!
-//! The zeros are no worse than other contents, because another process can write the file at any time. The code that
-//! works on the mapping reads [`faults`] now and then, which is one load. It gives the mapping up when the mapping has
-//! [lost](crate::FileMapping::lost) pages.
+//! The zeros are no worse than other contents, because another process can write the file at any
+//! time. The code that works on the mapping reads [`faults`] now and then, which is one load. It
+//! drops the mapping when the mapping has [lost](crate::FileMapping::lost) pages.
 //!
 //! # The registry
 //!
 //! Each mapping of a file has a `Guard`, which has a registration in a list. The handler searches
-//! the list, which only grows. A registration is used again after its guard is dropped. The handler may interrupt a thread that changes the list.
-//! Therefore the handler allocates nothing, and no thread takes a lock.
+//! the list, which only grows. A registration is used again after its guard is dropped. The handler
+//! may interrupt a thread that changes the list. Therefore the handler allocates nothing, and no
+//! thread takes a lock.
 //!
-//! * *The registration that the handler looks for does not change.* The faulting thread is inside the mapping, so the mapping's owner
-//!   has not dropped it.
-//! * *A registration that changes while the handler reads it is not the one that it looks for.* The version is odd while start
-//!   and end are valid. The handler reads the version, then the fields, then the version again, and goes on if the two
-//!   differ:
+//! * *The registration that the handler searches for does not change.* The faulting thread is
+//!   inside the mapping, so the mapping's owner has not dropped it.
+//! * *A registration that changes while the handler reads it is not the one that it searches for.*
+//!   The version is odd while start and end are valid. The handler reads the version, then the
+//!   fields, then the version again, and goes on if the two differ:
 //!
 //! ```text
 //!   handler                                      thread that drops one mapping and makes another
@@ -37,15 +39,15 @@
 //!   fence(Acquire); version: 6 or 7, not 5       version = 7
 //! ```
 //!
-//! * *Two threads that fault on one page each map a page over it.* What the first thread has written to its page is
-//!   lost. That is allowed, because the contents are arbitrary.
+//! * *Two threads that fault on one page each map a page over it.* What the first thread has
+//!   written to its page is lost. That is allowed, because the contents are arbitrary.
 //!
 //! # Stack, other signals
 //!
-//! The handler runs on the thread's alternate stack if it has one, else on the stack that faulted; both have room for
-//! it. The standard library gives its threads an alternate stack. It also sets a handler for SIGBUS, to report stack
-//! overflows, which is called for addresses that are not in a guarded mapping. If a thread that blocks SIGBUS faults,
-//! the kernel ends the process.
+//! The handler runs on the thread's alternate stack if it has one, else on the stack that faulted;
+//! both have room for it. The standard library's threads have an alternate stack. It also sets a
+//! handler for SIGBUS, to report stack overflows, which is called for addresses that are not in a
+//! guarded mapping. If a thread that blocks SIGBUS faults, the kernel ends the process.
 
 use crate::forks;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -56,9 +58,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The most pages that the handler replaces one at a time, in the whole process. Each costs up to two entries of the
-/// kernel's list of mappings, which holds 65530 by default. When there are more, the next fault replaces its whole
-/// mapping, in one entry.
+/// The most pages that the handler replaces one at a time, in the whole process. Each costs up to
+/// two entries of the kernel's list of mappings, which holds 65530 by default. When there are more,
+/// the next fault replaces its whole mapping, in one entry.
 const MOST_PAGES: usize = 4096;
 
 /// Slots that the list grows by.
@@ -92,7 +94,8 @@ impl Registration {
         }
     }
 
-    /// The start, the end and the page size, if the mapping contains `addr` and belongs to this process.
+    /// The start, the end and the page size, if the mapping contains `addr` and belongs to this
+    /// process.
     fn range_with(&self, addr: usize) -> Option<(usize, usize, usize)> {
         let version = self.version.load(Ordering::Acquire);
         let [start, end, page, process] = [&self.start, &self.end, &self.page, &self.process].map(load);
@@ -157,9 +160,9 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Makes `len` bytes at `start` known, in pages of `page` bytes, to which `start` is aligned. The caller keeps the
-    /// mapping until the guard is dropped. When the caller drops the guard, no code uses an address in the mapping any
-    /// more.
+    /// Makes `len` bytes at `start` known, in pages of `page` bytes, to which `start` is aligned.
+    /// The caller keeps the mapping until the guard is dropped. When the caller drops the guard, no
+    /// code uses an address in the mapping any more.
     pub(crate) fn new(start: usize, len: usize, page: usize) -> Self {
         let registration = loop {
             let free = |registration: &&Registration| {
@@ -207,14 +210,16 @@ impl std::fmt::Debug for Registration {
     }
 }
 
-/// How many accesses of this process found that a page of a mapped file had been taken away, since its start. One load.
+/// How many accesses of this process found that a page of a mapped file had been taken away, since
+/// its start. One load.
 #[inline]
 #[must_use]
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// How many accesses found that a page had been taken away, in the mapping that contains `addr`. Searches the registry.
+/// How many accesses found that a page had been taken away, in the mapping that contains `addr`.
+/// Searches the registry.
 pub(crate) fn lost_at(addr: usize) -> u64 {
     registrations()
         .find(|registration| registration.range_with(addr).is_some())
@@ -227,12 +232,13 @@ pub fn installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Sets the handler, for all threads of the process. See the [module](self). A second call does nothing.
+/// Sets the handler, for all threads of the process. See the [module](self). A second call does
+/// nothing.
 ///
-/// The handler that was set before is called for every SIGBUS that is not in a mapping of this crate, with its
-/// arguments as the kernel gave them. If there was no handler, such a SIGBUS ends the process as usual, with the same
-/// `siginfo_t`. A program that sets its own handler later must call, for other faults, the action that `sigaction`
-/// returned to it.
+/// The handler that was set before is called for every SIGBUS that is not in a mapping of this
+/// crate, with its arguments as the kernel gave them. If there was no handler, such a SIGBUS ends
+/// the process as usual, with the same `siginfo_t`. A program that sets its own handler later must
+/// call, for other faults, the action that `sigaction` returned to it.
 ///
 /// # Errors
 ///
@@ -246,7 +252,8 @@ pub fn install() -> io::Result<()> {
     // Stored before the handler is set, because the handler may run at once.
     let before = BEFORE.get_or_init(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: the call changes nothing. If it fails, the value stays all zeros, which is valid: the default action.
+        // SAFETY: the call changes nothing. If it fails, the value stays all zeros, which is valid:
+        // the default action.
         unsafe {
             libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr());
             before.assume_init()
@@ -256,8 +263,8 @@ pub fn install() -> io::Result<()> {
     let mut action = *before;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler is async-signal-safe (see the module). It blocks the signals that the handler before it has
-    // blocked.
+    // SAFETY: the handler is async-signal-safe (see the module). It blocks the signals that the
+    // handler before it has blocked.
     match unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } {
         0 => {
             INSTALLED.store(true, Ordering::Relaxed);
@@ -268,7 +275,8 @@ pub fn install() -> io::Result<()> {
 }
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO its information. Only a fault has an address.
+    // SAFETY: the kernel passes its information to a handler with SA_SIGINFO. Only a fault has an
+    // address.
     let at = unsafe {
         let fault = matches!((*info).si_code, libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR);
         fault.then(|| (*info).si_addr().addr())
@@ -279,8 +287,8 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     }
 }
 
-/// Maps an anonymous page over the page that contains `addr`, if `addr` is in a guarded mapping. Returns whether it
-/// did.
+/// Maps an anonymous page over the page that contains `addr`, if `addr` is in a guarded mapping.
+/// Returns whether it did.
 fn replace(addr: usize) -> bool {
     let found =
         registrations().find_map(|registration| registration.range_with(addr).map(|range| (registration, range)));
@@ -289,12 +297,13 @@ fn replace(addr: usize) -> bool {
     let (at, len) = if one { (addr - (addr - start) % page, page) } else { (start, end - start) };
     let at = ptr::without_provenance_mut::<c_void>(at);
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
-    // SAFETY: whole pages of a mapping whose owner cannot unmap it meanwhile (see the module), and whose contents another
-    // process can change at any time. Plain system calls, which touch no `errno`.
+    // SAFETY: whole pages of a mapping whose owner cannot unmap it meanwhile (see the module), and
+    // whose contents another process can change at any time. Plain system calls, which touch no
+    // `errno`.
     let mapped = unsafe { rustix::mm::mmap_anonymous(at, len, prot, flags) }.is_ok();
     if mapped {
-        // SAFETY: this is the page that was just mapped. A child of a fork does not get it, as it does not get the
-        // mapping.
+        // SAFETY: this is the page that was just mapped. A child of a fork does not get it, as it
+        // does not get the mapping.
         let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) };
     }
     registration.lost.fetch_add(1, Ordering::Relaxed);
@@ -316,7 +325,8 @@ unsafe fn go_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
         libc::SIG_IGN if !fault => {}
         // SIG_IGN counts as SIG_DFL here: the kernel does not ignore a fault.
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The signal is blocked now; it is delivered again, with the same information, when the handler returns.
+            // The signal is blocked now; it is delivered again, with the same information, when the
+            // handler returns.
             // SAFETY: plain system calls, with memory that is there.
             unsafe {
                 let mut default = MaybeUninit::<libc::sigaction>::zeroed();
@@ -326,14 +336,14 @@ unsafe fn go_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: its flag says that the handler has three arguments.
+            // SAFETY: by its flag, the handler has three arguments.
             unsafe {
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
                 handler(signal, info, context);
             }
         }
         handler => {
-            // SAFETY: its flag says that the handler has one argument.
+            // SAFETY: by its flag, the handler has one argument.
             unsafe {
                 let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
                 handler(signal);

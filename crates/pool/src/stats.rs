@@ -1,5 +1,5 @@
-//! A pool's counters. They are always on: each costs an increment in a cache line that the pool's owner has in its
-//! cache anyway.
+//! A pool's counters. They are always on: each costs an increment in a cache line that the pool's
+//! owner has in its cache anyway.
 //!
 //! A counter is written by one thread, the pool's owner, and any thread may read it.
 //! [`StatsReader`](crate::StatsReader) reads without the pool.
@@ -46,7 +46,8 @@ impl Flag {
 /// The owner's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Also says how many were allocated from the cache, see [`Cache::popped`](crate::cache::Cache::popped).
+    /// The pages allocated from the cache are computed from it:
+    /// [`Cache::popped`](crate::cache::Cache::popped).
     pub(crate) recycle_cached: Counter,
     /// Pages that slow paths put into the cache, less those that slow paths took out.
     pub(crate) filled: Counter,
@@ -69,7 +70,8 @@ pub(crate) struct Counters {
     pub(crate) all_unmapped: Flag,
 }
 
-/// A pool's counters at one moment. Names follow the kernel's page pool where they mean the same; all count pages.
+/// A pool's counters at one moment. Names follow the kernel's page pool where they mean the same;
+/// all count pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -79,30 +81,32 @@ pub struct PoolStats {
     pub alloc_slow: u64,
     /// Allocated from the provider (larger pages).
     pub alloc_slow_high_order: u64,
-    /// How often no page had been returned, so that the provider was asked.
+    /// How often no page had been returned, so that the provider was called.
     pub alloc_empty: u64,
     /// Allocated by refilling the cache from returned pages.
     pub alloc_refill: u64,
-    /// Allocations that failed: the pool's limit was reached, the provider had no page, or mapping failed. Also, the
-    /// other CPUs had no page, or had been asked less than 100 us ago.
+    /// Allocations that failed: the pool's limit was reached, the provider had no page, or mapping
+    /// failed. Also, the other CPUs had no page, or the last reclaim was less than 100 us ago.
     pub alloc_failed: u64,
     /// Returned in the poll context, into the array cache.
     pub recycle_cached: u64,
     /// Returned in the poll context while the array cache was full.
     pub recycle_cache_full: u64,
-    /// Returned from other threads or CPUs in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own, and taken in by the
-    /// owner.
+    /// Returned from other threads or CPUs in a magazine, a CPU's or a [`Bulk`](crate::Bulk)'s own,
+    /// and taken in by the owner.
     pub recycle_ring: u64,
-    /// Returned from other threads or CPUs without a magazine, by one compare-and-swap each: there was no empty
-    /// magazine, or another thread was reclaiming, or, in portable mode, the CPU's lock was taken, or the pool is too
-    /// small for magazines.
+    /// Returned from other threads or CPUs without a magazine, by one compare-and-swap each: there
+    /// was no empty magazine, or another thread was reclaiming, or, in portable mode, the CPU's
+    /// lock was taken, or the pool is too small for magazines.
     pub recycle_ring_full: u64,
     /// How often the pages of the CPUs were taken because the pool was out of pages.
     pub reclaims: u64,
-    /// How often the pool was out of pages, other CPUs seemed to have some, and the pool did not ask for them because
-    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) forbids it.
+    /// How often the pool was out of pages, other CPUs seemed to have some, and the pool did not
+    /// reclaim them because [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus)
+    /// forbids it.
     pub unasked: u64,
-    /// Pages taken from the CPUs, for that reason or for exact counts. They count as `recycle_ring`, too.
+    /// Pages taken from the CPUs, for that reason or for exact counts. They count as
+    /// `recycle_ring`, too.
     pub reclaimed: u64,
     /// Returned from other threads or CPUs straight to the provider, by pools without a cache.
     pub released: u64,
@@ -115,7 +119,7 @@ pub struct PoolStats {
 }
 
 impl PoolStats {
-    /// Pages handed out.
+    /// Pages allocated.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.alloc_fast + self.alloc_slow + self.alloc_slow_high_order + self.alloc_refill
@@ -134,7 +138,8 @@ impl PoolStats {
         self.allocated().saturating_sub(self.returned()).saturating_sub(self.quarantined)
     }
 
-    /// The same when `released` more pages have left past the owner, each of which was unmapped by that, or not.
+    /// The same when `released` more pages have left past the owner, each of which was unmapped by
+    /// that, or not.
     pub(crate) fn with_released(mut self, released: u64, unmaps: bool) -> Self {
         self.released += released;
         self.unmapped += if unmaps { released } else { 0 };
@@ -164,33 +169,37 @@ impl std::ops::AddAssign for PoolStats {
     }
 }
 
-/// A pool's counters at one moment. They are read one after another, so they may not match exactly while threads
-/// allocate and return.
+/// A pool's counters at one moment. They are read one after another, so they may not match exactly
+/// while threads allocate and return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedPoolStats {
     /// Pages in magazines, on CPUs or in the depot.
     pub idle: u64,
-    /// Pages that a user or a device holds, or that are on the return stack. A page that the magazines refused stays on
-    /// the return stack until the next allocation that takes the lock, or [`SharedPool::reclaim`](crate::SharedPool::reclaim).
+    /// Pages that a user or a device holds, or that are on the return stack. A page that the
+    /// magazines refused stays on the return stack until the next allocation that takes the lock,
+    /// or [`SharedPool::reclaim`](crate::SharedPool::reclaim).
     pub inflight: u64,
     /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are
     /// not counted: a counter would cost half as much as the allocation.
     pub magazines: u64,
     /// Pages taken from the provider.
     pub alloc_slow: u64,
-    /// Allocations that failed: the pool's limit was reached, or the provider had no page, or mapping failed; and other
-    /// CPUs held no page, or the last reclaim was less than 100 us ago.
+    /// Allocations that failed: the pool's limit was reached, or the provider had no page, or
+    /// mapping failed; and other CPUs held no page, or the last reclaim was less than 100 us ago.
     pub alloc_failed: u64,
-    /// Pages that returned by the return stack, by one compare-and-swap each, because the magazines refused them: a
-    /// thread was reclaiming, or no empty magazine was left, or, in portable mode, the CPU's lock was taken.
+    /// Pages that returned by the return stack, by one compare-and-swap each, because the magazines
+    /// refused them: a thread was reclaiming, or no empty magazine was left, or, in portable mode,
+    /// the CPU's lock was taken.
     pub recycle_ring_full: u64,
-    /// Reclaims: how often the pages that CPUs hold were moved to the depot because the pool was out of pages.
+    /// Reclaims: how often the pages that CPUs hold were moved to the depot because the pool was
+    /// out of pages.
     pub reclaims: u64,
     /// Pages that reclaims moved to the depot.
     pub reclaimed: u64,
-    /// How often the pool was out of pages, other CPUs seemed to hold some, and the pool did not reclaim them because
-    /// [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) is off.
+    /// How often the pool was out of pages, other CPUs seemed to hold some, and the pool did not
+    /// reclaim them because [`PoolOptions::interrupt_cpus`](crate::PoolOptions::interrupt_cpus) is
+    /// off.
     pub unasked: u64,
     /// Pages mapped for the device.
     pub mapped: u64,

@@ -1,4 +1,4 @@
-//! The atomics and locks that models look into: loom's in its models, the standard library's elsewhere.
+//! The atomics and locks that models check: loom's in its models, the standard library's otherwise.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{

@@ -39,8 +39,8 @@ pub struct VhostDomain {
 }
 
 impl VhostDomain {
-    /// Puts the regions one after another into a bus address space that begins at 64 GiB, where no small integer and no
-    /// pointer of this process passes for an address by accident.
+    /// Puts the regions one after another into a bus address space that begins at 64 GiB, where no
+    /// small integer and no pointer of this process passes for an address by accident.
     #[must_use]
     pub fn new<M: PeerMemory>(regions: &[Arc<Region<M>>]) -> Self {
         let domain = Self { regions: Vec::new(), end: 64 << 30, added: AddedMemory::default() };
@@ -54,7 +54,8 @@ impl VhostDomain {
         self
     }
 
-    /// The same with a region of a device's memory behind the others, which [`map_file`](DmaDomain::map_file) then knows.
+    /// The same with a region of a device's memory behind the others, which
+    /// [`map_file`](DmaDomain::map_file) then knows.
     #[must_use]
     pub fn and_device(mut self, region: Arc<Region<Device>>) -> Self {
         self.push(region);
@@ -109,8 +110,8 @@ impl DmaDomain for VhostDomain {
 #[derive(Clone, Debug)]
 pub struct VhostRegion {
     memory: Arc<dyn FileRegion>,
-    /// The first byte in this process; `None` if the memory is not mapped here. As the next, it stands here because a page is mapped
-    /// for each packet where no pool keeps it.
+    /// The first byte in this process; `None` if the memory is not mapped here. As the next, it
+    /// stands here because a page is mapped for each packet where no pool keeps it.
     at: Option<usize>,
     len: usize,
     bus: u64,
@@ -149,8 +150,8 @@ impl VhostRegion {
         Self::new(region, bus)
     }
 
-    /// A region that the device knows by addresses from `bus` on, which the caller has chosen: those of the entry that this
-    /// one replaces.
+    /// A region that the device knows by addresses from `bus` on, which the caller has chosen:
+    /// those of the entry that this one replaces.
     #[must_use]
     pub fn at<M: PeerMemory>(region: Arc<Region<M>>, bus: u64) -> Self {
         Self::new(region, bus)
@@ -205,8 +206,9 @@ impl VhostRegion {
         self.memory.file_offset()
     }
 
-    /// The address by which a vhost-user front end speaks of the first byte: its address in this process. A region that is
-    /// not mapped in this process gets a number that is no address here, and that differs from every other entry's.
+    /// The address by which a vhost-user front end speaks of the first byte: its address in this
+    /// process. A region that is not mapped in this process gets a number that is no address here,
+    /// and that differs from every other entry's.
     #[must_use]
     pub fn user_addr(&self) -> u64 {
         self.at.map_or(UNMAPPED_ADDR + self.bus, |at| at as u64)
@@ -225,7 +227,8 @@ impl VhostRegion {
     }
 }
 
-/// Above all addresses that a process can have, and below the addresses that are negative as signed numbers.
+/// Above all addresses that a process can have, and below the addresses that are negative as signed
+/// numbers.
 const UNMAPPED_ADDR: u64 = 1 << 62;
 
 /// The bus address of the first region that is added to a domain in use. Other regions have lower
@@ -248,7 +251,8 @@ struct Added {
 }
 
 impl AddedMemory {
-    /// Adds a region. From now on the domain can map it. The caller makes sure that the device knows the region.
+    /// Adds a region. From now on the domain can map it. The caller makes sure that the device
+    /// knows the region.
     #[must_use]
     pub fn add(&self, region: Arc<Region<Device>>) -> VhostRegion {
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -258,7 +262,8 @@ impl AddedMemory {
         entry
     }
 
-    /// Removes the region whose address is `bus`, if nothing of it is mapped. False if there is no such region.
+    /// Removes the region whose address is `bus`, if nothing of it is mapped. False if there is no
+    /// such region.
     ///
     /// # Errors
     ///

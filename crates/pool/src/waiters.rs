@@ -46,7 +46,7 @@
 //! allocation that used the depot asks afterwards whether the list is closed, and passes what is in
 //! the depot to the waiters.
 //!
-//! **Wait against cancel.** A waiter that gives up leaves the queue under the lock. If a page had
+//! **Wait against cancel.** A waiter that is dropped leaves the queue under the lock. If a page had
 //! been passed to it, the page is dropped, and goes to the next waiter like any other page.
 //!
 //! **Wait against the end.** The end of the pool, or of its device, takes all waiters out of the

@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-/// Proves POOL-6 and POOL-5: no byte is copied, slices and clones hold the page, and the page is returned when the last
-/// of them is dropped, on another thread.
+/// Proves POOL-6 and POOL-5: no byte is copied, slices and clones hold the page, and the page is
+/// returned when the last of them is dropped, on another thread.
 #[test]
 fn the_last_bytes_bring_the_page_home() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes"), 1);
@@ -39,8 +39,8 @@ fn the_last_bytes_bring_the_page_home() {
     assert_eq!(close_balanced(pool, &domain).mapped, 1);
 }
 
-/// Proves POOL-11: bytes may outlive the pool, its provider and every other handle. When the last of them is dropped,
-/// the pool is freed.
+/// Proves POOL-11: bytes may outlive the pool, its provider and every other handle. When the last
+/// of them is dropped, the pool is freed.
 #[test]
 fn bytes_outlive_their_pool() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes that outlive"), 4);
@@ -75,8 +75,8 @@ fn bytes_and_fragments_share_a_page() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6: the fragment of given bytes is found by their address, also for clones and slices of the bytes. The
-/// fragment that is found holds the page, as any fragment does.
+/// Proves POOL-6: the fragment of given bytes is found by their address, also for clones and slices
+/// of the bytes. The fragment that is found holds the page, as any fragment does.
 #[test]
 fn a_fragment_is_found_by_the_address_of_its_bytes() {
     let pool = PoolOptions::new("found").build_shared(provider::<Private>(4), None).unwrap();
@@ -98,7 +98,8 @@ fn a_fragment_is_found_by_the_address_of_its_bytes() {
     assert_eq!(pool.close().outstanding, 0);
 }
 
-/// Bytes that may be written again are not found: their owner holds a `Page` of all bytes or of some.
+/// Bytes that may be written again are not found: their owner holds a `Page` of all bytes or of
+/// some.
 #[test]
 fn bytes_that_can_be_written_again_are_not_found() {
     let pool = PoolOptions::new("not found").build_shared(provider::<Private>(4), None).unwrap();
@@ -122,7 +123,8 @@ fn bytes_that_can_be_written_again_are_not_found() {
     let page = Arc::new(found.try_into_page().unwrap());
     let bytes = Bytes::from_owner(Shared(page));
     assert!(pool.frag_of(&bytes).is_none());
-    // The other half of the page is written while the `Bytes` live, so the lookup must not return a fragment of it.
+    // The other half of the page is written while the `Bytes` live, so the lookup must not return a
+    // fragment of it.
     let mut page = pool.alloc().unwrap();
     let half = page.split_to(2048);
     let bytes = Bytes::from(half.freeze());
@@ -130,7 +132,8 @@ fn bytes_that_can_be_written_again_are_not_found() {
     page.as_mut_slice()[0] = 1;
 }
 
-/// Looks up addresses around the pages: on the boundary of two pages, in other pools, and in no pool.
+/// Looks up addresses around the pages: on the boundary of two pages, in other pools, and in no
+/// pool.
 #[test]
 fn only_bytes_of_one_page_of_these_regions_are_found() {
     let shared = provider::<Private>(4);

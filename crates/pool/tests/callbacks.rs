@@ -1,4 +1,5 @@
-//! Pages dropped at the least convenient place: inside a call of the pool to its provider or domain.
+//! Pages dropped at the least convenient place: inside a call of the pool to its provider or
+//! domain.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -87,8 +88,8 @@ fn meddled(cache: usize, pages: usize) -> Setup {
     Setup { pool, stash, domain }
 }
 
-/// Proves POOL-5: pages of the pool that are dropped inside `take`, `give`, `map` and `unmap` are returned, in the poll
-/// context and outside of it. No page is lost or handed out twice.
+/// Proves POOL-5: pages of the pool that are dropped inside `take`, `give`, `map` and `unmap` are
+/// returned, in the poll context and outside of it. No page is lost or handed out twice.
 #[test]
 fn drops_inside_of_callbacks() {
     for cache in [0, 1, 2, 8, 512] {
@@ -144,7 +145,8 @@ fn drops_inside_of_the_end() {
     }
 }
 
-/// Proves POOL-3: a page of another pool that is dropped inside a callback of this pool returns to its own pool.
+/// Proves POOL-3: a page of another pool that is dropped inside a callback of this pool returns to
+/// its own pool.
 #[test]
 fn another_pools_page_inside_of_a_callback() {
     let Setup { mut pool, stash, .. } = meddled(4, 64);

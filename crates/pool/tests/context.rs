@@ -8,8 +8,8 @@ use netmem_pool::{PagePool, PoolOptions, Private};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-/// Proves POOL-2: in the poll context, allocation pops the page that was dropped last. Neither touches anything but the
-/// array cache.
+/// Proves POOL-2: in the poll context, allocation pops the page that was dropped last. Neither
+/// touches anything but the array cache.
 #[test]
 fn cache_serves_the_context() {
     let (mut pool, domain) = pool(PoolOptions::new("context").prefill(8), 8);
@@ -39,8 +39,8 @@ fn allocation_before_the_first_poll() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-5: a page that is dropped outside of a poll, or on another thread during one, returns by the magazine of
-/// that CPU.
+/// Proves POOL-5: a page that is dropped outside of a poll, or on another thread during one,
+/// returns by the magazine of that CPU.
 #[test]
 fn elsewhere_goes_by_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("elsewhere").magazine(4), 4);
@@ -56,7 +56,8 @@ fn elsewhere_goes_by_magazines() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-5: more pages than the array cache holds are returned at once, and every one can be allocated again.
+/// Proves POOL-5: more pages than the array cache holds are returned at once, and every one can be
+/// allocated again.
 #[test]
 fn more_returns_than_the_cache_holds() {
     for in_context in [false, true] {
@@ -76,7 +77,8 @@ fn more_returns_than_the_cache_holds() {
     }
 }
 
-/// Proves POOL-3: in nested polls each page goes to its own pool's cache, and only while that pool is polled.
+/// Proves POOL-3: in nested polls each page goes to its own pool's cache, and only while that pool
+/// is polled.
 #[test]
 fn nested_polls() {
     let (mut a, domain_a) = pool(PoolOptions::new("a"), 8);
@@ -112,8 +114,8 @@ fn a_panic_ends_the_context() {
     assert_eq!(close_balanced(pool, &domain).recycle_cached, 2);
 }
 
-/// Proves POOL-3: a pool that was replaced on its queue has no poll context: its pages do not go to the new pool's
-/// cache.
+/// Proves POOL-3: a pool that was replaced on its queue has no poll context: its pages do not go to
+/// the new pool's cache.
 #[test]
 fn a_replaced_pool_is_no_owner() {
     let shared = provider::<Private>(8);
@@ -148,10 +150,10 @@ fn the_pool_moves_between_threads() {
     assert_eq!((stats.recycle_cached, remote_frees(stats)), (8, 0));
 }
 
-/// Two reborrowed contexts can be swapped, because their lifetimes may be the same. That is harmless: each is still the
-/// only context of its pool, and cannot leave the inner poll, which is inside both polls. The home of a page does not
-/// depend on the context, so every page returns to the cache of its own pool, and the polls go on with their own
-/// contexts.
+/// Two reborrowed contexts can be swapped, because their lifetimes may be the same. That is
+/// harmless: each is still the only context of its pool, and cannot leave the inner poll, which is
+/// inside both polls. The home of a page does not depend on the context, so every page returns to
+/// the cache of its own pool, and the polls go on with their own contexts.
 #[test]
 fn reborrowed_contexts_that_are_exchanged() {
     let (mut outer, outer_domain) = pool(PoolOptions::new("outer"), 8);

@@ -3,8 +3,8 @@
 
 use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
-/// Proves POOL-5: fragments that were turned into counts keep their page in flight, in any number. The last count or
-/// fragment returns the page, also after the pool has ended.
+/// Proves POOL-5: fragments that were turned into counts keep their page in flight, in any number.
+/// The last count or fragment returns the page, also after the pool has ended.
 #[test]
 fn counts_by_number() {
     let provider = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());

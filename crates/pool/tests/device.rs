@@ -8,8 +8,8 @@ use netmem_pool::{CountingDomain, Direction, DmaDomain, MapError, Page, PoolOpti
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-/// Proves POOL-1: when a device is removed, all its pages are unmapped at once, wherever they are. Pages that are
-/// returned later are neither synced nor unmapped, and nothing is allocated.
+/// Proves POOL-1: when a device is removed, all its pages are unmapped at once, wherever they are.
+/// Pages that are returned later are neither synced nor unmapped, and nothing is allocated.
 #[test]
 fn everything_is_unmapped_at_once() {
     for cache in [0, 4, 64] {
@@ -72,8 +72,9 @@ impl DmaDomain for Directions {
     }
 }
 
-/// Proves POOL-1: a pool maps its pages in its direction, and syncs the pages that it posts for writing. If a device
-/// may not read a page, the page reports that, so that a transmit queue maps it.
+/// Proves POOL-1: a pool maps its pages in its direction, and syncs the pages that it posts for
+/// writing. If a device may not read a page, the page reports that, so that a transmit queue maps
+/// it.
 #[test]
 fn directions() {
     use Direction::{Bidirectional, FromDevice, ToDevice};
@@ -92,8 +93,8 @@ fn directions() {
     }
 }
 
-/// Proves POOL-1: pages that are returned on other threads while the device is removed are unmapped once each. No page
-/// is mapped for the next pool before that.
+/// Proves POOL-1: pages that are returned on other threads while the device is removed are unmapped
+/// once each. No page is mapped for the next pool before that.
 #[test]
 fn late_returns_race_with_the_device() {
     const PAGES: usize = 64;
@@ -147,8 +148,8 @@ fn the_next_device_maps_again() {
     }
 }
 
-/// Proves NET-6 for the pool: a page that is given up counts once, even if several parts of it are given up. Pages of
-/// other pools are not counted.
+/// Proves NET-6 for the pool: a page that is given up counts once, even if several parts of it are
+/// given up. Pages of other pools are not counted.
 #[test]
 fn quarantine_counts_pages_once() {
     let (mut first, domain) = pool(PoolOptions::new("quarantine"), 8);
@@ -172,8 +173,8 @@ fn quarantine_counts_pages_once() {
     assert_eq!((closed.outstanding, closed.stats.quarantined, other_domain.unmaps()), (1, 0, 7));
 }
 
-/// Proves POOL-11: a page of which one part is given up and another is held stays valid for its holder, also after the
-/// pool's end. Afterwards the page is not used again.
+/// Proves POOL-11: a page of which one part is given up and another is held stays valid for its
+/// holder, also after the pool's end. Afterwards the page is not used again.
 #[test]
 fn quarantine_waits_for_other_holders() {
     for close_first in [false, true] {
@@ -191,7 +192,8 @@ fn quarantine_waits_for_other_holders() {
         if !close_first {
             drop(held.clone());
             pool.poll(|_| drop(held));
-            // The other pages go on circulating, without a cache. The page that was given up is not among them.
+            // The other pages go on circulating, without a cache. The page that was given up is not
+            // among them.
             for _ in 0..8 {
                 assert_ne!(pool.alloc().unwrap().index(), index);
             }

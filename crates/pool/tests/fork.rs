@@ -1,6 +1,8 @@
-//! What a child process may do with a pool of its parent. `docs/design/return-path.md` has the table.
+//! What a child process may do with a pool of its parent. `docs/design/return-path.md` has the
+//! table.
 //!
-//! One test: a child has only the thread that forked, so no other test's thread may hold a lock meanwhile.
+//! One test: a child has only the thread that forked, so no other test's thread may hold a lock
+//! meanwhile.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -22,7 +24,8 @@ enum End {
 
 /// Runs `f` in a child, which exits with 0, or with 1 if `f` panics.
 fn in_child(f: impl FnOnce()) -> End {
-    // SAFETY: no other thread of this process is in a call of the library. The child exits and does not unwind.
+    // SAFETY: no other thread of this process is in a call of the library. The child exits and does
+    // not unwind.
     unsafe {
         match libc::fork() {
             0 => {
@@ -65,9 +68,11 @@ fn held(cache: usize, memory: &Arc<RegionProvider<Private>>, domain: &Arc<Counti
     Held { pool, page, frag, rest }
 }
 
-/// What the child drops, and the end of its copy of the pool, change the child's copy of the accounting alone.
+/// What the child drops, and the end of its copy of the pool, change the child's copy of the
+/// accounting alone.
 fn accounting_is_the_childs(held: &mut Held, domain: &Counting, cache: usize) {
-    // Pages, fragments and bulks are dropped inside and outside of a poll, and the child's accounting is right.
+    // Pages, fragments and bulks are dropped inside and outside of a poll, and the child's
+    // accounting is right.
     let end = in_child(|| {
         let Held { mut pool, page, frag, mut rest } = held_in_child(held);
         drop(page);
@@ -97,8 +102,9 @@ fn accounting_is_the_childs(held: &mut Held, domain: &Counting, cache: usize) {
     assert_eq!(end, End::Exit(0), "cache {cache}");
 }
 
-/// Proves POOL-11 across `fork`: drops in the child change only the child's copy of the accounting. The parent's pages are
-/// not affected. The memory of the pages is not in the child. A pool that the child makes belongs to the child.
+/// Proves POOL-11 across `fork`: drops in the child change only the child's copy of the accounting.
+/// The parent's pages are not affected. The memory of the pages is not in the child. A pool that
+/// the child makes belongs to the child.
 #[test]
 fn in_a_child() {
     netmem_testing::assert_forced_mode();
@@ -124,8 +130,8 @@ fn in_a_child() {
         });
         assert_eq!(end, End::Signal(libc::SIGSEGV));
 
-        // The child makes a pool of its own. It also allocates a page of its parent's pool, and does not touch the
-        // page.
+        // The child makes a pool of its own. It also allocates a page of its parent's pool, and
+        // does not touch the page.
         let end = in_child(|| {
             drop(held.pool.alloc());
             let mut own = PoolOptions::new("child").build(provider::<Private>(8), None).unwrap();
@@ -150,8 +156,8 @@ fn in_a_child() {
     }
 }
 
-/// The child's copy of the parent's values. The parent keeps its own, because the child never returns from
-/// [`in_child`].
+/// The child's copy of the parent's values. The parent keeps its own, because the child never
+/// returns from [`in_child`].
 fn held_in_child(held: &mut Held) -> Held {
     // SAFETY: the original is never used or dropped in the child.
     unsafe { std::ptr::read(held) }

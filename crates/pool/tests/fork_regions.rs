@@ -1,5 +1,5 @@
-//! What the child of a fork may do with regions, providers and their pages. The process has other threads when a test
-//! forks.
+//! What the child of a fork may do with regions, providers and their pages. The process has other
+//! threads when a test forks.
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{GrowingProvider, PeerShared, Private, Region, RegionOptions, RegionProvider};
@@ -9,15 +9,16 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If the child hangs, the
-/// alarm ends it.
+/// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If
+/// the child hangs, the alarm ends it.
 fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
-    // SAFETY: the C library makes its own locks usable in the child, and no other thread holds a lock of the pool.
+    // SAFETY: the C library makes its own locks usable in the child, and no other thread holds a
+    // lock of the pool.
     match unsafe { libc::fork() } {
         -1 => panic!("no child: {}", std::io::Error::last_os_error()),
         0 => {
-            // SAFETY: the call takes a number and sets no handler. The address sanitizer has a handler, which would
-            // exit.
+            // SAFETY: the call takes a number and sets no handler. The address sanitizer has a
+            // handler, which would exit.
             unsafe {
                 libc::alarm(60);
                 libc::signal(libc::SIGSEGV, libc::SIG_DFL);
@@ -46,8 +47,9 @@ fn map_at(at: *mut u8, len: usize) -> &'static mut [u8] {
     }
 }
 
-/// The memory is not in a child, whose own mapping may then be at the same addresses. The child may drop everything
-/// that it inherited: that unmaps nothing of its own, and does not affect the parent.
+/// The memory is not in a child, whose own mapping may then be at the same addresses. The child may
+/// drop everything that it inherited: that unmaps nothing of its own, and does not affect the
+/// parent.
 #[test]
 fn a_child_drops_what_it_inherited() {
     if is_emulated() {
@@ -102,8 +104,8 @@ fn a_child_drops_what_it_inherited() {
     check::<PeerShared>();
 }
 
-/// The bytes of an inherited page are not in the child. Reading them raises a signal. A copy would be wrong, because
-/// the device does not know it.
+/// The bytes of an inherited page are not in the child. Reading them raises a signal. A copy would
+/// be wrong, because the device does not know it.
 #[test]
 fn a_child_has_no_bytes() {
     if is_emulated() {

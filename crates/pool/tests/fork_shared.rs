@@ -1,4 +1,5 @@
-//! What a child process may do with a shared pool of its parent, as `docs/design/shared-pool.md` says.
+//! What a child process may do with a shared pool of its parent, as `docs/design/shared-pool.md`
+//! says.
 //!
 //! One test: no thread of another test may hold a lock when a child is made.
 #![allow(clippy::unwrap_used)]
@@ -15,10 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Runs `f` in a child. Returns how the child ended: `Ok(0)`, `Ok(1)` for a panic, or a signal. If the child hangs, the
-/// alarm ends it.
+/// Runs `f` in a child. Returns how the child ended: `Ok(0)`, `Ok(1)` for a panic, or a signal. If
+/// the child hangs, the alarm ends it.
 fn in_child(f: impl FnOnce()) -> Result<i32, i32> {
-    // SAFETY: the C library makes its own locks usable in the child. The child exits and does not unwind.
+    // SAFETY: the C library makes its own locks usable in the child. The child exits and does not
+    // unwind.
     unsafe {
         match libc::fork() {
             0 => {
@@ -82,7 +84,8 @@ fn alloc(pool: &SharedPool<Private>, pages: usize) -> Vec<Page<Private>> {
     got
 }
 
-/// No other thread uses the pool: the child can use the whole pool, except for the memory of the pages.
+/// No other thread uses the pool: the child can use the whole pool, except for the memory of the
+/// pages.
 fn of_a_quiet_pool(magazine: usize) {
     let (memory, domain) = (provider::<Private>(64), counting());
     let options = PoolOptions::new("parent").magazine(magazine);
@@ -92,8 +95,8 @@ fn of_a_quiet_pool(magazine: usize) {
     thread::scope(|s| _ = s.spawn(|| drop(alloc(&pool, 20))));
     let before = pool.stats();
 
-    // Every page is in the child's copy exactly once. When that copy ends, nothing stays mapped in its copy of the
-    // domain.
+    // Every page is in the child's copy exactly once. When that copy ends, nothing stays mapped in
+    // its copy of the domain.
     let end = in_child(|| {
         Held::dropped_in_child(&held);
         let pages = alloc(&pool, 64);
@@ -173,8 +176,8 @@ unsafe impl Provider<Private> for Waits {
     }
 }
 
-/// Another thread holds the lock and never releases it in the child. A drop, an allocation from a magazine, and the
-/// counters need no lock.
+/// Another thread holds the lock and never releases it in the child. A drop, an allocation from a
+/// magazine, and the counters need no lock.
 fn of_a_locked_pool(magazine: usize) {
     let memory = Arc::new(Waits { pages: provider(256), asked: AtomicBool::new(false), waits: AtomicBool::new(false) });
     let pool = PoolOptions::new("locked").magazine(magazine).build_shared(memory.clone(), None).unwrap();
@@ -205,8 +208,8 @@ fn of_a_locked_pool(magazine: usize) {
     assert_eq!(pool.close().outstanding, 0);
 }
 
-/// Other threads allocate, drop and reclaim. At any point at which they are when the child is made, the child can drop its
-/// pages.
+/// Other threads allocate, drop and reclaim. At any point at which they are when the child is made,
+/// the child can drop its pages.
 fn of_a_busy_pool(magazine: usize) {
     let pool = PoolOptions::new("busy").magazine(magazine).build_shared(provider::<Private>(256), None).unwrap();
     let held = Held::new(&pool, 40);
@@ -231,8 +234,8 @@ fn of_a_busy_pool(magazine: usize) {
     assert_eq!(pool.close().outstanding, 0);
 }
 
-/// Proves POOL-11 and POOL-15 across `fork`: drops in the child change only the child's copy of the accounting, and wait for
-/// no thread that does not exist in the child.
+/// Proves POOL-11 and POOL-15 across `fork`: drops in the child change only the child's copy of the
+/// accounting, and wait for no thread that does not exist in the child.
 #[test]
 fn in_a_child() {
     netmem_testing::assert_forced_mode();

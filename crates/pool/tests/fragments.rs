@@ -8,7 +8,8 @@ use netmem_pool::{Frag, OutOfRange, Page, PeerShared, PoolOptions, Private, Writ
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-/// Proves POOL-6: the page is returned when its last part is dropped, whichever part that is and on whichever thread.
+/// Proves POOL-6: the page is returned when its last part is dropped, whichever part that is and on
+/// whichever thread.
 #[test]
 fn the_last_part_brings_the_page_home() {
     let (mut pool, domain) = pool(PoolOptions::new("parts"), 1);
@@ -49,7 +50,8 @@ fn parts_know_their_place() {
     assert_eq!((none.len(), none.as_mut_slice().len(), Frag::from(none).len()), (0, 0, 0));
 }
 
-/// Proves POOL-7 as far as a count can: a sole holder gets its page back writable, and no other holder does.
+/// Proves POOL-7 as far as a count can: a sole holder gets its page back writable, and no other
+/// holder does.
 #[test]
 fn a_sole_holder_owns_the_page() {
     let (mut pool, domain) = pool(PoolOptions::new("sole"), 1);
@@ -69,8 +71,9 @@ fn a_sole_holder_owns_the_page() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6 and POOL-7: bytes are removed from either end in place, for shared and for sole fragments, and for
-/// pages. The number of holders does not change, and the remaining bytes are the same.
+/// Proves POOL-6 and POOL-7: bytes are removed from either end in place, for shared and for sole
+/// fragments, and for pages. The number of holders does not change, and the remaining bytes are the
+/// same.
 #[test]
 fn both_ends_are_stripped_in_place() {
     let (mut pool, domain) = pool(PoolOptions::new("strip"), 1);
@@ -108,8 +111,8 @@ fn both_ends_are_stripped_in_place() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6 and NET-6: a fragment cannot grow into bytes of its page that are posted to a device in another
-/// buffer, and it cannot be written while the page has another holder.
+/// Proves POOL-6 and NET-6: a fragment cannot grow into bytes of its page that are posted to a
+/// device in another buffer, and it cannot be written while the page has another holder.
 #[test]
 fn a_page_that_is_split_between_buffers() {
     let (mut pool, domain) = pool(PoolOptions::new("buffers"), 1);
@@ -169,8 +172,8 @@ fn the_tail_of_a_page_is_separated_once() {
     close_balanced(pool, &domain);
 }
 
-/// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering is not reused. A fragment of the
-/// same page works as before, and cannot grow into the buffer.
+/// Proves NET-6 and POOL-10: a buffer that a device kept when it stopped answering is not reused. A
+/// fragment of the same page works as before, and cannot grow into the buffer.
 #[test]
 fn a_buffer_in_quarantine() {
     let (mut pool, domain) = pool(PoolOptions::new("kept"), 2);
@@ -190,7 +193,8 @@ fn a_buffer_in_quarantine() {
     assert_eq!((stats.quarantined, stats.inflight(), domain.maps()), (1, 0, domain.unmaps()));
 }
 
-/// Proves POOL-6: a range beyond the part is refused, inside the page or not, and the page is returned all the same.
+/// Proves POOL-6: a range beyond the part is refused, inside the page or not, and the page is
+/// returned all the same.
 #[test]
 fn ranges_are_checked() {
     fn panics(f: impl FnOnce()) {
@@ -215,7 +219,8 @@ fn ranges_are_checked() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-10: peer-shared bytes are copied within their bounds, and a copy that fails writes nothing.
+/// Proves POOL-10: peer-shared bytes are copied within their bounds, and a copy that fails writes
+/// nothing.
 #[test]
 fn peer_shared_bytes_are_copied() {
     let memory = provider::<PeerShared>(2);

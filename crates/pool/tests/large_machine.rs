@@ -1,5 +1,5 @@
-//! Pools on machines with many CPUs: 64 threads return pages by magazines, in each mode of per-CPU data that the machine has, and in
-//! the mode that pretends to have 256 CPUs.
+//! Pools on machines with many CPUs: 64 threads return pages by magazines, in each mode of per-CPU
+//! data that the machine has, and in the mode that pretends to have 256 CPUs.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -36,7 +36,8 @@ fn pretends() -> bool {
     mode() == Mode::Portable(Why::Forced256)
 }
 
-/// Proves POOL-4: each of many threads returns its pages, mostly by magazines; what lies on CPUs is a quarter of the pages at most.
+/// Proves POOL-4: each of many threads returns its pages, mostly by magazines; what lies on CPUs is
+/// a quarter of the pages at most.
 #[test]
 fn threads_return_by_magazines() {
     in_each_mode("return_by_magazines");
@@ -76,11 +77,13 @@ fn return_by_magazines() {
     let stats = close_balanced(pool, &domain);
     let by_magazines = stats.recycle_ring as f64 / remote_frees(stats) as f64;
     println!("{by_magazines:.2} by magazines: {stats:?}");
-    // There each thread has an index of its own. Elsewhere, in portable mode, 64 threads meet at the locks of few CPUs.
+    // There each thread has an index of its own. Elsewhere, in portable mode, 64 threads meet at
+    // the locks of few CPUs.
     assert!(!pretends() || by_magazines > 0.9, "{by_magazines}");
 }
 
-/// Proves POOL-4: threads with other indices than those before them return all pages, and the pool has them again.
+/// Proves POOL-4: threads with other indices than those before them return all pages, and the pool
+/// has them again.
 #[test]
 fn indices_come_and_go() {
     in_each_mode("come_and_go");

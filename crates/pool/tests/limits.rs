@@ -7,7 +7,8 @@ use common::{Flat, alloc, assert_balanced, close_balanced, counting, pool, provi
 use netmem_pool::{CountingDomain, PoolError, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::sync::Arc;
 
-/// Proves POOL-13: a pool holds no more pages than its limit, counts the refusals, and goes on when pages are returned.
+/// Proves POOL-13: a pool holds no more pages than its limit, counts the refusals, and goes on when
+/// pages are returned.
 #[test]
 fn the_limit() {
     for (cache, limit) in [(0, 5), (1, 5), (512, 5), (512, 100)] {
@@ -44,8 +45,8 @@ fn the_providers_end() {
     assert_eq!((domain.maps(), domain.unmaps()), (20, 20));
 }
 
-/// Proves POOL-13: impossible options are refused when the pool is made, and everything that was mapped until then is
-/// unmapped.
+/// Proves POOL-13: impossible options are refused when the pool is made, and everything that was
+/// mapped until then is unmapped.
 #[test]
 fn a_pool_that_cannot_be() {
     let (memory, domain) = (provider::<Private>(100), counting());
@@ -68,8 +69,8 @@ fn a_pool_that_cannot_be() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-1: if a map fails in the middle of a batch, the mapped pages stay usable and the others stay with the
-/// provider.
+/// Proves POOL-1: if a map fails in the middle of a batch, the mapped pages stay usable and the
+/// others stay with the provider.
 #[test]
 fn a_batch_that_is_mapped_in_part() {
     for good in 1..20 {
@@ -108,8 +109,8 @@ fn growth_is_counted() {
     }
 }
 
-/// Proves POOL-13: a pool shrinks to the requested number of pages, or to the pages in flight, wherever the idle pages
-/// are. It grows again up to its limit.
+/// Proves POOL-13: a pool shrinks to the requested number of pages, or to the pages in flight,
+/// wherever the idle pages are. It grows again up to its limit.
 #[test]
 fn shrinking() {
     for cache in [8, 512] {

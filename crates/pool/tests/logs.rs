@@ -1,7 +1,8 @@
 //! Events that a program's log subscriber gets from the pool, and subscribers that panic.
 //!
-//! The tests set subscribers for their own thread, and have a process of their own, in which they run one at a time. If a thread
-//! without a subscriber is the first at an event while another thread has one, `tracing` takes the event for disabled in all threads.
+//! The tests set subscribers for their own thread, and have a process of their own, in which they
+//! run one at a time. If a thread without a subscriber is the first at an event while another
+//! thread has one, `tracing` takes the event for disabled in all threads.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -52,8 +53,8 @@ impl tracing::Subscriber for Names {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Proves POOL-11: one event reports that a pool lingers. A caller that asks for reminders gets one every 60 s. The library
-/// starts no thread.
+/// Proves POOL-11: one event reports that a pool lingers. A caller that asks for reminders gets one
+/// every 60 s. The library starts no thread.
 #[test]
 fn reminders_are_the_callers() {
     let _alone = alone();
@@ -106,8 +107,8 @@ impl tracing::Subscriber for Grumbler {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Proves POOL-11 and NET-6: a log subscriber that panics does not prevent the end of a pool, does not hide a pool that
-/// lingers, and does not make a page return that a device may write.
+/// Proves POOL-11 and NET-6: a log subscriber that panics does not prevent the end of a pool, does
+/// not hide a pool that lingers, and does not make a page return that a device may write.
 #[test]
 fn in_a_log_subscriber() {
     let _alone = alone();

@@ -1,4 +1,5 @@
-//! Pages that wait in the magazines of CPUs: no page is stranded, and a pool with enough pages pays nothing.
+//! Pages that wait in the magazines of CPUs: no page is stranded, and a pool with enough pages pays
+//! nothing.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 /// Runs `f` on a thread that is bound to `cpu`.
 fn on<R: Send>(cpu: usize, f: impl FnOnce() -> R + Send) -> R {
     let bound = || {
-        // SAFETY: sets the CPUs of this thread, with a set of the given size. A CPU that this process may not use is
-        // refused.
+        // SAFETY: sets the CPUs of this thread, with a set of the given size. A CPU that this
+        // process may not use is refused.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(cpu, &mut set);
@@ -29,8 +30,8 @@ fn the_mode_is_the_one_that_was_asked_for() {
     netmem_testing::assert_forced_mode();
 }
 
-/// Proves POOL-4: the pool can get all its pages again, however few there are and whichever CPUs they were dropped on,
-/// also by threads that have ended.
+/// Proves POOL-4: the pool can get all its pages again, however few there are and whichever CPUs
+/// they were dropped on, also by threads that have ended.
 #[test]
 fn no_page_is_stranded() {
     for pages in [1, 2, 3, 5, 16, 100] {
@@ -68,7 +69,8 @@ fn who_is_not_short_reclaims_nothing() {
     assert!(stats.alloc_refill > 0);
 }
 
-/// Proves POOL-4: in polls, a pool without pages reclaims at most every 100 us, however often it is asked for pages.
+/// Proves POOL-4: in polls, a pool without pages reclaims at most every 100 us, however often it is
+/// asked for pages.
 #[test]
 fn reclaiming_is_no_storm() {
     const PAGES: usize = 4096;
@@ -76,7 +78,8 @@ fn reclaiming_is_no_storm() {
     let held = alloc(&mut pool, PAGES);
     let start = Instant::now();
     let back = thread::scope(|scope| {
-        // Each page that is dropped could be reclaimed at once: there are several in the time between two reclaims.
+        // Each page that is dropped could be reclaimed at once: there are several in the time
+        // between two reclaims.
         scope.spawn(|| {
             for page in held {
                 drop(page);
@@ -106,8 +109,8 @@ fn a_pool_without_magazines() {
     assert_eq!((stats.recycle_ring, stats.recycle_ring_full), (0, 64));
 }
 
-/// Proves POOL-4: a bulk returns the pages of several pools to each of them, and a page in parts when the last part is
-/// there. In the poll context of one pool, that pool's pages go to its cache.
+/// Proves POOL-4: a bulk returns the pages of several pools to each of them, and a page in parts
+/// when the last part is there. In the poll context of one pool, that pool's pages go to its cache.
 #[test]
 fn a_bulk_of_several_pools() {
     let mut pools: Vec<_> = (0..3).map(|n| pool(PoolOptions::new(format!("bulk{n}")), 200)).collect();
@@ -127,7 +130,8 @@ fn a_bulk_of_several_pools() {
         let stats = pool.stats();
         assert_eq!((remote_frees(stats), stats.inflight()), (90, 10), "{stats:?}");
     }
-    // All at once on another thread: first outside of any poll context, then in that of the first pool.
+    // All at once on another thread: first outside of any poll context, then in that of the first
+    // pool.
     on(0, move || {
         halves.into_iter().fold(Bulk::new(), |mut bulk, half| {
             bulk.add(half);
@@ -150,7 +154,8 @@ fn a_bulk_of_several_pools() {
     }
 }
 
-/// Proves POOL-4: there are more bulks than magazines, and the pages that do not fit are returned one by one.
+/// Proves POOL-4: there are more bulks than magazines, and the pages that do not fit are returned
+/// one by one.
 #[test]
 fn more_bulks_than_magazines() {
     let (mut pool, domain) = pool(PoolOptions::new("bulks").magazine(62), 1000);

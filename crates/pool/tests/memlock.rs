@@ -1,4 +1,5 @@
-//! A process that may lock little memory. The limit applies to the whole process, so the test runs itself in a child.
+//! A process that may lock little memory. The limit applies to the whole process, so the test runs
+//! itself in a child.
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{Private, RegionError, RegionOptions};
@@ -23,7 +24,8 @@ fn the_memlock_limit() {
         return assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
     }
     let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
-    // SAFETY: both calls change only this child. Root may lock any amount, so the child changes to another user.
+    // SAFETY: both calls change only this child. Root may lock any amount, so the child changes to
+    // another user.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
         if libc::geteuid() == 0 && libc::setresuid(65534, 65534, 65534) != 0 {

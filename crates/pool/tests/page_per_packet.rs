@@ -62,7 +62,8 @@ fn it_outlives_the_handle() {
     assert!(weak.upgrade().is_none());
 }
 
-/// Proves NET-4: pages move from a pool to no pool and back, and behave each time like a page of their present owner.
+/// Proves NET-4: pages move from a pool to no pool and back, and behave each time like a page of
+/// their present owner.
 #[test]
 fn between_pool_and_none() {
     let memory = provider::<Private>(1);

@@ -1,5 +1,5 @@
-//! Panics in code that the user provided, while the pool has pages in hand. No page is lost, no thread hangs, and no
-//! page that a device may still write is handed out.
+//! Panics in code that the user provided, while the pool has pages in hand. No page is lost, no
+//! thread hangs, and no page that a device may still write is handed out.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -56,8 +56,8 @@ struct Fuses {
     unmap: Fuse,
 }
 
-/// A provider that panics after it has done half of its work, and a domain that panics after it has done all of its
-/// work.
+/// A provider that panics after it has done half of its work, and a domain that panics after it has
+/// done all of its work.
 #[derive(Debug)]
 struct Brittle(Arc<RegionProvider<Private>>, Arc<Fuses>);
 
@@ -120,7 +120,8 @@ fn setup(options: PoolOptions, pages: usize) -> (PagePool<Private>, Setup) {
 }
 
 impl Setup {
-    /// Checks that every page is with the provider exactly once and unmapped, and that no pool is left.
+    /// Checks that every page is with the provider exactly once and unmapped, and that no pool is
+    /// left.
     #[track_caller]
     fn check(self) {
         assert!(self.alive.upgrade().is_none(), "the pool is still there");
@@ -147,8 +148,8 @@ fn drop_all(pages: Vec<Page<Private>>) -> u64 {
     pages.into_iter().map(|page| u64::from(panics(|| drop(page)))).sum()
 }
 
-/// Proves POOL-11: if a domain panics in `unmap`, or a provider in `give`, for a page that is dropped on another
-/// thread, neither the page nor the pool is lost.
+/// Proves POOL-11: if a domain panics in `unmap`, or a provider in `give`, for a page that is
+/// dropped on another thread, neither the page nor the pool is lost.
 #[test]
 fn over_a_page_that_is_dropped_elsewhere() {
     for close_first in [false, true] {
@@ -177,7 +178,8 @@ fn over_a_page_that_is_dropped_elsewhere() {
     }
 }
 
-/// Proves POOL-1: removing a device after an `unmap` that panicked waits for no thread, and unmaps the remaining pages.
+/// Proves POOL-1: removing a device after an `unmap` that panicked waits for no thread, and unmaps
+/// the remaining pages.
 #[test]
 fn before_the_device_goes() {
     let (mut pool, s) = setup(PoolOptions::new("device").cache(0), 8);
@@ -193,8 +195,9 @@ fn before_the_device_goes() {
     s.check();
 }
 
-/// Proves POOL-1: if a panic happens for one page when a device is removed, the other pages are unmapped all the same.
-/// If the provider could not name its regions, `device_gone` can be called again.
+/// Proves POOL-1: if a panic happens for one page when a device is removed, the other pages are
+/// unmapped all the same. If the provider could not name its regions, `device_gone` can be called
+/// again.
 #[test]
 fn while_the_device_goes() {
     for cache in [0, 16] {
@@ -218,8 +221,8 @@ fn while_the_device_goes() {
     }
 }
 
-/// Proves POOL-11: if pages are returned to the provider together, all of them arrive there, whichever of them panics:
-/// at the end of a pool, when the pool shrinks, and in a bulk.
+/// Proves POOL-11: if pages are returned to the provider together, all of them arrive there,
+/// whichever of them panics: at the end of a pool, when the pool shrinks, and in a bulk.
 #[test]
 fn in_the_middle_of_a_batch() {
     for give in [false, true] {
@@ -268,8 +271,8 @@ fn drop_quietly(pool: PagePool<Private>) {
     panics(|| drop(pool));
 }
 
-/// Proves POOL-11: if a provider panics in `take`, it gets back the pages that it had handed out. If a domain panics in
-/// `map`, it keeps no page.
+/// Proves POOL-11: if a provider panics in `take`, it gets back the pages that it had handed out.
+/// If a domain panics in `map`, it keeps no page.
 #[test]
 fn while_the_pool_fills() {
     for map in [false, true] {
@@ -278,7 +281,8 @@ fn while_the_pool_fills() {
             if map { &s.fuses.map } else { &s.fuses.take }.light(if map { good } else { 0 });
             assert!(panics(|| drop(pool.alloc())));
             assert_eq!((s.fuses.map.blown(), s.fuses.take.blown()), (u64::from(map), u64::from(!map)));
-            // The pages that were mapped before the panic belong to the pool, which has them at hand.
+            // The pages that were mapped before the panic belong to the pool, which has them at
+            // hand.
             let kept = if map { good as usize } else { 0 };
             let stats = pool.stats();
             assert_eq!((pool.held(), stats.inflight(), stats.allocated()), (kept, 0, 0));
@@ -297,8 +301,8 @@ fn while_the_pool_fills() {
     s.check();
 }
 
-/// Proves POOL-11: a panic of a thread drops a page, and the page's domain panics in turn. This does not end the
-/// process.
+/// Proves POOL-11: a panic of a thread drops a page, and the page's domain panics in turn. This
+/// does not end the process.
 #[test]
 fn while_unwinding() {
     let (mut pool, s) = setup(PoolOptions::new("unwinding").cache(0), 4);
@@ -314,8 +318,8 @@ fn while_unwinding() {
     s.check();
 }
 
-/// Proves NET-6: a quarantined page is not returned if the domain panics for it, because its device may still write to
-/// it.
+/// Proves NET-6: a quarantined page is not returned if the domain panics for it, because its device
+/// may still write to it.
 #[test]
 fn over_a_page_in_quarantine() {
     let (mut pool, s) = setup(PoolOptions::new("quarantine").cache(16), 4);
@@ -347,14 +351,15 @@ impl DmaDomain for Patient {
 
     fn unmap(&self, _dma: u64, _len: usize) {
         self.entered.store(true, Ordering::Release);
-        // The owner may get here at any time. It fails to sleep if it takes a second of CPU time instead.
+        // The owner may get here at any time. It fails to sleep if it takes a second of CPU time
+        // instead.
         let mut first = None;
         loop {
             thread::sleep(std::time::Duration::from_millis(1));
             let id = self.owner.load(Ordering::Acquire);
             let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{id}/stat")) else { continue };
-            // The name, which may contain spaces, ends with `)`. The state comes next. The times in user and kernel mode are 11 and
-            // 12 fields later, in hundredths of a second.
+            // The name, which may contain spaces, ends with `)`. The state comes next. The times in
+            // user and kernel mode are 11 and 12 fields later, in hundredths of a second.
             let fields: Vec<_> = stat.rsplit(") ").next().unwrap_or_default().split_whitespace().collect();
             if fields[0] == "S" {
                 return self.slept.store(true, Ordering::Release);
@@ -367,8 +372,8 @@ impl DmaDomain for Patient {
     }
 }
 
-/// Proves POOL-1: a thread removes a device while another thread is unmapping a page. The first thread sleeps until
-/// that is done, and takes no CPU time from the other.
+/// Proves POOL-1: a thread removes a device while another thread is unmapping a page. The first
+/// thread sleeps until that is done, and takes no CPU time from the other.
 #[test]
 fn a_device_that_goes_sleeps() {
     let domain =

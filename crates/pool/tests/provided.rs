@@ -49,8 +49,8 @@ fn memfd(bytes: u64, flags: MemfdFlags) -> OwnedFd {
     file
 }
 
-/// Proves POOL-10: a range of the user is memory like any other, of the kind that the user chooses. It is released
-/// exactly when pool, provider and the last page have been dropped.
+/// Proves POOL-10: a range of the user is memory like any other, of the kind that the user chooses.
+/// It is released exactly when pool, provider and the last page have been dropped.
 #[test]
 fn a_range_of_the_users() {
     fn check<M: Readable + SystemMemory>(order: u8) {
@@ -89,7 +89,8 @@ fn a_range_of_the_users() {
     check::<Private>(3);
 }
 
-/// Proves POOL-13: a range that cannot hold pages is refused with the reason, and its owner is dropped.
+/// Proves POOL-13: a range that cannot hold pages is refused with the reason, and its owner is
+/// dropped.
 #[test]
 fn ranges_that_cannot_be() {
     let there = Arc::default();
@@ -109,8 +110,8 @@ fn ranges_that_cannot_be() {
     assert!(matches!(build(0, 4096, 10), RegionError::Order { order: 10 }));
 }
 
-/// Proves POOL-10: a file of the user is mapped completely, each side sees what the other writes, and a vhost table
-/// accepts the file.
+/// Proves POOL-10: a file of the user is mapped completely, each side sees what the other writes,
+/// and a vhost table accepts the file.
 #[test]
 fn a_file_of_the_users() {
     for (bytes, order) in [(4096, 0), (600 * 4096, 0), (512 * 4096, 9), (64 * 4096 + 100, 2)] {
@@ -137,9 +138,9 @@ fn a_file_of_the_users() {
     }
 }
 
-/// Proves POOL-10: memory of a peer that was declared trusted is shared by descriptor as before. Each side sees what
-/// the other writes, and the bytes are slices and `Bytes`. Declaring a region trusted does not change it: its file, its
-/// pages and the seal stay.
+/// Proves POOL-10: memory of a peer that was declared trusted is shared by descriptor as before.
+/// Each side sees what the other writes, and the bytes are slices and `Bytes`. Declaring a region
+/// trusted does not change it: its file, its pages and the seal stay.
 #[test]
 fn memory_of_a_trusted_peer() {
     fn needs_slices<M: Readable>(frag: Frag<M>) -> bytes::Bytes {
@@ -177,8 +178,8 @@ fn memory_of_a_trusted_peer() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves POOL-10: a memfd that the user provides can no longer be shortened. A memfd that refuses the seal is refused.
-/// Files without seals are accepted without a check.
+/// Proves POOL-10: a memfd that the user provides can no longer be shortened. A memfd that refuses
+/// the seal is refused. Files without seals are accepted without a check.
 #[test]
 fn files_and_their_seals() {
     let region = Region::from_fd(memfd(8192, MemfdFlags::ALLOW_SEALING), .., 0).unwrap();
@@ -202,8 +203,9 @@ fn files_and_their_seals() {
     }
 }
 
-/// Proves POOL-10: a region of a range of a file covers exactly that range. The peer finds each page at its offset, and
-/// two regions of one file do not overlap. The table tells a peer that maps the file the offset.
+/// Proves POOL-10: a region of a range of a file covers exactly that range. The peer finds each
+/// page at its offset, and two regions of one file do not overlap. The table tells a peer that maps
+/// the file the offset.
 #[test]
 fn a_range_of_a_file() {
     let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);
@@ -232,7 +234,8 @@ fn a_range_of_a_file() {
     assert!(all.iter().all(|&b| b == 0), "a page lies elsewhere");
 }
 
-/// Proves POOL-13: a range that is not in the file, or that no mapping can begin at, is refused with the reason.
+/// Proves POOL-13: a range that is not in the file, or that no mapping can begin at, is refused
+/// with the reason.
 #[test]
 fn ranges_that_a_file_cannot_have() {
     fn build(range: impl RangeBounds<u64>) -> RegionError {
@@ -280,7 +283,8 @@ fn children_do_not_inherit() {
     assert!(flags.contains(" dc"), "{flags}");
 }
 
-/// Proves POOL-10: memory of the system and memory of the user go through the same pools, side by side.
+/// Proves POOL-10: memory of the system and memory of the user go through the same pools, side by
+/// side.
 #[test]
 fn beside_memory_of_the_systems() {
     let there = Arc::default();
@@ -296,8 +300,8 @@ fn beside_memory_of_the_systems() {
     common::close_balanced(own, &domain);
 }
 
-/// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole huge page. This
-/// needs a reserved huge page. On systems without one, the test does nothing.
+/// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole
+/// huge page. This needs a reserved huge page. On systems without one, the test does nothing.
 #[test]
 fn a_part_of_a_huge_page() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;

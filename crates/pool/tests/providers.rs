@@ -38,7 +38,8 @@ impl<M: SystemMemory> Bitmap<M> {
     }
 }
 
-// SAFETY: a page's bit is set while the page is free. There is one region, and it lives as long as the provider.
+// SAFETY: a page's bit is set while the page is free. There is one region, and it lives as long as
+// the provider.
 unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut free = self.free.lock().unwrap();
@@ -72,8 +73,8 @@ unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
     }
 }
 
-/// Proves POOL-10: pools work with a provider of another author, with and without a cache, until its last page is
-/// taken.
+/// Proves POOL-10: pools work with a provider of another author, with and without a cache, until
+/// its last page is taken.
 #[test]
 fn a_provider_of_somebody_elses() {
     fn check<M: SystemMemory>(pages: u32, cache: usize) {
@@ -102,8 +103,8 @@ fn a_provider_of_somebody_elses() {
     }
 }
 
-/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from every page of such a provider too, once each,
-/// while the pages are returned on other threads.
+/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from every page of such a
+/// provider too, once each, while the pages are returned on other threads.
 #[test]
 fn somebody_elses_pages_and_a_device_that_goes() {
     for _ in 0..100 {
@@ -144,7 +145,8 @@ fn all(pool: &mut PagePool<Private>) -> Vec<Page<Private>> {
     std::iter::from_fn(|| pool.alloc()).collect()
 }
 
-/// Proves POOL-13: memory is added one region at a time, only when no page is left, up to the limit.
+/// Proves POOL-13: memory is added one region at a time, only when no page is left, up to the
+/// limit.
 #[test]
 fn growth_up_to_a_limit() {
     for (step, limit, regions) in [(64, 64, 1), (64, 256, 4), (64, 200, 4), (1, 10, 10), (100, 101, 2)] {
@@ -172,8 +174,8 @@ fn growth_up_to_a_limit() {
     }
 }
 
-/// Proves POOL-13 and POOL-12: a consumer that keeps all pages starves its queue. Pool and provider count this alike,
-/// and other pools are not affected. It ends when the first page is returned.
+/// Proves POOL-13 and POOL-12: a consumer that keeps all pages starves its queue. Pool and provider
+/// count this alike, and other pools are not affected. It ends when the first page is returned.
 #[test]
 fn a_consumer_who_sits_on_everything() {
     let memory = growing(64, 150);
@@ -210,8 +212,8 @@ impl DmaDomain for Dropping {
     }
 }
 
-/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from the pages of every region. Meanwhile a domain
-/// may return pages to the provider.
+/// Proves POOL-1 and POOL-10: a device that is removed is unmapped from the pages of every region.
+/// Meanwhile a domain may return pages to the provider.
 #[test]
 fn a_device_that_goes_after_growth() {
     for cache in [0, 64] {
@@ -249,8 +251,8 @@ fn errors() {
     assert!(matches!(build(sparse(64).order(10), 64), RegionError::Order { order: 10 }));
 }
 
-/// Proves POOL-10 and POOL-13: pools on several threads share a provider that grows, and every page has one owner at a
-/// time.
+/// Proves POOL-10 and POOL-13: pools on several threads share a provider that grows, and every page
+/// has one owner at a time.
 #[test]
 fn growth_under_several_pools() {
     let memory = growing(16, 1000);

@@ -28,8 +28,8 @@ fn quarantined_pages_do_not_circulate() {
     }
 }
 
-/// Proves POOL-11 and POOL-6: of a page in parts, one part or all parts may be quarantined. The page counts once, when
-/// the last part is dropped, on any thread.
+/// Proves POOL-11 and POOL-6: of a page in parts, one part or all parts may be quarantined. The
+/// page counts once, when the last part is dropped, on any thread.
 #[test]
 fn parts_of_a_page() {
     for kept_parts in 1..=3 {
@@ -51,8 +51,8 @@ fn parts_of_a_page() {
     }
 }
 
-/// Proves POOL-11: a part that is still held keeps the pool and its memory alive, also after the pool's owner has
-/// dropped the pool.
+/// Proves POOL-11: a part that is still held keeps the pool and its memory alive, also after the
+/// pool's owner has dropped the pool.
 #[test]
 fn a_part_outlives_the_pool() {
     let memory = provider::<Private>(4);
@@ -68,8 +68,8 @@ fn a_part_outlives_the_pool() {
     assert!(weak.upgrade().is_none(), "the last part freed the pool");
 }
 
-/// Proves POOL-1 and POOL-11: a page of another pool, or of none, does not disturb the accounting of this pool, and is
-/// counted where it belongs.
+/// Proves POOL-1 and POOL-11: a page of another pool, or of none, does not disturb the accounting
+/// of this pool, and is counted where it belongs.
 #[test]
 fn somebody_elses_page() {
     let (mut a, domain_a) = pool(PoolOptions::new("a"), 4);

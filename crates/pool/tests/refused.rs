@@ -1,5 +1,5 @@
-//! A system without memory for a provider that has to grow. This is a test binary of its own, because the limit applies
-//! to the whole process.
+//! A system without memory for a provider that has to grow. This is a test binary of its own,
+//! because the limit applies to the whole process.
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{GrowingProvider, PagePool, PoolOptions, Private, RegionOptions};
@@ -14,8 +14,9 @@ fn all(pool: &mut PagePool<Private>) -> Vec<netmem_pool::Page<Private>> {
     std::iter::from_fn(|| pool.alloc()).collect()
 }
 
-/// Proves POOL-13: if the system refuses memory, the refusal is counted and the provider returns no page. The provider
-/// does not ask the system again with every request. It gets the memory as soon as the system has some.
+/// Proves POOL-13: if the system refuses memory, the refusal is counted and the provider returns no
+/// page. The provider does not ask the system again with every request. It gets the memory as soon
+/// as the system has some.
 #[test]
 fn a_refusal_is_no_end() {
     let step = RegionOptions::new(256).order(9).huge_pages(false).populate(false);

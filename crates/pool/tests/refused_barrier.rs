@@ -1,5 +1,5 @@
-//! The kernel refuses the barrier at the end of a pool, and permits it later. A test binary of its own, because `lingering` lists the
-//! pools of the process.
+//! The kernel refuses the barrier at the end of a pool, and permits it later. A test binary of its
+//! own, because `lingering` lists the pools of the process.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,8 +11,8 @@ use netmem_testing::without_membarrier;
 use std::sync::Arc;
 use std::thread;
 
-/// Proves POOL-11: pages that are on CPUs when the kernel refuses the barrier of the pool's end are given to the provider by the next
-/// `lingering` for which it does not.
+/// Proves POOL-11: pages that are on CPUs when the kernel refuses the barrier of the pool's end are
+/// given to the provider by the next `lingering` for which it does not.
 #[test]
 fn a_refused_end_is_tried_again() {
     if let Mode::Portable(_) = mode() {
@@ -23,8 +23,8 @@ fn a_refused_end_is_tried_again() {
         let options = PoolOptions::new("refused").cache(8).magazine(8);
         let mut pages: Vec<Page<Private>> = Vec::new();
         let mut take = |page: Option<Page<Private>>| pages.push(page.unwrap());
-        // The pages are dropped on another thread, into the magazines of CPUs, of which the thread that ends the pool cannot ask
-        // for a barrier.
+        // The pages are dropped on another thread, into the magazines of CPUs, of which the thread
+        // that ends the pool cannot ask for a barrier.
         let closed = if shared {
             let pool = options.build_shared(memory.clone(), Some(domain.clone())).unwrap();
             (0..8).for_each(|_| take(pool.alloc()));

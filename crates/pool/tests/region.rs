@@ -30,7 +30,8 @@ fn kilobytes(smaps: &str, field: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Proves POOL-13: order and size are as requested, page after page, and the mapping has whole huge pages.
+/// Proves POOL-13: order and size are as requested, page after page, and the mapping has whole huge
+/// pages.
 #[test]
 fn orders_and_sizes() {
     for (order, pages) in [(0, 1), (0, 513), (3, 10), (9, 2)] {
@@ -99,8 +100,8 @@ fn errors() {
     assert!(error.to_string().contains("private"), "{error}");
 }
 
-/// Proves POOL-13: more memory than is available is refused beforehand, with both figures in the error, unless pages
-/// are populated on demand.
+/// Proves POOL-13: more memory than is available is refused beforehand, with both figures in the
+/// error, unless pages are populated on demand.
 #[test]
 fn more_than_there_is() {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap();

@@ -65,8 +65,8 @@ fn a_pool_in_memory() {
     assert!(matches!(error, PoolError::Region(_)), "{error}");
 }
 
-/// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a time, and the accounting
-/// balance.
+/// Proves POOL-15: threads allocate, share, pass on and drop pages. Each page has one holder at a
+/// time, and the accounting balance.
 #[test]
 fn every_thread_allocates_and_returns() {
     for magazine in [None, Some(0), Some(1), Some(8)] {
@@ -119,8 +119,8 @@ fn every_thread_allocates_and_returns() {
     }
 }
 
-/// A lost race does not mean "no page": there are as many pages as threads, each thread holds one page at most, and
-/// each allocation succeeds.
+/// A lost race does not mean "no page": there are as many pages as threads, each thread holds one
+/// page at most, and each allocation succeeds.
 #[test]
 fn a_lost_race_is_not_no_page() {
     let threads = 4;
@@ -157,7 +157,8 @@ fn pin(n: usize) {
     }
 }
 
-/// A thread that finds no page takes the pages of idle CPUs. If no CPU holds a page, no CPU is interrupted.
+/// A thread that finds no page takes the pages of idle CPUs. If no CPU holds a page, no CPU is
+/// interrupted.
 #[test]
 fn what_idle_cpus_hold_is_found() {
     let begin = Instant::now();
@@ -171,7 +172,8 @@ fn what_idle_cpus_hold_is_found() {
     });
     pin(0);
     let mut held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
-    // The kernel may give a thread another index by `mm_cid`, also if the thread stays on its CPU. Then more magazines hold pages.
+    // The kernel may give a thread another index by `mm_cid`, also if the thread stays on its CPU.
+    // Then more magazines hold pages.
     if !matches!(netmem_percpu::mode(), Mode::Rseq(Index::MmCid)) {
         assert!(held.len() >= 64 - 16, "what was in the depot: {}", held.len());
     }
@@ -192,8 +194,8 @@ fn what_idle_cpus_hold_is_found() {
     close_balanced(pool, &domain);
 }
 
-/// Allocations ask other CPUs for their pages at most every 100 us, even if the only page is again and again on another
-/// CPU.
+/// Allocations ask other CPUs for their pages at most every 100 us, even if the only page is again
+/// and again on another CPU.
 #[test]
 fn other_cpus_are_asked_rarely() {
     let (pool, domain, _memory) = shared(PoolOptions::new("rarely").magazine(8), 64);
@@ -241,8 +243,8 @@ fn other_cpus_are_asked_rarely() {
     close_balanced(pool, &domain);
 }
 
-/// There are more pages than fit into the magazines. Pages without a magazine stay with the owner, also if another
-/// thread takes the last empty magazine at that moment.
+/// There are more pages than fit into the magazines. Pages without a magazine stay with the owner,
+/// also if another thread takes the last empty magazine at that moment.
 #[test]
 fn more_pages_than_magazines_hold() {
     for _ in 0..20 {
@@ -262,8 +264,8 @@ fn more_pages_than_magazines_hold() {
     }
 }
 
-/// Proves POOL-13 for a pool for every thread: the limit holds, refusals are counted, the limit can be changed, and
-/// idle pages can be given up.
+/// Proves POOL-13 for a pool for every thread: the limit holds, refusals are counted, the limit can
+/// be changed, and idle pages can be given up.
 #[test]
 fn the_limit() {
     assert!(matches!(
@@ -306,7 +308,8 @@ impl DmaDomain for Moves {
     }
 }
 
-/// Proves POOL-13 for a pool for every thread: a pool gives up all idle pages, also if the thread is moved between CPUs meanwhile.
+/// Proves POOL-13 for a pool for every thread: a pool gives up all idle pages, also if the thread
+/// is moved between CPUs meanwhile.
 #[test]
 fn shrinking_while_the_thread_moves() {
     let memory = provider::<Private>(64);
@@ -317,8 +320,8 @@ fn shrinking_while_the_thread_moves() {
     all_are_back(&memory, 64);
 }
 
-/// Proves POOL-11 for a pool for every thread: a pool that is closed while pages are in flight lingers until the last
-/// page is returned, by any thread.
+/// Proves POOL-11 for a pool for every thread: a pool that is closed while pages are in flight
+/// lingers until the last page is returned, by any thread.
 #[test]
 fn closed_with_pages_out() {
     for magazine in [0, 8] {
@@ -367,8 +370,8 @@ fn close_against_returns() {
     }
 }
 
-/// Proves POOL-11 for a pool for every thread: when a device is removed, every page is unmapped once, wherever it is,
-/// and the pool allocates no more.
+/// Proves POOL-11 for a pool for every thread: when a device is removed, every page is unmapped
+/// once, wherever it is, and the pool allocates no more.
 #[test]
 fn a_device_that_goes() {
     let (memory, domain) = (provider::<Private>(64), Arc::new(Strict::default()));
@@ -424,8 +427,8 @@ fn pages_go_home_from_anywhere() {
     close_balanced(pool, &domain);
 }
 
-/// A provider that grows: pages of all its regions are found, and fit into magazines that were made for pages of the
-/// first region.
+/// A provider that grows: pages of all its regions are found, and fit into magazines that were made
+/// for pages of the first region.
 #[test]
 fn a_provider_that_grows() {
     let memory = GrowingProvider::<Private>::new(RegionOptions::new(32).huge_pages(false), 300).unwrap();
@@ -459,8 +462,9 @@ impl Rude {
         if self.reenters.load(Ordering::Relaxed)
             && let Some(pool) = self.pool.get()
         {
-            // Usually none: the pool asks its provider if the magazines have none. But the thread may have been moved to a CPU that
-            // holds pages, or may not have had access to its CPU's magazine when the pool looked there.
+            // Usually none: the pool asks its provider if the magazines have none. But the thread
+            // may have been moved to a CPU that holds pages, or may not have had access to its
+            // CPU's magazine when the pool looked there.
             drop(pool.alloc());
             pool.reclaim();
             assert_eq!((pool.held(), pool.shrink(0)), (0, 0));
@@ -501,7 +505,8 @@ impl DmaDomain for Rude {
     fn unmap(&self, _dma: u64, _len: usize) {}
 }
 
-/// A provider that allocates from the pool that is calling it gets no page that needs the pool's lock, and does not cause a deadlock.
+/// A provider that allocates from the pool that is calling it gets no page that needs the pool's
+/// lock, and does not cause a deadlock.
 #[test]
 fn a_call_out_of_the_provider() {
     let rude = Rude::new(64);
@@ -646,7 +651,8 @@ fn a_wait_that_ends_with_an_error() {
     assert!(matches!(pool.alloc_blocking(), Err(WaitError::NoInterrupts)));
 }
 
-/// A waker is code of the user: if its clone panics, the future keeps its place, and its page is not lost.
+/// A waker is code of the user: if its clone panics, the future keeps its place, and its page is
+/// not lost.
 #[test]
 fn a_waker_that_panics() {
     use std::task::{RawWaker, RawWakerVTable};

@@ -1,7 +1,8 @@
-//! Pages that are taken away: the SIGBUS handler of this crate, and the faults that it leaves to other handlers.
+//! Pages that are taken away: the SIGBUS handler of this crate, and the faults that it leaves to
+//! other handlers.
 //!
-//! Proves NET-10. If a test must end its process, it runs that part in a child: this program again, with the name of
-//! the part.
+//! Proves NET-10. If a test must end its process, it runs that part in a child: this program again,
+//! with the name of the part.
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{FileMapping, Region, sigbus};
@@ -80,8 +81,8 @@ fn a_long_truncated_file() {
     assert!(child("part_long_file").success());
 }
 
-/// More pages than are replaced one by one: then the whole mapping is replaced, and the kernel's list of mappings stays
-/// short.
+/// More pages than are replaced one by one: then the whole mapping is replaced, and the kernel's
+/// list of mappings stays short.
 #[test]
 #[ignore = "a part of another test"]
 fn part_long_file() {
@@ -96,8 +97,8 @@ fn part_long_file() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     assert!(maps < 10_000, "{maps} mappings");
     drop(mapping);
-    // The count of replaced pages has decreased with the mapping. Pages of another mapping are replaced one by one
-    // again.
+    // The count of replaced pages has decreased with the mapping. Pages of another mapping are
+    // replaced one by one again.
     let fd = memfd(4 * PAGE, MemfdFlags::empty());
     let mapping = map(&fd, 4 * PAGE);
     ftruncate(&fd, 0).unwrap();
@@ -105,7 +106,8 @@ fn part_long_file() {
     assert_eq!(mapping.lost(), 2);
 }
 
-/// The driver's side: a file that the user provides. Another holder of the file shortens it, which no seal forbids.
+/// The driver's side: a file that the user provides. Another holder of the file shortens it, which
+/// no seal forbids.
 #[test]
 fn a_region_whose_file_is_cut() {
     sigbus::install().unwrap();
@@ -155,7 +157,8 @@ fn a_hole_in_a_huge_page_file() {
     const HUGE: usize = 2 << 20;
     let reserved = "/proc/sys/vm/nr_hugepages";
     let had = std::fs::read_to_string(reserved).unwrap();
-    // If the system has huge pages, two of them are used. If it has none, it gets two for the duration of the test.
+    // If the system has huge pages, two of them are used. If it has none, it gets two for the
+    // duration of the test.
     let none = had.trim() == "0";
     if none && std::fs::write(reserved, "2").is_err() {
         return skip("it takes root to have two huge pages for a moment");
@@ -234,7 +237,8 @@ fn part_foreign_fault() {
     foreign_fault();
 }
 
-/// A signal that another process sends. There was no handler before, not even that of the standard library.
+/// A signal that another process sends. There was no handler before, not even that of the standard
+/// library.
 #[test]
 #[ignore = "a part of another test"]
 fn part_sent_signal() {
@@ -247,8 +251,8 @@ fn part_sent_signal() {
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
-/// A program's own handler, set before: it gets the faults outside of this crate's mappings, with the kernel's
-/// information.
+/// A program's own handler, set before: it gets the faults outside of this crate's mappings, with
+/// the kernel's information.
 #[test]
 #[ignore = "a part of another test"]
 fn part_chain() {

@@ -1,5 +1,5 @@
-//! Signal handlers that drop pages in the middle of a poll. The test has a process of its own, because it sends
-//! signals.
+//! Signal handlers that drop pages in the middle of a poll. The test has a process of its own,
+//! because it sends signals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,10 +10,12 @@ use netmem_testing::disturb;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 
-/// Fragments for the handler to drop. Only the thread that the handler interrupts puts fragments here.
+/// Fragments for the handler to drop. Only the thread that the handler interrupts puts fragments
+/// here.
 struct Shelf([(AtomicBool, UnsafeCell<Option<Frag<Private>>>); 8]);
 
-// SAFETY: one thread and its signal handler use the shelf. A place's flag says which of the two owns the place.
+// SAFETY: one thread and its signal handler use the shelf. A place's flag says which of the two
+// owns the place.
 unsafe impl Sync for Shelf {}
 
 static SHELF: Shelf = Shelf([const { (AtomicBool::new(false), UnsafeCell::new(None)) }; 8]);
@@ -22,7 +24,8 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 extern "C" fn signalled(_: libc::c_int) {
     for (full, place) in &SHELF.0 {
         if full.load(Ordering::Relaxed) {
-            // SAFETY: the place is full, so it belongs to the handler until the handler clears the flag.
+            // SAFETY: the place is full, so it belongs to the handler until the handler clears the
+            // flag.
             let frag = unsafe { (*place.get()).take() };
             outside_context(|| drop(frag));
             full.store(false, Ordering::Relaxed);
@@ -41,8 +44,8 @@ fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
     None
 }
 
-/// Proves POOL-4: a page that a signal handler drops in the middle of a poll of the same pool is returned. The
-/// interrupted code goes on undisturbed.
+/// Proves POOL-4: a page that a signal handler drops in the middle of a poll of the same pool is
+/// returned. The interrupted code goes on undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
     netmem_testing::assert_forced_mode();

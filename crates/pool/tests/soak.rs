@@ -1,7 +1,9 @@
-//! Everything at once. Queues allocate, clone, split, forward packets to each other and replace their pools. Consumers
-//! stall, and drop packets in any order. Threads are moved and interrupted. At the end the accounting balances to the page.
+//! Everything at once. Queues allocate, clone, split, forward packets to each other and replace
+//! their pools. Consumers stall, and drop packets in any order. Threads are moved and interrupted.
+//! At the end the accounting balances to the page.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of packets. The test has a process of its own, because it sends signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of packets. The test has a process of its own,
+//! because it sends signals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -58,8 +60,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether the test has put enough load on the pools: every event that it is about has happened. Each of them is a matter of
-    /// chance.
+    /// Whether the test has put enough load on the pools: every event that it is about has
+    /// happened. Each of them is a matter of chance.
     fn is_enough(&self, moves: u64) -> bool {
         let sum = &self.stats;
         let of_pools = [
@@ -110,7 +112,8 @@ impl Queue {
         Self { n, pool, domain, memory, lives: Vec::new(), redirects: 0, dropped: 0 }
     }
 
-    /// Restarts a queue: with the old memory or new memory, and with or without a removed device. Adds what has happened to `seen`.
+    /// Restarts a queue: with the old memory or new memory, and with or without a removed device.
+    /// Adds what has happened to `seen`.
     fn restart(&mut self, rng: &mut Rng, seen: &Mutex<Seen>) {
         let old = Arc::downgrade(&self.memory);
         if rng.bool() {
@@ -233,7 +236,8 @@ fn everything_balances_to_the_page() {
     netmem_testing::assert_forced_mode();
     on_signal(signalled);
     let ops = netmem_testing::stress_ops(300_000);
-    // The packets are repeated until everything that the test is about has happened, up to this number.
+    // The packets are repeated until everything that the test is about has happened, up to this
+    // number.
     let most = 10 * ops.max(300_000) / QUEUES as u64;
     let seed = std::env::var("NETMEM_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("NETMEM_SEED={seed}");

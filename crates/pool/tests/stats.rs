@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// Proves POOL-12: another thread reads what the owner has counted, and moves no page to do so. Pages that wait in
-/// magazines count as in flight until the owner takes them.
+/// Proves POOL-12: another thread reads what the owner has counted, and moves no page to do so.
+/// Pages that wait in magazines count as in flight until the owner takes them.
 #[test]
 fn another_thread_reads() {
     let (mut pool, domain) = pool(PoolOptions::new("read").cache(16).magazine(8), 64);
@@ -55,9 +55,10 @@ fn a_reader_outlives_its_pool() {
     }
 }
 
-/// Proves POOL-12: while the pool works and ends, another thread reads its counters and never waits for the owner. A
-/// counter never falls. The sums are no snapshot, because the counters change between two loads of the reader: pages in
-/// flight have no bound here, except that they do not wrap around.
+/// Proves POOL-12: while the pool works and ends, another thread reads its counters and never waits
+/// for the owner. A counter never falls. The sums are no snapshot, because the counters change
+/// between two loads of the reader: pages in flight have no bound here, except that they do not
+/// wrap around.
 #[test]
 fn reading_while_the_pool_works() {
     const PAGES: usize = 64;
@@ -101,16 +102,17 @@ fn reading_while_the_pool_works() {
     });
 }
 
-/// Proves POOL-4: a pool that may not interrupt other CPUs takes the pages that were returned by other ways, and counts
-/// that there were more. A pool without pages looks at the CPUs at most every 100 us.
+/// Proves POOL-4: a pool that may not interrupt other CPUs takes the pages that were returned by
+/// other ways, and counts that there were more. A pool without pages looks at the CPUs at most
+/// every 100 us.
 #[test]
 fn a_pool_that_leaves_other_cpus_alone() {
     let options = PoolOptions::new("alone").cache(16).magazine(8).interrupt_cpus(false);
     let (mut pool, domain) = pool(options, 32);
     let pages = alloc(&mut pool, 32);
     thread::spawn(move || {
-        // As far as the test can tell, all drops are on one CPU. At least the first magazine fills up, unless the
-        // thread is moved each time.
+        // As far as the test can tell, all drops are on one CPU. At least the first magazine fills
+        // up, unless the thread is moved each time.
         drop(pages);
     })
     .join()

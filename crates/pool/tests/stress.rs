@@ -8,8 +8,8 @@ use netmem_pool::{Frag, PoolOptions, Private};
 use std::sync::mpsc;
 use std::thread;
 
-/// Proves POOL-5 and POOL-1: pages and parts of pages that are dropped on four threads and in the poll context are all
-/// returned.
+/// Proves POOL-5 and POOL-1: pages and parts of pages that are dropped on four threads and in the
+/// poll context are all returned.
 #[test]
 fn everything_comes_home() {
     const PACKETS: usize = 100_000;
@@ -57,8 +57,8 @@ fn everything_comes_home() {
     }
 }
 
-/// Proves POOL-11: pools are closed while their pages are returned on other threads. The last return frees the pool,
-/// once.
+/// Proves POOL-11: pools are closed while their pages are returned on other threads. The last
+/// return frees the pool, once.
 #[test]
 fn closing_races_with_returns() {
     for round in 0..500 {
@@ -84,8 +84,8 @@ fn closing_races_with_returns() {
     }
 }
 
-/// Proves POOL-7: of several threads that drop a page, the last one sees what the others did, and returns the page
-/// once.
+/// Proves POOL-7: of several threads that drop a page, the last one sees what the others did, and
+/// returns the page once.
 #[test]
 fn the_last_of_many() {
     let (mut pool, domain) = pool(PoolOptions::new("last").cache(2), 2);

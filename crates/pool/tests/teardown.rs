@@ -12,8 +12,8 @@ fn lingers(name: &str) -> Option<Lingering> {
     lingering().into_iter().find(|l| l.name == name)
 }
 
-/// Proves POOL-11: a pool that is closed while pages are in flight lingers. It is listed with count and age, and is
-/// freed with the last page, on whichever thread that page is dropped.
+/// Proves POOL-11: a pool that is closed while pages are in flight lingers. It is listed with count
+/// and age, and is freed with the last page, on whichever thread that page is dropped.
 #[test]
 fn a_pool_lingers_until_its_last_page() {
     for cache in [0, 2, 512] {
@@ -42,7 +42,8 @@ fn a_pool_lingers_until_its_last_page() {
     }
 }
 
-/// Proves POOL-5: a page that is leaked on purpose shows as in flight, and keeps its pool lingering.
+/// Proves POOL-5: a page that is leaked on purpose shows as in flight, and keeps its pool
+/// lingering.
 #[test]
 fn a_forgotten_page_shows() {
     let (mut pool, _) = pool(PoolOptions::new("forgotten"), 2);

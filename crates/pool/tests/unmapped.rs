@@ -1,4 +1,5 @@
-//! Memory of a device: pages with a number, an offset and a device address, but without bytes in this process.
+//! Memory of a device: pages with a number, an offset and a device address, but without bytes in
+//! this process.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -57,8 +58,8 @@ fn pool(memory: &Arc<RegionProvider<Device>>, bus: u64) -> (PagePool<Device>, Ar
     (PoolOptions::new("device").build(memory.clone(), Some(domain.clone())).unwrap(), domain)
 }
 
-/// Proves POOL-10: 80 GB of device memory in a file that cannot be mapped make a pool. The file does not show up in
-/// this process's mappings, and the cost depends on the pages in use.
+/// Proves POOL-10: 80 GB of device memory in a file that cannot be mapped make a pool. The file
+/// does not show up in this process's mappings, and the cost depends on the pages in use.
 #[test]
 fn never_mapped_and_free_until_used() {
     let private = || {
@@ -81,8 +82,8 @@ fn never_mapped_and_free_until_used() {
     assert!(!maps.contains("memfd:device"), "{maps}");
 }
 
-/// Proves POOL-10: pages and fragments of a device know their number, their offset in the file, and the device address.
-/// They are returned like other pages.
+/// Proves POOL-10: pages and fragments of a device know their number, their offset in the file, and
+/// the device address. They are returned like other pages.
 #[test]
 fn pages_have_a_place() {
     for order in [0, 4, 9] {
@@ -126,8 +127,8 @@ fn no_syncs_ever() {
     assert_eq!((domain.syncs(), pool.stats().recycle_cached), ((0, 0), 1));
 }
 
-/// Proves POOL-10: without a domain, the device address is the offset in the file, for a device that knows only one
-/// file.
+/// Proves POOL-10: without a domain, the device address is the offset in the file, for a device
+/// that knows only one file.
 #[test]
 fn without_a_domain() {
     let memory = device(8 << 20, 0);
@@ -140,8 +141,8 @@ fn without_a_domain() {
     assert_eq!(page.dma_addr(), page.file_offset());
 }
 
-/// Proves POOL-1 and POOL-10: domains that know only addresses, or other files, refuse device memory, and pools report
-/// that.
+/// Proves POOL-1 and POOL-10: domains that know only addresses, or other files, refuse device
+/// memory, and pools report that.
 #[test]
 fn a_domain_that_knows_no_files() {
     let memory = device(1 << 20, 0);
@@ -174,8 +175,9 @@ fn errors() {
     assert_eq!((Device::NAME, Device::MAPPED, Device::SHARED_BY_FD), ("device", false, true));
 }
 
-/// Proves MEM-1: a vhost memory table has entries for files that are not mapped in this process. Such an entry has an
-/// address of its own for the bus and for messages, and is identified by its descriptor alone.
+/// Proves MEM-1: a vhost memory table has entries for files that are not mapped in this process.
+/// Such an entry has an address of its own for the bus and for messages, and is identified by its
+/// descriptor alone.
 #[test]
 fn the_memory_table_knows_files() {
     let pages = RegionOptions::new(512).build::<PeerShared>().unwrap();

@@ -1,11 +1,12 @@
 //! Contained faults: wrong uses of counts in this process, and panics without a caller.
 //!
-//! A count that is used wrongly leaks its object; it neither frees it early nor stops the program. So that this does not go
-//! unnoticed, each case is counted here, and the first case of each kind is an error event of `tracing`. There is not an event
-//! for each case: a peer that can cause a fault must not be able to fill a log.
+//! A count that is used wrongly leaks its object; it neither frees it early nor stops the program.
+//! So that this is noticed, each case is counted here, and the first case of each kind
+//! is an error event of `tracing`. There is not an event for each case: a peer that can cause a
+//! fault must not be able to fill a log.
 //!
-//! A subscriber of `tracing` is code of the user, and may panic. Such a panic ends here: a get or a put goes on, and a worker's
-//! thread does not end. The panic hook has reported it by then.
+//! A subscriber of `tracing` is code of the user, and may panic. Such a panic is caught here: a get
+//! or a put continues, and a worker's thread does not end. The panic hook has reported it by then.
 
 use std::any::Any;
 use std::mem;
@@ -21,11 +22,13 @@ pub struct Faults {
     pub saturated: u64,
     /// Puts without a get, and gets of a count at zero that only a holder may get.
     pub imbalanced: u64,
-    /// Objects that were not killed when their owner was dropped, because the kernel refused a barrier that it had promised. Each
-    /// later kill for which it does not refuse tries again. Until then they are leaked.
+    /// Objects that were not killed when their owner was dropped, because the kernel refused a
+    /// barrier that it had promised. Each later kill for which it does not refuse tries again.
+    /// Until then they are leaked.
     pub leaked: u64,
-    /// Panics in user code that reached no caller: in the jobs of a worker, in releases after critical sections, and in a
-    /// release during the panic of a `confirm`. Other panics reach the caller.
+    /// Panics in user code that reached no caller: in the jobs of a worker, in releases after
+    /// critical sections, and in a release during the panic of a `confirm`. Other panics reach the
+    /// caller.
     pub panicked: u64,
 }
 
@@ -57,7 +60,8 @@ pub(crate) fn leaked(why: &dyn std::fmt::Display) {
     }
 }
 
-/// A reader stays in its section while retired objects wait. No fault, but reported in the same way: once.
+/// A reader stays in its section while retired objects wait. No fault, but reported in the same
+/// way: once.
 #[cold]
 pub(crate) fn stalled(age: Duration) {
     static REPORTED: AtomicBool = AtomicBool::new(false);
@@ -92,7 +96,8 @@ fn report(event: impl FnOnce()) {
     }
 }
 
-/// The payload of a panic is a value of the user, whose drop may panic again. Such a second payload is leaked.
+/// The payload of a panic is a value of the user, whose drop may panic again. Such a second payload
+/// is leaked.
 fn drop_payload(what: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(what))) {
         mem::forget(again);
@@ -144,7 +149,8 @@ mod counters {
     }
 }
 
-/// Tests run side by side, so each thread has its own counters. All threads of a loom model are one thread here.
+/// Tests run side by side, so each thread has its own counters. All threads of a loom model are one
+/// thread here.
 #[cfg(test)]
 mod counters {
     use super::Faults;

@@ -1,7 +1,8 @@
 //! Reference counts that scale, and smart pointers over them.
 //!
-//! Three counts, for three kinds of object. With each, exactly one put is told that it was the last. A put too many is found
-//! when there is no reference left to take it from, and then contained: see [`faults`]. The pointers make no put too many.
+//! Three counts, for three kinds of object. With each, exactly one put returns that it was the
+//! last. A put too many is detected when there is no reference left that it could put, and then
+//! contained: see [`faults`]. The pointers make no put too many.
 //!
 //! | the object | count | get + put | under contention |
 //! | --- | --- | --- | --- |
@@ -11,17 +12,21 @@
 //!
 //! `netmem-bench refs` measures them side by side.
 //!
-//! * [`Owner`] holds the initial reference of an object over any of them, and makes the count. [`Ref`] is one of the other
-//!   references. A release that blocks is handed to a [`Worker`].
-//! * Readers find an object in an [`RcuCell`], in a critical section: [`rcu::read`]. It holds an owner of any count, and a store
-//!   replaces the object: a route, or the configuration of the whole process.
-//! * [`OwnLine`] keeps a count away from what is read after a get. The pointers' allocation does so already.
+//! * [`Owner`] holds the initial reference of an object over any of them, and makes the count.
+//!   [`Ref`] is one of the other references. A release that blocks is handed to a [`Worker`].
+//! * Readers find an object in an [`RcuCell`], in a critical section: [`rcu::read`]. It holds an
+//!   owner of any count, and a store replaces the object: a route, or the configuration of the
+//!   whole process.
+//! * [`OwnLine`] keeps a count away from what is read after a get. The pointers' allocation does so
+//!   already.
 //!
-//! Names say whether a get can fail, for all counts and pointers alike: `get` is for the holder of a reference and cannot fail;
-//! `try_get` may find the object dead; `try_get_live` also fails if the object was killed. Of the pointers they are functions
-//! and not methods, as those of an `Arc`: `Owner::get(&owner)`. So the pointers hide no method of the value.
+//! Names show whether a get can fail, for all counts and pointers alike: `get` is for the holder of
+//! a reference and cannot fail; `try_get` may find the object dead; `try_get_live` also fails if
+//! the object was killed. Of the pointers they are functions and not methods, as those of an `Arc`:
+//! `Owner::get(&owner)`. So the pointers hide no method of the value.
 //!
-//! The theory of each count opens its file; `docs/design/refcount.md`, `docs/design/rcuref.md` and `docs/design/percpuref.md` say what proves it.
+//! The theory of each count opens its file; `docs/design/refcount.md`, `docs/design/rcuref.md` and
+//! `docs/design/percpuref.md` have the proofs.
 
 mod faults;
 mod own_line;

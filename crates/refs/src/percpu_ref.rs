@@ -2,10 +2,12 @@
 //!
 //! # The idea
 //!
-//! The number of references to an object that has an owner is needed only when the owner lets go. So while the object is
-//! *live*, a get adds 1 to a word of the CPU that it runs on, and a put takes 1 from the word of the CPU that it runs on. One word
-//! alone means nothing. When the owner *kills* the object, the words are added up into one shared count, which from then on
-//! reaches zero as any other count does.
+//! Why not one counter: every core that gets and puts would write its cache line. The number of
+//! references to an object that has an owner is needed only when the owner kills it. So while the
+//! object is *live*, a get adds 1 to a word of the CPU that it runs on, and a put takes 1 from the
+//! word of the CPU that it runs on. One word alone means nothing. When the owner *kills* the
+//! object, the words are added up into one shared count, which from then on reaches zero as any
+//! other count does.
 //!
 //! ```text
 //!   live                             dying                                 released
@@ -22,10 +24,11 @@
 //!   │ DYING │ count, with BIAS (2^62) while live │
 //! ```
 //!
-//! It may be used at any time, live or not: by threads that find the gate closed, and by threads that have no sequences. The
-//! bias keeps it from zero while part of the references are counted in the words. One atomic addition takes the bias out and
-//! brings the sum of the words in. A get on a CPU may be followed by a put on the shared count, or the other way round, because
-//! the two are read only as a sum.
+//! It may be used at any time, live or not: by threads that find the gate closed, and by threads
+//! that have no sequences. The bias keeps it from zero while part of the references are counted in
+//! the words. One atomic addition takes the bias out and brings the sum of the words in. A get on a
+//! CPU may be followed by a put on the shared count, or the other way round, because the two are
+//! read only as a sum.
 //!
 //! # Killing
 //!
@@ -41,15 +44,18 @@
 //!   put the initial reference
 //! ```
 //!
-//! There is no other grace period to wait for: closing the gate is one, as long as a membarrier takes. Until the last line the
-//! initial reference keeps the count from zero, so the addition of the sum cannot bring it to zero.
+//! There is no other grace period to wait for: closing the gate is one, as long as a membarrier
+//! takes. Until the last line the initial reference keeps the count from zero, so the addition of
+//! the sum cannot bring it to zero.
 //!
 //! # Races
 //!
-//! *Get against kill.* The get commits before the barrier, and is in the sum, or it is restarted, finds the gate closed, and
-//! adds to the shared count, in which the bias or the initial reference still is.
+//! *Get against kill.* The get commits before the barrier, and is in the sum, or it is restarted,
+//! finds the gate closed, and adds to the shared count, in which the bias or the initial reference
+//! still is.
 //!
-//! *Put against kill*, the same; if the put comes after the fold and the initial reference is gone, it may be the last.
+//! *Put against kill*, the same; if the put comes after the fold and the initial reference is gone,
+//! it may be the last.
 //!
 //! ```text
 //!   put (holds the last reference)               kill
@@ -59,20 +65,23 @@
 //!   shared -= 1               (0: releases)
 //! ```
 //!
-//! In the other order the kill releases. *Kill against kill*: the bit is set under the lock, the second finds it.
+//! In the other order the kill releases. *Kill against kill*: the bit is set under the lock, the
+//! second finds it.
 //!
-//! *Resurrect against put.* Resurrecting is one compare-and-swap that fails once the count is zero: either the put is not the
-//! last, or there is nothing to resurrect.
+//! *Resurrect against put.* Resurrecting is one compare-and-swap that fails once the count is zero:
+//! either the put is not the last, or there is nothing to resurrect.
 //!
-//! *Resurrect against a sequence that loaded the old gate.* A sequence that loaded the gate before the kill is restarted by the
-//! barrier. A sequence that loads it after the reopening adds to words that are zero and counted again.
+//! *Resurrect against a sequence that loaded the old gate.* A sequence that loaded the gate before
+//! the kill is restarted by the barrier. A sequence that loads it after the reopening adds to words
+//! that are zero and counted again.
 //!
 //! # Ordering
 //!
-//! The thread that releases the object sees what other threads did with it before their puts. The commit of a put on a CPU is
-//! a release. The barrier of the kill makes it visible to the killing thread, whose put of the initial reference is a release. A
-//! put on the shared count is a release, and the last one an acquire. All of them are read-modify-writes of one word, so none hides
-//! an earlier one. Gets need no order: the caller has loaded the object's address before.
+//! The thread that releases the object sees what other threads did with it before their puts. The
+//! commit of a put on a CPU is a release. The barrier of the kill makes it visible to the killing
+//! thread, whose put of the initial reference is a release. A put on the shared count is a release,
+//! and the last one an acquire. All of them are read-modify-writes of one word, so none hides an
+//! earlier one. Gets need no order: the caller has loaded the object's address before.
 
 use crate::faults;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -82,17 +91,18 @@ use std::sync::PoisonError;
 use thiserror::Error;
 
 const DYING: u64 = 1 << 63;
-/// What the shared count holds in addition while gets are counted by CPU. It is larger than the number of references, and larger than the
-/// number of puts on the shared count whose gets were counted on a CPU, so the shared count cannot reach zero.
+/// What the shared count holds in addition while gets are counted by CPU. It is larger than the
+/// number of references, and larger than the number of puts on the shared count whose gets were
+/// counted on a CPU, so the shared count cannot reach zero.
 const BIAS: u64 = 1 << 62;
-/// More references than there can be to an object that is dying, and less than the bias of a live one. A dying count that is not
-/// below it was contained.
+/// More references than there can be to an object that is dying, and less than the bias of a live
+/// one. A dying count that is not below it was contained.
 const TOO_MANY: u64 = BIAS / 2;
 /// The value of a count that was found unbalanced: no put brings it to zero.
 const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 
-/// A reference count without a shared line, for objects that live long, are used from many cores, and are ended by an owner:
-/// a binding, a pool, a device, a configuration.
+/// A reference count without a shared line, for objects that live long, are used from many cores,
+/// and are ended by an owner: a binding, a pool, a device, a configuration.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -107,11 +117,13 @@ const CONTAINED: u64 = DYING | (BIAS + TOO_MANY);
 /// # }
 /// ```
 ///
-/// **Cost.** Live: get and put are thirteen instructions each and no atomic operation ([`Counter::add`]). Dying: an atomic add
-/// each. Killing: a membarrier, about a microsecond, and a load for each CPU. 24 bytes, and 8 in an arena for each CPU.
+/// **Cost.** Live: get and put are thirteen instructions each and no atomic operation
+/// ([`Counter::add`]). Dying: an atomic add each. Killing: a membarrier, about a microsecond, and a
+/// load for each CPU. 24 bytes, and 8 in an arena for each CPU.
 ///
-/// **It does not find the object**: the caller of [`try_get`](Self::try_get) must know by other means that the memory of the
-/// count is there. [`Owner`](crate::Owner) and [`Ref`](crate::Ref) are such means, and so is [`RcuCell`](crate::RcuCell).
+/// **It does not find the object**: the caller of [`try_get`](Self::try_get) must know by other
+/// means that the memory of the count is there. [`Owner`](crate::Owner) and [`Ref`](crate::Ref) are
+/// such means, and so is [`RcuCell`](crate::RcuCell).
 #[derive(Debug)]
 pub struct PercpuRef {
     counter: Counter,
@@ -158,13 +170,15 @@ impl PercpuRef {
         Ok(Self { counter: Counter::new()?, shared: AtomicU64::new(BIAS + 1), life: Mutex::new(()) })
     }
 
-    /// Takes a reference, for a caller that holds one, or is the owner before it kills. Cannot fail.
+    /// Takes a reference, for a caller that holds one, or is the owner before it kills. Cannot
+    /// fail.
     #[inline(always)]
     pub fn get(&self) {
         self.get_many(1);
     }
 
-    /// Takes `n` references at once: no more than 2^61 in all are ever held. As for [`get`](Self::get).
+    /// Takes `n` references at once: no more than 2^61 in all are ever held. As for
+    /// [`get`](Self::get).
     #[inline(always)]
     pub fn get_many(&self, n: u32) {
         if self.counter.add(n as isize).is_err() {
@@ -179,8 +193,8 @@ impl PercpuRef {
         }
     }
 
-    /// Takes a reference, unless the last one has been put. It succeeds also if the count was killed: for work under way, such as
-    /// to send a packet again.
+    /// Takes a reference, unless the last one has been put. It succeeds also if the count was
+    /// killed: for work under way, such as to send a packet again.
     #[inline(always)]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self) -> bool {
@@ -200,8 +214,8 @@ impl PercpuRef {
         self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Puts a reference. If it returns true, the reference was the last: the caller releases the object, which no other
-    /// thread can reach.
+    /// Puts a reference. If it returns true, the reference was the last: the caller releases the
+    /// object, which no other thread can reach.
     #[inline(always)]
     #[must_use = "the caller that puts the last reference releases the object"]
     pub fn put(&self) -> bool {
@@ -224,8 +238,9 @@ impl PercpuRef {
         held == n.into()
     }
 
-    /// Contains an imbalance: puts without gets, or a get at zero. The object must not be released, because it may have
-    /// been released before, or be in use. The count gets a value that no put brings to zero.
+    /// Contains an imbalance: puts without gets, or a get at zero. The object must not be released,
+    /// because it may have been released before, or be in use. The count gets a value that no put
+    /// brings to zero.
     #[cold]
     fn imbalance(&self) {
         // Contained before it is reported: a subscriber of events may take its time.
@@ -233,8 +248,8 @@ impl PercpuRef {
         faults::imbalanced();
     }
 
-    /// Puts the owner's reference. From then on, gets and puts are atomic additions to a shared count. Returns whether
-    /// the reference was the last, as [`put`](Self::put).
+    /// Puts the owner's reference. From then on, gets and puts are atomic additions to a shared
+    /// count. Returns whether the reference was the last, as [`put`](Self::put).
     ///
     /// # Errors
     ///
@@ -243,9 +258,10 @@ impl PercpuRef {
         self.kill_and_confirm(|| ())
     }
 
-    /// As [`kill`](Self::kill), and calls `confirm` as soon as no [`try_get_live`](Self::try_get_live) can succeed any more,
-    /// before the initial reference goes: on this thread, with no lock held. If `confirm` panics, the initial reference is
-    /// still there, and [`put`](Self::put) gives it back.
+    /// As [`kill`](Self::kill), and calls `confirm` as soon as no
+    /// [`try_get_live`](Self::try_get_live) can succeed any more, before the initial reference
+    /// goes: on this thread, with no lock held. If `confirm` panics, the initial reference is still
+    /// there, and [`put`](Self::put) releases it.
     ///
     /// # Errors
     ///
@@ -266,7 +282,8 @@ impl PercpuRef {
             };
             let fold = (sum as i64).cast_unsigned().wrapping_sub(BIAS);
             let folded = self.shared.fetch_add(fold, Ordering::Relaxed).wrapping_add(fold);
-            // The initial reference is in it. Less than that, or more than there can be, comes of puts without gets.
+            // The initial reference is in it. Less than that, or more than there can be, comes of
+            // puts without gets.
             let balanced = folded & DYING != 0 && (1..TOO_MANY).contains(&held(folded));
             if !balanced {
                 self.shared.store(CONTAINED, Ordering::Relaxed);
@@ -283,7 +300,8 @@ impl PercpuRef {
         Ok(last)
     }
 
-    /// Takes a killed count back to life, with an owner's reference again. The caller holds a reference.
+    /// Takes a killed count back to life, with an owner's reference again. The caller holds a
+    /// reference.
     ///
     /// # Errors
     ///
@@ -294,7 +312,8 @@ impl PercpuRef {
             |shared| (shared & DYING != 0 && (1..TOO_MANY).contains(&held(shared))).then(|| held(shared) + BIAS + 1);
         match self.shared.fetch_update(Ordering::AcqRel, Ordering::Relaxed, back) {
             Ok(_) => {
-                // After the bias is in: from here on the shared count is only part of the number of references.
+                // After the bias is in: from here on the shared count is only part of the number of
+                // references.
                 self.counter.reopen();
                 Ok(())
             }
@@ -303,11 +322,13 @@ impl PercpuRef {
         }
     }
 
-    /// About how many references there are, the owner's included, for statistics. A load for each CPU.
+    /// About how many references there are, the owner's included, for statistics. A load for each
+    /// CPU.
     ///
-    /// While the count is live, each CPU's word is read at another moment: the result is off by at most the gets and puts that
-    /// other threads make during the call. It is at least 1, for the owner's reference. Once the count has been killed, the
-    /// result was right at one moment. After an imbalance was found, it is more than 2^60.
+    /// While the count is live, each CPU's word is read at another moment: the result is off by at
+    /// most the gets and puts that other threads make during the call. It is at least 1, for the
+    /// owner's reference. Once the count has been killed, the result was right at one moment. After
+    /// an imbalance was found, it is more than 2^60.
     #[must_use]
     pub fn approximate_count(&self) -> u64 {
         let shared = self.shared.load(Ordering::Relaxed);
@@ -383,7 +404,8 @@ mod tests {
         assert_eq!(count.resurrect(), Err(ResurrectError::Released));
     }
 
-    /// Proves REF-4: puts without gets are found when the count is killed, or when they happen; nothing is released twice.
+    /// Proves REF-4: puts without gets are found when the count is killed, or when they happen;
+    /// nothing is released twice.
     #[test]
     fn imbalance_is_contained() {
         let before = faults::faults();

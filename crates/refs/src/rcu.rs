@@ -8,31 +8,35 @@
 //!   })  ── the last to leave ──────────────► the object is released here, by the reader, outside the section
 //! ```
 //!
-//! The collector is `seize` (why, and what it costs, is in `docs/design/rcuref.md`), one for the whole process. Three things are
-//! added to it:
+//! The collector is `seize` (why, and what it costs, is in `docs/design/rcuref.md`), one for the
+//! whole process. Three things are added to it:
 //!
-//! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot, and gives the slot to another thread
-//!   when this thread ends. A guard that is kept in a thread local could live longer than that, and two threads would share a
-//!   slot. So there is no guard to keep: [`read`] lends a guard to a closure.
-//! * **A section may be entered in the destructor of a thread local**, because a last put can happen there. `seize` would
-//!   panic; such a section gets a slot for itself.
-//! * **Prompt release.** `seize` gathers retired objects per thread in batches of 32, and lets a batch go only if it has an
-//!   entry for each section that is open then. A file that is to be closed cannot wait for 31 other objects. If the program
-//!   can notice the release, `retire` fills the batch with entries that release nothing, and lets it go. A thread that
-//!   retires many objects can let several of them share that cost: [`set_batching`].
+//! * **A guard cannot leave its function.** `seize` keeps a thread's sections in a slot, which
+//!   another thread gets when this thread ends. A guard that is kept in a thread local could live
+//!   longer than that, and two threads would share a slot. So there is no guard to keep: [`read`]
+//!   lends a guard to a closure.
+//! * **A section may be entered in the destructor of a thread local**, because a last put can
+//!   happen there. `seize` would panic; such a section gets a slot for itself.
+//! * **Prompt release.** `seize` gathers retired objects per thread in batches of 32, and submits a
+//!   batch only if it has an entry for each section that is open then. A file that is to be closed
+//!   cannot wait for 31 other objects. If the program can notice the release, `retire` fills the
+//!   batch with entries that release nothing, and submits it. A thread that retires many objects
+//!   can share that cost among several of them: [`set_batching`].
 //!
-//! **A reader that stays.** No object that was retired meanwhile is released, so memory grows. The readers' side notes nothing,
-//! because sections are on hot paths. The side that waits does: one entry of a batch is a probe, with the time at which it was let
-//! go. While the probe is out, a section is open that was open then. A thread that retires an object and finds the probe
-//! [too old](report_stalls_after) reports that.
+//! **A reader that stays.** No object that was retired meanwhile is released, so memory grows.
+//! Readers record nothing, because sections are on hot paths. The side that waits does: one entry
+//! of a batch is a probe, with the time at which it was submitted. While the probe is out, a
+//! section is open that was open then. A thread that retires an object and finds the probe [too
+//! old](report_stalls_after) reports that.
 //!
-//! **Panics.** If a section panics, it ends, and the panic goes on. A panic of a release is counted in
-//! [`faults`](crate::faults()), so it cannot keep other objects from being released.
+//! **Panics.** If a section panics, it ends, and the panic is propagated. A panic of a release is
+//! counted in [`faults`](crate::faults()), so it cannot keep other objects from being released.
 //!
-//! **After a fork** the child may enter sections and retire objects. A section that another thread of the parent had open at
-//! the fork is open in the child for ever: then the child's deferred releases never happen. Objects that other threads had
-//! retired, and that were not released yet, are leaked in the child. At the fork no other thread may be entering its first
-//! section, or ending: its lock would stay taken.
+//! **After a fork** the child may enter sections and retire objects. A section that another thread
+//! of the parent had open at the fork is open in the child for ever: then the child's deferred
+//! releases never happen. Objects that other threads have retired, and that are not released yet,
+//! are leaked in the child. At the fork no other thread may be entering its first section, or
+//! ending: its lock would stay taken.
 
 pub(crate) use seize::Collector;
 use seize::{Guard as _, LocalGuard, OwnedGuard};
@@ -46,12 +50,14 @@ use std::time::{Duration, Instant};
 
 static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
 
-/// How many sections can be open at once in different slots: one for each thread that has entered a section and has not ended,
-/// and one for each section that was entered while a thread ends. Raised before such a section is entered.
+/// How many sections can be open at once in different slots: one for each thread that has entered a
+/// section and has not ended, and one for each section that was entered while a thread ends. Raised
+/// before such a section is entered.
 static PARTICIPANTS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The collector, for a thread that has entered a section. Without a destructor, so it can be read at any time.
+    /// The collector, for a thread that has entered a section. Without a destructor, so it can be
+    /// read at any time.
     static READY: Cell<Option<&'static Collector>> = const { Cell::new(None) };
     /// The thread has entered sections, and is ending.
     static ENDED: Cell<bool> = const { Cell::new(false) };
@@ -64,8 +70,8 @@ thread_local! {
     static WAITING: Cell<(u32, Option<Instant>)> = const { Cell::new((0, None)) };
 }
 
-/// Takes an ending thread out of the participants. Made right after `seize` made its own thread local, so that this one is
-/// destroyed first.
+/// Takes an ending thread out of the participants. Made right after `seize` made its own thread
+/// local, so that this one is destroyed first.
 struct Exit;
 
 impl Drop for Exit {
@@ -77,7 +83,8 @@ impl Drop for Exit {
     }
 }
 
-/// Proof of being in a read-side critical section: an object that is found in it keeps its memory until the section ends.
+/// Proof of being in a read-side critical section: an object that is found in it keeps its memory
+/// until the section ends.
 ///
 /// Only [`read`] lends one. It stays on its thread.
 ///
@@ -86,7 +93,8 @@ impl Drop for Exit {
 /// let guard = netmem_refs::rcu::read(|guard| guard);
 /// ```
 pub struct Guard {
-    /// Dropped first: objects that are released when the collector's guard is dropped are released outside of the section.
+    /// Dropped first: objects that are released when the collector's guard is dropped are released
+    /// outside of the section.
     _depth: Depth,
     guard: CollectorGuard,
 }
@@ -127,9 +135,10 @@ enum CollectorGuard {
 
 /// Runs `section` in a read-side critical section.
 ///
-/// Costs about 5 ns, a little less when nested, and touches no shared cache line. Keep sections short: an object that is
-/// retired after the section began is not released before it ends. The thread that leaves a section may release what other
-/// threads have retired: destructors and callbacks run here, after the section, never in it.
+/// Costs about 5 ns, a little less when nested, and touches no shared cache line. Keep sections
+/// short: an object that is retired after the section began is not released before it ends. The
+/// thread that leaves a section may release what other threads have retired: destructors and
+/// callbacks run here, after the section, never in it.
 #[inline]
 pub fn read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     match READY.get() {
@@ -147,7 +156,8 @@ fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
         let _leave = Leave;
         return section(&Guard::new(CollectorGuard::Section(collector.enter_owned())));
     }
-    // `seize` registers the destructor of its thread local, then we register ours: the last one runs first.
+    // `seize` registers the destructor of its thread local, then we register ours: the last one
+    // runs first.
     drop(collector.enter());
     EXIT.with(|_| ());
     READY.set(Some(collector));
@@ -163,25 +173,26 @@ impl Drop for Leave {
     }
 }
 
-/// Releases the objects that this thread has retired and that wait until a batch is full: at most 31. They have no
-/// destructor and no release callback, because objects with one never wait, but after [`set_batching`]. Costs a barrier on
-/// all CPUs of the process, some microseconds.
+/// Releases the objects that this thread has retired and that wait until a batch is full: at most 31.
+/// They have no destructor and no release callback, because objects with one never wait, but after
+/// [`set_batching`]. Costs a barrier on all CPUs of the process, some microseconds.
 pub fn flush() {
     read(Guard::flush);
     report_stall();
 }
 
-/// How long a thread lets objects wait for others, before it lets them go together: [`set_batching`].
+/// How long a thread lets objects wait for others, before it lets them go together:
+/// [`set_batching`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// So many objects are let go together: 1 to 31. A larger number counts as 31, 0 as 1.
+    /// So many objects are submitted together: 1 to 31. A larger number counts as 31, 0 as 1.
     pub objects: u32,
-    /// They are let go, however few, if the first of them was retired that long ago.
+    /// They are submitted, however few, if the first of them was retired that long ago.
     pub age: Duration,
 }
 
 impl Batching {
-    /// Each object is let go when it is retired: the default.
+    /// Each object is submitted when it is retired: the default.
     pub const PROMPT: Self = Self { objects: 1, age: Duration::ZERO };
 }
 
@@ -191,16 +202,19 @@ impl Default for Batching {
     }
 }
 
-/// Says how long objects that this thread retires wait for others, before they are let go together.
+/// Sets how long objects that this thread retires wait for others, before they are submitted to the
+/// collector together.
 ///
-/// An object is retired if it cannot be released at its last put: its count is an [`RcuRef`](crate::RcuRef), it was in an
-/// [`RcuCell`](crate::RcuCell), or the thread is in a section. Letting it go costs a barrier on all CPUs of the process, 1 to 17
-/// microseconds. By default, each object with a destructor or a release callback is let go at once. A thread that retires
-/// many thousand objects a second, and can wait for their release, shares that cost among up to 31 objects.
+/// An object is retired if it cannot be released at its last put: its count is an
+/// [`RcuRef`](crate::RcuRef), it was in an [`RcuCell`](crate::RcuCell), or the thread is in a
+/// section. Letting it go costs a barrier on all CPUs of the process, 1 to 17 microseconds. By
+/// default, each object with a destructor or a release callback is submitted at once. A thread that
+/// retires many thousand objects a second, and can wait for their release, shares that cost among
+/// up to 31 objects.
 ///
-/// **Note:** no other thread watches the time. The objects are let go by a later call of this thread: by a last put that retires
-/// another object, by [`flush`], by this function, or when the thread ends. A thread that retires nothing for a while calls
-/// [`flush`] before it waits.
+/// **Note:** no other thread watches the time. The objects are submitted by a later call of this
+/// thread: by a last put that retires another object, by [`flush`], by this function, or when the
+/// thread ends. A thread that retires nothing for a while calls [`flush`] before it waits.
 ///
 /// ```
 /// use netmem_refs::{Owner, RcuRef, rcu};
@@ -224,7 +238,7 @@ fn flush_waiting() {
     }
 }
 
-/// Whether an object that is retired now, and those that wait, are to be let go.
+/// Whether an object that is retired now, and those that wait, are to be submitted.
 fn let_go() -> bool {
     let batching = BATCHING.get();
     // An ending thread has no other call to come.
@@ -239,7 +253,8 @@ fn let_go() -> bool {
 
 /// After which time a waiting thread reports a reader: in nanoseconds.
 static STALL: AtomicU64 = AtomicU64::new(1_000_000_000);
-/// When the probe that is out was let go, in nanoseconds since [`START`], plus 1; 0 if none is out.
+/// When the probe that is out was submitted, in nanoseconds since [`START`], plus 1; 0 if none is
+/// out.
 static PROBE: AtomicU64 = AtomicU64::new(0);
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -247,13 +262,14 @@ fn now() -> u64 {
     u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX - 1).saturating_add(1)
 }
 
-/// Called when all sections have ended that were open when the probe was let go.
+/// Called when all sections have ended that were open when the probe was submitted.
 unsafe fn probe_returns(_: *mut (), _: &Collector) {
     PROBE.store(0, Ordering::Relaxed);
 }
 
-/// For how long a reader has been in its section at least, while a retired object waits for it. `None` if no object waits, or if
-/// that is known only of objects that are released in batches. For statistics: one load and a reading of the clock.
+/// For how long a reader has been in its section at least, while a retired object waits for it.
+/// `None` if no object waits, or if that is known only of objects that are released in batches. For
+/// statistics: one load and a reading of the clock.
 #[must_use]
 pub fn stalled() -> Option<Duration> {
     match PROBE.load(Ordering::Relaxed) {
@@ -262,17 +278,19 @@ pub fn stalled() -> Option<Duration> {
     }
 }
 
-/// Says how long a reader may be in its section before that is reported: one second if this is not called, for the whole
-/// process.
+/// Says how long a reader may be in its section before that is reported: one second if this is not
+/// called, for the whole process.
 ///
-/// The report is one warning of `tracing` in a process, with the age. It is made by a thread that retires an object or calls
-/// [`flush`] and finds that an object which was retired that long ago still waits. So there is no report as long as no thread
-/// retires anything; [`stalled`] can be read at any time.
+/// The report is one warning of `tracing` in a process, with the age. It is made by a thread that
+/// retires an object or calls [`flush`] and finds that an object which was retired that long ago
+/// still waits. So there is no report as long as no thread retires anything; [`stalled`] can be
+/// read at any time.
 pub fn report_stalls_after(age: Duration) {
     STALL.store(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// Reports a reader that stays. Called by the side that waits, after its section: a subscriber is user code.
+/// Reports a reader that stays. Called by the side that waits, after its section: a subscriber is
+/// user code.
 pub(crate) fn report_stall() {
     if let Some(age) = stalled()
         && age.as_nanos() >= STALL.load(Ordering::Relaxed).into()
@@ -287,8 +305,8 @@ impl Guard {
         Self { _depth: Depth::enter(), guard }
     }
 
-    /// Loads a pointer. The object that it points to is there until the section ends, if the pointer is always taken away
-    /// before the object is retired.
+    /// Loads a pointer. The object that it points to is there until the section ends, if the
+    /// pointer is always taken away before the object is retired.
     #[inline]
     pub(crate) fn protect<T>(&self, at: &AtomicPtr<T>) -> *mut T {
         match &self.guard {
@@ -297,8 +315,8 @@ impl Guard {
         }
     }
 
-    /// Exchanges a pointer, if it is `current`. If it is not, the object that it points to is protected as by
-    /// [`protect`](Self::protect).
+    /// Exchanges a pointer, if it is `current`. If it is not, the object that it points to is
+    /// protected as by [`protect`](Self::protect).
     pub(crate) fn compare_exchange<T>(
         &self,
         at: &AtomicPtr<T>,
@@ -312,14 +330,14 @@ impl Guard {
         }
     }
 
-    /// Defers `release(at)` until every section that is open now has ended, including this one. The thread that leaves
-    /// the last of them calls it, outside of any section. With `prompt`, the call does not wait for other retired
-    /// objects.
+    /// Defers `release(at)` until every section that is open now has ended, including this one. The
+    /// thread that leaves the last of them calls it, outside of any section. With `prompt`, the
+    /// call does not wait for other retired objects.
     ///
     /// # Safety
     ///
-    /// No section entered from now on finds `at`. `release` may be called on it then, once, by any thread, and does not
-    /// panic.
+    /// No section entered from now on finds `at`. `release` may be called on it then, once, by any
+    /// thread, and does not panic.
     pub(crate) unsafe fn retire<T>(&self, at: NonNull<T>, release: unsafe fn(*mut T, &Collector), prompt: bool) {
         // SAFETY: the caller's promise.
         unsafe { self.defer(at.as_ptr(), release) };
@@ -340,8 +358,9 @@ impl Guard {
         }
     }
 
-    /// A batch goes if it has an entry for each open section. There are no more open sections than participants, and a
-    /// participant is counted before it enters: if the number has not grown, the batch is gone. If it has grown, try again.
+    /// A batch goes if it has an entry for each open section. There are no more open sections than
+    /// participants, and a participant is counted before it enters: if the number has not grown,
+    /// the batch is gone. If it has grown, try again.
     #[cold]
     fn flush(&self) {
         WAITING.set((0, None));

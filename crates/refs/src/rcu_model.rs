@@ -1,10 +1,11 @@
-//! The stand-in for [`rcu`](../rcu.rs) in loom's models: the same interface, over a list of open sections behind a
-//! lock.
+//! The stand-in for [`rcu`](../rcu.rs) in loom's models: the same interface, over a list of open
+//! sections behind a lock.
 //!
-//! Loom cannot replace the atomics of `seize`. What a model of the pointers needs is the promise of the collector: an object
-//! that is retired is released after all sections that are open then, by the thread that leaves the last of them, outside of
-//! its section. The lock gives the same order as the collector's barrier: a section is entered before the retire, and then
-//! the retire waits for it; or after it, and then the reader sees that the object was taken out of the cell.
+//! Loom cannot replace the atomics of `seize`. What a model of the pointers needs is the promise of
+//! the collector: an object that is retired is released after all sections that are open then, by
+//! the thread that leaves the last of them, outside of its section. The lock gives the same order
+//! as the collector's barrier: a section is entered before the retire, and then the retire waits
+//! for it; or after it, and then the reader sees that the object was taken out of the cell.
 
 use crate::sync::{AtomicPtr, Mutex, Ordering};
 use std::cell::Cell;
@@ -100,11 +101,13 @@ impl Guard {
 
     /// # Safety
     ///
-    /// No section entered from now on finds `at`. `release` may be called on it then, once, by any thread.
+    /// No section entered from now on finds `at`. `release` may be called on it then, once, by any
+    /// thread.
     pub(crate) unsafe fn retire<T>(&self, at: NonNull<T>, release: unsafe fn(*mut T, &Collector), _prompt: bool) {
         // SAFETY: all sections that were open at the retire have ended when this is called.
         let release = move || unsafe { release(at.as_ptr(), &Collector) };
-        // SAFETY: only the lifetime of `T` changes; the caller promises that `release` may be called later.
+        // SAFETY: only the lifetime of `T` changes; the caller promises that `release` may be
+        // called later.
         let release = unsafe { mem::transmute::<Box<dyn FnOnce() + '_>, Box<dyn FnOnce()>>(Box::new(release)) };
         sections(|all| {
             let sections = all.open.clone();

@@ -1,15 +1,18 @@
-//! The count that never repeats an operation: get and put are one addition each, however many threads get and put.
+//! The count that never repeats an operation: get and put are one addition each, however many
+//! threads get and put.
 //!
-//! The value is the number of references less one, and its sign bit says that something out of the ordinary is to be done.
+//! Why not refcount? A compare-and-swap is repeated as often as other threads come between. The
+//! value here is the number of references less one. The sign bit selects the slow path.
 //!
 //! ```text
 //!   0x0000_0000 ..= 0x7FFF_FFFF   valid       value + 1 references
 //!   0x8000_0000 ..= 0xBFFF_FFFF   saturated   overflowed: never freed           put back to 0xA000_0000
-//!   0xC000_0000 ..= 0xFFFF_FFFE   dead        a put was told to destroy         put back to 0xE000_0000
-//!   0xFFFF_FFFF                   none        the last one was put, and no put has been told yet
+//!   0xC000_0000 ..= 0xFFFF_FFFE   dead        a put has returned true           put back to 0xE000_0000
+//!   0xFFFF_FFFF                   none        the last one was put, and no put has returned true yet
 //! ```
 //!
-//! Both operations look at the value that their own addition made. If its sign bit is clear, they are done. Otherwise:
+//! Both operations test the value that their own addition made. If its sign bit is clear, they are
+//! done. Otherwise:
 //!
 //! ```text
 //!   get   saturated   put back, got                    put   saturated   put back, not the last
@@ -17,13 +20,15 @@
 //!                                                            none        exchange(none -> dead): last if it succeeds
 //! ```
 //!
-//! An operation that is refused or saturated has added nevertheless, and other threads see the sum. Each zone is 2^29 wide on
-//! either side: to leave it, as many threads would have to be between their addition and their store.
+//! An operation that is refused or saturated has added nevertheless, and other threads see the sum.
+//! Each zone is 2^29 wide on either side: to leave it, as many threads would have to be between
+//! their addition and their store.
 //!
 //! # The races
 //!
-//! **Last put against get.** Between the put's addition and its exchange there is a window in which a get finds *none*,
-//! makes it one reference, and has it: the sign bit is clear. Then the exchange fails, and the put was not the last.
+//! **Last put against get.** Between the put's addition and its exchange there is a window in which
+//! a get finds *none*, makes it one reference, and has it: the sign bit is clear. Then the exchange
+//! fails, and the put was not the last.
 //!
 //! ```text
 //!   put                                   get
@@ -34,9 +39,10 @@
 //! ```
 //! If the exchange comes first, the get lands in the dead zone and is refused.
 //!
-//! **Put against the put that marks dead.** In that window the getter may put again, and both puts see *none*. One exchange
-//! succeeds. The put that loses decides from the value that its own addition returned. If it read the count afresh, it would find
-//! the count dead, as after a put too many, and report a fault where there is none.
+//! **Put against the put that marks dead.** In that window the thread that got may put again, and
+//! both puts see *none*. One exchange succeeds. The put that loses decides from the value that its
+//! own addition returned. If it read the count again, it would find the count dead, as after a put
+//! too many, and report a fault where there is none.
 //!
 //! ```text
 //!   put                                   get, put
@@ -47,13 +53,14 @@
 //!   exchange(none -> dead) fails
 //!   not the last
 //! ```
-//! The losing put exchanges in a count whose object is about to be destroyed. So puts are in a critical section, too, and the
-//! destruction waits for its end.
+//! The losing put exchanges in a count whose object is about to be destroyed. So puts are in a
+//! critical section, too, and the destruction waits for its end.
 //!
-//! **Double put.** A put too many finds the count dead, or at *none*, and takes it further into the dead zone. It is counted
-//! as a fault. If the last put has not marked the count yet, its exchange fails: no put is told, and the object leaks. Two puts are
-//! never told. A put too many while other threads hold references takes one of theirs; then only the last put is found to be one
-//! too many.
+//! **Double put.** A put too many finds the count dead, or at *none*, and takes it further into the
+//! dead zone. It is counted as a fault. If the last put has not marked the count yet, its exchange
+//! fails: no put returns true, and the object leaks. Two puts never return true. A put too many
+//! while other threads hold references takes one of theirs; then only the last put is found to be
+//! one too many.
 //!
 //! ```text
 //!   put                                   put (one too many)
@@ -63,9 +70,10 @@
 //!                                         stores dead
 //! ```
 //!
-//! **Saturation from both sides.** Other threads see the overflow before the get has put the value back. A put may take the
-//! value below the edge, and find nothing wrong. The store of the get comes nevertheless, and the object leaks. A put that finds
-//! the saturated zone stores the same value.
+//! **Saturation from both sides.** Other threads see the overflow before the get has put the value
+//! back. A put may take the value below the edge, and find nothing wrong. The store of the get
+//! comes nevertheless, and the object leaks. A put that finds the saturated zone stores the same
+//! value.
 //!
 //! ```text
 //!   get                                   put
@@ -76,12 +84,15 @@
 //!
 //! # Memory ordering
 //!
-//! Gets are relaxed: the caller has loaded the object's address before, and that load made its contents visible. The additions
-//! of puts are releases. Each later addition, and the exchange, reads from the chain of them, and the exchange that succeeds
-//! acquires: the destruction comes after all that other threads did before their puts. A refused get orders nothing, because the
-//! caller must not look at the object. The plain stores break the chain; they are made only where no put will be told any more.
+//! Gets are relaxed: the caller has loaded the object's address before, and that load made its
+//! contents visible. The additions of puts are releases. Each later addition, and the exchange,
+//! reads from the chain of them, and the exchange that succeeds acquires: the destruction comes
+//! after all that other threads did before their puts. A refused get orders nothing, because the
+//! caller must not read the object. The plain stores break the chain; they are made only where no
+//! put will return true any more.
 //!
-//! The guard, not the count, keeps the count's memory for a thread that lost a race: see [`rcu`](crate::rcu).
+//! The guard, not the count, keeps the count's memory for a thread that lost a race: see
+//! [`rcu`](crate::rcu).
 
 use crate::faults;
 use crate::rcu::{self, Guard};
@@ -106,17 +117,21 @@ const fn is_saturated(value: u32) -> bool {
     MAX < value && value < DEAD_ZONE
 }
 
-/// A reference count for objects whose memory outlives a grace period, in 4 bytes: get and put are one atomic addition.
+/// A reference count for objects whose memory outlives a grace period, in 4 bytes: get and put are
+/// one atomic addition.
 ///
-/// A compare-and-swap is repeated as often as other threads come between; an addition goes through at once. But a get that
-/// adds first and looks afterwards needs memory that is still there when the object is dead. So:
+/// A compare-and-swap is repeated as often as other threads come between; an addition goes through
+/// at once. But a get that adds first and tests afterwards needs memory that is still there when
+/// the object is dead. So:
 ///
-/// * a `try_get` is made in the critical section in which the object was found, a put in one of its own or the caller's;
-/// * a caller that is told by its put that it may destroy the object **defers that past a grace period**.
+/// * a `try_get` is made in the critical section in which the object was found, a put in one of its
+///   own or the caller's;
+/// * a caller whose put was the last **defers the destruction past a grace period**.
 ///
 /// [`Owner`](crate::Owner) and [`RcuCell`](crate::RcuCell) do both.
 ///
-/// A count that overflows, or is put more often than it was got, leaks its object: see [`faults`](crate::faults()).
+/// A count that overflows, or is put more often than it was got, leaks its object: see
+/// [`faults`](crate::faults()).
 ///
 /// ```
 /// use netmem_refs::{RcuRef, rcu};
@@ -136,7 +151,8 @@ pub struct RcuRef(AtomicU32);
 const _: () = assert!(size_of::<RcuRef>() == 4);
 
 impl RcuRef {
-    /// A count of that many references; saturated if there are more than 2^31 - 1. One of none is not dead: it can be got.
+    /// A count of that many references; saturated if there are more than 2^31 - 1. A count that was
+    /// created at zero is not dead; `get` revives it.
     #[cfg(not(loom))]
     #[must_use]
     pub const fn new(count: u32) -> Self {
@@ -165,8 +181,8 @@ impl RcuRef {
         }
     }
 
-    /// Takes a reference, unless the object is dead, in the critical section in which the object was found. One atomic
-    /// addition.
+    /// Takes a reference, unless the object is dead, in the critical section in which the object
+    /// was found. One atomic addition.
     #[inline]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self, guard: &Guard) -> bool {
@@ -174,8 +190,8 @@ impl RcuRef {
         self.add()
     }
 
-    /// Puts a reference. If it returns true, the reference was the last: only the caller may destroy the object, after
-    /// a grace period. One atomic addition, in its own critical section.
+    /// Puts a reference. If it returns true, the reference was the last: only the caller may
+    /// destroy the object, after a grace period. One atomic addition, in its own critical section.
     #[inline]
     #[must_use = "the caller that puts the last reference destroys the object, after a grace period"]
     pub fn put(&self) -> bool {
@@ -238,12 +254,14 @@ impl RcuRef {
         false
     }
 
-    /// Whether there is one reference, which is then the caller's. What other threads did before their puts happened before.
+    /// Whether there is one reference, which is then the caller's. What other threads did before
+    /// their puts happened before.
     pub(crate) fn is_one(&self) -> bool {
         self.0.load(Ordering::Acquire) == initial(1)
     }
 
-    /// Whether a put was told to destroy the object. Not the same as a count of zero, which a get can still raise.
+    /// Whether a put has returned that it was the last. Not the same as a count of zero, which a
+    /// get can still raise.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         is_dead(self.0.load(Ordering::Relaxed))
@@ -269,9 +287,9 @@ impl fmt::Debug for RcuRef {
     }
 }
 
-/// Critical sections are not in these models. The count's memory lives as long as the model, as if a grace period ended when all
-/// threads have ended. The object that the count protects is destroyed at once, by the thread that is told to. All interleavings
-/// are tried.
+/// Critical sections are not in these models. The count's memory lives as long as the model, as if
+/// a grace period ended when all threads have ended. The object that the count protects is
+/// destroyed at once, by the thread that is told to. All interleavings are tried.
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
@@ -327,7 +345,8 @@ mod model {
         last.into_iter().filter(|last| *last).count()
     }
 
-    /// Last put against get: a thread that got has the object until it puts, one put is told, and a get after that is refused.
+    /// Last put against get: a thread that got has the object until it puts, one put is told, and a
+    /// get after that is refused.
     #[test]
     fn last_put_against_get() {
         loom::model(|| {
@@ -343,8 +362,8 @@ mod model {
         });
     }
 
-    /// Put against the put that marks dead: of all puts that see the count at none, one is told, and none of them reports an
-    /// imbalance.
+    /// Put against the put that marks dead: of all puts that see the count at none, one is told,
+    /// and none of them reports an imbalance.
     #[test]
     fn put_against_put_that_marks_dead() {
         loom::model(|| {
@@ -361,7 +380,8 @@ mod model {
         });
     }
 
-    /// Double put: a put too many, beside the last one and a get, is counted, and at most one is told.
+    /// Double put: a put too many, beside the last one and a get, is counted, and at most one is
+    /// told.
     #[test]
     fn double_put() {
         loom::model(|| {
@@ -374,8 +394,8 @@ mod model {
             let (other, got) = (other.join().unwrap(), late.join().unwrap());
             assert!(told([mine, other]) <= 1);
             if got {
-                // It got in between: with its reference there were two, and both were put. What is left is the getter's
-                // mistaken belief, and its put is the one too many.
+                // It got in between: with its reference there were two, and both were put. What is
+                // left is the getter's mistaken belief, and its put is the one too many.
                 assert!(!object.refs.sub());
             }
             assert_eq!(Faults::since(before), (0, 1));
@@ -383,7 +403,8 @@ mod model {
         });
     }
 
-    /// Saturation from both sides: gets and puts at the edge leave a saturated count, and no put is told to destroy.
+    /// Saturation from both sides: gets and puts at the edge leave a saturated count, and no put is
+    /// told to destroy.
     #[test]
     fn saturation_from_both_sides() {
         loom::model(|| {

@@ -6,9 +6,9 @@
 //!   sign bit     saturated: the object is never freed            every operation puts the value back to SATURATED
 //! ```
 //!
-//! **Last put against `try_get`.** The thread that moves the value from 1 to 0 frees the object. A `try_get` that comes after
-//! it finds 0. If the last put comes between the load and the exchange of a `try_get`, the exchange fails, and the `try_get` looks
-//! again.
+//! **Last put against `try_get`.** The thread that moves the value from 1 to 0 frees the object. A
+//! `try_get` that comes after it finds 0. If the last put comes between the load and the exchange
+//! of a `try_get`, the exchange fails, and the `try_get` tests the value again.
 //!
 //! ```text
 //!   put                                   try_get
@@ -18,10 +18,11 @@
 //!                                         refused
 //! ```
 //!
-//! **Saturation from both sides.** A get adds before it can see that the count overflows, so other threads see the value beyond
-//! the edge, and a put may take it back below. That put looks at the value it found, sees the saturated zone, and stores SATURATED
-//! as the get does. The object leaks. To leave the zone by additions alone, 2^30 threads would have to be between their addition
-//! and their store.
+//! **Saturation from both sides.** A get adds before it can see that the count overflows, so other
+//! threads see the value beyond the edge, and a put may bring it below again. That put tests the
+//! value that it found, finds the saturated zone, and stores SATURATED as the get does. The object
+//! leaks. To leave the zone by additions alone, 2^30 threads would have to be between their
+//! addition and their store.
 //!
 //! ```text
 //!   get                                   put
@@ -31,9 +32,9 @@
 //!   stores SATURATED
 //! ```
 //!
-//! **Memory ordering.** Gets are relaxed: the caller has loaded the object's address before, and that load made the object's
-//! contents visible. A put is a release, and the last put acquires: the thread that frees the object sees all that other threads
-//! did to it before their puts.
+//! **Memory ordering.** Gets are relaxed: the caller has loaded the object's address before, and
+//! that load made the object's contents visible. A put is a release, and the last put acquires: the
+//! thread that frees the object sees all that other threads did to it before their puts.
 
 use crate::faults;
 use crate::sync::{AtomicU32, Ordering, acquire, put_back};
@@ -48,11 +49,13 @@ const fn is_saturated(value: u32) -> bool {
 
 /// A saturating reference count in 4 bytes, with no rules about memory: the baseline.
 ///
-/// A get and a put are one atomic operation each while one CPU uses the count. Under contention `try_get` repeats its
-/// compare-and-swap, the more often the more CPUs there are: see [`RcuRef`](crate::RcuRef) and [`PercpuRef`](crate::PercpuRef).
+/// A get and a put are one atomic operation each while one CPU uses the count. Under contention
+/// `try_get` repeats its compare-and-swap, the more often the more CPUs there are: see
+/// [`RcuRef`](crate::RcuRef) and [`PercpuRef`](crate::PercpuRef).
 ///
-/// A count that overflows is saturated: it keeps its value, and its object is never freed. A put without a reference is
-/// contained in the same way if it finds the count at zero. Both are counted in [`faults`](crate::faults()).
+/// A count that overflows is saturated: it keeps its value, and its object is never freed. A put
+/// without a reference is contained in the same way if it finds the count at zero. Both are counted
+/// in [`faults`](crate::faults()).
 ///
 /// ```
 /// use netmem_refs::RefCount;
@@ -103,16 +106,16 @@ impl RefCount {
         }
     }
 
-    /// Takes a reference, unless the last one has been put. The caller makes sure that the count's memory is there. A
-    /// compare-and-swap loop.
+    /// Takes a reference, unless the last one has been put. The caller makes sure that the count's
+    /// memory is there. A compare-and-swap loop.
     #[inline]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self) -> bool {
         self.try_get_and(|| ())
     }
 
-    /// [`try_get`](Self::try_get), and how often its compare-and-swap had to be repeated: the cost of
-    /// contention. For measurements, and not stable.
+    /// [`try_get`](Self::try_get), and how often its compare-and-swap had to be repeated: the cost
+    /// of contention. For measurements, and not stable.
     #[cfg(feature = "bench")]
     #[inline]
     #[must_use = "without a reference the object must not be used"]
@@ -148,9 +151,9 @@ impl RefCount {
         old != 0
     }
 
-    /// Puts a reference. If it returns true, the reference was the last: only the caller may free the object, and all
-    /// that other threads did with the object happened before. If it returns false, the caller must not touch the
-    /// object any more. One atomic subtraction.
+    /// Puts a reference. If it returns true, the reference was the last: only the caller may free
+    /// the object, and all that other threads did with the object happened before. If it returns
+    /// false, the caller must not touch the object any more. One atomic subtraction.
     #[inline]
     #[must_use = "the caller that puts the last reference frees the object"]
     pub fn put(&self) -> bool {
@@ -179,7 +182,8 @@ impl RefCount {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether there is one reference, which is then the caller's. What other threads did before their puts happened before.
+    /// Whether there is one reference, which is then the caller's. What other threads did before
+    /// their puts happened before.
     pub(crate) fn is_one(&self) -> bool {
         self.0.load(Ordering::Acquire) == 1
     }
@@ -241,7 +245,8 @@ mod model {
         }
     }
 
-    /// Last put against `try_get`: a thread that is not refused has the object, which is freed once, after the last look.
+    /// Last put against `try_get`: a thread that is not refused has the object, which is freed
+    /// once, after the last look.
     #[test]
     fn last_put_against_try_get() {
         loom::model(|| {
@@ -262,7 +267,8 @@ mod model {
         });
     }
 
-    /// Saturation from both sides: gets and puts around the edge leave it saturated or in balance, and never near zero.
+    /// Saturation from both sides: gets and puts around the edge leave it saturated or in balance,
+    /// and never near zero.
     #[test]
     fn saturation_from_both_sides() {
         loom::model(|| {
@@ -283,7 +289,8 @@ mod model {
         });
     }
 
-    /// Double put: of two puts of one reference, one is told to free, and the other is counted as a fault.
+    /// Double put: of two puts of one reference, one is told to free, and the other is counted as a
+    /// fault.
     #[test]
     fn double_put() {
         loom::model(|| {

@@ -22,10 +22,11 @@ pub(crate) fn acquire(at: &AtomicU32) {
 
 /// Puts a count back into the middle of its zone.
 ///
-/// The store comes after the addition that found the count in the zone. An addition of another thread that directly follows
-/// that addition comes before the store too, because nothing comes between an addition's load and its store. Loom does not
-/// draw this conclusion: it lets such an addition come after the store without having seen it. So a model uses an exchange,
-/// which loom keeps in order.
+/// The store comes after the addition that found the count in the zone. An addition of another
+/// thread that directly follows that addition comes before the store too, because nothing comes
+/// between an addition's load and its store. Loom does not draw this conclusion: it lets such an
+/// addition come after the store without having seen it. So a model uses an exchange, which loom
+/// keeps in order.
 pub(crate) fn put_back(at: &AtomicU32, value: u32) {
     #[cfg(not(loom))]
     at.store(value, Ordering::Relaxed);

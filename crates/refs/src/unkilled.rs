@@ -1,12 +1,15 @@
-//! Objects that have lost their owner and are not killed, because the kernel refused the barrier: usually a seccomp filter of the
-//! thread that dropped the owner. Such an object is live, and the initial reference is kept here. The next kill that succeeds, of
-//! any `PercpuRef`, tries again: the filter may be another thread's, or the kernel was short of memory at that moment.
+//! Objects that have lost their owner and are not killed, because the kernel refused the barrier:
+//! usually because of a seccomp filter of the thread that dropped the owner. Such an object is
+//! live, and the initial reference is kept here. The next kill that succeeds, of any `PercpuRef`,
+//! tries again: the filter may be another thread's, or the kernel was short of memory at that
+//! moment.
 //!
-//! A thread takes an object off the list before it kills it, so that one thread kills it, and no lock is held while user code runs.
-//! If the kernel refuses again, the object is put back.
+//! A thread takes an object off the list before it kills it, so that one thread kills it, and no
+//! lock is held while user code runs. If the kernel refuses again, the object is put back.
 //!
-//! **Fork**: if another thread of the parent had the lock, or was trying again, at that moment, the child's kills try nothing again, and an owner that the
-//! child drops while the kernel refuses leaks its object.
+//! **Fork**: if another thread of the parent had the lock, or was trying again, at that moment, the
+//! child's kills try nothing again, and an owner that the child drops while the kernel refuses
+//! leaks its object.
 
 use crate::percpu_ref::KillError;
 use std::ptr::NonNull;
@@ -42,14 +45,16 @@ fn list() -> Option<MutexGuard<'static, Vec<Unkilled>>> {
 ///
 /// # Safety
 ///
-/// `kill` may be called with the object, on any thread, at any later time, until it has succeeded once.
+/// `kill` may be called with the object, on any thread, at any later time, until it has succeeded
+/// once.
 #[cold]
 pub(crate) unsafe fn keep(object: NonNull<()>, kill: Kill) {
     put(Unkilled { object, kill });
 }
 
 fn put(unkilled: Unkilled) {
-    /// Other threads have the lock for a push or a pop. After a fork, a thread that the child does not have may have it.
+    /// Other threads have the lock for a push or a pop. After a fork, a thread that the child does
+    /// not have may have it.
     const ATTEMPTS: usize = 10_000;
     for _ in 0..ATTEMPTS {
         if let Some(mut list) = list() {
@@ -61,8 +66,8 @@ fn put(unkilled: Unkilled) {
     }
 }
 
-/// Kills the objects that are kept, until the kernel refuses one. Called after a kill for which the kernel did not. A panic in the
-/// release of an object is counted in [`faults`](crate::faults()).
+/// Kills the objects that are kept, until the kernel refuses one. Called after a kill for which the
+/// kernel did not. A panic in the release of an object is counted in [`faults`](crate::faults()).
 #[inline]
 pub(crate) fn retry() {
     if COUNT.load(Ordering::Relaxed) != 0 {
@@ -73,7 +78,8 @@ pub(crate) fn retry() {
 #[cold]
 #[inline(never)]
 fn kill_all() {
-    /// A thread is in this function: the kills that follow are its own, or those of other threads, which it does the work for.
+    /// A thread is in this function: the kills that follow are its own, or those of other threads,
+    /// which it does the work for.
     static BUSY: AtomicBool = AtomicBool::new(false);
     if BUSY.swap(true, Ordering::Acquire) {
         return;
@@ -86,7 +92,7 @@ fn kill_all() {
     };
     while let Some(unkilled) = next() {
         let mut killed = Ok(());
-        // SAFETY: `keep`'s caller said so, and this thread has taken it off the list.
+        // SAFETY: `keep`'s caller guarantees it, and this thread has taken it off the list.
         crate::faults::contain(|| killed = unsafe { (unkilled.kill)(unkilled.object) });
         if killed.is_err() {
             put(unkilled);

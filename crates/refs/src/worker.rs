@@ -1,4 +1,4 @@
-//! A thread for cleanup that may block.
+//! A thread for cleanup that may block: the last put can be on a hot path, where nothing may block.
 
 use crate::faults;
 use std::fmt;
@@ -13,17 +13,19 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that runs cleanup jobs, which may block.
 ///
-/// The last put of an object may happen anywhere: in a poll loop, in a destructor, on the way out of a critical
-/// section. If the release of the object closes a file or waits for a device, [`defer`](Self::defer) does it on the
-/// worker's thread. Jobs run one after another in the order in which they came. A job that panics is counted in
-/// [`faults`](crate::faults()), and the next one runs.
+/// The last put of an object may happen anywhere: in a poll loop, in a destructor, on the way out
+/// of a critical section. If the release of the object closes a file or waits for a device,
+/// [`defer`](Self::defer) does it on the worker's thread. Jobs run one after another in the order
+/// in which they came. A job that panics is counted in [`faults`](crate::faults()), and the next
+/// one runs.
 ///
-/// The drop of the worker waits until all queued jobs are done, and joins the thread. If one of the worker's own jobs drops
-/// it, that drop does not wait: the thread finishes the queue and ends by itself.
+/// The drop of the worker waits until all queued jobs are done, and joins the thread. If one of the
+/// worker's own jobs drops it, that drop does not wait: the thread finishes the queue and ends by
+/// itself.
 ///
-/// **After a fork** the thread exists in the parent only, and the parent runs the jobs that were queued. In the child, `defer`
-/// runs the job itself, before it returns, and the drop of the worker does nothing. A child that wants a thread makes a worker
-/// of its own.
+/// **After a fork** the thread exists in the parent only, and the parent runs the jobs that were
+/// queued. In the child, `defer` runs the job itself, before it returns, and the drop of the worker
+/// does nothing. A child that wants a thread makes a worker of its own.
 ///
 /// ```
 /// use netmem_refs::{Owner, RefCount, Worker};
@@ -44,16 +46,18 @@ pub struct Worker {
     process: u32,
 }
 
-// A panic interrupts neither a job in the queue nor the queue: what is sent is whole, and a job's own panic is contained.
+// A panic interrupts neither a job in the queue nor the queue: what is sent is whole, and a job's
+// own panic is contained.
 impl UnwindSafe for Worker {}
 impl RefUnwindSafe for Worker {}
 
-/// Differs between a process and its children, from the first worker on: each child adds to it. A process id would not do: a
-/// child in a PID namespace of its own may have its parent's.
+/// Differs between a process and its children, from the first worker on: each child adds to it. A
+/// process id would not do: a child in a PID namespace of its own may have its parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Counts forks from now on. Takes no lock, because a child that is forked meanwhile would wait for ever for the thread
-/// that holds it. Two threads may therefore both register the handler, and then a fork counts twice.
+/// Counts forks from now on. Takes no lock, because a child that is forked meanwhile would wait for
+/// ever for the thread that holds it. Two threads may therefore both register the handler, and then
+/// a fork counts twice.
 fn count_forks() -> io::Result<()> {
     static COUNTED: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
@@ -62,7 +66,8 @@ fn count_forks() -> io::Result<()> {
     if COUNTED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic addition.
+    // SAFETY: `in_child` may be called in the child of a process with threads: it is one atomic
+    // addition.
     match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
         0 => {
             COUNTED.store(true, Ordering::Relaxed);
@@ -92,13 +97,15 @@ impl Worker {
         self.process != FORKS.load(Ordering::Relaxed)
     }
 
-    /// Queues `job` for the thread. Allocates, does not block. In the child of a fork, `job` runs before this returns.
+    /// Queues `job` for the thread. Allocates, does not block. In the child of a fork, `job` runs
+    /// before this returns.
     pub fn defer(&self, job: impl FnOnce() + Send + 'static) {
         let Some(jobs) = &self.jobs else { return };
         if self.is_inherited() {
             return faults::contain(job);
         }
-        // The thread takes jobs as long as there is a sender, so this cannot fail. If it did, the job is not lost.
+        // The thread takes jobs as long as there is a sender, so this cannot fail. If it did, the
+        // job is not lost.
         if let Err(SendError(job)) = jobs.send(Box::new(job)) {
             faults::contain(job);
         }

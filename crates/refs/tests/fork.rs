@@ -10,16 +10,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
-/// Tests run one at a time: if a section of another test were open at the fork, it would be open in the child for ever.
+/// Tests run one at a time: if a section of another test were open at the fork, it would be open in
+/// the child for ever.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If the child hangs, the
-/// alarm ends it.
+/// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If
+/// the child hangs, the alarm ends it.
 fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
-    // SAFETY: the C library makes its own locks usable in the child; the test says which of Rust's are held.
+    // SAFETY: the C library makes its own locks usable in the child; the test says which of Rust's
+    // are held.
     match unsafe { libc::fork() } {
         -1 => panic!("no child: {}", std::io::Error::last_os_error()),
         0 => {
@@ -61,7 +63,8 @@ fn drops(of: &Arc<AtomicU32>) -> u32 {
     of.load(Ordering::SeqCst)
 }
 
-/// Runs `enter` on another thread. `enter` calls its argument, which waits until this thread has run `then`.
+/// Runs `enter` on another thread. `enter` calls its argument, which waits until this thread has
+/// run `then`.
 fn beside<R>(enter: impl FnOnce(&dyn Fn()) + Send, then: impl FnOnce() -> R) -> R {
     thread::scope(|scope| {
         let ((ready, is_ready), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
@@ -78,8 +81,8 @@ fn beside<R>(enter: impl FnOnce(&dyn Fn()) + Send, then: impl FnOnce() -> R) -> 
     })
 }
 
-/// The child gets, puts, kills and resurrects its copy. A reference that another thread of the parent held is never put
-/// there.
+/// The child gets, puts, kills and resurrects its copy. A reference that another thread of the
+/// parent held is never put there.
 #[test]
 fn percpu_ref() {
     let _alone = alone();
@@ -124,8 +127,8 @@ fn percpu_ref() {
     assert_eq!((drops(&mine_dropped), drops(&theirs_dropped)), (1, 1));
 }
 
-/// The child enters sections, and releases objects whose references it puts, if no other thread of the parent was in a
-/// section.
+/// The child enters sections, and releases objects whose references it puts, if no other thread of
+/// the parent was in a section.
 #[test]
 fn rcu_ref_and_cell() {
     if is_emulated() {
@@ -158,8 +161,8 @@ fn rcu_ref_and_cell() {
     assert_eq!(drops(&dropped), 0);
 }
 
-/// A section that another thread had open at the fork stays open in the child: no deferred release happens there, and
-/// nothing hangs. An immediate release happens at once.
+/// A section that another thread had open at the fork stays open in the child: no deferred release
+/// happens there, and nothing hangs. An immediate release happens at once.
 #[test]
 fn a_section_that_is_open_at_the_fork() {
     let _alone = alone();
@@ -198,8 +201,8 @@ fn a_section_around_the_fork() {
     assert_eq!(ended, Ok(0));
 }
 
-/// The worker's thread exists only in the parent, and so do its queued jobs. The child runs its jobs itself, and
-/// dropping the worker does not wait.
+/// The worker's thread exists only in the parent, and so do its queued jobs. The child runs its
+/// jobs itself, and dropping the worker does not wait.
 #[test]
 fn worker() {
     if is_emulated() {

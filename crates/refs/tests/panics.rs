@@ -1,5 +1,5 @@
-//! A panic in user code loses no reference and hangs no thread. User code is: confirmations, destructors, release
-//! callbacks, jobs, critical sections, and subscribers of events.
+//! A panic in user code loses no reference and hangs no thread. User code is: confirmations,
+//! destructors, release callbacks, jobs, critical sections, and subscribers of events.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -13,8 +13,8 @@ use std::thread;
 
 const PART: &str = "this panic is part of the test";
 
-/// Tests run one at a time: `faults` counts for the whole process, and a section of another test would delay the
-/// releases here.
+/// Tests run one at a time: `faults` counts for the whole process, and a section of another test
+/// would delay the releases here.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,7 +58,8 @@ fn kill(owner: Owner<Value, PercpuRef>, confirm: impl FnOnce()) {
     killed.unwrap();
 }
 
-/// `confirm` panics: the object is killed, the owner's reference is put, and the last put releases the object.
+/// `confirm` panics: the object is killed, the owner's reference is put, and the last put releases
+/// the object.
 #[test]
 fn confirm_panics() {
     let _alone = alone();
@@ -79,8 +80,8 @@ fn confirm_panics() {
     assert_eq!(drops(&dropped), 1);
 }
 
-/// `confirm` panics, and so does the release: the first panic is propagated, the second is counted, and the process
-/// continues.
+/// `confirm` panics, and so does the release: the first panic is propagated, the second is counted,
+/// and the process continues.
 #[test]
 fn confirm_and_release_panic() {
     let _alone = alone();
@@ -100,8 +101,8 @@ fn confirm_of_a_count_panics() {
     assert!(count.put());
 }
 
-/// A release that happens at once panics: the panic is propagated to the caller of the last put, and the value is not
-/// dropped again.
+/// A release that happens at once panics: the panic is propagated to the caller of the last put,
+/// and the value is not dropped again.
 #[test]
 fn release_panics_at_once() {
     fn panics<C: Count>() {
@@ -126,7 +127,8 @@ fn release_panics_at_once() {
     panics::<PercpuRef>();
 }
 
-/// Releases after critical sections panic: each panic is counted, and the other objects of the batch are released.
+/// Releases after critical sections panic: each panic is counted, and the other objects of the
+/// batch are released.
 #[test]
 fn release_panics_after_sections() {
     fn panics<C: Count>() {
@@ -148,7 +150,8 @@ fn release_panics_after_sections() {
     panics::<PercpuRef>();
 }
 
-/// A critical section panics, and so does a release that waited for it: the panic of the section is propagated.
+/// A critical section panics, and so does a release that waited for it: the panic of the section is
+/// propagated.
 #[test]
 fn section_and_release_panic() {
     let _alone = alone();
@@ -166,8 +169,8 @@ fn section_and_release_panic() {
     assert_eq!(drops(&dropped), 1);
 }
 
-/// A value in a cell is replaced, and the old value panics when it is released: the new value is in the cell, and the
-/// panic is counted.
+/// A value in a cell is replaced, and the old value panics when it is released: the new value is in
+/// the cell, and the panic is counted.
 #[test]
 fn release_of_a_replaced_object_panics() {
     fn panics<C: Count>() {
@@ -214,8 +217,8 @@ impl tracing::Subscriber for Subscriber {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Only the first fault of a kind in a process is an event, so this test starts a process of its own. Although the
-/// subscriber panics at each event, counts stay correct, and a worker continues.
+/// Only the first fault of a kind in a process is an event, so this test starts a process of its
+/// own. Although the subscriber panics at each event, counts stay correct, and a worker continues.
 #[test]
 fn subscribers_panic() {
     if is_emulated() {
@@ -248,8 +251,8 @@ fn subscribers_panic() {
     assert!(confirmed);
     assert_eq!((faults().imbalanced, faults().panicked), (1, 0));
 
-    // A job panics, and then the event about it panics. The thread runs the next job. The drop of the payload panics,
-    // too.
+    // A job panics, and then the event about it panics. The thread runs the next job. The drop of
+    // the payload panics, too.
     let worker = Worker::new("test").unwrap();
     let (tx, rx) = mpsc::channel();
     worker.defer(|| std::panic::panic_any(Payload));

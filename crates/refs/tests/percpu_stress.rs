@@ -1,8 +1,9 @@
-//! `PercpuRef` with threads that are moved, preempted and interrupted in the middle of sequences, while it is killed
-//! and resurrected repeatedly. Gets and puts balance, and the last put is reported once.
+//! `PercpuRef` with threads that are moved, preempted and interrupted in the middle of sequences,
+//! while it is killed and resurrected repeatedly. Gets and puts balance, and the last put is
+//! reported once.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of gets and puts. Each test has a process of its own, because it sends
-//! signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of gets and puts. Each test has a process of its own,
+//! because it sends signals.
 #![cfg(not(loom))]
 
 use netmem_percpu::{Mode, aborts, mode};
@@ -25,15 +26,16 @@ fn put(n: u32) {
     LASTS.fetch_add(u64::from(count().put_many(n)), Ordering::Relaxed);
 }
 
-/// A signal handler. It uses the count that it has interrupted. The interrupted thread holds a reference.
+/// A signal handler. It uses the count that it has interrupted. The interrupted thread holds a
+/// reference.
 extern "C" fn signalled(_: libc::c_int) {
     assert!(count().try_get());
     put(1);
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A worker's gets and puts: `part.start` of them, and more until `enough` has happened, up to `part.end`. Returns how many
-/// there were.
+/// A worker's gets and puts: `part.start` of them, and more until `enough` has happened, up to
+/// `part.end`. Returns how many there were.
 fn get_and_put(worker: u64, part: Range<u64>, enough: impl Fn() -> bool, refused: &AtomicU64) -> u64 {
     let mut done = 0;
     while done < part.start || (!enough() && done < part.end) {
@@ -69,8 +71,8 @@ fn gets_and_puts_balance_through_many_lives() {
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
     let (disturbed, stop) = (Disturbed::default(), AtomicBool::new(false));
     let (refused, kills) = (AtomicU64::new(0), AtomicU64::new(0));
-    // The operations are repeated until everything that the test is about has happened, which is a matter of chance, up to this
-    // number.
+    // The operations are repeated until everything that the test is about has happened, which is a
+    // matter of chance, up to this number.
     let most = 10 * ops.max(10_000_000) / threads;
     let restarts = matches!(mode(), Mode::Rseq(_));
     let enough = || {
@@ -111,7 +113,8 @@ fn gets_and_puts_balance_through_many_lives() {
         aborts(),
         disturbed.moves(),
     );
-    // The count is live and not in use: the approximate count is exact, with gets and puts on any CPUs.
+    // The count is live and not in use: the approximate count is exact, with gets and puts on any
+    // CPUs.
     assert_eq!(count().approximate_count(), 2);
     assert!(!count().kill().unwrap());
     assert_eq!(LASTS.load(Ordering::Relaxed), 0, "released while the killer held a reference");

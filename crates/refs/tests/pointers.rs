@@ -31,7 +31,8 @@ impl Drop for Value {
     }
 }
 
-/// Waits until a condition is true. Tests run in parallel, and a section of another test delays the releases here.
+/// Waits until a condition is true. Tests run in parallel, and a section of another test delays the
+/// releases here.
 fn eventually(what: impl Fn() -> bool) {
     for _ in 0..120_000 {
         if what() {
@@ -130,8 +131,8 @@ fn methods_are_the_values() {
     });
 }
 
-/// Proves REF-4: with every kind of count, no release runs inside a critical section, not even in the caller's own
-/// section.
+/// Proves REF-4: with every kind of count, no release runs inside a critical section, not even in
+/// the caller's own section.
 #[test]
 fn no_release_in_a_section() {
     fn waits<C: Count>() {
@@ -148,7 +149,8 @@ fn no_release_in_a_section() {
     waits::<PercpuRef>();
 }
 
-/// Proves REF-4, REF-5: an object is killed with a confirmation, resurrected by a reference, and killed again.
+/// Proves REF-4, REF-5: an object is killed with a confirmation, resurrected by a reference, and
+/// killed again.
 #[test]
 fn lives_of_a_pointer() {
     let (value, drops) = Value::new();
@@ -167,12 +169,13 @@ fn lives_of_a_pointer() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
-/// A release runs neither while the caller is in a section, nor in a section of the release itself. If a callback
-/// retires an object in a section, the object is released when that section has ended. A section around the callback
-/// would prevent this. Proves REF-3.
+/// A release runs neither while the caller is in a section, nor in a section of the release itself.
+/// If a callback retires an object in a section, the object is released when that section has
+/// ended. A section around the callback would prevent this. Proves REF-3.
 #[test]
 fn destruction_waits_for_the_callers_section_and_is_in_none() {
-    // In a process with only this test, no other thread would be in a section. Here the test may need several tries.
+    // In a process with only this test, no other thread would be in a section. Here the test may
+    // need several tries.
     let alone = AtomicBool::new(false);
     eventually(|| {
         let (value, drops) = Value::new();
@@ -193,8 +196,8 @@ fn destruction_waits_for_the_callers_section_and_is_in_none() {
     });
 }
 
-/// An object that was found exists until the section ends, although it was removed, put, and is dead. This holds for
-/// each kind of count. Proves REF-3.
+/// An object that was found exists until the section ends, although it was removed, put, and is
+/// dead. This holds for each kind of count. Proves REF-3.
 #[test]
 fn what_is_found_outlives_its_last_put() {
     fn outlives<C: Count>() {
@@ -220,7 +223,8 @@ fn what_is_found_outlives_its_last_put() {
     outlives::<PercpuRef>();
 }
 
-/// An owner that was taken out of a cell is alive until it is dropped. Even then, the release waits for sections.
+/// An owner that was taken out of a cell is alive until it is dropped. Even then, the release waits
+/// for sections.
 #[test]
 fn an_owner_taken_out_of_a_cell_is_alive() {
     fn alive<C: Count>() {
@@ -236,8 +240,8 @@ fn an_owner_taken_out_of_a_cell_is_alive() {
     alive::<PercpuRef>();
 }
 
-/// A store kills the object that was in the cell. A holder of a reference keeps the object, and sees that it was
-/// killed.
+/// A store kills the object that was in the cell. A holder of a reference keeps the object, and
+/// sees that it was killed.
 #[test]
 fn a_store_kills() {
     static CONFIG: RcuCell<u32, PercpuRef> = RcuCell::empty();
@@ -262,7 +266,8 @@ fn a_cell_swaps() {
     assert_eq!(rcu::read(|guard| cell.load(guard).map(|n| *n)), Some(3));
 }
 
-/// The last put may be in the destructor of a thread local, after the thread has lost its own state for sections.
+/// The last put may be in the destructor of a thread local, after the thread has lost its own state
+/// for sections.
 #[test]
 fn a_last_put_while_the_thread_ends() {
     thread_local! {
@@ -315,7 +320,8 @@ fn cleanup_on_a_worker() {
     assert_eq!(rx.recv().unwrap(), ("binding".to_owned(), Some("cleanup".to_owned())));
 }
 
-/// What unwinds past a pointer leaves it whole, so a closure that has one can be passed to `catch_unwind`.
+/// What unwinds past a pointer leaves it whole, so a closure that has one can be passed to
+/// `catch_unwind`.
 #[test]
 fn pointers_are_unwind_safe() {
     fn safe<T: UnwindSafe + RefUnwindSafe>() {}
@@ -333,8 +339,8 @@ fn pointers_are_unwind_safe() {
     assert!(rcu::read(|guard| catch_unwind(|| cell.load(guard).is_some()).unwrap()));
 }
 
-/// An object of an unsized type is the same object: it has the same count and address, and is released as what it was made.
-/// Proves REF-5.
+/// An object of an unsized type is the same object: it has the same count and address, and is
+/// released as what it was made. Proves REF-5.
 #[test]
 fn unsized_pointers() {
     trait Area: Send + Sync {
@@ -382,7 +388,8 @@ fn unsized_pointers() {
     life::<PercpuRef>();
 }
 
-/// The last reference, be it the owner's or another, has the value out. The callback does not get it.
+/// The last reference, be it the owner's or another, has the value out. The callback does not get
+/// it.
 #[test]
 fn the_last_reference_takes_the_value_out() {
     fn taken<C: Count>() {
@@ -469,8 +476,8 @@ fn the_only_reference_may_write() {
     written::<RcuRef>();
 }
 
-/// An exchange puts an owner in only if the expected object is in the cell, and else hands both back. An update of each of
-/// several threads is kept.
+/// An exchange puts an owner in only if the expected object is in the cell, and else hands both
+/// back. An update of each of several threads is kept.
 #[test]
 fn a_cell_compares_and_exchanges() {
     fn exchanged<C: Count>() {

@@ -1,5 +1,5 @@
-//! The kernel refuses the barrier of a kill, and permits it later. Each test has a process of its own, because the objects that
-//! wait are those of the process.
+//! The kernel refuses the barrier of a kill, and permits it later. Each test has a process of its
+//! own, because the objects that wait are those of the process.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,8 @@ use netmem_testing::without_membarrier;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Proves REF-4: an object whose kill the kernel refused is released by the next kill that it permits.
+/// Proves REF-4: an object whose kill the kernel refused is released by the next kill that it
+/// permits.
 #[test]
 fn a_refused_kill_is_tried_again() {
     if let Mode::Portable(_) = mode() {

@@ -1,5 +1,5 @@
-//! What waits for critical sections: objects that are released together, and a reader that stays. The tests run one at a
-//! time, because a section of another test would delay the releases here.
+//! What waits for critical sections: objects that are released together, and a reader that stays.
+//! The tests run one at a time, because a section of another test would delay the releases here.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -28,8 +28,8 @@ fn released(of: &Arc<AtomicU32>) -> u32 {
     of.load(Ordering::SeqCst)
 }
 
-/// Proves REF-3. Without being asked, each object is released at once. Batches are released by number, by age, by `flush`, and when the
-/// thread ends.
+/// Proves REF-3. Without being asked, each object is released at once. Batches are released by
+/// number, by age, by `flush`, and when the thread ends.
 #[test]
 fn batches_by_number_and_age() {
     let _alone = alone();

@@ -10,9 +10,10 @@ use crate::sync::{Ordering, handover};
 use crate::word::clear;
 
 impl CpuCache {
-    /// Moves what all CPUs hold to the depot, where any thread finds it. Returns how many items. One membarrier (about 1 us, and an
-    /// interrupt of each CPU where this process runs); pushes are refused and pops go to the depot until it is over. Threads that
-    /// reclaim at the same time wait for each other. Not for signal handlers.
+    /// Moves what all CPUs hold to the depot, where any thread finds it. Returns how many items.
+    /// One membarrier (about 1 us, and an interrupt of each CPU where this process runs); pushes
+    /// are refused and pops go to the depot until it is over. Threads that reclaim at the same time
+    /// wait for each other. Not for signal handlers.
     ///
     /// # Errors
     ///
@@ -26,15 +27,17 @@ impl CpuCache {
         Ok(self.return_to_depot(taken))
     }
 
-    /// Refuses all pushes from now on. What the CPUs hold goes to the depot, where [`pop`](Self::pop) still finds it. One membarrier.
-    /// Not for signal handlers.
+    /// Refuses all pushes from now on. What the CPUs hold goes to the depot, where
+    /// [`pop`](Self::pop) still finds it. One membarrier. Not for signal handlers.
     ///
-    /// If another thread holds a magazine at this moment, its items are found when that thread's call is over. A pop
-    /// and a reclaim put the magazine on the list. A push passes the items to its `refused`.
+    /// If another thread holds a magazine at this moment, its items are found when that thread's
+    /// call is over. A pop and a reclaim put the magazine on the list. A push passes the items to
+    /// its `refused`.
     ///
     /// # Errors
     ///
-    /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless. Another call tries again.
+    /// The barrier failed: what the CPUs hold stays where it is. Pushes are refused nevertheless.
+    /// Another call tries again.
     pub fn close(&self) -> Result<(), BarrierError> {
         let _gatekeeper = self.close_lock.lock();
         let closed = self.gate.close_for_good().map(|quiet| {
@@ -47,7 +50,8 @@ impl CpuCache {
         closed
     }
 
-    /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold items.
+    /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold
+    /// items.
     pub fn close_failed(&self) -> bool {
         self.gate.close_failed()
     }
@@ -95,7 +99,8 @@ impl CpuCache {
         self.full.0.is_closed()
     }
 
-    /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the first of them.
+    /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the
+    /// first of them.
     fn unload_cpus(&self, quiet: &QuiescentGate<'_>) -> u32 {
         handover::acquire(&self.capacity);
         let mut first = 0;
@@ -112,7 +117,8 @@ impl CpuCache {
         first
     }
 
-    /// Puts the magazines of a list that only the caller has on the depot's lists. Returns how many items are in them.
+    /// Puts the magazines of a list that only the caller has on the depot's lists. Returns how many
+    /// items are in them.
     fn return_to_depot(&self, first: u32) -> usize {
         let (mut at, mut items) = (first, 0);
         while let Some(magazine) = self.numbered(at) {

@@ -10,10 +10,12 @@ use crate::sync::{Ordering, handover};
 use crate::word::clear;
 use std::num::NonZeroUsize;
 
-/// Takes the items out of one [`Depot`], and owns the magazines that it has taken and not yet emptied.
+/// Takes the items out of one [`Depot`], and owns the magazines that it has taken and not yet
+/// emptied.
 ///
-/// [`Depot::new`] makes the one taker of a depot. It cannot be copied, and its methods need exclusive access: so items are neither
-/// lost nor found twice, whichever threads give and take. The taker belongs to its depot: it takes nothing from any other one.
+/// [`Depot::new`] makes the one taker of a depot. It cannot be copied, and its methods need
+/// exclusive access: so items are neither lost nor found twice, whichever threads give and take.
+/// The taker belongs to its depot: it takes nothing from any other one.
 ///
 /// Items that are pending when the taker is dropped stay in the depot, out of reach.
 #[derive(Debug)]
@@ -27,9 +29,11 @@ pub struct Taker {
     emptied: u64,
     /// The index of that word.
     word: usize,
-    /// How many bits are set at once: few enough for the givers to have most of the empty magazines.
+    /// How many bits are set at once: few enough for the givers to have most of the empty
+    /// magazines.
     lot: u32,
-    /// What each CPU held when [`reclaim_idle`](Self::reclaim_idle) last looked: the magazine's address plus its length, or 0.
+    /// What each CPU held when [`reclaim_idle`](Self::reclaim_idle) last looked: the magazine's
+    /// address plus its length, or 0.
     seen: Vec<usize>,
 }
 
@@ -44,9 +48,9 @@ impl Taker {
         self.depot == depot.id
     }
 
-    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. Returns false if there is
-    /// none, or if `depot` is another taker's. One atomic for all magazines that were given since the last time, and
-    /// one for up to eight that were emptied.
+    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. Returns
+    /// false if there is none, or if `depot` is another taker's. One atomic for all magazines that
+    /// were given since the last time, and one for up to eight that were emptied.
     ///
     /// If `take` panics, the items that it has not seen stay pending.
     pub fn refill(&mut self, depot: &Depot, take: impl FnMut(NonZeroUsize)) -> bool {
@@ -66,7 +70,8 @@ impl Taker {
         found
     }
 
-    /// Takes the whole list of full magazines, when none is pending. Returns false if it is empty or closed.
+    /// Takes the whole list of full magazines, when none is pending. Returns false if it is empty
+    /// or closed.
     fn take_full(&mut self, depot: &Depot) -> bool {
         if matches!(depot.full.0.load(Ordering::Relaxed), 0 | CLOSED) {
             return false;
@@ -119,8 +124,8 @@ impl Taker {
         self.pending = magazine.index;
     }
 
-    /// Takes what the CPUs hold. One membarrier; givers are refused until it is over. Not for signal handlers. If `take` panics,
-    /// the items that it has not seen stay pending.
+    /// Takes what the CPUs hold. One membarrier; givers are refused until it is over. Not for
+    /// signal handlers. If `take` panics, the items that it has not seen stay pending.
     ///
     /// # Errors
     ///
@@ -152,10 +157,11 @@ impl Taker {
         Ok(())
     }
 
-    /// Takes the magazines of the CPUs that are idle, if the depot is [crowded](Depot::is_crowded), so that other CPUs can have
-    /// them. A CPU is idle if it holds the same as when this was last called. Returns whether there were any. Reads a line of each
-    /// magazine on a CPU; one membarrier if a CPU is idle. Not for signal handlers. If `take` panics, the items that it has not seen
-    /// stay pending.
+    /// Takes the magazines of the CPUs that are idle, if the depot is [crowded](Depot::is_crowded),
+    /// so that other CPUs can have them. A CPU is idle if it holds the same as when this was last
+    /// called. Returns whether there were any. Reads a line of each magazine on a CPU; one
+    /// membarrier if a CPU is idle. Not for signal handlers. If `take` panics, the items that it
+    /// has not seen stay pending.
     ///
     /// # Errors
     ///
@@ -196,13 +202,15 @@ impl Taker {
         Ok(taken > 0)
     }
 
-    /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If `take` panics, the items that
-    /// it has not seen stay pending, and [`refill`](Self::refill) takes them.
+    /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If
+    /// `take` panics, the items that it has not seen stay pending, and [`refill`](Self::refill)
+    /// takes them.
     ///
     /// # Errors
     ///
-    /// The barrier failed. Items on CPUs, and items that were being given at that moment, stay where they are. All
-    /// others were taken, and later givers are refused. Another call tries again to take the items that are on CPUs.
+    /// The barrier failed. Items on CPUs, and items that were being given at that moment, stay
+    /// where they are. All others were taken, and later givers are refused. Another call tries
+    /// again to take the items that are on CPUs.
     pub fn close(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> Result<(), BarrierError> {
         if !self.is_of(depot) {
             return Ok(());
@@ -231,8 +239,8 @@ impl Taker {
     }
 }
 
-/// A magazine that is being emptied. When the value is dropped, also by a panic, the magazine becomes an empty one of
-/// its depot, or stays pending with the items that were not taken.
+/// A magazine that is being emptied. When the value is dropped, also by a panic, the magazine
+/// becomes an empty one of its depot, or stays pending with the items that were not taken.
 struct Emptied<'t> {
     depot: &'t Depot,
     taker: &'t mut Taker,
@@ -261,8 +269,10 @@ impl Emptied<'_> {
     }
 }
 
-/// A number that changes when the CPU whose word this is gets or hands on an item: magazines are further apart than they have items.
+/// A number that changes when the CPU whose word this is gets or hands on an item: magazines are
+/// further apart than they have items.
 fn held(word: usize) -> usize {
-    // SAFETY: a magazine of the depot, which is borrowed, or null; its length may be read by any thread.
+    // SAFETY: a magazine of the depot, which is borrowed, or null; its length may be read by any
+    // thread.
     word + unsafe { magazine(word) }.map_or(0, Magazine::len)
 }

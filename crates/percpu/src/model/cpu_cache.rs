@@ -36,7 +36,8 @@ fn bounded(body: impl Fn() + Sync + Send + 'static) {
     });
 }
 
-/// Pop against push: an item is found once, with what was written before it was pushed. The push is on the CPU of the pop, or on another.
+/// Pop against push: an item is found once, with what was written before it was pushed. The push is
+/// on the CPU of the pop, or on another.
 #[test]
 fn pop_against_push() {
     for cpu in [0, 1] {
@@ -117,7 +118,8 @@ fn turn_against_reclaim() {
     });
 }
 
-/// A pop that fetches a magazine from the depot against reclaim: the magazine is on the CPU or in the depot, never both.
+/// A pop that fetches a magazine from the depot against reclaim: the magazine is on the CPU or in
+/// the depot, never both.
 #[test]
 fn load_against_reclaim() {
     check(None, || {
@@ -135,8 +137,8 @@ fn load_against_reclaim() {
     });
 }
 
-/// Push against reclaim, of a CPU that has no magazine, one with room, a full one, and two full ones: the last is the exchange of a
-/// magazine with the depot.
+/// Push against reclaim, of a CPU that has no magazine, one with room, a full one, and two full
+/// ones: the last is the exchange of a magazine with the depot.
 #[test]
 fn push_against_reclaim() {
     for before in 0..4 {
@@ -164,8 +166,8 @@ fn push_against_reclaim() {
     }
 }
 
-/// Exchange against exchange on one CPU, both of whose magazines are full: each item once, and a magazine that was fetched for nothing
-/// is empty again.
+/// Exchange against exchange on one CPU, both of whose magazines are full: each item once, and a
+/// magazine that was fetched for nothing is empty again.
 #[test]
 fn exchange_against_exchange() {
     check(None, || {
@@ -188,8 +190,8 @@ fn exchange_against_exchange() {
     });
 }
 
-/// A load that another thread of this CPU has overtaken: the other thread has loaded a magazine, filled it and put items on the previous
-/// one. Neither of the two may be taken for an empty one.
+/// A load that another thread of this CPU has overtaken: the other thread has loaded a magazine,
+/// filled it and put items on the previous one. Neither of the two may be taken for an empty one.
 #[test]
 fn load_against_load_and_push() {
     bounded(|| {
@@ -214,7 +216,8 @@ fn load_against_load_and_push() {
     });
 }
 
-/// A full magazine goes from one CPU by the depot to the other: what was written before its items were pushed is seen.
+/// A full magazine goes from one CPU by the depot to the other: what was written before its items
+/// were pushed is seen.
 #[test]
 fn hand_over_between_cpus() {
     check(None, || {
@@ -237,8 +240,9 @@ fn hand_over_between_cpus() {
     });
 }
 
-/// Close against push, of a CPU without a magazine, of one that hands a full magazine over, and of one with room: each item is found, refused, or passed to the
-/// pushing thread; and the thread that has them all may free the cache.
+/// Close against push, of a CPU without a magazine, of one that hands a full magazine over, and of
+/// one with room: each item is found, refused, or passed to the pushing thread; and the thread that
+/// has them all may free the cache.
 #[test]
 fn push_against_close() {
     for (capacity, before) in [(1, 0), (1, 2), (2, 1)] {
@@ -249,7 +253,8 @@ fn push_against_close() {
                 let (cache, contents) = (cache.clone(), contents.clone());
                 on(0, move || {
                     let mut back = Vec::new();
-                    // SAFETY: the model keeps the memory, and the item stands for the right to touch it.
+                    // SAFETY: the model keeps the memory, and the item stands for the right to
+                    // touch it.
                     if !unsafe { CpuCache::push(&*cache, item(7), |item| back.push(item)) } {
                         back.push(item(7));
                     }
@@ -277,7 +282,8 @@ fn push_against_close() {
     }
 }
 
-/// Close against reclaim: the cache is closed whichever comes first, and all items are found afterwards.
+/// Close against reclaim: the cache is closed whichever comes first, and all items are found
+/// afterwards.
 #[test]
 fn reclaim_against_close() {
     check(None, || {
@@ -294,8 +300,8 @@ fn reclaim_against_close() {
     });
 }
 
-/// ABA: a magazine is popped by one thread at a time, also if the head is taken and pushed again in the middle of a
-/// pop.
+/// ABA: a magazine is popped by one thread at a time, also if the head is taken and pushed again in
+/// the middle of a pop.
 #[test]
 fn list_pop_against_pop_and_push() {
     check(None, || {

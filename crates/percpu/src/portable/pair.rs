@@ -1,5 +1,5 @@
-//! The portable version of the sequences of a [`CpuCache`](crate::CpuCache): see `rseq/pair.rs` for what they do and for what
-//! `limit` means.
+//! The portable version of the sequences of a [`CpuCache`](crate::CpuCache): see `rseq/pair.rs` for
+//! what they do and for what `limit` means.
 
 use super::{magazine, sequence};
 use crate::error::GateClosed;

@@ -1,27 +1,30 @@
-//! The sequences of a [`CpuCache`](crate::CpuCache): a CPU's word addresses its *loaded* magazine, and the loaded magazine's `next`
-//! is the number of its *previous* one, or 0. The pair is therefore in one word, and one store exchanges it.
+//! The sequences of a [`CpuCache`](crate::CpuCache): a CPU's word addresses its *loaded* magazine,
+//! and the loaded magazine's `next` is the number of its *previous* one, or 0. The pair is
+//! therefore in one word, and one store exchanges it.
 //!
 //! ```text
 //!   word ──► loaded ──next──► previous        `next` of the previous magazine means nothing
 //! ```
 //!
-//! `limit` says in which direction an operation works. An operation that takes items passes 0 and is at its *edge* when a magazine
-//! is empty. An operation that puts items passes the capacity and is at its edge when a magazine is full.
+//! `limit` is the direction in which an operation works. An operation that takes items passes 0 and
+//! is at its *edge* when a magazine is empty. An operation that puts items passes the capacity and
+//! is at its edge when a magazine is full.
 
 use super::*;
 use crate::magazine::{INDEX_AT, Magazine, NEXT_AT, SHIFT};
 use crate::outcome::{LARGEST_ITEM, Popped, Replaced, Swapped};
 use std::num::NonZeroUsize;
 
-/// A value in place of an item, a number or an answer: the sequence did not commit. Items are addresses, and numbers
-/// have 32 bits.
+/// A value in place of an item, a number or an answer: the sequence did not commit. Items are
+/// addresses, and numbers have 32 bits.
 const CLOSED: usize = usize::MAX;
 const EDGE: usize = usize::MAX - 1;
 const OTHER: usize = usize::MAX - 2;
 const DONE: usize = 0;
 const _: () = assert!(OTHER > LARGEST_ITEM);
 
-/// An address from which a magazine is as many times its size away as its number says: numbers start at 1.
+/// An address from which a magazine is as many times its size away as its number says: numbers
+/// start at 1.
 #[inline(always)]
 fn base(magazines: *const [Magazine]) -> *const Magazine {
     magazines.cast::<Magazine>().wrapping_sub(1)
@@ -36,15 +39,18 @@ fn base(magazines: *const [Magazine]) -> *const Magazine {
 ///   m.length -= 1                        the commit: the item is the caller's
 /// ```
 ///
-/// The item is read before the commit. If another thread of this CPU changes the magazine in between, the sequence restarts.
+/// The item is read before the commit. If another thread of this CPU changes the magazine in
+/// between, the sequence restarts.
 ///
 /// # Safety
 ///
-/// `gate` is a gate's word: open, it is the address of a slot whose words are null or address magazines, and items are not 0.
+/// `gate` is a gate's word: open, it is the address of a slot whose words are null or address
+/// magazines, and items are not 0.
 #[inline(always)]
 unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> Result<Popped, GateClosed> {
     let item: usize;
-    // SAFETY: an open gate's slot has a word for every CPU; a magazine that a word addresses is this CPU's alone.
+    // SAFETY: an open gate's slot has a word for every CPU; a magazine that a word addresses is
+    // this CPU's alone.
     unsafe {
         sequence!(
             gate, area, closed: "7f",
@@ -75,7 +81,8 @@ unsafe fn pop_at<const INDEX: i32>(area: isize, gate: &AtomicUsize) -> Result<Po
     }
 }
 
-/// Makes the previous magazine the loaded one, if the loaded one is at the edge and the previous one is not.
+/// Makes the previous magazine the loaded one, if the loaded one is at the edge and the previous
+/// one is not.
 ///
 /// ```text
 ///   m = *word
@@ -149,8 +156,8 @@ unsafe fn swap_at<const INDEX: i32>(
     }
 }
 
-/// Loads the magazine `new`, if both of this CPU's are at the edge. The loaded one becomes the previous one, and the previous one,
-/// if there was one, is the caller's.
+/// Loads the magazine `new`, if both of this CPU's are at the edge. The loaded one becomes the
+/// previous one, and the previous one, if there was one, is the caller's.
 ///
 /// ```text
 ///   m = *word, old = 0
@@ -165,8 +172,9 @@ unsafe fn swap_at<const INDEX: i32>(
 ///
 /// # Safety
 ///
-/// As for [`swap_at`]; `new` is one of `magazines`, and the caller's to give. The magazines live until the commit. By pointer: a
-/// reference would have to be good until the return, and another thread may free the cache after the commit.
+/// As for [`swap_at`]; `new` is one of `magazines`, and the caller's. The magazines live
+/// until the commit. By pointer: a reference would have to be good until the return, and another
+/// thread may free the cache after the commit.
 #[inline(always)]
 unsafe fn replace_at<const INDEX: i32>(
     area: isize,
@@ -222,7 +230,8 @@ unsafe fn replace_at<const INDEX: i32>(
     }
 }
 
-/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those above.
+/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those
+/// above.
 macro_rules! operations {
     ($area:ident, $index:ident) => {
         #[inline(always)]
@@ -270,8 +279,8 @@ mod tests {
     use crate::gate::Gate;
     use crate::mode::Mode;
 
-    /// Every answer of the sequences, with the index that older kernels have. The thread may be moved to another CPU, which has no
-    /// magazine: then the round starts again.
+    /// Every answer of the sequences, with the index that older kernels have. The thread may be
+    /// moved to another CPU, which has no magazine: then the round starts again.
     #[test]
     fn by_cpu_id() {
         let gate = Gate::new().unwrap();
@@ -286,7 +295,8 @@ mod tests {
     fn round(area: isize, gate: &Gate) -> bool {
         let magazines: Vec<_> = (1..=3).map(|index| Magazine::new(1, index)).collect();
         let push = |item: usize| {
-            // SAFETY: an open gate, of which nothing else uses the words, and magazines that outlive their use.
+            // SAFETY: an open gate, of which nothing else uses the words, and magazines that
+            // outlive their use.
             unsafe { super::super::push_at::<CPU_ID>(area, gate.word(), item) }.unwrap()
         };
         // SAFETY: as above.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds one of this crate's examples in a target directory of its own, with these compiler flags. The error is the
-/// output of cargo.
+/// Builds one of this crate's examples in a target directory of its own, with these compiler flags.
+/// The error is the output of cargo.
 pub(crate) fn build(example: &str, arguments: &[&str], flags: &str) -> Result<PathBuf, String> {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("objects");
     let mut cargo = Command::new(env!("CARGO"));

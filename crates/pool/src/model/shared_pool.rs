@@ -1,5 +1,5 @@
-//! The models of a [`SharedPool`]: allocation, return and close from several threads. They run the product code, as the
-//! other models do.
+//! The models of a [`SharedPool`]: allocation, return and close from several threads. They run the
+//! product code, as the other models do.
 
 use super::*;
 use crate::SharedPool;
@@ -10,7 +10,8 @@ fn shared(machine: &Machine, limit: usize) -> SharedPool<Private> {
     options.build_shared(machine.memory.clone(), Some(machine.domain.clone())).unwrap()
 }
 
-/// Allocates a page in a thread on `cpu`, writes it and drops it. The thread returns whether it got a page.
+/// Allocates a page in a thread on `cpu`, writes it and drops it. The thread returns whether it got
+/// a page.
 fn use_on(machine: &Arc<Machine>, cpu: usize, pool: &Arc<SharedPool<Private>>) -> JoinHandle<bool> {
     let (machine, pool) = (machine.clone(), pool.clone());
     thread::spawn(move || {
@@ -21,8 +22,8 @@ fn use_on(machine: &Arc<Machine>, cpu: usize, pool: &Arc<SharedPool<Private>>) -
     })
 }
 
-/// Allocation against allocation and return, on one CPU and on two. A page has one user at a time, and each user sees
-/// what the last one wrote.
+/// Allocation against allocation and return, on one CPU and on two. A page has one user at a time,
+/// and each user sees what the last one wrote.
 #[test]
 fn shared_alloc_against_alloc() {
     for cpu in [0, 1] {
@@ -43,8 +44,9 @@ fn shared_alloc_against_alloc() {
     }
 }
 
-/// A lost race is not "no page": two threads each take one of two pages that another CPU holds. With magazines of two pages, a thread of
-/// that CPU takes back what the other thread has reclaimed, and the other thread reclaims again.
+/// A lost race is not "no page": two threads each take one of two pages that another CPU holds.
+/// With magazines of two pages, a thread of that CPU takes back what the other thread has
+/// reclaimed, and the other thread reclaims again.
 #[test]
 fn shared_alloc_against_reclaim() {
     alloc_against_reclaim(1, 0);
@@ -70,8 +72,8 @@ fn alloc_against_reclaim(magazine: usize, cpu: usize) {
         owners_turn();
         let mine = pool.alloc();
         let other = thread.join().unwrap();
-        // With magazines of two pages, the second page may be in a magazine on this CPU, and it is too early for the
-        // other thread to reclaim again.
+        // With magazines of two pages, the second page may be in a magazine on this CPU, and it is
+        // too early for the other thread to reclaim again.
         assert!(mine.is_some() && (other.is_some() || magazine == 2), "{mine:?}, {other:?}");
         drop((mine, other));
         assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0);
@@ -79,8 +81,8 @@ fn alloc_against_reclaim(magazine: usize, cpu: usize) {
     });
 }
 
-/// A magazine of two pages that is in the hand of a thread is not "no page": two threads, each on its CPU, take a page each, while the
-/// magazine goes from the depot to one of the CPUs.
+/// A magazine of two pages that is in the hand of a thread is not "no page": two threads, each on
+/// its CPU, take a page each, while the magazine goes from the depot to one of the CPUs.
 #[test]
 fn shared_alloc_against_a_magazine_in_hand() {
     model(|| {
@@ -106,8 +108,8 @@ fn shared_alloc_against_a_magazine_in_hand() {
     });
 }
 
-/// Return against close: every page is returned once, and one thread frees the pool, after the last access of every
-/// other thread.
+/// Return against close: every page is returned once, and one thread frees the pool, after the last
+/// access of every other thread.
 #[test]
 fn shared_return_against_close() {
     model(|| {
@@ -124,8 +126,8 @@ fn shared_return_against_close() {
     });
 }
 
-/// A full magazine on its way to the depot against close: its pages keep the pool, and are returned one by one if the
-/// magazine is too late.
+/// A full magazine on its way to the depot against close: its pages keep the pool, and are returned
+/// one by one if the magazine is too late.
 #[test]
 fn shared_magazine_against_close() {
     model(|| {

@@ -1,8 +1,8 @@
 //! The owner of a [`SharedPool`](crate::SharedPool): a [`PagePool`] without a depot, under a lock.
 //!
-//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider and the domain under
-//! the lock. If such a call allocates from this pool, it gets no page. If it drops pages of this pool, they are returned
-//! without the lock.
+//! **The lock is never held by a thread that waits for this pool.** The owner calls the provider
+//! and the domain under the lock. If such a call allocates from this pool, it gets no page. If it
+//! drops pages of this pool, they are returned without the lock.
 
 use crate::desc::Desc;
 use crate::header::{desc_of, item_of};
@@ -20,7 +20,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The owner and its lock, on separate cache lines, because every allocation reads the fields beside them.
+/// The owner and its lock, on cache lines of their own, because every allocation reads the fields
+/// next to them.
 #[repr(align(128))]
 pub(super) struct OwnerLock<M: Memory> {
     pub(super) pool: Mutex<Owner<M>>,
@@ -58,13 +59,15 @@ impl<M: Memory> OwnerLock<M> {
         Self { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) }
     }
 
-    /// Takes the lock. `None` if this thread has it already: the thread is in a call of the provider or the domain.
+    /// Takes the lock. `None` if this thread has it already: the thread is in a call of the
+    /// provider or the domain.
     pub(super) fn lock(&self) -> Option<OwnerGuard<'_, M>> {
         let Self { pool, holder, .. } = self;
         if holder.load(Ordering::Relaxed) == this_thread() {
             return None;
         }
-        // A poisoned lock is used: a panic of the provider or the domain leaves the owner consistent.
+        // A poisoned lock is used: a panic of the provider or the domain leaves the owner
+        // consistent.
         let owner = pool.lock().unwrap_or_else(PoisonError::into_inner);
         holder.store(this_thread(), Ordering::Relaxed);
         Some(OwnerGuard { owner, holder })
@@ -102,7 +105,8 @@ impl<M: Memory> Owner<M> {
         self.pool.shared().front.header.cpus()
     }
 
-    /// Takes a page from the return stack or from the provider. Further pages that this yields are moved to the depot.
+    /// Takes a page from the return stack or from the provider. Further pages that this yields are
+    /// moved to the depot.
     pub(super) fn alloc(&mut self) -> Option<NonNull<Desc>> {
         let desc = self.pool.alloc()?.into_desc();
         self.fill_magazines();
@@ -132,7 +136,8 @@ impl<M: Memory> Owner<M> {
         }
     }
 
-    /// Moves the pages that CPUs hold to the depot, unless that was done less than `rest` ago. Returns whether it did.
+    /// Moves the pages that CPUs hold to the depot, unless that was done less than `rest` ago.
+    /// Returns whether it did.
     pub(super) fn reclaim(&mut self, interval: Duration) -> bool {
         let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return false };
         let counters = &shared.front.cache.counters;

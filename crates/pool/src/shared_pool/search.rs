@@ -1,5 +1,5 @@
-//! The slow paths of a [`SharedPool`]'s allocation: the depot, the owner under its lock, the pages of other CPUs; and the
-//! wait for a page, if there is none.
+//! The slow paths of a [`SharedPool`]'s allocation: the depot, the owner under its lock, the pages
+//! of other CPUs; and the wait for a page, if there is none.
 //!
 //! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again,
 //! because the thread that had the lock may have taken pages from the provider. At the end of its
@@ -79,7 +79,7 @@ impl<M: Memory> SharedPool<M> {
             return Some(desc);
         }
         // In portable mode a pop can be refused, and then this CPU's magazine need not be empty. A
-        // search that begins anew looks for pages that the last reclaim has missed. In both cases
+        // search that begins anew may find pages that the last reclaim has missed. In both cases
         // the pause between reclaims is ignored.
         *has_reclaimed |= owner.reclaim(if refused || *has_reclaimed { Duration::ZERO } else { RECLAIM_INTERVAL });
         self.cpus().pop().ok().map(desc_of)

@@ -36,7 +36,8 @@ impl DmaDomain for Flat {
     }
 }
 
-/// A domain that knows what is mapped. Addresses are never reused; a page is mapped once at a time, and unmapped once.
+/// A domain that knows what is mapped. Addresses are never reused; a page is mapped once at a time,
+/// and unmapped once.
 #[derive(Debug, Default)]
 pub struct Strict(Mutex<(u64, HashMap<u64, usize>, HashSet<usize>)>);
 
@@ -87,7 +88,8 @@ pub fn remote_frees(stats: PoolStats) -> u64 {
     stats.recycle_ring + stats.recycle_ring_full
 }
 
-/// Checks that all pages were returned, and that everything mapped that is not in the pool was unmapped.
+/// Checks that all pages were returned, and that everything mapped that is not in the pool was
+/// unmapped.
 #[track_caller]
 pub fn assert_balanced(stats: PoolStats, domain: &Counting) {
     assert_eq!(stats.inflight(), 0, "{stats:?}");

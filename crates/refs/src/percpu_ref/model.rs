@@ -1,6 +1,7 @@
-//! Loom's models of the races that `percpu_ref.rs` names. A sequence is the portable one of `netmem-percpu`, whose own models
-//! show what a gate promises. All interleavings are tried, but where a bound on preemptions is said. `docs/design/percpuref.md` says
-//! how to see each of these fail.
+//! Loom's models of the races that `percpu_ref.rs` names. A sequence is the portable one of
+//! `netmem-percpu`, whose own models show what a gate promises. All interleavings are tried, but
+//! where a bound on preemptions is said. `docs/design/percpuref.md` says how to see each of these
+//! fail.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -92,8 +93,9 @@ fn kill_against_put() {
     });
 }
 
-/// Kill against get and put, with a confirm callback: after it no `try_get_live` succeeds. Three threads are too many for all
-/// interleavings: each is tried in which no thread is preempted more than twice.
+/// Kill against get and put, with a confirm callback: after it no `try_get_live` succeeds. Three
+/// threads are too many for all interleavings: each is tried in which no thread is preempted more
+/// than twice.
 #[test]
 fn kill_and_confirm_against_get_and_put() {
     check(Some(2), || {
@@ -122,7 +124,8 @@ fn kill_and_confirm_against_get_and_put() {
     });
 }
 
-/// Resurrect against the last put: either there is nothing to resurrect, or the put was not the last.
+/// Resurrect against the last put: either there is nothing to resurrect, or the put was not the
+/// last.
 #[test]
 fn resurrect_against_put() {
     check(None, || {
@@ -198,7 +201,8 @@ fn kill_against_resurrect() {
     });
 }
 
-/// Resurrect against kill: the second kill is of the new life, or an error; either way the gate is as the count says.
+/// Resurrect against kill: the second kill is of the new life, or an error; either way the gate is
+/// as the count says.
 #[test]
 fn resurrect_against_kill() {
     check(None, || {
@@ -219,8 +223,8 @@ fn resurrect_against_kill() {
     });
 }
 
-/// Resurrect against a get and the last put: the reference that the get took is counted before the put can find zero. Each
-/// interleaving is tried in which no thread is preempted more than twice.
+/// Resurrect against a get and the last put: the reference that the get took is counted before the
+/// put can find zero. Each interleaving is tried in which no thread is preempted more than twice.
 #[test]
 fn resurrect_against_get_and_put() {
     check(Some(2), || {

@@ -10,11 +10,13 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
-/// An atomic place for an optional [`Owner`], in which readers find the object in a critical section.
+/// An atomic place for an optional [`Owner`], in which readers find the object in a critical
+/// section.
 ///
-/// While the owner is in the cell, the object is alive. A thread that [stores](Self::store) another owner kills the old
-/// object. Readers that found it before keep its memory and its value until their section ends, whichever count it has. A
-/// reader that needs the object for longer takes a [`Ref`], by [`get`](Self::get).
+/// While the owner is in the cell, the object is alive. A thread that [stores](Self::store) another
+/// owner kills the old object. Readers that found it before keep its memory and its value until
+/// their section ends, whichever count it has. A reader that needs the object for longer takes a
+/// [`Ref`], by [`get`](Self::get).
 ///
 /// A configuration that the whole process reads, and that is replaced while it runs:
 ///
@@ -48,7 +50,7 @@ use std::ptr::{self, NonNull};
 /// # }
 /// ```
 pub struct RcuCell<T, C: Count> {
-    /// Null, or an owner given up by `Owner::into_raw`.
+    /// Null, or an owner of which `Owner::into_raw` made a pointer.
     at: AtomicPtr<Shared<T, C>>,
     /// It owns, sends and shares what an `Owner` does.
     _owns: PhantomData<Owner<T, C>>,
@@ -113,25 +115,27 @@ impl<T, C: Count> RcuCell<T, C> {
         })
     }
 
-    /// Puts another owner in, and hands out the one that was there, which is still alive. One atomic exchange.
+    /// Puts another owner in, and hands out the one that was there, which is still alive. One
+    /// atomic exchange.
     #[must_use = "dropping the old owner kills its object; `store` says so"]
     pub fn swap(&self, owner: Option<Owner<T, C>>) -> Option<Owner<T, C>> {
-        // Sequentially consistent, for it is part of what the collector orders: a reader that enters its section after the
-        // old object was retired does not find that object.
+        // Sequentially consistent, for it is part of what the collector orders: a reader that
+        // enters its section after the old object was retired does not find that object.
         let old = NonNull::new(self.at.swap(into_raw(owner), Ordering::SeqCst));
         // SAFETY: the cell's, and with the exchange ours.
         old.map(|old| unsafe { Owner::from_raw(old) })
     }
 
-    /// Puts another owner in if `current` is in the cell, and hands out the owner of `current`, which is still alive. One atomic
-    /// compare-and-swap.
+    /// Puts another owner in if `current` is in the cell, and hands out the owner of `current`,
+    /// which is still alive. One atomic compare-and-swap.
     ///
-    /// `current` was found in a critical section that is still open, so its memory is not used for another object meanwhile:
-    /// if it is in the cell, it is the same object.
+    /// `current` was found in a critical section that is still open, so its memory is not used for
+    /// another object meanwhile: if it is in the cell, it is the same object.
     ///
     /// # Errors
     ///
-    /// Another object is in the cell, or none. `new` is handed back as if it had not been tried, with what is in the cell.
+    /// Another object is in the cell, or none. `new` is handed back as if it had not been tried,
+    /// with what is in the cell.
     pub fn compare_exchange<'g>(
         &self,
         current: Option<Borrowed<'g, T, C>>,
@@ -140,7 +144,8 @@ impl<T, C: Count> RcuCell<T, C> {
     ) -> Result<Option<Owner<T, C>>, Changed<'g, T, C>> {
         let current = current.map_or(ptr::null_mut(), |current| current.shared.as_ptr());
         let new = new.map(Owner::into_raw);
-        // SAFETY: the owner was the caller's, and the cell has it next, or this function hands it back.
+        // SAFETY: the owner was the caller's, and the cell has it next, or this function hands it
+        // back.
         let before = new.map(|new| unsafe { Shared::enters_cell(new) });
         let to = new.map_or(ptr::null_mut(), NonNull::as_ptr);
         // As in `swap`; and what a failure finds is protected by the section, as by a load.
@@ -160,15 +165,15 @@ impl<T, C: Count> RcuCell<T, C> {
         }
     }
 
-    /// Replaces the object by one that `next` makes from its value, and kills it. If another thread replaces it meanwhile,
-    /// `next` is called again with the new value, and what it made before is dropped. So no update of a thread is lost, without a
-    /// lock.
+    /// Replaces the object by one that `next` makes from its value, and kills it. If another thread
+    /// replaces it meanwhile, `next` is called again with the new value, and what it made before is
+    /// dropped. So no update of a thread is lost, without a lock.
     ///
     /// If `next` returns `None`, the cell stays as it is. Returns whether the object was replaced.
     ///
-    /// `next` runs in a critical section: it should be short, not block, and have no effect besides its result. Each call costs
-    /// a section, a load and a compare-and-swap. If threads often replace the object at the same time, a lock among them makes
-    /// fewer objects in vain.
+    /// `next` runs in a critical section: it should be short, not block, and have no effect besides
+    /// its result. Each call costs a section, a load and a compare-and-swap. If threads often
+    /// replace the object at the same time, a lock among them makes fewer objects in vain.
     ///
     /// ```
     /// use netmem_refs::{Owner, RcuCell, RcuRef};
@@ -200,8 +205,8 @@ impl<T, C: Count> RcuCell<T, C> {
         }
     }
 
-    /// Puts another owner in, and kills the object that was there. It is released when its last reference has been put and
-    /// the readers that found it have left their sections.
+    /// Puts another owner in, and kills the object that was there. It is released when its last
+    /// reference has been put and the readers that found it have left their sections.
     pub fn store(&self, owner: Option<Owner<T, C>>) {
         drop(self.swap(owner));
     }
@@ -231,7 +236,8 @@ impl<T, C: Count> fmt::Debug for RcuCell<T, C> {
     }
 }
 
-/// Why [`RcuCell::compare_exchange`] did not put an owner in: the cell has another object than was expected.
+/// Why [`RcuCell::compare_exchange`] did not put an owner in: the cell has another object than was
+/// expected.
 #[derive(thiserror::Error)]
 #[error("the cell has another object than was expected")]
 pub struct Changed<'g, T, C: Count> {
@@ -247,11 +253,11 @@ impl<T, C: Count> fmt::Debug for Changed<'_, T, C> {
     }
 }
 
-/// An object found in an [`RcuCell`], for as long as the critical section lasts. It may be dead already; its value can be
-/// read nevertheless.
+/// An object found in an [`RcuCell`], for as long as the critical section lasts. It may be dead
+/// already; its value can be read nevertheless.
 ///
-/// **Functions instead of methods**, as with an `Arc`: `Borrowed::try_get(found)`. So each method that
-/// is called on it is the value's, but for `clone`.
+/// **Functions instead of methods**, as with an `Arc`: `Borrowed::try_get(found)`. So each method
+/// that is called on it is the value's, but for `clone`.
 pub struct Borrowed<'g, T, C: Count> {
     /// Found in the section of `'g`, so not released before that ends.
     shared: NonNull<Shared<T, C>>,
@@ -259,7 +265,8 @@ pub struct Borrowed<'g, T, C: Count> {
     _section: PhantomData<(&'g T, *mut T)>,
 }
 
-// SAFETY: from it one gets `&T`, and a `Ref`. The section may be another thread's, which outlasts `'g`.
+// SAFETY: from it one gets `&T`, and a `Ref`. The section may be another thread's, which outlasts
+// `'g`.
 unsafe impl<T: Send + Sync, C: Count> Send for Borrowed<'_, T, C> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync, C: Count> Sync for Borrowed<'_, T, C> {}
@@ -280,8 +287,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
         unsafe { Ref::got(this.shared, C::try_get) }
     }
 
-    /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was killed; with the other
-    /// counts this is [`try_get`](Self::try_get).
+    /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was
+    /// killed; with the other counts this is [`try_get`](Self::try_get).
     ///
     /// # Errors
     ///
@@ -312,7 +319,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
         (unsafe { Ref::got(this.shared, get) }, retries)
     }
 
-    /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this `Borrowed`.
+    /// The value, for as long as the section. Unlike `Deref`, not bound to the life of this
+    /// `Borrowed`.
     #[inline]
     pub fn value(this: Self) -> &'g T {
         // SAFETY: released after the section.

@@ -7,17 +7,19 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// A reference count for [`Owner`](crate::Owner) and [`Ref`](crate::Ref). Sealed: [`RefCount`], [`RcuRef`], [`PercpuRef`].
+/// A reference count for [`Owner`](crate::Owner) and [`Ref`](crate::Ref). Sealed: [`RefCount`],
+/// [`RcuRef`], [`PercpuRef`].
 ///
-/// Of all puts of a life, `kill` being one, exactly one returns true; after it no get succeeds. A saturated or unbalanced
-/// count is the exception: none of its puts returns true, and its object is leaked.
+/// Of all puts of a life, `kill` being one, exactly one returns true; after it no get succeeds. A
+/// saturated or unbalanced count is the exception: none of its puts returns true, and its object is
+/// leaked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a reference count",
     note = "the counts are `RefCount`, `RcuRef` and `PercpuRef`; no other type can be one"
 )]
 pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
-    /// Whether a thread may access the count in a critical section without holding a reference. Such an object is
-    /// released after all sections that are open at its last put.
+    /// Whether a thread may access the count in a critical section without holding a reference.
+    /// Such an object is released after all sections that are open at its last put.
     const READ_IN_SECTIONS: bool = false;
 
     /// A count of one reference.
@@ -30,12 +32,13 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
     /// Takes a reference, for a caller that holds one. Cannot fail.
     fn get(&self);
 
-    /// Takes a reference, unless the object is dead. The caller makes sure that the count's memory is there.
+    /// Takes a reference, unless the object is dead. The caller makes sure that the count's memory
+    /// is there.
     #[must_use]
     fn try_get(&self) -> bool;
 
-    /// Takes a reference, unless the object is dead or was killed. Only [`PercpuRef`] remembers that it was killed; with
-    /// the others this is [`try_get`](Self::try_get).
+    /// Takes a reference, unless the object is dead or was killed. Only [`PercpuRef`] remembers
+    /// that it was killed; with the others this is [`try_get`](Self::try_get).
     #[must_use]
     fn try_get_live(&self) -> bool {
         self.try_get()
@@ -54,11 +57,13 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
     #[must_use]
     fn put(&self) -> bool;
 
-    /// Puts the initial reference. Returns whether it was the last. Must be called until it has succeeded, and not again.
+    /// Puts the initial reference. Returns whether it was the last. Must be called until it has
+    /// succeeded, and not again.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the barrier of a [`PercpuRef`], which is live as before. The other counts never fail.
+    /// The kernel refuses the barrier of a [`PercpuRef`], which is live as before. The other counts
+    /// never fail.
     fn kill(&self) -> Result<bool, KillError> {
         Ok(self.put())
     }
@@ -78,14 +83,15 @@ pub trait InfallibleCount: Count {
     fn one() -> Self;
 }
 
-/// A count whose number of references is known at each moment: [`RefCount`] and [`RcuRef`]. That of a live [`PercpuRef`] is
-/// not.
+/// A count whose number of references is known at each moment: [`RefCount`] and [`RcuRef`]. That of
+/// a live [`PercpuRef`] is not.
 #[diagnostic::on_unimplemented(
     message = "the number of references of a `{Self}` is not known while it is live",
     note = "replace the object in an `RcuCell`, or kill it and take the value out by `Owner::into_inner`"
 )]
 pub trait ExactCount: Count {
-    /// Whether there is one reference. If so, all that other threads did before they put theirs happened before.
+    /// Whether there is one reference. If so, all that other threads did before they put theirs
+    /// happened before.
     #[must_use]
     fn is_one(&self) -> bool;
 }

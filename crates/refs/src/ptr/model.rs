@@ -1,5 +1,5 @@
-//! Loom's models of the race that `shared.rs` names, over each count. Sections are those of `rcu_model.rs`. All
-//! interleavings are tried, but where a bound on preemptions is said.
+//! Loom's models of the race that `shared.rs` names, over each count. Sections are those of
+//! `rcu_model.rs`. All interleavings are tried, but where a bound on preemptions is said.
 
 use super::{Borrowed, Count, ExactCount, Owner, RcuCell, Ref};
 use crate::{PercpuRef, RcuRef, RefCount, rcu};
@@ -55,8 +55,9 @@ fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
     })
 }
 
-/// Readers against the last put: a reader finds the object while a writer takes it out and kills it. The reader reads it until
-/// its section ends, and beyond if it got a reference; the object is released once.
+/// Readers against the last put: a reader finds the object while a writer takes it out and kills
+/// it. The reader reads it until its section ends, and beyond if it got a reference; the object is
+/// released once.
 fn reader_against_store<C: Count>() {
     check(None, || {
         let drops = Arc::new(AtomicU32::new(0));
@@ -75,7 +76,8 @@ fn reader_against_store<C: Count>() {
     });
 }
 
-/// The same, and the last put is that of a thread which took its reference before and was never in a section.
+/// The same, and the last put is that of a thread which took its reference before and was never in
+/// a section.
 fn reader_against_a_late_put<C: Count>() {
     check(Some(2), || {
         let drops = Arc::new(AtomicU32::new(0));
@@ -96,7 +98,8 @@ fn reader_against_a_late_put<C: Count>() {
     });
 }
 
-/// Store against store: two writers replace the object; each object is released once, the last one with the cell.
+/// Store against store: two writers replace the object; each object is released once, the last one
+/// with the cell.
 fn store_against_store<C: Count>() {
     check(Some(2), || {
         let drops = Arc::new(AtomicU32::new(0));
@@ -135,8 +138,8 @@ fn get_against_store<C: Count>() {
     });
 }
 
-/// Writing against put: the owner writes the value as soon as there is no other reference, which comes after all that the
-/// holders of the others did.
+/// Writing against put: the owner writes the value as soon as there is no other reference, which
+/// comes after all that the holders of the others did.
 fn get_mut_against_put<C: ExactCount>() {
     check(Some(2), || {
         let drops = Arc::new(AtomicU32::new(0));
@@ -169,8 +172,9 @@ fn rcuref_get_mut_against_put() {
     get_mut_against_put::<RcuRef>();
 }
 
-/// Exchange against a reader: a reader finds the object, or the one that a writer exchanges it for and then takes out. It reads
-/// either until its section ends, and beyond with a reference. A second exchange of the first object fails.
+/// Exchange against a reader: a reader finds the object, or the one that a writer exchanges it for
+/// and then takes out. It reads either until its section ends, and beyond with a reference. A
+/// second exchange of the first object fails.
 fn compare_exchange_against_reader<C: Count>() {
     check(Some(3), || {
         let drops = Arc::new(AtomicU32::new(0));

@@ -11,11 +11,12 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
-/// The initial reference to a counted object. Dropping it kills the object; the last [`Ref`] releases it.
+/// The initial reference to a counted object. Dropping it kills the object; the last [`Ref`]
+/// releases it.
 ///
-/// One allocation holds the count, on a cache line of its own, and the value. The owner makes the count: which one is said
-/// by the type. [`new`](Self::new) is for [`RefCount`] and [`RcuRef`], [`try_new`](Self::try_new) for all three, since making
-/// a [`PercpuRef`] can fail.
+/// One allocation holds the count, on a cache line of its own, and the value. The owner makes the
+/// count: the type names it. [`new`](Self::new) is for [`RefCount`] and [`RcuRef`],
+/// [`try_new`](Self::try_new) for all three, since making a [`PercpuRef`] can fail.
 ///
 /// ```
 /// use netmem_refs::{Owner, PercpuRef, RefCount};
@@ -32,21 +33,24 @@ use std::ptr::NonNull;
 /// # Ok::<(), netmem_refs::NoMemory>(())
 /// ```
 ///
-/// **Functions instead of methods**, as with an `Arc`: `Owner::get(&owner)`, `Owner::kill(owner)`. So
-/// each method that is called on an owner is the value's: `owner.get(&key)` looks up in a map.
+/// **Functions instead of methods**, as with an `Arc`: `Owner::get(&owner)`, `Owner::kill(owner)`.
+/// So each method that is called on an owner is the value's: `owner.get(&key)` looks up in a map.
 ///
-/// **The release** happens once. The thread that puts the last reference does it at once, as with an `Arc`. In three cases it
-/// is deferred until every critical section of [`rcu`](crate::rcu) that is open at the last put has ended: if the count is an
-/// [`RcuRef`], if the object was ever in an [`RcuCell`](crate::RcuCell), and if the putting thread is in a section itself. Then
-/// the thread that leaves the last of these sections does it, right after leaving. So a release never runs in a critical
-/// section, and with no lock of this crate held. The value is dropped, or given to a callback; cleanup that may block should
-/// be handed to a [`Worker`](crate::Worker) from there.
+/// **The release** happens once. The thread that puts the last reference does it at once, as with
+/// an `Arc`. In three cases it is deferred until every critical section of [`rcu`](crate::rcu) that
+/// is open at the last put has ended: if the count is an [`RcuRef`], if the object was ever in an
+/// [`RcuCell`](crate::RcuCell), and if the putting thread is in a section itself. Then the thread
+/// that leaves the last of these sections does it, right after leaving. So a release never runs in
+/// a critical section, and with no lock of this crate held. The value is dropped, or passed to a
+/// callback; cleanup that may block should be handed to a [`Worker`](crate::Worker) from there.
 ///
-/// **Panics.** If the drop of the value, or the callback, panics, the object's memory is freed nevertheless. The panic reaches
-/// the thread that put the last reference; if the release was deferred, it is counted in [`faults`](crate::faults()) instead.
+/// **Panics.** If the drop of the value, or the callback, panics, the object's memory is freed
+/// nevertheless. The panic reaches the thread that put the last reference; if the release was
+/// deferred, it is counted in [`faults`](crate::faults()) instead.
 ///
-/// **After a fork** the child has a copy of the object, whose count is as it was in the parent at that moment. References that
-/// the parent's other threads held are never put in the child, so such an object is not released there.
+/// **After a fork** the child has a copy of the object, whose count is as it was in the parent at
+/// that moment. References that the parent's other threads held are never put in the child, so such
+/// an object is not released there.
 ///
 /// [`RefCount`]: crate::RefCount
 /// [`RcuRef`]: crate::RcuRef
@@ -57,8 +61,8 @@ pub struct Owner<T: ?Sized, C: Count> {
     _owns: PhantomData<*mut T>,
 }
 
-// SAFETY: as for `Arc`: it gives `&T` to any thread that it or its references are sent to, and the last of them drops the
-// value. Counts are `Send` and `Sync`.
+// SAFETY: as for `Arc`: `&T` can be had on any thread that it or its references are sent to, and
+// the last of them drops the value. Counts are `Send` and `Sync`.
 unsafe impl<T: ?Sized + Send + Sync, C: Count> Send for Owner<T, C> {}
 // SAFETY: as above: by reference one can get a `Ref`.
 unsafe impl<T: ?Sized + Send + Sync, C: Count> Sync for Owner<T, C> {}
@@ -73,7 +77,8 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         unsafe { Self::from_raw(Shared::allocate(C::one(), value)) }
     }
 
-    /// As [`new`](Self::new). When the object is released, the value is given to `release`. Allocates twice.
+    /// As [`new`](Self::new). When the object is released, the value is passed to `release`.
+    /// Allocates twice.
     pub fn with_release(value: T, release: impl FnOnce(T) + Send + 'static) -> Self
     where
         C: InfallibleCount,
@@ -93,7 +98,8 @@ impl<T: Send + 'static, C: Count> Owner<T, C> {
         Ok(unsafe { Self::from_raw(Shared::allocate(count, value)) })
     }
 
-    /// As [`try_new`](Self::try_new). When the object is released, the value is given to `release`. Allocates twice.
+    /// As [`try_new`](Self::try_new). When the object is released, the value is passed to
+    /// `release`. Allocates twice.
     ///
     /// # Errors
     ///
@@ -127,25 +133,27 @@ impl<T: ?Sized, C: Count> Owner<T, C> {
         unsafe { Ref::from_raw(this.shared) }
     }
 
-    /// The number of references, the owner's included, for statistics. See [`Ref::approximate_count`].
+    /// The number of references, the owner's included, for statistics. See
+    /// [`Ref::approximate_count`].
     pub fn approximate_count(this: &Self) -> u64 {
         // SAFETY: the owner keeps it.
         unsafe { &(*this.shared.as_ptr()).head.count }.approximate_count()
     }
 
-    /// Kills the object: puts the initial reference. If the count is a [`PercpuRef`], [`Ref::try_get_live`] fails from now on.
-    /// The drop of the owner does the same.
+    /// Kills the object: puts the initial reference. If the count is a [`PercpuRef`],
+    /// [`Ref::try_get_live`] fails from now on. The drop of the owner does the same.
     pub fn kill(this: Self) {
         drop(this);
     }
 }
 
 impl<T, C: Count> Owner<T, C> {
-    /// Kills the object, and returns the value if the owner's reference was the last. A release callback is then dropped, and
-    /// not called. Otherwise the last [`Ref`] releases the object, or takes the value out: [`Ref::into_inner`].
+    /// Kills the object, and returns the value if the owner's reference was the last. A release
+    /// callback is then dropped, and not called. Otherwise the last [`Ref`] releases the object, or
+    /// takes the value out: [`Ref::into_inner`].
     ///
-    /// `None`, and the object is released as ever, also if it was ever in an [`RcuCell`](crate::RcuCell): readers may still
-    /// be reading the value.
+    /// `None`, and the object is released as ever, also if it was ever in an
+    /// [`RcuCell`](crate::RcuCell): readers may still be reading the value.
     pub fn into_inner(this: Self) -> Option<T> {
         let shared = Self::into_raw(this);
         // SAFETY: the owner's reference is put here, once.
@@ -171,26 +179,29 @@ impl<T: ?Sized, C: Count> Unsize for Owner<T, C> {
     }
 }
 
-// As for an `Arc`. The pointer lends `&T`, and a value that is `RefUnwindSafe` is whole behind it after a panic. The count is:
-// each change of it is one atomic operation, and no user code runs under its lock. The callback is reached by its call alone.
+// As for an `Arc`. The pointer lends `&T`, and a value that is `RefUnwindSafe` is whole behind it
+// after a panic. The count is: each change of it is one atomic operation, and no user code runs
+// under its lock. The callback is reached by its call alone.
 impl<T: ?Sized + RefUnwindSafe, C: Count> UnwindSafe for Owner<T, C> {}
 impl<T: ?Sized + RefUnwindSafe, C: Count> RefUnwindSafe for Owner<T, C> {}
 
 impl<T: ?Sized> Owner<T, PercpuRef> {
-    /// Kills the object, and calls `confirm` as soon as no [`Ref::try_get_live`] can succeed any more, before the initial
-    /// reference is put.
+    /// Kills the object, and calls `confirm` as soon as no [`Ref::try_get_live`] can succeed any
+    /// more, before the initial reference is put.
     ///
-    /// If `confirm` panics, the object is killed nevertheless. The initial reference is put, which releases the object if it
-    /// was the last; then the panic goes on. If that release panics, too, its panic is counted in
-    /// [`faults`](crate::faults()).
+    /// If `confirm` panics, the object is killed nevertheless. The initial reference is put, which
+    /// releases the object if it was the last; then the panic goes on. If that release panics, too,
+    /// its panic is counted in [`faults`](crate::faults()).
     ///
     /// # Errors
     ///
-    /// The kernel refuses the barrier. The owner is handed back, and the object is live as before. `confirm` was not called.
+    /// The kernel refuses the barrier. The owner is handed back, and the object is live as before.
+    /// `confirm` was not called.
     pub fn kill_and_confirm(this: Self, confirm: impl FnOnce()) -> Result<(), (Self, KillError)> {
         let this = ManuallyDrop::new(this);
         let mut confirmed = Ok(());
-        // SAFETY: the owner keeps it until the count is killed, and the object is finished if that was told to be the last.
+        // SAFETY: the owner keeps it until the count is killed, and the object is finished if that
+        // was told to be the last.
         let killed = unsafe { &(*this.shared.as_ptr()).head.count }
             .kill_and_confirm(|| confirmed = catch_unwind(AssertUnwindSafe(confirm)));
         // SAFETY: only called if the kill returned that it was the last.

@@ -11,12 +11,14 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
-/// A reference to an object of an [`Owner`](crate::Owner): cloning is a get, which cannot fail, dropping is a put.
+/// A reference to an object of an [`Owner`](crate::Owner): cloning is a get, which cannot fail,
+/// dropping is a put.
 ///
-/// Eight bytes, sixteen if `T` is unsized ([`unsize!`](crate::unsize)). Dropping the last reference releases the object, as `Owner` describes.
+/// Eight bytes, sixteen if `T` is unsized ([`unsize!`](crate::unsize)). Dropping the last reference
+/// releases the object, as `Owner` describes.
 ///
-/// **Functions instead of methods**, as with an `Arc`: `Ref::try_get_live(&r)`. So each method that is
-/// called on a reference is the value's, but for `clone`.
+/// **Functions instead of methods**, as with an `Arc`: `Ref::try_get_live(&r)`. So each method that
+/// is called on a reference is the value's, but for `clone`.
 #[must_use = "dropping it puts the reference"]
 pub struct Ref<T: ?Sized, C: Count> {
     shared: NonNull<Shared<T, C>>,
@@ -51,8 +53,9 @@ impl<T: ?Sized, C: Count> Ref<T, C> {
         Self { shared, _owns: PhantomData }
     }
 
-    /// Takes another reference, if the object has not been killed: for new work, where `clone` is for work under way. Only
-    /// `PercpuRef` remembers that it was killed; with the other counts this cannot fail.
+    /// Takes another reference, if the object has not been killed: for new work, where `clone` is
+    /// for work under way. Only `PercpuRef` remembers that it was killed; with the other counts
+    /// this cannot fail.
     ///
     /// # Errors
     ///
@@ -63,10 +66,12 @@ impl<T: ?Sized, C: Count> Ref<T, C> {
         unsafe { Self::got(this.shared, C::try_get_live) }
     }
 
-    /// The number of references, the owner's included, for statistics: it may have changed before the call returns.
+    /// The number of references, the owner's included, for statistics: it may have changed before
+    /// the call returns.
     ///
-    /// With [`RefCount`](crate::RefCount) and [`RcuRef`](crate::RcuRef), and with a `PercpuRef` that was killed, it was right at
-    /// one moment. With a live [`PercpuRef`] see [`PercpuRef::approximate_count`]. A saturated count gives more than 2^31 - 1.
+    /// With [`RefCount`](crate::RefCount) and [`RcuRef`](crate::RcuRef), and with a `PercpuRef`
+    /// that was killed, it was right at one moment. With a live [`PercpuRef`] see
+    /// [`PercpuRef::approximate_count`]. A saturated count returns more than 2^31 - 1.
     pub fn approximate_count(this: &Self) -> u64 {
         // SAFETY: the reference keeps it.
         unsafe { &(*this.shared.as_ptr()).head.count }.approximate_count()
@@ -79,14 +84,15 @@ impl<T: ?Sized, C: Count> Ref<T, C> {
 }
 
 impl<T, C: Count> Ref<T, C> {
-    /// Puts the reference, and returns the value if it was the last. A release callback is then dropped, and not called. Of
-    /// threads that each put a reference so, one gets the value.
+    /// Puts the reference, and returns the value if it was the last. A release callback is then
+    /// dropped, and not called. Of threads that each put a reference so, one gets the value.
     ///
-    /// `None`, and the object is released as ever, also if it was ever in an [`RcuCell`](crate::RcuCell): readers may still
-    /// be reading the value.
+    /// `None`, and the object is released as ever, also if it was ever in an
+    /// [`RcuCell`](crate::RcuCell): readers may still be reading the value.
     pub fn into_inner(this: Self) -> Option<T> {
         let shared = ManuallyDrop::new(this).shared;
-        // SAFETY: the reference is put here, once; and the value is taken if that was told to be the last.
+        // SAFETY: the reference is put here, once; and the value is taken if that was told to be
+        // the last.
         unsafe {
             let last = (*shared.as_ptr()).head.count.put();
             if last { Shared::take(shared) } else { None }
@@ -95,8 +101,9 @@ impl<T, C: Count> Ref<T, C> {
 }
 
 impl<T: ?Sized, C: ExactCount> Ref<T, C> {
-    /// The value, to write, if there is no other reference, the owner's included. One load. `None` also if the object was ever
-    /// in an [`RcuCell`](crate::RcuCell): readers may still be reading the value.
+    /// The value, to write, if there is no other reference, the owner's included. One load. `None`
+    /// also if the object was ever in an [`RcuCell`](crate::RcuCell): readers may still be reading
+    /// the value.
     ///
     /// Not with a [`PercpuRef`]: while it is live, the number of its references is not known.
     pub fn get_mut(this: &mut Self) -> Option<&mut T> {

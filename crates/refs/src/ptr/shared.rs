@@ -9,10 +9,11 @@
 //!    get, put
 //! ```
 //!
-//! The value is the last field, so its type may be unsized: a pointer to a `Shared<T, C>` is coerced to one to a
-//! `Shared<dyn Trait, C>`. What the release needs to know of the original type is in the function `release`, which
-//! [`allocate`](Shared::allocate) chose. The value's type is invariant in all pointers: a value of a shorter life, written by
-//! `get_mut`, would be dropped, or given to the callback, as one of the original type.
+//! The value is the last field, so its type may be unsized: a pointer to a `Shared<T, C>` is
+//! coerced to one to a `Shared<dyn Trait, C>`. What the release needs to know of the original type
+//! is in the function `release`, which [`allocate`](Shared::allocate) chose. The value's type is
+//! invariant in all pointers: a value of a shorter life, written by `get_mut`, would be dropped, or
+//! given to the callback, as one of the original type.
 //!
 //! # When the object is released
 //!
@@ -23,9 +24,10 @@
 //! | the object was never in a cell, the count is not an `RcuRef`, and the putting thread is in no critical section | now, by the putting thread |
 //! | else | after every critical section that is open now, by the thread that leaves the last of them |
 //!
-//! **Readers against the last put.** A reader that finds an object in a cell holds no reference to it. Only its section
-//! keeps the object. So an object that was ever in a cell is released after the sections, whatever its count. The reader
-//! found the object before it was taken out of the cell, so the reader's section was open at the last put, or had ended.
+//! **Readers against the last put.** A reader that finds an object in a cell holds no reference to
+//! it. Only its section keeps the object. So an object that was ever in a cell is released after
+//! the sections, whatever its count. The reader found the object before it was taken out of the
+//! cell, so the reader's section was open at the last put, or had ended.
 //!
 //! ```text
 //!   reader                                     writer
@@ -47,25 +49,28 @@ use crate::unkilled;
 use std::mem::{ManuallyDrop, needs_drop, offset_of};
 use std::ptr::{self, NonNull};
 
-/// The release callback. It moves the value out of the place that it is given.
+/// The release callback. It moves the value out of the address that it gets.
 type Callback = Box<dyn FnOnce(*mut ()) + Send>;
 
-/// What the allocation of every type of value begins with, on a cache line of its own. See [`Shared`] for the invariant.
+/// What the allocation of every type of value begins with, on a cache line of its own. See
+/// [`Shared`] for the invariant.
 #[repr(C, align(64))]
 pub(super) struct Head<C> {
     pub(super) count: C,
     /// Releases the whole allocation, whose original type it knows.
     release: unsafe fn(NonNull<Self>),
     callback: Option<Callback>,
-    /// The object is or was in an `RcuCell`. Set by its owner, so before the owner's put; read after the last put.
+    /// The object is or was in an `RcuCell`. Set by its owner, so before the owner's put; read
+    /// after the last put.
     in_cell: AtomicBool,
     /// The program can notice the release, so it does not wait for those of other objects.
     prompt: bool,
 }
 
-/// The invariant: a holder of a reference may use `count` and `value`. So may a reader that found the object in a cell,
-/// until its section ends. The thread whose put was the last releases the object, or defers the release, once. A thread that
-/// holds the only reference to an object that was never in a cell may write `value`.
+/// The invariant: a holder of a reference may use `count` and `value`. So may a reader that found
+/// the object in a cell, until its section ends. The thread whose put was the last releases the
+/// object, or defers the release, once. A thread that holds the only reference to an object that
+/// was never in a cell may write `value`.
 #[repr(C)]
 pub(super) struct Shared<T: ?Sized, C> {
     pub(super) head: Head<C>,
@@ -78,14 +83,15 @@ impl<T: Send + 'static, C: Count> Shared<T, C> {
     }
 
     pub(super) fn with_callback(count: C, value: T, callback: impl FnOnce(T) + Send + 'static) -> NonNull<Self> {
-        // SAFETY: the release calls this once, with the place of the value, which it does not use afterwards.
+        // SAFETY: the release calls this once, with the place of the value, which it does not use
+        // afterwards.
         let callback = move |value: *mut ()| callback(unsafe { value.cast::<T>().read() });
         Self::boxed(count, value, Some(Box::new(callback)))
     }
 
     fn boxed(count: C, value: T, callback: Option<Callback>) -> NonNull<Self> {
-        // The line of the count has nothing on it that is used between a get and the last put, and no neighbouring
-        // allocation.
+        // The line of the count has nothing on it that is used between a get and the last put, and
+        // no neighbouring allocation.
         const {
             assert!(offset_of!(Self, head) == 0 && align_of::<Self>() >= CACHE_LINE);
             assert!(offset_of!(Self, value) >= CACHE_LINE && offset_of!(Self, value) >= size_of::<C>());
@@ -98,8 +104,8 @@ impl<T: Send + 'static, C: Count> Shared<T, C> {
 }
 
 impl<T, C: Count> Shared<T, C> {
-    /// Notes that readers can find the object: from now on it is released only after critical sections. Returns what was
-    /// noted before.
+    /// Notes that readers can find the object: from now on it is released only after critical
+    /// sections. Returns what was noted before.
     ///
     /// # Safety
     ///
@@ -116,11 +122,11 @@ impl<T, C: Count> Shared<T, C> {
     ///
     /// # Safety
     ///
-    /// The caller is the owner, which did not put the object in a cell since [`enters_cell`](Self::enters_cell) returned
-    /// `before`.
+    /// The caller is the owner, which did not put the object in a cell since
+    /// [`enters_cell`](Self::enters_cell) returned `before`.
     pub(super) unsafe fn did_not_enter(this: NonNull<Self>, before: bool) {
-        // SAFETY: the owner keeps it. Another thread reads the flag only after the owner's put, or if it finds no other
-        // reference than its own.
+        // SAFETY: the owner keeps it. Another thread reads the flag only after the owner's put, or
+        // if it finds no other reference than its own.
         unsafe { &(*this.as_ptr()).head.in_cell }.store(before, Ordering::Relaxed);
     }
 
@@ -143,13 +149,15 @@ impl<T, C: Count> Shared<T, C> {
         }
     }
 
-    /// Ends the initial reference, and moves the value out as [`take`](Self::take) does, if it was the last.
+    /// Ends the initial reference, and moves the value out as [`take`](Self::take) does, if it was
+    /// the last.
     ///
     /// # Safety
     ///
     /// As for [`kill`](Self::kill).
     pub(super) unsafe fn kill_and_take(this: NonNull<Self>) -> Option<T> {
-        // SAFETY: the caller's; told that it was the last, or that the initial reference is still held.
+        // SAFETY: the caller's; the put was the last, or the initial reference is still
+        // held.
         unsafe {
             match (*this.as_ptr()).head.count.kill() {
                 Ok(true) => Self::take(this),
@@ -162,13 +170,15 @@ impl<T, C: Count> Shared<T, C> {
         }
     }
 
-    /// Moves the value out of an object that was never in a cell, and releases the rest. Otherwise releases the object as ever.
+    /// Moves the value out of an object that was never in a cell, and releases the rest. Otherwise
+    /// releases the object as ever.
     ///
     /// # Safety
     ///
-    /// The caller was told that its put was the last.
+    /// The caller's put was the last.
     pub(super) unsafe fn take(this: NonNull<Self>) -> Option<T> {
-        // SAFETY: told so: the caller has the whole allocation, which has a release that only knows the memory.
+        // SAFETY: the last put was the caller's, which has the whole allocation, which has a
+        // release that only knows the memory.
         unsafe {
             let head = &raw mut (*this.as_ptr()).head;
             if (*head).in_cell.load(Ordering::Relaxed) {
@@ -183,7 +193,8 @@ impl<T, C: Count> Shared<T, C> {
         }
     }
 
-    /// [`release`](Self::release), after the value was moved out. The callback is dropped, and not called.
+    /// [`release`](Self::release), after the value was moved out. The callback is dropped, and not
+    /// called.
     ///
     /// # Safety
     ///
@@ -205,7 +216,7 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
         // By pointer to the count alone: with the addition the rest may be gone.
         // SAFETY: the caller has a reference.
         if unsafe { &(*this.as_ptr()).head.count }.put() {
-            // SAFETY: told so.
+            // SAFETY: the last put was the caller's.
             unsafe { Self::finish(this) };
         }
     }
@@ -224,14 +235,15 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
     ///
     /// # Safety
     ///
-    /// The caller was told that its put was the last.
+    /// The caller's put was the last.
     #[cold]
     pub(super) unsafe fn finish(this: NonNull<Self>) {
         // SAFETY: as above. The pointer is to the whole allocation.
         unsafe { Head::<C>::finish(this.cast()) };
     }
 
-    /// The value, for a holder of the only reference; `None` if there may be other references, or readers.
+    /// The value, for a holder of the only reference; `None` if there may be other references, or
+    /// readers.
     ///
     /// # Safety
     ///
@@ -239,8 +251,9 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
     pub(super) unsafe fn alone<'a>(this: NonNull<Self>, is_one: impl FnOnce(&C) -> bool) -> Option<&'a mut T> {
         // SAFETY: the caller's reference keeps it.
         let head = unsafe { &(*this.as_ptr()).head };
-        // A reader may have found the object in a cell, and have no reference. The flag was set before the put of a thread that
-        // set it, which the count's load acquires, or by this thread.
+        // A reader may have found the object in a cell, and have no reference. The flag was set
+        // before the put of a thread that set it, which the count's load acquires, or by this
+        // thread.
         if !is_one(&head.count) || head.in_cell.load(Ordering::Relaxed) {
             return None;
         }
@@ -252,7 +265,7 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
     ///
     /// # Safety
     ///
-    /// `coerce` does nothing but coerce the pointer that it is given.
+    /// `coerce` does nothing but coerce the pointer that it gets.
     pub(super) unsafe fn coerced<U: ?Sized>(
         this: NonNull<Self>,
         coerce: impl FnOnce(*mut T) -> *mut U,
@@ -261,7 +274,8 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
         let value = unsafe { &raw mut (*this.as_ptr()).value };
         let to = coerce(value);
         assert!(ptr::addr_eq(value, to), "a coercion does not change the address");
-        // SAFETY: back by the same distance. A coercion keeps the alignment, so that is where the value of the other type is.
+        // SAFETY: back by the same distance. A coercion keeps the alignment, so that is where the
+        // value of the other type is.
         unsafe {
             let distance = value.byte_offset_from(this.as_ptr());
             NonNull::new_unchecked(to.byte_offset(-distance) as *mut Shared<U, C>)
@@ -287,13 +301,16 @@ impl<C: Count> Head<C> {
     ///
     /// # Safety
     ///
-    /// The initial reference is still held, and no owner has it. `this` points to the whole allocation.
+    /// The initial reference is still held, and no owner has it. `this` points to the whole
+    /// allocation.
     #[cold]
     unsafe fn refused(this: NonNull<Self>, error: &KillError) {
-        // The only other error is of a kill that is under way, and the initial reference is put once.
+        // The only other error is of a kill that is under way, and the initial reference is put
+        // once.
         let KillError::Barrier(error) = error else { return };
         faults::leaked(error);
-        // SAFETY: the caller's. The value is `Send` and `'static`, the callback `Send`: `allocate` asked for it.
+        // SAFETY: the caller's. The value is `Send` and `'static`, the callback `Send`: `allocate`
+        // asked for it.
         unsafe { unkilled::keep(this.cast(), |this| Self::try_kill(this.cast())) };
     }
 
@@ -305,7 +322,7 @@ impl<C: Count> Head<C> {
     unsafe fn try_kill(this: NonNull<Self>) -> Result<(), KillError> {
         // SAFETY: as above.
         if unsafe { &(*this.as_ptr()).count }.kill()? {
-            // SAFETY: told so.
+            // SAFETY: the last put was the caller's.
             unsafe { Self::finish(this) };
         }
         Ok(())
@@ -315,7 +332,7 @@ impl<C: Count> Head<C> {
     ///
     /// # Safety
     ///
-    /// The caller was told that its put was the last. `this` points to the whole allocation.
+    /// The caller's put was the last. `this` points to the whole allocation.
     unsafe fn finish(this: NonNull<Self>) {
         // SAFETY: these fields are not written after the last put, but by the caller.
         let Self { in_cell, prompt, release, .. } = unsafe { &*this.as_ptr() };
@@ -323,15 +340,18 @@ impl<C: Count> Head<C> {
             // SAFETY: the last put, so there is no reference. No reader has found it in a cell.
             return unsafe { release(this) };
         }
-        // SAFETY: told once. Every cell that had the object held its owner, so no cell has it any more. The value is `Send`
-        // and `'static`, the callback `Send`: `allocate` asked for it.
+        // SAFETY: one put is the last. Every cell that had the object held its owner, so no cell
+        // has it any more. The value is `Send` and `'static`, the callback `Send`: `allocate` asked
+        // for it.
         rcu::read(|guard| unsafe { guard.retire(this, Self::release_after_sections, *prompt) });
         rcu::report_stall();
     }
 
-    /// Called where a thread leaves a critical section. A panic must not keep other objects from being released.
+    /// Called where a thread leaves a critical section. A panic must not keep other objects from
+    /// being released.
     unsafe fn release_after_sections(this: *mut Self, _: &rcu::Collector) {
-        // SAFETY: never null: it was not when it was retired. All sections in which it can have been found have ended.
+        // SAFETY: never null: it was not when it was retired. All sections in which it can have
+        // been found have ended.
         faults::contain(|| unsafe { ((*this).release)(NonNull::new_unchecked(this)) });
     }
 }
@@ -344,15 +364,17 @@ pub trait Unsize: Sized {
 
     /// # Safety
     ///
-    /// `coerce` does nothing but coerce the pointer that it is given.
+    /// `coerce` does nothing but coerce the pointer that it gets.
     unsafe fn unsize<U: ?Sized>(this: Self, coerce: impl FnOnce(*mut Self::Pointee) -> *mut U) -> Self::To<U>;
 }
 
-/// Makes an [`Owner`](crate::Owner) or a [`Ref`](crate::Ref) one of an unsized type: of a trait object, or of a slice.
+/// Makes an [`Owner`](crate::Owner) or a [`Ref`](crate::Ref) one of an unsized type: of a trait
+/// object, or of a slice.
 ///
-/// An `Arc` is coerced without being asked; the language does not let other crates' pointers do that yet. No instruction is
-/// added to a get or a put: the count is where it was, and the pointer has 16 bytes instead of 8. References of either type
-/// are to the same object, and the object is released as what it was made.
+/// An `Arc` is coerced without being asked; the language does not let other crates' pointers do
+/// that yet. No instruction is added to a get or a put: the count is where it was, and the pointer
+/// has 16 bytes instead of 8. References of either type are to the same object, and the object is
+/// released as what it was made.
 ///
 /// ```
 /// use netmem_refs::{Owner, RefCount, Ref, unsize};

@@ -163,11 +163,11 @@ mod peers {
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
     /// packetdrill's scripts for TCP: 60 of the 74 standard ones pass, and this project's own. For
-    /// each other one, tests/peers/packetdrill.txt says why it fails or is not run. The test fails
+    /// each other one, tests/packetdrill/expected.txt says why it fails or is not run. The test fails
     /// if that file is wrong. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {
-        script("tests/peers/packetdrill.py", &[]);
+        script("tests/packetdrill/run.py", &[]);
     }
 
     /// The device is killed and restarted ten times during a guest's ping and TCP, and the connection survives. Proves

@@ -1,13 +1,19 @@
 //! Socket calls. Errors are those of Linux.
 
+use super::host::{Kind, Listening, Socket, World};
 use super::stream::{Options, Push, Stream};
-use super::{Errno, Kind, Listening, Socket, World};
+use crate::errno::Errno;
 use crate::memory::Piece;
 use netmem_inet::tcp::{Chunk, Connection, Header, IpFields, KeepAlive, Listener, Received};
 use netmem_inet::wire::Flow;
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
+
+/// The addresses of this host, unless a socket is bound to another one. The scripts are run with
+/// `--local_ip` of the first address.
+const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
+const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
 
 /// How a call reads.
 #[derive(Clone, Copy)]
@@ -139,8 +145,8 @@ impl World {
     /// Opens a connection for a socket.
     fn open(&mut self, fd: i32, remote: SocketAddr) -> usize {
         let host: IpAddr = match remote {
-            SocketAddr::V4(_) => crate::LOCAL_V4.into(),
-            SocketAddr::V6(_) => crate::LOCAL_V6.into(),
+            SocketAddr::V4(_) => LOCAL_V4.into(),
+            SocketAddr::V6(_) => LOCAL_V6.into(),
         };
         self.port += 1;
         let socket = &self.sockets[&fd];

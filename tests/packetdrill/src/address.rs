@@ -5,7 +5,7 @@
 //!
 //! Pointers are as in [`calls`](crate::calls). Each `SAFETY` comment of this file refers to this.
 
-use crate::world::Errno;
+use crate::errno::Errno;
 use libc::{c_int, sockaddr, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -7,10 +7,11 @@
 //! What this TCP does not have is an error: a script that needs it fails.
 
 use crate::address::{address, put_address};
+use crate::errno::Errno;
+use crate::fail::fail;
 use crate::interface::{Init, Interface, User};
 use crate::options;
-use crate::world::{Errno, Push, Reading, Shared};
-use crate::{WORLD, fail};
+use crate::world::{Push, Reading, Shared, WORLD, shared};
 use libc::{
     c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t,
     ssize_t, timeval,
@@ -74,10 +75,6 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
     };
     // SAFETY: packetdrill passes room for the structure.
     unsafe { interface.write(functions) };
-}
-
-pub(crate) fn shared() -> &'static Shared {
-    WORLD.get().unwrap_or_else(|| fail("a call before packetdrill_interface_init"))
 }
 
 /// Returns a result in the way of system calls.

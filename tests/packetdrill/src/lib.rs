@@ -8,7 +8,7 @@
 //! ```
 //!
 //! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
-//! `tests/peers/packetdrill.py` builds it and runs the scripts. docs/design/streams.md lists the scripts
+//! `tests/packetdrill/run.py` builds it and runs the scripts. docs/design/streams.md lists the scripts
 //! that pass.
 //!
 //! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C
@@ -27,6 +27,8 @@
 
 mod address;
 mod calls;
+mod errno;
+mod fail;
 mod interface;
 mod memory;
 mod options;
@@ -34,21 +36,3 @@ mod preload;
 mod settings;
 mod tcp_info;
 mod world;
-
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::sync::OnceLock;
-
-/// The addresses of this host, unless a socket is bound to another one. The scripts are run with
-/// `--local_ip` of the first address.
-const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
-const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
-
-static WORLD: OnceLock<world::Shared> = OnceLock::new();
-
-/// Ends packetdrill, because the test has failed.
-fn fail(why: &str) -> ! {
-    eprintln!("netmem: {why}");
-    // SAFETY: `_exit` has no preconditions. Other threads may hold any lock, so that nothing is to
-    // be cleaned up.
-    unsafe { libc::_exit(1) }
-}

@@ -1,8 +1,7 @@
 //! Functions of the C library that the preloaded object replaces: see the [crate](crate).
 
-use crate::WORLD;
 use crate::tcp_info::{TcpInfo, UNKNOWN, ca_state};
-use crate::world::World;
+use crate::world::{WORLD, World};
 use libc::{c_int, c_long, c_void, socklen_t};
 use netmem_inet::tcp::sender::State;
 use std::time::Duration;

@@ -3,9 +3,10 @@
 //!
 //! Pointers are as in [`calls`](crate::calls). Each `SAFETY` comment of this file refers to this.
 
-use crate::calls::{shared, status};
+use crate::calls::status;
+use crate::errno::Errno;
 use crate::interface::User;
-use crate::world::{Errno, Kind, Options, World};
+use crate::world::{Kind, Options, World, shared};
 use libc::{c_int, c_void, socklen_t};
 use netmem_inet::Time;
 use std::time::Duration;

@@ -1,14 +1,14 @@
 #!/usr/bin/env -S python3 -B
-"""packetdrill.py [-v] [SCRIPT...]: packetdrill's own scripts for TCP on netmem-inet, and those in packetdrill/ beside this file; prints which
-pass, and what is not as packetdrill.txt says.
+"""run.py [-v] [SCRIPT...]: packetdrill's own scripts for TCP on netmem-inet, and those in scripts/ beside this file; prints which pass,
+and what is not as expected.txt says.
 
 Each script is run in the versions of IP for which packetdrill's own run_all.py runs it: with IPv4, with IPv6 over a link of 1520 bytes, and
 with IPv4 addresses that are mapped into IPv6. It passes if all of them pass.
 
-Without SCRIPT (part of a name): all that packetdrill.txt does not leave out. packetdrill and the object (crates/packetdrill) are built in
-target/. NETMEM_PACKETDRILL_SO names another object. packetdrill is not in the tree (it is under the GPL): NETMEM_PACKETDRILL names its
-archive or folder, and otherwise shared/peers/packetdrill-*.tar.xz is looked for beside the tree. `packetdrill.py --find` fails
-if it is nowhere. NETMEM_PACKETDRILL=none says that a run without it is meant.
+Without SCRIPT (part of a name): all that expected.txt does not leave out. packetdrill and the object (src/) are built in target/.
+NETMEM_PACKETDRILL_SO names another object. packetdrill is not in the tree (it is under the GPL): NETMEM_PACKETDRILL names its archive or
+folder, and otherwise shared/peers/packetdrill-*.tar.xz is searched for in the folders above the tree. `run.py --find` fails if there is none.
+NETMEM_PACKETDRILL=none says that a run without it is meant.
 
 A script runs in a mount namespace of its own, where the directories that it writes kernel settings to are empty ones. The commands `sysctl`,
 `ip`, `tc` and `ethtool` write their settings there as well, and the object reads them.
@@ -24,9 +24,9 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", TREE / "target"))
-LIST = Path(__file__).with_suffix(".txt")
+LIST = Path(__file__).with_name("expected.txt")
 # Scripts of this project.
-OWN = Path(__file__).with_suffix("")
+OWN = Path(__file__).with_name("scripts")
 # A script takes milliseconds. One that hangs ends as a failure.
 TIMEOUT = 60
 
@@ -196,8 +196,8 @@ def main():
     scripts = {str(path.relative_to(net / "tcp")): path for path in sorted((net / "tcp").rglob("*.pkt"))}
     scripts |= {f"netmem/{path.name}": path for path in sorted(OWN.glob("*.pkt"))}
     left_out = [name for name in scripts if any(name.startswith(prefix) for prefix in out)]
-    wrong = [f"packetdrill.txt leaves out {prefix}, which is not there" for prefix in out if not any(name.startswith(prefix) for name in scripts)]
-    wrong += [f"packetdrill.txt lists {name}, which is not there" for name in fails if name not in scripts]
+    wrong = [f"expected.txt leaves out {prefix}, which is not there" for prefix in out if not any(name.startswith(prefix) for name in scripts)]
+    wrong += [f"expected.txt lists {name}, which is not there" for name in fails if name not in scripts]
     chosen = [name for name in scripts if name not in left_out]
     if words:
         chosen = [name for name in scripts if any(word in name for word in words)]
@@ -218,9 +218,9 @@ def main():
             print(f"{'pass' if passed else 'FAIL'} {name} {version}")
             print("".join(f"     {line}\n" for line in said.splitlines()), end="")
         if not passed and name not in fails:
-            wrong.append(f"{name} fails with {version}, and packetdrill.txt does not say why")
+            wrong.append(f"{name} fails with {version}, and expected.txt does not say why")
         if passed and name in fails:
-            wrong.append(f"{name} passes with {version}: packetdrill.txt says that it fails")
+            wrong.append(f"{name} passes with {version}: expected.txt says that it fails")
     folders = {}
     for name in chosen:
         count = folders.setdefault(name.split("/")[0], [0, 0])

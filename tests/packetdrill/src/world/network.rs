@@ -1,62 +1,13 @@
 //! Packets: what packetdrill sends reaches connections and listeners, and what they send is queued
 //! for packetdrill.
 
-use super::World;
+use super::device::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers, packet};
+use super::host::World;
 use super::stream::Stream;
-use crate::memory::{Done, Memory, Piece};
-use netmem_inet::Time;
-use netmem_inet::route::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};
-use netmem_inet::tcp::{
-    Answer, ArrivingSegment, ConnectionTemplate, Full, Header, IpFields, Meta, Outgoing, Output, reset_for,
-};
-use netmem_inet::wire::{self, Body, Flow, Icmp, IcmpError, IcmpKind, Ip, Outer, QuotedTransport, Transport};
-use std::collections::VecDeque;
-
-/// The device. It passes a transmission of several segments on as one packet.
-pub(super) struct Device<'w> {
-    pub(super) flow: Flow,
-    pub(super) ip: IpFields,
-    pub(super) now: Time,
-    pub(super) sent: &'w mut VecDeque<(Vec<u8>, Time)>,
-    pub(super) full: bool,
-    /// The largest payload that it cuts.
-    pub(super) most: usize,
-}
-
-impl Output<Memory> for Device<'_> {
-    fn max_payload(&self) -> usize {
-        self.most
-    }
-
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
-        if self.full {
-            return Err(Full);
-        }
-        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes()).copied().collect();
-        let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
-        self.sent.push_back((packet, self.now));
-        Ok(Done)
-    }
-}
-
-/// Bytes of the headers of IP and TCP, without options.
-pub(super) fn headers(v4: bool) -> u16 {
-    if v4 { 40 } else { 60 }
-}
-
-/// A packet that begins with its IP header.
-fn packet(flow: &Flow, header: &Header, payload: &[u8], ip: IpFields, ect: bool) -> Vec<u8> {
-    let mut sum = netmem_packet::Sum::default();
-    sum.add(payload);
-    let mut bytes = vec![0; wire::MAX_HEADERS];
-    let traffic_class = ip.dscp << 2 | if ect { Ip::ECT0 } else { 0 };
-    let outer = Outer { traffic_class, hop_limit: ip.hop_limit, ..Outer::new(None) };
-    let body = Body { len: payload.len(), sum: Some(sum), segment_size: None };
-    let emitted = wire::emit_tcp(&mut bytes, &outer, flow, header, body).expect("a segment fits into an IP packet");
-    bytes.truncate(emitted.len);
-    bytes.extend_from_slice(payload);
-    bytes
-}
+use crate::fail::fail;
+use crate::memory::{Memory, Piece};
+use netmem_inet::tcp::{Answer, ArrivingSegment, ConnectionTemplate, Header, IpFields, Meta, reset_for};
+use netmem_inet::wire::{Flow, Icmp, IcmpError, IcmpKind, Ip, QuotedTransport, Transport};
 
 impl World {
     /// Processes a packet from packetdrill.
@@ -79,7 +30,7 @@ impl World {
             }
             Transport::Icmp(Icmp::Error(error)) => self.icmp(&error),
             // Without a message, a script would wait for an effect that cannot come.
-            _ => crate::fail("packets other than TCP and ICMP errors are not supported"),
+            _ => fail("packets other than TCP and ICMP errors are not supported"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A connection with the state that its socket keeps, and the options of sockets.
 
-use super::{Errno, SEND_BUFFER};
+use crate::errno::Errno;
 use crate::memory::{Memory, Piece};
 use netmem_inet::Time;
 use netmem_inet::tcp::{
@@ -9,6 +9,10 @@ use netmem_inet::tcp::{
 use netmem_inet::wire::Flow;
 use std::collections::VecDeque;
 use std::time::Duration;
+
+/// The size of a connection's send buffer. The buffer is never full: `write` applies the limits of
+/// the socket.
+pub(super) const SEND_BUFFER: usize = 1 << 30;
 
 /// The options of a socket. An option that is not here has no effect on this TCP, or `setsockopt`
 /// refuses it.

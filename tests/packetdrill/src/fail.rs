@@ -1,0 +1,9 @@
+//! The end of a test that failed.
+
+/// Ends packetdrill, because the test has failed.
+pub(crate) fn fail(why: &str) -> ! {
+    eprintln!("netmem: {why}");
+    // SAFETY: `_exit` has no preconditions. Other threads may hold any lock, so that nothing is to
+    // be cleaned up.
+    unsafe { libc::_exit(1) }
+}

@@ -1,0 +1,57 @@
+//! The device, which queues packets for packetdrill.
+
+use crate::memory::{Done, Memory};
+use netmem_inet::Time;
+use netmem_inet::tcp::{Full, Header, IpFields, Outgoing, Output};
+use netmem_inet::wire::{self, Body, Flow, Ip, Outer};
+use std::collections::VecDeque;
+
+/// The least path MTUs that a "packet too big" can set, as in the stack.
+pub(super) const MIN_PATH_MTU_V4: u16 = 552;
+pub(super) const MIN_PATH_MTU_V6: u16 = 1280;
+
+/// The device. It passes a transmission of several segments on as one packet.
+pub(super) struct Device<'w> {
+    pub(super) flow: Flow,
+    pub(super) ip: IpFields,
+    pub(super) now: Time,
+    pub(super) sent: &'w mut VecDeque<(Vec<u8>, Time)>,
+    pub(super) full: bool,
+    /// The largest payload that it cuts.
+    pub(super) most: usize,
+}
+
+impl Output<Memory> for Device<'_> {
+    fn max_payload(&self) -> usize {
+        self.most
+    }
+
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
+        if self.full {
+            return Err(Full);
+        }
+        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes()).copied().collect();
+        let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
+        self.sent.push_back((packet, self.now));
+        Ok(Done)
+    }
+}
+
+/// Bytes of the headers of IP and TCP, without options.
+pub(super) fn headers(v4: bool) -> u16 {
+    if v4 { 40 } else { 60 }
+}
+
+/// A packet that begins with its IP header.
+pub(super) fn packet(flow: &Flow, header: &Header, payload: &[u8], ip: IpFields, ect: bool) -> Vec<u8> {
+    let mut sum = netmem_packet::Sum::default();
+    sum.add(payload);
+    let mut bytes = vec![0; wire::MAX_HEADERS];
+    let traffic_class = ip.dscp << 2 | if ect { Ip::ECT0 } else { 0 };
+    let outer = Outer { traffic_class, hop_limit: ip.hop_limit, ..Outer::new(None) };
+    let body = Body { len: payload.len(), sum: Some(sum), segment_size: None };
+    let emitted = wire::emit_tcp(&mut bytes, &outer, flow, header, body).expect("a segment fits into an IP packet");
+    bytes.truncate(emitted.len);
+    bytes.extend_from_slice(payload);
+    bytes
+}

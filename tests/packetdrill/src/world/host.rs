@@ -1,0 +1,217 @@
+//! The host: its sockets, connections and listeners, and their timers.
+
+use super::device::{Device, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers};
+use super::stream::{self, Options, SEND_BUFFER, Stream};
+use crate::settings::Settings;
+use netmem_inet::Time;
+use netmem_inet::tcp::sender::SendOptions;
+use netmem_inet::tcp::{Config, Ecn, Event, Listener, Secret};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Main,
+    Caller,
+    Ending,
+}
+
+pub(crate) struct World {
+    pub(crate) now: Time,
+    pub(crate) settings: Settings,
+    pub(crate) sockets: BTreeMap<i32, Socket>,
+    pub(crate) streams: BTreeMap<usize, Stream>,
+    pub(super) listeners: BTreeMap<usize, Listening>,
+    pub(super) next: usize,
+    pub(super) port: u16,
+    pub(super) secret: Secret,
+    pub(super) sent: VecDeque<(Vec<u8>, Time)>,
+    /// The path MTUs that ICMP errors have reported, by the peer's address.
+    pub(super) paths: BTreeMap<IpAddr, u16>,
+    pub(super) turn: Turn,
+    /// Whether a call is blocked on packetdrill's second thread, and until when at most.
+    pub(super) blocked: Option<Option<Time>>,
+}
+
+pub(crate) struct Socket {
+    pub(crate) kind: Kind,
+    pub(crate) nonblocking: bool,
+    pub(crate) options: Options,
+    /// Whether a `connect` has not returned its result yet.
+    pub(super) connecting: bool,
+    /// Whether its addresses are those of IPv4. A socket of IPv6 has IPv4 addresses mapped into
+    /// IPv6.
+    pub(crate) v4: bool,
+    pub(super) local: Option<SocketAddr>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    New,
+    Listener(usize),
+    Stream(usize),
+}
+
+pub(super) struct Listening {
+    pub(super) local: SocketAddr,
+    pub(super) listener: Listener,
+    pub(super) config: Config,
+    pub(super) options: Options,
+    /// Connections that `accept` returns.
+    pub(super) ready: VecDeque<usize>,
+    pub(super) half_open: Vec<usize>,
+}
+
+impl World {
+    /// A host without sockets, with the settings in `directory`.
+    pub(super) fn new(directory: &str) -> Self {
+        Self {
+            now: Time::from_micros(1_000_000_000),
+            settings: Settings::new(directory),
+            sockets: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            next: 0,
+            port: 40_000,
+            secret: Secret::new([7; 16]),
+            sent: VecDeque::new(),
+            paths: BTreeMap::new(),
+            turn: Turn::Main,
+            blocked: None,
+        }
+    }
+
+    /// The time of the next timer.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let streams = self.streams.values().filter_map(|stream| stream.connection.poll_timeout());
+        streams.chain(self.blocked.flatten()).min()
+    }
+
+    /// Runs the due timers of connections. Returns whether some may have had no effect because the
+    /// queue is full.
+    pub(super) fn timeout(&mut self) -> bool {
+        let due: Vec<usize> = self
+            .streams
+            .iter()
+            .filter(|(_, s)| s.connection.poll_timeout().is_some_and(|at| at <= self.now))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &due {
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.connection.handle_timeout(self.now);
+            }
+            self.pump(*id);
+        }
+        true
+    }
+
+    /// Sends the segments of a connection, and processes its events.
+    pub(crate) fn pump(&mut self, id: usize) {
+        let full = self.settings.queue_is_full();
+        // Without other settings, Linux's pacing rate lets two segments leave together at the rates
+        // of the scripts.
+        let segments =
+            if self.settings.has("device", "off") { 0 } else { self.settings.number("tcp_min_tso_segs", 2) as usize };
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        loop {
+            let mut device = Device {
+                flow: stream.flow,
+                ip: stream.connection.ip(),
+                now: self.now,
+                sent: &mut self.sent,
+                full,
+                most: segments * stream.segment(),
+            };
+            let result = stream.connection.poll_transmit(self.now, &mut device);
+            // The next record is passed on after the record before it was sent, so that no segment
+            // has bytes of both.
+            if result.is_err() || stream.records.is_empty() || stream.not_sent() > 0 {
+                break;
+            }
+            stream.flush_records();
+            // A record is not held back if other records follow.
+            if !stream.records.is_empty() {
+                stream.connection.set_nodelay(true);
+            }
+        }
+        while let Some(event) = stream.connection.poll_event() {
+            let listener = stream.listener.and_then(|id| self.listeners.get_mut(&id));
+            match event {
+                Event::Connected => {
+                    if let Some(listening) = listener {
+                        listening.half_open.retain(|half| *half != id);
+                        listening.listener.connected();
+                        listening.ready.push_back(id);
+                        stream.listener = None;
+                    }
+                }
+                Event::Closed(error) => {
+                    if let Some(listening) = listener {
+                        listening.half_open.retain(|half| *half != id);
+                        listening.listener.failed();
+                        stream.used = false;
+                    }
+                    stream.ended = true;
+                    stream.failure = error.map(stream::errno);
+                }
+                Event::End => stream.end = true,
+                _ => (),
+            }
+        }
+        if stream.records.is_empty() && !stream.options.no_delay {
+            stream.connection.set_nodelay(false);
+        }
+        stream.note(self.now);
+        if !stream.used && stream.connection.is_gone() {
+            self.streams.remove(&id);
+        }
+    }
+
+    pub(super) fn config(&self, options: &Options, v4: bool) -> Config {
+        let s = &self.settings;
+        let headers = u64::from(headers(v4));
+        let link = s.after("link", "mtu").unwrap_or(1500) - headers;
+        let route = s.after("route", "mtu").map_or(link, |mtu| mtu - headers);
+        let least = if v4 { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 } - headers as u16;
+        let announced = s.after("route", "advmss").unwrap_or(link);
+        let mut config = Config {
+            mss: announced as u16,
+            max_payload: route as u16,
+            default_mss: if v4 { 536 } else { least },
+            receive_buffer: s.nth("tcp_rmem", 2, 6 << 20) as u32,
+            budget: 1 << 20,
+            window_scaling: s.is_on("tcp_window_scaling"),
+            sack: s.is_on("tcp_sack"),
+            timestamps: s.is_on("tcp_timestamps"),
+            ecn: match s.number("tcp_ecn", 2) {
+                0 => Ecn::Off,
+                1 => Ecn::Request,
+                _ => Ecn::Accept,
+            },
+            send: SendOptions {
+                send_buffer: SEND_BUFFER,
+                syn_retries: match options.syn_retries {
+                    0 => s.number("tcp_syn_retries", 6) as u32,
+                    set => set,
+                },
+                retries: s.number("tcp_retries2", 15) as u32,
+                path_floor: least.into(),
+                restart_idle: s.is_on("tcp_slow_start_after_idle"),
+                tail_probes: s.is_on("tcp_early_retrans"),
+                mtu_probing: s.number("tcp_mtu_probing", 0) != 0,
+                initial_window: s.after("route", "initcwnd").map_or(10, |segments| segments as u32),
+                ..SendOptions::default()
+            },
+            syn_ack_retries: s.number("tcp_synack_retries", 5) as u32,
+            fin_wait_2: Duration::from_secs(s.number("tcp_fin_timeout", 60)),
+            ip: options.ip,
+            ..Config::default()
+        };
+        if options.max_segment != 0 {
+            config.mss = config.mss.min(options.max_segment);
+            config.max_payload = config.max_payload.min(options.max_segment);
+        }
+        config
+    }
+}

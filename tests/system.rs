@@ -249,7 +249,7 @@ mod peers {
     /// XSK-1 and XSK-2 for the mode.
     #[test]
     fn af_xdp_in_zero_copy_mode() {
-        let programs = test_programs(&["frames", "lifecycle", "queues", "quirks", "rx_metadata"]);
+        let programs = test_programs(&["xsk/all", "xsk/quirks"]);
         let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
         script_beside("tests/peers/xsk.py", &words);
     }
@@ -263,18 +263,29 @@ mod peers {
         }
     }
 
-    /// Test programs of the workspace, as `NAME=PATH`. They are built in the way of `cargo test --workspace`, so
-    /// usually they exist already.
-    fn test_programs(names: &[&str]) -> Vec<String> {
+    /// Test programs of the workspace, as `NAME=PATH`. A name that several crates have is asked for as `CRATE/NAME`.
+    /// They are built in the way of `cargo test --workspace`, so usually they exist already.
+    fn test_programs(names: &[&'static str]) -> Vec<String> {
         let mut command = Command::new(env!("CARGO"));
         command.args(["test", "--workspace", "--offline", "--quiet", "--no-run", "--message-format", "json"]);
-        command.args(names.iter().flat_map(|name| ["--test", name])).current_dir(TREE).stderr(Stdio::inherit());
+        let split = |name: &'static str| name.split_once('/').unwrap_or(("", name));
+        command
+            .args(names.iter().flat_map(|name| ["--test", split(name).1]))
+            .current_dir(TREE)
+            .stderr(Stdio::inherit());
         let built = command.output().unwrap();
         assert!(built.status.success());
         let messages = str::from_utf8(&built.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap());
         let programs: Vec<Value> = messages.filter(|message: &Value| message["executable"].is_string()).collect();
-        let of = |name: &&str| programs.iter().find(|message| message["target"]["name"] == **name).unwrap();
-        names.iter().map(|name| format!("{name}={}", of(name)["executable"].as_str().unwrap())).collect()
+        let of = |(folder, name): (&str, &str)| {
+            let manifest = format!("{folder}/Cargo.toml");
+            let is = |message: &&Value| {
+                message["target"]["name"] == *name && message["manifest_path"].as_str().unwrap().ends_with(&manifest)
+            };
+            let program = programs.iter().find(is).unwrap();
+            format!("{name}={}", program["executable"].as_str().unwrap())
+        };
+        names.iter().map(|name| of(split(name))).collect()
     }
 
     /// iPXE drives the device and loads the kernel. Then the kernel drives the device. Proves NET-11.

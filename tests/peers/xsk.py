@@ -15,27 +15,24 @@ from lib import Guest, begin, fail, kernel, run
 
 # The tests that run in the guest, which is emulated and slow.
 TESTS = {
-    "frames": [
-        "delivered_bytes_are_the_page",
-        "frames_are_echoed",
-        "frames_of_every_size_in_half_pages_with_headroom",
-    ],
-    "lifecycle": [
-        "a_process_that_is_killed_leaves_nothing",
-        "an_interface_that_is_down_for_a_while",
-        "pages_come_home_from_eight_threads",
-        "sockets_are_closed_with_frames_in_flight",
-        "the_halves_of_a_socket_part",
-    ],
-    "queues": [
-        "a_queue_that_only_sends_is_filled",
-        "a_sender_is_woken_by_late_completions",
-        "a_thread_sleeps_until_there_is_work",
-        "frames_are_redirected_to_virtio_and_back",
-        "without_need_wakeup_each_flush_is_a_call",
+    "all": [
+        "frames::delivered_bytes_are_the_page",
+        "frames::frames_are_echoed",
+        "frames::frames_of_every_size_in_half_pages_with_headroom",
+        "lifecycle::a_process_that_is_killed_leaves_nothing",
+        "lifecycle::an_interface_that_is_down_for_a_while",
+        "lifecycle::pages_come_home_from_eight_threads",
+        "lifecycle::sockets_are_closed_with_frames_in_flight",
+        "lifecycle::the_halves_of_a_socket_part",
+        "queues::a_queue_that_only_sends_is_filled",
+        "queues::a_sender_is_woken_by_late_completions",
+        "queues::a_thread_sleeps_until_there_is_work",
+        "queues::frames_are_redirected_to_virtio_and_back",
+        "queues::without_need_wakeup_each_flush_is_a_call",
+        "rx_metadata::metadata_in_memory_of_a_peer_behind_headroom",
+        "rx_metadata::metadata_of_received_frames",
     ],
     "quirks": ["the_mode_is_what_the_driver_has"],
-    "rx_metadata": ["metadata_in_memory_of_a_peer_behind_headroom", "metadata_of_received_frames"],
 }
 
 programs = dict(word.split("=", 1) for word in sys.argv[2:])

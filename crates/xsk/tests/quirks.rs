@@ -1,4 +1,8 @@
-//! What drivers are known for: the user is told, and the drivers at hand behave as the table says.
+//! Quirks of drivers: each is logged as a warning, and the drivers of this machine behave as the
+//! table has it.
+//!
+//! A process of its own: the tests install the subscriber of the process (`tracing`), which other
+//! tests must not log to.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{Packet, Poll, RxQueue, Sum};

@@ -1,4 +1,6 @@
 //! Without privileges: a process that has dropped them, and a worker on what a helper has opened.
+//!
+//! A process of its own: a test lowers `RLIMIT_MEMLOCK`, which is a limit of the whole process.
 #![allow(clippy::unwrap_used)]
 
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};

@@ -476,7 +476,7 @@ fn another_process_wants_the_interface() {
             let others = s.spawn(|| {
                 for _ in 0..5 {
                     let mut child = Command::new(std::env::current_exe().unwrap());
-                    child.args(["--exact", "attaching_child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
+                    child.args(["--exact", "lifecycle::attaching_child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
                     let said = String::from_utf8(child.output().unwrap().stdout).unwrap();
                     assert_eq!(said.matches("interface is taken by netmem_xsk").count(), 2, "{said}");
                     for mode in ["xdp", "xdpdrv", "xdpgeneric"] {
@@ -677,7 +677,7 @@ fn a_process_that_is_killed_leaves_nothing() {
         under_traffic(&peer, || {
             for kill in 0..kills {
                 let mut child = Command::new(std::env::current_exe().unwrap());
-                child.args(["--exact", "child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
+                child.args(["--exact", "lifecycle::child", "--nocapture"]).env("NETMEM_XSK_CHILD", &ours);
                 let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
                 // Every third is killed at any moment of its start.
                 let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -25,7 +25,7 @@
 //!
 //! **Time** is an argument of each poll.
 //!
-//! The example is a whole server, which `tests/stack_example.rs` runs:
+//! The example is a whole server, which `tests/all/example_server.rs` runs:
 //!
 //! ```no_run
 #![doc = include_str!("example.rs")]

@@ -7,14 +7,11 @@
 //! * Nothing panics, and in the end nothing is left: no connection, no flow, no page.
 //!
 //! A seed that fails is printed. `NETMEM_SEED=n` runs it alone, and `NETMEM_SEEDS=n` runs so many.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::addr;
+use crate::common::peer::{ACK, FIN, PSH, RST, SYN, Seg, Wire};
 use netmem_inet::{ListenOptions, StackOptions, TcpListener, TcpStream};
 use netmem_pool::Private;
-use stack_common::addr;
-use stack_common::peer::{ACK, FIN, PSH, RST, SYN, Seg, Wire};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -122,85 +119,30 @@ impl Model {
         }
     }
 
+    /// A random segment of the peer, a random call of the user, or a pause.
     fn step(&mut self) {
-        let ports = self.rng.choice(PORTS).unwrap();
+        let port = self.rng.choice(PORTS).unwrap();
         let which = self.remotes.len().saturating_sub(1 + self.rng.usize(0..4));
-        let remote = self.remotes.get(which).cloned();
         let stream = (!self.streams.is_empty()).then(|| self.rng.usize(0..self.streams.len()));
-        match self.rng.u8(0..20) {
-            0..=2 => {
-                self.next_iss += 2_000_000;
-                let iss = self.next_iss;
-                let next = None;
-                self.remotes.push(Remote { peer: ports, iss, next, acknowledged: 0, finished: false });
-                self.send(Seg { peer: ports, port: 80, flags: SYN, seq: iss, window: u16::MAX, ..Seg::default() });
+        match (self.rng.u8(0..20), stream) {
+            (0..=2, _) => self.open(port),
+            (kind @ 3..=13, _) => drop(self.send_of(kind, which)),
+            (14, _) => self.accept(),
+            (15, Some(n)) => {
+                let len = self.rng.usize(1..100);
+                self.read(n, len);
             }
-            3..=4 => {
-                if let Some(ack) = remote.and_then(|remote| remote.segment(ACK, Vec::new())) {
-                    self.send(ack);
+            (16, Some(n)) => {
+                let local = &mut self.streams[n];
+                match self.rng.u8(0..4) {
+                    0 => local.stream.shutdown(),
+                    1 => local.stream.reset(),
+                    _ => drop(local.stream.write(b"answer")),
                 }
             }
-            5..=8 => {
-                let Some(remote) = self.remotes.get_mut(which).filter(|remote| !remote.finished) else { return };
-                let Some((seq, _)) = remote.next else { return };
-                let (len, from) = (self.rng.u32(1..50), seq - remote.iss - 1);
-                let payload = (from..from + len).map(|offset| byte(remote.iss, offset)).collect();
-                let Some(seg) = remote.segment(ACK | PSH, payload) else { return };
-                if let Some((seq, _)) = &mut remote.next {
-                    *seq += len;
-                }
-                self.send(seg);
-            }
-            9 => {
-                let Some(remote) = self.remotes.get_mut(which).filter(|remote| !remote.finished) else { return };
-                let Some(fin) = remote.segment(FIN | ACK, Vec::new()) else { return };
-                remote.finished = true;
-                if let Some((seq, _)) = &mut remote.next {
-                    *seq += 1;
-                }
-                self.send(fin);
-            }
-            10..=11 => {
-                let Some(mut reset) = remote.and_then(|remote| remote.segment(RST, Vec::new())) else { return };
-                reset.seq = reset.seq.wrapping_add(if self.rng.bool() { 0 } else { self.rng.u32(..100) });
-                self.send(reset);
-            }
-            12..=13 => {
-                let old = self.log.len().saturating_sub(1 + self.rng.usize(0..30));
-                if let Some(seg) = self.log.get(old).cloned() {
-                    self.send(seg);
-                }
-            }
-            14 => {
-                while let Some(Ok(stream)) = self.listener.as_mut().map(TcpListener::accept) {
-                    self.streams.push(Local { stream, read: Vec::new() });
-                    if self.rng.bool() {
-                        break;
-                    }
-                }
-            }
-            15 => {
-                if let Some(n) = stream {
-                    let len = self.rng.usize(1..100);
-                    self.read(n, len);
-                }
-            }
-            16 => {
-                if let Some(n) = stream {
-                    let local = &mut self.streams[n];
-                    match self.rng.u8(0..4) {
-                        0 => local.stream.shutdown(),
-                        1 => local.stream.reset(),
-                        _ => drop(local.stream.write(b"answer")),
-                    }
-                }
-            }
-            17 => {
-                if let Some(n) = stream {
-                    drop(self.streams.swap_remove(n));
-                }
-            }
-            18 if self.rng.u8(0..10) == 0 => {
+            (17, Some(n)) => drop(self.streams.swap_remove(n)),
+            (15..=17, None) => {}
+            (18, _) if self.rng.u8(0..10) == 0 => {
                 self.listener = None;
                 self.listen();
             }
@@ -210,6 +152,60 @@ impl Model {
                 self.process(sent);
             }
         }
+    }
+
+    /// The peer opens a connection.
+    fn open(&mut self, peer: u16) {
+        self.next_iss += 2_000_000;
+        let iss = self.next_iss;
+        self.remotes.push(Remote { peer, iss, next: None, acknowledged: 0, finished: false });
+        self.send(Seg { peer, port: 80, flags: SYN, seq: iss, window: u16::MAX, ..Seg::default() });
+    }
+
+    /// The user accepts a connection, or all that wait.
+    fn accept(&mut self) {
+        while let Some(Ok(stream)) = self.listener.as_mut().map(TcpListener::accept) {
+            self.streams.push(Local { stream, read: Vec::new() });
+            if self.rng.bool() {
+                break;
+            }
+        }
+    }
+
+    /// The peer sends a segment of a connection: an acknowledgement, payload, FIN, RST, or an old
+    /// segment. `None` if the connection cannot.
+    fn send_of(&mut self, kind: u8, which: usize) -> Option<()> {
+        let remote = self.remotes.get_mut(which);
+        let segment = match kind {
+            3..=4 => remote?.segment(ACK, Vec::new())?,
+            5..=8 => {
+                let remote = remote.filter(|remote| !remote.finished)?;
+                let (seq, _) = remote.next?;
+                let (len, from) = (self.rng.u32(1..50), seq - remote.iss - 1);
+                let payload = (from..from + len).map(|offset| byte(remote.iss, offset)).collect();
+                let segment = remote.segment(ACK | PSH, payload)?;
+                remote.next.as_mut()?.0 += len;
+                segment
+            }
+            9 => {
+                let remote = remote.filter(|remote| !remote.finished)?;
+                let fin = remote.segment(FIN | ACK, Vec::new())?;
+                remote.finished = true;
+                remote.next.as_mut()?.0 += 1;
+                fin
+            }
+            10..=11 => {
+                let mut reset = remote?.segment(RST, Vec::new())?;
+                reset.seq = reset.seq.wrapping_add(if self.rng.bool() { 0 } else { self.rng.u32(..100) });
+                reset
+            }
+            _ => {
+                let old = self.log.len().saturating_sub(1 + self.rng.usize(0..30));
+                self.log.get(old).cloned()?
+            }
+        };
+        self.send(segment);
+        Some(())
     }
 
     fn read(&mut self, n: usize, len: usize) {

@@ -1,12 +1,9 @@
 //! A stack that is driven by a task, and streams with tokio's traits.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::{Cable, host, pair, stack};
 use netmem_inet::stack::tokio::drive;
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, StackOptions, Time};
-use stack_common::{Cable, host, pair, stack};
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

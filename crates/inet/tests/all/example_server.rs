@@ -1,9 +1,8 @@
 //! The example in the documentation of `stack` is the server here, with a client of the kernel
 //! behind a tap.
-#![allow(clippy::unwrap_used, reason = "test")]
 
 #[allow(unreachable_pub, reason = "it is a program in the documentation")]
-#[path = "../src/stack/example.rs"]
+#[path = "../../src/stack/example.rs"]
 mod example;
 
 use netmem_inet::wire::Mac;

@@ -3,11 +3,8 @@
 //! ```text
 //!   sockets of std (threads) ── kernel ── tap ── virtio-net device (thread) ── virtio-net driver ── Stack (this thread)
 //! ```
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod kernel_peer;
-
-use kernel_peer::{address, connect, drive, echo, host};
+use crate::kernel_peer::{address, connect, drive, echo, host};
 use netmem_inet::{Sockets, Stack, StackOptions, Time};
 use netmem_pool::{PeerShared, PoolOptions};
 use netmem_testing::{installed, skip};

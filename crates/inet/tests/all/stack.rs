@@ -1,13 +1,10 @@
 //! Stacks over queue pairs in memory.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::{Cable, Link, addr, host, pair, stack};
 use netmem_inet::tcp::{self, Config};
 use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
 use netmem_packet::{Armed, PollThenSleep, Turn, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stack_common::{Cable, Link, addr, host, pair, stack};
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::rc::Rc;
@@ -625,14 +622,14 @@ fn datagrams_in_fragments_are_received_and_not_answered() {
     let mut link = Link::new(false);
     let mut socket = link.far.sockets().bind(addr("10.0.0.2:9")).unwrap();
     let payload: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
-    stack_common::fragments(&mut link, 1, 9, &payload, 1000);
+    crate::common::fragments(&mut link, 1, 9, &payload, 1000);
     link.settle();
     let mut places: [Fragment<_>; 16] = Default::default();
     let received = socket.recv_from(&mut places).unwrap();
     let bytes: Vec<u8> = places[..received.fragments].iter().flat_map(|f| f.to_vec()).collect();
     assert!(bytes == payload && received.from == addr("10.0.0.1:7"));
-    stack_common::fragments(&mut link, 2, 10, b"x", 8);
-    stack_common::fragments(&mut link, 3, 10, &payload, 1000);
+    crate::common::fragments(&mut link, 2, 10, b"x", 8);
+    crate::common::fragments(&mut link, 3, 10, &payload, 1000);
     link.settle();
     assert_eq!(link.far.stats().icmp_errors, 0);
     assert_eq!(socket.recv_from(&mut places).err(), Some(SocketError::WouldBlock));

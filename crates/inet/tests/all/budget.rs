@@ -1,11 +1,8 @@
 //! The pages of its receive queue that a stack holds, besides the payload of its connections.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod stack_common;
-
+use crate::common::{Cable, Link, MemRx, MemTx, addr, connected, fragments, host, pair, stack};
 use netmem_inet::tcp::Config;
 use netmem_inet::{Fragment, ListenOptions, SocketError, Stack, StackOptions, Time};
-use stack_common::{Cable, Link, MemRx, MemTx, addr, connected, fragments, host, pair, stack};
 use std::time::Duration;
 
 /// Proves INET-4: fragments of datagrams that never become complete count in the queue's budget,

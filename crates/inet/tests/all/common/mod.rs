@@ -1,5 +1,5 @@
 //! A queue pair in memory, and hosts that are connected by a simulated cable.
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each program uses a part of it")]
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "test")]
 
 pub mod peer;

@@ -1,11 +1,8 @@
 //! The calls of sockets: addresses and ports, options, counters, and the orderly end.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::{Link, addr, connected};
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, SocketError};
-use stack_common::{Link, addr, connected};
 use std::cell::RefCell;
 use std::time::Duration;
 

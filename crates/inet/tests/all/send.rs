@@ -1,13 +1,10 @@
 //! Sending without copies, and the number of pieces.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod stack_common;
-
+use crate::common::{Cable, Link, addr, connected, host, pair, stack};
 use bytes::Bytes;
 use netmem_inet::tcp::{Config, Ecn, IpFields};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpStream};
 use netmem_pool::Private;
-use stack_common::{Cable, Link, addr, connected, host, pair, stack};
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::rc::Rc;
@@ -106,7 +103,7 @@ fn a_device_without_ecn_cuts_segments_of_connections_without_ecn() {
 fn the_user_chooses_fields_of_the_ip_headers() {
     // Class and hop limit of each frame of TCP, as they are on the wire.
     type Seen = Rc<RefCell<Vec<(u8, u8)>>>;
-    fn watch(seen: &Seen) -> stack_common::Loses {
+    fn watch(seen: &Seen) -> crate::common::Loses {
         let seen = seen.clone();
         Box::new(move |frame| {
             match frame[12..14] {

@@ -1,13 +1,10 @@
 //! Connections that are restored in another host, which stands for another process, and what a stack leaves when it
 //! ends.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod stack_common;
-
+use crate::common::{Cable, Link, MemRx, MemTx, addr, connected, host, pair, pool, stack};
 use netmem_inet::tcp::Config;
 use netmem_inet::{Host, ListenOptions, SavedStream, SocketError, Stack, StackOptions};
 use netmem_pool::Private;
-use stack_common::{Cable, Link, MemRx, MemTx, addr, connected, host, pair, pool, stack};
 use std::time::Duration;
 
 /// Replaces the far host by a new one. If `saved` is given, the new host expects this stream.

@@ -1,14 +1,11 @@
 //! Several stacks of a host, each with a queue of its own: a connection lives on one of them, and
 //! what arrives elsewhere finds it.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::addr;
+use crate::common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener};
 use netmem_pool::Private;
-use stack_common::addr;
-use stack_common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use std::time::Duration;
 
 const PEER: [u8; 4] = [10, 0, 0, 1];
@@ -21,7 +18,7 @@ fn seg(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Seg {
 fn two(options: ListenOptions) -> (Wire, [TcpListener<Private>; 2]) {
     let mut wire = Wire::new(StackOptions::default());
     wire.add_queue(StackOptions::default());
-    let listen = |stack: &stack_common::peer::Server| stack.sockets().listen(addr("0.0.0.0:80"), options).unwrap();
+    let listen = |stack: &crate::common::peer::Server| stack.sockets().listen(addr("0.0.0.0:80"), options).unwrap();
     let listeners = [listen(&wire.stack), listen(&wire.others[0].stack)];
     (wire, listeners)
 }

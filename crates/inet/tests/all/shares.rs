@@ -1,13 +1,10 @@
 //! Shares of pages: a peer that is idle, slow or hostile costs its own connection, and nothing
 //! else.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::addr;
+use crate::common::peer::{ACK, PSH, Seg, Wire};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener, TcpStream};
 use netmem_pool::Private;
-use stack_common::addr;
-use stack_common::peer::{ACK, PSH, Seg, Wire};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -239,8 +236,8 @@ fn a_peer_whose_user_reads_late_is_not_starved_to_a_reset() {
 /// connection. The peer is told to wait: it does not take it for losses, and it goes on afterwards.
 #[test]
 fn a_peer_waits_while_the_queue_is_short_of_buffers() {
-    let mut link = stack_common::Link::new(false);
-    let (mut client, mut server) = stack_common::connected(&mut link);
+    let mut link = crate::common::Link::new(false);
+    let (mut client, mut server) = crate::common::connected(&mut link);
     link.far.queues().0.short = true;
     assert_eq!(client.write(&[5; 20_000]), Ok(20_000));
     link.pass(Duration::from_secs(3600));

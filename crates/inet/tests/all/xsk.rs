@@ -3,11 +3,8 @@
 //! ```text
 //!   sockets of std (threads) ── kernel ── veth ── veth ── XskRx, XskTx ── Stack (this thread)
 //! ```
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod kernel_peer;
-
-use kernel_peer::{Peer, Serve, address, connect, drive, echo, host};
+use crate::kernel_peer::{Peer, Serve, address, connect, drive, echo, host};
 use netmem_inet::{Stack, StackOptions, Time};
 use netmem_packet::TxQueue;
 use netmem_pool::{PeerShared, PoolOptions};

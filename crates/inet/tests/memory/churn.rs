@@ -1,14 +1,11 @@
 //! Many connections are made and ended, and nothing is left of them. `NETMEM_CONNECTIONS=100000` sets their number. The
 //! default is a few thousand.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::Link;
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, Sockets, TcpListener, TcpStream};
 use netmem_pool::Private;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
-use stack_common::Link;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -109,6 +106,7 @@ fn stay() {
 
 #[test]
 fn nothing_is_left_of_connections_that_come_and_go() {
+    let _alone = crate::alone();
     stay();
     let all: usize = std::env::var("NETMEM_CONNECTIONS").map_or(3600, |all| all.parse().unwrap());
     let mut link = Link::new(true);

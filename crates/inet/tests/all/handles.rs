@@ -1,14 +1,11 @@
-//! Handles of connections: a connection stays in its table until its owner has let it go, and a
+//! Handles of connections: a connection stays in its table until its owner releases it, and a
 //! handle names no other.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::addr;
+use crate::common::peer::{ACK, FIN, PSH, RST, SYN, Seg, Wire};
 use netmem_inet::tcp::Error;
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener};
 use netmem_pool::Private;
-use stack_common::addr;
-use stack_common::peer::{ACK, FIN, PSH, RST, SYN, Seg, Wire};
 use std::time::Duration;
 
 const PEER: u16 = 5000;

@@ -1,13 +1,10 @@
 //! Every connection that has something to send has a deadline, and no stack wakes without one.
-#![allow(clippy::unwrap_used, reason = "test")]
 
-mod stack_common;
-
+use crate::common::peer::{ACK, RST, SYN, Seg, Wire};
+use crate::common::{Link, addr, connected};
 use netmem_inet::tcp::{Config, Error, Unreachable};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener};
 use netmem_pool::Private;
-use stack_common::peer::{ACK, RST, SYN, Seg, Wire};
-use stack_common::{Link, addr, connected};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -1,11 +1,8 @@
 //! Datagrams that are longer than the path's MTU, and several datagrams in one frame.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod stack_common;
-
+use crate::common::{Frame, Link, addr, connected};
 use netmem_inet::{Fragment, SocketError};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta};
-use stack_common::{Frame, Link, addr, connected};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -1,13 +1,9 @@
-//! The memory of an idle connection. `NETMEM_CONNECTIONS=100000` sets the number of connections; a
-//! program of its own, because it counts what is allocated.
-#![allow(clippy::unwrap_used, reason = "test")]
+//! The memory of an idle connection. `NETMEM_CONNECTIONS=100000` sets the number of connections.
 
-mod stack_common;
-
+use crate::common::addr;
+use crate::common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, StackOptions};
-use stack_common::addr;
-use stack_common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -40,6 +36,7 @@ static ALLOCATOR: Counting = Counting;
 /// what is reached.
 #[test]
 fn an_idle_connection_is_small() {
+    let _alone = crate::alone();
     let number: u32 = std::env::var("NETMEM_CONNECTIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
     let options = StackOptions { connections: number as usize, ..StackOptions::default() };
     let mut wire = Wire::new(options);

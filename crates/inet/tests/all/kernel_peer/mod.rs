@@ -1,5 +1,4 @@
 //! The kernel's sockets as peers of a stack, over any queues: the exchanges between them, and the loop of the stack.
-#![allow(dead_code, clippy::unwrap_used, reason = "test")]
 
 use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
@@ -170,112 +169,147 @@ pub(crate) fn echo(net: u8, run: impl FnOnce(Peer, Serve)) {
     run(Box::new(peer), Box::new(serve));
 }
 
+/// The streams of a round in which the stack connects.
+const CONNECTIONS: usize = 20;
+/// The streams and datagrams of both rounds that come back.
+const ALL: usize = 2 * (CONNECTIONS + 1);
+
 /// The stack connects to the kernel, which sends everything back. It also sends datagrams.
 pub(crate) fn connect(net: u8, run: impl FnOnce(Peer, Serve)) {
-    const CONNECTIONS: usize = 20;
-    // The streams and datagrams of both rounds that came back.
-    const ALL: usize = 2 * (CONNECTIONS + 1);
     let finished = Arc::new(AtomicUsize::new(0));
     let so_far = finished.clone();
     let peer = move || {
-        for v6 in [false, true] {
-            let ip = address(net, v6, false);
-            // The addresses exist, but IPv6 may need a moment.
-            let listener = std::net::TcpListener::bind(SocketAddr::new(ip, 7007)).unwrap();
-            let datagrams = UdpSocket::bind(SocketAddr::new(ip, 5353)).unwrap();
-            datagrams.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-            let echoes: Vec<_> = (0..CONNECTIONS)
-                .map(|_| {
-                    let (mut stream, _) = listener.accept().unwrap();
-                    thread::spawn(move || {
-                        let mut all = Vec::new();
-                        stream.read_to_end(&mut all).unwrap();
-                        stream.write_all(&all).unwrap();
-                    })
-                })
-                .collect();
-            let mut bytes = [0; 2000];
-            let (n, from) = datagrams.recv_from(&mut bytes).unwrap();
-            datagrams.send_to(&bytes[..n], from).unwrap();
-            echoes.into_iter().for_each(|thread| thread.join().unwrap());
-        }
+        [false, true].into_iter().for_each(|v6| answer_round(address(net, v6, false)));
         // The stack is driven until this thread ends: the last bytes have to arrive.
         while so_far.load(Ordering::Relaxed) < ALL {
             thread::sleep(Duration::from_millis(1));
         }
     };
-    struct Client {
-        stream: TcpStream<PeerShared>,
-        sent: Vec<u8>,
-        at: usize,
-        received: Vec<u8>,
-    }
     let mut round = 0;
     let mut clients: Vec<Client> = Vec::new();
-    let mut datagrams = None;
+    let mut datagram: Option<DatagramClient> = None;
     let count = finished.clone();
     let serve = move |sockets: &Sockets<PeerShared>| {
         // A round ends with its datagram, too: the kernel waits for it.
-        if clients.is_empty() && datagrams.is_none() && round < 2 {
+        if clients.is_empty() && datagram.is_none() && round < 2 {
+            let v6 = round == 1;
             // The kernel's socket may not exist yet, so a refused connection is tried again.
-            let to = SocketAddr::new(address(net, round == 1, false), 7007);
-            let connect = |n: usize| Client {
-                stream: sockets.connect(to, &Config::default()).unwrap(),
-                sent: pattern(n as u32, 100_000 + n),
-                at: 0,
-                received: Vec::new(),
-            };
-            clients = (0..CONNECTIONS).map(connect).collect();
-            let mut socket = sockets.bind(SocketAddr::new(address(net, round == 1, true), 0)).unwrap();
-            let _ = socket.send_to(b"datagram", SocketAddr::new(to.ip(), 5353));
-            datagrams = Some((socket, Instant::now()));
+            let to = SocketAddr::new(address(net, v6, false), 7007);
+            clients = (0..CONNECTIONS).map(|n| Client::new(sockets, to, n)).collect();
+            let from = SocketAddr::new(address(net, v6, true), 0);
+            datagram = Some(DatagramClient::new(sockets, from, SocketAddr::new(to.ip(), 5353)));
             round += 1;
         }
-        if let Some((socket, at)) = &mut datagrams {
-            let mut places: [Fragment<_>; 1] = Default::default();
-            let to = SocketAddr::new(address(net, round == 2, false), 5353);
-            if socket.recv_from(&mut places).is_ok_and(|received| received.len == 8) {
-                assert_eq!(places[0].to_vec(), b"datagram");
-                datagrams = None;
-                count.fetch_add(1, Ordering::Relaxed);
-            } else if at.elapsed() > Duration::from_millis(100) {
-                *at = Instant::now();
-                let _ = socket.send_to(b"datagram", to);
-            }
+        if datagram.as_mut().is_some_and(DatagramClient::turn) {
+            datagram = None;
+            count.fetch_add(1, Ordering::Relaxed);
         }
-        clients.retain_mut(|client| {
-            match client.stream.is_connected() {
-                Ok(true) => {}
-                Ok(false) => return true,
-                Err(_) => {
-                    client.stream = sockets.connect(client.stream.peer_addr(), &Config::default()).unwrap();
-                    return true;
-                }
-            }
-            if client.at < client.sent.len() {
-                client.at += client.stream.write(&client.sent[client.at..]).unwrap_or(0);
-                if client.at == client.sent.len() {
-                    client.stream.shutdown();
-                }
-            }
-            let mut bytes = vec![0; 20_000];
-            match client.stream.read(&mut bytes) {
-                Ok(0) => {
-                    assert!(client.received == client.sent, "{} bytes", client.received.len());
-                    count.fetch_add(1, Ordering::Relaxed);
-                    false
-                }
-                Ok(n) => {
-                    client.received.extend_from_slice(&bytes[..n]);
-                    true
-                }
-                Err(SocketError::WouldBlock) => true,
-                Err(error) => panic!("{error}"),
-            }
-        });
+        let open = clients.len();
+        clients.retain_mut(|client| client.turn(sockets));
+        count.fetch_add(open - clients.len(), Ordering::Relaxed);
     };
     run(Box::new(peer), Box::new(serve));
     // Either all connections were made, or the test was skipped.
     let finished = finished.load(Ordering::Relaxed);
     assert!(finished == 0 || finished == ALL, "{finished}");
+}
+
+/// The kernel's side of a round: accepts all connections and a datagram, and sends everything back.
+fn answer_round(ip: IpAddr) {
+    // The addresses exist, but IPv6 may need a moment.
+    let listener = std::net::TcpListener::bind(SocketAddr::new(ip, 7007)).unwrap();
+    let datagrams = UdpSocket::bind(SocketAddr::new(ip, 5353)).unwrap();
+    datagrams.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    let echo = |mut stream: std::net::TcpStream| {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        stream.write_all(&all).unwrap();
+    };
+    let accept = |_| {
+        let (stream, _) = listener.accept().unwrap();
+        thread::spawn(move || echo(stream))
+    };
+    let echoes: Vec<_> = (0..CONNECTIONS).map(accept).collect();
+    let mut bytes = [0; 2000];
+    let (n, from) = datagrams.recv_from(&mut bytes).unwrap();
+    datagrams.send_to(&bytes[..n], from).unwrap();
+    echoes.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// A connection of the stack to the kernel, which sends bytes and expects them back.
+struct Client {
+    stream: TcpStream<PeerShared>,
+    sent: Vec<u8>,
+    at: usize,
+    received: Vec<u8>,
+}
+
+impl Client {
+    fn new(sockets: &Sockets<PeerShared>, to: SocketAddr, n: usize) -> Self {
+        let stream = sockets.connect(to, &Config::default()).unwrap();
+        Self { stream, sent: pattern(n as u32, 100_000 + n), at: 0, received: Vec::new() }
+    }
+
+    /// Returns false when all bytes have come back.
+    fn turn(&mut self, sockets: &Sockets<PeerShared>) -> bool {
+        match self.stream.is_connected() {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(_) => {
+                self.stream = sockets.connect(self.stream.peer_addr(), &Config::default()).unwrap();
+                return true;
+            }
+        }
+        if self.at < self.sent.len() {
+            self.at += self.stream.write(&self.sent[self.at..]).unwrap_or(0);
+            if self.at == self.sent.len() {
+                self.stream.shutdown();
+            }
+        }
+        let mut bytes = vec![0; 20_000];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => {
+                assert!(self.received == self.sent, "{} bytes", self.received.len());
+                false
+            }
+            Ok(n) => {
+                self.received.extend_from_slice(&bytes[..n]);
+                true
+            }
+            Err(SocketError::WouldBlock) => true,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A datagram of the stack to the kernel, which is sent again until it comes back.
+struct DatagramClient {
+    socket: netmem_inet::UdpSocket<PeerShared>,
+    to: SocketAddr,
+    sent: Instant,
+}
+
+impl DatagramClient {
+    fn new(sockets: &Sockets<PeerShared>, from: SocketAddr, to: SocketAddr) -> Self {
+        let mut client = Self { socket: sockets.bind(from).unwrap(), to, sent: Instant::now() };
+        client.send();
+        client
+    }
+
+    fn send(&mut self) {
+        self.sent = Instant::now();
+        let _ = self.socket.send_to(b"datagram", self.to);
+    }
+
+    /// Returns true when the datagram has come back.
+    fn turn(&mut self) -> bool {
+        let mut places: [Fragment<_>; 1] = Default::default();
+        let came = self.socket.recv_from(&mut places).is_ok_and(|received| received.len == 8);
+        if came {
+            assert_eq!(places[0].to_vec(), b"datagram");
+        } else if self.sent.elapsed() > Duration::from_millis(100) {
+            self.send();
+        }
+        came
+    }
 }

@@ -61,8 +61,9 @@
 
 use crate::error::{GateClosed, NoMemory};
 use crate::gate::Gate;
-use crate::magazine::{Magazine, prefetch_to_write};
+use crate::magazine::Magazine;
 use crate::outcome::{Exchanged, Pushed};
+use crate::prefetch;
 use crate::sequence;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, handover};
 use std::num::NonZeroUsize;
@@ -292,7 +293,7 @@ impl Depot {
     unsafe fn exchange(this: *const Self, item: NonZeroUsize, is_first: bool, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until the exchange has succeeded.
         unsafe {
-            prefetch_to_write(&(*this).full.0);
+            prefetch::all_to_write(&(*this).full.0);
             if is_first && !(*this).reserve() {
                 (*this).crowd();
                 return false;

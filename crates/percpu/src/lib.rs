@@ -68,6 +68,7 @@ mod outcome;
 )]
 mod pin;
 mod portable;
+pub mod prefetch;
 #[cfg(not(loom))]
 mod process;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", target_pointer_width = "64", not(loom)))]

@@ -1,6 +1,7 @@
 //! A magazine: an array of items that a CPU fills, and that changes owner as a whole (Bonwick and
 //! Adams). Why whole: one atomic operation moves up to 62 items.
 
+use crate::prefetch;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 use std::num::NonZeroUsize;
 
@@ -28,9 +29,6 @@ pub(crate) struct Magazine {
     pub(crate) index: u32,
     items: [AtomicUsize; MAGAZINE],
 }
-
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
 
 /// Where the assembly finds the capacity, and the items.
 #[cfg_attr(loom, allow(dead_code, reason = "a model has no assembly"))]
@@ -126,18 +124,13 @@ impl Magazine {
     /// Prefetches all of its lines for reading. The thread does not wait for them.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in 0..size_of::<Self>() / LINE {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch does not fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast::<i8>().wrapping_add(line * LINE)) }
-        }
+        prefetch::all_to_read(self);
     }
 
     /// Prefetches all of its lines for writing.
     #[inline]
     pub(crate) fn prefetch_to_write(&self) {
-        prefetch_to_write(self);
+        prefetch::all_to_write(self);
     }
 
     /// Its items, oldest first. Only the holder calls it.
@@ -190,20 +183,6 @@ impl<F: FnMut(NonZeroUsize)> Drop for Rest<F> {
 /// magazine.
 pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
     magazines.get((index as usize).checked_sub(1)?)
-}
-
-/// Prefetches all lines of `value` for writing. The thread does not wait for them.
-#[inline]
-pub(crate) fn prefetch_to_write<T>(value: &T) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..size_of::<T>().div_ceil(LINE) {
-        let at = std::ptr::from_ref(value).cast::<u8>().wrapping_add(line * LINE);
-        // SAFETY: a prefetch does not fault. A processor that cannot prefetch for writing ignores
-        // the instruction.
-        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
 }
 
 #[cfg(all(test, not(loom)))]

@@ -49,7 +49,6 @@ mod options;
 mod page;
 mod panics;
 mod pool;
-mod prefetch;
 mod provided;
 mod provider;
 mod raw_page;
@@ -82,6 +81,7 @@ pub use memory::{
     Device, KernelShared, Mapped, Memory, PAGE_SIZE, PeerMemory, PeerShared, Private, Readable, SystemMemory,
     TrustedPeer,
 };
+pub use netmem_percpu::prefetch;
 pub use options::PoolOptions;
 pub use page::Page;
 pub use pool::{Napi, PagePool};

@@ -5,9 +5,9 @@ use crate::error::OutOfRange;
 use crate::foreign;
 use crate::frag::Frag;
 use crate::memory::{Device, Mapped, Memory, PAGE_SIZE, Readable};
-use crate::prefetch;
 use crate::recycle;
 use crate::span::Span;
+use netmem_percpu::prefetch;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -147,7 +147,7 @@ impl<M: Memory> Page<M> {
     /// wait for it.
     #[inline]
     pub fn prefetch(&self) {
-        prefetch::descriptor(self.desc);
+        prefetch::to_read(self.desc.as_ptr());
     }
 
     /// Identity of the domain in which devices may read the page at [`dma_addr`](Self::dma_addr). 0

@@ -11,10 +11,10 @@ use crate::frag::Frag;
 use crate::mapping::{HUGE, Mapping};
 use crate::memory::{Mapped, Memory, PAGE_SIZE, PeerShared, TrustedPeer};
 use crate::page::Page;
-use crate::prefetch;
 use crate::raw_page::RawPage;
 use crate::recycle;
 use crate::sigbus;
+use netmem_percpu::prefetch;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::mm::MapFlags;
 use std::fmt;
@@ -370,7 +370,7 @@ impl<M: Memory> Region<M> {
     pub fn prefetch(&self, index: u32) {
         if index < self.pages {
             // SAFETY: *described*: the index was just checked.
-            prefetch::descriptor(unsafe { self.descs.at.cast::<Desc>().add(index as usize) });
+            prefetch::to_read(unsafe { self.descs.at.cast::<Desc>().add(index as usize) }.as_ptr());
         }
     }
 

@@ -12,12 +12,11 @@ use crate::header::{PoolHeader, desc_of};
 use crate::memory::Memory;
 use crate::page::Page;
 use crate::panics::Panics;
-use crate::prefetch;
 use crate::provider::Provider;
 use crate::raw_page::RawPage;
 use crate::return_path::ReturnPath;
 use crate::stats::Counter;
-use netmem_percpu::{Depot, MAGAZINE};
+use netmem_percpu::{Depot, MAGAZINE, prefetch};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -187,7 +186,7 @@ impl<M: Memory> Shared<M> {
         if let Some(room) = cache.room_for_magazine() {
             let n = self.next_magazine(|n, item| {
                 let desc = desc_of(item);
-                prefetch::descriptor(desc);
+                prefetch::to_read(desc.as_ptr());
                 // SAFETY: a magazine at most, for which there is room.
                 unsafe { *room.add(n) = Some(desc) };
             });

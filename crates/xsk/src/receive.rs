@@ -22,13 +22,13 @@ use crate::accounts::PostedChunks;
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, PKT_CONTD};
 use crate::layout::Layout;
-use crate::ring::{Consumer, Producer, prefetch_to_write};
+use crate::ring::{Consumer, Producer};
 use crate::socket::RxRings;
 use crate::stats::RxStats;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
 use netmem_packet::{Handler, Verdict, XdpFrame};
-use netmem_pool::{Napi, Page, PagePool, PoolClosed, Region};
+use netmem_pool::{Napi, Page, PagePool, PoolClosed, Region, prefetch};
 use std::mem;
 use std::sync::Arc;
 
@@ -207,7 +207,7 @@ impl<M: UmemMemory> Receive<M> {
     #[inline(always)]
     fn prefetch_frame(&self, ahead: u32) {
         // The address is not checked yet. A prefetch does not fault.
-        prefetch_to_write(self.region.as_ptr().wrapping_add(self.rx.peek(ahead).addr as usize));
+        prefetch::to_write(self.region.as_ptr().wrapping_add(self.rx.peek(ahead).addr as usize));
     }
 
     /// Handles a descriptor of a frame that has several. Returns true if it is the last one, and

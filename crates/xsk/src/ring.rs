@@ -63,6 +63,7 @@
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, RING_NEED_WAKEUP};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use netmem_pool::prefetch;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -180,33 +181,6 @@ impl<E: RingEntry> Ring<E> {
     }
 }
 
-/// Prefetches a cache line that will be read. This is a hint: the CPU does not wait.
-#[inline(always)]
-fn prefetch_to_read(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault, and changes no memory.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Prefetches a cache line that will be written: other CPUs lose it. This is a hint: the CPU does
-/// not wait.
-#[inline(always)]
-pub(crate) fn prefetch_to_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault, and changes no memory. A CPU without the instruction does
-    // nothing.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
 /// The side that writes entries.
 #[derive(Debug)]
 pub(crate) struct Producer<E: RingEntry> {
@@ -286,7 +260,7 @@ impl<E: RingEntry> Producer<E> {
     /// Prefetches the next `n` places for writing, because the kernel's CPU has read them.
     #[inline(always)]
     pub(crate) fn prefetch(&self, n: u32) {
-        self.ring.prefetch(self.next, n, |slot| prefetch_to_write(slot.cast()));
+        self.ring.prefetch(self.next, n, prefetch::to_write);
     }
 
     /// Writes an entry. There must be a free place.
@@ -374,7 +348,7 @@ impl<E: RingEntry> Consumer<E> {
     /// Prefetches the next `n` entries, which the kernel's CPU has written.
     #[inline(always)]
     pub(crate) fn prefetch(&self, n: u32) {
-        self.ring.prefetch(self.next, n, |slot| prefetch_to_read(slot.cast()));
+        self.ring.prefetch(self.next, n, prefetch::to_read);
     }
 
     /// Consumes the next entry, which must be available.

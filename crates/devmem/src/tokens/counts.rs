@@ -164,15 +164,7 @@ impl<K: Counter> Base<K> {
     /// are prefetched together, before its first atomic operation.
     #[inline]
     pub(crate) fn prefetch(self, index: u32) {
-        let count = self.counts.as_ptr().wrapping_add(index as usize);
-        #[cfg(all(target_arch = "x86_64", not(loom)))]
-        // SAFETY: the instruction is a hint and accesses no memory. A processor that does not have
-        // it executes a no-op.
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) count, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-        let _ = count;
+        netmem_pool::prefetch::to_write(self.counts.as_ptr().wrapping_add(index as usize));
     }
 
     /// The count of page `index`.

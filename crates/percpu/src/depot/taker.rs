@@ -5,7 +5,8 @@
 
 use super::{CLOSED, Depot, magazine};
 use crate::error::BarrierError;
-use crate::magazine::{Magazine, prefetch_to_write};
+use crate::magazine::Magazine;
+use crate::prefetch;
 use crate::sync::{Ordering, handover};
 use crate::word::clear;
 use std::num::NonZeroUsize;
@@ -61,7 +62,7 @@ impl Taker {
             self.flush(depot);
             return false;
         }
-        prefetch_to_write(&depot.full.0);
+        prefetch::all_to_write(&depot.full.0);
         let found = self.empty_one(depot, take);
         if self.pending == 0 {
             // For the next refill.

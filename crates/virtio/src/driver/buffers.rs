@@ -159,12 +159,5 @@ pub(super) trait FrameSink<B: Buffers> {
 /// Prefetches the cache line at `addr`. This is no access, so any address is allowed.
 #[inline]
 pub(super) fn prefetch(addr: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(addr));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = addr;
+    netmem_pool::prefetch::to_read(std::ptr::without_provenance::<u8>(addr));
 }

@@ -45,7 +45,7 @@ impl Control {
     /// [`DeviceError::Busy`], or the error that the front end has made. It is no error if a front end hangs up between
     /// two messages.
     pub fn handle(&self, stream: UnixStream) -> Result<(), DeviceError> {
-        Connected::claim(&self.shared)?.serve(stream)
+        DeviceClaim::claim(&self.shared)?.serve(stream)
     }
 
     /// The same on a thread of its own. The device is claimed before this returns; on an error `stream` is closed, which
@@ -57,7 +57,7 @@ impl Control {
     /// descriptor. The device goes on in both cases. [`Connection::wait`] returns the errors of the connection.
     pub fn serve(&self, stream: UnixStream) -> Result<Connection, DeviceError> {
         let io = |what| move |source| DeviceError::Io { what, source };
-        let connected = Connected::claim(&self.shared)?;
+        let connected = DeviceClaim::claim(&self.shared)?;
         let hangup = stream.try_clone().map_err(io("duplicating the connection"))?;
         let body = move || connected.serve(stream);
         let thread =
@@ -93,11 +93,11 @@ impl Control {
 
 /// Holds the device for one front end.
 #[derive(Debug)]
-pub(super) struct Connected {
+pub(super) struct DeviceClaim {
     shared: Arc<Shared>,
 }
 
-impl Connected {
+impl DeviceClaim {
     pub(super) fn claim(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
         match shared.connected.swap(true, Ordering::Acquire) {
             true => Err(DeviceError::Busy),
@@ -125,7 +125,7 @@ impl Connected {
     }
 }
 
-impl Drop for Connected {
+impl Drop for DeviceClaim {
     fn drop(&mut self) {
         self.shared.reset();
         self.shared.connected.store(false, Ordering::Release);

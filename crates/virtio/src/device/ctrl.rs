@@ -14,7 +14,7 @@ use crate::virtqueue::Negotiated;
 use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Heads, each};
 
 /// Commands answered in one pass.
-const BATCH: u16 = 16;
+const COMMANDS: u16 = 16;
 
 /// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs` is given the number
 /// of pairs that are to be in use, and returns the answer. If it returns `None`, the command stays in the ring, and
@@ -48,11 +48,11 @@ fn answer<S: DeviceFormat>(
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
     q.refresh()?;
-    let mut budget = Budget::of(BATCH, tally);
+    let mut budget = Budget::of(COMMANDS, tally);
     while budget.lasts(tally) {
         let mut buffers = Vec::new();
-        let lent = q.pop_chain(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
-        let Some(head) = lent else { break };
+        let popped = q.pop_chain(&mut q.cursor(), &mut memory, Direction::ReadThenWrite, &mut buffers)?;
+        let Some(head) = popped else { break };
         let answer = DriverFault::answer(head.id(), buffers.iter().position(|b| b.write))?;
         // The longest command that is carried out has 4 bytes, and is recognised by its length.
         let mut text = [0; 5];

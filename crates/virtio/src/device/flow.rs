@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use netmem_packet::{Headers, Transport};
 
 /// Bytes of a frame that are searched for its headers.
-const LOOK: usize = 512;
+const PARSED_BYTES: usize = 512;
 
 /// The flow of a frame, and whether its checksum is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Flow {
     /// Parses a frame; `sums` says whether its checksum must be verified. `None` if the frame is neither TCP nor UDP,
     /// is not complete, or is a fragment.
     pub(super) fn of(frame: &[u8], sums: bool) -> Option<Self> {
-        let headers = Headers::parse(&frame[..frame.len().min(LOOK)])?;
+        let headers = Headers::parse(&frame[..frame.len().min(PARSED_BYTES)])?;
         if !(headers.payload..=frame.len()).contains(&headers.end(frame)) {
             return None;
         }

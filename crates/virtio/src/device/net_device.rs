@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::control::{Connected, Control};
+use super::control::{Control, DeviceClaim};
 use super::error::DeviceError;
 use super::options::{MAX_PAIRS, Options};
 use super::port::{Port, PortError};
 use super::shared::Shared;
 use super::stats::Stats;
-use super::worker::{Told, Worker};
+use super::worker::{PortState, Worker};
 use crate::Spin;
 
 /// The data side of a device. One thread at a time polls it, or several threads that serve a part of the queue pairs each
@@ -34,7 +34,7 @@ impl<P: Port> NetDevice<P> {
         let offered = options.offered();
         let shared = Arc::new(Shared::new(options, offered)?);
         let mut worker = Worker::new(Arc::clone(&shared), shared.wakers(), 0);
-        ports.into_iter().for_each(|port| worker.serve(port, Told::default()));
+        ports.into_iter().for_each(|port| worker.serve(port, PortState::default()));
         Ok(Self { worker })
     }
 
@@ -67,17 +67,17 @@ impl<P: Port> NetDevice<P> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn workers(self, count: usize) -> Result<Vec<Worker<P>>, DeviceError> {
-        let Worker { shared, ports, told, .. } = self.worker;
+        let Worker { shared, ports, states, .. } = self.worker;
         if !(1..=ports.len()).contains(&count) {
             return Err(DeviceError::Workers { asked: count, max: ports.len() });
         }
-        let no_front_end = Connected::claim(&shared)?;
+        let no_front_end = DeviceClaim::claim(&shared)?;
         let wakers = shared.divide(count)?;
         drop(no_front_end);
         let worker = |index| Worker::new(Arc::clone(&shared), Arc::clone(&wakers), index);
         let mut workers: Vec<_> = (0..count).map(worker).collect();
-        for (pair, (port, told)) in ports.into_iter().zip(told).enumerate() {
-            workers[pair % count].serve(port, told);
+        for (pair, (port, state)) in ports.into_iter().zip(states).enumerate() {
+            workers[pair % count].serve(port, state);
         }
         Ok(workers)
     }

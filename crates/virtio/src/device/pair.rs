@@ -57,7 +57,7 @@ pub(super) struct Ring {
     err: Option<Notifier>,
     enabled: bool,
     /// Set if the ring ran and its memory was removed: the ring goes on when a table has this user address again.
-    waits_for: Option<u64>,
+    awaited_memory: Option<u64>,
     /// The ring was taken out of service because of its driver, and the device was not reset since.
     needs_reset: bool,
     /// Set while the ring runs.
@@ -143,7 +143,7 @@ impl Ring {
 
     /// Takes the ring out of service and keeps its position.
     pub(super) fn stop(&mut self) {
-        self.waits_for = None;
+        self.awaited_memory = None;
         if let Some(queue) = self.queue.take() {
             self.base = Some(queue.base());
         }
@@ -151,7 +151,7 @@ impl Ring {
 
     /// Takes the ring out of service because its driver broke the rules.
     #[cold]
-    pub(super) fn broken(&mut self, index: usize, e: DriverFault, stats: &Stats) {
+    pub(super) fn stop_broken(&mut self, index: usize, e: DriverFault, stats: &Stats) {
         tracing::warn!(ring = index, "ring stopped: {e}");
         stats.count_queue_error(e);
         self.stop();
@@ -162,14 +162,14 @@ impl Ring {
     }
 
     /// Moves the ring to another table. If the table does not have the ring's memory, the ring waits for it.
-    fn moves(&mut self, index: usize, common: &Common) {
+    fn move_to(&mut self, index: usize, common: &Common) {
         let Some(queue) = self.queue.take() else { return };
         match self.map(index, &common.memory, common.features.packed()) {
             Ok(at) => self.queue = queue.moved(at),
             Err(e) => {
                 self.base = Some(queue.base());
                 let addr = if let DeviceError::RingAddress { addr, .. } = e { addr } else { 0 };
-                self.waits_for = Some(addr);
+                self.awaited_memory = Some(addr);
             }
         }
     }
@@ -216,7 +216,7 @@ impl Ring {
 
     /// Starts the ring, or exchanges the kick descriptor of a running one.
     pub(super) fn set_kick(&mut self, index: usize, kick: Option<Kick>, common: &Common) -> Result<(), DeviceError> {
-        if self.queue.is_none() && self.waits_for.is_none() {
+        if self.queue.is_none() && self.awaited_memory.is_none() {
             if common.memory.is_empty() {
                 return Err(DeviceError::NotReady { ring: index, missing: "a memory table" });
             }
@@ -268,9 +268,9 @@ pub(super) struct Pair {
     /// A guest that has moved to this host, and that the pair's port must announce.
     pub(super) announce: Option<[u8; 6]>,
     /// Counts the front ends that have left.
-    pub(super) left: u64,
+    pub(super) departures: u64,
     /// `features`, `announce` or `left` have changed since the last pass.
-    pub(super) news: bool,
+    pub(super) changed: bool,
     /// Whether the rings ask for notifications, because the thread that serves them went to sleep.
     pub(super) armed: bool,
 }
@@ -302,7 +302,7 @@ impl Pair {
 
     /// Forgets the front end. Afterwards the pair uses nothing of its memory.
     pub(super) fn reset(&mut self) {
-        *self = Self { left: self.left + 1, news: true, ..Self::default() };
+        *self = Self { departures: self.departures + 1, changed: true, ..Self::default() };
     }
 
     /// Resets the pair, but keeps the memory: the virtio device is reset, and its front end stays connected.
@@ -312,7 +312,7 @@ impl Pair {
     }
 
     pub(super) fn set_features(&mut self, features: Negotiated) {
-        (self.features, self.offloads, self.news) = (features, features.sent(), true);
+        (self.features, self.offloads, self.changed) = (features, features.sent(), true);
     }
 
     /// Sets the log of the running rings.
@@ -327,10 +327,10 @@ impl Pair {
     pub(super) fn set_memory(&mut self, first: usize, common: &Common) {
         let old = std::mem::replace(&mut self.memory, Arc::clone(&common.memory));
         for (side, ring) in self.rings.iter_mut().enumerate() {
-            ring.moves(first + side, common);
+            ring.move_to(first + side, common);
             // A ring that fails here waits for the next table.
-            if ring.waits_for.is_some() && common.memory.lost() == 0 && ring.start(first + side, common).is_ok() {
-                ring.waits_for = None;
+            if ring.awaited_memory.is_some() && common.memory.lost() == 0 && ring.start(first + side, common).is_ok() {
+                ring.awaited_memory = None;
             }
         }
         drop(old);
@@ -339,21 +339,21 @@ impl Pair {
     /// Stops rings that wait for their memory: the present table is complete and does not have it.
     pub(super) fn stop_waiting(&mut self, first: usize, stats: &Stats) {
         for (side, ring) in self.rings.iter_mut().enumerate() {
-            if let Some(addr) = ring.waits_for {
-                ring.broken(first + side, DriverFault::RingUnmapped { addr }, stats);
+            if let Some(addr) = ring.awaited_memory {
+                ring.stop_broken(first + side, DriverFault::RingUnmapped { addr }, stats);
             }
         }
     }
 
     /// Stops the rings if pages of the memory are gone. `first` is the number of the receive ring.
     #[cold]
-    pub(super) fn look_for_lost(&mut self, first: usize, stats: &Stats) {
+    pub(super) fn stop_if_memory_is_lost(&mut self, first: usize, stats: &Stats) {
         let accesses = self.memory.lost();
         if accesses == 0 {
             return;
         }
         for (side, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.queue.is_some()) {
-            ring.broken(first + side, DriverFault::MemoryLost { accesses }, stats);
+            ring.stop_broken(first + side, DriverFault::MemoryLost { accesses }, stats);
         }
     }
 }

@@ -27,7 +27,7 @@ use super::{DeviceError, Worker};
 use crate::Spin;
 
 /// Passes between two checks of whether the ports still work, in a worker that does not sleep.
-const LOOK: u32 = 1024;
+const PASSES_BETWEEN_CHECKS: u32 = 1024;
 
 impl<P: Port> Worker<P> {
     /// Moves frames until `stop` is set. A thread that sleeps notices that when [`Control::wake`](super::Control::wake) is
@@ -99,8 +99,8 @@ impl<P: Port> Worker<P> {
             Some(time) => time.is_zero() || self.idle_since.elapsed() >= time,
             None => !self.rings_run,
         };
-        self.idle_rounds = self.idle_rounds % LOOK + 1;
-        if over || self.idle_rounds == LOOK {
+        self.idle_rounds = self.idle_rounds % PASSES_BETWEEN_CHECKS + 1;
+        if over || self.idle_rounds == PASSES_BETWEEN_CHECKS {
             self.check_ports()?;
         }
         if over {
@@ -120,7 +120,7 @@ impl<P: Port> Worker<P> {
             if over || self.poll() > 0 {
                 return Ok(over);
             }
-            if pass.is_multiple_of(LOOK) {
+            if pass.is_multiple_of(PASSES_BETWEEN_CHECKS) {
                 self.check_ports()?;
                 if stop.load(Ordering::Relaxed) {
                     return Ok(false);

@@ -113,18 +113,18 @@ fn fill<S: DeviceFormat, P: Port>(
             let most = if P::READS { 1 } else { budget.chains() };
             q.peek_group(memory, most, Direction::Write, &mut group);
         }
-        let (taken, end) = whole_frames(port, group.chains(), &mut scratch.fronts, tally);
+        let (taken, end) = single_buffer_frames(port, group.chains(), &mut scratch.fronts, tally);
         q.add_used_group(&mut group, taken);
         q.publish();
         budget.spend(taken as u16);
-        if end == End::Look && !one(q, memory, port, scratch, &mut budget, tally)? {
+        if end == GroupEnd::OtherForm && !deliver_one(q, memory, port, scratch, &mut budget, tally)? {
             break;
         }
     }
     Ok(())
 }
 
-/// Has the port read frames straight into the driver's buffers, as long as there are frames that fit. If a frame must be
+/// Has the port read frames straight into the driver's buffers, as long as there are frames that spread_result. If a frame must be
 /// delivered in another way, [`Port::peek`] shows it afterwards.
 fn read_frames<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
@@ -188,11 +188,11 @@ fn read_frame<'t, S: DeviceFormat, P: Port>(
 
 /// Why a group of frames ended.
 #[derive(PartialEq, Eq)]
-enum End {
+enum GroupEnd {
     /// There are no more frames or buffers, or enough was written to publish it to the driver.
     Pause,
-    /// The next frame does not fit the next buffer.
-    Look,
+    /// The next frame does not spread_result the next buffer.
+    OtherForm,
 }
 
 /// Copies frames into buffers that hold them whole. Returns how many; their lengths are in `group` then.
@@ -201,18 +201,18 @@ enum End {
 /// commit in order, so the stores that wait should be next to each other, to wait at the same time. Short frames are
 /// copied one right after the other. Of long ones the rest is copied first, for all, and then the fronts.
 #[inline(always)]
-fn whole_frames<P: Port>(
+fn single_buffer_frames<P: Port>(
     port: &mut P,
     group: &mut [SingleBuffer],
     fronts: &mut [[u8; FRONT]; GROUP],
     tally: &mut Tally,
-) -> (usize, End) {
+) -> (usize, GroupEnd) {
     let (mut taken, mut bytes) = (0, 0);
-    let mut end = if group.is_empty() { End::Look } else { End::Pause };
+    let mut end = if group.is_empty() { GroupEnd::OtherForm } else { GroupEnd::Pause };
     for (w, front) in group.iter_mut().zip(&mut *fronts) {
         let Some(wire) = port.peek() else { break };
         if (w.len as usize) < wire.len() {
-            end = End::Look;
+            end = GroupEnd::OtherForm;
             break;
         }
         // SAFETY: `host` is *mapped* for `w.len` bytes, which is at least `wire.len()`; `wire` is private memory.
@@ -245,7 +245,7 @@ fn whole_frames<P: Port>(
 /// Delivers the next frame into the available buffers, of any form. Returns whether the pass goes on: not if the frame must
 /// wait.
 #[cold]
-fn one<S: DeviceFormat, P: Port>(
+fn deliver_one<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
     port: &mut P,
@@ -255,24 +255,24 @@ fn one<S: DeviceFormat, P: Port>(
 ) -> Result<bool, DriverFault> {
     let Some(wire) = port.peek() else { return Ok(false) };
     let mut buffers = scratch.buffers.acquire();
-    let fit = spread(q, memory, wire, &mut buffers);
+    let spread_result = spread(q, memory, wire, &mut buffers);
     budget.spend_pieces(0, buffers.len());
     scratch.buffers.release(buffers);
-    let chains = match fit? {
-        Fit::Done(chains) => {
+    let chains = match spread_result? {
+        Spread::Delivered(chains) => {
             tally.rx_frames += 1;
             tally.rx_bytes += (wire.len() - VnetHdr::LEN) as u64;
             chains
         }
-        Fit::Waits => {
+        Spread::OutOfBuffers => {
             tally.out_of_buffers += 1;
             return Ok(false);
         }
-        Fit::Never => {
+        Spread::TooBig => {
             tally.drop(DropReason::TooBig);
             1
         }
-        Fit::Lost => {
+        Spread::CopyFailed => {
             tally.drop(DropReason::CopyFailed);
             1
         }
@@ -284,15 +284,15 @@ fn one<S: DeviceFormat, P: Port>(
 }
 
 /// The result of the delivery of a frame.
-enum Fit {
+enum Spread {
     /// It went into so many chains.
-    Done(u16),
+    Delivered(u16),
     /// More buffers are needed than the driver has posted so far.
-    Waits,
+    OutOfBuffers,
     /// It fits no buffers that this driver posts.
-    Never,
+    TooBig,
     /// Its bytes could not be copied. Its chains stay the next ones.
-    Lost,
+    CopyFailed,
 }
 
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
@@ -303,7 +303,7 @@ fn spread<'t, S: DeviceFormat>(
     memory: &mut View<'t>,
     wire: &[u8],
     buffers: &mut Vec<Buffer<'t>>,
-) -> Result<Fit, DriverFault> {
+) -> Result<Spread, DriverFault> {
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
     let most = if q.negotiated().mergeable() { q.size() } else { 1 };
@@ -315,13 +315,13 @@ fn spread<'t, S: DeviceFormat>(
         }
         Ok::<_, DriverFault>(head)
     };
-    let Some(head) = pop_chain(q)? else { return Ok(Fit::Waits) };
+    let Some(head) = pop_chain(q)? else { return Ok(Spread::OutOfBuffers) };
     let mut heads = Heads::new(head);
     while heads.bytes() < total {
         if heads.len() == usize::from(most) {
-            return Ok(Fit::Never);
+            return Ok(Spread::TooBig);
         }
-        let Some(head) = pop_chain(q)? else { return Ok(Fit::Waits) };
+        let Some(head) = pop_chain(q)? else { return Ok(Spread::OutOfBuffers) };
         heads.push(head);
     }
     let (table, header_len) = (memory.table(), q.header());
@@ -334,7 +334,7 @@ fn spread<'t, S: DeviceFormat>(
         Ok(total)
     });
     Ok(match written {
-        Ok(chains) => Fit::Done(chains),
-        Err(CopyFailed) => Fit::Lost,
+        Ok(chains) => Spread::Delivered(chains),
+        Err(CopyFailed) => Spread::CopyFailed,
     })
 }

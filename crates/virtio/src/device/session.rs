@@ -57,7 +57,7 @@ fn info(r: &MemoryRegion) -> RegionInfo {
 }
 
 /// The protocol feature that a message belongs to; 0 if it belongs to none.
-fn belongs_to(request: Request) -> u64 {
+fn required_feature(request: Request) -> u64 {
     match request {
         Request::SET_LOG_BASE => protocol::LOG_SHMFD,
         Request::GET_QUEUE_NUM => protocol::MQ,
@@ -113,7 +113,7 @@ impl Session {
     ///
     /// Why the message cannot be carried out. It has changed nothing.
     pub(crate) fn handle(&mut self, message: Message<Received>) -> Result<Option<Reply<OwnedFd>>, DeviceError> {
-        let needed = belongs_to(message.request());
+        let needed = required_feature(message.request());
         if needed & !self.protocol != 0 {
             return Err(DeviceError::NotNegotiated { feature: protocol::name(needed) });
         }

@@ -10,7 +10,7 @@
 //! * *A message stops no pass over a pair that it does not concern.* It locks the pair of its ring, and no other.
 //! * *A message waits for one pass at most* of each pair that it concerns. A worker that polls without pause would take
 //!   the mutex again before the waiting thread has woken up; on a busy machine this can last for seconds. So the
-//!   waiting thread sets a mark ([`Cell`]), and the worker leaves the pair out until the thread has had it.
+//!   waiting thread sets a mark ([`LockedPair`]), and the worker leaves the pair out until the thread has had it.
 //! * *A message that concerns all pairs* ([`Shared::every`]) changes those first that no worker is in, and waits for
 //!   the others then. If it took the pairs in order, it could follow the worker from pair to pair, and wait for a pass
 //!   of each.
@@ -46,16 +46,16 @@ use crate::virtqueue::device::inflight::InflightRegion;
 /// 1.2, section 2.1).
 const NEEDS_RESET: u8 = 64;
 
-/// A pair and its lock. Cells of different workers have no cache line in common.
+/// A pair and its lock. Pairs of different workers have no cache line in common.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Cell {
+struct LockedPair {
     /// How many threads of the control side wait for the pair. The worker leaves it out while there are any.
     waiting: AtomicU32,
     pair: Mutex<Pair>,
 }
 
-impl Cell {
+impl LockedPair {
     /// Locks the pair, as soon as the present pass is over. For the control side.
     fn lock(&self) -> MutexGuard<'_, Pair> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +120,7 @@ struct Front {
 pub(super) struct Shared {
     front: Mutex<Front>,
     /// The queue pairs, followed by the control queue if the device serves one.
-    pairs: Box<[Cell]>,
+    pairs: Box<[LockedPair]>,
     /// Rings, the control queue's included.
     pub(super) rings: usize,
     /// Queue pairs in use, as far as the control queue says so.
@@ -139,7 +139,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(options: Options, offered: u64) -> Result<Self, DeviceError> {
         let control = usize::from(options.serve_control);
-        let pairs = (0..options.max_pairs + control).map(|_| Cell::default()).collect();
+        let pairs = (0..options.max_pairs + control).map(|_| LockedPair::default()).collect();
         Ok(Self {
             front: Mutex::default(),
             pairs,
@@ -172,8 +172,8 @@ impl Shared {
     /// Pair `n` for a pass, unless the control side has it or waits for it.
     #[inline]
     pub(super) fn try_pair(&self, n: usize) -> Option<MutexGuard<'_, Pair>> {
-        let cell = &self.pairs[n];
-        if cell.waiting.load(Ordering::Relaxed) != 0 { None } else { cell.try_lock() }
+        let locked = &self.pairs[n];
+        if locked.waiting.load(Ordering::Relaxed) != 0 { None } else { locked.try_lock() }
     }
 
     /// Whether pair `n` is beyond those that the driver uses, as far as it says so by the control queue.
@@ -222,8 +222,8 @@ impl Shared {
     /// Changes all pairs: first those that no worker is in, then the others. `change` gets the number of the pair's first ring.
     fn every(&self, mut change: impl FnMut(usize, &mut Pair)) {
         let mut busy = Vec::new();
-        for (n, cell) in self.pairs.iter().enumerate() {
-            match cell.try_lock() {
+        for (n, locked) in self.pairs.iter().enumerate() {
+            match locked.try_lock() {
                 Some(mut pair) => change(2 * n, &mut pair),
                 None => busy.push(n),
             }
@@ -381,7 +381,7 @@ impl Shared {
     /// Asks the port of the first pair to announce that the guest with this MAC address is on this host now.
     pub(super) fn announce(&self, mac: [u8; 6]) {
         let mut pair = self.pairs[0].lock();
-        (pair.announce, pair.news) = (Some(mac), true);
+        (pair.announce, pair.changed) = (Some(mac), true);
         drop(pair);
         self.wakers()[0].wake();
     }

@@ -1,10 +1,10 @@
 //! Offloads in software: checksums are completed and segments are cut here if the next hop of a frame does not do so.
 //!
 //! ```text
-//!   driver ──► tx ──► Over::send ──┬── the port takes it ────────────► Port::send
+//!   driver ──► tx ──► OffloadingPort::send ──┬── the port takes it ────────────► Port::send
 //!                                  └── a checksum, or cut in parts ──► Port::send, Port::send ..
 //!
-//!   driver ◄── rx ◄── Over::peek ◄─┬── the driver accepts it ───────── Port::peek
+//!   driver ◄── rx ◄── OffloadingPort::peek ◄─┬── the driver accepts it ───────── Port::peek
 //!                                  └── one part after the other ◄───── Port::peek, and Port::consume at the end
 //! ```
 //!
@@ -21,15 +21,15 @@ use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
 
 /// The most frames of a port that are dropped in search of one that can be delivered.
-const LOOK: usize = 64;
+const MAX_DROPPED: usize = 64;
 
 /// The frames of a port that are being changed, in both directions.
 #[derive(Debug, Default)]
-pub(super) struct Software {
+pub(super) struct SoftwareOffloads {
     /// Towards the driver: the frame whose parts are being delivered, if there is one. The port has not consumed it.
-    rx: Parts,
+    rx: SegmentedFrame,
     /// From the driver.
-    tx: Parts,
+    tx: SegmentedFrame,
     counts: Counts,
 }
 
@@ -41,11 +41,11 @@ struct Counts {
     uncut: u64,
 }
 
-impl Software {
+impl SoftwareOffloads {
     /// The port, for a driver that accepts frames with the offloads `received`.
     #[inline]
-    pub(super) fn over<'a, P: Port>(&'a mut self, port: &'a mut P, received: Offloads) -> Over<'a, P> {
-        Over { port, software: self, received }
+    pub(super) fn port<'a, P: Port>(&'a mut self, port: &'a mut P, received: Offloads) -> OffloadingPort<'a, P> {
+        OffloadingPort { port, software: self, received }
     }
 
     /// Forgets a frame whose parts were not all delivered, because the port has dropped it.
@@ -68,31 +68,31 @@ impl Software {
 
 /// One frame as the frames that it stands for.
 #[derive(Debug, Default)]
-struct Parts {
+struct SegmentedFrame {
     /// The frame, without its virtio header.
     frame: Vec<u8>,
     /// The current part, in wire form.
     wire: Vec<u8>,
     plan: Option<SegmentPlan>,
     next: usize,
-    /// Parts that were not taken, the current one included.
+    /// SegmentedFrame that were not taken, the current one included.
     left: usize,
     /// Whether checksums are computed.
     completes: bool,
 }
 
 /// The frame cannot be changed into frames that the next hop accepts.
-struct Uncut;
+struct CannotSegment;
 
-impl Parts {
+impl SegmentedFrame {
     /// Takes a frame, for a receiver that takes offloads `to`, and makes its first part.
-    fn start(&mut self, wire: &[u8], to: Offloads, counts: &mut Counts) -> Result<(), Uncut> {
-        let (header, frame) = wire.split_first_chunk().ok_or(Uncut)?;
+    fn start(&mut self, wire: &[u8], to: Offloads, counts: &mut Counts) -> Result<(), CannotSegment> {
+        let (header, frame) = wire.split_first_chunk().ok_or(CannotSegment)?;
         let header = VnetHdr::from_bytes(*header);
         let mut meta = header.meta();
         self.completes = to.check(VnetHdr { flags: VnetHdr::NEEDS_CSUM, ..VnetHdr::PLAIN }, frame.len()).is_err();
         self.plan = match meta.gso {
-            Some(_) => Some(SegmentPlan::new(frame, frame.len(), meta).map_err(|_| Uncut)?),
+            Some(_) => Some(SegmentPlan::new(frame, frame.len(), meta).map_err(|_| CannotSegment)?),
             None => None,
         };
         self.frame.clear();
@@ -101,7 +101,7 @@ impl Parts {
         let whole = self.plan.as_ref().is_none_or(|plan| plan.count() == 1);
         if let (true, Checksum::Partial { start, offset }) = (fragments || whole && self.completes, meta.checksum) {
             if !complete_checksum(&mut self.frame, start, offset) {
-                return Err(Uncut);
+                return Err(CannotSegment);
             }
             meta.checksum = Checksum::Unknown;
         }
@@ -170,17 +170,17 @@ fn lacks(to: Offloads, wire: &[u8], total: usize) -> bool {
 }
 
 /// A port with every offload, for one pass. See the module.
-pub(super) struct Over<'a, P> {
+pub(super) struct OffloadingPort<'a, P> {
     port: &'a mut P,
-    software: &'a mut Software,
+    software: &'a mut SoftwareOffloads,
     received: Offloads,
 }
 
-impl<P: Port> Over<'_, P> {
+impl<P: Port> OffloadingPort<'_, P> {
     /// The port's frame, which the driver does not take, in parts. One that cannot be cut is dropped and counted.
     #[cold]
     fn load(&mut self) {
-        let Software { rx, counts, .. } = self.software;
+        let SoftwareOffloads { rx, counts, .. } = self.software;
         let started = self.port.peek().is_some_and(|wire| rx.start(wire, self.received, counts).is_ok());
         if !started {
             counts.uncut += 1;
@@ -191,7 +191,7 @@ impl<P: Port> Over<'_, P> {
     /// Sends a frame that the port does not take.
     #[cold]
     fn send_parts(&mut self, wire: &[u8], takes: Offloads) -> bool {
-        let Software { tx, counts, .. } = self.software;
+        let SoftwareOffloads { tx, counts, .. } = self.software;
         if tx.start(wire, takes, counts).is_err() {
             return false;
         }
@@ -205,7 +205,7 @@ impl<P: Port> Over<'_, P> {
     }
 }
 
-impl<P: Port> Port for Over<'_, P> {
+impl<P: Port> Port for OffloadingPort<'_, P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
     const FEATURES: u64 = P::FEATURES;
     const READS: bool = P::READS;
@@ -217,7 +217,7 @@ impl<P: Port> Port for Over<'_, P> {
         if P::FEATURES & feature::GUEST_OFFLOADS == 0 {
             return self.port.peek();
         }
-        for _ in 0..LOOK {
+        for _ in 0..MAX_DROPPED {
             if self.software.rx.left > 0 {
                 return Some(&self.software.rx.wire);
             }

@@ -46,12 +46,12 @@ const FRAMES: usize = 4 * CHAINS as usize;
 /// How many of the last chains are searched for the one that a frame continues.
 const FLOWS: usize = 16;
 /// Bytes of a frame that are searched for its headers, if these are longer than those of [`Joinable`].
-const LOOK: usize = 512;
+const PARSED_BYTES: usize = 512;
 /// An Ethernet header: the least that the driver expects in the first buffer.
-const LEAST: usize = 14;
+const MIN_HEADERS: usize = 14;
 
 /// A chain that was filled, and was not given back yet.
-struct Open {
+struct FilledChain {
     buffers: Range<usize>,
     header: VnetHdr,
     /// Bytes of the frame in the first buffer.
@@ -105,7 +105,7 @@ fn fill<'t, S: DeviceFormat, P: Port>(
     let has = |bits| q.negotiated().has(feature::GUEST_CSUM | bits);
     let (v4, v6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
     let allowed = Allowed { sums: has(0), v4, v6, ecn: has(feature::GUEST_ECN) };
-    let mut open: Vec<(Head<S::At>, Open)> = Vec::new();
+    let mut open: Vec<(Head<S::At>, FilledChain)> = Vec::new();
     let (mut cursor, mut budget, mut bytes) = (q.cursor(), Budget::new(tally), 0);
     let (table, mut result) = (memory.table(), Ok(()));
     for _ in 0..FRAMES {
@@ -114,9 +114,9 @@ fn fill<'t, S: DeviceFormat, P: Port>(
         }
         let Some((header, frame)) = port.peek().and_then(|wire| wire.split_first_chunk()) else { break };
         let (mut header, mut frame) = (VnetHdr::from_bytes(*header), frame);
-        let looked = look(&mut header, &mut frame, &allowed);
+        let parsed = parse(&mut header, &mut frame, &allowed);
         tally.rx_bytes += frame.len() as u64;
-        if let Some(joinable) = &looked.joinable
+        if let Some(joinable) = &parsed.joinable
             && let Some(chain) = continued(&mut open, joinable, header.meta().checksum)
         {
             let (split, n) = (chain.split, frame.len() - chain.split);
@@ -146,7 +146,7 @@ fn fill<'t, S: DeviceFormat, P: Port>(
         let range = start..buffers.len();
         // Also if the frame is dropped, and its chain stays.
         budget.spend_pieces(1, range.len());
-        match Open::new(head.bytes(), range, (table, buffers), (header, frame), &looked, &allowed) {
+        match FilledChain::new(head.bytes(), range, (table, buffers), (header, frame), &parsed, &allowed) {
             Ok(chain) => {
                 bytes += chain.payload;
                 tally.rx_frames += 1;
@@ -162,18 +162,18 @@ fn fill<'t, S: DeviceFormat, P: Port>(
         }
         port.consume();
         if bytes >= PUBLISH_BYTES || open.len() == PUBLISH_CHAINS {
-            add_used(q, &mut open, buffers);
+            complete_all(q, &mut open, buffers);
             buffers.clear();
             q.publish();
             bytes = 0;
         }
     }
-    add_used(q, &mut open, buffers);
+    complete_all(q, &mut open, buffers);
     result
 }
 
 /// A parsed frame.
-struct Looked {
+struct ParsedFrame {
     joinable: Option<Joinable>,
     /// Offset of the payload in the frame, in bytes. `None`: the frame has no payload.
     payload: Option<usize>,
@@ -182,11 +182,11 @@ struct Looked {
 /// Parses a frame, cuts off the padding behind its IP packet, and sets `DATA_VALID` in `header` if its checksum is
 /// right.
 #[inline]
-fn look(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> Looked {
+fn parse(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> ParsedFrame {
     let joinable = Joinable::parse(frame, frame.len(), header.meta(), false);
     let headers = match &joinable {
         Some(joinable) => Some(*joinable.headers()),
-        None => Headers::parse(&frame[..frame.len().min(LOOK)]),
+        None => Headers::parse(&frame[..frame.len().min(PARSED_BYTES)]),
     };
     let mut payload = None;
     if let Some(headers) = &headers {
@@ -200,13 +200,17 @@ fn look(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> Looked {
             header.flags = VnetHdr::DATA_VALID;
         }
     }
-    Looked { joinable, payload }
+    ParsedFrame { joinable, payload }
 }
 
 /// The chain that a frame continues. If the frame does not continue a chain of its flow, no later frame may continue
 /// that chain.
 #[inline]
-fn continued<'o, A>(open: &'o mut [(Head<A>, Open)], frame: &Joinable, checksum: Checksum) -> Option<&'o mut Open> {
+fn continued<'o, A>(
+    open: &'o mut [(Head<A>, FilledChain)],
+    frame: &Joinable,
+    checksum: Checksum,
+) -> Option<&'o mut FilledChain> {
     let chain = open
         .iter_mut()
         .rev()
@@ -225,7 +229,7 @@ fn continued<'o, A>(open: &'o mut [(Head<A>, Open)], frame: &Joinable, checksum:
     None
 }
 
-impl Open {
+impl FilledChain {
     /// Puts a frame into a chain of `bytes` bytes.
     ///
     /// # Errors
@@ -236,21 +240,21 @@ impl Open {
         range: Range<usize>,
         (table, buffers): (&MemoryTable, &[Buffer<'_>]),
         (header, frame): (VnetHdr, &[u8]),
-        looked: &Looked,
+        parsed: &ParsedFrame,
         allowed: &Allowed,
     ) -> Result<Self, DropReason> {
         let first = buffers[range.start];
         if first.host.is_null() {
             return Err(DropReason::CopyFailed);
         }
-        let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= LEAST).ok_or(DropReason::TooBig)?;
-        let behind = looked.payload.filter(|&at| at <= room && at < frame.len());
+        let room = first.len.checked_sub(VnetHdr::LEN).filter(|&room| room >= MIN_HEADERS).ok_or(DropReason::TooBig)?;
+        let behind = parsed.payload.filter(|&at| at <= room && at < frame.len());
         let split = behind.unwrap_or(frame.len().min(room).min(usize::from(u16::MAX)));
         let beyond = bytes - first.len;
         if frame.len() - split > beyond {
             return Err(DropReason::TooBig);
         }
-        let join = looked.joinable.as_ref().filter(|_| behind.is_some()).and_then(Join::new).filter(|join| {
+        let join = parsed.joinable.as_ref().filter(|_| behind.is_some()).and_then(Join::new).filter(|join| {
             let gso = join.meta().gso;
             let kind = if join.headers().v6 { allowed.v6 } else { allowed.v4 };
             kind && header.meta().checksum != Checksum::Unknown && gso.is_some_and(|gso| allowed.ecn || !gso.ecn)
@@ -330,7 +334,11 @@ impl Open {
 }
 
 /// Gives all chains back. The driver sees them when they are published.
-fn add_used<S: DeviceFormat>(q: &mut DeviceQueue<S>, open: &mut Vec<(Head<S::At>, Open)>, buffers: &[Buffer<'_>]) {
+fn complete_all<S: DeviceFormat>(
+    q: &mut DeviceQueue<S>,
+    open: &mut Vec<(Head<S::At>, FilledChain)>,
+    buffers: &[Buffer<'_>],
+) {
     for (head, mut chain) in open.drain(..) {
         let range = chain.buffers.clone();
         let _chains = q.complete(Heads::new(head), &buffers[range], |_| Ok::<_, Infallible>(chain.finish(buffers)));

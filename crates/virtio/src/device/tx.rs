@@ -79,7 +79,7 @@ fn drain<S: DeviceFormat, P: Port>(
         if q.plain() && !several {
             q.peek_group(memory, most, Direction::Read, &mut group);
         }
-        let mut taken = whole_frames(port, accepts, group.chains(), wire, tally);
+        let mut taken = single_buffer_frames(port, accepts, group.chains(), wire, tally);
         q.add_used_group_read(&mut group, usize::from(taken));
         if taken < most {
             // The port is full, or the next chain is of another form, or there is none. A port that had room when the pass began has it
@@ -114,7 +114,7 @@ fn drain<S: DeviceFormat, P: Port>(
 
 /// Hands on frames that are each in one buffer, while the port has room. Returns how many.
 #[inline(always)]
-fn whole_frames<P: Port>(
+fn single_buffer_frames<P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     group: &[SingleBuffer],
@@ -151,8 +151,8 @@ enum Copied {
     Sent(bool),
 }
 
-/// A chain that is lent, the number of its buffers, and what became of its bytes.
-type Lent<S> = (Head<<S as DeviceFormat>::At>, usize, Result<Copied, CopyFailed>);
+/// A chain that is popped, the number of its buffers, and what became of its bytes.
+type Popped<S> = (Head<<S as DeviceFormat>::At>, usize, Result<Copied, CopyFailed>);
 
 /// The next chain, of any form, if there is one. Its frame is copied into `wire`, or given to the port in place.
 #[inline(never)]
@@ -163,11 +163,11 @@ fn chain<S: DeviceFormat, P: Port>(
     accepts: Option<Offloads>,
     list: &mut BufferList,
     wire: &mut [u8],
-) -> Result<Option<Lent<S>>, DriverFault> {
+) -> Result<Option<Popped<S>>, DriverFault> {
     let mut buffers = list.acquire();
-    let lent = q.pop_chain(&mut q.cursor(), memory, Direction::Read, &mut buffers);
+    let popped = q.pop_chain(&mut q.cursor(), memory, Direction::Read, &mut buffers);
     let (short, mut result) = (short(q), Ok(Copied::All));
-    if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &lent) {
+    if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &popped) {
         let large = P::SENDS_IN_PLACE && (IN_PLACE..=MAX_WIRE).contains(&head.bytes());
         let sent = match accepts.filter(|_| large && short == 0) {
             Some(offloads) => in_place(memory.table(), port, offloads, &buffers, head.bytes(), wire),
@@ -184,7 +184,7 @@ fn chain<S: DeviceFormat, P: Port>(
     }
     let number = buffers.len();
     list.release(buffers);
-    Ok(lent?.map(|head| (head, number, result)))
+    Ok(popped?.map(|head| (head, number, result)))
 }
 
 /// Gives the port a frame of `total` bytes, of which only the [`HEAD`] is copied. `None` if it must be copied as a whole: the

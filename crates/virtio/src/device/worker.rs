@@ -10,7 +10,7 @@ use super::pair::{Pair, Ring};
 use super::port::Port;
 use super::rx::Scratch;
 use super::shared::{Shared, Waker};
-use super::software::Software;
+use super::software::SoftwareOffloads;
 use super::stats::Tally;
 use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
 use crate::guest_memory::MemoryTable;
@@ -35,7 +35,7 @@ pub struct Worker<P> {
     /// The ports of pairs `index`, `index` + workers, and so on.
     pub(super) ports: Vec<P>,
     /// What each of them was told about the front end.
-    pub(super) told: Vec<Told>,
+    pub(super) states: Vec<PortState>,
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
     /// The value of [`sigbus::faults`] when the worker last checked for lost memory.
@@ -56,7 +56,7 @@ impl<P: Port> Worker<P> {
             shared,
             wakers,
             index,
-            told: Vec::new(),
+            states: Vec::new(),
             ports: Vec::new(),
             rings_run: false,
             faults: sigbus::faults(),
@@ -68,9 +68,9 @@ impl<P: Port> Worker<P> {
     }
 
     /// Adds a port, which is told what has changed since `told`.
-    pub(super) fn serve(&mut self, port: P, told: Told) {
+    pub(super) fn serve(&mut self, port: P, state: PortState) {
         self.ports.push(port);
-        self.told.push(told);
+        self.states.push(state);
     }
 
     /// The ports of the worker's pairs, in the order of the pairs.
@@ -87,23 +87,23 @@ impl<P: Port> Worker<P> {
         let start = Instant::now();
         let mut tally = Tally::default();
         let mut left_out = false;
-        let Self { shared, wakers, index, ports, told, scratch, rings_run, .. } = self;
+        let Self { shared, wakers, index, ports, states, scratch, rings_run, .. } = self;
         *rings_run = false;
-        for (n, (port, told)) in (*index..).step_by(wakers.len()).zip(ports.iter_mut().zip(told)) {
+        for (n, (port, state)) in (*index..).step_by(wakers.len()).zip(ports.iter_mut().zip(states)) {
             let Some(mut pair) = shared.try_pair(n) else {
                 left_out = true;
                 continue;
             };
-            if pair.news {
-                told.catch_up(&mut pair, port, &shared.stats);
+            if pair.changed {
+                state.catch_up(&mut pair, port, &shared.stats);
             }
             *rings_run |= pair.runs();
             let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
             let received = pair.features.received();
-            let mut port = told.software.over(port, received);
+            let mut port = state.software.port(port, received);
             let mut pass = Pass { scratch, stats: &shared.stats, tally: &mut tally };
             pass.over(&mut pair, 2 * n, deliver, &mut port);
-            told.software.settle(&mut tally);
+            state.software.settle(&mut tally);
         }
         if shared.options.serve_control && *index == 0 {
             match shared.try_pair(shared.options.max_pairs) {
@@ -112,7 +112,7 @@ impl<P: Port> Worker<P> {
             }
         }
         if sigbus::faults() != self.faults {
-            self.look_for_lost();
+            self.check_lost_memory();
         }
         let moved = tally.moved();
         if moved > 0 || tally.out_of_buffers > 0 || self.idle == IDLE {
@@ -131,7 +131,7 @@ impl<P: Port> Worker<P> {
 
     /// Stops the rings of pairs whose memory was taken away, and wakes the other workers, so that they check theirs.
     #[cold]
-    fn look_for_lost(&mut self) {
+    fn check_lost_memory(&mut self) {
         let (faults, shared) = (sigbus::faults(), &self.shared);
         let control = (shared.options.serve_control && self.index == 0).then_some(shared.options.max_pairs);
         let mut found = 0;
@@ -141,7 +141,7 @@ impl<P: Port> Worker<P> {
             let lost = pair.memory.count_lost();
             shared.stats.memory_lost.fetch_add(lost, Ordering::Relaxed);
             found += lost;
-            pair.look_for_lost(2 * n, &shared.stats);
+            pair.stop_if_memory_is_lost(2 * n, &shared.stats);
         }
         self.faults = faults;
         if found > 0 {
@@ -152,19 +152,19 @@ impl<P: Port> Worker<P> {
 
 /// What a port was told about the front end, and the offloads that the device does in software for it.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PortState {
     features: Negotiated,
-    left: u64,
-    software: Software,
+    departures: u64,
+    software: SoftwareOffloads,
 }
 
-impl Told {
+impl PortState {
     /// Tells the port what the control side has changed, and announces a guest that has moved here.
     #[cold]
     fn catch_up<P: Port>(&mut self, pair: &mut Pair, port: &mut P, stats: &Stats) {
-        pair.news = false;
-        if pair.left != self.left {
-            self.left = pair.left;
+        pair.changed = false;
+        if pair.departures != self.departures {
+            self.departures = pair.departures;
             self.software.reset();
             stats.add_drops(DropReason::FrontEndLeft, port.left());
         }
@@ -204,11 +204,11 @@ impl Pass<'_> {
         port.served(deliver && receive.queue.is_some());
         if let (true, Some(q)) = (deliver, &mut receive.queue) {
             let result = rx::receive(q, memory, port, scratch, tally);
-            after(receive, memory, first, result, stats, tally);
+            finish_ring(receive, memory, first, result, stats, tally);
         }
         if let Some(q) = &mut transmit.queue {
             let result = tx::transmit(q, memory, port, accepts, scratch, tally);
-            after(transmit, memory, first + 1, result, stats, tally);
+            finish_ring(transmit, memory, first + 1, result, stats, tally);
         }
     }
 }
@@ -231,13 +231,13 @@ fn command(control: &mut Pair, shared: &Shared, tally: &mut Tally) {
             shared.use_pairs(asked).then_some(answer::OK)
         };
         let result = ctrl::command(q, memory, set_pairs, *features, &shared.config, tally);
-        after(ring, memory, 2 * shared.options.max_pairs, result, &shared.stats, tally);
+        finish_ring(ring, memory, 2 * shared.options.max_pairs, result, &shared.stats, tally);
     }
 }
 
 /// Tells the driver what a ring gave back, and takes a broken ring out of service.
 #[inline]
-fn after(
+fn finish_ring(
     ring: &mut Ring,
     memory: &MemoryTable,
     index: usize,
@@ -258,7 +258,7 @@ fn after(
             0 => e,
             accesses => DriverFault::MemoryLost { accesses },
         };
-        ring.broken(index, fault, stats);
+        ring.stop_broken(index, fault, stats);
     }
 }
 

@@ -21,7 +21,7 @@ use super::interface::Port;
 use crate::net::{VnetHdr, feature};
 
 /// The most frames that are taken from the inner port, and given to it, at a time.
-const BATCH: usize = 64;
+const FRAMES: usize = 64;
 
 /// The counters of the links of a device: one [`LinkCounts`] for each direction, summed over the queue pairs. Readable
 /// from any thread.
@@ -140,7 +140,7 @@ impl<P: Port> Linked<P> {
 
     /// Gives the inner port the frames that have arrived there.
     fn deliver(&mut self, now: Duration) {
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES {
             let Some(wire) = self.from_driver.receive(now) else { break };
             if !self.port.send(&wire) {
                 self.stats.refused.fetch_add(1, Relaxed);
@@ -151,7 +151,7 @@ impl<P: Port> Linked<P> {
 
     /// Takes frames of the inner port.
     fn take(&mut self, now: Duration) {
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES {
             let Some(wire) = self.port.peek() else { break };
             self.to_driver.send(wire, now);
             self.port.consume();

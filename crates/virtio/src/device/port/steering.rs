@@ -38,7 +38,7 @@ const BACKLOG_BYTES: usize = 2 << 20;
 /// allocated.
 const SPARE: usize = 2048;
 /// The most frames of other queues that are moved to their backlogs in search of one for this queue.
-const LOOK: usize = 64;
+const MAX_MOVED: usize = 64;
 
 /// A flow table: which receive queue frames for a UDP port, a TCP port or a TCP connection go to. "Local" is the
 /// frame's destination. Clones share the table. A lookup is one load. For a TCP segment, if any connection was steered,
@@ -244,7 +244,7 @@ impl<P: Port> Spread<P> {
             return Some(frame);
         }
         let sums = self.features & feature::GUEST_CSUM != 0;
-        for _ in 0..LOOK {
+        for _ in 0..MAX_MOVED {
             let wire = self.port.peek()?;
             let (header, frame) = wire.split_first_chunk::<{ VnetHdr::LEN }>()?;
             // The port's statement about the checksum is not used.

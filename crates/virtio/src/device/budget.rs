@@ -1,7 +1,8 @@
 //! How much work one pass over one queue does.
 //!
-//! A pass holds the lock of its pair, and the other pairs of its worker wait for it. The driver decides how large a chain is,
-//! so the number of chains does not bound the time. A pass ends when one of three counts is used up:
+//! A pass holds the lock of its pair, and the other pairs of its worker wait for it. The driver
+//! decides how large a chain is, so the number of chains does not bound the time. A pass ends when
+//! one of three counts is used up:
 //!
 //! | count | limit | what it bounds |
 //! | --- | --- | --- |
@@ -9,9 +10,10 @@
 //! | pieces of memory | [`PIECES`] | descriptors that are read, checked and translated |
 //! | bytes | [`BYTES`] | copies. A frame that is dropped counts as the longest |
 //!
-//! What is under way is finished: a group of frames, or one frame in up to 64 Ki pieces. Chains that are taken and not given
-//! back count, and so do chains whose bytes cannot be copied. The rest stays available, and the next pass goes on with it.
-//! It needs no notification: a worker whose ring has chains does not sleep.
+//! What is under way is finished: a group of frames, or one frame in up to 64 Ki pieces. Chains
+//! that are popped and not completed count, and so do chains whose bytes cannot be copied. The rest
+//! stays available for the next pass. It needs no notification: a worker whose ring has chains does
+//! not sleep.
 
 use super::port::MAX_WIRE;
 use super::stats::Tally;
@@ -44,13 +46,13 @@ impl Budget {
         Self { chains, ..Self::new(tally) }
     }
 
-    /// Whether the pass goes on.
+    /// Whether the pass continues.
     #[inline]
     pub(super) fn lasts(&self, tally: &Tally) -> bool {
         self.chains > 0 && self.pieces > 0 && bytes(tally) < self.until
     }
 
-    /// Chains that may still be taken.
+    /// Chains that may still be popped.
     #[inline]
     pub(super) fn chains(&self) -> u16 {
         self.chains

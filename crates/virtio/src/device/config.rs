@@ -1,8 +1,9 @@
 //! The device's configuration space ([`crate::net::config`]).
 //!
-//! Most of it follows from the device's options. The link status and the request to announce change while the device
-//! runs. vhost-user has a message by which a back end reports such a change. No front end for network devices accepts
-//! it, so the device does not send it. A driver sees a change when it reads the configuration space again.
+//! Most of it follows from the device's options. The link status and the request to announce change
+//! while the device runs. vhost-user has a message by which a back end reports such a change. No
+//! front end for network devices accepts it, so the device does not send it. A driver sees a change
+//! when it reads the configuration space again.
 
 use super::options::Options;
 use crate::net::config::NetConfig;
@@ -23,7 +24,8 @@ impl Config {
         Self { fixed, link_up: AtomicBool::new(true), announce: AtomicBool::new(false) }
     }
 
-    /// `len` bytes from `offset`. A field that the device does not have is zero; the speed is "unknown" then.
+    /// `len` bytes from `offset`. A field that the device does not have is zero; the speed is
+    /// "unknown" then.
     pub(super) fn read(&self, offset: u32, len: usize) -> Vec<u8> {
         let (link_up, announce) = (self.link_up.load(Relaxed), self.announce.load(Relaxed));
         let space = NetConfig { link_up, announce, ..self.fixed }.bytes();

@@ -1,7 +1,7 @@
 //! The control side: serves one front end at a time, on the caller's thread or on one of its own.
 //!
-//! A [`Session`] carries out the messages of a front end. Whatever ends the connection, the device is
-//! then reset, and none of the front end's memory stays mapped.
+//! A [`Session`] carries out the messages of a front end. Whatever ends the connection, the device
+//! is then reset, and none of the front end's memory stays mapped.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,8 @@ use crate::guest_memory::MemoryUse;
 use crate::net::feature;
 use crate::vhost_user::message_socket::MessageSocket;
 
-/// How long a front end may take to send one message, from its first byte on, and to read an answer.
+/// The time limit for a front end to send one message, from its first byte on, and to read an
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The control side of a device. Clones serve the same device.
@@ -37,24 +38,26 @@ impl Control {
         self.shared.offered
     }
 
-    /// Serves the front end at the other end of `stream` on this thread, until the connection ends. Afterwards all
-    /// rings are stopped and none of its memory is mapped, whatever the cause of the end.
+    /// Serves the front end at the other end of `stream` on this thread, until the connection ends.
+    /// Afterwards all rings are stopped and none of its memory is mapped, whatever the cause of the
+    /// end.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Busy`], or the error that the front end has made. It is no error if a front end hangs up between
-    /// two messages.
+    /// [`DeviceError::Busy`], or the error that the front end has made. It is no error if a front
+    /// end hangs up between two messages.
     pub fn handle(&self, stream: UnixStream) -> Result<(), DeviceError> {
         DeviceClaim::claim(&self.shared)?.serve(stream)
     }
 
-    /// The same on a thread of its own. The device is claimed before this returns; on an error `stream` is closed, which
-    /// tells its front end at once.
+    /// The same on a thread of its own. The device is claimed before this returns; on an error
+    /// `stream` is closed, so that its front end sees the refusal at once.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Busy`] while another front end is served; [`DeviceError::Io`] if there is no thread or
-    /// descriptor. The device goes on in both cases. [`Connection::wait`] returns the errors of the connection.
+    /// [`DeviceError::Busy`] while another front end is served; [`DeviceError::Io`] if there is no
+    /// thread or descriptor. The device continues in both cases. [`Connection::wait`] returns the
+    /// errors of the connection.
     pub fn serve(&self, stream: UnixStream) -> Result<Connection, DeviceError> {
         let io = |what| move |source| DeviceError::Io { what, source };
         let connected = DeviceClaim::claim(&self.shared)?;
@@ -65,8 +68,8 @@ impl Control {
         Ok(Connection { hangup, thread: Some(thread) })
     }
 
-    /// The sizes of the front end's memory. Waits until the current message is handled. Costs a system call for each
-    /// file.
+    /// The sizes of the front end's memory. Waits until the current message is handled. Costs a
+    /// system call for each file.
     #[must_use]
     pub fn memory_use(&self) -> MemoryUse {
         self.shared.memory().usage()
@@ -77,15 +80,16 @@ impl Control {
         self.shared.config.set_link(up);
     }
 
-    /// Asks the driver to announce itself to the network, until it says that it has. Only a driver whose control queue the
-    /// device [serves](super::Options::serve_control) is asked. For others a front end sends `SEND_RARP`.
+    /// Asks the driver to announce itself to the network, until the driver acknowledges it. Only a
+    /// driver whose control queue the device [serves](super::Options::serve_control) is asked. For
+    /// others a front end sends `SEND_RARP`.
     pub fn ask_to_announce(&self) {
         if self.offered() & feature::GUEST_ANNOUNCE != 0 {
             self.shared.config.ask_to_announce();
         }
     }
 
-    /// Ends the sleep of every thread in [`super::Worker::run`], so that it looks at its `stop` flag.
+    /// Ends the sleep of every thread in [`super::Worker::run`], so that it reads its `stop` flag.
     pub fn wake(&self) {
         self.shared.wake();
     }
@@ -117,8 +121,8 @@ impl DeviceClaim {
             tracing::warn!("front end dropped: {e}{message}");
             self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
         }
-        // The device is released before the connection is closed, so that a front end which sees the end can connect
-        // again at once.
+        // The device is released before the connection is closed, so that a front end which sees
+        // the end can connect again at once.
         drop(self);
         socket.shutdown();
         result

@@ -1,5 +1,6 @@
-//! The control queue, for drivers whose front end does not serve it: how many queue pairs are in use, and that the driver
-//! has announced itself. All other commands are refused: filters, hashes, RSS, and offloads that change while queues run.
+//! The control queue, for drivers whose front end does not serve it: how many queue pairs are in
+//! use, and that the driver has announced itself. All other commands are refused: filters, hashes,
+//! RSS, and offloads that change while queues run.
 
 use std::convert::Infallible;
 
@@ -16,9 +17,9 @@ use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direct
 /// Commands answered in one pass.
 const COMMANDS: u16 = 16;
 
-/// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs` is given the number
-/// of pairs that are to be in use, and returns the answer. If it returns `None`, the command stays in the ring, and
-/// `set_pairs` is called again in the next pass.
+/// Answers the commands in `q`. A command whose feature was not negotiated is refused. `set_pairs`
+/// receives the requested number of pairs, and returns the answer. If it returns `None`, the
+/// command stays in the ring, and `set_pairs` is called again in the next pass.
 ///
 /// # Errors
 ///

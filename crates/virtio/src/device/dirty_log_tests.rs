@@ -1,4 +1,5 @@
-//! The order of writes and notes in the dirty log, in all ways by which the device writes guest memory.
+//! The order of writes and notes in the dirty log, in all ways by which the device writes guest
+//! memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -85,8 +86,9 @@ fn post(base: *mut u8, packed: bool, ring: u8, lens: &[u32]) {
     }
 }
 
-/// Runs one ring of a device whose writes are logged, until it has given chains back. The buffers of the chains are `lens`. Each
-/// byte that is noted must have its last value by then, and all bytes of the first chains must have been noted.
+/// Runs one ring of a device whose writes are logged, until it has completed chains. The buffers of
+/// the chains are `lens`. Each byte that is noted must have its last value by then, and all bytes
+/// of the first chains must have been noted.
 #[track_caller]
 fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32], least: usize) {
     let mut port = Some(port);
@@ -150,9 +152,10 @@ fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32],
     drop(table);
 }
 
-/// A byte is noted after it was written for the last time: a front end that copies each page as soon as it is noted has all
-/// bytes. For a frame that the device copies, into one chain and into several; that a port reads into the driver's buffers; that
-/// is split behind its headers; and for the answer to a command; in both formats.
+/// A byte is noted after it was written for the last time: a front end that copies each page as
+/// soon as it is noted has all bytes. For a frame that the device copies, into one chain and into
+/// several; that a port reads into the driver's buffers; that is split behind its headers; and for
+/// the answer to a command; in both formats.
 #[test]
 fn bytes_are_noted_after_they_are_written() {
     let frames = |size| Gen::new(size, Some(4)).unwrap();

@@ -1,4 +1,5 @@
-//! [`DeviceError`]: errors that end a connection of the device, or that keep the device from starting.
+//! [`DeviceError`]: errors that end a connection of the device, or that keep the device from
+//! starting.
 
 use super::port::PortError;
 use crate::guest_memory::MemoryError;
@@ -10,7 +11,8 @@ use crate::virtqueue::device::inflight::InflightError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The device cannot be divided among no workers, or among more workers than it has queue pairs.
+    /// The device cannot be divided among no workers, or among more workers than it has queue
+    /// pairs.
     #[error("{asked} workers asked for, 1 to {max} are possible: one for each queue pair")]
     Workers {
         /// Workers asked for.
@@ -51,8 +53,8 @@ pub enum DeviceError {
         /// The ring.
         ring: usize,
     },
-    /// A ring number beyond the device's. Front ends that read the answer to `GET_QUEUE_NUM` as a number of pairs find
-    /// out by this that there are fewer.
+    /// A ring number beyond the device's. Front ends that read the answer to `GET_QUEUE_NUM` as a
+    /// number of pairs find out by this that there are fewer.
     #[error(
         "there is no ring {ring}: a front end with that ring has at least {} queue pairs, and the device has {pairs}; \
          Options::max_pairs (netmem device --queues) raises that",

@@ -18,8 +18,8 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Parses a frame; `sums` says whether its checksum must be verified. `None` if the frame is neither TCP nor UDP,
-    /// is not complete, or is a fragment.
+    /// Parses a frame; `sums`: its checksum is verified. `None` if the frame is neither TCP nor
+    /// UDP, is not complete, or is a fragment.
     pub(super) fn of(frame: &[u8], sums: bool) -> Option<Self> {
         let headers = Headers::parse(&frame[..frame.len().min(PARSED_BYTES)])?;
         if !(headers.payload..=frame.len()).contains(&headers.end(frame)) {

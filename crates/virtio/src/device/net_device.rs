@@ -1,4 +1,6 @@
 //! The data side of a device, for one thread or for several.
+//!
+//! [`NetDevice`] serves all pairs on one thread. [`NetDevice::workers`] divides it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,8 +14,8 @@ use super::stats::Stats;
 use super::worker::{PortState, Worker};
 use crate::Spin;
 
-/// The data side of a device. One thread at a time polls it, or several threads that serve a part of the queue pairs each
-/// ([`Self::workers`]).
+/// The data side of a device. One thread at a time polls it, or several threads that serve a part
+/// of the queue pairs each ([`Self::workers`]).
 #[derive(Debug)]
 pub struct NetDevice<P> {
     /// Serves all pairs.
@@ -38,17 +40,18 @@ impl<P: Port> NetDevice<P> {
         Ok(Self { worker })
     }
 
-    /// Divides the data side among `count` threads: worker `i` serves the queue pairs `i`, `i + count` and so on, each with its
-    /// port, and sleeps by itself. Worker 0 also serves the control queue.
+    /// Divides the data side among `count` threads: worker `i` serves the queue pairs `i`, `i +
+    /// count` and so on, each with its port, and sleeps by itself. Worker 0 also serves the control
+    /// queue.
     ///
-    /// Only the thread of its worker uses a [`Port`]. Ports that share data must synchronise it themselves. If one
-    /// worker leaves a frame for the port of another worker, that worker is woken only by its port's descriptor
-    /// ([`Port::fd`]).
+    /// Only the thread of its worker uses a [`Port`]. Ports that share data must synchronise it
+    /// themselves. If one worker leaves a frame for the port of another worker, that worker is
+    /// woken only by its port's descriptor ([`Port::fd`]).
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Workers`]: none, or more than queue pairs. [`DeviceError::Busy`] while a front end is connected.
-    /// [`DeviceError::Io`]: there are too few descriptors.
+    /// [`DeviceError::Workers`]: none, or more than queue pairs. [`DeviceError::Busy`] while a
+    /// front end is connected. [`DeviceError::Io`]: there are too few descriptors.
     ///
     /// ```no_run
     /// use netmem_virtio::device::{NetDevice, Options, port::Echo};

@@ -1,7 +1,8 @@
-//! One queue pair: its rings, the features, the memory table. The control side sets it up, and the data side uses it.
+//! One queue pair: its rings, the features, the memory table. The control side sets it up, and the
+//! data side uses it.
 //!
-//! Each pair is behind a lock of its own (see [`super::shared`]). It has its own copy of everything that a pass reads, so
-//! that a pass takes one lock and no message stops a pass over another pair:
+//! Each pair is behind a lock of its own (see [`super::shared`]). It has its own copy of everything
+//! that a pass reads, so that a pass locks one mutex and no message stops a pass over another pair:
 //!
 //! ```text
 //!   Pair { rings: [receive, transmit], memory: Arc<MemoryTable>, features, offloads }
@@ -50,15 +51,17 @@ pub(super) struct Ring {
     used_log: Option<u64>,
     /// The ring's position: as the front end has set it, or where the ring has stopped.
     base: Option<u32>,
-    /// The thread that serves the ring watches it. A ring without one is polled, because its driver sends no
-    /// notifications.
+    /// The thread that serves the ring watches it. A ring without one is polled, because its driver
+    /// sends no notifications.
     kick: Option<Kick>,
     pub(super) call: Option<Notifier>,
     err: Option<Notifier>,
     enabled: bool,
-    /// Set if the ring ran and its memory was removed: the ring goes on when a table has this user address again.
+    /// Set if the ring ran and its memory was removed: the ring continues when a table has this
+    /// user address again.
     awaited_memory: Option<u64>,
-    /// The ring was taken out of service because of its driver, and the device was not reset since.
+    /// The ring was stopped because its driver has broken a rule, and the device was not reset
+    /// since.
     needs_reset: bool,
     /// Set while the ring runs.
     pub(super) queue: Option<AnyDeviceQueue>,
@@ -86,8 +89,9 @@ impl Ring {
         if packed {
             let guest = |addr| memory.guest_of_user(addr).unwrap_or(addr);
             let (descriptors, event) = (guest(parts[0]), guest(parts[2]));
-            // SAFETY: the parts were just found in the table, whole and aligned, and a size is from 1 to 32768. The ring is
-            // dropped or moved before the pair's table is: `Pair::set_memory` alone replaces it.
+            // SAFETY: the parts were just found in the table, whole and aligned, and a size is from
+            // 1 to 32768. The ring is dropped or moved before the pair's table is:
+            // `Pair::set_memory` alone replaces it.
             let ring = unsafe { PackedRing::from_parts(table, avail, used, size) };
             return Ok(AnyRing::Packed(MappedRing { ring, descriptors, event }));
         }
@@ -107,7 +111,8 @@ impl Ring {
             Some(region) => region.queue(index, size, packed)?,
             None => None,
         };
-        // The log is there from the beginning: the ring is written when a batch in flight is rolled back.
+        // The log is there from the beginning: the ring is written when a batch in flight is rolled
+        // back.
         let logged = common.log().map(|log| Logged { log: log.clone(), used: self.used_log });
         let start = Start { base, negotiated: common.features, splits: self.splits, inflight, logged };
         self.queue = Some(AnyDeviceQueue::new(at, start));
@@ -126,10 +131,10 @@ impl Ring {
         }
     }
 
-    /// Looks at the ring, then asks the driver to notify the device of the next chain. Returns whether chains are
-    /// available already. Returns `None` if the device cannot wait for a notification: a chain has become available
-    /// since the look, or the driver has broken a rule (which the next pass finds), or the driver sends no
-    /// notifications.
+    /// Reads the ring, then asks the driver to notify the device of the next chain. Returns whether
+    /// chains are available already. Returns `None` if the device cannot wait for a notification: a
+    /// chain has become available since that read, or the driver has broken a rule (which the next
+    /// pass finds), or the driver sends no notifications.
     pub(super) fn arm(&mut self) -> Option<bool> {
         let Some(queue) = &mut self.queue else { return Some(false) };
         let available = queue.refresh().ok()?;
@@ -141,7 +146,7 @@ impl Ring {
         self.queue.as_mut().is_some_and(AnyDeviceQueue::out_of_buffers)
     }
 
-    /// Takes the ring out of service and keeps its position.
+    /// Stops the ring and keeps its position.
     pub(super) fn stop(&mut self) {
         self.awaited_memory = None;
         if let Some(queue) = self.queue.take() {
@@ -149,7 +154,7 @@ impl Ring {
         }
     }
 
-    /// Takes the ring out of service because its driver broke the rules.
+    /// Stops the ring because its driver has broken a rule.
     #[cold]
     pub(super) fn stop_broken(&mut self, index: usize, e: DriverFault, stats: &Stats) {
         tracing::warn!(ring = index, "ring stopped: {e}");
@@ -161,7 +166,8 @@ impl Ring {
         }
     }
 
-    /// Moves the ring to another table. If the table does not have the ring's memory, the ring waits for it.
+    /// Moves the ring to another table. If the table does not have the ring's memory, the ring
+    /// waits for it.
     fn move_to(&mut self, index: usize, common: &Common) {
         let Some(queue) = self.queue.take() else { return };
         match self.map(index, &common.memory, common.features.packed()) {
@@ -187,8 +193,8 @@ impl Ring {
         Ok(())
     }
 
-    /// `used_log` is the guest address of the used ring, if writes to it must be logged. Only that may change while the
-    /// ring runs.
+    /// `used_log` is the guest address of the used ring, if writes to it must be logged. Only that
+    /// may change while the ring runs.
     pub(super) fn set_parts(
         &mut self,
         index: usize,
@@ -230,7 +236,8 @@ impl Ring {
     }
 
     pub(super) fn set_call(&mut self, call: Option<Notifier>) {
-        // The device may have given buffers back while there was no descriptor. An additional interrupt does no harm.
+        // The device may have completed chains while there was no descriptor. An additional
+        // interrupt does no harm.
         if let (Some(_), Some(call)) = (&self.queue, &call) {
             call.signal();
         }
@@ -257,8 +264,8 @@ impl Ring {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
-    /// The ring to the driver and the one from it. They precede the memory: fields are dropped in this order, and rings point
-    /// into memory.
+    /// The ring to the driver and the one from it. They precede the memory: fields are dropped in
+    /// this order, and rings point into memory.
     pub(super) rings: [Ring; 2],
     pub(super) memory: Arc<MemoryTable>,
     /// The features that the driver accepted.
@@ -286,7 +293,7 @@ impl Pair {
         self.rings.iter().any(|ring| ring.queue.is_some())
     }
 
-    /// Whether a ring was taken out of service because of its driver, since the last reset.
+    /// Whether a ring was stopped because its driver has broken a rule, since the last reset.
     pub(super) fn needs_reset(&self) -> bool {
         self.rings.iter().any(|ring| ring.needs_reset)
     }
@@ -305,7 +312,8 @@ impl Pair {
         *self = Self { departures: self.departures + 1, changed: true, ..Self::default() };
     }
 
-    /// Resets the pair, but keeps the memory: the virtio device is reset, and its front end stays connected.
+    /// Resets the pair, but keeps the memory: the virtio device is reset, and its front end stays
+    /// connected.
     pub(super) fn reset_device(&mut self) {
         self.rings = Default::default();
         self.set_features(Negotiated::default());
@@ -322,8 +330,9 @@ impl Pair {
         }
     }
 
-    /// Takes the memory table of `common`. Running rings move to it if it has their memory; the others wait for a table
-    /// that has it. Rings whose memory is in this table again start. `first` is the number of the receive ring.
+    /// Replaces the memory table by that of `common`. Running rings move to it if it has their
+    /// memory; the others wait for a table that has it. Rings whose memory is in this table again
+    /// start. `first` is the number of the receive ring.
     pub(super) fn set_memory(&mut self, first: usize, common: &Common) {
         let old = std::mem::replace(&mut self.memory, Arc::clone(&common.memory));
         for (side, ring) in self.rings.iter_mut().enumerate() {

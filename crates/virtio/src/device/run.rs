@@ -1,6 +1,8 @@
-//! A worker on a thread of its own: polls while there is work, then sleeps until a driver, a port or the control side wakes it.
+//! A worker on a thread of its own: polls while there is work, then sleeps until a driver, a port
+//! or the control side wakes it.
 //!
-//! An idle device executes nothing. So every cause of work has a descriptor, or its time is known in advance:
+//! An idle device executes nothing. So every cause of work has a descriptor, or its time is known
+//! in advance:
 //!
 //! | work | what ends the sleep |
 //! | --- | --- |
@@ -11,7 +13,8 @@
 //! | a message changes a ring | the worker's own eventfd |
 //! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
 //!
-//! A driver that shares no kick descriptor for a ring sends no notifications. A worker with such a ring does not sleep.
+//! A driver that shares no kick descriptor for a ring sends no notifications. A worker with such a
+//! ring does not sleep.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,11 +33,11 @@ use crate::Spin;
 const PASSES_BETWEEN_CHECKS: u32 = 1024;
 
 impl<P: Port> Worker<P> {
-    /// Moves frames until `stop` is set. A thread that sleeps notices that when [`Control::wake`](super::Control::wake) is
-    /// called.
+    /// Moves frames until `stop` is set. A thread that sleeps notices that when
+    /// [`Control::wake`](super::Control::wake) is called.
     ///
-    /// After the last frame the thread goes on polling for the time of `spin`, then sleeps. With [`Spin::Forever`] it sleeps
-    /// only while none of its rings runs.
+    /// After the last frame the thread continues to poll for the time of `spin`, then sleeps. With
+    /// [`Spin::Forever`] it sleeps only while none of its rings runs.
     ///
     /// # Errors
     ///
@@ -49,16 +52,17 @@ impl<P: Port> Worker<P> {
         Ok(())
     }
 
-    /// The end of a round of a thread that drives the worker together with other queues, for example the queues of the
-    /// driver of this device. The driver and the device then need no notifications to each other. Call
-    /// [`Self::poll`], do the work of the other queues, and then call this with the amount of `work` in the round.
+    /// The end of a round of a thread that drives the worker together with other queues, for
+    /// example the queues of the driver of this device. The driver and the device then need no
+    /// notifications to each other. Call [`Self::poll`], do the work of the other queues, and then
+    /// call this with the amount of `work` in the round.
     ///
-    /// After the last round with work, the thread goes on polling for the time of `spin`. Then this call sleeps until
-    /// the worker or one of the queues `beside` may have work, but no longer than `at_most`. With [`Spin::Forever`] it
-    /// sleeps only while none of the worker's rings runs.
+    /// After the last round with work, the thread continues to poll for the time of `spin`. Then
+    /// this call sleeps until the worker or one of the queues `beside` may have work, but no longer
+    /// than `at_most`. With [`Spin::Forever`] it sleeps only while none of the worker's rings runs.
     ///
-    /// Cost: a load after a round with work, a clock reading after one without, and three system calls or more for a
-    /// sleep.
+    /// Cost: a load after a round with work, a clock reading after one without, and three system
+    /// calls or more for a sleep.
     ///
     /// ```no_run
     /// use netmem_packet::{Packet, Poll, RxQueue, TxQueue, Wait};
@@ -135,8 +139,8 @@ impl<P: Port> Worker<P> {
         self.ports.iter_mut().find_map(Port::take_error).map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`. Returns at once if there
-    /// is work, or if the control side is at work in a pair of the worker.
+    /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.
+    /// Returns at once if there is work, or if the control side is at work in a pair of the worker.
     fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
         let Self { shared, wakers, index, ports, .. } = self;
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
@@ -192,7 +196,8 @@ impl<P: Port> Worker<P> {
             Err(Errno::INTR) => false,
             Err(e) => return Err(DeviceError::Io { what: "poll", source: e.into() }),
         };
-        // Counted before the cause, so that a reader who sees the cause also sees that the thread is awake.
+        // Counted before the cause, so that a reader who sees the cause also sees that the thread
+        // is awake.
         stats.wakes.fetch_add(1, Ordering::Relaxed);
         if control {
             stats.woken_by_control.fetch_add(1, Ordering::Relaxed);
@@ -221,8 +226,9 @@ enum Idle {
     UntilKickedOrFrame,
 }
 
-/// Asks the driver to notify the device of what it posts, and looks whether there is work already. The pair's next pass asks
-/// for no more notifications. `delivers` says whether the receive ring takes frames; if not, its buffers are no work.
+/// Asks the driver to notify the device of what it posts, and checks whether there is work already.
+/// The pair's next pass asks for no more notifications. `delivers`: the receive ring is served; if
+/// it is not, its buffers are no work.
 fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
     pair.armed = true;
     let takes = pair.enabled(1);
@@ -261,7 +267,8 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    /// A worker does not go to sleep, and waits for nothing, while the control side is at work in a pair.
+    /// A worker does not go to sleep, and waits for nothing, while the control side is at work in a
+    /// pair.
     #[test]
     fn no_sleep_beside_the_control_side() {
         let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap();

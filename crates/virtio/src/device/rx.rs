@@ -1,8 +1,11 @@
 //! From the port to the driver: frames into posted buffers.
 //!
-//! BufferList are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains ahead. On one core it
-//! costs most of a nanosecond per frame. Between cores the cost is that of the lines that change owners, and
-//! prefetching does not change their number.
+//! A frame that fits one buffer is the common case. Such frames are copied in groups, so that the
+//! stores which wait for the driver's core wait together. All others are delivered one at a time.
+//!
+//! Buffers are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains
+//! ahead. On one core it costs most of a nanosecond per frame. Between cores the cost is that of the
+//! lines that change owners, and prefetching does not change their number.
 
 use netmem_pool::foreign::copy_in;
 
@@ -23,8 +26,9 @@ use crate::virtqueue::device::{
 /// The used index is published after so many bytes, or after a group of frames.
 const PUBLISH_BYTES: usize = 128 << 10;
 
-/// If frames are short and the port has read them itself, the used index is published after so many of them. Each read
-/// is a system call, and a driver that polls should not wait for more than a few.
+/// If frames are short and the port has read them itself, the used index is published after so many
+/// of them. Each read is a system call, and a driver that polls should not wait for more than a
+/// few.
 const PUBLISH_READS: usize = 8;
 
 /// Bytes of a frame that the driver reads in any case: a cache line.
@@ -32,7 +36,8 @@ const FRONT: usize = 64;
 /// Frames from this length on are copied in two parts.
 const LONG: usize = 256;
 
-/// Memory for the chains of one frame, and for the fronts of a group. It is kept, so that no frame needs an allocation.
+/// Memory for the chains of one frame, and for the fronts of a group. It is kept, so that no frame
+/// needs an allocation.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) buffers: BufferList,
@@ -51,7 +56,7 @@ impl Default for Scratch {
 ///
 /// # Errors
 ///
-/// The rule that the driver has broken. Chains that were given back before that are published.
+/// The rule that the driver has broken. Chains that were completed before are published.
 #[inline]
 pub(super) fn receive<P: Port>(
     q: &mut AnyDeviceQueue,
@@ -108,8 +113,8 @@ fn fill<S: DeviceFormat, P: Port>(
             break;
         }
         if q.plain() {
-            // Of a port that reads into buffers, only one frame is copied: the next frame is read into the buffers
-            // again.
+            // Of a port that reads into buffers, only one frame is copied: the next frame is read
+            // into the buffers again.
             let most = if P::READS { 1 } else { budget.chains() };
             q.peek_group(memory, most, Direction::Write, &mut group);
         }
@@ -124,8 +129,8 @@ fn fill<S: DeviceFormat, P: Port>(
     Ok(())
 }
 
-/// Has the port read frames straight into the driver's buffers, as long as there are frames that spread_result. If a frame must be
-/// delivered in another way, [`Port::peek`] shows it afterwards.
+/// Has the port read frames straight into the driver's buffers, as long as there are frames that
+/// spread_result. If a frame must be delivered in another way, [`Port::peek`] shows it afterwards.
 fn read_frames<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
@@ -157,7 +162,8 @@ fn read_frames<S: DeviceFormat, P: Port>(
     Ok(())
 }
 
-/// Has the port read a frame into chains of about `bytes` bytes. Returns the chains that it took, and its length.
+/// Has the port read a frame into chains of about `bytes` bytes. Returns the number of chains that
+/// the frame fills, and its length.
 #[inline]
 fn read_frame<'t, S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
@@ -195,11 +201,13 @@ enum GroupEnd {
     OtherForm,
 }
 
-/// Copies frames into buffers that hold them whole. Returns how many; their lengths are in `group` then.
+/// Copies frames into buffers that hold them whole. Returns how many; their lengths are in `group`
+/// then.
 ///
-/// The driver reads the front of a buffer, so a store there waits until the driver's core gives the line up. Stores
-/// commit in order, so the stores that wait should be next to each other, to wait at the same time. Short frames are
-/// copied one right after the other. Of long ones the rest is copied first, for all, and then the fronts.
+/// The driver reads the front of a buffer, so a store there waits until the driver's core releases
+/// the line. Stores commit in order, so the stores that wait should be next to each other, to wait
+/// at the same time. Short frames are copied one right after the other. Of long ones the rest is
+/// copied first, for all, and then the fronts.
 #[inline(always)]
 fn single_buffer_frames<P: Port>(
     port: &mut P,
@@ -215,7 +223,8 @@ fn single_buffer_frames<P: Port>(
             end = GroupEnd::OtherForm;
             break;
         }
-        // SAFETY: `host` is *mapped* for `w.len` bytes, which is at least `wire.len()`; `wire` is private memory.
+        // SAFETY: `host` is *mapped* for `w.len` bytes, which is at least `wire.len()`; `wire` is
+        // private memory.
         unsafe {
             match wire.split_first_chunk() {
                 Some((first, rest)) if wire.len() >= LONG => {
@@ -242,8 +251,8 @@ fn single_buffer_frames<P: Port>(
     (taken, end)
 }
 
-/// Delivers the next frame into the available buffers, of any form. Returns whether the pass goes on: not if the frame must
-/// wait.
+/// Delivers the next frame into the available buffers, of any form. Returns whether the pass
+/// continues: not if the frame must wait.
 #[cold]
 fn deliver_one<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
@@ -295,9 +304,10 @@ enum Spread {
     CopyFailed,
 }
 
-/// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are collected before the
-/// first byte is written, so that a frame that has to wait costs no copy, and its chains become visible together. If a
-/// frame must wait, the heads of its chains are forgotten, and the chains are taken again later.
+/// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are
+/// collected before the first byte is written, so that a frame that has to wait costs no copy, and
+/// its chains become visible together. If a frame must wait, the heads of its chains are dropped,
+/// and a later pass pops the chains again.
 fn spread<'t, S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,

@@ -1,9 +1,10 @@
-//! The session of one front end: vhost-user messages, each checked and then applied to the shared state.
+//! The session of one front end: vhost-user messages, each checked and then applied to the shared
+//! state.
 //!
 //! `docs/design/vhost-user.md` has the table of messages. If the device cannot carry out a message,
-//! the message changes nothing. If the front end has asked for an acknowledgement, the device answers
-//! with a non-zero one, and the connection continues. If not, the front end would not notice the
-//! refusal, so the connection ends. A malformed message always ends the connection.
+//! the message changes nothing. If the front end has asked for an acknowledgement, the device
+//! answers with a non-zero one, and the connection continues. If not, the front end would not notice
+//! the refusal, so the connection ends. A malformed message always ends the connection.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ const PROTOCOL: u64 = protocol::MQ
     | protocol::NETMEM_RINGS
     | protocol::NETMEM_SPLIT;
 
-/// Takes an event descriptor of the front end, which `accept` checks.
+/// The event descriptor of a message, if there is one, which `accept` checks.
 fn event<T>(
     ring: u8,
     fd: Option<Received>,
@@ -135,9 +136,9 @@ impl Session {
                 }
                 self.protocol = features;
             }
-            // The specification counts queues, and Cloud Hypervisor compares the answer with the rings
-            // that it wants. QEMU and DPDK understand pairs, and so may ask for a ring that does not
-            // exist, which is refused by name.
+            // The specification counts queues, and Cloud Hypervisor compares the answer with the
+            // rings that it wants. QEMU and DPDK understand pairs, and so may ask for a ring that
+            // does not exist, which is refused by name.
             Message::GetQueueNum => return Ok(Some(Reply::Number(self.shared.rings as u64))),
             Message::SendRarp(mac) => self.shared.announce(mac),
             Message::NetSetMtu(mtu) => self.check_mtu(mtu)?,
@@ -191,8 +192,8 @@ impl Session {
                 let err = event(index, fd, Notifier::new)?;
                 self.shared.ring(index.into(), |ring| ring.set_err(err))?;
             }
-            // QEMU enables its rings only once, before it accepts features. So this does not depend on
-            // the features.
+            // QEMU enables its rings only once, before it accepts features. So this does not depend
+            // on the features.
             Message::SetVringEnable { index, enable } => {
                 self.shared.ring(index as usize, |ring| ring.set_enabled(enable))?;
             }
@@ -224,7 +225,8 @@ impl Session {
                 self.shared.set_log(log);
                 return Ok(Some(Reply::Empty));
             }
-            // A front end that migrates reads the log by itself, so it gets no event for each write.
+            // A front end that migrates reads the log by itself, so it gets no event for each
+            // write.
             Message::SetLogFd(_) => {}
             _ => return Err(DeviceError::Unsupported),
         }
@@ -235,8 +237,8 @@ impl Session {
         if self.shared.options.split_headers { PROTOCOL } else { PROTOCOL & !protocol::NETMEM_SPLIT }
     }
 
-    /// Maps a file that is not the guest's memory. The limit for memory holds for each such file, too, because their
-    /// pages are allocated when the device touches them.
+    /// Maps a file that is not the guest's memory. The limit for memory holds for each such file,
+    /// too, because their pages are allocated when the device touches them.
     fn map(&self, what: &'static str, fd: Received, offset: u64, bytes: u64) -> Result<Mapping, DeviceError> {
         self.shared.options.memory_limits().check(bytes)?;
         Ok(Mapping::new(what, &fd, offset, bytes)?)
@@ -245,21 +247,22 @@ impl Session {
     fn set_memory(&self, regions: Vec<(MemoryRegion, Received)>) -> Result<(), DeviceError> {
         let (regions, files): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
         let regions: Vec<_> = regions.iter().map(info).collect();
-        // Mapping takes a while. No lock is held, so passes go on.
+        // Mapping is slow. No lock is held, so passes continue.
         let files = files.into_iter().map(Received::into_inner).collect();
         let memory = MemoryTable::new(&regions, files, &self.shared.options.memory_limits())?;
         self.shared.set_memory(memory);
         Ok(())
     }
 
-    /// The device passes on frames of every length. So an MTU is only compared with the one that the device offered.
+    /// The device passes on frames of every length. So an MTU is only compared with the one that
+    /// the device offered.
     fn check_mtu(&self, mtu: u64) -> Result<(), DeviceError> {
         let most = self.shared.options.mtu.map_or(*MTU.end(), u64::from);
         if (*MTU.start()..=most).contains(&mtu) { Ok(()) } else { Err(DeviceError::Mtu { mtu, most }) }
     }
 
-    /// Makes an in-flight region, in which a back end keeps the chains that are in flight. It is all zero, and takes no
-    /// memory before it is used.
+    /// Makes an in-flight region, in which a back end keeps the chains that are in flight. It is
+    /// all zero, and has no pages before it is used.
     fn make_inflight(&self, asked: Inflight) -> Result<Reply<OwnedFd>, DeviceError> {
         let failed = |e: rustix::io::Errno| DeviceError::Io { what: "making an in-flight region", source: e.into() };
         let Inflight { queues, queue_size, .. } = asked;

@@ -1,28 +1,32 @@
-//! The data that the control side and the threads of the data side share, and the locks that they take.
+//! The data that the control side and the threads of the data side share, and the locks that
+//! protect it.
 //!
 //! ```text
 //!   control side (one front end's thread)               data side (each worker a thread)
 //!   ─────────────────────────────────────               ────────────────────────────────
-//!   front: Mutex<Front>     held for one message        never taken
+//!   front: Mutex<Front>     held for one message        never locked
 //!   pairs[n]: Mutex<Pair>   waits for the pass at hand  try-lock: held for one pass over pair n
 //! ```
 //!
-//! * *A message stops no pass over a pair that it does not concern.* It locks the pair of its ring, and no other.
-//! * *A message waits for one pass at most* of each pair that it concerns. A worker that polls without pause would take
-//!   the mutex again before the waiting thread has woken up; on a busy machine this can last for seconds. So the
-//!   waiting thread sets a mark ([`LockedPair`]), and the worker leaves the pair out until the thread has had it.
-//! * *A message that concerns all pairs* ([`Shared::every`]) changes those first that no worker is in, and waits for
-//!   the others then. If it took the pairs in order, it could follow the worker from pair to pair, and wait for a pass
-//!   of each.
+//! * *A message stops no pass over a pair that it does not concern.* It locks the pair of its ring,
+//!   and no other.
+//! * *A message waits for one pass at most* of each pair that it concerns. A worker that polls
+//!   without pause would lock the mutex again before the waiting thread has woken up; on a busy
+//!   machine this can last for seconds. So the waiting thread sets a mark ([`LockedPair`]), and the
+//!   worker leaves the pair out until the thread has locked it once.
+//! * *A message that concerns all pairs* ([`Shared::every`]) changes those first that no worker is
+//!   in, and waits for the others then. If it locked the pairs in order, it could follow the worker
+//!   from pair to pair, and wait for a pass of each.
 //! * *A worker waits for no lock.* A pair that is locked is left out of its pass.
-//! * A thread that holds a pair waits for no lock. The control side takes `front` before a pair.
+//! * A thread that holds a pair waits for no lock. The control side locks `front` before a pair.
 //!
 //! # Memory
 //!
-//! Each pair holds an `Arc` of the memory table. A pass borrows the table from the pair that it has locked, so no translation
-//! outlives the pass. The control side replaces the table in all pairs, one after the other. When that is done, no pass uses
-//! the old table any more, and the control side drops the last reference: the regions that are gone are unmapped before the
-//! front end has its answer.
+//! Each pair holds an `Arc` of the memory table. A pass borrows the table from the pair that it has
+//! locked, so no translation outlives the pass. The control side replaces the table in all pairs,
+//! one after the other. When that is done, no pass uses the old table any more, and the control
+//! side drops the last reference: the regions that are gone are unmapped before the front end has
+//! its answer.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicUsize, Ordering};
@@ -42,15 +46,16 @@ use crate::notify::{Kick, Kicks};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::device::inflight::InflightRegion;
 
-/// The bit of the device status that says that the device does not go on before it is reset: DEVICE_NEEDS_RESET (virtio
-/// 1.2, section 2.1).
+/// The bit of the device status by which the device reports that it needs a reset:
+/// DEVICE_NEEDS_RESET (virtio 1.2, section 2.1).
 const NEEDS_RESET: u8 = 64;
 
 /// A pair and its lock. Pairs of different workers have no cache line in common.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct LockedPair {
-    /// How many threads of the control side wait for the pair. The worker leaves it out while there are any.
+    /// How many threads of the control side wait for the pair. The worker leaves it out while there
+    /// are any.
     waiting: AtomicU32,
     pair: Mutex<Pair>,
 }
@@ -64,7 +69,7 @@ impl LockedPair {
         pair
     }
 
-    /// The pair, unless another thread has it.
+    /// The pair, unless another thread has locked it.
     #[inline]
     fn try_lock(&self) -> Option<MutexGuard<'_, Pair>> {
         match self.pair.try_lock() {
@@ -78,7 +83,8 @@ impl LockedPair {
 /// The descriptors that end a worker's sleep, except those of its ports.
 #[derive(Debug)]
 pub(super) struct Waker {
-    /// An eventfd that is written to end a sleep. No peer has it, so plain reads and writes do not block.
+    /// An eventfd that is written to end a sleep. No peer has it, so plain reads and writes do not
+    /// block.
     wake: OwnedFd,
     /// The kick descriptors of the worker's rings.
     pub(super) kicks: Kicks,
@@ -111,7 +117,7 @@ impl Waker {
 #[derive(Debug, Default)]
 struct Front {
     common: Common,
-    /// The virtio device status, as the front end tells it.
+    /// The virtio device status, as the front end has set it.
     status: u8,
 }
 
@@ -123,7 +129,7 @@ pub(super) struct Shared {
     pairs: Box<[LockedPair]>,
     /// Rings, the control queue's included.
     pub(super) rings: usize,
-    /// Queue pairs in use, as far as the control queue says so.
+    /// Queue pairs in use, as the last command of the control queue has set them.
     in_use: AtomicU16,
     /// The pairs from here on may still be in a pass that began when there were more.
     left: AtomicUsize,
@@ -157,26 +163,29 @@ impl Shared {
 
     // The workers' side.
 
-    /// The wakers of the workers. Pair `n` is served by worker `n` modulo their number, and the control queue by worker 0.
+    /// The wakers of the workers. Pair `n` is served by worker `n` modulo their number, and the
+    /// control queue by worker 0.
     pub(super) fn wakers(&self) -> Arc<[Waker]> {
         Arc::clone(&self.wakers.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Divides the pairs among `workers` threads. No front end may be connected: its kick descriptors stay where they are.
+    /// Divides the pairs among `workers` threads. No front end may be connected: its kick
+    /// descriptors stay where they are.
     pub(super) fn divide(&self, workers: usize) -> Result<Arc<[Waker]>, DeviceError> {
         let wakers: Arc<[_]> = (0..workers).map(|_| Waker::new()).collect::<Result<Vec<_>, _>>()?.into();
         *self.wakers.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&wakers);
         Ok(wakers)
     }
 
-    /// Pair `n` for a pass, unless the control side has it or waits for it.
+    /// Pair `n` for a pass, unless the control side has locked it or waits for it.
     #[inline]
     pub(super) fn try_pair(&self, n: usize) -> Option<MutexGuard<'_, Pair>> {
         let locked = &self.pairs[n];
         if locked.waiting.load(Ordering::Relaxed) != 0 { None } else { locked.try_lock() }
     }
 
-    /// Whether pair `n` is beyond those that the driver uses, as far as it says so by the control queue.
+    /// Whether pair `n` is beyond those that the driver uses by its last command on the control
+    /// queue.
     #[inline]
     pub(super) fn unused(&self, n: usize, features: Negotiated) -> bool {
         self.options.serve_control
@@ -184,15 +193,16 @@ impl Shared {
             && n >= usize::from(self.in_use.load(Ordering::Relaxed))
     }
 
-    /// Sets the number of queue pairs in use to `pairs`. Returns false if a worker is in a pass over a pair that must
-    /// not receive any more. The caller then calls again later, and answers its driver only when this has returned
-    /// true.
+    /// Sets the number of queue pairs in use to `pairs`. Returns false if a worker is in a pass
+    /// over a pair that must not receive any more. The caller then calls again later, and answers
+    /// its driver only when this has returned true.
     pub(super) fn use_pairs(&self, pairs: u16) -> bool {
         if self.in_use.swap(pairs, Ordering::Relaxed) != pairs {
             self.left.store(pairs.into(), Ordering::Relaxed);
         }
-        // A worker that takes a lock after this one was free sees the new number: no pair is waited for twice, so that
-        // workers that are always in some pair do not keep the answer back.
+        // A worker that locks a pair after this thread has seen it free reads the new number: no
+        // pair is waited for twice, so that workers that are always in some pair do not keep the
+        // answer back.
         let first = self.left.load(Ordering::Relaxed);
         let busy = (first..self.options.max_pairs).find(|&n| self.pairs[n].try_lock().is_none());
         self.left.store(busy.unwrap_or(self.options.max_pairs), Ordering::Relaxed);
@@ -219,7 +229,8 @@ impl Shared {
         if pair == self.options.max_pairs { 0 } else { pair % workers }
     }
 
-    /// Changes all pairs: first those that no worker is in, then the others. `change` gets the number of the pair's first ring.
+    /// Changes all pairs: first those that no worker is in, then the others. `change` gets the
+    /// number of the pair's first ring.
     fn every(&self, mut change: impl FnMut(usize, &mut Pair)) {
         let mut busy = Vec::new();
         for (n, locked) in self.pairs.iter().enumerate() {
@@ -272,7 +283,8 @@ impl Shared {
         })
     }
 
-    /// Calls `watch` to add a kick descriptor of ring `index` to those of the worker that serves it.
+    /// Calls `watch` to add a kick descriptor of ring `index` to those of the worker that serves
+    /// it.
     ///
     /// # Errors
     ///
@@ -314,16 +326,16 @@ impl Shared {
         self.every(|_, pair| pair.rings.iter_mut().for_each(|ring| ring.set_enabled(false)));
     }
 
-    /// The status that the front end has set last, with [`NEEDS_RESET`] if a ring was taken out of service because of
-    /// its driver. Waits for a pass over each pair that is in one.
+    /// The status that the front end has set last, with [`NEEDS_RESET`] if a ring was stopped
+    /// because its driver has broken a rule. Waits for a pass over each pair that is in one.
     pub(super) fn status(&self) -> u8 {
         let (status, mut broken) = (self.front().status, false);
         self.every(|_, pair| broken |= pair.needs_reset());
         if broken { status | NEEDS_RESET } else { status }
     }
 
-    /// Only the device sets [`NEEDS_RESET`], and only a reset clears it. A front end that adds a bit to the status sends
-    /// the others as it has read them.
+    /// Only the device sets [`NEEDS_RESET`], and only a reset clears it. A front end that adds a
+    /// bit to the status sends the others as it has read them.
     pub(super) fn set_status(&self, status: u8) {
         self.front().status = status & !NEEDS_RESET;
     }
@@ -356,8 +368,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets the log in which the device notes the pages that it writes, as long as the driver accepts
-    /// `VHOST_F_LOG_ALL`.
+    /// Sets the log in which the device notes the pages that it writes, as long as the driver
+    /// accepts `VHOST_F_LOG_ALL`.
     pub(super) fn set_log(&self, log: DirtyLog) {
         let mut front = self.front();
         // The old log is dropped, and unmapped, when no pass uses it any more.
@@ -365,8 +377,8 @@ impl Shared {
         self.every(|_, pair| pair.set_logs(&front.common));
     }
 
-    /// Sets the in-flight region: rings that are started from now on take the chains again that are in flight there,
-    /// and keep the region up to date.
+    /// Sets the in-flight region: rings that are started from now on resubmit the chains that are
+    /// in flight there, and keep the region up to date.
     ///
     /// # Errors
     ///
@@ -378,7 +390,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks the port of the first pair to announce that the guest with this MAC address is on this host now.
+    /// Asks the port of the first pair to announce that the guest with this MAC address is on this
+    /// host now.
     pub(super) fn announce(&self, mac: [u8; 6]) {
         let mut pair = self.pairs[0].lock();
         (pair.announce, pair.changed) = (Some(mac), true);
@@ -391,15 +404,16 @@ impl Shared {
         Arc::clone(&self.front().common.memory)
     }
 
-    /// Replaces the memory table by one that the front end has sent as a whole. Running rings go on where the new table holds
-    /// them, and are stopped where it does not.
+    /// Replaces the memory table by one that the front end has sent as a whole. Running rings
+    /// continue if the new table has their memory, and are stopped if it does not.
     pub(super) fn set_memory(&self, memory: MemoryTable) {
         self.replace_memory(memory, |first, pair| pair.stop_waiting(first, &self.stats));
     }
 
-    /// Replaces the memory table by the result of `change`, which adds or removes a region. A running ring whose memory
-    /// was removed waits for it: a front end resizes a region by removing and adding it. Only the front end's thread
-    /// changes the table, so the table stays the same while a region is mapped, and passes go on meanwhile.
+    /// Replaces the memory table by the result of `change`, which adds or removes a region. A
+    /// running ring whose memory was removed waits for it: a front end resizes a region by removing
+    /// and adding it. Only the front end's thread changes the table, so the table stays the same
+    /// while a region is mapped, and passes continue meanwhile.
     pub(super) fn exchange_memory(
         &self,
         change: impl FnOnce(&MemoryTable) -> Result<MemoryTable, DeviceError>,
@@ -409,7 +423,8 @@ impl Shared {
         Ok(())
     }
 
-    /// When this returns, no pass uses the old table, and its regions that are not in the new one are unmapped.
+    /// When this returns, no pass uses the old table, and its regions that are not in the new one
+    /// are unmapped.
     fn replace_memory(&self, memory: MemoryTable, then: impl Fn(usize, &mut Pair)) {
         let mut front = self.front();
         let old = std::mem::replace(&mut front.common.memory, Arc::new(memory));
@@ -457,7 +472,8 @@ mod tests {
         });
     }
 
-    /// A change of all pairs is made in every pair that is free before it waits for a pair that is not.
+    /// A change of all pairs is made in every pair that is free before it waits for a pair that is
+    /// not.
     #[test]
     fn a_busy_pair_is_the_last() {
         let shared = shared(3);

@@ -1,15 +1,20 @@
-//! Offloads in software: checksums are completed and segments are cut here if the next hop of a frame does not do so.
+//! Offloads in software: checksums are completed and segments are cut here if the next hop of a
+//! frame does not do so.
+//!
+//! Why here: the device offers all offloads with every port, so that a driver's features do not
+//! depend on the port.
 //!
 //! ```text
-//!   driver ──► tx ──► OffloadingPort::send ──┬── the port takes it ────────────► Port::send
-//!                                  └── a checksum, or cut in parts ──► Port::send, Port::send ..
+//!   driver ──► tx ──► OffloadingPort::send ─┬─ the port accepts it ─────────► Port::send
+//!                                           └─ a checksum, or cut in parts ─► Port::send ..
 //!
-//!   driver ◄── rx ◄── OffloadingPort::peek ◄─┬── the driver accepts it ───────── Port::peek
-//!                                  └── one part after the other ◄───── Port::peek, and Port::consume at the end
+//!   driver ◄── rx ◄── OffloadingPort::peek ◄┬─ the driver accepts it ──────── Port::peek
+//!                                           └─ one part after the other ◄──── Port::peek, and
+//!                                                                             consume at the end
 //! ```
 //!
-//! A frame without offloads costs one comparison. The bytes are private memory on both sides, so that a part is a copy
-//! of headers and payload; nothing is allocated after the first.
+//! A frame without offloads costs one comparison. The bytes are private memory on both sides, so
+//! that a part is a copy of headers and payload; nothing is allocated after the first.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -26,7 +31,8 @@ const MAX_DROPPED: usize = 64;
 /// The frames of a port that are being changed, in both directions.
 #[derive(Debug, Default)]
 pub(super) struct SoftwareOffloads {
-    /// Towards the driver: the frame whose parts are being delivered, if there is one. The port has not consumed it.
+    /// Towards the driver: the frame whose parts are being delivered, if there is one. The port has
+    /// not consumed it.
     rx: SegmentedFrame,
     /// From the driver.
     tx: SegmentedFrame,
@@ -75,7 +81,7 @@ struct SegmentedFrame {
     wire: Vec<u8>,
     plan: Option<SegmentPlan>,
     next: usize,
-    /// SegmentedFrame that were not taken, the current one included.
+    /// Parts that were not delivered yet, the current one included.
     left: usize,
     /// Whether checksums are computed.
     completes: bool,
@@ -85,7 +91,7 @@ struct SegmentedFrame {
 struct CannotSegment;
 
 impl SegmentedFrame {
-    /// Takes a frame, for a receiver that takes offloads `to`, and makes its first part.
+    /// Starts with a frame, for a receiver that accepts offloads `to`, and makes its first part.
     fn start(&mut self, wire: &[u8], to: Offloads, counts: &mut Counts) -> Result<(), CannotSegment> {
         let (header, frame) = wire.split_first_chunk().ok_or(CannotSegment)?;
         let header = VnetHdr::from_bytes(*header);
@@ -157,8 +163,8 @@ impl SegmentedFrame {
     }
 }
 
-/// Whether the receiver does not accept a frame of `total` bytes in wire form, which begins with `wire`, as it is. False for a header that makes no sense: the receiver checks
-/// it.
+/// Whether the receiver does not accept a frame of `total` bytes in wire form, which begins with
+/// `wire`, as it is. False for a header that makes no sense: the receiver checks it.
 #[inline]
 fn lacks(to: Offloads, wire: &[u8], total: usize) -> bool {
     match wire.split_first_chunk::<{ VnetHdr::LEN }>() {
@@ -177,7 +183,8 @@ pub(super) struct OffloadingPort<'a, P> {
 }
 
 impl<P: Port> OffloadingPort<'_, P> {
-    /// The port's frame, which the driver does not take, in parts. One that cannot be cut is dropped and counted.
+    /// Starts to deliver the port's frame, which the driver does not accept, in parts. One that
+    /// cannot be cut is dropped and counted.
     #[cold]
     fn load(&mut self) {
         let SoftwareOffloads { rx, counts, .. } = self.software;
@@ -188,7 +195,7 @@ impl<P: Port> OffloadingPort<'_, P> {
         }
     }
 
-    /// Sends a frame that the port does not take.
+    /// Sends a frame that the port does not accept as it is.
     #[cold]
     fn send_parts(&mut self, wire: &[u8], takes: Offloads) -> bool {
         let SoftwareOffloads { tx, counts, .. } = self.software;

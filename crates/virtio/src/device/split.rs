@@ -1,5 +1,5 @@
-//! From the port to a driver that has asked for frames that are split behind their headers: header split, as network cards do it, and
-//! large receive offload.
+//! From the port to a driver that has asked for frames that are split behind their headers: header
+//! split, as network cards do it, and large receive offload.
 //!
 //! ```text
 //!   port      │ headers │ payload 0 │   │ headers │ payload 1 │   │ headers │ payload 2 │
@@ -8,15 +8,18 @@
 //!             the first buffer: host memory     the others: device memory
 //! ```
 //!
-//! * TCP and UDP frames are split behind their headers, if these fit the first buffer. Headers may have any length. A
-//!   frame without payload, and one of another protocol, goes to the first buffer as far as there is room.
-//! * `hdr_len` says how many bytes of the frame are in the first buffer. If there are more, the used length counts the whole first
-//!   buffer as written. Bytes between the two are not.
-//! * If a driver has accepted segments, consecutive frames of a flow are joined into one, by the rules of [`Join`].
-//!   Frames wait for others at most until the end of the pass. Chains are given back in order. So if a chain may still
-//!   be continued, it is held together with those after it.
-//! * If the port has not verified a frame's checksum, it is verified here. If it is right, the frame is delivered with
-//!   `DATA_VALID`. If it is wrong, the frame is delivered without that mark, and is joined to no other.
+//! * TCP and UDP frames are split behind their headers, if these fit the first buffer. Headers may
+//!   have any length. A frame without payload, and one of another protocol, goes to the first
+//!   buffer as far as there is room.
+//! * `hdr_len` is the number of the frame's bytes in the first buffer. If there are more, the used
+//!   length counts the whole first buffer as written. Bytes between the two are not.
+//! * If a driver has accepted segments, consecutive frames of a flow are joined into one, by the
+//!   rules of [`Join`]. Frames wait for others at most until the end of the pass. Chains are
+//!   completed in order. If a chain may still be continued, it is therefore held together with
+//!   those after it.
+//! * If the port has not verified a frame's checksum, it is verified here. If it is right, the
+//!   frame is delivered with `DATA_VALID`. If it is wrong, the frame is delivered without that
+//!   mark, and is joined to no other.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -36,21 +39,22 @@ use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::device::{DeviceFormat, DeviceQueue, Direction, Head, Heads};
 
-/// Chains are given back to the driver after so many bytes of payload, or at the end of the pass. This is a large
+/// Chains are completed after so many bytes of payload, or at the end of the pass. This is a large
 /// segment for each of some flows.
 const PUBLISH_BYTES: usize = 512 << 10;
-/// Chains are given back after so many chains, too.
+/// Chains are completed after so many chains, too.
 const PUBLISH_CHAINS: usize = 64;
-/// The most frames that are taken in one pass: those of some large segments.
+/// The most frames of one pass: those of some large segments.
 const FRAMES: usize = 4 * CHAINS as usize;
 /// How many of the last chains are searched for the one that a frame continues.
 const FLOWS: usize = 16;
-/// Bytes of a frame that are searched for its headers, if these are longer than those of [`Joinable`].
+/// Bytes of a frame that are searched for its headers, if these are longer than those of
+/// [`Joinable`].
 const PARSED_BYTES: usize = 512;
 /// An Ethernet header: the least that the driver expects in the first buffer.
 const MIN_HEADERS: usize = 14;
 
-/// A chain that was filled, and was not given back yet.
+/// A chain that was filled, and is not completed yet.
 struct FilledChain {
     buffers: Range<usize>,
     header: VnetHdr,
@@ -81,7 +85,7 @@ struct Allowed {
 ///
 /// # Errors
 ///
-/// The rule that the driver has broken. Chains that were filled before that were given back.
+/// The rule that the driver has broken. Chains that were filled before are completed.
 pub(super) fn receive<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'_>,
@@ -179,8 +183,8 @@ struct ParsedFrame {
     payload: Option<usize>,
 }
 
-/// Parses a frame, cuts off the padding behind its IP packet, and sets `DATA_VALID` in `header` if its checksum is
-/// right.
+/// Parses a frame, cuts off the padding behind its IP packet, and sets `DATA_VALID` in `header` if
+/// its checksum is right.
 #[inline]
 fn parse(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> ParsedFrame {
     let joinable = Joinable::parse(frame, frame.len(), header.meta(), false);
@@ -192,7 +196,8 @@ fn parse(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> ParsedFr
     if let Some(headers) = &headers {
         let end = headers.end(frame);
         payload = Some(headers.payload).filter(|&payload| payload < end);
-        // Padding must not be written to a page of payload. In a frame without payload it stays in the host part.
+        // Padding must not be written to a page of payload. In a frame without payload it stays in
+        // the host part.
         if payload.is_some() && end < frame.len() {
             *frame = &frame[..end];
         }
@@ -203,8 +208,8 @@ fn parse(header: &mut VnetHdr, frame: &mut &[u8], allowed: &Allowed) -> ParsedFr
     ParsedFrame { joinable, payload }
 }
 
-/// The chain that a frame continues. If the frame does not continue a chain of its flow, no later frame may continue
-/// that chain.
+/// The chain that a frame continues. If the frame does not continue a chain of its flow, no later
+/// frame may continue that chain.
 #[inline]
 fn continued<'o, A>(
     open: &'o mut [(Head<A>, FilledChain)],
@@ -234,7 +239,8 @@ impl FilledChain {
     ///
     /// # Errors
     ///
-    /// The reason why the frame is dropped: it does not fit, or its payload cannot be copied. Headers go to mapped memory only.
+    /// The reason why the frame is dropped: it does not fit, or its payload cannot be copied.
+    /// Headers go to mapped memory only.
     fn new(
         bytes: usize,
         range: Range<usize>,
@@ -259,7 +265,8 @@ impl FilledChain {
             let kind = if join.headers().v6 { allowed.v6 } else { allowed.v4 };
             kind && header.meta().checksum != Checksum::Unknown && gso.is_some_and(|gso| allowed.ecn || !gso.ecn)
         });
-        // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass) for `room` bytes behind the header.
+        // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass) for `room`
+        // bytes behind the header.
         unsafe { copy_in(&frame[..split], first.host.wrapping_add(VnetHdr::LEN)) };
         let at = (range.start + 1, 0);
         let continues = join.is_some();
@@ -270,8 +277,8 @@ impl FilledChain {
         }
     }
 
-    /// Joins the payload of a frame that [continues](continued) the chain. If the payload cannot be copied, the chain stays as it is,
-    /// and no later frame may continue it.
+    /// Joins the payload of a frame that [continues](continued) the chain. If the payload cannot be
+    /// copied, the chain stays as it is, and no later frame may continue it.
     #[inline]
     fn join(
         &mut self,
@@ -307,7 +314,8 @@ impl FilledChain {
         while !bytes.is_empty() {
             let buffer = &buffers[index];
             let (now, rest) = bytes.split_at(bytes.len().min(buffer.len - at));
-            // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and has so many bytes behind `at`.
+            // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and has
+            // so many bytes behind `at`.
             unsafe { copy_in(now, buffer.host.wrapping_add(at)) };
             (bytes, at) = (rest, at + now.len());
             if at == buffer.len {
@@ -322,7 +330,8 @@ impl FilledChain {
         let first = buffers[self.buffers.start];
         if let Some(join) = self.join.as_mut().filter(|join| join.segments() > 1) {
             self.header = VnetHdr::of(join.meta());
-            // SAFETY: the buffer is *mapped*, and the headers of all segments are as long as those of the first, which are there.
+            // SAFETY: the buffer is *mapped*, and the headers of all segments are as long as those
+            // of the first, which are there.
             unsafe { copy_in(join.head(), first.host.wrapping_add(VnetHdr::LEN)) };
         }
         // `new` has checked that it is at most that.
@@ -333,7 +342,7 @@ impl FilledChain {
     }
 }
 
-/// Gives all chains back. The driver sees them when they are published.
+/// Completes all chains. The driver sees them when they are published.
 fn complete_all<S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     open: &mut Vec<(Head<S::At>, FilledChain)>,

@@ -1,4 +1,5 @@
-//! The device's counters. Any thread can read them at any time; they are written once per pass, not per frame.
+//! The device's counters. Any thread can read them at any time; they are written once per pass, not
+//! per frame.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,14 +24,17 @@ pub enum DropReason {
     NotNegotiated,
     /// From the driver: on a ring that was disabled.
     Disabled,
-    /// From the driver: the port did not take it (full, or refused by the kernel), or an offload that the port lacks is not
-    /// done in software.
+    /// From the driver: the port refused it (full, or refused by the kernel), or an offload that
+    /// the port lacks is not done in software.
     PortRefused,
-    /// Towards the driver: it waited when the front end left, or came while there was none.
+    /// Towards the driver: it waited when the front end disconnected, or arrived while no front end
+    /// was connected.
     FrontEndLeft,
-    /// Towards the driver: it has an offload that the driver did not negotiate, and that is not done in software.
+    /// Towards the driver: it has an offload that the driver did not negotiate, and that is not
+    /// done in software.
     Uncut,
-    /// In either direction: its bytes could not be copied to or from [imported memory](crate::guest_memory::import).
+    /// In either direction: its bytes could not be copied to or from [imported
+    /// memory](crate::guest_memory::import).
     CopyFailed,
 }
 
@@ -50,28 +54,31 @@ impl DropReason {
     ];
 }
 
-/// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are meant from the driver's
-/// side: a received frame went from the port to the driver.
+/// Counters of one device, in units of frames, bytes and nanoseconds. "Received" and "sent" are
+/// meant from the driver's side: a received frame went from the port to the driver.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Frames from the port to the driver.
     pub rx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
     pub rx_bytes: AtomicU64,
-    /// Those of them that the port has put into the driver's buffers itself, without a copy by the device.
+    /// Those of them that the port has put into the driver's buffers itself, without a copy by the
+    /// device.
     pub rx_in_place: AtomicU64,
-    /// Those of them that were joined to the frame before, of which they are a part then: large receive offload.
+    /// Those of them that were joined to the frame before, of which they are a part then: large
+    /// receive offload.
     pub rx_joined: AtomicU64,
-    /// Frames from the driver that the port took.
+    /// Frames from the driver that the port accepted.
     pub tx_frames: AtomicU64,
     /// Their bytes, virtio headers not counted.
     pub tx_bytes: AtomicU64,
-    /// Those of them whose payload the port has read from the driver's buffers itself, without a copy by the device.
+    /// Those of them whose payload the port has read from the driver's buffers itself, without a
+    /// copy by the device.
     pub tx_in_place: AtomicU64,
     /// Frames, in either direction, whose checksum was computed because the next hop does not.
     pub checksummed: AtomicU64,
-    /// Frames, in either direction, that were cut because the next hop does not. They count as their segments elsewhere
-    /// towards the driver, and once from the driver.
+    /// Frames, in either direction, that were cut because the next hop does not. They count as
+    /// their segments elsewhere towards the driver, and once from the driver.
     pub segmented: AtomicU64,
     /// Passes over the queues.
     pub polls: AtomicU64,
@@ -83,8 +90,8 @@ pub struct Stats {
     pub calls: AtomicU64,
     /// How often a thread in [`super::Worker::run`] went to sleep.
     pub sleeps: AtomicU64,
-    /// Sleeps that have ended; `sleeps` less `wakes` is the number of threads that sleep. Several causes may end a sleep at
-    /// once.
+    /// Sleeps that have ended; `sleeps` less `wakes` is the number of threads that sleep. Several
+    /// causes may end a sleep at once.
     pub wakes: AtomicU64,
     /// Sleeps that ended by a driver's notification.
     pub woken_by_kick: AtomicU64,
@@ -102,9 +109,9 @@ pub struct Stats {
     pub refused: AtomicU64,
     /// Pages that the device wrote and that the front end's dirty log has no bit for.
     pub log_misses: Arc<AtomicU64>,
-    /// Announcements (RARP) that the port took.
+    /// Announcements (RARP) that the port sent.
     pub announced: AtomicU64,
-    /// Accesses that found that a page of a front end's memory had been taken away. Counted only with the
+    /// Accesses that found that a page of a front end's memory was gone. Counted only with the
     /// [handler](netmem_pool::sigbus) of SIGBUS.
     pub memory_lost: AtomicU64,
     /// Regions of the memory table now.

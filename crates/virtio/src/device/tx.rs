@@ -1,4 +1,8 @@
 //! From the driver to the port: frames out of posted chains.
+//!
+//! A frame of one buffer is the common case, and is copied out in a group with its successors. A
+//! chain of several buffers is gathered by itself. A port that can read the driver's buffers itself
+//! gets large frames in place.
 
 use netmem_pool::foreign::copy_out;
 
@@ -16,21 +20,22 @@ use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direct
 
 /// Frames between two publications.
 const PUBLISH_FRAMES: u16 = 32;
-/// Frames of this length, in wire form, go to a port in place if it takes them so. A `writev` costs more than a copy of
-/// fewer bytes.
+/// Frames of this length, in wire form, go to a port in place if it accepts them so. A `writev`
+/// costs more than a copy of fewer bytes.
 const IN_PLACE: usize = 16 << 10;
-/// Bytes of such a frame that are copied: the virtio header, and the headers up to that of the transport, with IPv6
-/// extension headers.
+/// Bytes of such a frame that are copied: the virtio header, and the headers up to that of the
+/// transport, with IPv6 extension headers.
 const HEAD: usize = 512;
 /// An Ethernet header: what the shortest frame consists of.
 const MIN_TX: usize = 14;
 
-/// Takes chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and gives their frames to it, if their headers ask for no more
-/// than what it `accepts`; a ring that is disabled accepts no frame.
+/// Pops chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and sends
+/// their frames to it. A frame whose header needs more than the offloads of `accepts` is dropped; a
+/// ring that is disabled accepts no frame.
 ///
 /// # Errors
 ///
-/// The rule that the driver has broken. Chains that were given back before that are published.
+/// The rule that the driver has broken. Chains that were completed before are published.
 pub(super) fn transmit<P: Port>(
     q: &mut AnyDeviceQueue,
     memory: &MemoryTable,
@@ -72,7 +77,8 @@ fn drain<S: DeviceFormat, P: Port>(
     let Scratch { buffers: list, wire, .. } = scratch;
     let wire = &mut wire[..];
     let (mut group, mut budget, mut fresh) = (Group::EMPTY, Budget::new(tally), 0);
-    // Whether the last chain had several buffers. The next one often has, too, and then a group has no chains.
+    // Whether the last chain had several buffers. The next one often has, too, and then a group has
+    // no chains.
     let mut several = false;
     while budget.lasts(tally) && (accepts.is_none() || port.room()) {
         let most = PUBLISH_FRAMES - fresh;
@@ -82,8 +88,8 @@ fn drain<S: DeviceFormat, P: Port>(
         let mut taken = single_buffer_frames(port, accepts, group.chains(), wire, tally);
         q.add_used_group_read(&mut group, usize::from(taken));
         if taken < most {
-            // The port is full, or the next chain is of another form, or there is none. A port that had room when the pass began has it
-            // until a frame is sent.
+            // The port is full, or the next chain is of another form, or there is none. A port that
+            // had room when the pass began has it until a frame is sent.
             if taken > 0 && accepts.is_some() && !port.room() || !q.available() {
                 break;
             }
@@ -137,8 +143,8 @@ fn single_buffer_frames<P: Port>(
     group.len() as u16
 }
 
-/// A legacy header is two bytes shorter than the one of the wire form, and lacks its last field. By how many bytes the
-/// chains of this queue are shorter than their frames in the wire form.
+/// A legacy header is two bytes shorter than the one of the wire form, and lacks its last field. By
+/// how many bytes the chains of this queue are shorter than their frames in the wire form.
 fn short<S: DeviceFormat>(q: &DeviceQueue<S>) -> usize {
     VnetHdr::LEN - q.header()
 }
@@ -147,14 +153,15 @@ fn short<S: DeviceFormat>(q: &DeviceQueue<S>) -> usize {
 enum Copied {
     /// The first [`MAX_WIRE`] are in private memory, if the port wants bytes.
     All,
-    /// The port was given the frame in place, and took it or not.
+    /// The frame was sent to the port in place. Whether the port accepted it.
     Sent(bool),
 }
 
 /// A chain that is popped, the number of its buffers, and what became of its bytes.
 type Popped<S> = (Head<<S as DeviceFormat>::At>, usize, Result<Copied, CopyFailed>);
 
-/// The next chain, of any form, if there is one. Its frame is copied into `wire`, or given to the port in place.
+/// The next chain, of any form, if there is one. Its frame is copied into `wire`, or sent to the
+/// port in place.
 #[inline(never)]
 fn chain<S: DeviceFormat, P: Port>(
     q: &mut DeviceQueue<S>,
@@ -187,9 +194,10 @@ fn chain<S: DeviceFormat, P: Port>(
     Ok(popped?.map(|head| (head, number, result)))
 }
 
-/// Gives the port a frame of `total` bytes, of which only the [`HEAD`] is copied. `None` if it must be copied as a whole: the
-/// port does not take it as it is, or its header is refused, or it is in memory that the kernel cannot read. What was copied
-/// here is then not used: the header is read and checked again, with the rest of the frame.
+/// Sends the port a frame of `total` bytes, of which only the [`HEAD`] is copied. `None` if it must
+/// be copied as a whole: the port does not accept it as it is, or its header is refused, or it is
+/// in memory that the kernel cannot read. What was copied here is then not used: the header is read
+/// and checked again, with the rest of the frame.
 fn in_place<P: Port>(
     table: &MemoryTable,
     port: &mut P,
@@ -209,7 +217,7 @@ fn in_place<P: Port>(
     port.send_in_place(wire, rest)
 }
 
-/// Counts a frame of `total` bytes, header included, that the port was given.
+/// Counts a frame of `total` bytes, header included, that was sent to the port.
 #[inline(always)]
 fn count(sent: bool, total: usize, tally: &mut Tally) {
     if !sent {
@@ -241,12 +249,13 @@ fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], tota
     count(true, total, tally);
 }
 
-/// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that are ignored.
+/// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that
+/// are ignored.
 #[cold]
 fn header(offloads: Offloads, wire: &mut [u8], total: usize) -> Result<(), DropReason> {
     let (bytes, _) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
-    // If no offload was negotiated, the header has no meaning, and not every driver clears it: DPDK's vectorised
-    // transmission sends the bytes that a buffer had there from its last use.
+    // If no offload was negotiated, the header has no meaning, and not every driver clears it:
+    // DPDK's vectorised transmission sends the bytes that a buffer had there from its last use.
     if offloads == Offloads::default() {
         *bytes = VnetHdr::PLAIN.to_bytes();
         return Ok(());

@@ -17,14 +17,15 @@ use crate::guest_memory::MemoryTable;
 use crate::net::ctrl as answer;
 use crate::virtqueue::Negotiated;
 
-/// Passes that moved nothing are added to [`Stats::polls`] so many at a time, so that idle workers do not write to one
-/// cache line without pause.
+/// Passes that moved nothing are added to [`Stats::polls`] so many at a time, so that idle workers
+/// do not write to one cache line without pause.
 const IDLE: u64 = 64;
 
-/// The part of a device's data side that one thread serves: every `n`th queue pair, with its port. See
-/// [`NetDevice::workers`](super::NetDevice::workers).
+/// The part of a device's data side that one thread serves: every `n`th queue pair, with its port.
+/// See [`NetDevice::workers`](super::NetDevice::workers).
 ///
-/// A worker waits for no other worker, and for no message: a pair that the control side is changing is left out of a pass.
+/// A worker waits for no other worker, and for no message: a pair that the control side is changing
+/// is left out of a pass.
 #[derive(Debug)]
 pub struct Worker<P> {
     pub(super) shared: Arc<Shared>,
@@ -34,7 +35,7 @@ pub struct Worker<P> {
     pub(super) index: usize,
     /// The ports of pairs `index`, `index` + workers, and so on.
     pub(super) ports: Vec<P>,
-    /// What each of them was told about the front end.
+    /// The state of each port.
     pub(super) states: Vec<PortState>,
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
@@ -42,8 +43,8 @@ pub struct Worker<P> {
     faults: u64,
     /// Passes that are not in [`Stats::polls`] yet.
     pub(super) idle: u64,
-    /// The first [turn](Worker::turn) without work since the last one with work or the last sleep, and the turns since
-    /// then. Modulo a number if they are many.
+    /// The first [turn](Worker::turn) without work since the last one with work or the last sleep,
+    /// and the turns since then. Modulo a number if they are many.
     pub(super) idle_since: Instant,
     pub(super) idle_rounds: u32,
     scratch: Scratch,
@@ -67,7 +68,7 @@ impl<P: Port> Worker<P> {
         }
     }
 
-    /// Adds a port, which is told what has changed since `told`.
+    /// Adds a port. Its next pass reports to it what has changed since `state`.
     pub(super) fn serve(&mut self, port: P, state: PortState) {
         self.ports.push(port);
         self.states.push(state);
@@ -78,11 +79,11 @@ impl<P: Port> Worker<P> {
         &mut self.ports
     }
 
-    /// One bounded pass over all rings of the worker; returns how many frames (and commands) it moved. Never blocks: a pair
-    /// that the control side is changing is left out.
+    /// One bounded pass over all rings of the worker; returns how many frames (and commands) it
+    /// moved. Never blocks: a pair that the control side is changing is left out.
     ///
-    /// Cost: two clock readings a pass; two atomic read-modify-writes for each pair; one barrier per ring that moved, and a
-    /// system call where the driver wants an interrupt.
+    /// Cost: two clock readings a pass; two atomic read-modify-writes for each pair; one barrier
+    /// per ring that moved, and a system call where the driver wants an interrupt.
     pub fn poll(&mut self) -> usize {
         let start = Instant::now();
         let mut tally = Tally::default();
@@ -129,14 +130,15 @@ impl<P: Port> Worker<P> {
         moved
     }
 
-    /// Stops the rings of pairs whose memory was taken away, and wakes the other workers, so that they check theirs.
+    /// Stops the rings of pairs whose memory is gone, and wakes the other workers, so that they
+    /// check theirs.
     #[cold]
     fn check_lost_memory(&mut self) {
         let (faults, shared) = (sigbus::faults(), &self.shared);
         let control = (shared.options.serve_control && self.index == 0).then_some(shared.options.max_pairs);
         let mut found = 0;
         for n in (self.index..shared.options.max_pairs).step_by(self.wakers.len()).chain(control) {
-            // The next pass looks again.
+            // The next pass checks again.
             let Some(mut pair) = shared.try_pair(n) else { return };
             let lost = pair.memory.count_lost();
             shared.stats.memory_lost.fetch_add(lost, Ordering::Relaxed);
@@ -150,7 +152,8 @@ impl<P: Port> Worker<P> {
     }
 }
 
-/// What a port was told about the front end, and the offloads that the device does in software for it.
+/// What was reported to a port about the front end, and the offloads that the device does in
+/// software for it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
     features: Negotiated,
@@ -159,7 +162,8 @@ pub(super) struct PortState {
 }
 
 impl PortState {
-    /// Tells the port what the control side has changed, and announces a guest that has moved here.
+    /// Reports to the port what the control side has changed, and announces a guest that has moved
+    /// here.
     #[cold]
     fn catch_up<P: Port>(&mut self, pair: &mut Pair, port: &mut P, stats: &Stats) {
         pair.changed = false;
@@ -191,8 +195,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Both rings of one pair. `first` is the number of the receive ring, and `deliver` whether it is
-    /// filled.
+    /// Both rings of one pair. `first` is the number of the receive ring, and `deliver` whether it
+    /// is filled.
     #[inline]
     fn over<P: Port>(&mut self, pair: &mut Pair, first: usize, deliver: bool, port: &mut P) {
         let Self { scratch, stats, tally } = self;
@@ -235,7 +239,7 @@ fn command(control: &mut Pair, shared: &Shared, tally: &mut Tally) {
     }
 }
 
-/// Tells the driver what a ring gave back, and takes a broken ring out of service.
+/// Notifies the driver of completed chains, and stops a ring whose driver has broken a rule.
 #[inline]
 fn finish_ring(
     ring: &mut Ring,
@@ -253,7 +257,7 @@ fn finish_ring(
         tally.calls += 1;
     }
     if let Err(e) = result {
-        // If the memory was taken away, the zeros that were read in its place are no fault of the driver.
+        // If the memory is gone, the zeros that were read in its place are no fault of the driver.
         let fault = match memory.lost() {
             0 => e,
             accesses => DriverFault::MemoryLost { accesses },
@@ -294,7 +298,7 @@ mod tests {
         }
     }
 
-    /// While a message changes one pair, the thread that serves it goes on with the others.
+    /// While a message changes one pair, the thread that serves it continues with the others.
     #[test]
     fn passes_beside_a_message() {
         let passes = [0; 3].map(|_| Arc::new(AtomicU64::new(0)));

@@ -1,4 +1,7 @@
 //! Copies of frames into the buffers of chains, and out of them.
+//!
+//! Two cases: all regions are mapped, which is the common one and has a loop of its own, or the
+//! buffers may be in memory of both kinds.
 
 use netmem_pool::foreign::{copy_in, copy_out};
 
@@ -22,8 +25,8 @@ pub(crate) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<
                 (to, room) = (b.host, b.len);
             }
             let n = room.min(part.len());
-            // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and foreign memory never
-            // overlaps ours.
+            // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass), and
+            // foreign memory never overlaps ours.
             unsafe { copy_in(&part[..n], to) };
             (to, room, part) = (to.wrapping_add(n), room - n, &part[n..]);
         }
@@ -31,8 +34,9 @@ pub(crate) fn scatter(table: &MemoryTable, parts: [&[u8]; 2], buffers: &[Buffer<
     Ok(())
 }
 
-/// Writes `bytes` into `buffers`, which have room for them, from `place` on: a number of a buffer, and an offset in it. `place` moves
-/// behind the bytes. It stays if the copy fails. For a table with imported regions: the buffers may be in memory of both kinds.
+/// Writes `bytes` into `buffers`, which have room for them, from `place` on: a number of a buffer,
+/// and an offset in it. `place` moves behind the bytes. It stays if the copy fails. For a table
+/// with imported regions: the buffers may be in memory of both kinds.
 #[cold]
 pub(crate) fn put(
     table: &MemoryTable,
@@ -55,8 +59,8 @@ pub(crate) fn put(
             continue;
         }
         let (now, rest) = bytes.split_at(bytes.len().min(buffer.len - at));
-        // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass) and has so many bytes behind `at`; foreign
-        // memory never overlaps ours.
+        // SAFETY: the buffer is *mapped* (its `MemoryTable` is borrowed by the pass) and has so
+        // many bytes behind `at`; foreign memory never overlaps ours.
         unsafe { copy_in(now, buffer.host.wrapping_add(at)) };
         (bytes, at) = (rest, at + now.len());
         if at == buffer.len {
@@ -90,7 +94,8 @@ pub(crate) fn gather(table: &MemoryTable, buffers: &[Buffer<'_>], into: &mut [u8
     Ok(filled)
 }
 
-/// How many of the first buffers are imported memory and follow each other in guest addresses: one copy reaches them all.
+/// How many of the first buffers are imported memory and follow each other in guest addresses: one
+/// copy reaches them all.
 #[cold]
 fn joined(buffers: &[Buffer<'_>]) -> usize {
     let follows = |pair: &[Buffer<'_>]| pair[1].host.is_null() && pair[1].guest == pair[0].guest + pair[0].len as u64;

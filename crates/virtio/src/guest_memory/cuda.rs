@@ -7,11 +7,13 @@
 //!   a kernel reads the payload                            cuMemcpyHtoD, cuMemcpyDtoH
 //! ```
 //!
-//! `libcuda.so.1` is loaded at run time: nothing of CUDA is needed to build this. The calls have the types of the crate `cudarc`,
-//! which is exported again, so that an application can launch kernels on the same context.
+//! `libcuda.so.1` is loaded at run time: nothing of CUDA is needed to build this. The calls have
+//! the types of the crate `cudarc`, which is exported again, so that an application can launch
+//! kernels on the same context.
 //!
-//! *Never run on a GPU.* The tests run these calls against a library that stands in for the driver. That proves the order of the
-//! calls, their offsets and lengths, what is released when, and what happens when a call fails. It proves nothing about a GPU.
+//! *Never run on a GPU.* The tests run these calls against a library that stands in for the driver.
+//! That proves the order of the calls, their offsets and lengths, what is released when, and what
+//! happens when a call fails. It proves nothing about a GPU.
 
 use std::ffi::CStr;
 use std::io;
@@ -24,7 +26,8 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::import::{ImportedMemory, Importer};
 
-/// How memory is exported: as a descriptor of this process, which another process gets by a message.
+/// How memory is exported: as a descriptor of this process, which another process gets by a
+/// message.
 const FILE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -47,8 +50,8 @@ pub fn check(name: &str, result: CUresult) -> io::Result<()> {
 
 /// The primary context of a GPU. Clones share it.
 ///
-/// As an [`Importer`] it imports memory that a process has exported from the same GPU with [`GpuMemory::export`], or by the same
-/// calls. The driver says whether a file is such memory.
+/// As an [`Importer`] it imports memory that a process has exported from the same GPU with
+/// [`GpuMemory::export`], or by the same calls. The driver checks whether a file is such memory.
 #[derive(Clone, Debug)]
 pub struct Gpu(Arc<Context>);
 
@@ -58,14 +61,16 @@ struct Context {
     context: sys::CUcontext,
 }
 
-// SAFETY: the driver's calls may come from any thread, and the handle of a context is valid in all of them.
+// SAFETY: the driver's calls may come from any thread, and the handle of a context is valid in all
+// of them.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: `open` has retained it once. All memory of the context is gone, because it holds the context.
+        // SAFETY: `open` has retained it once. All memory of the context is gone, because it holds
+        // the context.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -86,7 +91,8 @@ impl Gpu {
         }
         let number = i32::try_from(number).map_err(io::Error::other)?;
         let (mut device, mut context) = (0, ptr::null_mut());
-        // SAFETY: the library is there. Each call writes what it is named for, to a place of that type.
+        // SAFETY: the library is there. Each call writes what it is named for, to a place of that
+        // type.
         unsafe {
             check("cuInit", sys::cuInit(0))?;
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, number))?;
@@ -109,8 +115,8 @@ impl Gpu {
         sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id: self.0.device }
     }
 
-    /// Allocates at least `bytes` of the GPU's memory, which can be exported. They are rounded up to what the driver allocates, as a
-    /// rule 2 MiB.
+    /// Allocates at least `bytes` of the GPU's memory, which can be exported. They are rounded up
+    /// to what the driver allocates, as a rule 2 MiB.
     ///
     /// # Errors
     ///
@@ -142,14 +148,16 @@ impl Importer for Gpu {
         self.make_current()?;
         let (len, mut handle) = (usize::try_from(len).map_err(io::Error::other)?, 0);
         let file = ptr::without_provenance_mut(file.as_raw_fd() as usize);
-        // SAFETY: the argument is a descriptor in the place of a pointer, and open. The driver checks what it is of.
+        // SAFETY: the argument is a descriptor in the place of a pointer, and open. The driver
+        // checks what it is of.
         let result = unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, file, FILE) };
         check("cuMemImportFromShareableHandle", result)?;
         Ok(Box::new(GpuMemory::map(self, handle, len)?))
     }
 }
 
-/// Memory of a GPU, allocated or imported, and mapped for the GPU. The CPU cannot access its addresses.
+/// Memory of a GPU, allocated or imported, and mapped for the GPU. The CPU cannot access its
+/// addresses.
 #[derive(Debug)]
 pub struct GpuMemory {
     gpu: Gpu,
@@ -161,13 +169,15 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// Takes over `handle`, and maps its `len` bytes. The driver refuses a length that is not that of the memory.
+    /// Owns `handle` from now on, and maps its `len` bytes. The driver refuses a length that is not
+    /// that of the memory.
     fn map(gpu: &Gpu, handle: sys::CUmemGenericAllocationHandle, len: usize) -> io::Result<Self> {
         // From here on, an error releases what was made.
         let mut memory = Self { gpu: gpu.clone(), handle, at: 0, len, mapped: false };
         let flags = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: gpu.location(), flags };
-        // SAFETY: the handle is valid, the range is reserved when it is mapped, and mapped when it becomes accessible.
+        // SAFETY: the handle is valid, the range is reserved when it is mapped, and mapped when it
+        // becomes accessible.
         unsafe {
             check("cuMemAddressReserve", sys::cuMemAddressReserve(&raw mut memory.at, len, 0, 0, 0))?;
             check("cuMemMap", sys::cuMemMap(memory.at, len, 0, handle, 0))?;
@@ -195,8 +205,8 @@ impl GpuMemory {
         self.at
     }
 
-    /// A file by which another process can import the memory. It has no size; a message that carries it must say
-    /// [`len`](Self::len).
+    /// A file by which another process can import the memory. It has no size; a message that
+    /// carries it must have [`len`](Self::len), too.
     ///
     /// # Errors
     ///
@@ -227,15 +237,16 @@ impl ImportedMemory for GpuMemory {
         self.gpu.make_current()?;
         // SAFETY: the range is mapped and accessible, and the bytes are readable.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) })?;
-        // The copy may return while the GPU still moves the bytes from the driver's own buffer to their place.
-        // SAFETY: the null stream is the one that the copy was on.
+        // The copy may return while the GPU still moves the bytes from the driver's own buffer to
+        // their place. SAFETY: the null stream is the one that the copy was on.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(ptr::null_mut()) })
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let from = self.range(offset, bytes.len())?;
         self.gpu.make_current()?;
-        // SAFETY: the range is mapped and accessible, and the bytes are ours to write. The call waits for the copy.
+        // SAFETY: the range is mapped and accessible, and the bytes are ours to write. The call
+        // waits for the copy.
         check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len()) })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Why: a front end that migrates its guest copies the guest's memory while the device runs, and
 //! must copy each page again that the device has written since. It shares the log (`SET_LOG_BASE`)
-//! and accepts `VHOST_F_LOG_ALL`. It reads and clears the bits, and copies the pages whose bits were
-//! set.
+//! and accepts `VHOST_F_LOG_ALL`. It reads and clears the bits, and copies the pages whose bits
+//! were set.
 //!
 //! The order is therefore: the device writes a page, then sets its bit. If the bit were set before
 //! the write, the front end could clear it and copy the page before the write.
@@ -38,8 +38,8 @@ impl DirtyLog {
         }
     }
 
-    /// Sets the bits of the pages of the `len` bytes at guest address `addr`, which were written. One
-    /// locked instruction for each page.
+    /// Sets the bits of the pages of the `len` bytes at guest address `addr`, which were written.
+    /// One locked instruction for each page.
     ///
     /// A page for which the log has no bit is counted: the front end made the log too small.
     pub(crate) fn mark(&self, addr: u64, len: u64) {
@@ -53,7 +53,8 @@ impl DirtyLog {
                 Ok(at) if at < self.map.len => {
                     // SAFETY: *mapped*, and `at` is below its length.
                     let byte = unsafe { &*self.map.at.add(at).cast::<AtomicU8>() };
-                    // Release: a front end that reads the bit also reads what was written before it.
+                    // Release: a front end that reads the bit also reads what was written before
+                    // it.
                     byte.fetch_or(1 << (page % 8), Ordering::Release);
                 }
                 _ => {

@@ -1,15 +1,16 @@
 //! Guest memory that is a dma-buf: a buffer of a driver, which devices reach without the CPU.
 //!
-//! The CPU's caches and the exporter's device need not agree. An access by the CPU is therefore between two calls of
-//! `DMA_BUF_IOCTL_SYNC`: the first makes visible what the device has written, the second gives back what the CPU has
-//! written. Both are made for each copy, because a copy is what lies between taking a chain and giving it back:
+//! The CPU's caches and the exporter's device need not agree. An access by the CPU is therefore
+//! between two calls of `DMA_BUF_IOCTL_SYNC`: the first makes visible what the exporter's device
+//! has written, the second flushes what the CPU has written. Both are made for each copy, because a
+//! copy is what lies between the pop of a chain and its completion:
 //!
 //! ```text
-//!   a chain is taken ── START ── copy ── END ── the chain is given back
+//!   a chain is popped ── START ── copy ── END ── the chain is completed
 //! ```
 //!
-//! For the device, such memory is [imported](super::import): it has no address in a translation, rings cannot be in it, and
-//! every access comes here.
+//! For the device, such memory is [imported](super::import): it has no address in a translation,
+//! rings cannot be in it, and every access comes here.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -55,7 +56,8 @@ pub(super) struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// Maps `len` bytes of a dma-buf from `start` on. The caller has checked that the file has them.
+    /// Maps `len` bytes of a dma-buf from `start` on. The caller has checked that the file has
+    /// them.
     ///
     /// # Errors
     ///
@@ -69,7 +71,8 @@ impl DmaBuf {
         Ok(Self { map, file: file.try_clone_to_owned()?.into(), start, sync })
     }
 
-    /// Calls `copy` with the address of the `len` bytes at `offset` of the file, between the two calls.
+    /// Calls `copy` with the address of the `len` bytes at `offset` of the file, between the two
+    /// calls.
     fn access(&self, kind: u64, offset: u64, len: usize, copy: impl FnOnce(*mut u8)) -> io::Result<()> {
         let at = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
         let at = at.filter(|at| at.checked_add(len).is_some_and(|end| end <= self.map.len()));
@@ -78,14 +81,16 @@ impl DmaBuf {
         (self.sync)(self.file.as_fd(), kind)?;
         copy(self.map.as_ptr().wrapping_add(at));
         (self.sync)(self.file.as_fd(), END | kind)?;
-        // Another thread's loss in the same buffer counts as well: the exporter has taken the buffer away.
+        // Another thread's loss in the same buffer counts as well: the exporter has revoked the
+        // buffer.
         if self.map.lost() == lost { Ok(()) } else { Err(Errno::FAULT.into()) }
     }
 }
 
 impl ImportedMemory for DmaBuf {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        // SAFETY: `access` has found that the bytes are *mapped*; foreign memory never overlaps ours.
+        // SAFETY: `access` has found that the bytes are *mapped*; foreign memory never overlaps
+        // ours.
         self.access(WRITE, offset, bytes.len(), |at| unsafe { copy_in(bytes, at) })
     }
 
@@ -113,8 +118,9 @@ mod tests {
         Ok(())
     }
 
-    /// The CPU touches no byte before the first call of an access or after the last. The memory is a memfd, whose calls are
-    /// noted: where there is `/dev/udmabuf`, `tests/all/device/memory.rs` has dma-bufs of the kernel.
+    /// The CPU touches no byte before the first call of an access or after the last. The memory is
+    /// a memfd, whose calls are noted: where there is `/dev/udmabuf`, `tests/all/device/memory.rs`
+    /// has dma-bufs of the kernel.
     #[test]
     fn accesses_are_between_the_calls() {
         let memory: File = rustix::fs::memfd_create(c"netmem-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();
@@ -126,7 +132,7 @@ mod tests {
         assert_eq!(bytes, [7; 100]);
         let calls = SEEN.lock().unwrap().clone();
         assert_eq!(calls, [(WRITE, 0), (END | WRITE, 7), (READ, 7), (END | READ, 7)]);
-        // Bytes outside of the range are not reached, whoever asks.
+        // Bytes outside of the range are not reached.
         for (offset, len) in [(0, 1), (4095, 2), (4096 + 8192, 1), (4096 + 8100, 100), (u64::MAX, 1)] {
             assert!(buffer.write(offset, &vec![1; len]).is_err() && buffer.read(offset, &mut vec![0; len]).is_err());
         }

@@ -1,4 +1,5 @@
-//! One mapping of a front end's file that is not guest memory: the dirty log or the in-flight region.
+//! One mapping of a front end's file that is not guest memory: the dirty log or the in-flight
+//! region.
 
 use std::os::fd::AsFd;
 
@@ -31,8 +32,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::NotMemory`]: the file is no memory file. [`MemoryError::SharedFile`]: the range
-    /// is empty, or not wholly inside the file. [`MemoryError::Io`]: the kernel refuses.
+    /// [`MemoryError::NotMemory`]: the file is no memory file. [`MemoryError::SharedFile`]: the
+    /// range is empty, or not wholly inside the file. [`MemoryError::Io`]: the kernel refuses.
     pub(crate) fn new(what: &'static str, file: impl AsFd, offset: u64, len: u64) -> Result<Self, MemoryError> {
         let failed = |source: std::io::Error| MemoryError::Io { what, source };
         // Only memory files have seals, and the kernel answers this by itself. On another file, the

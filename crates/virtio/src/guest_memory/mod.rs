@@ -14,7 +14,7 @@
 //!
 //! * *A table never changes.* A new table replaces it as a whole. Both share the regions that stay,
 //!   so that adding a region remaps nothing.
-//! * *A translation does not outlive its pass.* A pass translates by a [`View`](view::View), which
+//! * *A translation does not outlive its pass.* A pass translates by a `View` (`view.rs`), which
 //!   borrows the table of the pair that the pass has locked. Between two passes a queue stores the
 //!   index of the region that it used last, and no address.
 //!
@@ -48,12 +48,12 @@
 //!   bytes mapped, [`MemoryLimits::max_bytes`]. By default it is [`MAX_BYTES`], which only keeps
 //!   addresses free: the device does not know how large a guest's memory may be, and most of it is
 //!   charged to other processes. [`MemoryUse`] reports how much the files have grown.
-//! * *It can share a file of its own file system* (FUSE), and then not answer. Measuring and mapping
-//!   such a file, and each access, wait for that file system without a limit, and a pass accesses it
-//!   with the pair locked. By default the memory must therefore be a file of kernel memory: one that
-//!   has seals (memfd, tmpfs, hugetlbfs), or a dma-buf. The kernel answers both questions without
-//!   the file system, and they come before all others. [`MemoryLimits::any_memory_file`] accepts
-//!   other files, with this risk.
+//! * *It can share a file of its own file system* (FUSE), and then not answer. Measuring and
+//!   mapping such a file, and each access, wait for that file system without a limit, and a pass
+//!   accesses it with the pair locked. By default the memory must therefore be a file of kernel
+//!   memory: one that has seals (memfd, tmpfs, hugetlbfs), or a dma-buf. The kernel answers both
+//!   questions without the file system, and they come before all others.
+//!   [`MemoryLimits::any_memory_file`] accepts other files, with this risk.
 
 pub(crate) mod buffer;
 pub(crate) mod copy;

@@ -1,4 +1,7 @@
 //! The table of a front end's regions, by guest address.
+//!
+//! Why a value that never changes: a pass translates without a lock. A change makes another table,
+//! which shares the regions that stay.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,17 +30,19 @@ pub struct MemoryUse {
     pub mapped: u64,
     /// Regions whose file can be shortened. Not those that are imported.
     pub unsealed: usize,
-    /// The allocated size of the files, in memory or on disk, when they were mapped. A file counts once, also if it has
-    /// several regions.
+    /// The allocated size of the files, in memory or on disk, when they were mapped. A file counts
+    /// once, also if it has several regions.
     pub allocated_before: u64,
-    /// Their allocated size now. The pages in the difference were touched first by the front end or by this device.
+    /// Their allocated size now. The pages in the difference were touched first by the front end or
+    /// by this device.
     pub allocated: u64,
 }
 
-/// The regions of one front end, in the order of their guest addresses. Clones have the same regions.
+/// The regions of one front end, in the order of their guest addresses. Clones have the same
+/// regions.
 ///
-/// Invariant (*mapped*): an address that a translation returns is valid for reads and writes of the length asked for, for as
-/// long as the table exists. The front end may write there at any time.
+/// Invariant (*mapped*): an address that a translation returns is valid for reads and writes of the
+/// length asked for, for as long as the table exists. The front end may write there at any time.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<Arc<Region>>,
@@ -62,7 +67,7 @@ impl MemoryTable {
         if regions.len() != files.len() {
             return Err(MemoryError::RegionFds { regions: regions.len(), fds: files.len() });
         }
-        // Checked before the first region is mapped, which may take long.
+        // Checked before the first region is mapped, because mapping may be slow.
         for (index, info) in regions.iter().enumerate() {
             info.validate(index)?;
             if let Some(a) = regions[..index].iter().position(|other| info.overlaps(other)) {
@@ -81,9 +86,11 @@ impl MemoryTable {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::RegionCount`], [`MemoryError::RegionRange`], [`MemoryError::RegionUnaligned`],
-    /// [`MemoryError::RegionOverlap`], [`MemoryError::RegionUnsealed`], [`MemoryError::RegionNotMemory`], [`MemoryError::Limit`],
-    /// [`MemoryError::RegionBeyondFile`], [`MemoryError::RegionMap`], [`MemoryError::RegionImport`].
+    /// [`MemoryError::RegionCount`], [`MemoryError::RegionRange`],
+    /// [`MemoryError::RegionUnaligned`], [`MemoryError::RegionOverlap`],
+    /// [`MemoryError::RegionUnsealed`], [`MemoryError::RegionNotMemory`], [`MemoryError::Limit`],
+    /// [`MemoryError::RegionBeyondFile`], [`MemoryError::RegionMap`],
+    /// [`MemoryError::RegionImport`].
     pub fn add(&self, info: RegionInfo, file: OwnedFd, limits: &MemoryLimits) -> Result<Self, MemoryError> {
         let (index, file) = (self.regions.len(), Received::from(file));
         if index >= MAX_REGIONS {
@@ -99,7 +106,8 @@ impl MemoryTable {
         Ok(table)
     }
 
-    /// The table without a region, which is named by its two addresses and its size, as it was added.
+    /// The table without a region, which is named by its two addresses and its size, as it was
+    /// added.
     ///
     /// # Errors
     ///
@@ -174,8 +182,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Logs one line for a table whose memory can be taken away. Without the handler, an access would then end the
-    /// process.
+    /// Logs one line for a table whose files can be shortened. Without the handler, an access would
+    /// then end the process.
     fn report(&self) {
         let unsealed = self.unsealed();
         let regions = self.regions.len();
@@ -217,18 +225,19 @@ impl MemoryTable {
         self.regions.iter().map(|region| region.info.size).fold(0, u64::saturating_add)
     }
 
-    /// How many accesses found that a page of a region had been taken away. See [`netmem_pool::sigbus`].
+    /// How many accesses found that a page of a region was gone. See [`netmem_pool::sigbus`].
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.regions.iter().map(|region| region.lost()).sum()
     }
 
-    /// Accesses of [`lost`](Self::lost) that no earlier call has returned, from any table that has the region.
+    /// Accesses of [`lost`](Self::lost) that no earlier call has returned, from any table that has
+    /// the region.
     pub(crate) fn count_lost(&self) -> u64 {
         self.regions.iter().map(|region| region.count_lost()).sum()
     }
 
-    /// What the table takes. A system call for each file.
+    /// The sizes of the table and of its files. A system call for each file.
     #[must_use]
     pub fn usage(&self) -> MemoryUse {
         let mut files: Vec<&Arc<SourceFile>> = Vec::new();
@@ -269,7 +278,8 @@ impl MemoryTable {
         self.imported > 0
     }
 
-    /// The imported region at guest address `addr`: its memory, the offset of `addr` in the region, and the region.
+    /// The imported region at guest address `addr`: its memory, the offset of `addr` in the region,
+    /// and the region.
     fn imported(&self, addr: u64) -> Option<(&dyn ImportedMemory, u64, &Region)> {
         let region = &*self.regions[self.find(addr)?];
         let offset = addr - region.info.guest_addr;
@@ -310,7 +320,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// The host address of `len` bytes (at least one) at guest address `addr`, if one mapped region holds them all.
+    /// The host address of `len` bytes (at least one) at guest address `addr`, if one mapped region
+    /// holds them all.
     #[must_use]
     pub fn translate(&self, addr: u64, len: u32) -> Option<*mut u8> {
         View::new(self, usize::MAX).translate(addr, len)
@@ -322,7 +333,8 @@ impl MemoryTable {
         regions.find_map(|r| Some(r.guest_addr + addr.checked_sub(r.user_addr).filter(|&offset| offset < r.size)?))
     }
 
-    /// The host address of `len` bytes (at least one) at user address `addr`, if one mapped region holds them all.
+    /// The host address of `len` bytes (at least one) at user address `addr`, if one mapped region
+    /// holds them all.
     #[must_use]
     pub fn translate_user(&self, addr: u64, len: u64) -> Option<*mut u8> {
         self.regions.iter().find_map(|r| {

@@ -1,8 +1,8 @@
 //! Notifications: when one must be sent, and why none is lost.
 //!
-//! A side that polls needs no notifications. Before it sleeps, it asks for one in the ring: by a flag or, with
-//! `VIRTIO_F_EVENT_IDX`, by the position at which it wants to be woken. The peer looks at that after it has published.
-//! The two sides race:
+//! A side that polls needs no notifications. Before it sleeps, it asks for one in the ring: by a
+//! flag or, with `VIRTIO_F_EVENT_IDX`, by the position at which it wants to be woken. The peer
+//! reads that after it has published. The two sides race:
 //!
 //! ```text
 //!   the side that sleeps (`arm`)              the side that publishes
@@ -13,36 +13,40 @@
 //!      else: sleeps
 //! ```
 //!
-//! Each side stores and then loads what the other stores. Both fences are sequentially consistent, so one of them comes
-//! first in their total order, and the load behind the second fence sees the store before the first one. So at least
-//! one side sees the other's store: the sleeping side finds the work, or the publishing side finds the request. If one
-//! of the fences is missing, both loads may be done before both stores are visible, and the wake-up is lost.
+//! Each side stores and then loads what the other stores. Both fences are sequentially consistent,
+//! so one of them comes first in their total order, and the load behind the second fence sees the
+//! store before the first one. So at least one side sees the other's store: the sleeping side finds
+//! the work, or the publishing side finds the request. If one of the fences is missing, both loads
+//! may be done before both stores are visible, and the wake-up is lost.
 //!
-//! One fence serves a whole poll. The side that publishes executes it when it is about to leave the ring, not for every
-//! frame. The comparison of [`passed`] is over a range, so it covers everything that was published before the fence.
+//! One fence serves a whole poll. The side that publishes executes it when it is about to leave the
+//! ring, not for every frame. The comparison of [`passed`] is over a range, so it covers everything
+//! that was published before the fence.
 //!
-//! Many entries are published at once, so the index may jump over an event. Therefore the comparison is never for
-//! equality.
+//! Many entries are published at once, so the index may jump over an event. Therefore the
+//! comparison is never for equality.
 
 use super::Position;
 use super::sync::{Ordering, fence};
 
-/// The full fence of both sides: see the module. It empties the store buffer, which costs tens of cycles.
+/// The full fence of both sides: see the module. It empties the store buffer, which costs tens of
+/// cycles.
 #[inline]
 pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Whether a split ring's index went past `event` on its way from `old` to `new`: whether `old <= event < new`, modulo
-/// 2^16. An event names the entry whose publication is awaited, so an index of `event + 1` is the first to include it.
+/// Whether a split ring's index went past `event` on its way from `old` to `new`: whether `old <=
+/// event < new`, modulo 2^16. An event names the entry whose publication is awaited, so an index of
+/// `event + 1` is the first to include it.
 #[inline]
 #[must_use]
 pub fn passed(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same for a packed ring of `size` entries. The peer wrote `event`. If its offset is beyond the ring, it counts as
-/// passed: this may cost a signal, but loses none.
+/// The same for a packed ring of `size` entries. The peer wrote `event`. If its offset is beyond
+/// the ring, it counts as passed: this may cost a signal, but loses none.
 #[inline]
 #[must_use]
 pub fn passed_packed(event: Position, old: Position, new: Position, size: u16) -> bool {

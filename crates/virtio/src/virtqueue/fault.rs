@@ -1,27 +1,27 @@
 //! The checks of all words that the peer writes.
 //!
-//! The peer may write anything at any time. A caller reads each word once and hands the copy to a function of this
-//! file, which returns a value that is safe to use, or a fault. Only this file makes a [`DeviceFault`] (a device has
-//! broken a rule of our driver's ring) or a [`DriverFault`] (a driver has broken a rule of our device's ring). After a
-//! fault the queue is stopped.
+//! The peer may write anything at any time. A caller reads each word once and hands the copy to a
+//! function of this file, which returns a value that is safe to use, or a fault. Only this file
+//! makes a [`DeviceFault`] (a device has broken a rule of our driver's ring) or a [`DriverFault`]
+//! (a driver has broken a rule of our device's ring). After a fault the queue is stopped.
 
 use super::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc};
 
-/// A rule of a ring that the device has broken. The driver stops the queue, because it cannot trust any later statement
-/// of the device about the ring.
+/// A rule of a ring that the device has broken. The driver stops the queue, because it cannot trust
+/// any later statement of the device about the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {
     /// The device has used an id that is no chain of the ring.
     #[error("the device used buffer {id}, and there is none of that number")]
     BadId {
-        /// The number it gave.
+        /// The number in the used entry.
         id: u32,
     },
     /// The device has used a chain that it does not have: it was used twice, or never posted.
     #[error("the device used buffer {id}, which it did not have")]
     NotPosted {
-        /// The number it gave.
+        /// The number in the used entry.
         id: u16,
     },
     /// The device claims more bytes than the buffer has.
@@ -85,7 +85,8 @@ impl DeviceFault {
         if slot < u32::from(slots) { Ok(slot as u16) } else { Err(Self::BadId { id }) }
     }
 
-    /// Checks that `len` bytes, which the device claims to have written, fit a buffer of `have` bytes.
+    /// Checks that `len` bytes, which the device claims to have written, fit a buffer of `have`
+    /// bytes.
     #[inline(always)]
     pub(crate) fn length(len: u32, have: u32) -> Result<u32, Self> {
         if len <= have { Ok(len) } else { Err(Self::BadLength { len, have }) }
@@ -97,8 +98,8 @@ impl DeviceFault {
         posted.ok_or(Self::NotPosted { id })
     }
 
-    /// Checks the number of buffers in a frame's header: `buffers`, of at most `most`; the device has used `used` so
-    /// far.
+    /// Checks the number of buffers in a frame's header: `buffers`, of at most `most`; the device
+    /// has used `used` so far.
     #[inline]
     pub(crate) fn buffers(buffers: u16, most: usize, used: u16) -> Result<u16, Self> {
         if buffers == 0 || usize::from(buffers) > most {
@@ -108,7 +109,8 @@ impl DeviceFault {
     }
 }
 
-/// A rule of a ring that the driver has broken. The ring is stopped and counted; the others go on.
+/// A rule of a ring that the driver has broken. The ring is stopped and counted; the others
+/// continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverFault {
@@ -212,8 +214,8 @@ pub enum DriverFault {
         /// Bytes, as far as they were counted.
         len: u64,
     },
-    /// A chain that is more pieces of memory than a chain may be: 1,024. A buffer that lies across regions is a piece
-    /// in each of them.
+    /// A chain that is more pieces of memory than a chain may be: 1,024. A buffer that lies across
+    /// regions is a piece in each of them.
     #[error("the chain at {head} has more than {most} pieces of memory")]
     TooManyPieces {
         /// The chain's head.
@@ -233,8 +235,8 @@ pub enum DriverFault {
         /// The part's address.
         addr: u64,
     },
-    /// Pages of the memory table were taken away: the front end has shortened a file, punched a hole into it, or filled
-    /// its file system.
+    /// Pages of the memory table are gone: the front end has shortened a file, punched a hole into
+    /// it, or filled its file system.
     #[error("{accesses} accesses have found pages of the memory table gone")]
     MemoryLost {
         /// How many accesses.
@@ -243,7 +245,8 @@ pub enum DriverFault {
 }
 
 impl DriverFault {
-    /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in the order of [`Self::index`].
+    /// The names under which [`Stats::queue_errors`](crate::device::Stats::queue_errors) counts, in
+    /// the order of [`Self::index`].
     pub const NAMES: [&'static str; 17] = [
         "avail_jump",
         "head_out_of_range",
@@ -291,7 +294,8 @@ impl DriverFault {
 
 /// The device's checks.
 impl DriverFault {
-    /// Checks the driver's index `to`; the device is at `from`. Returns how many chains may be taken.
+    /// Checks the driver's index `to`; the device is at `from`. Returns how many chains may be
+    /// popped.
     #[inline(always)]
     pub(crate) fn ahead(from: u16, to: u16, size: u16) -> Result<u16, Self> {
         let ahead = to.wrapping_sub(from);
@@ -310,15 +314,15 @@ impl DriverFault {
         if next < size { Ok(next) } else { Err(Self::NextOutOfRange { next, size }) }
     }
 
-    /// Checks that descriptor `id`, with `len` bytes at `addr`, is in the memory table. `found` is the result of the
-    /// translation.
+    /// Checks that descriptor `id`, with `len` bytes at `addr`, is in the memory table. `found` is
+    /// the result of the translation.
     #[inline(always)]
     pub(crate) fn inside<T>(id: u16, addr: u64, len: u32, found: Option<T>) -> Result<T, Self> {
         found.ok_or(Self::OutsideTable { id, addr, len })
     }
 
-    /// Checks the length of a chain in a packed ring of `size` entries: it has `span` descriptors up to descriptor
-    /// `id`.
+    /// Checks the length of a chain in a packed ring of `size` entries: it has `span` descriptors
+    /// up to descriptor `id`.
     pub(crate) fn span(id: u16, span: u16, size: u16) -> Result<u16, Self> {
         if span <= size { Ok(span) } else { Err(Self::ChainTooLong { head: id, size }) }
     }
@@ -334,7 +338,7 @@ impl DriverFault {
     }
 }
 
-/// The kind of a chain, which says how its buffers must be accessed.
+/// The kind of a chain: how its buffers may be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// Only readable ones: a frame from the driver.
@@ -345,8 +349,8 @@ pub(crate) enum Direction {
     ReadThenWrite,
 }
 
-/// The most pieces of memory of one chain: as many buffers as QEMU and DPDK allow. Without this limit, a chain of 32,768
-/// descriptors, each across 509 regions, would be 16 million pieces.
+/// The most pieces of memory of one chain: as many buffers as QEMU and DPDK allow. Without this
+/// limit, a chain of 32,768 descriptors, each across 509 regions, would be 16 million pieces.
 pub(crate) const MAX_PIECES: u16 = 1024;
 
 /// Checks the descriptors of one chain in their order. The device's queue has read copies of them.
@@ -395,8 +399,8 @@ impl ChainValidator {
         Ok(())
     }
 
-    /// Checks that the chain may have one more piece of memory. [`buffer`](Self::buffer) does it for the first one of a
-    /// buffer.
+    /// Checks that the chain may have one more piece of memory. [`buffer`](Self::buffer) does it
+    /// for the first one of a buffer.
     #[inline]
     pub(crate) fn piece(&mut self) -> Result<(), DriverFault> {
         if self.pieces == MAX_PIECES {
@@ -406,8 +410,8 @@ impl ChainValidator {
         Ok(())
     }
 
-    /// Checks the indirect table of `d`, which is descriptor `id` and ends the chain. Returns how many descriptors the
-    /// table has.
+    /// Checks the indirect table of `d`, which is descriptor `id` and ends the chain. Returns how
+    /// many descriptors the table has.
     pub(crate) fn table(&self, id: u16, d: &Desc, negotiated: bool) -> Result<u16, DriverFault> {
         if !negotiated {
             return Err(DriverFault::Indirect { id });
@@ -425,8 +429,9 @@ impl ChainValidator {
 
     /// Checks the next buffer, that of `d`, in the table of descriptor `id`.
     ///
-    /// `WRITE` is ignored where buffers are only read: reading one that the driver calls writable does no harm, and
-    /// DPDK's virtio_user (22.11 to 24.11) leaves the flag in some entries of the tables that it transmits from packed rings.
+    /// `WRITE` is ignored where buffers are only read: reading one that the driver calls writable
+    /// does no harm, and DPDK's virtio_user (22.11 to 24.11) leaves the flag in some entries of the
+    /// tables that it transmits from packed rings.
     pub(crate) fn entry(&mut self, id: u16, d: &Desc) -> Result<(), DriverFault> {
         if d.flags & DESC_INDIRECT != 0 {
             return Err(DriverFault::IndirectNested { id });

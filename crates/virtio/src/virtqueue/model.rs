@@ -1,9 +1,9 @@
-//! Loom's models of `arm` against `publish`, on the queues that the driver and the device run: both formats, flags and event
-//! indices, either end asleep. The theory is in `event.rs`.
+//! Loom's models of `arm` against `publish`, on the queues that the driver and the device run: both
+//! formats, flags and event indices, either end asleep. The theory is in `event.rs`.
 //!
-//! One end publishes two entries, and asks after each or after both whether the peer wants to be notified. The other
-//! end arms, takes what is there, and arms again. The forbidden state: it waits, there is work, and it has got no
-//! notification since it last began to arm.
+//! One end publishes two entries, and asks after each or after both whether the peer wants to be
+//! notified. The other end arms, takes the entries that are there, and arms again. The forbidden
+//! state: it waits, there is work, and no notification has arrived since it last began to arm.
 //!
 //! | change | fails |
 //! | --- | --- |
@@ -75,7 +75,8 @@ trait Device: 'static {
     fn take(&mut self) -> Option<u16>;
 }
 
-/// The device's end as the device runs it, and a place in the ring: chains are taken first and given back later.
+/// The device's end as the device runs it, and a place in the ring: chains are popped first and
+/// completed later.
 struct DeviceEnd<S: DeviceFormat> {
     format: S,
     at: S::At,
@@ -100,7 +101,7 @@ impl<S: DeviceFormat + 'static> Device for DeviceEnd<S> {
     }
 
     fn arm(&mut self) -> Armed {
-        // As in the device: a chain that the last look has found is work.
+        // As in the device: a chain that the last refresh has found is work.
         let armed = if self.format.refresh().unwrap() { Armed::Work } else { self.format.arm() };
         if armed == Armed::Work {
             self.format.disarm();
@@ -208,8 +209,8 @@ fn sleeps(bell: &Bell, mut arm: impl FnMut() -> Armed, mut take: impl FnMut() ->
     false
 }
 
-/// At most three preemptions: without a bound, the packed device takes minutes. The races are between loads and stores
-/// that are reordered, which needs no preemption.
+/// At most three preemptions: without a bound, the packed device needs minutes. The races are
+/// between loads and stores that are reordered, which needs no preemption.
 fn model(f: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(3));

@@ -60,8 +60,8 @@ impl Negotiated {
         self.has(feature::INDIRECT_DESC)
     }
 
-    /// Whether the device uses buffers in the order in which they were made available. One used entry may then stand for
-    /// several buffers.
+    /// Whether the device uses buffers in the order in which they were made available. One used
+    /// entry may then stand for several buffers.
     #[inline]
     #[must_use]
     pub const fn in_order(self) -> bool {
@@ -75,8 +75,8 @@ impl Negotiated {
         self.has(feature::MRG_RXBUF)
     }
 
-    /// Bytes of the header in front of each frame. That of a legacy driver without mergeable buffers lacks the number of
-    /// buffers.
+    /// Bytes of the header in front of each frame. That of a legacy driver without mergeable
+    /// buffers lacks the number of buffers.
     #[must_use]
     pub const fn header_len(self) -> usize {
         if self.0 & (feature::VERSION_1 | feature::MRG_RXBUF) != 0 { VnetHdr::LEN } else { VnetHdr::LEGACY_LEN }

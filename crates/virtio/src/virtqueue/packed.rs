@@ -6,18 +6,21 @@
 //!   device event structure 4 bytes           written by the device:  offset and wrap u16 | flags u16
 //! ```
 //!
-//! Both sides go around the ring, each with a [`Position`]. A descriptor's flags say which side has it: the driver sets
-//! `AVAIL` to its wrap counter and `USED` to the inverse, and the device sets both to its wrap counter.
+//! Both sides walk the ring, each with a [`Position`]. A descriptor's flags show which side owns
+//! it: the driver sets `AVAIL` to its wrap counter and `USED` to the inverse, and the device sets
+//! both to its wrap counter.
 //!
-//! The flags share a word of 64 bits with length and id. One load with acquire ordering reads the three, and then the
-//! address may be read; one store with release ordering writes them, after the address. The peer may be hostile: every
-//! word is read once. This file checks no values; see [`fault`](super::fault).
+//! The flags share a word of 64 bits with length and id. One load with acquire ordering reads the
+//! three, and then the address may be read; one store with release ordering writes them, after the
+//! address. The peer may be hostile: every word is read once. This file checks no values; see
+//! [`fault`](super::fault).
 
 use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;
 
-/// A place in a packed ring: an offset below the ring's size, and a wrap counter of one bit that changes at each turn.
+/// A place in a packed ring: an offset below the ring's size, and a wrap counter of one bit that
+/// changes at each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position(u16);
 
@@ -52,7 +55,8 @@ impl Position {
         self.0 & Self::WRAP != 0
     }
 
-    /// The position `n` descriptors on, in a ring of `size`. `n` is at most `size`, and the offset is below it.
+    /// The position `n` descriptors on, in a ring of `size`. `n` is at most `size`, and the offset
+    /// is below it.
     #[inline]
     #[must_use]
     pub const fn step(self, n: u16, size: u16) -> Self {
@@ -67,7 +71,8 @@ impl Position {
         self.offset() as u32 + if self.wrap() { 0 } else { size as u32 }
     }
 
-    /// Descriptors from `earlier` to this position, modulo twice the `size`. Both offsets are below the size.
+    /// Descriptors from `earlier` to this position, modulo twice the `size`. Both offsets are below
+    /// the size.
     #[inline]
     #[must_use]
     pub const fn since(self, earlier: Self, size: u16) -> u32 {
@@ -94,7 +99,8 @@ impl Position {
 /// One descriptor of a packed ring, as a private copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedDesc {
-    /// Address of the buffer, in the device's address space. Of a used descriptor it says nothing.
+    /// Address of the buffer, in the device's address space. It has no meaning in a used
+    /// descriptor.
     pub addr: u64,
     /// Bytes in the buffer; of a used descriptor, bytes written.
     pub len: u32,
@@ -109,7 +115,7 @@ impl PackedDesc {
     pub const AVAIL: u16 = 1 << 7;
     /// Flag: equal to the device's wrap counter in a descriptor that the device has used.
     pub const USED: u16 = 1 << 15;
-    /// The flags that say what the buffer is.
+    /// The flags that describe the buffer.
     pub const KIND: u16 = DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
     const TURN: u16 = Self::AVAIL | Self::USED;
     /// All flags that mean anything.
@@ -138,7 +144,8 @@ impl PackedDesc {
 /// The notifications that one side wants: a 4-byte event suppression structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// With [`Self::AT`]: the descriptor that asks for a notification when it changes, as [`Position::bits`].
+    /// With [`Self::AT`]: the descriptor that asks for a notification when it changes, as
+    /// [`Position::bits`].
     pub position: u16,
     /// [`Self::ENABLE`], [`Self::DISABLE`] or [`Self::AT`], in the lowest two bits.
     pub flags: u16,
@@ -172,7 +179,8 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// What each part, and the block, is aligned to. The two sides' event structures are not in neighbouring cache lines.
+    /// What each part, and the block, is aligned to. The two sides' event structures are not in
+    /// neighbouring cache lines.
     pub const ALIGN: usize = 128;
 
     /// The layout for a ring of `size` entries.
@@ -185,8 +193,8 @@ impl PackedLayout {
 
 /// A packed ring mapped into this process.
 ///
-/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries, and aligned to their types,
-/// for as long as the value exists; `size` is at most 32768, and not 0.
+/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries,
+/// and aligned to their types, for as long as the value exists; `size` is at most 32768, and not 0.
 #[derive(Debug)]
 pub struct PackedRing {
     /// Two words for each descriptor.
@@ -200,18 +208,19 @@ pub struct PackedRing {
 unsafe impl Send for PackedRing {}
 
 impl PackedRing {
-    /// A ring whose parts lie at the three addresses: the descriptor ring, the driver's and the device's event structure.
+    /// A ring whose parts lie at the three addresses: the descriptor ring, the driver's and the
+    /// device's event structure.
     ///
     /// # Safety
     ///
-    /// For as long as the value exists, the three parts (see the [module](super)) are valid for reads and writes, and
-    /// aligned to 16, 4 and 4 bytes; `size` is at most 32768, and not 0.
+    /// For as long as the value exists, the three parts (see the [module](super)) are valid for
+    /// reads and writes, and aligned to 16, 4 and 4 bytes; `size` is at most 32768, and not 0.
     #[must_use]
     pub unsafe fn from_parts(desc: *mut u8, driver: *mut u8, device: *mut u8, size: u16) -> Self {
         debug_assert!(
             desc.addr().is_multiple_of(16) && driver.addr().is_multiple_of(4) && device.addr().is_multiple_of(4)
         );
-        // SAFETY: the parts are as the caller says.
+        // SAFETY: the caller upholds what this function demands of the parts.
         unsafe { Self::from_words(desc.cast(), driver.cast(), device.cast(), size) }
     }
 
@@ -234,12 +243,13 @@ impl PackedRing {
     ///
     /// # Safety
     ///
-    /// `base` is aligned to [`PackedLayout::ALIGN`] and valid for `PackedLayout::new(size).total` bytes, for as long as the
-    /// value exists; `size` is at most 32768, and not 0.
+    /// `base` is aligned to [`PackedLayout::ALIGN`] and valid for `PackedLayout::new(size).total`
+    /// bytes, for as long as the value exists; `size` is at most 32768, and not 0.
     #[must_use]
     pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
         let at = PackedLayout::new(size);
-        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its alignment.
+        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its
+        // alignment.
         unsafe { Self::from_parts(base, base.add(at.driver), base.add(at.device), size) }
     }
 
@@ -250,7 +260,8 @@ impl PackedRing {
         self.size
     }
 
-    /// For a loop over descriptors from `at` on, with the flags of those that the driver makes available.
+    /// For a loop over descriptors from `at` on, with the flags of those that the driver makes
+    /// available.
     #[inline(always)]
     pub(crate) fn available_from(&self, at: Position) -> Cursor<'_> {
         self.cursor(at, at.available())
@@ -270,7 +281,8 @@ impl PackedRing {
 
     #[inline]
     fn words(&self, offset: u16) -> [&AtomicU64; 2] {
-        // The offset may come from a position that the peer wrote. The common case, a valid offset, falls through.
+        // The offset may come from a position that the peer wrote. The common case, a valid offset,
+        // falls through.
         let at = 2 * usize::from(if offset < self.size { offset } else { 0 });
         // SAFETY: *mapped*; the offset is below `size`, and a descriptor is two words.
         unsafe { [&*self.desc.add(at), &*self.desc.add(at + 1)] }
@@ -285,7 +297,8 @@ impl PackedRing {
         self.set_device_event(Event::default());
     }
 
-    /// Reads the descriptor at `offset`, each word once: the flags first, with acquire ordering, then the address.
+    /// Reads the descriptor at `offset`, each word once: the flags first, with acquire ordering,
+    /// then the address.
     #[inline]
     #[must_use]
     pub fn desc(&self, offset: u16) -> PackedDesc {
@@ -300,15 +313,16 @@ impl PackedRing {
         PackedDesc { addr: 0, len: rest as u32, id: (rest >> 32) as u16, flags: (rest >> 48) as u16 }
     }
 
-    /// Reads the descriptor at `offset` without its address, as a driver does. What its flags cover may be read after this
-    /// (acquire).
+    /// Reads the descriptor at `offset` without its address, as a driver does. What its flags cover
+    /// may be read after this (acquire).
     #[inline]
     #[must_use]
     pub fn used_desc(&self, offset: u16) -> PackedDesc {
         Self::read(self.words(offset)[1])
     }
 
-    /// Writes the descriptor at `offset`, the flags last. They publish everything written before them (release).
+    /// Writes the descriptor at `offset`, the flags last. They publish everything written before
+    /// them (release).
     #[inline]
     pub fn set_desc(&self, offset: u16, d: PackedDesc) {
         let [addr, rest] = self.words(offset);
@@ -316,7 +330,8 @@ impl PackedRing {
         rest.store(d.word().to_le(), Ordering::Release);
     }
 
-    /// Writes the descriptor at `offset` without its address. The flags publish everything written before them (release).
+    /// Writes the descriptor at `offset` without its address. The flags publish everything written
+    /// before them (release).
     #[inline]
     pub fn set_used_desc(&self, offset: u16, d: PackedDesc) {
         self.words(offset)[1].store(d.word().to_le(), Ordering::Release);
@@ -364,8 +379,8 @@ impl PackedRing {
     }
 }
 
-/// A place in a packed ring that moves on, for loops: everything that it needs is in its own fields, so that a compiler keeps it in
-/// registers, whatever else the loop writes.
+/// A place in a packed ring that moves on, for loops: everything that it needs is in its own
+/// fields, so that a compiler keeps it in registers, whatever else the loop writes.
 ///
 /// Invariant: `desc` and `size` are those of a ring that is borrowed, and `offset` is below `size`.
 pub(crate) struct Cursor<'r> {
@@ -485,8 +500,8 @@ mod tests {
         }
     }
 
-    /// A descriptor is available to the device or used for the driver, never both, and stale ones of the turn before are
-    /// neither.
+    /// A descriptor is available to the device or used for the driver, never both, and stale ones
+    /// of the turn before are neither.
     #[test]
     fn the_flags_say_whose_turn_it_is() {
         for turn in [Position::START, Position::from_bits(0)] {

@@ -6,14 +6,14 @@
 //!   used ring          6 + 8 x size      written by the device:  flags u16 | idx u16 | ring[size] { id u32, len u32 } | avail_event u16
 //! ```
 //!
-//! The peer may be another process, and hostile: every word is read and written as an atomic, once, and the reader
-//! checks its copy. This file checks no values; see [`fault`](super::fault).
+//! The peer may be another process, and hostile: every word is read and written as an atomic, once,
+//! and the reader checks its copy. This file checks no values; see [`fault`](super::fault).
 
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// Descriptor flag: the chain goes on at `next`.
+/// Descriptor flag: the chain continues at `next`.
 pub const DESC_NEXT: u16 = 1;
 /// Descriptor flag: the device writes this buffer (else it reads it).
 pub const DESC_WRITE: u16 = 2;
@@ -33,7 +33,7 @@ pub struct Desc {
     pub len: u32,
     /// [`DESC_NEXT`], [`DESC_WRITE`], [`DESC_INDIRECT`].
     pub flags: u16,
-    /// The next descriptor's index, if `flags` says so.
+    /// The next descriptor's index, if `flags` has [`DESC_NEXT`].
     pub next: u16,
 }
 
@@ -54,7 +54,8 @@ pub struct SplitLayout {
 }
 
 impl SplitLayout {
-    /// What each part, and the block, is aligned to: the two sides never write the same cache line or its neighbour.
+    /// What each part, and the block, is aligned to: the two sides never write the same cache line
+    /// or its neighbour.
     pub const ALIGN: usize = 128;
     /// The largest ring that the specification allows.
     pub const MAX_SIZE: u16 = 32768;
@@ -71,8 +72,8 @@ impl SplitLayout {
 
 /// A split ring mapped into this process.
 ///
-/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries, and aligned to their
-/// types, for as long as the value exists; `size` is a power of two.
+/// Invariant (*mapped*): the pointers are valid for reads and writes of a ring of `size` entries,
+/// and aligned to their types, for as long as the value exists; `size` is a power of two.
 #[derive(Debug)]
 pub struct SplitRing {
     /// Two words for each descriptor.
@@ -96,8 +97,8 @@ impl SplitRing {
     ///
     /// # Safety
     ///
-    /// For as long as the value exists, the three parts (see the [module](super)) are valid for reads and writes, and
-    /// aligned to 16, 2 and 4 bytes; `size` is a power of two.
+    /// For as long as the value exists, the three parts (see the [module](super)) are valid for
+    /// reads and writes, and aligned to 16, 2 and 4 bytes; `size` is a power of two.
     #[must_use]
     pub unsafe fn from_parts(desc: *mut u8, avail: *mut u8, used: *mut u8, size: u16) -> Self {
         debug_assert!(
@@ -105,12 +106,13 @@ impl SplitRing {
         );
         // SAFETY: the used ring is 6 + 8 x size bytes, of which the caller guarantees all.
         let (elements, event) = unsafe { (used.add(4), used.add(4 + 8 * usize::from(size))) };
-        // SAFETY: the parts are as the caller says; the used ring's elements and its last word keep its alignment.
+        // SAFETY: the caller upholds what this function demands of the parts; the used ring's
+        // elements and its last word keep its alignment.
         unsafe { Self::from_words(desc.cast(), avail.cast(), used.cast(), elements.cast(), event.cast(), size) }
     }
 
-    /// A ring of these words: 2 x `size` of descriptors, 3 + `size` of the available ring, 2 at the used ring's head,
-    /// 2 x `size` of its elements, and the available event.
+    /// A ring of these words: 2 x `size` of descriptors, 3 + `size` of the available ring, 2 at the
+    /// used ring's head, 2 x `size` of its elements, and the available event.
     ///
     /// # Safety
     ///
@@ -131,12 +133,13 @@ impl SplitRing {
     ///
     /// # Safety
     ///
-    /// `base` is aligned to [`SplitLayout::ALIGN`] and valid for `SplitLayout::new(size).total` bytes as *mapped* asks;
-    /// `size` is a power of two.
+    /// `base` is aligned to [`SplitLayout::ALIGN`] and valid for `SplitLayout::new(size).total`
+    /// bytes as *mapped* asks; `size` is a power of two.
     #[must_use]
     pub unsafe fn from_layout(base: *mut u8, size: u16) -> Self {
         let at = SplitLayout::new(size);
-        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its alignment.
+        // SAFETY: the offsets lie inside the block that the caller guarantees, and keep its
+        // alignment.
         unsafe { Self::from_parts(base, base.add(at.avail), base.add(at.used), size) }
     }
 
@@ -147,8 +150,8 @@ impl SplitRing {
         self.size
     }
 
-    /// The pointers and the size as a copy on the stack, for a loop that also writes other memory: the compiler keeps them in
-    /// registers, because no write can change them.
+    /// The pointers and the size as a copy on the stack, for a loop that also writes other memory:
+    /// the compiler keeps them in registers, because no write can change them.
     #[inline(always)]
     pub(crate) fn local(&self) -> Local<'_> {
         Local { ring: Self { ..*self }, borrowed: PhantomData }
@@ -244,8 +247,8 @@ impl SplitRing {
         self.avail_word(0).store(flags.to_le(), Ordering::Relaxed);
     }
 
-    /// The driver's index: how many chains it has made available, modulo 2^16. What it covers may be read after this
-    /// (acquire).
+    /// The driver's index: how many chains it has made available, modulo 2^16. What it covers may
+    /// be read after this (acquire).
     #[inline]
     #[must_use]
     pub fn avail_idx(&self) -> u16 {
@@ -297,8 +300,8 @@ impl SplitRing {
         self.used_head(0).store(flags.to_le(), Ordering::Relaxed);
     }
 
-    /// The device's index: how many chains it has given back, modulo 2^16. What it covers may be read after this
-    /// (acquire).
+    /// The device's index: how many chains it has used, modulo 2^16. What it covers may be read
+    /// after this (acquire).
     #[inline]
     #[must_use]
     pub fn used_idx(&self) -> u16 {
@@ -326,7 +329,8 @@ impl SplitRing {
         unsafe { &*self.avail_event }.store(position.to_le(), Ordering::Relaxed);
     }
 
-    /// The used element at `position` (modulo the size): the chain's head, and bytes written into it.
+    /// The used element at `position` (modulo the size): the chain's head, and bytes written into
+    /// it.
     #[inline]
     #[must_use]
     pub fn used_entry(&self, position: u16) -> (u32, u32) {

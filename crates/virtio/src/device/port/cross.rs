@@ -1,4 +1,5 @@
-//! Two queue pairs of one device, connected to each other: what the driver sends on one of them, it receives on the other.
+//! Two queue pairs of one device, connected to each other: what the driver sends on one of them, it
+//! receives on the other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,23 +7,24 @@ use super::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
 use super::store::Store;
 use crate::net::VnetHdr;
 
-/// The most frames on their way to an end. The end may have taken over as many more, which it has not delivered yet.
+/// The most frames on their way to an end. The end may hold as many more, which it has not
+/// delivered yet.
 const FRAMES: usize = 1024;
 /// Their bytes: eight of the longest frames.
 const BYTES: usize = 8 * MAX_WIRE;
 
-/// One end of a cable between two queue pairs. Holds at most 2048 frames and about 1 MiB in each direction. While there is no room for
-/// one more of the longest, the sender's next frames wait in its ring; if the other pair's receive ring takes no frames, they are refused
-/// instead.
+/// One end of a cable between two queue pairs. Holds at most 2048 frames and about 1 MiB in each
+/// direction. While there is no room for one more of the longest, the sender's next frames wait in
+/// its ring; if the other pair's receive ring is not served, they are refused instead.
 ///
-/// One [`Worker`](crate::device::Worker) must serve both pairs: a frame that another thread puts here does not wake a
-/// thread that sleeps.
+/// One [`Worker`](crate::device::Worker) must serve both pairs: a frame that another thread puts
+/// here does not wake a thread that sleeps.
 #[derive(Debug)]
 pub struct Cross {
     cable: Arc<Mutex<[End; 2]>>,
     /// The number of this end.
     end: usize,
-    /// Frames that this end has taken over.
+    /// Frames that this end delivers next.
     frames: Store,
 }
 

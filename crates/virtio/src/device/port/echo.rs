@@ -9,13 +9,14 @@ const FRAMES: usize = 1024;
 /// Their bytes: eight of the longest frames.
 const BYTES: usize = 8 * MAX_WIRE;
 
-/// Sends frames back to the driver. Holds at most 1024 frames and about 512 KiB. While there is no room for a frame of
-/// the longest kind, the driver's next frames wait in its ring. If the driver's receive ring takes no frames, they are
-/// refused instead, and counted by the device as [`crate::device::DropReason::PortRefused`].
+/// Sends frames back to the driver. Holds at most 1024 frames and about 512 KiB. While there is no
+/// room for a frame of the longest kind, the driver's next frames wait in its ring. If the driver's
+/// receive ring is not served, they are refused instead, and counted by the device as
+/// [`crate::device::DropReason::PortRefused`].
 #[derive(Debug)]
 pub struct Echo {
     queue: Store,
-    /// Whether the receive ring takes frames.
+    /// Whether the receive ring is served.
     served: bool,
 }
 

@@ -1,4 +1,6 @@
 //! Why a port could not be made, or no longer works.
+//!
+//! Each kind of port has its own reasons. The device reports them without knowing the port.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! A generator: one frame, which is built once and sent as fast as the driver takes it.
+//! A generator: one frame, which is built once and sent as fast as the driver posts buffers.
 
 use etherparse::PacketBuilder;
 
@@ -24,7 +24,8 @@ impl Gen {
         if !(MIN_FRAME..=OFFLOAD_FRAME).contains(&size) {
             return Err(wrong());
         }
-        // Locally administered addresses, and the network that is reserved for benchmarks (RFC 2544).
+        // Locally administered addresses, and the network that is reserved for benchmarks (RFC
+        // 2544).
         let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
             .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
             .udp(9, 9);

@@ -1,5 +1,5 @@
-//! The driver's buffers, handed to the kernel as they are: one `readv` or `writev` for each frame, and
-//! no copy in this process.
+//! The driver's buffers, handed to the kernel as they are: one `readv` or `writev` for each frame,
+//! and no copy in this process.
 //!
 //! ```text
 //!   readv  │ header, private │ posted buffers, behind their virtio header │ rest, private │
@@ -9,8 +9,9 @@
 //!             checked here    payload
 //! ```
 //!
-//! The head of a sent frame has the virtio header and all others up to that of the transport. What is
-//! behind it is read once, by the kernel: a driver that changes it meanwhile changes what it sends.
+//! The head of a sent frame has the virtio header and all others up to that of the transport. What
+//! is behind it is read once, by the kernel: a driver that changes it meanwhile changes what it
+//! sends.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -26,7 +27,8 @@ pub(super) const MOST: usize = 62;
 /// The same, if few buffers are enough.
 const FEW: usize = 2;
 
-/// Writable buffers that the driver has posted, for one frame. Other processes may read and write there.
+/// Writable buffers that the driver has posted, for one frame. Other processes may read and write
+/// there.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted<'p> {
     buffers: &'p [Buffer<'p>],
@@ -44,9 +46,9 @@ impl<'p> Posted<'p> {
         pieces(self.buffers, self.header)
     }
 
-    /// Reads from `fd`: first into `head`, then into the posted buffers (at most [`MOST`] of them), then into `rest` from the byte on
-    /// that follows those of the buffers, as if `rest` held them too. Returns the bytes read, and how many of them the buffers hold
-    /// at most.
+    /// Reads from `fd`: first into `head`, then into the posted buffers (at most [`MOST`] of them),
+    /// then into `rest` from the byte on that follows those of the buffers, as if `rest` held them
+    /// too. Returns the bytes read, and how many of them the buffers hold at most.
     pub(super) fn read(self, fd: &impl AsFd, head: &mut [u8], rest: &mut [u8]) -> io::Result<(usize, usize)> {
         if self.buffers.len() <= FEW {
             self.read_with::<{ FEW + 2 }>(fd, head, rest)
@@ -67,8 +69,9 @@ impl<'p> Posted<'p> {
         }
         let rest = &mut rest[room..];
         parts[used] = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        // SAFETY: `head` and `rest` are private and borrowed; the buffers are *mapped* (their `MemoryTable` is borrowed by the pass),
-        // and no slice is of their memory. At most `N` parts were written.
+        // SAFETY: `head` and `rest` are private and borrowed; the buffers are *mapped* (their
+        // `MemoryTable` is borrowed by the pass), and no slice is of their memory. At most `N`
+        // parts were written.
         let read = unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), used as libc::c_int + 1) };
         usize::try_from(read).map(|n| (n, room)).map_err(|_| io::Error::last_os_error())
     }
@@ -94,9 +97,10 @@ impl<'p> Posted<'p> {
         }
     }
 
-    /// Reads a byte of each page of the first `len` bytes behind the header. If the kernel could not write to a page,
-    /// it does not say which; Linux' tap reports no error at all. An access of this process finds such a page. The
-    /// kernel has just written these lines, so they are in the cache.
+    /// Reads a byte of each page of the first `len` bytes behind the header. If the kernel could
+    /// not write to a page, it does not report which; Linux' tap reports no error at all. An access
+    /// of this process finds such a page. The kernel has just written these lines, so they are in
+    /// the cache.
     pub(super) fn touch(self, len: usize) {
         touch(self.pieces(), len);
     }
@@ -132,7 +136,8 @@ pub struct Rest<'p> {
 }
 
 impl<'p> Rest<'p> {
-    /// Behind the first `copied` bytes of `buffers`; `None` if there are too many buffers for one call.
+    /// Behind the first `copied` bytes of `buffers`; `None` if there are too many buffers for one
+    /// call.
     pub(in crate::device) fn new(buffers: &'p [Buffer<'p>], copied: usize) -> Option<Self> {
         (buffers.len() <= MOST).then_some(Self { buffers, copied })
     }
@@ -151,12 +156,13 @@ impl<'p> Rest<'p> {
             *part = libc::iovec { iov_base: host.cast(), iov_len: len };
             used += 1;
         }
-        // SAFETY: the kernel only reads. `head` is borrowed; the buffers are *mapped* (their `MemoryTable` is borrowed by the
-        // pass), and no slice is of their memory. At most `MOST + 1` parts were written.
+        // SAFETY: the kernel only reads. `head` is borrowed; the buffers are *mapped* (their
+        // `MemoryTable` is borrowed by the pass), and no slice is of their memory. At most `MOST +
+        // 1` parts were written.
         let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), used) };
         let written = usize::try_from(written).map_err(|_| io::Error::last_os_error());
         if written.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EFAULT)) {
-            // The kernel does not say which page is gone. An access of this process finds it.
+            // The kernel does not report which page is gone. An access of this process finds it.
             touch(pieces(self.buffers, self.copied), usize::MAX);
         }
         written

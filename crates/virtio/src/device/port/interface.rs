@@ -1,4 +1,7 @@
 //! The interface of a port: what the device calls, and what a port promises.
+//!
+//! A port is polled. None of its methods blocks, because a pass over its pair waits for it with the
+//! pair locked.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -10,38 +13,39 @@ use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr, feature};
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
 pub const MAX_WIRE: usize = VnetHdr::LEN + OFFLOAD_FRAME + 4;
 
-/// All offloads that a device offers. If the port, or the driver that receives a frame, lacks one, it is done in
-/// software.
+/// All offloads that a device offers. If the port, or the driver that receives a frame, lacks one,
+/// it is done in software.
 pub const ALL_OFFLOADS: u64 = feature::GUEST_OFFLOADS | feature::HOST_OFFLOADS & !feature::HOST_UFO;
 
 /// The source and the target of one queue pair's frames. One thread uses it; no method blocks.
 pub trait Port: Send {
-    /// Whether [`Self::send`] reads the bytes of frames. If not, frames from the driver are checked and counted, but
-    /// not copied.
+    /// Whether [`Self::send`] reads the bytes of frames. If not, frames from the driver are checked
+    /// and counted, but not copied.
     const WANTS_BYTES: bool;
-    /// The offload features that the port has by itself: of [`feature::HOST_OFFLOADS`], which frames [`Self::send`]
-    /// takes as they are, and of [`feature::GUEST_OFFLOADS`], which frames [`Self::peek`] may show. The device does the
-    /// others in software, and always offers [`ALL_OFFLOADS`].
+    /// The offload features that the port has by itself: of [`feature::HOST_OFFLOADS`], which
+    /// frames [`Self::send`] accepts as they are, and of [`feature::GUEST_OFFLOADS`], which frames
+    /// [`Self::peek`] may show. The device does the others in software, and always offers
+    /// [`ALL_OFFLOADS`].
     const FEATURES: u64;
     /// Whether [`Self::read`] does anything.
     const READS: bool = false;
     /// Whether [`Self::send_in_place`] does anything.
     const SENDS_IN_PLACE: bool = false;
 
-    /// The next frame towards the driver, in wire form, or `None` if there is none at present. It is the same frame
-    /// until [`Self::consume`].
+    /// The next frame towards the driver, in wire form, or `None` if there is none at present. It
+    /// is the same frame until [`Self::consume`].
     fn peek(&mut self) -> Option<&[u8]>;
 
-    /// How many bytes of buffers to post for [`Self::read`], header included: a guess. `None` if a frame must be taken
-    /// from [`Self::peek`] first.
+    /// How many bytes of buffers to post for [`Self::read`], header included: a guess. `None` if a
+    /// frame must be delivered from [`Self::peek`] first.
     #[inline(always)]
     fn expects(&self) -> Option<usize> {
         None
     }
 
-    /// Reads the next frame into `posted`, if the driver accepts its offloads. Returns its header, which is not written
-    /// there, and its length without the header. Returns `None` if there is no frame, or if [`Self::peek`] shows it;
-    /// [`Self::expects`] tells which.
+    /// Reads the next frame into `posted`, if the driver accepts its offloads. Returns its header,
+    /// which is not written there, and its length without the header. Returns `None` if there is no
+    /// frame, or if [`Self::peek`] shows it; [`Self::expects`] distinguishes the two.
     ///
     /// This saves a copy if the kernel writes the frames. Other ports do not implement it.
     fn read(&mut self, _accepts: Offloads, _posted: Posted<'_>) -> Option<(VnetHdr, usize)> {
@@ -51,39 +55,43 @@ pub trait Port: Send {
     /// Removes the frame that [`Self::peek`] showed: it was delivered, or cannot be delivered.
     fn consume(&mut self);
 
-    /// Takes a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an Ethernet header; at
-    /// most [`MAX_WIRE`] bytes), and with no offloads except those that the port [takes](Self::takes). Returns false if
-    /// the port could not take it; the frame is then lost.
+    /// Sends a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an
+    /// Ethernet header; at most [`MAX_WIRE`] bytes), and with no offloads except those that the
+    /// port [takes](Self::takes). Returns false if the port could not send it; the frame is then
+    /// lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 
-    /// Takes a large frame from the driver, of which only `head` was copied out and checked: the virtio header, and at
-    /// least the headers up to that of the transport. `rest` is in the driver's buffers. Returns whether the port could
-    /// take it; `None` if it must come by [`Self::send`] instead.
+    /// Sends a large frame from the driver, of which only `head` was copied out and checked: the
+    /// virtio header, and at least the headers up to that of the transport. `rest` is in the
+    /// driver's buffers. Returns whether the port could send it; `None` if the device must call
+    /// [`Self::send`] instead.
     ///
     /// This saves a copy if the kernel reads the frames. Other ports do not implement it.
     fn send_in_place(&mut self, _head: &[u8], _rest: Rest<'_>) -> Option<bool> {
         None
     }
 
-    /// Which offloads [`Self::send`] accepts at present, if not those of [`Self::FEATURES`]. Called only for frames
-    /// with offloads.
+    /// Which offloads [`Self::send`] accepts at present, if not those of [`Self::FEATURES`]. Called
+    /// only for frames with offloads.
     fn takes(&self) -> Offloads {
         Offloads::sent(Self::FEATURES)
     }
 
-    /// Whether [`Self::send`] can take a frame of any length now. If not, the driver's frames wait in its ring until
-    /// [`Self::consume`] has made room: only a port whose frames come from the same queue may return false.
+    /// Whether [`Self::send`] can accept a frame of any length now. If not, the driver's frames
+    /// wait in its ring until [`Self::consume`] has made room: only a port whose frames come from
+    /// the same queue may return false.
     #[inline(always)]
     fn room(&self) -> bool {
         true
     }
 
-    /// Tells the port whether the queue's ring takes frames at present. Called in every pass, before any frame is
-    /// taken.
+    /// Reports to the port whether the queue's receive ring is served at present. Called in every
+    /// pass, before any frame is delivered.
     #[inline(always)]
     fn served(&mut self, _served: bool) {}
 
-    /// Tells the port that the driver has accepted `features`: the offloads that frames towards it may use.
+    /// Reports to the port that the driver has accepted `features`: the offloads that frames
+    /// towards it may use.
     ///
     /// # Errors
     ///
@@ -92,28 +100,30 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// Drops the frames that wait towards the driver, because the front end has left or another one has connected.
-    /// Returns how many there were. The work is bounded, also if new frames arrive all the time. Called before any
-    /// frame is taken or sent for the next front end.
+    /// Drops the frames that wait towards the driver, because the front end has disconnected or
+    /// another one has connected. Returns how many there were. The work is bounded, also if new
+    /// frames arrive all the time. Called before any frame is delivered or sent for the next front
+    /// end.
     fn left(&mut self) -> u64 {
         0
     }
 
-    /// Called when the thread is about to sleep. Returns whether there is a frame. If there is none, the thread sleeps
-    /// until [`Self::fd`] or [`Self::left_frames`] is readable, and then peeks.
+    /// Called when the thread is about to sleep. Returns whether there is a frame. If there is
+    /// none, the thread sleeps until [`Self::fd`] or [`Self::left_frames`] is readable, and then
+    /// peeks.
     fn arm(&mut self) -> bool {
         self.peek().is_some()
     }
 
-    /// A descriptor that becomes readable when a frame arrives, and when the port fails. `None` if frames do not arrive
-    /// by themselves. Only this descriptor, [`Self::left_frames`] and the [deadline](Self::deadline) wake a thread that
-    /// sleeps.
+    /// A descriptor that becomes readable when a frame arrives, and when the port fails. `None` if
+    /// frames do not arrive by themselves. Only this descriptor, [`Self::left_frames`] and the
+    /// [deadline](Self::deadline) wake a thread that sleeps.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// A descriptor that becomes readable when another thread leaves a frame for this port, after [`Self::arm`]. `None`
-    /// if the port's frames come only from [`Self::fd`].
+    /// A descriptor that becomes readable when another thread has put a frame into this port's
+    /// backlog, after [`Self::arm`]. `None` if the port's frames come only from [`Self::fd`].
     fn left_frames(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -125,8 +135,9 @@ pub trait Port: Send {
         None
     }
 
-    /// The time at which the port will have work without an event of its descriptor. A thread that sleeps is woken
-    /// then. `receives` says whether the driver's ring takes frames, so that a frame towards the driver is such work.
+    /// The time at which the port will have work without an event of its descriptor. A thread that
+    /// sleeps is woken then. `receives`: the driver's receive ring is served, so that a frame
+    /// towards the driver is such work.
     fn deadline(&self, _receives: bool) -> Option<Instant> {
         None
     }

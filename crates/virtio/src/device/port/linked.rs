@@ -5,9 +5,10 @@
 //!   driver ◄── rx ◄── current ◄──────────  to_driver: Link ◄── Port::peek, cut by the port
 //! ```
 //!
-//! The link carries packets, not large segments. The port therefore has no offloads: the device cuts large frames of
-//! the driver and computes their checksums before they arrive here, and the inner port is told that the driver accepts
-//! no offloads. So a lost frame is one lost packet, and the receiver's checksum shows a changed bit.
+//! The link carries packets, not large segments. The port therefore has no offloads: the device
+//! cuts large frames of the driver and computes their checksums before they arrive here, and the
+//! device reports to the inner port that the driver accepts no offloads. So a lost frame is one
+//! lost packet, and the receiver's checksum shows a changed bit.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,11 +21,11 @@ use super::error::PortError;
 use super::interface::Port;
 use crate::net::{VnetHdr, feature};
 
-/// The most frames that are taken from the inner port, and given to it, at a time.
+/// The most frames that are read from the inner port, and sent to it, at a time.
 const FRAMES: usize = 64;
 
-/// The counters of the links of a device: one [`LinkCounts`] for each direction, summed over the queue pairs. Readable
-/// from any thread.
+/// The counters of the links of a device: one [`LinkCounts`] for each direction, summed over the
+/// queue pairs. Readable from any thread.
 #[derive(Debug, Default)]
 pub struct LinkStats {
     directions: [[AtomicU64; LinkCounts::NAMES.len()]; 2],
@@ -46,7 +47,7 @@ impl LinkStats {
         LinkCounts::NAMES.into_iter().zip(self.directions[n].iter().map(|count| count.load(Relaxed)))
     }
 
-    /// Frames from the driver that the inner port did not take when they arrived.
+    /// Frames from the driver that the inner port refused when they arrived.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
@@ -69,8 +70,8 @@ impl Direction {
         self.link.send(wire.to_vec(), wire.len().saturating_sub(VnetHdr::LEN), now);
     }
 
-    /// The next frame that has arrived. It is not marked as verified: a tap marks every frame so, but the link may have
-    /// changed it since.
+    /// The next frame that has arrived. It is not marked as verified: a tap marks every frame so,
+    /// but the link may have changed it since.
     fn receive(&mut self, now: Duration) -> Option<Vec<u8>> {
         let Delivery { packet: mut wire, corrupt } = self.link.receive(now)?;
         if let Some(flags) = wire.first_mut() {
@@ -92,8 +93,9 @@ impl Direction {
     }
 }
 
-/// Changes one bit behind the Ethernet header of an IP packet, where a checksum shows it. The Ethernet header is not
-/// covered by a checksum here, and an ARP message has none, so a receiver would not notice a change there.
+/// Changes one bit behind the Ethernet header of an IP packet, where a checksum shows it. The
+/// Ethernet header is not covered by a checksum here, and an ARP message has none, so a receiver
+/// would not notice a change there.
 fn damage(wire: &mut [u8], draw: u64) {
     let Some((header, packet)) = wire[VnetHdr::LEN..].split_first_chunk_mut::<14>() else { return };
     if matches!(u16::from_be_bytes([header[12], header[13]]), 0x0800 | 0x86dd) {
@@ -101,10 +103,11 @@ fn damage(wire: &mut [u8], draw: u64) {
     }
 }
 
-/// A port whose frames cross a bad link, in both directions. Memory is bounded, see [`netmem_netem`].
+/// A port whose frames cross a bad link, in both directions. Memory is bounded, see
+/// [`netmem_netem`].
 ///
-/// A frame that the driver sends is always accepted. The link decides whether it arrives. If the inner port then
-/// refuses it, [`LinkStats::refused`] counts it.
+/// A frame that the driver sends is always accepted. The link decides whether it arrives. If the
+/// inner port then refuses it, [`LinkStats::refused`] counts it.
 ///
 /// Costs an allocation and a copy for each frame, and a clock reading.
 #[derive(Debug)]
@@ -120,8 +123,8 @@ pub struct Linked<P> {
 }
 
 impl<P: Port> Linked<P> {
-    /// Puts a link in front of the port of queue pair `pair`. Each queue pair has its own link, with its own faults and
-    /// rate.
+    /// Puts a link in front of the port of queue pair `pair`. Each queue pair has its own link,
+    /// with its own faults and rate.
     pub fn new(port: P, options: LinkOptions, pair: usize, stats: Arc<LinkStats>) -> Self {
         let number = 2 * pair as u64;
         Self {
@@ -138,7 +141,7 @@ impl<P: Port> Linked<P> {
         self.since.elapsed()
     }
 
-    /// Gives the inner port the frames that have arrived there.
+    /// Sends the inner port the frames that have arrived there.
     fn deliver(&mut self, now: Duration) {
         for _ in 0..FRAMES {
             let Some(wire) = self.from_driver.receive(now) else { break };
@@ -149,7 +152,7 @@ impl<P: Port> Linked<P> {
         self.from_driver.count(&self.stats.directions[1]);
     }
 
-    /// Takes frames of the inner port.
+    /// Reads frames of the inner port.
     fn take(&mut self, now: Duration) {
         for _ in 0..FRAMES {
             let Some(wire) = self.port.peek() else { break };
@@ -203,7 +206,7 @@ impl<P: Port> Port for Linked<P> {
     }
 
     fn arm(&mut self) -> bool {
-        // A frame of the inner port is taken in the next pass.
+        // A frame of the inner port is read in the next pass.
         self.peek().is_some() || self.port.arm()
     }
 

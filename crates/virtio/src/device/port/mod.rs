@@ -1,8 +1,8 @@
 //! Ports: the places to which the frames of a queue pair go, and from which they come.
 //!
-//! Ports speak frames in *wire form*: the 12 bytes of a [`VnetHdr`](crate::net::VnetHdr) and right behind them the frame, so that both reach
-//! a buffer in one copy. In frames towards the driver `num_buffers` is 1; the device changes it where a frame takes
-//! more.
+//! Ports speak frames in *wire form*: the 12 bytes of a [`VnetHdr`](crate::net::VnetHdr) and right
+//! behind them the frame, so that both reach a buffer in one copy. In frames towards the driver
+//! `num_buffers` is 1; the device changes it where a frame fills more.
 
 mod cross;
 mod echo;

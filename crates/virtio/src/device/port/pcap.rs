@@ -84,7 +84,8 @@ impl Frames {
             let (interface, len, data) = match block {
                 Block::EnhancedPacket(p) => (p.interface_id, p.original_len as usize, p.data),
                 Block::Packet(p) => (u32::from(p.interface_id), p.original_len as usize, p.data),
-                // Its data ends with padding, and its length is the frame's, or the interface's limit.
+                // Its data ends with padding, and its length is the frame's, or the interface's
+                // limit.
                 Block::SimplePacket(p) => {
                     let len = p.original_len as usize;
                     let snap = parser.interfaces().first().map_or(0, |i| i.snaplen as usize);
@@ -110,7 +111,8 @@ fn ethernet(link: DataLink) -> Result<(), CaptureError> {
     if link == DataLink::ETHERNET { Ok(()) } else { Err(CaptureError::NotEthernet(link)) }
 }
 
-/// Reads all of a file or a pipe. Opening a pipe does not wait for a writer. Each read waits at most [`PATIENCE`].
+/// Reads all of a file or a pipe. Opening a pipe does not wait for a writer. Each read waits at
+/// most [`PATIENCE`].
 fn read(path: &Path) -> Result<Vec<u8>, CaptureError> {
     // The flag has no effect on files.
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;

@@ -1,15 +1,17 @@
-//! Frames that the kernel writes straight into the driver's buffers: one `readv` for each, and no copy in between.
+//! Frames that the kernel writes straight into the driver's buffers: one `readv` for each, and no
+//! copy in between.
 //!
 //! ```text
 //!   readv │ header, private │ posted buffers, behind their virtio header │ rest, private │
 //!            checked here      the frame, if it fits                        what does not fit
 //! ```
 //!
-//! The number of posted buffers depends on the lengths of the last frames: one more buffer costs a translation, and a
-//! frame that does not fit costs a copy. A frame is assembled in private memory, and shown by
-//! [`Port::peek`](super::Port::peek) like any other, if
+//! The number of posted buffers depends on the lengths of the last frames: one more buffer costs a
+//! translation, and a frame that does not fit costs a copy. A frame is assembled in private memory,
+//! and shown by [`Port::peek`](super::Port::peek) like any other, if
 //!
-//! * it is longer than the posted buffers: other buffers, or several chains of the driver, may hold it;
+//! * it is longer than the posted buffers: other buffers, or several chains of the driver, may hold
+//!   it;
 //! * the driver does not accept it as it is: it is changed in software, or dropped.
 
 use std::io;
@@ -19,7 +21,8 @@ use super::in_place::Posted;
 use super::interface::MAX_WIRE;
 use crate::net::{Offloads, VnetHdr};
 
-/// The expected length of the first frame: one of the standard MTU, with a VLAN tag and its virtio header.
+/// The expected length of the first frame: one of the standard MTU, with a VLAN tag and its virtio
+/// header.
 const EXPECTED: usize = VnetHdr::LEN + 1518;
 
 /// A reader of frames in wire form from a descriptor: one frame with each call.
@@ -61,8 +64,8 @@ impl Reader {
         Ok(self.pending > 0)
     }
 
-    /// Reads the next frame into the driver's buffers. Returns `None` if there was none, or if it is in private memory
-    /// now.
+    /// Reads the next frame into the driver's buffers. Returns `None` if there was none, or if it
+    /// is in private memory now.
     pub(super) fn read(
         &mut self,
         fd: &impl AsFd,
@@ -106,7 +109,8 @@ mod tests {
     use crate::net::feature;
     use std::os::unix::net::UnixDatagram;
 
-    /// Reads `frame` into buffers of `lens` bytes, behind a header of 12; what the reader says, and the bytes of the buffers.
+    /// Reads `frame` into buffers of `lens` bytes, behind a header of 12; what the reader returns,
+    /// and the bytes of the buffers.
     fn read(reader: &mut Reader, accepts: u64, frame: &[u8], lens: &[usize]) -> (Option<(VnetHdr, usize)>, Vec<u8>) {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         ours.send(frame).unwrap();
@@ -161,7 +165,8 @@ mod tests {
         }
     }
 
-    /// A frame with an offload that the driver did not accept is kept as it came: software changes it.
+    /// A frame with an offload that the driver did not accept is kept as it came: software changes
+    /// it.
     #[test]
     fn offloads_are_judged_before_the_driver_has_the_frame() {
         let header = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..VnetHdr::PLAIN };

@@ -1,4 +1,5 @@
-//! One port for several queues: which queue a frame goes to is looked up in a table that any thread may change at any time.
+//! One port for several queues: the queue of a frame follows from a table that any thread may
+//! change at any time.
 //!
 //! ```text
 //!   port ──► look at the frame ──► TCP: by both addresses and ports; else by local port ──► backlog of queue 0 ──► ring 0
@@ -6,13 +7,14 @@
 //!                                  0 by default, and for all else
 //! ```
 //!
-//! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or the queue is not
-//! served at all. The other queues go on: a port has one order of frames, so waiting for one queue would stop all of
-//! them.
+//! Frames for a queue whose backlog is full are dropped and counted, whether its driver is slow or
+//! the queue is not served at all. The other queues continue: a port has one order of frames, so
+//! waiting for one queue would stop all of them.
 //!
-//! The threads of all queues take frames from the port, and leave those of other queues in the backlogs. The port's descriptor is then
-//! no longer readable, so a thread that sleeps for its queue would miss them: each queue has an eventfd, which is written when a frame
-//! is left for a queue whose thread [sleeps](Port::arm).
+//! The threads of all queues read frames from the port, and put those of other queues into the
+//! backlogs. The port's descriptor is then no longer readable, so a thread that sleeps for its
+//! queue would miss them: each queue has an eventfd, which is written when a frame is left for a
+//! queue whose thread [sleeps](Port::arm).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -34,15 +36,17 @@ use crate::net::{Offloads, VnetHdr, feature};
 /// Frames that wait for a queue, and their bytes.
 const BACKLOG: usize = 1024;
 const BACKLOG_BYTES: usize = 2 << 20;
-/// Buffers of up to so many bytes, an Ethernet frame, are kept for later frames. For each longer frame a buffer is
-/// allocated.
+/// Buffers of up to so many bytes, an Ethernet frame, are kept for later frames. For each longer
+/// frame a buffer is allocated.
 const SPARE: usize = 2048;
-/// The most frames of other queues that are moved to their backlogs in search of one for this queue.
+/// The most frames of other queues that are moved to their backlogs in search of one for this
+/// queue.
 const MAX_MOVED: usize = 64;
 
-/// A flow table: which receive queue frames for a UDP port, a TCP port or a TCP connection go to. "Local" is the
-/// frame's destination. Clones share the table. A lookup is one load. For a TCP segment, if any connection was steered,
-/// it is a lock and a lookup in a hash table. A change takes effect with the next frame that the port hands out.
+/// A flow table: which receive queue frames for a UDP port, a TCP port or a TCP connection go to.
+/// "Local" is the frame's destination. Clones share the table. A lookup is one load. For a TCP
+/// segment, if any connection was steered, it is a lock and a lookup in a hash table. A change
+/// applies from the next frame of the port on.
 ///
 /// IP fragments, and frames of other protocols, go to queue 0.
 #[derive(Clone, Debug)]
@@ -98,20 +102,22 @@ impl Steering {
         Self { tables: Arc::new(Tables { udp: ports(), tcp: ports(), connections, steered }), dropped: Arc::default() }
     }
 
-    /// From now on, frames for UDP port `destination`, over IPv4 or IPv6, go to `queue`. If the device has no such
-    /// queue, they go to queue 0, the default. Frames that wait for the old queue stay there.
+    /// From now on, frames for UDP port `destination`, over IPv4 or IPv6, go to `queue`. If the
+    /// device has no such queue, they go to queue 0, the default. Frames that wait for the old
+    /// queue stay there.
     pub fn steer(&self, destination: u16, queue: u8) {
         self.tables.udp[usize::from(destination)].store(queue, Relaxed);
     }
 
-    /// From now on, segments for TCP port `destination`, over IPv4 or IPv6, go to `queue`, except those of connections that were
-    /// [steered](Self::steer_connection).
+    /// From now on, segments for TCP port `destination`, over IPv4 or IPv6, go to `queue`, except
+    /// those of connections that were [steered](Self::steer_connection).
     pub fn steer_tcp(&self, destination: u16, queue: u8) {
         self.tables.tcp[usize::from(destination)].store(queue, Relaxed);
     }
 
-    /// From now on, segments of the TCP connection between `remote` and `local` go to `queue`; with `None`, to that of the local port.
-    /// Segments that wait for the old queue stay there, so that later ones may arrive before them.
+    /// From now on, segments of the TCP connection between `remote` and `local` go to `queue`; with
+    /// `None`, to that of the local port. Segments that wait for the old queue stay there, so that
+    /// later ones may arrive before them.
     ///
     /// The caller bounds the number of connections. A peer cannot add entries here.
     pub fn steer_connection(&self, remote: SocketAddr, local: SocketAddr, queue: Option<u8>) {
@@ -135,7 +141,8 @@ impl Steering {
         self.dropped.load(Relaxed)
     }
 
-    /// Makes `port` the port of `queues` queues, one each. Their pairs may be served by different threads.
+    /// Makes `port` the port of `queues` queues, one each. Their pairs may be served by different
+    /// threads.
     ///
     /// # Errors
     ///

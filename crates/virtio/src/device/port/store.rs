@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 ///                   ^ end      ^ first frame's start
 /// ```
 ///
-/// A frame lies in one piece. When it does not fit behind the last one it starts at the front of the buffer. When the
-/// store is empty, it starts at the front again. So if frames are taken as fast as they arrive, the same few cache
-/// lines are used. The buffer is allocated with the first frame; the kernel gives it pages as they are written.
+/// A frame lies in one piece. When it does not fit behind the last one it starts at the front of
+/// the buffer. When the store is empty, it starts at the front again. If frames are removed as fast
+/// as they arrive, the same few cache lines are used. The buffer is allocated with the first frame;
+/// the kernel allocates its pages as they are written.
 #[derive(Debug)]
 pub(super) struct Store {
     bytes: Box<[u8]>,
@@ -52,8 +53,8 @@ impl Store {
         self.place(len).is_some()
     }
 
-    /// Appends a frame of `len` bytes, more than 0, and returns its memory, which still has bytes of earlier frames.
-    /// `None` if it does not fit.
+    /// Appends a frame of `len` bytes, more than 0, and returns its memory, which still has bytes
+    /// of earlier frames. `None` if it does not fit.
     #[inline]
     pub(super) fn push(&mut self, len: usize) -> Option<&mut [u8]> {
         let at = self.place(len)?;

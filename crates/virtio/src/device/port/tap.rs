@@ -17,10 +17,12 @@ use crate::net::{Offloads, VnetHdr, feature};
 /// Offloads that the kernel accepts only together.
 const UDP_SEGMENTS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
-/// The most frames that are read when a front end has left: more than the kernel queues by default (1000).
+/// The most frames that are read when a front end has left: more than the kernel queues by default
+/// (1000).
 const WAITING: u64 = 4096;
 
-/// One queue of a tap device. The interface is removed with its last queue, unless it existed before.
+/// One queue of a tap device. The interface is removed with its last queue, unless it existed
+/// before.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -30,19 +32,22 @@ pub struct Tap {
     udp_segments: bool,
     error: Option<io::Error>,
     dead: bool,
-    /// Whether the queue's ring takes frames, so that this queue is read.
+    /// Whether the queue's ring is served, so that this queue is read.
     served: bool,
-    /// Whether the kernel gives frames to this queue; None for the first queue of a tap, which always has some.
+    /// Whether the kernel sends frames to this queue. `None` for the first queue of a tap, which is
+    /// always attached.
     attached: Option<bool>,
     /// Of all queues that were opened together.
     queues: TapQueues,
 }
 
-/// The queues of a tap that one [`Tap::open`] has opened: tells whether other queues get frames of the tap as well. A clone is the same.
+/// The queues of a tap that one [`Tap::open`] has opened: reports whether other queues receive
+/// frames of the tap as well. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct TapQueues {
     name: Arc<str>,
-    /// How many of them are attached. Locked while that changes, so that the kernel's number of queues and this one belong together.
+    /// How many of them are attached. Locked while that changes, so that the kernel's number of
+    /// queues and this one belong together.
     attached: Arc<Mutex<usize>>,
 }
 
@@ -53,8 +58,9 @@ impl TapQueues {
         &self.name
     }
 
-    /// How many queues of the interface are attached beside these; none if sysfs does not show it. They are those of other processes, or of
-    /// another [`Tap::open`]. The kernel spreads frames over all queues, so those get a part of the frames. A queue counts as one of these
+    /// How many queues of the interface are attached in addition to these; `None` if sysfs does not
+    /// show it. They are those of other processes, or of another [`Tap::open`]. The kernel spreads
+    /// frames over all queues, so those get a part of the frames. A queue counts as one of these
     /// until all of them are dropped.
     ///
     /// Reads a directory of sysfs. Waits while one of the queues is being attached or detached.
@@ -66,7 +72,8 @@ impl TapQueues {
 }
 
 impl Tap {
-    /// Opens (creates, where there is none) the tap `name` with `queues` queues. With `up`, sets the link up.
+    /// Opens (creates, where there is none) the tap `name` with `queues` queues. With `up`, sets
+    /// the link up.
     ///
     /// # Errors
     ///
@@ -139,7 +146,8 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Handles the result of a read. An error other than "would block" is kept: the interface was deleted.
+    /// Handles the result of a read. An error other than "would block" is kept: the interface was
+    /// deleted.
     #[inline]
     fn settle<T>(&mut self, read: io::Result<T>) -> Option<T> {
         match read {
@@ -154,7 +162,7 @@ impl Tap {
         }
     }
 
-    /// The next frame into private memory; says whether there is one.
+    /// Reads the next frame into private memory. Returns whether there is one.
     #[inline]
     fn fetch(&mut self) -> bool {
         if self.dead {
@@ -164,8 +172,9 @@ impl Tap {
         self.settle(read) == Some(true)
     }
 
-    /// Has the kernel give frames to this queue, or to the others only. The kernel sends a flow's frames to the queue that the flow last
-    /// came from, so without this they would wait in the queue of a pair that the driver has just given up.
+    /// Has the kernel send frames to this queue, or to the others only. The kernel sends a flow's
+    /// frames to the queue that the flow last came from. Without this call, they would wait in the
+    /// queue of a pair that the driver has just stopped using.
     #[cold]
     fn attach(&mut self, attach: bool) {
         let mut request = request("");
@@ -184,8 +193,9 @@ impl Tap {
         self.attached = Some(attach);
     }
 
-    /// How many queues of the interface `name` processes have attached, this one's included; none if sysfs does not show
-    /// it. The kernel spreads frames over all of them, so that two processes with one tap get a part of the frames each.
+    /// How many queues of the interface `name` processes have attached, this one's included; none
+    /// if sysfs does not show it. The kernel spreads frames over all of them, so that two processes
+    /// with one tap get a part of the frames each.
     #[must_use]
     pub fn attached(name: &str) -> Option<usize> {
         let queues = std::fs::read_dir(format!("/sys/class/net/{name}/queues")).ok()?;
@@ -227,7 +237,7 @@ impl Tap {
 }
 
 fn set_offload(tap: &File, flags: libc::c_uint) -> io::Result<()> {
-    // SAFETY: this request takes its argument by value.
+    // SAFETY: this request has its argument by value.
     let rc = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -312,7 +322,7 @@ impl Port for Tap {
     }
 
     fn send_in_place(&mut self, head: &[u8], rest: Rest<'_>) -> Option<bool> {
-        // The kernel takes a frame as a whole, or refuses it.
+        // The kernel accepts a frame as a whole, or refuses it.
         Some(rest.write(&self.file, head).is_ok())
     }
 

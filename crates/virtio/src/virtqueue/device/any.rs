@@ -40,7 +40,7 @@ macro_rules! each {
 pub(crate) use each;
 
 impl AnyDeviceQueue {
-    /// Takes over `ring`.
+    /// A queue on `ring`.
     pub(crate) fn new(ring: AnyRing, start: Start) -> Self {
         match ring {
             AnyRing::Split(ring) => Self::Split(DeviceQueue::new(ring, start)),

@@ -1,5 +1,5 @@
-//! Chains of descriptors: the copy of a descriptor while a chain is read, and the heads of chains that were
-//! popped.
+//! Chains of descriptors: the copy of a descriptor while a chain is read, and the heads of chains
+//! that were popped.
 
 use super::super::Desc;
 
@@ -12,21 +12,24 @@ pub(crate) struct ChainDescriptor<A> {
     pub(super) index: u16,
     /// Where the chain begins.
     pub(super) at: A,
-    /// The driver's id of the chain in this descriptor. In a packed ring, the id in the last descriptor counts.
+    /// The driver's id of the chain in this descriptor. In a packed ring, the id in the last
+    /// descriptor counts.
     pub(super) id: u16,
     /// Descriptors of the chain so far, as in [`Head`].
     pub(super) span: u16,
 }
 
-/// A chain that is lent. It goes back with [`DeviceQueue::complete`] or [`DeviceQueue::add_used_read`]; a head that is dropped leaves its chain where it is.
+/// A chain that was popped. [`DeviceQueue::complete`] or [`DeviceQueue::add_used_read`] adds it to
+/// the used ring. If a head is dropped, its chain stays available.
 #[derive(Debug)]
 #[must_use = "the chain stays the queue's next one until its head is given back"]
 pub(crate) struct Head<A> {
-    /// The chain's position. Heads are given back in the order of their positions.
+    /// The chain's position. Chains are completed in the order of their positions.
     pub(super) at: A,
     /// The driver's id of the chain.
     pub(super) id: u16,
-    /// By how much the chain moves the queue's position: its descriptors in a packed ring, 1 in a split ring.
+    /// By how much the chain moves the queue's position: its descriptors in a packed ring, 1 in a
+    /// split ring.
     pub(super) span: u16,
     pub(super) bytes: u32,
 }
@@ -44,7 +47,7 @@ impl<A> Head<A> {
     }
 }
 
-/// The chains that are lent for one frame. Only a frame of several chains allocates.
+/// The chains that were popped for one frame. Only a frame of several chains allocates.
 #[derive(Debug)]
 pub(crate) struct Heads<A> {
     first: Head<A>,

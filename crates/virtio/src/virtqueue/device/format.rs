@@ -1,4 +1,7 @@
 //! The operations that differ between split and packed rings.
+//!
+//! The trait is the only generic of the device's half of a queue, so that a pass is compiled for
+//! each format and chooses between them once.
 
 use std::sync::Arc;
 
@@ -17,9 +20,9 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     /// A place in the ring.
     type At: Copy + PartialEq + std::fmt::Debug;
 
-    /// Takes over a ring.
+    /// The state for a ring that is started.
     fn new(ring: Self::Ring, start: Start) -> Self;
-    /// Tells it that the ring is at other addresses now.
+    /// The same state, for the ring at other addresses.
     fn moved(self, ring: Self::Ring) -> Self;
     /// Entries of the ring.
     fn size(&self) -> u16;
@@ -29,11 +32,12 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     fn refresh(&mut self) -> Result<bool, DriverFault>;
     /// Whether there is a chain at `next`.
     fn available(&self) -> bool;
-    /// The first chain that was not given back.
+    /// The first chain that is not completed.
     fn next(&self) -> Self::At;
     /// The place behind a chain.
     fn behind(&self, at: Self::At, span: u16) -> Self::At;
-    /// The first descriptor of the chain at `at`. `None` if the driver has made none available there.
+    /// The first descriptor of the chain at `at`. `None` if the driver has made none available
+    /// there.
     fn first(&self, at: Self::At) -> Result<Option<ChainDescriptor<Self::At>>, DriverFault>;
     /// The descriptor that follows one with [`DESC_NEXT`].
     fn follow(&self, descriptor: &ChainDescriptor<Self::At>) -> Result<ChainDescriptor<Self::At>, DriverFault>;
@@ -41,17 +45,17 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     fn id(&self, last: &ChainDescriptor<Self::At>) -> Result<u16, DriverFault>;
     /// See [`DeviceQueue::peek_group`]. `kind` is what the flags of a descriptor must be.
     fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize;
-    /// Gives the next chain back. The driver sees it after `publish`.
+    /// Adds the next chain to the used ring. The driver sees it after `publish`.
     fn add_used(&mut self, id: u16, span: u16, len: u32);
     /// The same for several chains of one descriptor each.
     fn add_used_group(&mut self, chains: &[SingleBuffer]);
-    /// The same for chains that were only read, and may be batched. `id` is that of the last chain, and `span` is the
-    /// number by which all of them move the position.
+    /// The same for chains that were only read, and may be batched. `id` is that of the last chain,
+    /// and `span` is the number by which all of them move the position.
     fn add_used_read(&mut self, id: u16, span: u16);
     /// See [`DeviceQueue::publish`].
     fn publish(&mut self);
-    /// The same with in-flight state, and with notes in the dirty log. Returns whether there are chains left that must
-    /// be taken again.
+    /// The same with in-flight state, and with marks in the dirty log. Returns whether there are
+    /// chains left that are resubmitted.
     fn publish_watched(&mut self, log: Option<&Logged>) -> bool;
     /// See [`DeviceQueue::should_notify`].
     fn should_notify(&mut self) -> bool;
@@ -59,13 +63,14 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     fn arm(&mut self) -> Armed;
     /// See [`DeviceQueue::disarm`].
     fn disarm(&mut self);
-    /// Notes in the dirty log that the event or flag for the driver was written.
+    /// Marks in the dirty log that the event or flag for the driver was written.
     fn log_event(&self, log: &Logged);
     /// Remembers that no chain is available at `at`.
     fn set_out_of_buffers(&mut self, at: Self::At);
     /// Whether there is still none, as of the last `refresh`.
     fn out_of_buffers(&mut self) -> bool;
-    /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the table has `entries`.
+    /// A descriptor of an indirect table, from its 16 bytes. `next` is its successor's number; the
+    /// table has `entries`.
     fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc;
 }
 
@@ -80,7 +85,7 @@ pub(crate) struct Logged {
 /// The parameters with which a queue is started.
 #[derive(Debug)]
 pub(crate) struct Start {
-    /// The position of `SET_VRING_BASE` at which to begin. In-flight state takes precedence over it.
+    /// The position of `SET_VRING_BASE` at which to begin. In-flight state has precedence over it.
     pub(crate) base: u32,
     pub(crate) negotiated: Negotiated,
     /// Whether frames are split behind their headers.

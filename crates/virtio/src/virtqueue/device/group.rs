@@ -1,6 +1,10 @@
 //! The next chains of a queue, if each is one buffer: they are read and completed together.
+//!
+//! Why together: reading a descriptor that the driver's core has just written waits for its cache
+//! line. In a group, the thread waits for many lines at the same time.
 
-/// The most chains that are looked at together, so that the thread waits for their cache lines at the same time.
+/// The most chains that are read together, so that the thread waits for their cache lines at the
+/// same time.
 pub(crate) const GROUP: usize = 64;
 
 /// A chain of one buffer that lies in one region.
@@ -8,12 +12,13 @@ pub(crate) const GROUP: usize = 64;
 pub(crate) struct SingleBuffer {
     /// The buffer's address in this process.
     pub(crate) host: *mut u8,
-    /// Bytes in the buffer; when the chain is given back, bytes written.
+    /// Bytes in the buffer; when the chain is completed, bytes written.
     pub(crate) len: u32,
     pub(super) id: u16,
 }
 
-/// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::peek_group`] fills it.
+/// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::peek_group`]
+/// fills it.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(super) chains: [SingleBuffer; GROUP],

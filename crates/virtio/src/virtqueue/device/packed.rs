@@ -1,8 +1,8 @@
-//! The device's side of a packed ring.
+//! The device's half of a packed ring.
 //!
-//! A used descriptor is written where its chain began, so the device never overwrites a chain that it has not given back. A
-//! batch of used descriptors becomes visible as a whole: the flags of the first one are written last, and a driver looks at
-//! descriptors in their order.
+//! A used descriptor is written where its chain began, so the device never overwrites a chain that
+//! it has not completed. A batch of used descriptors becomes visible as a whole: the flags of the
+//! first one are written last, and a driver reads descriptors in their order.
 
 use super::super::Armed;
 use super::super::event::{full_fence, passed_packed};
@@ -32,7 +32,7 @@ pub(crate) struct PackedDevice {
     event: u64,
     size: u16,
     event_idx: bool,
-    /// The next chain to lend.
+    /// The next chain to pop.
     next: Position,
     /// Whether it was available at the last `refresh`.
     seen: bool,
@@ -80,7 +80,8 @@ impl PackedDevice {
         self.used = self.used.step(span, self.size);
     }
 
-    /// The first place from `next` on where no descriptor is available. `None` if all are available.
+    /// The first place from `next` on where no descriptor is available. `None` if all are
+    /// available.
     fn end(&self) -> Option<Position> {
         let mut at = self.next;
         for _ in 0..self.size {
@@ -92,8 +93,8 @@ impl PackedDevice {
         None
     }
 
-    /// Writes one used descriptor for a batch: it is at the place of the first one, and names the last chain. The
-    /// driver skips the others.
+    /// Writes one used descriptor for a batch: it is at the place of the first one, and names the
+    /// last chain. The driver skips the others.
     #[inline(always)]
     fn end_batch(&mut self) {
         if let (id, span @ 1..) = self.batch {
@@ -180,7 +181,8 @@ impl DeviceFormat for PackedDevice {
     }
 
     fn follow(&self, last: &ChainDescriptor<Position>) -> Result<ChainDescriptor<Position>, DriverFault> {
-        // If a chain goes around the whole ring, it ends here, before it reaches its own first descriptor again.
+        // If a chain goes around the whole ring, it ends here, before it reaches its own first
+        // descriptor again.
         let span = DriverFault::span(last.index, last.span + 1, self.size)?;
         let at = last.at.step(last.span, self.size);
         let d = match self.inflight.as_ref().and_then(|inflight| inflight.resubmitted(last.at)) {
@@ -221,7 +223,8 @@ impl DeviceFormat for PackedDevice {
         self.next = self.next.step(span, self.size);
     }
 
-    /// The position is kept in registers. In memory, each chain would wait for the store of the one before.
+    /// The position is kept in registers. In memory, each chain would wait for the store of the one
+    /// before.
     #[inline(always)]
     fn add_used_group(&mut self, chains: &[SingleBuffer]) {
         let Some((first, rest)) = chains.split_first() else { return };
@@ -290,7 +293,8 @@ impl DeviceFormat for PackedDevice {
         }
     }
 
-    /// The event is the first descriptor that is not available. Finding it costs a load for each one that is.
+    /// The event is the first descriptor that is not available. Finding it costs a load for each
+    /// one that is.
     fn arm(&mut self) -> Armed {
         let end = self.end();
         let event = match end {
@@ -299,7 +303,7 @@ impl DeviceFormat for PackedDevice {
         };
         self.ring.set_device_event(event);
         full_fence();
-        // A chain that became available after the last look may be before the event.
+        // A chain that became available after the last refresh may be before the event.
         let came = end.is_some_and(|at| self.is_available(at)) || !self.seen && self.available();
         if came { Armed::Work } else { Armed::Waits }
     }
@@ -329,7 +333,7 @@ impl DeviceFormat for PackedDevice {
         }
     }
 
-    /// The flags say nothing of a successor: the descriptors of a table follow each other to its end.
+    /// No flag marks a successor: the descriptors of a table follow each other to its end.
     fn entry(&self, bytes: [u8; Desc::LEN], number: u16, entries: u16) -> Desc {
         let word = u128::from_le_bytes(bytes);
         let flags = (word >> 112) as u16 & PackedDesc::KIND & !DESC_NEXT;
@@ -348,8 +352,8 @@ fn descriptor(first: Position, at: Position, d: &PackedDesc, span: u16) -> Chain
 /// The answer to `GET_VRING_BASE` for a packed ring that has not run.
 pub(crate) const BASE: u32 = Position::START.bits() as u32 * 0x1_0001;
 
-/// Notes in the dirty log that `count` descriptors from `from` on were written, in the ring of `size` at guest address
-/// `descriptors`.
+/// Marks in the dirty log that `count` descriptors from `from` on were written, in the ring of
+/// `size` at guest address `descriptors`.
 fn note(log: Option<&Logged>, descriptors: u64, size: u16, from: Position, count: u32) {
     if let Some(Logged { log, used: Some(_) }) = log {
         // Descriptors that go around the end are two runs.
@@ -362,8 +366,9 @@ fn note(log: Option<&Logged>, descriptors: u64, size: u16, from: Position, count
 
 /// The available and the used position in the `base` of a front end.
 ///
-/// Some front ends send the available position alone, because that is what some back ends answer. The used position is the
-/// same then. A used half of 0 is either that, or the beginning of a turn whose wrap counter is 0; the ring tells which.
+/// Some front ends send the available position alone, because that is what some back ends answer.
+/// The used position is the same then. A used half of 0 is either that, or the beginning of a turn
+/// whose wrap counter is 0; the ring shows which.
 fn positions(base: u32, ring: &PackedRing) -> [Position; 2] {
     let [available, used] = [base as u16, (base >> 16) as u16].map(Position::from_bits);
     [available, if used == ZERO && !is_used_to_zero(ring, available) { available } else { used }]
@@ -372,12 +377,14 @@ fn positions(base: u32, ring: &PackedRing) -> [Position; 2] {
 /// The position whose bits are 0.
 const ZERO: Position = Position::from_bits(0);
 
-/// Whether the device has used the descriptors of `ring` up to [`ZERO`] and none behind it, and `available` is ahead of it.
+/// Whether the device has used the descriptors of `ring` up to [`ZERO`] and none behind it, and
+/// `available` is ahead of it.
 ///
-/// All from there to `available` are then as the driver has made them available. This is also so if one chain or one batch
-/// began in the turn before and ends at `available`; then the last descriptor of the ring continues a chain, or the last
-/// used one has the id of the chain that ends at `available`. Both are read as used up to `available`: back ends that
-/// answer one half have used all, and of those that answer both, few stop with chains in flight.
+/// All from there to `available` are then as the driver has made them available. This is also so if
+/// one chain or one batch began in the turn before and ends at `available`; then the last
+/// descriptor of the ring continues a chain, or the last used one has the id of the chain that ends
+/// at `available`. Both are read as used up to `available`: back ends that answer one half have
+/// used all, and of those that answer both, few stop with chains in flight.
 fn is_used_to_zero(ring: &PackedRing, available: Position) -> bool {
     let size = ring.size();
     let ahead = available.since(ZERO, size);

@@ -1,4 +1,8 @@
 //! A running queue of one format, as the device's passes use it.
+//!
+//! A pass asks for the next chains, fills or reads their buffers, and completes them. What differs
+//! between the formats is behind [`DeviceFormat`]; what is the same, and what must be done in one
+//! order (write, mark, complete), is here.
 
 use std::sync::Arc;
 
@@ -23,24 +27,24 @@ pub(crate) struct DeviceQueue<S> {
     header: usize,
     /// See [`Self::splits`].
     splits: bool,
-    /// Set while the front end wants to know which pages the device writes.
+    /// Set while the front end logs which pages the device writes.
     logged: Option<Logged>,
     /// Whether there is in-flight state.
     kept: bool,
-    /// Whether there are chains of the earlier back end that must be taken again.
+    /// Whether there are chains of the earlier back end that are resubmitted.
     again: bool,
     /// Whether there is `logged` or `kept`, for the hot paths to test.
     watched: bool,
     /// See [`Self::plain`].
     plain: bool,
-    /// The number of the region that the last buffer was in: where the next pass looks first.
+    /// The number of the region that the last buffer was in: where the next pass searches first.
     region: usize,
     /// Room for the copy of an indirect table.
     table: Vec<u8>,
 }
 
 impl<S: DeviceFormat> DeviceQueue<S> {
-    /// Takes over `ring`.
+    /// A queue on `ring`.
     pub(crate) fn new(ring: S::Ring, start: Start) -> Self {
         let (negotiated, kept, splits) = (start.negotiated, start.inflight.is_some(), start.splits);
         let logged = start.logged.clone();
@@ -48,7 +52,8 @@ impl<S: DeviceFormat> DeviceQueue<S> {
             format: S::new(ring, start),
             negotiated,
             header: negotiated.header_len(),
-            // Header split needs a header of full length. Netmem's own drivers have no shorter (legacy) one.
+            // Header split needs a header of full length. Netmem's own drivers have no shorter
+            // (legacy) one.
             splits: splits && negotiated.header_len() == VnetHdr::LEN && !negotiated.mergeable(),
             logged,
             kept,
@@ -69,7 +74,8 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         Self { format: self.format.moved(ring), ..self }
     }
 
-    /// Sets or removes the log in which the device's writes are noted. `used` is the guest address of the used ring.
+    /// Sets or removes the log in which the device's writes are noted. `used` is the guest address
+    /// of the used ring.
     pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
         self.logged = log.map(|log| Logged { log, used });
         self.watch();
@@ -93,14 +99,15 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         self.negotiated
     }
 
-    /// Whether the headers of each frame go to the first buffer of a chain, and what follows them to the others.
+    /// Whether the headers of each frame go to the first buffer of a chain, and what follows them
+    /// to the others.
     #[inline(always)]
     pub(crate) fn splits(&self) -> bool {
         self.splits
     }
 
-    /// Whether a frame may simply be copied into or out of a single buffer: its header has the usual form, nothing is
-    /// logged, and no chain must be taken again.
+    /// Whether a frame may simply be copied into or out of a single buffer: its header has the
+    /// usual form, nothing is logged, and no chain is resubmitted.
     #[inline(always)]
     pub(crate) fn plain(&self) -> bool {
         self.plain
@@ -140,15 +147,17 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         self.region = memory.index();
     }
 
-    /// Looks ahead, over up to `most` chains of one buffer each in one region, without taking them. The first chain of
-    /// another form, also a wrong one, ends it. Only for a [plain](Self::plain) queue.
+    /// Reads up to `most` of the next chains, each of one buffer in one region, without popping
+    /// them. The first chain of another form, also a wrong one, ends it. Only for a
+    /// [plain](Self::plain) queue.
     #[inline(always)]
     pub(crate) fn peek_group(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
         let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
         group.found = self.format.peek_group(memory, most, kind, &mut group.chains);
     }
 
-    /// Gives back the first `taken` chains of a group, each with its `len` written. The rest stays available.
+    /// Adds the first `taken` chains of a group to the used ring, each with its `len` written. The
+    /// rest stays available.
     #[inline(always)]
     pub(crate) fn add_used_group(&mut self, group: &mut Group, taken: usize) {
         debug_assert!(taken == 0 || self.logged.is_none(), "the bytes of a group are not noted");
@@ -178,12 +187,12 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         self.format.next()
     }
 
-    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to `out`. Returns `None` if
-    /// the driver has made no chain available there.
+    /// Lends the chain at `cursor`, which moves behind it, and appends the chain's buffers to
+    /// `out`. Returns `None` if the driver has made no chain available there.
     ///
-    /// At most as many descriptors as the ring has are read, and at most [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are
-    /// appended. A buffer may span regions whose guest addresses meet: it becomes
-    /// several.
+    /// At most as many descriptors as the ring has are read, and at most
+    /// [`MAX_PIECES`](super::fault::MAX_PIECES) buffers are appended. A buffer may span regions
+    /// whose guest addresses meet: it becomes several.
     pub(crate) fn pop_chain<'t>(
         &mut self,
         cursor: &mut S::At,
@@ -211,8 +220,8 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         Ok(Some(Head { at: descriptor.at, id, span: descriptor.span, bytes: validator.bytes() }))
     }
 
-    /// The buffers of an indirect table, which is copied before it is read: it may lie across regions, and the driver may
-    /// change it.
+    /// The buffers of an indirect table, which is copied before it is read: it may lie across
+    /// regions, and the driver may change it.
     #[cold]
     fn pop_table<'t>(
         &mut self,
@@ -247,16 +256,18 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         }
     }
 
-    /// Writes a frame into chains, notes it in the dirty log, and gives the chains back, in this order.
+    /// Writes a frame into chains, marks its bytes in the dirty log, and adds the chains to the
+    /// used ring, in this order.
     ///
-    /// `write` writes into `buffers`, which are those of `heads`, and returns how many bytes from the first one on count as
-    /// written. The chains that have these bytes are given back, each with its part; the driver sees them after
-    /// [`publish`](Self::publish). The others stay available. Returns how many chains were given back.
+    /// `write` writes into `buffers`, which are those of `heads`, and returns how many bytes from
+    /// the first one on count as written. The chains that have these bytes are added to the used
+    /// ring, each with its part of them; the driver sees them after [`publish`](Self::publish). The
+    /// others stay available. Returns how many chains were completed.
     ///
     /// # Errors
     ///
-    /// That of `write`. All chains stay available then. What was written of the frame is noted with the next frame that they
-    /// get; until then their bytes mean nothing to the driver.
+    /// That of `write`. All chains stay available then. What was written of the frame is marked
+    /// with the next frame in these chains; until then their bytes mean nothing to the driver.
     #[inline]
     pub(crate) fn complete<E>(
         &mut self,
@@ -289,15 +300,17 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         }
     }
 
-    /// Gives back a chain with `len` bytes written. The driver sees it after [`Self::publish`].
+    /// Adds a chain to the used ring, with `len` bytes written. The driver sees it after
+    /// [`Self::publish`].
     #[inline(always)]
     fn add_used(&mut self, head: Head<S::At>, len: u32) {
         debug_assert_eq!(head.at, self.format.next(), "chains are given back in order");
         self.format.add_used(head.id, head.span, len);
     }
 
-    /// Gives back a chain that was only read. With `VIRTIO_F_IN_ORDER` the chains up to the next [`Self::publish`] share one
-    /// used entry. A queue uses either this or [`complete`](Self::complete).
+    /// Adds a chain that was only read to the used ring. With `VIRTIO_F_IN_ORDER` the chains up to
+    /// the next [`Self::publish`] share one used entry. A queue uses either this or
+    /// [`complete`](Self::complete).
     #[inline(always)]
     pub(crate) fn add_used_read(&mut self, head: Head<S::At>) {
         debug_assert_eq!(head.at, self.format.next(), "chains are given back in order");
@@ -308,14 +321,14 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         }
     }
 
-    /// Whether chains that were only read share used entries. In-flight state is kept by the used entries, of which there must be
-    /// one for each chain.
+    /// Whether chains that were only read share used entries. In-flight state is kept by the used
+    /// entries, of which there must be one for each chain.
     #[inline(always)]
     fn batches(&self) -> bool {
         self.negotiated.in_order() && !self.watched
     }
 
-    /// Lets the driver see all chains that were given back so far.
+    /// Publishes all chains that were added so far to the driver.
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         if self.watched {
@@ -333,14 +346,15 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         }
     }
 
-    /// Whether the driver wants an interrupt for what was published since the last call. One full fence if anything was.
+    /// Whether the driver wants an interrupt for what was published since the last call. One full
+    /// fence if anything was.
     #[inline]
     pub(crate) fn should_notify(&mut self) -> bool {
         self.format.should_notify()
     }
 
-    /// Asks the driver for a notification when it makes a chain available that was not there at the last
-    /// [`refresh`](Self::refresh), and looks whether it has done so already.
+    /// Asks the driver for a notification when it makes a chain available that was not there at the
+    /// last [`refresh`](Self::refresh), and checks whether it has done so already.
     pub(crate) fn arm(&mut self) -> Armed {
         let armed = self.format.arm();
         self.log_event();
@@ -364,7 +378,8 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         self.format.set_out_of_buffers(cursor);
     }
 
-    /// Whether no chain has become available since [`Self::set_out_of_buffers`], as of the last [`Self::refresh`].
+    /// Whether no chain has become available since [`Self::set_out_of_buffers`], as of the last
+    /// [`Self::refresh`].
     #[inline(always)]
     pub(crate) fn out_of_buffers(&mut self) -> bool {
         self.format.out_of_buffers()
@@ -386,7 +401,8 @@ fn buffer<'t>(
     Ok(())
 }
 
-/// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported region.
+/// The same for a buffer in several regions whose guest addresses are adjacent, or in an imported
+/// region.
 #[cold]
 fn pieces<'t>(
     validator: &mut ChainValidator,
@@ -404,7 +420,8 @@ fn pieces<'t>(
         let buffer = DriverFault::inside(index, d.addr, d.len, run)?;
         out.push(buffer);
         left -= buffer.len as u32;
-        // A region's end does not wrap around, so this cannot either, except to an address in no region.
+        // A region's end does not wrap around, so this cannot either, except to an address in no
+        // region.
         addr = addr.wrapping_add(buffer.len as u64);
     }
     Ok(())

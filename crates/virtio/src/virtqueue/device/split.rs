@@ -1,4 +1,7 @@
-//! The device's side of a split ring.
+//! The device's half of a split ring.
+//!
+//! Two indices, each written by one side, order everything: the driver's covers the available
+//! ring, and the device's the used ring.
 
 use super::super::Armed;
 use super::super::event::{full_fence, passed};
@@ -16,7 +19,7 @@ pub(crate) struct SplitDevice {
     ring: SplitRing,
     size: u16,
     event_idx: bool,
-    /// The next chain to lend.
+    /// The next chain to pop.
     next: u16,
     /// The driver's index as last read; at most `size` ahead of `next`.
     avail_idx: u16,
@@ -34,8 +37,8 @@ pub(crate) struct SplitDevice {
 }
 
 impl SplitDevice {
-    /// Writes one element for a batch: it is at the place of the first one, and names the last chain. The index then
-    /// skips the others.
+    /// Writes one element for a batch: it is at the place of the first one, and names the last
+    /// chain. The index then skips the others.
     #[inline(always)]
     fn end_batch(&mut self) {
         if let (id, chains @ 1..) = self.batch {
@@ -151,7 +154,8 @@ impl DeviceFormat for SplitDevice {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// The position is kept in a register. In memory, each chain would wait for the store of the one before.
+    /// The position is kept in a register. In memory, each chain would wait for the store of the
+    /// one before.
     #[inline(always)]
     fn add_used_group(&mut self, chains: &[SingleBuffer]) {
         let (ring, mut used) = (self.ring.local(), self.used);
@@ -187,7 +191,8 @@ impl DeviceFormat for SplitDevice {
             }
             self.publish();
             if let Some(Logged { log, used: Some(at) }) = log {
-                // Elements of 8 bytes behind flags and index. A batch that goes around the end is two runs.
+                // Elements of 8 bytes behind flags and index. A batch that goes around the end is
+                // two runs.
                 let (first, count) = (u64::from(from & (self.size - 1)), u64::from(to.wrapping_sub(from)));
                 let straight = count.min(u64::from(self.size) - first);
                 log.mark(at.wrapping_add(4 + 8 * first), 8 * straight);
@@ -224,8 +229,8 @@ impl DeviceFormat for SplitDevice {
         if self.ring.avail_idx() == self.avail_idx { Armed::Waits } else { Armed::Work }
     }
 
-    /// With event indices nothing is written: the event lies behind the driver's index after the first notification, and is
-    /// passed again 2^16 chains later.
+    /// With event indices nothing is written: the event lies behind the driver's index after the
+    /// first notification, and is passed again 2^16 chains later.
     fn disarm(&mut self) {
         if !self.event_idx {
             self.ring.set_used_flags(USED_NO_NOTIFY);

@@ -1,5 +1,5 @@
-//! The words of one queue's part of the in-flight region, as the vhost-user specification names them
-//! (`QueueRegionSplit`, `QueueRegionPacked`).
+//! The words of one queue's part of the in-flight region, as the vhost-user specification names
+//! them (`QueueRegionSplit`, `QueueRegionPacked`).
 //!
 //! A part is a header and one entry for each descriptor of the ring. All words are atomics, because
 //! the front end shares them and can write them at any time.

@@ -11,15 +11,15 @@
 //! | `region.rs` | the region of a front end, with a part for each queue |
 //! | `split.rs`, `packed.rs` | the state of a running queue of each format |
 //!
-//! Netmem's device completes chains in the order in which it pops them. The chains that it has popped
-//! and not completed therefore follow the used index in the available ring. The next back end begins
-//! at the used index, and so pops each of these chains exactly once. Therefore a running queue writes
-//! no entry, and only keeps the used index right: one store for each publication.
+//! Netmem's device completes chains in the order in which it pops them. The chains that it has
+//! popped and not completed therefore follow the used index in the available ring. The next back
+//! end begins at the used index, and so pops each of these chains exactly once. Therefore a running
+//! queue writes no entry, and only keeps the used index right: one store for each publication.
 //!
 //! Entries matter when the device follows another back end, which may have completed chains out of
-//! order. The chains that are marked in flight are then *resubmitted*: popped first, in the order of
-//! their counters. Their marks are cleared as the specification has it, so that the device may itself
-//! be killed meanwhile.
+//! order. The chains that are marked in flight are then *resubmitted*: popped first, in the order
+//! of their counters. Their marks are cleared as the specification has it, so that the device may
+//! itself be killed meanwhile.
 //!
 //! The front end can write the region at any time. Every word is read once and checked. A head that
 //! is out of range ends a list. A false mark makes the device complete a chain that the driver did

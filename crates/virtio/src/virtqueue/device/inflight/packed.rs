@@ -1,10 +1,10 @@
 //! The in-flight state of a running packed queue.
 //!
 //! A batch is published by one store, the flags of its first used descriptor. If that store is not
-//! seen in the ring, the batch is rolled back. A chain that is a batch by itself is then still in the
-//! ring, so it needs no entry. The later chains of a longer batch are already overwritten by their
-//! used descriptors. Therefore copies of all chains of such a batch are kept in entries, from before
-//! the first is overwritten until after the batch is published.
+//! seen in the ring, the batch is rolled back. A chain that is a batch by itself is then still in
+//! the ring, so it needs no entry. The later chains of a longer batch are already overwritten by
+//! their used descriptors. Therefore copies of all chains of such a batch are kept in entries, from
+//! before the first is overwritten until after the batch is published.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -49,9 +49,9 @@ pub(super) struct ResubmittedChain {
 impl PackedInflight {
     /// For `ring`, which is at `base` as the front end has set it.
     ///
-    /// A batch that the earlier back end has not published is rolled back in the ring. `rolled_back`
-    /// is then called with the first position and the number of descriptors that may have been
-    /// written, for the dirty log.
+    /// A batch that the earlier back end has not published is rolled back in the ring.
+    /// `rolled_back` is then called with the first position and the number of descriptors that may
+    /// have been written, for the dirty log.
     pub(crate) fn new(
         part: InflightQueue,
         ring: &PackedRing,
@@ -139,8 +139,8 @@ impl PackedInflight {
         (self.start, self.used) = ((used, used), used);
     }
 
-    /// The chain of an entry that is marked, if its descriptors are entries that no other chain has,
-    /// and `left` at most.
+    /// The chain of an entry that is marked, if its descriptors are entries that no other chain
+    /// has, and `left` at most.
     fn chain(&self, entry: u16, at: Position, left: u16, seen: &mut [bool]) -> Option<ResubmittedChain> {
         let num = self.words.entry(entry).num.load(Ordering::Relaxed);
         if num == 0 || num > left {
@@ -222,8 +222,8 @@ impl PackedInflight {
         self.held.push((at, used));
     }
 
-    /// Called before the first used descriptor of a batch from `from` to `to` is written. Writes the
-    /// others.
+    /// Called before the first used descriptor of a batch from `from` to `to` is written. Writes
+    /// the others.
     pub(crate) fn before_publish(&mut self, ring: &PackedRing, from: Position, to: Position) {
         let held = std::mem::take(&mut self.held);
         let ends = held.iter().map(|&(at, _)| at).chain([to]);
@@ -286,9 +286,10 @@ impl PackedInflight {
     }
 }
 
-/// Rolls back a batch. The earlier back end ended while it published the used descriptors from `old`
-/// to `new`, and has not written the first. The driver must not read those that it has written
-/// already as descriptors of this back end. Returns how many there are at most, from `old` on.
+/// Rolls back a batch. The earlier back end ended while it published the used descriptors from
+/// `old` to `new`, and has not written the first. The driver must not read those that it has
+/// written already as descriptors of this back end. Returns how many there are at most, from `old`
+/// on.
 fn roll_back(ring: &PackedRing, old: Position, new: Position) -> u32 {
     let size = ring.size();
     let count = new.since(old, size).min(size.into());

@@ -76,8 +76,8 @@ impl InflightRegion {
         Ok(Self { map: Arc::new(map), queues, queue_size })
     }
 
-    /// The part of queue `index`, for a ring of `size` entries. `None` if the region has no part for
-    /// it.
+    /// The part of queue `index`, for a ring of `size` entries. `None` if the region has no part
+    /// for it.
     ///
     /// # Errors
     ///
@@ -152,8 +152,8 @@ impl<L: Layout> Words<L> {
     pub(super) fn entry(&self, index: u16) -> &L::Entry {
         assert!(index < self.part.entries, "callers check an index that the front end can write");
         let offset = self.part.offset + L::SIZE * (1 + usize::from(index));
-        // SAFETY: *part*, and the invariant; the entry lies behind the header and the entries before
-        // it, and consists of atomics.
+        // SAFETY: *part*, and the invariant; the entry lies behind the header and the entries
+        // before it, and consists of atomics.
         unsafe { &*self.part.map.at.add(offset).cast::<L::Entry>() }
     }
 

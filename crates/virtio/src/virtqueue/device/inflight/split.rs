@@ -6,8 +6,8 @@ use super::layout::{SplitWords, VERSION};
 use super::region::{InflightQueue, Words};
 use crate::virtqueue::SplitRing;
 
-/// The chains in flight, in the order in which they were popped, for a ring of `size` entries at used
-/// index `used`.
+/// The chains in flight, in the order in which they were popped, for a ring of `size` entries at
+/// used index `used`.
 fn recover(words: &Words<SplitWords>, size: u16, used: u16) -> Vec<u16> {
     let header = words.header();
     if header.version.load(Ordering::Relaxed) != VERSION {
@@ -41,9 +41,9 @@ fn recover(words: &Words<SplitWords>, size: u16, used: u16) -> Vec<u16> {
 #[derive(Debug)]
 pub(crate) struct SplitInflight {
     words: Words<SplitWords>,
-    /// The heads of the chains of the earlier back end that must still be completed, in their order.
-    /// They are popped at the positions from `start` on, in place of the available ring's entries
-    /// there.
+    /// The heads of the chains of the earlier back end that must still be completed, in their
+    /// order. They are popped at the positions from `start` on, in place of the available ring's
+    /// entries there.
     resubmitted: Vec<u16>,
     start: u16,
 }
@@ -71,8 +71,8 @@ impl SplitInflight {
         self.resubmitted.get(usize::from(at.wrapping_sub(self.start))).copied()
     }
 
-    /// Called before the used index goes from `from` to `to`. Links the chains that are completed, so
-    /// that the next back end can clear their marks.
+    /// Called before the used index goes from `from` to `to`. Links the chains that are completed,
+    /// so that the next back end can clear their marks.
     pub(crate) fn before_publish(&self, ring: &SplitRing, from: u16, to: u16) {
         if !self.has_resubmitted() {
             return;

@@ -65,8 +65,8 @@ fn used(at: Position, id: u16) -> PackedDesc {
     PackedDesc { addr: 0, len: 50, id, flags: at.used() | DESC_WRITE }
 }
 
-/// A back end ends at each point of a batch of three chains, anywhere in the ring: the next one takes all of them
-/// again, with the addresses that the driver wrote, or none.
+/// A back end ends at each point of a batch of three chains, anywhere in the ring: the next one
+/// resubmits all of them, with the addresses that the driver wrote, or none.
 #[test]
 fn a_batch_that_was_cut_off_is_rolled_back_or_shown() {
     for start in 0..2 * SIZE {
@@ -107,7 +107,7 @@ fn a_batch_that_was_cut_off_is_rolled_back_or_shown() {
                 let d = fixture.ring().used_desc(at.offset());
                 assert!(!d.is_used(at), "the driver would take it for used");
             }
-            // They are given back one at a time.
+            // They are completed one at a time.
             let mut next = next;
             for (n, (at, _, descs)) in places.into_iter().enumerate() {
                 next.before_publish(&fixture.ring(), at, at.step(descs, SIZE));
@@ -148,8 +148,8 @@ fn what_is_rolled_back_is_noted() {
     assert_eq!(bits, [1 << 3]);
 }
 
-/// Each chain of a region of the largest size is found at its position, and given back once. Linear searches would make
-/// this test run for minutes.
+/// Each chain of a region of the largest size is found at its position, and completed once. Linear
+/// searches would make this test run for minutes.
 #[test]
 fn a_region_of_the_largest_size() {
     const LARGEST: u16 = 32768;
@@ -189,7 +189,7 @@ fn a_region_of_the_largest_size() {
     assert!(!inflight.has_resubmitted());
 }
 
-/// A region of any bytes gives chains that the ring can have, and no more.
+/// A region of any bytes has chains that the ring can have, and no more.
 #[test]
 fn a_packed_region_that_lies() {
     let mut word = 0x1234_5678_9abc_def1_u64;

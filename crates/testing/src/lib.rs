@@ -7,7 +7,7 @@
 //! Unit tests (in `src/`) do not use it: they are in the archives, and this crate would bring a second copy of the crate
 //! that is tested.
 //!
-//! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`], [`debian13`].
+//! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`], [`debian13`], [`libcuda`].
 //! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`, [`pausing`].
 //! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`.
 //! * Trouble: [`disturb`], [`stress_ops`], [`permutations`], [`without_membarrier`].
@@ -34,6 +34,7 @@ pub mod flows;
 mod forced_mode;
 #[cfg(feature = "packet")]
 pub mod large_frames;
+pub mod libcuda;
 pub mod namespace;
 mod no_membarrier;
 pub mod pausing;

@@ -25,7 +25,7 @@ pub fn skip(why: &str) {
 
 /// An error names the first of these programs that is not on the search path. A test that starts a
 /// program asks first, because a machine that builds the tree need not have the program.
-/// `tests/programs.rs` checks that each test does.
+/// `tests/tree/programs.rs` checks that each test does.
 pub fn installed(programs: &[&str]) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let absent = programs.iter().find(|program| !std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));

@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 /// The top of the tree.
 pub const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -51,22 +50,4 @@ pub fn netmem_with_cuda() -> PathBuf {
 /// An example of the package `netmem`, built now.
 pub fn example(name: &str) -> PathBuf {
     build(&["--package", "netmem", "--all-features", "--example", name]).join("examples").join(name)
-}
-
-/// Builds the library that stands in for NVIDIA's driver (`tests/cuda/libcuda.c`), once per process. Returns its folder,
-/// which a program has in `LD_LIBRARY_PATH`. Needs `cc`.
-pub fn libcuda() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let folder = target_tmpdir().join("libcuda-stand-in");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let source = Path::new(TREE).join("tests/cuda/libcuda.c");
-        // Under the first name that is looked for: a library of that name may be installed.
-        let (new, name) = (folder.join(std::process::id().to_string()), folder.join("libcuda.so"));
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&new).arg(source);
-        assert!(cc.status().expect("cc can be run").success());
-        std::fs::rename(new, name).expect("both are in one folder");
-        folder
-    })
 }

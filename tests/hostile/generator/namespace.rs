@@ -1,6 +1,6 @@
 //! A network namespace for a thread, and for the processes that it starts. It goes with them.
 
-use netmem_testing::skip;
+use netmem_testing::{installed, skip};
 use std::process::Command;
 
 /// What is missing here.
@@ -11,8 +11,8 @@ fn missing() -> Option<String> {
     if let Err(error) = std::fs::metadata("/dev/net/tun") {
         return Some(format!("/dev/net/tun: {error}"));
     }
-    if let Err(error) = Command::new("ip").arg("-V").output() {
-        return Some(format!("ip (of the package iproute2): {error}"));
+    if let Err(why) = installed(&["ip"]) {
+        return Some(why);
     }
     // On a thread of its own, because a namespace cannot be left.
     let unshare = || unshare().and_then(|()| super::link::socket().map(drop)).err();

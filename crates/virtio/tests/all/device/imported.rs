@@ -16,7 +16,7 @@ use netmem_testing::device::{Driver, GUEST, PLAIN, USER, poll_until, region};
 use netmem_testing::driver::split::{Bound, DeviceMemory, compare};
 use netmem_testing::driver::tcp::{Wires, flow, payload, receive};
 use netmem_testing::driver::{frames, pcap, until};
-use netmem_testing::tree::libcuda;
+use netmem_testing::libcuda;
 use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::{Echo, Play, Port, Posted};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
@@ -47,7 +47,7 @@ fn stand_in(test: &str, fail: &str, body: impl FnOnce(&Gpu)) -> Option<String> {
     let paths = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let output = Command::new(std::env::current_exe().unwrap())
         .args([&format!("device::imported::{test}"), "--exact", "--nocapture"])
-        .env("LD_LIBRARY_PATH", format!("{}:{paths}", libcuda().display()))
+        .env("LD_LIBRARY_PATH", format!("{}:{paths}", libcuda::build().display()))
         .env("NETMEM_FAKE_CUDA_FAIL", fail)
         .env("NETMEM_FAKE_CUDA_LOG", log.path())
         .output()

@@ -1,6 +1,6 @@
 //! The examples of AF_XDP, with clients of the kernel in another network namespace.
-#![allow(clippy::unwrap_used, missing_docs)]
 
+use crate::CPUS;
 use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip};
 use netmem_testing::tree::{example, netmem};
 use netmem_testing::{installed, skip};
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{PoisonError, mpsc};
 use std::time::Duration;
 
 const SERVER: [IpAddr; 2] =
@@ -66,6 +66,7 @@ fn no_offloads(interface: &str) {
 /// The echo server answers clients over IPv4 and IPv6, beside the kernel, which answers ARP, neighbour solicitations, pings and other ports.
 #[test]
 fn the_echo_server_answers_clients_of_the_kernel() {
+    let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
     let echo = example("xsk_echo");
     in_namespace(|| {
         if let Err(why) = installed(&["ping"]) {
@@ -131,6 +132,7 @@ fn counter(interface: &str, column: usize) -> u64 {
 /// The program counts what the kernel sends.
 #[test]
 fn packets_are_counted() {
+    let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
     let count = example("xsk_count");
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
@@ -162,6 +164,7 @@ fn packets_are_counted() {
 /// The program ends with an error when its interface is deleted, also while it sleeps.
 #[test]
 fn an_interface_that_is_gone_is_an_error() {
+    let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
     let examples = ["xsk_count", "xsk_echo", "xsk_vm"].map(example);
     in_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -186,6 +189,7 @@ fn an_interface_that_is_gone_is_an_error() {
 /// none.
 #[test]
 fn iperf3_through_the_bridge() {
+    let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
     let bridge = example("xsk_bridge");
     in_namespace(|| {
         if let Err(why) = installed(&["iperf3", "timeout"]) {

@@ -4,8 +4,8 @@
 //! release build for meaningful figures.
 //!
 //! Performance goals are printed and not asserted, because a machine that runs tests is not quiet.
-#![allow(clippy::unwrap_used, missing_docs)]
 
+use crate::CPUS;
 use netmem_testing::namespace;
 use netmem_testing::tree::{TREE, example, netmem, netmem_with_cuda};
 use netmem_testing::{installed, skip};
@@ -14,11 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::{PoisonError, RwLock};
-
-/// Polling peers need whole CPUs, and a machine may have only two. So a test with such peers holds this lock alone, and so does a test
-/// that lets no ping be lost. The other tests with emulated guests share the lock.
-static CPUS: RwLock<()> = RwLock::new(());
+use std::sync::PoisonError;
 
 /// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
 #[track_caller]

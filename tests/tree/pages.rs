@@ -1,12 +1,12 @@
 //! Pages in `docs/` and the code agree: theories that are in both, requirements and their tests, and names of tests.
-#![allow(clippy::unwrap_used, missing_docs)]
 
+use netmem_testing::tree::TREE;
 use std::collections::HashSet;
 use std::fs::read_to_string;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+fn tree() -> &'static Path {
+    Path::new(TREE)
 }
 
 /// All Rust files under a folder of the tree, symbolic links left out.

@@ -1,11 +1,10 @@
 //! The page of promises and the code agree: each id that the tree cites is on the page, once, and each test that the page names exists.
-#![allow(clippy::unwrap_used, missing_docs)]
 
+use netmem_testing::tree::TREE;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const AREAS: [&str; 8] = ["INET", "MEM", "NET", "PERF", "POOL", "REF", "SERVE", "XSK"];
 
 /// The ids of promises in a text, such as `POOL-4`.

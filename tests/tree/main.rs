@@ -1,0 +1,8 @@
+//! What the tree says of itself: pages and code agree, packages are complete, tests look for the programs that they start.
+//! These tests read files and need no privileges.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod packages;
+mod pages;
+mod programs;
+mod promises;

@@ -1,8 +1,9 @@
 //! ICMP: which packets are answered, and how often. The messages are in [`wire`](crate::wire).
 //!
-//! A received error is a value with the packet that it quotes ([`IcmpError`](crate::wire::IcmpError)). This module does
-//! not act on it: the connection that it names first checks the sequence number. An echo request is answered, and an
-//! error is sent, within a rate that all of a station's messages share.
+//! A received error is a value with the packet that it quotes
+//! ([`IcmpError`](crate::wire::IcmpError)). This module does not act on it: the connection that it
+//! names first checks the sequence number. An echo request is answered, and an error is sent,
+//! within a rate that all of a station's messages share.
 
 use crate::interface::Cast;
 use crate::time::Time;
@@ -45,10 +46,12 @@ impl Limiter {
     }
 }
 
-/// Whether an error may be sent about a packet (RFC 1122, 3.2.2; RFC 4443, 2.4 e). No error is sent about ICMP, so that
-/// errors do not answer errors; about a packet to a group, which all its members would answer; or about a fragment.
+/// Whether an error may be sent about a packet (RFC 1122, 3.2.2; RFC 4443, 2.4 e). No error is sent
+/// about ICMP, so that errors do not answer errors; about a packet to a group, which all its
+/// members would answer; or about a fragment.
 ///
-/// So errors are sent for unknown ports and protocols. No error is sent when fragments of a datagram were missing.
+/// So errors are sent for unknown ports and protocols. No error is sent when fragments of a
+/// datagram were missing.
 #[must_use]
 pub fn may_answer(cast: Cast, ip: &Ip, transport: &Transport) -> bool {
     cast == Cast::Unicast

@@ -8,7 +8,8 @@ use std::net::{IpAddr, Ipv4Addr};
 pub struct Address {
     /// The address.
     pub addr: IpAddr,
-    /// Bits of the network's prefix. If this is more than the address has, it counts as all of its bits.
+    /// Bits of the network's prefix. If this is more than the address has, it counts as all of its
+    /// bits.
     pub prefix_len: u8,
 }
 
@@ -25,7 +26,8 @@ impl Address {
         self.addr.is_ipv4() == other.is_ipv4() && common(self.addr, other) >= self.bits().into()
     }
 
-    /// The address of all stations of the network. Networks of 31 and 32 bits have none, nor has IPv6.
+    /// The address of all stations of the network. Networks of 31 and 32 bits have none, nor has
+    /// IPv6.
     fn broadcast(&self) -> Option<Ipv4Addr> {
         match self.addr {
             IpAddr::V4(addr) if self.prefix_len < 31 => {
@@ -54,11 +56,12 @@ pub enum Cast {
     Group,
 }
 
-/// A network interface: its Ethernet address, and addresses that were assigned to it. They do not change.
+/// A network interface: its Ethernet address, and addresses that were assigned to it. They do not
+/// change.
 ///
-/// Addresses are static. There is no DHCP, no autoconfiguration (RFC 4862), and no detection of duplicates: the user
-/// makes sure that no other station has these addresses. Only the groups that IPv6 requires are joined, and this is not
-/// reported to switches (MLD).
+/// Addresses are static. There is no DHCP, no autoconfiguration (RFC 4862), and no detection of
+/// duplicates: the user makes sure that no other station has these addresses. Only the groups that
+/// IPv6 requires are joined, and this is not reported to switches (MLD).
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// The Ethernet address.
@@ -88,9 +91,9 @@ impl Interface {
         self.addresses.iter().any(|own| own.broadcast().is_some_and(|broadcast| addr == IpAddr::V4(broadcast)))
     }
 
-    /// Whether a frame is for this station. `None` for a frame to another station; for a frame that claims to come from
-    /// this station; and for a frame whose Ethernet destination is a group and whose IP destination is not (RFC 1122,
-    /// 3.3.6).
+    /// Whether a frame is for this station. `None` for a frame to another station; for a frame that
+    /// claims to come from this station; and for a frame whose Ethernet destination is a group and
+    /// whose IP destination is not (RFC 1122, 3.3.6).
     #[inline]
     #[must_use]
     pub fn accepts(&self, link: &EthernetHeader, ip: &Ip) -> Option<Cast> {
@@ -118,9 +121,9 @@ impl Interface {
         }
     }
 
-    /// The source address for packets to `destination` by the neighbour `via` (RFC 6724). An address of the
-    /// destination's scope is preferred; among those, one in the neighbour's network; among those, the one with the
-    /// longest prefix in common with the destination.
+    /// The source address for packets to `destination` by the neighbour `via` (RFC 6724). An
+    /// address of the destination's scope is preferred; among those, one in the neighbour's
+    /// network; among those, the one with the longest prefix in common with the destination.
     #[must_use]
     pub fn source(&self, destination: IpAddr, via: IpAddr) -> Option<IpAddr> {
         let link_local = |addr: IpAddr| matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
@@ -132,9 +135,9 @@ impl Interface {
         family.max_by_key(worth).map(|own| own.addr)
     }
 
-    /// Writes the frame that asks for the Ethernet address of a neighbour. It goes to all stations that may have the
-    /// address, or only to the station `at`, which had it before. `None` if the interface has no address of the family,
-    /// or if there are fewer than 86 bytes.
+    /// Writes the frame that asks for the Ethernet address of a neighbour. It goes to all stations
+    /// that may have the address, or only to the station `at`, which had it before. `None` if the
+    /// interface has no address of the family, or if there are fewer than 86 bytes.
     #[must_use]
     pub fn ask(&self, target: IpAddr, at: Option<Mac>, out: &mut [u8]) -> Option<usize> {
         match (target, self.source(target, target)?) {
@@ -155,10 +158,11 @@ impl Interface {
         }
     }
 
-    /// Writes the answer to a request for one of the interface's addresses. `None` if it was no such request, or if
-    /// there are fewer than 42 bytes.
+    /// Writes the answer to a request for one of the interface's addresses. `None` if it was no
+    /// such request, or if there are fewer than 42 bytes.
     ///
-    /// A request is only answered to a neighbour, and to a station that probes whether an address is in use (RFC 5227).
+    /// A request is only answered to a neighbour, and to a station that probes whether an address
+    /// is in use (RFC 5227).
     #[must_use]
     pub fn answer_arp(&self, arp: &Arp, out: &mut [u8]) -> Option<usize> {
         let asks = arp.sender.is_unspecified() || self.is_neighbor(arp.sender.into());
@@ -169,8 +173,8 @@ impl Interface {
         Arp { request: false, mac: self.mac, sender, target, target_mac: arp.mac }.emit(arp.mac, out)
     }
 
-    /// Writes the answer to a solicitation of one of the interface's addresses. `None` if it was no such solicitation,
-    /// or if there are fewer than 86 bytes.
+    /// Writes the answer to a solicitation of one of the interface's addresses. `None` if it was no
+    /// such solicitation, or if there are fewer than 86 bytes.
     #[must_use]
     pub fn answer_solicitation(
         &self,
@@ -267,7 +271,8 @@ mod tests {
         assert_eq!(two.source(far, far), Some("198.51.0.1".parse().unwrap()));
     }
 
-    /// The question of one station is answered by the station that has the address, and not by a third one.
+    /// The question of one station is answered by the station that has the address, and not by a
+    /// third one.
     #[test]
     fn questions_are_answered() {
         let (us, mut peer) = (interface(), interface());

@@ -3,9 +3,8 @@
 //! sent segment is a fragment that is held until it is acknowledged.
 //!
 //! ```text
-//!   queue ──► Stack::poll(now) ──► wire: headers, checked once ──► flow ──► tcp::Connection ──► recv(&mut [Fragment])
-//!                                                                                │
-//!   queue ◄── Stack::poll(now) ◄── wire: headers are written  ◄──────────────────┘◄── send(fragments)
+//!   queue ──► Stack::poll(now) ──► wire: headers, validated once ──► tcp::Connection ──► recv
+//!   queue ◄── Stack::poll(now) ◄── wire: headers are written ◄─────────────┘ ◄────────── send
 //! ```
 //!
 //! No code in this crate reads a clock: [`Time`] is an argument. So a simulated link with a seed, a

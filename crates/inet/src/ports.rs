@@ -11,8 +11,9 @@ const COUNT: u32 = 65536 - FIRST;
 
 /// Chooses local ports. The choice cannot be predicted without the keys of its hashers.
 ///
-/// A station sees only the ports that are used with it, and cannot compute those that are used with other stations. So
-/// it cannot guess the flow of a connection that it does not see. A port is used again as late as possible.
+/// A station sees only the ports that are used with it, and cannot compute those that are used with
+/// other stations. So it cannot guess the flow of a connection that it does not see. A port is used
+/// again as late as possible.
 pub struct Ports<S = RandomState> {
     offset: S,
     index: S,
@@ -27,10 +28,11 @@ impl<S: BuildHasher> Ports<S> {
         Self { offset, index, counters }
     }
 
-    /// All ports from 1024 on in the order in which they are to be tried for a flow from `local` to `remote`. Each call
-    /// continues where the last one for the flow ended. One atomic addition for each.
+    /// All ports from 1024 on in the order in which they are to be tried for a flow from `local` to
+    /// `remote`. Each call continues where the last one for the flow ended. One atomic addition for
+    /// each.
     ///
-    /// A socket that talks to any station gives `remote` as unspecified.
+    /// For a socket that sends to any station, `remote` is unspecified.
     pub fn candidates(&self, local: IpAddr, remote: SocketAddr) -> impl Iterator<Item = u16> {
         let offset = self.offset.hash_one((local, remote)) as u32;
         let counter = &self.counters[self.index.hash_one((local, remote)) as usize % self.counters.len()];
@@ -73,14 +75,15 @@ mod tests {
         assert_eq!(ports.candidates(HERE, remote).next(), Some(tried[0]));
     }
 
-    /// The ports of one destination say nothing of those of another.
+    /// The ports of one destination do not reveal those of another.
     #[test]
     fn destinations_begin_anywhere() {
         let ports = Ports::default();
         let first = |n: u8| ports.candidates(HERE, ([10, 0, 1, n], 80).into()).next();
         let firsts: HashSet<u16> = (0..100).filter_map(first).map(|port| port / 1000).collect();
         assert!(firsts.len() > 20, "{firsts:?}");
-        // There are fewer counters than destinations, and those that share one are not next to each other.
+        // There are fewer counters than destinations, and those that share one are not next to each
+        // other.
         let first =
             |n: u16| ports.candidates(HERE, ([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]], 80).into()).next();
         let mut firsts: Vec<u16> = (0..1000).filter_map(first).collect();

@@ -106,7 +106,7 @@ impl<P: Chunk> Reassembly<P> {
     /// A fragment was received: a packet whose [`fragment`](Ip::fragment) is set. `content` are the
     /// bytes of [`Ip::content`]. Returns the datagram if it is complete now.
     ///
-    /// Costs a look at each incomplete datagram, and at the fragments of one.
+    /// Cost: linear in the incomplete datagrams, and in the fragments of one.
     pub fn handle_fragment(&mut self, ip: &Ip, content: P, now: Time) -> Option<Reassembled<P>> {
         self.handle_timeout(now);
         let (offset, len, more) = match ip.fragment {

@@ -22,7 +22,7 @@ pub enum Sent<P> {
     /// It can be sent, to this address.
     Now(Mac, P),
     /// It waits for the neighbour's address. If too many packets wait for this neighbour, its
-    /// oldest is taken out and returned here.
+    /// oldest is returned here.
     Queued(Option<P>),
     /// The neighbour does not answer, or too many packets wait for others.
     Failed(P),

@@ -23,7 +23,7 @@ pub struct Hop {
     used: AtomicU64,
 }
 
-/// A flag beside the address: senders may use it without asking the cache.
+/// A flag next to the address: senders may use it without asking the cache.
 const USABLE: u64 = 1 << 63;
 
 impl Hop {

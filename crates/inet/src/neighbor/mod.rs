@@ -2,14 +2,14 @@
 //! 4861).
 //!
 //! ```text
-//!                    resolve                answered                       30 s without a confirmation
-//!   (not known) ──────────────► Incomplete ───────────► Reachable ◄────────────────────────┐
-//!        ▲                        │ 3 questions            │  30 s                         │
-//!        │ 1 s                    ▼                        ▼                answered, or   │
-//!      Failed ◄────────────────── ┴ ◄── Probe ◄── Delay ◄── Stale           confirmed      │
-//!                        3 questions      │   5 s    │ used  ▲                            │
-//!                                         │          │       └── heard of, not asked for  │
-//!                                         └──────────┴───────────────────────────────────┘
+//!                    resolve                answered                  30 s without a confirmation
+//!   (not known) ──────────────► Incomplete ──────────► Reachable ◄───────────────────────┐
+//!        ▲                        │ 3 questions            │  30 s                       │
+//!        │ 1 s                    ▼                        ▼               answered, or  │
+//!      Failed ◄────────────────── ┴ ◄── Probe ◄── Delay ◄── Stale          confirmed     │
+//!                        3 questions      │   5 s    │ used  ▲                          │
+//!                                         │          │       └── reported, not asked for │
+//!                                         └──────────┴─────────────────────────────────┘
 //! ```
 //!
 //! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender

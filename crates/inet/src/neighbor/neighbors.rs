@@ -38,7 +38,7 @@ const LOCKED: Duration = Duration::from_secs(1);
 enum State {
     /// The address is being asked for, and so many questions were sent.
     Incomplete(u8),
-    /// The neighbour was heard, or confirmed, not long ago.
+    /// The neighbour has answered, or was confirmed, not long ago.
     Reachable,
     /// It may have changed. It is not asked before it is used.
     Stale,
@@ -59,7 +59,7 @@ pub(super) struct Entry<P> {
     due: Option<Time>,
     /// When the address was last set.
     learned: Time,
-    /// When it was last asked for, or heard of.
+    /// When it was last asked for, or reported.
     used: Time,
     waiting: VecDeque<P>,
 }
@@ -162,7 +162,8 @@ impl<P> Neighbors<P> {
         self.update(sender, arp.mac, for_us && !arp.request, true, now);
     }
 
-    /// A neighbour asked for an address of `interface`, and told its own.
+    /// A solicitation was received: a neighbour asks for an address of `interface`, and reports its
+    /// own.
     pub fn handle_solicitation(&mut self, ip: &Ip, solicitation: &Solicitation, interface: &Interface, now: Time) {
         let known = interface.is_neighbor(ip.source) && !interface.owns(ip.source);
         if let Some(mac) = solicitation.mac.filter(|_| known && interface.owns(solicitation.target.into())) {
@@ -171,7 +172,7 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A neighbour told its address. Makes no entry.
+    /// An advertisement was received: a neighbour reports its address. Makes no entry.
     pub fn handle_advertisement(&mut self, advertisement: &Advertisement, interface: &Interface, now: Time) {
         let target = IpAddr::V6(advertisement.target);
         if interface.owns(target) {
@@ -239,7 +240,7 @@ impl<P> Neighbors<P> {
         self.due
     }
 
-    /// Changes the states that are due. Costs a look at all entries if one may be due, else a
+    /// Changes the states that are due. Examines all entries if one may be due; otherwise costs a
     /// comparison.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {

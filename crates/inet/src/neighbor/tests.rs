@@ -106,9 +106,9 @@ fn a_neighbour_ages_and_is_asked_before_it_is_given_up() {
     // And none.
     assert_eq!(neighbors.resolve(&hop, at(200.0)), Resolution::Known(PEER));
     let failed = Event::Failed { addr: THEIRS.into(), packets: VecDeque::new() };
-    let mut told = [205.0, 206.0, 207.0].map(|at| (at, ask(Some(PEER)))).to_vec();
-    told.push((208.0, failed));
-    assert_eq!(run(&mut neighbors, 220.0), told);
+    let mut expected = [205.0, 206.0, 207.0].map(|at| (at, ask(Some(PEER)))).to_vec();
+    expected.push((208.0, failed));
+    assert_eq!(run(&mut neighbors, 220.0), expected);
     assert_eq!((hop.mac(), neighbors.resolve(&hop, at(220.0))), (None, Resolution::Pending));
 }
 
@@ -139,7 +139,7 @@ fn unasked_news_are_not_believed_without_a_question() {
     neighbors.handle_arp(&request(OTHER, THEIRS, THEIRS), &interface(), at(6.5));
     assert_eq!((hop.mac(), neighbors.resolve(&hop, at(6.5))), (None, Resolution::Known(OTHER)));
     assert_eq!(run(&mut neighbors, 12.0), [(11.5, ask(Some(OTHER)))]);
-    // A reply to no question, by a neighbour that is stale: it is heard of, and not confirmed.
+    // A reply to no question, by a neighbour that is stale: it is recorded, and does not confirm.
     let (mut neighbors, hop) = resolved();
     assert_eq!(run(&mut neighbors, 100.0), []);
     neighbors.handle_arp(&reply(PEER), &interface(), at(100.0));

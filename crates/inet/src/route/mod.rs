@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   find(destination)
-//!     bucket ──► Dst ──► Dst ──► Dst       in a critical section; at most 8 in a bucket, so 16384 in all
-//!       hit: a reference is taken          no lock, and nothing shared is written but the count
-//!       miss: longest prefix               under a lock; a new Dst is put at the end of the bucket
+//!     bucket ──► Dst ──► Dst ──► Dst   in a critical section; 8 in a bucket, 16384 in all
+//!       hit: a get of the count        no lock, and nothing shared is written but the count
+//!       miss: longest prefix           under a lock; a new Dst is put at the end of the bucket
 //! ```
 //!
 //! A [`Dst`] has what a sender needs for a destination: the source address, the neighbour, and the
@@ -18,19 +18,20 @@
 //! generation.
 //!
 //! **Entries are replaced.** A full bucket drops the entry that was looked up the longest ago. Its
-//! users go on using it, because it is right as long as the generation is. Users that look the
+//! users keep using it, because it is right as long as the generation is. Users that look the
 //! destination up later get a new entry, and do not share what was learned about the path MTU. The
 //! release of an entry costs a barrier on all CPUs, some microseconds. If a peer forges more
 //! senders than the buckets have room for, each of them costs such a release.
 //!
 //! **Cache lines.** The pointers' allocation keeps the count on a line of its own. A get or put by
-//! another CPU takes only that line away; the members that are read after a get are on other lines.
+//! another CPU invalidates only that line; the members that are read after a get are on other
+//! lines.
 //!
-//! **Readers against writers.** An entry is taken out of its bucket in two steps: its place is
+//! **Readers against writers.** An entry is removed from its bucket in two steps: its place is
 //! emptied, then filled with the rest of the chain. A reader in between finds the chain cut,
-//! misses, and looks again under the lock. A reader that has passed into an entry that is being
-//! taken out finds its `next` empty, and does the same. So a lookup never misses an entry that is
-//! there, and each found entry was in the bucket at some moment of the lookup.
+//! misses, and repeats the lookup under the lock. A reader that has passed into an entry that is
+//! being removed finds its `next` empty, and does the same. So a lookup never misses an entry that
+//! is there, and each found entry was in the bucket at some moment of the lookup.
 
 mod dst;
 mod prefixes;

@@ -268,7 +268,7 @@ impl<C: Count> Routes<C> {
     /// has put there. `None` if routes have changed since it was made.
     fn insert(&self, dst: Owner<Dst<C>, C>) -> Option<Ref<Dst<C>, C>> {
         let mut old = Vec::new();
-        // The section ends after the lock is free, and what is taken out is dropped then, too: this
+        // The section ends after the lock is free, and removed entries are dropped then, too: this
         // thread may release objects that other threads have retired, and their destructors may
         // call this function.
         rcu::read(|guard| {
@@ -319,7 +319,7 @@ impl<C: Count> Routes<C> {
     }
 }
 
-/// Takes an entry out of its chain. The caller has the lock.
+/// Removes an entry from its chain. The caller holds the lock.
 fn unlink<C: Count>(cell: &RcuCell<Dst<C>, C>) -> Option<Owner<Dst<C>, C>> {
     let taken = cell.take()?;
     cell.store(taken.next.take());

@@ -124,7 +124,7 @@ fn a_path_mtu_has_a_floor_and_an_end() {
     }
 }
 
-/// Any number of destinations takes no more than the buckets have room for, and the last ones
+/// Any number of destinations occupies no more than the buckets have room for, and the last ones
 /// are found. Proves NET-10.
 #[test]
 fn destinations_are_bounded() {
@@ -163,8 +163,8 @@ fn released(hops: &[Arc<Hop>]) {
 }
 
 /// Threads look up few destinations while another changes routes. Each gets an entry of its
-/// destination; one that is current when it was found says what the routes of its generation
-/// say; and all entries are gone in the end.
+/// destination; an entry that is current when it was found agrees with the routes of its
+/// generation; and all entries are gone in the end.
 fn lookups_against_changes<C: Count>() {
     // Two buckets, so that entries are replaced all the time.
     let routes = Arc::new(Routes::<C>::with_buckets(interface(), 2));

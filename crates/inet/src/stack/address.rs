@@ -1,9 +1,9 @@
-//! Addresses as users give them, in the one form that is compared with those of packets.
+//! Addresses of users, in the one form that is compared with those of packets.
 
 use std::net::{SocketAddr, SocketAddrV6};
 
 /// The same address without scope, flow label and the IPv6 form of an IPv4 address. A host has one
-/// interface, so that the scope of a link-local address says nothing (RFC 4007), and packets have
+/// interface, so that the scope of a link-local address has no meaning (RFC 4007), and packets have
 /// no scope.
 pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr {

@@ -1,11 +1,14 @@
 //! The groups of a stack, which its sockets share with it.
 //!
 //! ```text
-//!   Core ──► Tcp: Connections, Listeners, Schedule (timers)     each has its tables, and the calls that
-//!        ──► Datagrams                                          change them; what all use together is an
-//!        ──► Fragments                                          argument of those calls
+//!   Core ──► Tcp: Connections, Listeners, Schedule (timers)
+//!        ──► Datagrams
+//!        ──► Fragments
 //!        ──► Resources: host, time, egress, pages, budgets, wakers
 //! ```
+//!
+//! Each group has its tables, and the calls that change them. What all groups use together is an
+//! argument of those calls.
 
 use crate::stack::control::Control;
 use crate::stack::fragments::Fragments;

@@ -19,8 +19,8 @@ pub(crate) struct Egress<M: Mapped> {
     /// Frames for an address of this host.
     pub(crate) loopback: VecDeque<Packet<M>>,
     pub(crate) stats: StackStats,
-    /// The offset of headers in their page. It varies, because all pages are aligned alike, and equal offsets would use
-    /// only a few sets of the cache.
+    /// The offset of headers in their page. It varies, because all pages are aligned alike, and
+    /// equal offsets would use only a few sets of the cache.
     colour: usize,
     /// Whether the device cuts segments, of IPv4 and of IPv6.
     pub(crate) cuts: [Cuts; 2],
@@ -189,7 +189,8 @@ impl<M: Mapped> Egress<M> {
         Some(packet)
     }
 
-    /// A datagram that is longer than the path's MTU, in fragments: `packet` is its payload, which is read for its checksum.
+    /// A datagram that is longer than the path's MTU, in fragments: `packet` is its payload, which
+    /// is read for its checksum.
     pub(crate) fn fragments(
         &mut self,
         outer: &Outer,
@@ -203,9 +204,10 @@ impl<M: Mapped> Egress<M> {
         let emitted = emit_udp(&mut head, &Outer::new(None), flow, body).ok()?;
         self.stats.checksummed_sent += 1;
         let udp = &head[Outer::new(None).len(v4)..emitted.len];
-        let pieces: Vec<_> = std::iter::once(self.header_page(udp)?).chain(packet.fragments().cloned()).collect();
+        let content_frags: Vec<_> =
+            std::iter::once(self.header_page(udp)?).chain(packet.fragments().cloned()).collect();
         let mut content = Packet::new(self.page()?.freeze_range(0..0));
-        self.gather(&pieces, &mut content)?;
+        self.gather(&content_frags, &mut content)?;
         // Every path carries packets of 576 bytes.
         let headers = Outer::new(None).len(v4) + if v4 { 0 } else { 8 };
         let most = usize::from(mtu).saturating_sub(headers).max(8) & !7;
@@ -213,21 +215,22 @@ impl<M: Mapped> Egress<M> {
         let id = self.fragment_id;
         let addresses = (flow.local.ip(), flow.remote.ip());
         let total = content.len();
-        let parts = (0..total).step_by(most).map(|at| {
+        let frames = (0..total).step_by(most).map(|at| {
             let now = most.min(total - at);
             let fragment = FragmentHeader { id, offset: at as u16, more: at + now < total };
             let len = emit_fragment(&mut head, outer, addresses, protocol::UDP, fragment, now).ok()?;
-            let mut part = content.clone();
-            part.truncate(at + now);
-            part.pull(at).ok()?;
+            let mut range = content.clone();
+            range.truncate(at + now);
+            range.pull(at).ok()?;
             let mut frame = self.complete_frame(&head[..len])?;
-            part.fragments().filter(|frag| frag.len() > 0).try_for_each(|frag| frame.push(frag.clone()).ok())?;
+            range.fragments().filter(|frag| frag.len() > 0).try_for_each(|frag| frame.push(frag.clone()).ok())?;
             Some(frame)
         });
-        parts.collect()
+        frames.collect()
     }
 
-    /// A datagram: `packet` is its payload. Headers go in front of it in its own page if that has room and no other holder.
+    /// A datagram: `packet` is its payload. Headers go in front of it in its own page if that has
+    /// room and no other holder.
     pub(crate) fn datagram(&mut self, outer: &Outer, flow: &Flow, mut packet: Packet<M>) -> Option<Packet<M>> {
         let mut head = [0; MAX_HEADERS];
         let body = Body { len: packet.len(), sum: None, segment_size: None };

@@ -40,7 +40,8 @@ pub enum SocketError {
         /// The most that is possible.
         most: usize,
     },
-    /// An ICMP message said that the destination of an earlier datagram has no socket on the port.
+    /// An ICMP message reported that the destination of an earlier datagram has no socket on the
+    /// port.
     #[error("the destination has no socket on that port")]
     Refused,
     /// The socket is connected to no station.

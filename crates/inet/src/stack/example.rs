@@ -4,20 +4,20 @@ use netmem_pool::Mapped;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A connection, and the bytes that were read and that the stream has not taken yet.
+/// A connection, and the bytes that were read and are not written yet.
 struct Echo<M: Mapped> {
     stream: TcpStream<M>,
     rest: Vec<u8>,
 }
 
 impl<M: Mapped> Echo<M> {
-    /// Writes what was read. Returns whether the connection goes on.
+    /// Writes what was read. Returns false when the connection has ended.
     fn serve(&mut self) -> Result<bool, SocketError> {
         loop {
             while !self.rest.is_empty() {
                 match self.stream.write(&self.rest) {
-                    // The stream takes as many bytes as it has room for. The others are kept.
-                    Ok(taken) => drop(self.rest.drain(..taken)),
+                    // The stream copies as many bytes as it has room for. The others are kept.
+                    Ok(written) => drop(self.rest.drain(..written)),
                     // The peer does not read. Nothing more is read from it, until it does.
                     Err(SocketError::WouldBlock) => return Ok(true),
                     Err(error) => return Err(error),

@@ -21,8 +21,8 @@ where
     /// Closes all sockets as if their users had dropped them: what was written is still sent, then
     /// FIN. Connections that were not accepted, or whose received payload was not read, are reset.
     /// Calls of streams that still exist return
-    /// [`SocketError::StackGone`](crate::stack::SocketError::StackGone) as soon as their connections have
-    /// ended.
+    /// [`SocketError::StackGone`](crate::stack::SocketError::StackGone) as soon as their
+    /// connections have ended.
     ///
     /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).
     /// [`finish`](Self::finish) does both.
@@ -32,7 +32,7 @@ where
 
     /// Whether nothing is left to be sent: each peer has acknowledged all payload and the end, and
     /// each datagram has left. Connections in TIME-WAIT, and those whose peers have not closed yet,
-    /// do not count. Costs a look at each connection.
+    /// do not count. Cost: linear in the connections.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         let core = self.core.borrow();
@@ -50,13 +50,13 @@ where
     ///
     /// A program that only drops its stack sends nothing: its peers wait for what does not come.
     /// `now` is the clock of [`poll`](Self::poll). The thread sleeps while there is nothing to do.
-    /// If the thread also drives the device, call `close`, and go on with the program's own loop
+    /// If the thread also drives the device, call `close`, and continue the program's own loop
     /// until `is_closed`.
     ///
     /// # Errors
     ///
-    /// A queue has stopped before the end ([`Wait::arm`]), so that no more can be sent. Or the thread
-    /// cannot wait for the queues, because the system is short of memory.
+    /// A queue has stopped before the end ([`Wait::arm`]), so that no more can be sent. Or the
+    /// thread cannot wait for the queues, because the system is short of memory.
     pub fn finish(&mut self, deadline: Time, now: impl Fn() -> Time) -> io::Result<usize> {
         self.close();
         let mut pause = PollThenSleep::new(POLL);

@@ -15,7 +15,7 @@ use crate::stack::control::{Control, ReplyPath};
 use crate::stack::fragments::Fragments;
 use crate::stack::payload::{Payload, ReceivedFrame, Transmit};
 use crate::stack::resources::Resources;
-use crate::stack::shared::directory::{NOBODY, Protocol, StackId};
+use crate::stack::shared::directory::{NO_STACK, Protocol, StackId};
 use crate::stack::transport::datagrams::Datagrams;
 use crate::stack::transport::segment::{ReceivedSegment, SegmentInput};
 use crate::stack::transport::tcp::Tcp;
@@ -285,7 +285,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
     fn hand_over(&mut self, stack: StackId, frame: P::Frame, payload: usize) {
         let Resources { host, budget, egress, .. } = &mut *self.resources;
         let stats = &mut egress.stats;
-        if stack == NOBODY {
+        if stack == NO_STACK {
             stats.departed += 1;
             return;
         }

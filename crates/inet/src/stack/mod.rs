@@ -1,12 +1,12 @@
 //! A stack over one queue pair: connections, sockets, timers.
 //!
 //! ```text
-//!   rx ──► Gro ──► input: headers, read once ──► this stack's connections ──► Connection::segment ──┐
-//!   mailbox ─────────────┘        │ of another   └ listeners, UDP sockets                           │
-//!                                 ▼ stack                                                           ▼
-//!                          its mailbox                                       due ──► Connection::transmit ──► tx
-//!   TcpStream::send, recv ───────────────────────────────────────────────────▲ ▲
-//!   timer wheel ───────────────────────────────────────────────────────────────┘
+//!   rx ──► Gro ──► input: headers, read once ──► connections ──► Connection::handle_segment ─┐
+//!   mailbox ─────────────┘        │ of another   └ listeners, UDP sockets                    │
+//!                                 ▼ stack                                                    ▼
+//!                          its mailbox                     due ──► Connection::poll_transmit ──► tx
+//!   TcpStream::send, recv ─────────────────────────────────▲ ▲
+//!   timer wheel ─────────────────────────────────────────────┘
 //! ```
 //!
 //! **One thread.** A [`Stack`] owns its queue pair, its connections and its timers. The sockets
@@ -25,11 +25,22 @@
 //!
 //! **Time** is an argument of each poll.
 //!
-//! The example is a whole server, which `tests/all/example_server.rs` runs:
+//! The example is a complete server, which `tests/all/example_server.rs` runs:
 //!
 //! ```no_run
 #![doc = include_str!("example.rs")]
 //! ```
+
+// What a file may use stands below it in this list of rooms:
+//
+//   stack, finish, tokio   the stack as its user drives it
+//   sockets/               the calls of users
+//   core                   the groups together; input: the way of received frames to them
+//   transport/             TCP and UDP: connections, listeners, schedule, datagrams
+//   control, fragments     ARP and ICMP; reassembly
+//   resources              what the groups use together: egress, path, pages
+//   shared/                what the stacks of a host share
+//   payload, carrier, ...  the memory of payload; types without a stack
 
 mod address;
 mod carrier;

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   the stack's pool:  │ payload that users wrote: shares │ reserve │
-//!                                                          └─ headers, acknowledgements, resets, probes, ICMP, ARP
+//!                                                          └─ headers, acknowledgements, resets,
+//!                                                             probes, ICMP, ARP
 //! ```
 //!
 //! Why shares: a peer that does not read keeps what was written for it. Without them, some such
-//! peers hold all pages, and every other connection is mute. Why a reserve: without it, payload
+//! peers hold all pages, and no other connection can send. Why a reserve: without it, payload
 //! that waits for an acknowledgement could keep the acknowledgements of others from leaving.
 //!
 //! **The share** of a connection follows from what is free: [`share`].
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_wait_are_called_in_order_and_as_many_as_there_are_pages() {
+    fn those_that_wait_are_woken_in_order_and_as_many_as_there_are_pages() {
         let mut table = Table::new();
         let ids = [(); 3].map(|()| table.insert(()));
         let mut pages = SendPages::new(8);

@@ -6,15 +6,15 @@ use netmem_packet::{Meta, Packet, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
 use std::task::Waker;
 
-/// The kind of memory of a stack's payload. It determines the type of received frames, and of the payload that a
-/// connection receives and sends.
+/// The kind of memory of a stack's payload. It determines the type of received frames, and of the
+/// payload that a connection receives and sends.
 ///
-/// Each kind of host memory implements it, such as `PeerShared` and `Private`: frames are [`Packet`]s, and payload
-/// consists of fragments of their pages. The crate `netmem-devmem` has one whose payload is in the memory of a device,
-/// which this process does not map.
+/// Each kind of host memory implements it, such as `PeerShared` and `Private`: frames are
+/// [`Packet`]s, and payload consists of fragments of their pages. The crate `netmem-devmem` has one
+/// whose payload is in the memory of a device, which this process does not map.
 ///
-/// In each case, headers are in host memory, and so are all packets that belong to no connection: ARP, ICMP,
-/// handshakes, datagrams.
+/// In each case, headers are in host memory, and so are all packets that belong to no connection:
+/// ARP, ICMP, handshakes, datagrams.
 pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     /// The kind of host memory, for headers and for frames that are completely in host memory.
     type Mem: Mapped;
@@ -25,8 +25,8 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     #[cfg(feature = "bench")]
     type Count: netmem_refs::Count;
 
-    /// The `len` bytes of payload from byte `at` of `frame` on, as pieces in their order. No piece is empty. If the
-    /// frame has fewer bytes, the missing ones count as dropped.
+    /// The `len` bytes of payload from byte `at` of `frame` on, as pieces in their order. No piece
+    /// is empty. If the frame has fewer bytes, the missing ones count as dropped.
     fn received(frame: Self::Frame, at: usize, len: usize) -> impl Iterator<Item = Self::Received>;
 
     /// A fragment of host memory as payload to be sent.
@@ -39,8 +39,8 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
 /// The count of the destination entries of a stack with this payload.
 pub(crate) type DstCount<P> = <P as DstCounted>::Count;
 
-/// Chooses the [`DstCount`]. Why a trait: a user's kind of payload names no count, and a benchmark's
-/// does.
+/// Chooses the [`DstCount`]. Why a trait: a user's kind of payload names no count, and a
+/// benchmark's does.
 pub(crate) trait DstCounted {
     type Count: netmem_refs::Count;
 }
@@ -69,24 +69,27 @@ pub trait ReceivedFrame<M: Mapped>: From<Packet<M>> + Send + 'static {
     /// Copies the first bytes out: as many as there are, can be read, and fit. Returns how many.
     fn peek(&self, to: &mut [u8]) -> usize;
 
-    /// The sum of `len` bytes from byte `at` on. `None` if there are fewer, or one of them cannot be read.
+    /// The sum of `len` bytes from byte `at` on. `None` if there are fewer, or one of them cannot
+    /// be read.
     fn sum(&self, at: usize, len: usize) -> Option<Sum>;
 
-    /// The first `len` bytes of the frame as a packet, if they are in host memory. The bytes after them are padding.
+    /// The first `len` bytes of the frame as a packet, if they are in host memory. The bytes after
+    /// them are padding.
     fn into_packet(self, len: usize) -> Option<Packet<M>>;
 }
 
 /// Payload that a transmit queue of the kind `T` sends.
 pub trait Transmit<T: TxQueue<Mem = <Self as Payload>::Mem>>: Payload {
-    /// Sends a frame: the bytes of `packet`, then those of `rest`, one chunk or more that are not in [host memory](Payload::in_host).
-    /// The checksum is partial: the device completes it.
+    /// Sends a frame: the bytes of `packet`, then those of `rest`, one chunk or more that are not
+    /// in [host memory](Payload::in_host). The checksum is partial: the device completes it.
     ///
     /// # Errors
     ///
     /// [`Unsent`]; nothing is held.
     fn transmit(tx: &mut T, packet: Packet<Self::Mem>, rest: &[Self::Sent]) -> Result<(), Unsent>;
 
-    /// Adds the wakers of users to `wakers` that wait until sent memory can be used again, if it can.
+    /// Adds the wakers of users to `wakers` that wait until sent memory can be used again, if it
+    /// can.
     fn wake(tx: &mut T, wakers: &mut Vec<Waker>) {
         let _ = (tx, wakers);
     }
@@ -97,7 +100,7 @@ pub trait Transmit<T: TxQueue<Mem = <Self as Payload>::Mem>>: Payload {
 pub enum Unsent {
     /// The queue is full. It has room when the device is done with frames that it has.
     Later,
-    /// The queue will never take it. The connection treats this as if the link had lost the frame.
+    /// The queue never accepts it. The connection treats this as if the link had lost the frame.
     Never,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Resources<P: Payload> {
     /// Received pages that connections, sockets and users may hold.
     pub(crate) budget: Budget,
     /// Wakers that are called at the end of the poll, when no table is borrowed. A waker that is
-    /// dropped goes here, too: it could drop a socket, which borrows the tables.
+    /// dropped is put here, too: it could drop a socket, which borrows the tables.
     pub(crate) wakers: Vec<Waker>,
     /// The task that drives the stack.
     pub(crate) driver: Option<Waker>,

@@ -4,8 +4,8 @@ use crate::stack::payload::Payload;
 use netmem_packet::{Gro, Handler, Packet, Poll, RxQueue, Wait};
 use netmem_pool::Mapped;
 
-/// A receive queue, as a stack polls it. Each [`RxQueue`] is one: its frames are in host memory, and consecutive segments are merged
-/// ([`Gro`]).
+/// A receive queue, as a stack polls it. Each [`RxQueue`] is one: its frames are in host memory,
+/// and consecutive segments are merged ([`Gro`]).
 pub trait Source: Wait {
     /// The kind of memory of the payload of its frames.
     type Payload: Payload;
@@ -15,8 +15,9 @@ pub trait Source: Wait {
     /// A batch, for about so many frames.
     fn batch(capacity: usize) -> Self::Batch;
 
-    /// Whether the queue was short of buffers when the batch was received: payload is dropped then, and headers are processed, so that the
-    /// pages of the batch are posted again. See [`netmem_packet::Poll::is_short`].
+    /// Whether the queue was short of buffers when the batch was received: payload is dropped then,
+    /// and headers are processed, so that the pages of the batch are posted again. See
+    /// [`netmem_packet::Poll::is_short`].
     fn is_short(batch: &Self::Batch) -> bool {
         let _ = batch;
         false
@@ -25,8 +26,9 @@ pub trait Source: Wait {
     /// The frames of a batch, in order.
     fn frames(batch: &mut Self::Batch) -> &mut Vec<<Self::Payload as Payload>::Frame>;
 
-    /// Runs `f` in the queue's poll context, on this thread: pages that are dropped inside return to the pool's cache.
-    /// `f` is given a function that receives up to so many frames into a batch, and returns how many frames there were.
+    /// Runs `f` in the queue's poll context, on this thread: pages that are dropped inside return
+    /// to the pool's cache. The argument of `f` is a function that receives up to so many frames
+    /// into a batch, and returns how many frames there were.
     fn poll<R>(&mut self, f: impl FnOnce(&mut dyn FnMut(usize, &mut Self::Batch) -> usize) -> R) -> R;
 }
 

@@ -204,9 +204,10 @@ where
         core.tcp.handle_device_gone(&mut core.resources);
     }
 
-    /// Ends the stack, and gives its queues back. Connections end without a segment to the peer;
-    /// sockets that still exist return [`SocketError::StackGone`](crate::stack::SocketError::StackGone). Dropping a stack does the same,
-    /// and drops the queues.
+    /// Ends the stack, and returns its queues. Connections end without a segment to the peer;
+    /// sockets that still exist return
+    /// [`SocketError::StackGone`](crate::stack::SocketError::StackGone). Dropping a stack does the
+    /// same, and drops the queues.
     #[must_use = "dropping the stack drops its queues"]
     pub fn into_queues(self) -> (R, T) {
         (self.rx, self.tx)

@@ -6,7 +6,7 @@
 pub struct StackStats {
     /// Frames that were received. Segments that were merged count as one.
     pub received: u64,
-    /// Frames that were given to the device.
+    /// Frames that were posted to the device.
     pub sent: u64,
     /// Frames for this host's own addresses, which went to no device.
     pub looped: u64,
@@ -44,7 +44,7 @@ pub struct StackStats {
     pub icmp_errors: u64,
     /// Frames that were not sent because there was no page.
     pub no_page: u64,
-    /// Frames that were dropped because the transmit queue will never take them: it has stopped.
+    /// Frames that were dropped because the transmit queue never accepts them: it has stopped.
     pub refused: u64,
     /// Packets that were dropped because their next hop did not answer.
     pub unresolved: u64,

@@ -1,9 +1,10 @@
 //! Tokio's traits for streams, and a task that drives a stack.
 //!
-//! The task and the sockets are on one thread: a current-thread runtime, and a [`LocalSet`](tokio::task::LocalSet)
-//! where tasks are spawned. Programs written for tokio's traits, such as hyper, then run on the stack as they are.
-//! These traits read into the caller's bytes, so payload is copied. Programs that want fragments use
-//! [`TcpStream::poll_recv`]. `Bytes` that were made of fragments are written without a copy ([`TcpStream::write`]).
+//! The task and the sockets are on one thread: a current-thread runtime, and a
+//! [`LocalSet`](tokio::task::LocalSet) where tasks are spawned. Programs written for tokio's
+//! traits, such as hyper, then run on the stack as they are. These traits read into the caller's
+//! bytes, so payload is copied. Programs that want fragments use [`TcpStream::poll_recv`]. `Bytes`
+//! that were made of fragments are written without a copy ([`TcpStream::write`]).
 
 use crate::stack::{Stack, TcpStream};
 use crate::time::Time;
@@ -53,9 +54,9 @@ impl<M: Mapped> AsyncWrite for TcpStream<M> {
     }
 }
 
-/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in tokio's
-/// reactor when there is nothing to do. The stack is the caller's, so that a program can call
-/// [`Stack::finish`] after that.
+/// Drives a stack until the future is dropped: polls it, lets other tasks run, and sleeps in
+/// tokio's reactor when there is nothing to do. The stack is the caller's, so that a program can
+/// call [`Stack::finish`] after that.
 ///
 /// `now` is the clock. Timers are as exact as tokio's: they fire up to a millisecond late.
 ///
@@ -85,7 +86,8 @@ where
             let called = stack.poll_calls(cx.waker());
             let timeout = sleep.as_mut().as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready());
             let woken = match readable.poll_read_ready(cx) {
-                // The readiness is cleared before the stack is armed again, so that a later wake-up is not missed.
+                // The readiness is cleared before the stack is armed again, so that a later wake-up
+                // is not missed.
                 Poll::Ready(guard) => guard.map(|mut guard| guard.clear_ready()).is_ok(),
                 Poll::Pending => false,
             };

@@ -1,6 +1,7 @@
 //! A stack over queues in memory, and over devices with the kernel as peer.
 //!
-//! Tests that measure the memory of their process are in `tests/memory`. Connections without a stack, over a bad link, are in `tests/sim`.
+//! Tests that measure the memory of their process are in `tests/memory`. Connections without a
+//! stack, over a bad link, are in `tests/sim`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test")]
 
 mod budget;

@@ -1,5 +1,5 @@
-//! Connections that are restored in another host, which stands for another process, and what a stack leaves when it
-//! ends.
+//! Connections that are restored in another host, which stands for another process, and what a
+//! stack leaves when it ends.
 
 use crate::common::{Cable, Link, MemRx, MemTx, addr, connected, host, pair, pool, stack};
 use netmem_inet::tcp::Config;
@@ -17,8 +17,8 @@ fn another_process(link: &mut Link, saved: Option<&SavedStream>) -> Host<Private
     other
 }
 
-/// Payload that the user sent before it closed arrives although the process ends afterwards. No segment is answered by
-/// a reset before the connection is restored.
+/// Payload that the user sent before it closed arrives although the process ends afterwards. No
+/// segment is answered by a reset before the connection is restored.
 #[test]
 fn a_connection_that_was_closed_goes_on_in_another_process() {
     let mut link = Link::new(true);
@@ -93,7 +93,8 @@ fn addresses_of_a_saved_stream_are_checked() {
     assert_eq!(restore("10.0.0.2:80", "10.0.0.1:5000"), Ok(()));
 }
 
-/// The page of a frame in the mailbox of a stack that ends is returned: it belongs to another queue's pool.
+/// The page of a frame in the mailbox of a stack that ends is returned: it belongs to another
+/// queue's pool.
 #[test]
 fn a_stack_that_ends_leaves_no_frames_in_its_mailbox() {
     let (there, back) = (Cable::default(), Cable::default());

@@ -24,8 +24,8 @@ fn read(stream: &mut TcpStream<Private>, link: &mut Link, n: usize) -> Vec<u8> {
     bytes
 }
 
-/// Proves INET-3: `Bytes` that were made of a fragment are sent from its page, also in a write of several slices. They
-/// are found by their address. Other bytes are copied, and counted.
+/// Proves INET-3: `Bytes` that were made of a fragment are sent from its page, also in a write of
+/// several slices. They are found by their address. Other bytes are copied, and counted.
 #[test]
 fn bytes_of_fragments_are_written_without_a_copy() {
     let mut link = Link::new(true);
@@ -37,7 +37,8 @@ fn bytes_of_fragments_are_written_without_a_copy() {
     assert_eq!(client.write(&body), Ok(3900));
     assert_eq!(link.near.stats().copied_sent, 0);
     assert!(read(&mut server, &mut link, 3900) == expected);
-    // The write has a separate head, a slice of the body, a short slice, and bytes that are in no page.
+    // The write has a separate head, a slice of the body, a short slice, and bytes that are in no
+    // page.
     let vec = vec![7; 1000];
     let slices = [&b"head"[..], &body[500..1500], &body[..511], &vec].map(IoSlice::new);
     assert_eq!(client.write_vectored(&slices), Ok(4 + 1000 + 511 + 1000));
@@ -67,8 +68,8 @@ fn small_writes_become_one_piece() {
     assert!(sent <= 3, "{sent} segments for 2000 bytes");
 }
 
-/// If a device can only cut segments without congestion marks, it gets large segments of connections that do not use
-/// ECN. Those of other connections are cut before.
+/// If a device can only cut segments without congestion marks, it gets large segments of
+/// connections that do not use ECN. Those of other connections are cut before.
 #[test]
 fn a_device_without_ecn_cuts_segments_of_connections_without_ecn() {
     for (ecn, large) in [(Ecn::Off, true), (Ecn::Request, false)] {
@@ -97,8 +98,9 @@ fn a_device_without_ecn_cuts_segments_of_connections_without_ecn() {
     }
 }
 
-/// Each segment of a connection has the code point and the hop limit that its user chose, from the first SYN on, also those
-/// of a server that answers with a cookie. A change holds for the segments after it. ECN's bits stay.
+/// Each segment of a connection has the code point and the hop limit that its user chose, from the
+/// first SYN on, also those of a server that answers with a cookie. A change holds for the segments
+/// after it. ECN's bits stay.
 #[test]
 fn the_user_chooses_fields_of_the_ip_headers() {
     // Class and hop limit of each frame of TCP, as they are on the wire.

@@ -1,7 +1,8 @@
 //! A stack over the embedded virtio-net device, with the kernel's stack as peer behind a tap.
 //!
 //! ```text
-//!   sockets of std (threads) ── kernel ── tap ── virtio-net device (thread) ── virtio-net driver ── Stack (this thread)
+//!   sockets of std (threads) ── kernel ── tap ── virtio-net device (thread)
+//!                                                  └── virtio-net driver ── Stack (this thread)
 //! ```
 
 use crate::kernel_peer::{address, connect, drive, echo, host};
@@ -19,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// Runs `peer` on a thread with the kernel's sockets, and calls `serve` after each poll of the stack. Ends when `peer`
-/// returns.
+/// Runs `peer` on a thread with the kernel's sockets, and calls `serve` after each poll of the
+/// stack. Ends when `peer` returns.
 fn beside_the_kernel(
     net: u8,
     options: NetOptions,

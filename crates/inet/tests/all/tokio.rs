@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::LocalSet;
 
-/// Two stacks and their users are tasks of one thread. The thread sleeps in tokio when no task has work.
+/// Two stacks and their users are tasks of one thread. The thread sleeps in tokio when no task has
+/// work.
 #[test]
 fn streams_are_read_and_written_by_tasks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -20,7 +21,8 @@ fn streams_are_read_and_written_by_tasks() {
     let (client, server) = (near.sockets(), far.sockets());
     let beginning = Instant::now();
     let now = move || Time::ZERO + beginning.elapsed();
-    // The queues in memory wake no task, unlike those of devices. So a task wakes both stacks every millisecond.
+    // The queues in memory wake no task, unlike those of devices. So a task wakes both stacks every
+    // millisecond.
     for (mine, other) in [(near.waker(), far.waker()), (far.waker(), near.waker())] {
         tasks.spawn_local(async move {
             loop {

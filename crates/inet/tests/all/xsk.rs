@@ -1,4 +1,5 @@
-//! A stack over queues of AF_XDP, with the kernel's stack as peer behind a veth pair: the same exchanges as over a tap.
+//! A stack over queues of AF_XDP, with the kernel's stack as peer behind a veth pair: the same
+//! exchanges as over a tap.
 //!
 //! ```text
 //!   sockets of std (threads) ── kernel ── veth ── veth ── XskRx, XskTx ── Stack (this thread)
@@ -13,11 +14,13 @@ use netmem_xsk::{QueueOptions, Xsk, XskOptions};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Runs the peer on the kernel's end of the pair, and the stack on the other end, which has no address in the kernel.
+/// Runs the peer on the kernel's end of the pair, and the stack on the other end, which has no
+/// address in the kernel.
 fn beside_the_kernel(net: u8, peer: Peer, serve: Serve) {
     ip("link add v0 type veth peer name v1");
     for end in ["v0", "v1"] {
-        // AF_XDP does not mark frames whose checksum or segmentation the kernel leaves to the device.
+        // AF_XDP does not mark frames whose checksum or segmentation the kernel leaves to the
+        // device.
         command(&format!("ethtool -K {end} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
         ip(&format!("link set {end} up"));
     }
@@ -33,7 +36,8 @@ fn beside_the_kernel(net: u8, peer: Peer, serve: Serve) {
     let mut stack = Stack::new(&host(net), rx, tx, pool.clone(), StackOptions::default(), now()).unwrap();
     drive(&mut stack, now, peer, serve);
     let (rx, mut tx) = stack.into_queues();
-    // The kernel may still have the last frames that were sent. Their pages would stay with the UMEM.
+    // The kernel may still have the last frames that were sent. Their pages would stay with the
+    // UMEM.
     while tx.outstanding() > 0 {
         tx.complete();
         std::thread::yield_now();

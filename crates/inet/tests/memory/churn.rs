@@ -1,5 +1,5 @@
-//! Many connections are made and ended, and nothing is left of them. `NETMEM_CONNECTIONS=100000` sets their number. The
-//! default is a few thousand.
+//! Many connections are made and ended, and nothing is left of them. `NETMEM_CONNECTIONS=100000`
+//! sets their number. The default is a few thousand.
 
 use crate::common::Link;
 use netmem_inet::tcp::Config;
@@ -96,8 +96,8 @@ fn resident() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Keeps this thread on its CPU, where the system allows it. The pools keep pages for each CPU that has used them, so that a thread that moves
-/// makes more of them resident.
+/// Keeps this thread on its CPU, where the system allows it. The pools keep pages for each CPU that
+/// has used them, so that a thread that moves makes more of them resident.
 fn stay() {
     let mut set = CpuSet::new();
     set.set(sched_getcpu());
@@ -126,7 +126,7 @@ fn nothing_is_left_of_connections_that_come_and_go() {
         warm.get_or_insert_with(resident);
     }
     let grown = resident().saturating_sub(warm.unwrap());
-    // The pools touch the last of their pages, 12 MiB in total, only after a hundred thousand connections. Afterwards
-    // memory does not grow.
+    // The pools touch the last of their pages, 12 MiB in total, only after a hundred thousand
+    // connections. Afterwards memory does not grow.
     assert!(grown < 4 << 20, "{made} connections: {grown} bytes more after the first");
 }

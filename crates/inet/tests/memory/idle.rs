@@ -32,8 +32,8 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Each connection has received and sent some segments, and is idle since. It holds no page, and
-/// little memory: its lists were freed. The goal is a kibibyte (docs/design/streams.md); the bound here is
-/// what is reached.
+/// little memory: its lists were freed. The goal is a kibibyte (docs/design/streams.md); the bound
+/// here is what is reached.
 #[test]
 fn an_idle_connection_is_small() {
     let _alone = crate::alone();

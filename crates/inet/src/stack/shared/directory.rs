@@ -23,7 +23,7 @@ const PASSED_OVER: usize = 1024;
 pub(crate) type StackId = u32;
 
 /// No stack: the connection is on its way to another one.
-pub(crate) const NOBODY: StackId = StackId::MAX;
+pub(crate) const NO_STACK: StackId = StackId::MAX;
 
 /// The use of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,19 +146,19 @@ impl Directory {
     /// The connection leaves its stack. Its flow stays in use until the connection
     /// [arrives](Self::arrive) at another stack, or is released.
     pub(crate) fn depart(&self, flow: Flow) {
-        self.shard(&flow).insert(flow, NOBODY);
+        self.shard(&flow).insert(flow, NO_STACK);
     }
 
     /// A connection of another process will be restored. Its flow is reserved until it arrives,
     /// unless a stack has it already.
     pub(crate) fn expect(&self, flow: Flow) {
-        self.shard(&flow).entry(flow).or_insert(NOBODY);
+        self.shard(&flow).entry(flow).or_insert(NO_STACK);
     }
 
     /// A connection that left its stack, or was expected, will not arrive.
     pub(crate) fn give_up(&self, flow: &Flow) {
         let mut shard = self.shard(flow);
-        if shard.get(flow) == Some(&NOBODY) {
+        if shard.get(flow) == Some(&NO_STACK) {
             shard.remove(flow);
         }
     }
@@ -166,7 +166,7 @@ impl Directory {
     /// A connection arrives at a stack. Returns false if its flow belongs to another connection.
     pub(crate) fn arrive(&self, flow: Flow, stack: StackId) -> bool {
         let mut shard = self.shard(&flow);
-        let free = shard.get(&flow).is_none_or(|&owner| owner == NOBODY);
+        let free = shard.get(&flow).is_none_or(|&owner| owner == NO_STACK);
         if free {
             shard.insert(flow, stack);
         }
@@ -175,7 +175,7 @@ impl Directory {
 
     /// Whether the connection is between two stacks.
     pub(crate) fn is_departed(&self, flow: &Flow) -> bool {
-        self.owner(flow) == Some(NOBODY)
+        self.owner(flow) == Some(NO_STACK)
     }
 
     /// Frees a flow.

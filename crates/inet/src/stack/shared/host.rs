@@ -122,8 +122,9 @@ impl<P: Payload> Host<P> {
     }
 
     /// Reserves the flow of a stream that a stack of this host will
-    /// [restore](crate::stack::Sockets::restore): until then its segments are dropped, and not answered by
-    /// a reset. For streams that are restored while a stack of the host is polled already.
+    /// [restore](crate::stack::Sockets::restore): until then its segments are dropped, and not
+    /// answered by a reset. For streams that are restored while a stack of the host is polled
+    /// already.
     pub fn expect(&self, saved: &SavedStream) {
         self.0.directory.expect(saved.flow());
     }
@@ -196,9 +197,9 @@ impl<P: Payload> Host<P> {
         self.0.hop_changes.load(Ordering::SeqCst)
     }
 
-    /// A neighbour was resolved, or does not answer: notifies the other stacks that have connections
-    /// which wait for one. The stack that finds the change is any of them, because the cache is the
-    /// host's.
+    /// A neighbour was resolved, or does not answer: notifies the other stacks that have
+    /// connections which wait for one. The stack that finds the change is any of them, because the
+    /// cache is the host's.
     pub(crate) fn handle_hop_change(&self, stack: StackId) {
         self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
         for (n, mailbox) in self.mailboxes().iter().enumerate() {

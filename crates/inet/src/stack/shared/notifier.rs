@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   the stack's thread (`arm`)               another thread (`notify`)
-//!   1  clears the eventfd                    1  publishes work: a frame in the mailbox, or `notified`
+//!   1  clears the eventfd                    1  publishes work: a frame, or `notified`
 //!   2  armed = true                          2  exchanges armed for false
 //!   3  checks for work                          it was true: writes the eventfd
 //!        some: armed = false, `Work`            it was false: nothing

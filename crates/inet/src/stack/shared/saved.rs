@@ -29,7 +29,8 @@ impl SavedStream {
         self.remote
     }
 
-    /// Bytes of payload. [`restore`](crate::stack::Sockets::restore) copies them into pages of the stack's pool.
+    /// Bytes of payload. [`restore`](crate::stack::Sockets::restore) copies them into pages of the
+    /// stack's pool.
     #[must_use]
     pub fn payload(&self) -> usize {
         self.unread.len() + self.unacknowledged.len()

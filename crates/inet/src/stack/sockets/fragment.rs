@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// Received payload: bytes of a page, which is counted in the budgets of its connection and its
 /// queue until this is dropped.
 ///
-/// A fragment goes to any thread, and can be sent as it is. An empty one, the default, is a place
-/// for one: calls that receive take a slice of such places.
+/// A fragment can be sent to any thread, and by a stream as it is. An empty fragment, the default,
+/// is a place for payload: calls that receive fill a slice of such places.
 ///
 /// Memory that an untrusted peer shares (`PeerShared`) is copied out ([`copy_to`](Self::copy_to)),
 /// because the peer can change it at any time. If the user has declared the peer trusted, and for
@@ -61,8 +61,8 @@ impl<M: Memory> Fragment<M> {
         self.len() == 0
     }
 
-    /// Takes `n` bytes off the front, or all that there are. No atomic, unless the page is given
-    /// back.
+    /// Removes `n` bytes from the front, or all that there are. No atomic, unless the page is
+    /// returned.
     pub fn advance(&mut self, n: usize) {
         match self.frag_mut() {
             Some(frag) if n < frag.len() => frag.advance(n),
@@ -110,7 +110,7 @@ impl<M: Memory> Fragment<M> {
     }
 
     /// Copies the bytes out of a page that they would keep for long: into a page of `packer`'s,
-    /// beside other detached payload. The received page returns to its pool, and its charge ends;
+    /// next to other detached payload. The received page returns to its pool, and its charge ends;
     /// the packed page is counted once, in the queue's budget, until the last fragment in it is
     /// dropped. Packed pages are at most half of the stack's pool.
     ///
@@ -247,7 +247,7 @@ mod tests {
     use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
     #[test]
-    fn detached_payload_is_packed_and_gives_its_page_back() {
+    fn detached_payload_is_packed_and_returns_its_page() {
         let pool = |name: &str| {
             let region = RegionOptions::new(8).huge_pages(false).build::<Private>().unwrap();
             PoolOptions::new(name).magazine(0).build_shared(RegionProvider::new(region), None).unwrap()

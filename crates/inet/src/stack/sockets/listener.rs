@@ -17,7 +17,7 @@ pub struct ListenOptions {
     /// complete another handshake are dropped.
     pub backlog: usize,
     /// Handshakes that are not complete. When there are so many, further ones are answered by
-    /// cookies, which take no memory.
+    /// cookies, which need no memory.
     pub half_open: usize,
     /// Whether the address `[::]` means the addresses of IPv6 only, and not those of IPv4, too.
     pub v6_only: bool,

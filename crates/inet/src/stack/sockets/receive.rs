@@ -11,21 +11,22 @@ use std::ops::Range;
 use std::task::{Context, Poll};
 
 impl<P: Payload> TcpStream<P> {
-    /// Receives the next payload in order, in any kind of memory, if `takes` returns true for it.
+    /// Receives the next payload in order, in any kind of memory, if `accepts` returns true for it.
     /// `None` means that the peer sends no more. [`recv`](Self::recv) is for payload in host
-    /// memory. `takes` must not call sockets.
+    /// memory. `accepts` must not call sockets.
     ///
     /// # Errors
     ///
-    /// [`SocketError::WouldBlock`]: nothing is there, or it was not taken. [`SocketError::Closed`].
+    /// [`SocketError::WouldBlock`]: nothing is there, or it was not accepted.
+    /// [`SocketError::Closed`].
     pub fn recv_chunk(
         &mut self,
-        takes: impl FnOnce(&P::Received) -> bool,
+        accepts: impl FnOnce(&P::Received) -> bool,
     ) -> Result<Option<Held<P::Received>>, SocketError> {
         let mut core = self.core.borrow_mut();
         let now = core.resources.now;
         let entry = core.tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
-        if entry.connection.peek().is_some_and(|chunk| !takes(chunk)) {
+        if entry.connection.peek().is_some_and(|chunk| !accepts(chunk)) {
             return Err(SocketError::WouldBlock);
         }
         match entry.connection.recv(now) {
@@ -59,7 +60,7 @@ impl<P: Payload> TcpStream<P> {
         let _: Poll<()> = self.wait_to_read(cx);
     }
 
-    /// The budget in which buffers of received payload count until their user gives them back.
+    /// The budget in which buffers of received payload count until their user returns them.
     /// `None` if the stack is gone.
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
@@ -90,7 +91,7 @@ impl<P: Payload> TcpStream<P> {
     }
 
     /// Shuts down the reading direction: after the bytes that were received, reads return the end
-    /// of the stream. The peer is not told; what it still sends is acknowledged.
+    /// of the stream. The peer is not notified; what it still sends is acknowledged.
     pub fn shutdown_read(&mut self) {
         self.with(|connection, _| connection.shutdown_read());
     }

@@ -20,7 +20,7 @@ impl<M: Mapped> TcpStream<M> {
     /// that the host's device has received, or one of its pool. The fragment is held until the peer
     /// has acknowledged it and the device has completed each of its transmissions.
     ///
-    /// `more` says that more follows soon: a segment that is not full may wait for it.
+    /// `more`: more payload follows soon, so a segment that is not full may wait for it.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl<P: Payload> TcpStream<P> {
     /// is held until the peer has acknowledged it and the device has completed each of its
     /// transmissions.
     ///
-    /// `more` says that more follows soon: a segment that is not full may wait for it.
+    /// `more`: more payload follows soon, so a segment that is not full may wait for it.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl<P: Payload> TcpStream<P> {
     }
 
     /// Shuts down the sending direction: the peer sees the end of the stream after the bytes that
-    /// were sent. Receiving goes on.
+    /// were sent. Receiving continues.
     pub fn shutdown(&mut self) {
         self.with(|connection, _| connection.shutdown());
     }

@@ -14,11 +14,11 @@ use crate::tcp::{Config, Listener};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// Opens the sockets of a [`Stack`](crate::stack::Stack). Stays on its thread, as they do; fragments
-/// go anywhere.
+/// Opens the sockets of a [`Stack`](crate::stack::Stack). Stays on its thread, as they do;
+/// fragments go anywhere.
 ///
-/// Calls of sockets take effect at the next [`poll`](crate::stack::Stack::poll) of the stack, which sends
-/// the segments. The time of a call is that of the last poll.
+/// Calls of sockets take effect at the next [`poll`](crate::stack::Stack::poll) of the stack, which
+/// sends the segments. The time of a call is that of the last poll.
 pub struct Sockets<P: Payload> {
     pub(crate) core: SharedCore<P>,
 }
@@ -105,7 +105,8 @@ impl<P: Payload> Sockets<P> {
         Ok(UdpSocket { core: self.core.clone(), n, local: SocketAddr::new(local.ip(), port) })
     }
 
-    /// The counters of the stack, also after its end. As [`Stack::stats`](crate::stack::Stack::stats).
+    /// The counters of the stack, also after its end. As
+    /// [`Stack::stats`](crate::stack::Stack::stats).
     #[must_use]
     pub fn stats(&self) -> StackStats {
         self.core.borrow().resources.egress.stats

@@ -63,7 +63,7 @@ impl<P: Payload> TcpStream<P> {
     ///
     /// # Errors
     ///
-    /// [`SocketError::Closed`] says why the connection was not made, or has ended.
+    /// [`SocketError::Closed`] has the reason why the connection was not made, or has ended.
     pub fn is_connected(&self) -> Result<bool, SocketError> {
         let core = self.core.borrow();
         let entry = core.tcp.connections.get(self.id).ok_or(SocketError::StackGone)?;

@@ -79,7 +79,7 @@ impl<P: Payload> UdpSocket<P> {
         self.send_to(payload, peer)
     }
 
-    /// Receives a datagram: its payload goes into the first places of `into`, without a copy.
+    /// Receives a datagram: its payload is stored in the first places of `into`, without a copy.
     ///
     /// # Errors
     ///

@@ -1,12 +1,13 @@
 //! The connections of a stack: which there are, and the flow of each.
 //!
 //! A connection stays in the table until its [owner](ConnectionEntry::role) releases it, whatever
-//! the peer does: a stream until it is dropped, a connection in an accept queue until it is accepted
-//! and dropped. So an owner's handle names its connection, or, if the stack is gone, nothing.
+//! the peer does: a stream until it is dropped, a connection in an accept queue until it is
+//! accepted and dropped. So an owner's handle names its connection, or, if the stack is gone,
+//! nothing.
 //!
 //! A flow has at most one connection that receives its segments. A connection that has ended has no
 //! flow, although it stays in the table until its owner releases it: the peer can begin a new
-//! connection from the same port. A new connection also takes over the flow of one in TIME-WAIT.
+//! connection from the same port. A new connection also reuses the flow of one in TIME-WAIT.
 
 use crate::stack::payload::Payload;
 use crate::stack::table::Table;

@@ -5,8 +5,8 @@
 //!   push, by a user ──► outbox ──► poll_transmit: headers ──► ready ──► the transmit queue
 //! ```
 //!
-//! A datagram looks its path up when it is pushed, for its source address, and again when it is
-//! sent: meanwhile routes can change.
+//! The path of a datagram is looked up when it is pushed, for its source address, and again when it
+//! is sent: meanwhile routes can change.
 
 use crate::route::MIN_PATH_MTU_V4;
 use crate::stack::address::canonical;
@@ -32,7 +32,8 @@ use std::time::Duration;
 const OUTBOX: usize = 1024;
 /// The most datagrams that wait in a socket for its user.
 const QUEUE: usize = 1024;
-/// For so long after a long datagram was sent, an error that says it was too long is believed.
+/// For so long after a long datagram was sent, an error that reports that it was too long is
+/// believed.
 const ERROR_AGE: Duration = Duration::from_secs(3);
 /// Payload of datagrams that are short enough for each path.
 const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
@@ -345,7 +346,7 @@ impl<M: Mapped> Datagrams<M> {
         sent
     }
 
-    /// Takes a datagram out of the outbox and writes its headers. If it is too long for the path,
+    /// Removes a datagram from the outbox and writes its headers. If it is too long for the path,
     /// it is sent in fragments.
     fn write_next<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,

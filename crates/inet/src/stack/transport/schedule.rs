@@ -6,10 +6,15 @@
 //!
 //! ```text
 //!   segment, call, timer ──► due ──► processed ──► timers, segments to send, events, next timer
-//!                             ▲        ├──► ring            the ring is full: in order, as many as completions make room for
-//!                             │        ├──► hops            the next hop is not resolved: when a neighbour has changed
-//!                             └────────┴──► buffer_limited  pages are missing to receive: when pages are returned
+//!                             ▲          ├──► ring
+//!                             │          ├──► hops
+//!                             └──────────┴──► buffer_limited
 //! ```
+//!
+//! * **ring**: the transmit ring is full. Connections are processed in order, as many as completions
+//!   make room for.
+//! * **hops**: the next hop is not resolved. Connections are due when a neighbour has changed.
+//! * **buffer_limited**: pages are missing to receive. Connections are due when pages are returned.
 //!
 //! A connection that waits has a deadline, too ([`Connection::poll_transmit`]), so none waits for
 //! ever, and none is tried at intervals. The lists have handles; a flag in the connection's
@@ -144,19 +149,19 @@ impl Schedule {
         }
     }
 
-    /// The connections that wait for the ring. Those that wait again are behind them, after
-    /// [`put_back_ring`](Self::put_back_ring).
+    /// Removes the connections that wait for the ring, and returns them. Those that wait again are
+    /// behind them, after [`put_back_ring`](Self::put_back_ring).
     pub(crate) fn take_ring(&mut self) -> VecDeque<ConnectionId> {
         mem::take(&mut self.ring)
     }
 
-    /// Puts connections that were taken back, before those that have begun to wait meanwhile.
+    /// Puts connections that were removed back, before those that have begun to wait meanwhile.
     pub(crate) fn put_back_ring(&mut self, mut waiting: VecDeque<ConnectionId>) {
         waiting.append(&mut self.ring);
         self.ring = waiting;
     }
 
-    /// If the connection is the last one that has begun to wait for the ring, it is taken out.
+    /// If the connection is the last one that has begun to wait for the ring, it is removed.
     /// Returns whether it was. Its flag stays.
     pub(crate) fn take_last_of_ring(&mut self, id: ConnectionId) -> bool {
         let is_last = self.ring.back() == Some(&id);
@@ -236,7 +241,7 @@ impl Schedule {
         }
     }
 
-    /// Takes the oldest connection in TIME-WAIT off the list, if there are more than `limit`.
+    /// Removes the oldest connection in TIME-WAIT from the list, if there are more than `limit`.
     pub(crate) fn pop_time_wait(&mut self, limit: usize) -> Option<ConnectionId> {
         if self.time_wait.len() > limit { self.time_wait.pop_front() } else { None }
     }

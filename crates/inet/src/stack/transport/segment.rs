@@ -108,7 +108,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     }
 
     /// No buffer is free for payload of a connection that is in order. Payload that is out of order
-    /// makes room: that of the connection that has most goes first. Its peer sends it again.
+    /// makes room: that of the connection that has most is dropped first. Its peer sends it again.
     #[cold]
     fn make_room(&mut self, id: ConnectionId, segment: &ReceivedSegment<'_>) {
         let (seq, len) = (segment.header.seq, segment.meta.len);

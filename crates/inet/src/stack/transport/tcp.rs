@@ -1,4 +1,4 @@
-//! The TCP of a stack: connections come, and go.
+//! The TCP of a stack: connections come and go.
 //!
 //! ```text
 //!   connect, segment, adopt ──► insert ──► in the table, with its flow ──► remove
@@ -153,13 +153,13 @@ impl<P: Payload> Tcp<P> {
 
     /// Removes a connection that has no owner.
     pub(crate) fn remove(&mut self, resources: &mut Resources<P>, id: ConnectionId) {
-        if let Some((entry, true)) = self.take(resources, id) {
+        if let Some((entry, true)) = self.detach(resources, id) {
             resources.host.directory().release(&entry.flow);
         }
     }
 
-    /// Takes a connection out of the tables of this stack. Returns also whether it had its flow.
-    fn take(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
+    /// Removes a connection from the tables of this stack. Returns also whether it had its flow.
+    fn detach(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
         let (mut entry, linked) = self.connections.remove(id)?;
         self.schedule.remove(id);
         resources.pages.release(entry.written.clear());
@@ -167,14 +167,15 @@ impl<P: Payload> Tcp<P> {
         Some((entry, linked))
     }
 
-    /// Takes a connection off the tables, which continues elsewhere. Its segments are dropped from
-    /// now on. `None` if its handshake is not complete, or if it has ended: it has no flow then.
+    /// Removes a connection from the tables, which continues elsewhere. Its segments are dropped
+    /// from now on. `None` if its handshake is not complete, or if it has ended: it has no flow
+    /// then.
     pub(crate) fn depart(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<Box<ConnectionEntry<P>>> {
         let entry = self.connections.get(id)?;
         if !entry.connected || self.connections.find(&entry.flow) != Some(id) {
             return None;
         }
-        let (entry, _) = self.take(resources, id)?;
+        let (entry, _) = self.detach(resources, id)?;
         resources.host.directory().depart(entry.flow);
         Some(entry)
     }
@@ -250,7 +251,7 @@ impl<P: Payload> Tcp<P> {
         }
     }
 
-    /// A new connection takes over the flow of one in TIME-WAIT, which ends. It stays in the table
+    /// A new connection reuses the flow of one in TIME-WAIT, which ends. It stays in the table
     /// until its owner releases it.
     pub(crate) fn supersede(&mut self, old: ConnectionId) {
         self.connections.unlink(old);
@@ -313,7 +314,7 @@ impl<P: Payload> Tcp<P> {
     }
 }
 
-/// A connection in TIME-WAIT whose flow a new connection may take over, and the least initial
+/// A connection in TIME-WAIT whose flow a new connection may reuse, and the least initial
 /// number of the new one.
 #[derive(Clone, Copy)]
 pub(crate) struct ReusedFlow {

@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!   level 0   64 slots of 1 us       this block of 64 us
-//!   level 1   64 slots of 64 us      this block of 4 ms          a slot whose time has come is emptied into
-//!   ...                                                          the levels below, or fires
+//!   level 1   64 slots of 64 us      this block of 4 ms      a slot whose time has come is emptied
+//!   ...                                                      into the levels below, or fires
 //!   level 6   64 slots of 19 h       all the rest
 //! ```
 //!
-//! A timer's level is the highest group of six bits in which its time and the present time differ. So every timer of a
-//! level is earlier than all timers of the levels above, and each level has a word that says which of its slots are in
-//! use: the next slot is found by seven tests. Setting and clearing a timer are a few stores; a timer moves down at
-//! most six times.
+//! A timer's level is the highest group of six bits in which its time and the present time differ.
+//! So every timer of a level is earlier than all timers of the levels above, and each level has a
+//! word whose bits mark which of its slots are in use: the next slot is found by seven tests.
+//! Setting and clearing a timer are a few stores; a timer moves down at most six times.
 //!
-//! Timers are numbered by their user: connection 7 has timer 7. A slot is a doubly linked list of such numbers.
+//! Timers are numbered by their user: connection 7 has timer 7. A slot is a doubly linked list of
+//! such numbers.
 
 use crate::time::Time;
 
@@ -119,8 +120,9 @@ impl Wheel {
         let at = timer.at.max(self.now);
         let differs = (at ^ self.now) | 1;
         let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS) as usize;
-        // The last level goes round: a time of its next block is in a slot behind the present one, and what is more than a turn away
-        // waits in the last slot of the turn, and is placed again then.
+        // The last level is circular: a time of its next block is in a slot behind the present one,
+        // and what is more than a turn away waits in the last slot of the turn, and is placed again
+        // then.
         let level = level.min(LEVELS - 1);
         let shift = BITS * level as u32;
         let ahead = ((at >> shift) - (self.now >> shift)).min(SLOTS - 1);
@@ -166,7 +168,7 @@ mod tests {
 
     /// The wheel against a sorted set: timers fire when their time has come, not before, and once.
     #[test]
-    fn timers_fire_as_a_sorted_set_says() {
+    fn timers_fire_as_in_a_sorted_set() {
         let mut rng = fastrand::Rng::with_seed(7);
         for _ in 0..20 {
             let mut now = rng.u64(..1 << 44);
@@ -205,7 +207,8 @@ mod tests {
         }
     }
 
-    /// A loop that sleeps until `next` and then advances wakes up at most once for each level of a timer.
+    /// A loop that sleeps until `next` and then advances wakes up at most once for each level of a
+    /// timer.
     #[test]
     fn a_timer_costs_a_sleeper_few_wake_ups() {
         let mut wheel = Wheel::new(at(12345));

@@ -9,7 +9,7 @@ use crate::stack::transport::handles::ConnectionId;
 use std::mem;
 
 /// Copies bytes into pages and sends them, as many as there is room for. Returns how many. If it is
-/// none, and the connection goes on, its user is woken when that changes.
+/// none, and the connection has not ended, its user is woken when that changes.
 ///
 /// Writes that follow each other go into the same page, until all bytes in it are acknowledged.
 pub(crate) fn write<P: Payload>(

@@ -1,4 +1,5 @@
-//! The kernel's sockets as peers of a stack, over any queues: the exchanges between them, and the loop of the stack.
+//! The kernel's sockets as peers of a stack, over any queues: the exchanges between them, and the
+//! loop of the stack.
 
 use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
@@ -12,14 +13,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The address of a host. The kernel's addresses are 198.18.N.1 and fd00:18:N::1. Those of the stack end with 2.
+/// The address of a host. The kernel's addresses are 198.18.N.1 and fd00:18:N::1. Those of the
+/// stack end with 2.
 pub(crate) fn address(net: u8, v6: bool, ours: bool) -> IpAddr {
     let last = if ours { 2 } else { 1 };
     if v6 { [0xfd00, 0x18, net.into(), 0, 0, 0, 0, last].into() } else { [198, 18, net, last as u8].into() }
 }
 
-/// Runs `peer` on a thread with the kernel's sockets, and calls `serve` after each poll of the stack. Ends when `peer`
-/// returns. The stack then has no connections and holds no pages.
+/// Runs `peer` on a thread with the kernel's sockets, and calls `serve` after each poll of the
+/// stack. Ends when `peer` returns. The stack then has no connections and holds no pages.
 pub(crate) fn drive<R, T>(
     stack: &mut Stack<R, T>,
     now: impl Fn() -> Time,
@@ -129,7 +131,8 @@ fn exchange(to: SocketAddr, seed: u32, len: usize) {
 pub(crate) type Peer = Box<dyn FnOnce() + Send>;
 pub(crate) type Serve = Box<dyn FnMut(&Sockets<PeerShared>)>;
 
-/// The kernel connects to the stack, which sends everything back. It also sends datagrams in fragments.
+/// The kernel connects to the stack, which sends everything back. It also sends datagrams in
+/// fragments.
 pub(crate) fn echo(net: u8, run: impl FnOnce(Peer, Serve)) {
     let peer = move || {
         for v6 in [false, true] {

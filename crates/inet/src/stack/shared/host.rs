@@ -135,7 +135,7 @@ impl<P: Payload> Host<P> {
         self.0.directory.give_up(&saved.flow());
     }
 
-    /// How often gets of destination entries had to be repeated: [`Routes::retries`]. For
+    /// How often gets of destination entries had to be repeated: `Routes::retries`. For
     /// measurements, and not stable.
     #[cfg(feature = "bench")]
     #[must_use]

@@ -112,7 +112,7 @@ impl<P: Payload> Sockets<P> {
         self.core.borrow().resources.egress.stats
     }
 
-    /// Pages into which received payload can be detached. See [`Fragment::detach`].
+    /// Pages into which received payload can be detached. See [`Fragment::detach`](crate::Fragment::detach).
     pub fn packer(&self) -> Packer<P::Mem> {
         let Resources { egress, budget, pages, .. } = &self.core.borrow().resources;
         Packer::new(egress.pool.clone(), budget.clone(), pages.packed.clone())

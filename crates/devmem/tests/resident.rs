@@ -1,5 +1,5 @@
-//! The resident memory of bindings and sockets on devices of 80 GB. These tests are alone in their process, and run one after the other,
-//! because resident memory is measured for the process.
+//! The resident memory of bindings and sockets on devices of 80 GB. These tests are alone in their
+//! process, and run one after the other, because resident memory is measured for the process.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -24,8 +24,8 @@ fn resident() -> usize {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap() * 4096
 }
 
-/// Proves MEM-4 and MEM-6: 256 sockets take memory only for the pages that they receive, and returns of tokens that were never received
-/// make no memory resident.
+/// Proves MEM-4 and MEM-6: 256 sockets take memory only for the pages that they receive, and
+/// returns of tokens that were never received make no memory resident.
 #[test]
 fn large_devices_cost_what_is_touched() {
     let _alone = alone();

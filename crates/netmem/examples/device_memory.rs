@@ -94,9 +94,9 @@ fn main() -> anyhow::Result<()> {
     println!("the payload: {:?}", String::from_utf8_lossy(&bytes));
     assert_eq!(bytes, payload);
 
-    // The token is given back, on any thread, and the page returns to its pool.
+    // The token is returned, on any thread, and the page returns to its pool.
     let returner = socket.returner();
-    println!("tokens given back: {}", returner.return_tokens(&[token.into()])?);
+    println!("tokens returned: {}", returner.return_tokens(&[token.into()])?);
 
     // The queue is restarted without the binding, and the memory is released.
     netdev.detach(0)?;

@@ -1,13 +1,16 @@
 //! A UDP echo server with ARP, on a tap: the kernel's own network stack is the peer.
 //!
-//!     sudo cargo run -p netmem --all-features --example echo_tap            # echoes three datagrams of its own, and ends
-//!     sudo cargo run -p netmem --all-features --example echo_tap serve      # echoes until it is killed; try: nc -u 192.0.2.2 7
+//!     sudo cargo run -p netmem --all-features --example echo_tap
+//!     sudo cargo run -p netmem --all-features --example echo_tap serve
+//!
+//! The first echoes three datagrams of its own, and ends. The second echoes until it is killed; try
+//! `nc -u 192.0.2.2 7`.
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
 //! ```text
-//!   UDP socket ── kernel ── tap ── virtio-net device (thread) ── virtio-net driver ── Echo (this thread)
-//!   192.0.2.1                                                                         192.0.2.2, port 7
+//!   UDP socket ── kernel ── tap ── virtio-net device ── virtio-net driver ── Echo
+//!   192.0.2.1                      a thread             this thread          192.0.2.2, port 7
 //! ```
 
 use anyhow::Context;

@@ -1,8 +1,11 @@
 //! hyper on netmem's own TCP, behind a tap: programs that are written for tokio's traits run on the
 //! stack as they are.
 //!
-//!     sudo cargo run -p netmem --all-features --example http_hyper            # a client of the kernel asks for a page, and the server ends
-//!     sudo cargo run -p netmem --all-features --example http_hyper serve      # serves until it is killed; try: curl http://192.0.2.2/
+//!     sudo cargo run -p netmem --all-features --example http_hyper
+//!     sudo cargo run -p netmem --all-features --example http_hyper serve
+//!
+//! In the first, a client of the kernel requests a page, and the server ends. The second serves
+//! until it is killed; try `curl http://192.0.2.2/`.
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!

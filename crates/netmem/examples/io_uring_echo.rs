@@ -1,9 +1,9 @@
 //! A TCP echo server on io_uring, whose buffers are pages of a [`SharedPool`].
 //!
 //! ```text
-//!   worker 1 ──► ring, provided buffers ┐                     recv:  the kernel chooses a provided buffer and fills it
-//!   worker 2 ──► ring, provided buffers ┼── one SharedPool    send:  the same page, as a fixed buffer; then it is dropped
-//!   ...                                 ┘    one region
+//!   worker 1 ──► ring, provided buffers ┐                    recv:  the kernel fills a buffer
+//!   worker 2 ──► ring, provided buffers ┼── one SharedPool   send:  the same page, fixed buffer;
+//!   ...                                 ┘    one region             then it is dropped
 //! ```
 //!
 //! * The region is registered with each ring as one *fixed buffer*: the kernel keeps its pages

@@ -3,7 +3,8 @@
 //!
 //!     netmem device --listen /tmp/nic.sock --port tap:nm0 &
 //!     ip addr add 192.0.2.1/24 dev nm0
-//!     cargo run --release -p netmem --all-features --example loader -- /tmp/nic.sock 192.0.2.2/24 256 2 &
+//!     cargo run --release -p netmem --all-features --example loader -- \
+//!         /tmp/nic.sock 192.0.2.2/24 256 2 &
 //!     nc -N 192.0.2.2 9000 < model.bin | sha256sum
 //!
 //! The arguments are the socket of a virtio-net device in another process, the address of this
@@ -21,8 +22,9 @@
 //! stay in the memory until standard input ends.
 //!
 //! ```text
-//!   nc ── kernel ── tap ── netmem device ◄── vhost-user ──► driver ── stack ── streams: (offset, length, token)
-//!                            └─ payload ──► the memory                                └── send(offset, length)
+//!   nc ── kernel ── tap ── netmem device ◄── vhost-user ──► driver ── stack ── streams:
+//!                            └─ payload ──► the memory          recv ──► (offset, length, token)
+//!                                                               send(offset, length)
 //! ```
 
 #[path = "gpu/mod.rs"]
@@ -65,7 +67,7 @@ struct Extent {
 struct Incoming {
     stream: DeviceStream,
     extents: VecDeque<Extent>,
-    /// The pages are the loader's until these are given back.
+    /// The pages are the loader's until these are returned.
     tokens: Vec<TokenRange>,
     bytes: u64,
     begin: Instant,
@@ -120,6 +122,15 @@ impl Incoming {
         match self.extents.back_mut() {
             Some(last) if last.offset + u64::from(last.len) == offset && last.len < 1 << 30 => last.len += len,
             _ => self.extents.push_back(Extent { offset, len }),
+        }
+        Ok(())
+    }
+
+    /// Returns the pages of the file.
+    fn return_pages(&self) -> anyhow::Result<()> {
+        let returner = self.stream.returner();
+        for tokens in self.tokens.chunks(64) {
+            returner.return_tokens(tokens)?;
         }
         Ok(())
     }
@@ -241,12 +252,7 @@ fn main() -> anyhow::Result<()> {
     }
 
     // The pages are returned, and the memory is released.
-    for file in &kept {
-        let returner = file.stream.returner();
-        for tokens in file.tokens.chunks(64) {
-            returner.return_tokens(tokens)?;
-        }
-    }
+    kept.iter().try_for_each(Incoming::return_pages)?;
     drop((kept, incoming, listener, streams, memory_of));
     // What was written is sent, then FIN.
     stack.finish(now() + Duration::from_secs(5), now)?;

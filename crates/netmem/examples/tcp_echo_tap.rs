@@ -1,14 +1,17 @@
 //! A TCP echo server on a tap: the kernel's own network stack is the peer, and payload is sent back
 //! from the pages in which it arrived.
 //!
-//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap            # a client of the kernel sends and compares a megabyte, and the server ends
-//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap serve      # echoes until it is killed; try: nc 192.0.2.2 7
+//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap
+//!     sudo cargo run -p netmem --all-features --example tcp_echo_tap serve
+//!
+//! In the first, a client of the kernel sends and compares a megabyte, and the server ends. The
+//! second echoes until it is killed; try `nc 192.0.2.2 7`.
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
 //! ```text
-//!   TCP socket ── kernel ── tap ── virtio-net device ── virtio-net driver ── Stack ── Echo      all on this thread
-//!   192.0.2.1                                                                192.0.2.2, port 7
+//!   TCP socket ── kernel ── tap ── virtio-net device ── virtio-net driver ── Stack ── Echo
+//!   192.0.2.1                      └──────── all on this thread ────────┘    192.0.2.2, port 7
 //! ```
 
 use anyhow::Context;

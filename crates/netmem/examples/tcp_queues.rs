@@ -4,13 +4,14 @@
 //!     cargo run --release -p netmem --all-features --example tcp_queues -- tap nm0 2 192.0.2.2/24
 //!     cargo run --release -p netmem --all-features --example tcp_queues -- xsk eth1 192.0.2.2/24
 //!
-//! On an interface it serves by all queues that are in use, beside the kernel, which keeps its own
+//! On an interface it serves by all queues that are in use. The kernel keeps its own
 //! addresses. Needs CAP_NET_ADMIN for a tap, and CAP_NET_RAW, CAP_BPF and CAP_PERFMON as well for
 //! an interface. Ends with standard input.
 //!
 //! ```text
 //!   kernel or wire ──┬── queue 0 ── stack ── thread 0 ──┐
-//!                    └── queue 1 ── stack ── thread 1 ──┴── one host: addresses, ports, routes, and a directory of connections
+//!                    └── queue 1 ── stack ── thread 1 ──┴── one host: addresses, ports,
+//!                                                           routes, a directory of connections
 //! ```
 //!
 //! Each stack listens on the same port. A connection lives on one stack; the stacks hand its

@@ -3,14 +3,14 @@
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_echo -- eth1 [PORT [WORKERS]]
 //!
-//! The XDP program takes UDP to the port (7) only. The kernel has all other traffic of the
+//! The XDP program redirects UDP to the port (7) only. The kernel has all other traffic of the
 //! interface: it keeps its addresses, answers ARP and neighbour solicitations, and can be logged in
 //! to. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN. Ends with standard input.
 //!
 //! ```text
-//!   queue's thread: rx ── packets ──► worker: swaps addresses and ports in place ──► queue's thread: tx ── completed ──┐
-//!                   ▲                    └── no echo request: dropped, on this thread ──┐                              │
-//!                   └──────────────────────────────── the pool ◄────────────────────────┴──────────────────────────────┘
+//!   queue's thread: rx ──► worker: swaps addresses, ports ──► queue's thread: tx ── completed ─┐
+//!                   ▲         └── no echo request: dropped here ──┐                            │
+//!                   └─────────────────── the pool ◄───────────────┴────────────────────────────┘
 //! ```
 
 use anyhow::Context;

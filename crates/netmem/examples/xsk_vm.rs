@@ -2,8 +2,9 @@
 //! whose port is AF_XDP.
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_vm -- /run/vm.sock eth1
-//!     qemu-system-x86_64 .. -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
-//!         -chardev socket,id=vhost,path=/run/vm.sock -netdev vhost-user,id=net,chardev=vhost -device virtio-net-pci,netdev=net
+//!     qemu-system-x86_64 .. -object memory-backend-memfd,id=mem,size=1G,share=on \
+//!         -machine memory-backend=mem -chardev socket,id=vhost,path=/run/vm.sock \
+//!         -netdev vhost-user,id=net,chardev=vhost -device virtio-net-pci,netdev=net
 //!
 //! There is neither a tap nor a bridge of the kernel. Offloads that the guest leaves to the device
 //! are done in software: checksums are completed and large segments are cut.

@@ -1,4 +1,5 @@
-//! The virtio-net device: for a driver in this process, in another process, or in a virtual machine.
+//! The virtio-net device: for a driver in this process, in another process, or in a virtual
+//! machine.
 //!
 //! A [`NetDevice`] has queues, each with a [`Port`](port::Port) that frames come from and go to: a
 //! tap, a generator, a capture, an AF_XDP queue ([`XskPort`](crate::xdp::XskPort)).

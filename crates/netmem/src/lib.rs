@@ -2,8 +2,8 @@
 //!
 //! A program that moves packets needs memory that a device writes to, that is passed through the
 //! program in pieces, and that is free again in time for the next packet. Netmem manages that
-//! memory. Each receive queue has a [`PagePool`](pool::PagePool), whose pages are mapped once. Dropping a packet,
-//! on any thread, returns its pages.
+//! memory. Each receive queue has a [`PagePool`](pool::PagePool), whose pages are mapped once.
+//! Dropping a packet, on any thread, returns its pages.
 //!
 //! ```text
 //!   device writes into a posted page
@@ -68,9 +68,10 @@
 //! | `device_memory` | `devmem` | device memory that this process does not map: bindings, sockets, tokens, senders |
 //!
 //! A module has the names that programs of its task use. The packages behind them have more:
-//! `netmem-percpu` (counters and magazines of each CPU), `netmem-virtio` (virtqueues), `netmem-inet`
-//! (a connection as a value, headers on the wire), `netmem-packet` (offloads of slices),
-//! `netmem-netem` (a link with faults). Types of these packages and of this one are the same types.
+//! `netmem-percpu` (counters and magazines of each CPU), `netmem-virtio` (virtqueues),
+//! `netmem-inet` (a connection as a value, headers on the wire), `netmem-packet` (offloads of
+//! slices), `netmem-netem` (a link with faults). Types of these packages and of this one are the
+//! same types.
 //!
 //! # Send from any thread
 //!

@@ -1,8 +1,9 @@
 //! Memory for packets: regions, page pools, pages and fragments.
 //!
-//! A receive queue owns a [`PagePool`], whose pages are mapped for the device once. A [`SharedPool`]
-//! is for every thread: a sender, a server, io_uring. Dropping the last [`Frag`] of a page returns
-//! the page to its pool, on any thread. A kind of [`Memory`] determines which other party can write the bytes.
+//! A receive queue owns a [`PagePool`], whose pages are mapped for the device once. A
+//! [`SharedPool`] is for every thread: a sender, a server, io_uring. Dropping the last [`Frag`] of
+//! a page returns the page to its pool, on any thread. A kind of [`Memory`] determines which other
+//! party can write the bytes.
 //!
 //! The package is `netmem-pool`.
 

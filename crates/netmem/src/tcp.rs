@@ -1,10 +1,10 @@
 //! TCP and UDP over a queue pair, whose payload is fragments of pages: no copy, no byte ring.
 //!
-//! A [`Stack`] runs on one thread with a queue pair; a [`Host`] is what the stacks of several queues
-//! share. [`host`](crate::host) opens both, on a tap or on an interface, in a few lines.
+//! A [`Stack`] runs on one thread with a queue pair; a [`Host`] is what the stacks of several
+//! queues share. [`host`](crate::host) opens both, on a tap or on an interface, in a few lines.
 //!
-//! The package is `netmem-inet`. Its modules `tcp` (a connection as a value) and `wire` (parsers and
-//! emitters of headers) are for programs that have a stack of their own.
+//! The package is `netmem-inet`. Its modules `tcp` (a connection as a value) and `wire` (parsers
+//! and emitters of headers) are for programs that have a stack of their own.
 
 #[cfg(feature = "tokio")]
 #[doc(inline)]

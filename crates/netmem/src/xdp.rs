@@ -1,7 +1,7 @@
 //! AF_XDP: queues of a network interface, the XDP program, and a helper with privileges.
 //!
-//! [`Xsk::open`] opens a queue of an interface, whose [`XskRx`] and [`XskTx`] are queues as those of
-//! a virtio-net device. [`helper`] opens sockets for a process without privileges.
+//! [`Xsk::open`] opens a queue of an interface, whose [`XskRx`] and [`XskTx`] are queues as those
+//! of a virtio-net device. [`helper`] opens sockets for a process without privileges.
 //!
 //! The package is `netmem-xsk`.
 

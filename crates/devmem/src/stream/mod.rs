@@ -35,11 +35,13 @@ mod payload;
 mod range;
 mod rx;
 mod socket;
+mod streams;
 mod tx;
 
 pub use account::StreamReturner;
 pub use payload::{DeviceFrame, OnDevice, ReceivedChunk, SentChunk};
 pub use range::{InFlight, Sent};
 pub use rx::{Bindings, DeviceBatch, StreamRx};
-pub use socket::{DeviceListener, DeviceStream, StreamError, StreamFragment, StreamSendError, StreamStats, Streams};
+pub use socket::{DeviceStream, StreamError, StreamFragment, StreamSendError, StreamStats};
+pub use streams::{DeviceListener, Streams};
 pub use tx::StreamTx;

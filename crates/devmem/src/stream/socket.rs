@@ -1,23 +1,22 @@
-//! Streams: the sockets of a stack whose payload is in device memory.
+//! A stream whose payload is in device memory: receiving extents with tokens, sending ranges.
+//!
+//! A page can be delivered in several fragments, and a segment covers several pages. A user should
+//! handle neither: it receives extents, as long as bytes, pages and tokens continue.
 
 use super::account::{Account, DeliveredTokens, StreamReturner, TokenTableHandle};
-use super::context::Context;
 use super::payload::{OnDevice, ReceivedChunk, ReceivedIn, SentChunk};
 use super::range::{Completions, SendRange, Sent};
-use super::rx::StreamRx;
-use super::tx::StreamTx;
+use super::streams::Streams;
 use crate::binding::{BindingCount, BindingRef};
 use crate::bound_frag::BoundFrag;
-use crate::tokens::{DeliverError, Owned, Pages, TokenRange, TokenStats};
-use netmem_inet::tcp::{Config, Held};
-use netmem_inet::{Fragment, ListenOptions, Payload, SocketError, Sockets, Stack, TcpListener, TcpStream};
-use netmem_packet::{SplitRxQueue, SplitTxQueue, Wait};
+use crate::tokens::{DeliverError, Owned, Pages, TokenRange};
+use netmem_inet::tcp::Held;
+use netmem_inet::{Fragment, Payload, SocketError, TcpStream};
 use netmem_pool::{Frag, MapError, PeerMemory, PeerShared};
 use netmem_refs::{PercpuRef, Ref};
 use std::fmt;
 use std::mem;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use thiserror::Error;
@@ -119,116 +118,6 @@ pub enum StreamSendError {
     Here,
 }
 
-/// Opens the sockets of a stack with device streams. All of them share one table of tokens. This
-/// value stays on the stack's thread.
-///
-/// The table has a count of 8 bytes for each page of a binding, which becomes resident when payload
-/// is received. So the memory of the table does not depend on the number of sockets.
-pub struct Streams<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
-    sockets: Sockets<OnDevice<C, M>>,
-    table: Rc<TokenTableHandle<C>>,
-    context: Arc<Context<C>>,
-}
-
-impl<C: BindingCount, M: PeerMemory> Streams<C, M> {
-    /// Makes the streams of a stack. Make one value for each stack, because each value has a table
-    /// of its own.
-    pub fn new<Q, T>(stack: &mut Stack<StreamRx<Q, C>, StreamTx<T, C>>) -> Self
-    where
-        Q: SplitRxQueue<Mem = M>,
-        T: SplitTxQueue<super::InFlight<C>, Mem = M> + Wait,
-    {
-        let context = stack.queues().1.context.clone();
-        Self { sockets: stack.sockets(), table: Rc::new(TokenTableHandle::new()), context }
-    }
-
-    /// The sockets of the stack, which also open UDP sockets, whose payload is in host memory.
-    #[must_use]
-    pub fn sockets(&self) -> &Sockets<OnDevice<C, M>> {
-        &self.sockets
-    }
-
-    /// Listens on `local`, as [`Sockets::listen`] does.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Sockets::listen`].
-    pub fn listen(&self, local: SocketAddr, options: ListenOptions) -> Result<DeviceListener<C, M>, SocketError> {
-        Ok(DeviceListener { tcp: self.sockets.listen(local, options)?, streams: self.clone() })
-    }
-
-    /// Begins to connect to `remote`, as [`Sockets::connect`] does.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Sockets::connect`].
-    pub fn connect(&self, remote: SocketAddr, options: &Config) -> Result<DeviceStream<C, M>, SocketError> {
-        DeviceStream::new(self.sockets.connect(remote, options)?, self)
-    }
-
-    /// The counters of the table of tokens that the streams share.
-    #[must_use]
-    pub fn stats(&self) -> TokenStats {
-        self.table.stats()
-    }
-
-    /// Drops the table's references to bindings that are unbound and whose pages were all returned.
-    /// Returns how many there were. Call it if the streams neither receive nor return tokens.
-    pub fn release_drained(&self) -> usize {
-        self.table.release_drained()
-    }
-}
-
-impl<C: BindingCount, M: PeerMemory> Clone for Streams<C, M> {
-    fn clone(&self) -> Self {
-        Self { sockets: self.sockets.clone(), table: self.table.clone(), context: self.context.clone() }
-    }
-}
-
-impl<C: BindingCount, M: PeerMemory> fmt::Debug for Streams<C, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Streams({:?})", self.stats())
-    }
-}
-
-/// A socket that accepts device streams.
-pub struct DeviceListener<C: BindingCount = PercpuRef, M: PeerMemory = PeerShared> {
-    tcp: TcpListener<OnDevice<C, M>>,
-    streams: Streams<C, M>,
-}
-
-impl<C: BindingCount, M: PeerMemory> DeviceListener<C, M> {
-    /// Accepts the next connection. It begins without tokens.
-    ///
-    /// # Errors
-    ///
-    /// [`SocketError::WouldBlock`]: no connection waits.
-    pub fn accept(&mut self) -> Result<DeviceStream<C, M>, SocketError> {
-        DeviceStream::new(self.tcp.accept()?, &self.streams)
-    }
-
-    /// Like [`accept`](Self::accept); the waker is called when a connection waits.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`accept`](Self::accept).
-    pub fn poll_accept(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<DeviceStream<C, M>, SocketError>> {
-        self.tcp.poll_accept(cx).map(|accepted| DeviceStream::new(accepted?, &self.streams))
-    }
-
-    /// The local address and port.
-    #[must_use]
-    pub fn local_addr(&self) -> SocketAddr {
-        self.tcp.local_addr()
-    }
-}
-
-impl<C: BindingCount, M: PeerMemory> fmt::Debug for DeviceListener<C, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceListener({})", self.local_addr())
-    }
-}
-
 /// Counters of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -294,7 +183,7 @@ enum Next {
 }
 
 impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
-    fn new(tcp: TcpStream<OnDevice<C, M>>, streams: &Streams<C, M>) -> Result<Self, SocketError> {
+    pub(super) fn new(tcp: TcpStream<OnDevice<C, M>>, streams: &Streams<C, M>) -> Result<Self, SocketError> {
         let account = streams.table.open(tcp.budget().ok_or(SocketError::StackGone)?);
         let completions = Arc::new(Completions::new(streams.context.clone()));
         let (streams, delivered, ranges, reported) = (streams.clone(), DeliveredTokens::new(), 0, false);

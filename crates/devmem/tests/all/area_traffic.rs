@@ -1,7 +1,8 @@
-//! A queue of our device receives into a user's area. The buffers are returned only through the area's refill ring.
+//! A queue of our device receives into a user's area. The buffers are returned only through the
+//! area's refill ring.
 //!
 //! ```text
-//!   numbered datagrams ─► device ─► queue ─► AreaProvider::deliver ─► user: compares through the file, holds some
+//!   numbered datagrams ─► device ─► queue ─► AreaProvider::deliver ─► user: compares, holds some
 //!          ▲                          ▲                                 │
 //!          │ as many as were seen     └──────── refill ring ◄─── offsets, in no order
 //! ```
@@ -29,7 +30,8 @@ const WINDOW: u64 = 512;
 /// The headers, from host memory, and the buffer of the rest.
 type Delivered = (Vec<u8>, Buffer);
 
-/// The user: compares each frame with what was sent, and returns the buffers. Returns how often each page was received into.
+/// The user: compares each frame with what was sent, and returns the buffers. Returns how often
+/// each page was received into.
 fn user(
     memory: &Memory,
     ring: &mut RefillRing<Device>,
@@ -104,7 +106,8 @@ fn circulate(entries: usize) -> AreaStats {
     });
     println!("{entries} entries: {} pages, up to {:?} times; {:?}", used.len(), used.values().max(), area.stats());
     assert!(used.len() > HELD && FRAMES > 10 * PAGES as u64, "{} pages were used", used.len());
-    // The queue is stopped while the user holds buffers. They are returned when the user's end is dropped.
+    // The queue is stopped while the user holds buffers. They are returned when the user's end is
+    // dropped.
     queues.detach(0).expect("the device goes on");
     drop((queues, harness));
     let before = ring.stats();
@@ -117,8 +120,8 @@ fn circulate(entries: usize) -> AreaStats {
     after
 }
 
-/// Proves MEM-12 and POOL-10: a device receives many times an area's size into the area. Only the ring returns the buffers. Each frame
-/// is complete, at the offset that the user was told.
+/// Proves MEM-12 and POOL-10: a device receives many times an area's size into the area. Only the
+/// ring returns the buffers. Each frame is complete, at the offset that the user was told.
 #[test]
 fn an_area_under_traffic() {
     let stats = circulate(512);

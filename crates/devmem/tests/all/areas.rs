@@ -19,14 +19,16 @@ fn stats(delivered: u64, returned: u64, invalid: u64, ring_full: u64) -> impl Fn
     move |s| (s.delivered, s.returned, s.invalid, s.ring_full) == (delivered, returned, invalid, ring_full)
 }
 
-/// Proves MEM-12: buffers circulate through the ring many times. When the queue has no pages left, it drains the ring by itself.
+/// Proves MEM-12: buffers circulate through the ring many times. When the queue has no pages left,
+/// it drains the ring by itself.
 #[test]
 fn buffers_circulate() {
     fn run<M: Kind>(region: Region<M>) {
         let (area, mut ring) = AreaProvider::new(region, 64).unwrap();
         let mut pool = pool(&area);
         for round in 0..1000 {
-            // Allocate in the poll context and outside of it, more pages than are left if no buffer came back.
+            // Allocate in the poll context and outside of it, more pages than are left if no buffer
+            // came back.
             let frags: Vec<Frag<M>> = if round % 2 == 0 {
                 pool.poll(|napi| (0..20).map(|_| napi.alloc().unwrap().freeze_range(100..600)).collect())
             } else {
@@ -48,7 +50,8 @@ fn buffers_circulate() {
     run(RegionOptions::new(40).huge_pages(false).build::<Private>().unwrap());
 }
 
-/// Proves MEM-12: a full ring loses no buffer: the thread that fills it returns the buffers that are in it.
+/// Proves MEM-12: a full ring loses no buffer: the thread that fills it returns the buffers that
+/// are in it.
 #[test]
 fn a_full_ring() {
     let (_memory, area, mut ring) = area(200, 4);
@@ -60,8 +63,9 @@ fn a_full_ring() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves MEM-12: offsets of pages that were not delivered, or not as often, and offsets that do not exist are ignored and counted.
-/// A page that was delivered twice is returned to its pool with the second return.
+/// Proves MEM-12: offsets of pages that were not delivered, or not as often, and offsets that do
+/// not exist are ignored and counted. A page that was delivered twice is returned to its pool with
+/// the second return.
 #[test]
 fn what_comes_back_is_not_believed() {
     let (_memory, area, mut ring) = area(16, 64);
@@ -83,8 +87,8 @@ fn what_comes_back_is_not_believed() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves MEM-12: when the user's end is dropped, all its buffers are returned, and nothing is delivered any more. Fragments of another area
-/// are never delivered.
+/// Proves MEM-12: when the user's end is dropped, all its buffers are returned, and nothing is
+/// delivered any more. Fragments of another area are never delivered.
 #[test]
 fn the_user_goes() {
     let ((_memory, area, ring), (_others, other, _other_ring)) = (area(64, 8), area(64, 8));

@@ -1,4 +1,5 @@
-//! Bindings: how they are made, attached to queues and unbound, which values keep them, and when they are released.
+//! Bindings: how they are made, attached to queues and unbound, which values keep them, and when
+//! they are released.
 
 use crate::memory_common::{Feed, Memory, bind, until, worker};
 use netmem_devmem::{AttachError, BindError, Binding, CountMode, Netdev, Pages, Queues};
@@ -31,13 +32,15 @@ fn what_cannot_be_bound() {
     memory.assert_gone();
 }
 
-/// Proves MEM-1: a descriptor that is not of memory, or whose object is gone, is refused and closed. Its size is not trusted.
+/// Proves MEM-1: a descriptor that is not of memory, or whose object is gone, is refused and
+/// closed. Its size is not trusted.
 #[test]
 fn descriptors_that_are_no_memory() {
     let worker = worker();
     let ((pipe, mut writer), (socket, mut other)) = (io::pipe().unwrap(), UnixStream::pair().unwrap());
     let (directory, zeros) = (File::open(std::env::temp_dir()).unwrap(), File::open("/dev/zero").unwrap());
-    // A folder in `/proc` of a process that has ended: from Linux 6.2 on, the kernel tells nothing about it.
+    // A folder in `/proc` of a process that has ended: from Linux 6.2 on, the kernel tells nothing
+    // about it.
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let dead = File::open(format!("/proc/{}/fd", child.id())).unwrap();
     drop(child.stdin.take());
@@ -73,7 +76,8 @@ fn ids_are_unique() {
     memory.assert_gone();
 }
 
-/// Queues of which some cannot be restarted. They note what each queue receives into, and every call.
+/// Queues of which some cannot be restarted. They note what each queue receives into, and every
+/// call.
 struct Fake {
     into: Vec<Option<Arc<dyn Provider<Device>>>>,
     fail_attach: Option<usize>,
@@ -114,7 +118,8 @@ impl Queues for Fake {
     }
 }
 
-/// Proves MEM-1: if an attach fails half way, it undoes its steps, the last first, and leaves everything as it was.
+/// Proves MEM-1: if an attach fails half way, it undoes its steps, the last first, and leaves
+/// everything as it was.
 #[test]
 fn a_bind_that_fails_half_way() {
     let worker = worker();
@@ -136,7 +141,8 @@ fn a_bind_that_fails_half_way() {
     memory.assert_gone();
 }
 
-/// Proves MEM-1: if a queue cannot be detached again, the error names it, and it stays attached to the binding until it can be detached.
+/// Proves MEM-1: if a queue cannot be detached again, the error names it, and it stays attached to
+/// the binding until it can be detached.
 #[test]
 fn a_bind_that_cannot_be_undone() {
     let worker = worker();
@@ -157,8 +163,8 @@ fn a_bind_that_cannot_be_undone() {
     memory.assert_gone();
 }
 
-/// Proves MEM-1 and POOL-11: when queues are dropped with their device, they do not count as attached any more. This also holds for
-/// queues that could not be detached.
+/// Proves MEM-1 and POOL-11: when queues are dropped with their device, they do not count as
+/// attached any more. This also holds for queues that could not be detached.
 #[test]
 fn a_device_that_goes() {
     let worker = worker();
@@ -180,7 +186,8 @@ fn a_device_that_goes() {
     }
 }
 
-/// Proves MEM-1: a queue that does not exist, is taken, or is named twice in a call is refused before anything is done.
+/// Proves MEM-1: a queue that does not exist, is taken, or is named twice in a call is refused
+/// before anything is done.
 #[test]
 fn queues_that_cannot_be_had() {
     let worker = worker();
@@ -195,7 +202,8 @@ fn queues_that_cannot_be_had() {
     let error = net.attach(&binding, &[0, 1]).unwrap_err();
     assert!(matches!(error, AttachError::Taken { queue: 1, binding } if binding == other.id()), "{error:?}");
     assert_eq!(net.queues_mut().log, [('a', 1)]);
-    // The binding is dropped with its queue attached: the queue gets no more pages, and can be detached.
+    // The binding is dropped with its queue attached: the queue gets no more pages, and can be
+    // detached.
     drop(other);
     let provider = net.queues_mut().into[1].clone().unwrap();
     assert_eq!(provider.take(&mut [None, None]), 0);
@@ -208,8 +216,9 @@ fn queues_that_cannot_be_had() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2: received fragments do not touch the binding's count. Each keeps its page, the page keeps its pool, and the pool keeps the
-/// binding, also after the pool's handle and the owner are dropped. The last fragment releases all of it, on the worker.
+/// Proves MEM-2: received fragments do not touch the binding's count. Each keeps its page, the page
+/// keeps its pool, and the pool keeps the binding, also after the pool's handle and the owner are
+/// dropped. The last fragment releases all of it, on the worker.
 #[test]
 fn fragments_keep_the_binding() {
     let worker = worker();
@@ -231,7 +240,8 @@ fn fragments_keep_the_binding() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2: a binding whose pages were all returned is drained only after it is unbound, because before that more pages may go out.
+/// Proves MEM-2: a binding whose pages were all returned is drained only after it is unbound,
+/// because before that more pages may go out.
 #[test]
 fn drained_is_for_good() {
     let worker = worker();
@@ -263,7 +273,8 @@ fn with_another_count() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2: a binding is unbound while its queue takes and gives pages. No page goes out after that, and all pages are returned.
+/// Proves MEM-2: a binding is unbound while its queue takes and gives pages. No page goes out after
+/// that, and all pages are returned.
 #[test]
 fn unbind_during_traffic() {
     for _ in 0..50 {
@@ -294,8 +305,8 @@ fn unbind_during_traffic() {
     }
 }
 
-/// Proves MEM-2: the last put may be on any thread, and the cleanup runs on the worker. When a worker is dropped, it has done its
-/// cleanups.
+/// Proves MEM-2: the last put may be on any thread, and the cleanup runs on the worker. When a
+/// worker is dropped, it has done its cleanups.
 #[test]
 fn the_worker_cleans_up() {
     let (worker, memory) = (Worker::new("cleanup").unwrap(), Memory::pages(4));

@@ -5,7 +5,8 @@ use netmem_devmem::{DeliverError, Pages, Returner, Token, TokenRange, TokenTable
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-/// A binding with any number of pages. Pages below 2^17 have a count of their own; the others share one.
+/// A binding with any number of pages. Pages below 2^17 have a count of their own; the others share
+/// one.
 pub(crate) struct Device {
     id: u64,
     pages: u32,
@@ -62,7 +63,8 @@ impl Drop for Device {
     }
 }
 
-// SAFETY: ids are given out once, the pages never change, and `get` fails if the binding is unbound.
+// SAFETY: ids are given out once, the pages never change, and `get` fails if the binding is
+// unbound.
 unsafe impl Pages for Device {
     fn id(&self) -> u64 {
         self.id

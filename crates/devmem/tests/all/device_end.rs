@@ -1,4 +1,5 @@
-//! The device's side in a process of its own. This process has the only mappings of device memory, and checks the bytes there.
+//! The device's side in a process of its own. This process has the only mappings of device memory,
+//! and checks the bytes there.
 //!
 //! ```text
 //!   the test's process                                 the device's process
@@ -7,8 +8,9 @@
 //!     `check`, `fill`       ───── requests ──────────►   reads and writes the bytes
 //! ```
 //!
-//! The device's process is a second run of the test program, with the one test [`the_device`]. The bytes are those of a [`pattern`]: they follow from a stream's seed and a position in the stream. So no bytes are passed from one
-//! process to the other.
+//! The device's process is a second run of the test program, with the one test [`the_device`]. The
+//! bytes are those of a [`pattern`]: they follow from a stream's seed and a position in the stream.
+//! So no bytes are passed from one process to the other.
 
 use crate::memory_common::Memory;
 use netmem_testing::device_memory::{self, Kind};
@@ -59,7 +61,8 @@ enum What {
     Steer,
 }
 
-/// A request: six numbers. The answer is one: 0, or 1 and the position of the first byte that is wrong.
+/// A request: six numbers. The answer is one: 0, or 1 and the position of the first byte that is
+/// wrong.
 fn message(what: What, span: &Span) -> [u8; 48] {
     let numbers =
         [what as u64, span.memory as u64, span.offset, span.len.into(), span.seed, span.position].map(u64::to_le_bytes);
@@ -82,9 +85,9 @@ impl DeviceEnd {
         Self::spawn(NO_DEVICE, 0, None, memories)
     }
 
-    /// A device with `pairs` queue pairs on the tap `tap`, in this thread's network. If there are several, frames go to queue 0 until
-    /// connections are [steered](Self::steer). It knows `memories` by their index. `link` is a bad
-    /// link, as in `--link`.
+    /// A device with `pairs` queue pairs on the tap `tap`, in this thread's network. If there are
+    /// several, frames go to queue 0 until connections are [steered](Self::steer). It knows
+    /// `memories` by their index. `link` is a bad link, as in `--link`.
     pub fn spawn(tap: &str, pairs: u16, link: Option<&str>, memories: &[&Memory]) -> Self {
         let pair = || UnixStream::pair().expect("sockets");
         let ((requests, answers), (front, back)) = (pair(), pair());
@@ -148,7 +151,8 @@ impl DeviceEnd {
 
     #[track_caller]
     fn ask(&mut self, what: What, spans: &[Span]) {
-        // Send no more requests than a socket takes, so that the two sides do not wait for each other.
+        // Send no more requests than a socket takes, so that the two sides do not wait for each
+        // other.
         for spans in spans.chunks(256) {
             let bytes: Vec<u8> = spans.iter().flat_map(|span| message(what, span)).collect();
             self.requests.write_all(&bytes).expect("the device's process listens");

@@ -1,7 +1,9 @@
-//! The device is in another process, and device memory is mapped only there. The bytes in it are checked from that side.
+//! The device is in another process, and device memory is mapped only there. The bytes in it are
+//! checked from that side.
 //!
 //! ```text
-//!   kernel's UDP ◄──► tap ◄──► device's process ◄── vhost-user ──► driver, sockets, sender: this process
+//!   kernel's UDP ◄──► tap ◄──► device's process ◄── vhost-user ──► driver, sockets, sender
+//!                                                                  this process
 //! ```
 
 use crate::device_end::{DeviceEnd, Span, pattern};
@@ -15,8 +17,9 @@ use netmem_virtio::driver::SplitOptions;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: datagrams of the kernel land in device memory, where the device's process finds them as they
-/// were sent, and go back from there. This process never has a mapping of that memory.
+/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: datagrams of the kernel land in device memory, where the
+/// device's process finds them as they were sent, and go back from there. This process never has a
+/// mapping of that memory.
 #[test]
 fn datagrams_that_only_the_device_sees() {
     const DATAGRAMS: u64 = 1000;

@@ -1,15 +1,16 @@
-//! The Linux kernel's UDP at the other end of a tap. Datagrams from the kernel land in device memory, and the kernel receives datagrams
-//! that are sent from there.
+//! The Linux kernel's UDP at the other end of a tap. Datagrams from the kernel land in device
+//! memory, and the kernel receives datagrams that are sent from there.
 //!
 //! ```text
 //!   network namespace of a thread, which ends with the thread
-//!     std UdpSocket ◄──► the kernel's UDP, IPv4 and IPv6 ◄──► tap ◄──► our device ◄──► queue ─► binding ─► Socket
-//!                                                                          ▲                    │
-//!                                                                          └────── Sender ◄─────┘
+//!     std UdpSocket ◄──► kernel's UDP, both IPs ◄──► tap ◄──► device ◄──► queue ─► binding ─► Socket
+//!                                                               ▲                    │
+//!                                                               └────── Sender ◄─────┘
 //! ```
 //!
-//! The datagrams that are sent and not received yet always fit into the tap's queue, so no datagram may be lost. The tests need root,
-//! `/dev/net/tun` and `ip`. Without these they are skipped, and say so.
+//! The datagrams that are sent and not received yet always fit into the tap's queue, so no datagram
+//! may be lost. The tests need root, `/dev/net/tun` and `ip`. Without these they are skipped, which
+//! they report.
 
 use crate::kernel_common::{addresses, in_a_network, ip};
 use crate::memory_common::{Memory, all, interface, until, worker};
@@ -32,7 +33,8 @@ const WINDOW: usize = 64;
 /// The UDP port of our socket.
 const PORT: u16 = 9;
 
-/// Runs `work` with a tap, in a network of its own. The kernel has the addresses 10.79.0.1 and fd79::1 there, and routes .2 to the tap.
+/// Runs `work` with a tap, in a network of its own. The kernel has the addresses 10.79.0.1 and
+/// fd79::1 there, and routes .2 to the tap.
 #[track_caller]
 fn with_the_kernel(work: impl FnOnce(Tap) -> Result<(), String> + Send) {
     in_a_network(|| {
@@ -231,13 +233,14 @@ impl Ours {
         until(|| tx.complete() == 1);
     }
 
-    /// Checks that only `fragments` frames were dropped, as IP fragments, and that all pages are returned.
+    /// Checks that only `fragments` frames were dropped, as IP fragments, and that all pages are
+    /// returned.
     #[track_caller]
     fn close(self, fragments: u64) {
         let Self { memories, bindings, mut harness, table, queues } = self;
         let t = table.stats();
-        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other`, as `not_ours` or as
-        // headers in device memory.
+        // The kernel's own IPv6 messages, such as neighbour discovery, are counted as `other`, as
+        // `not_ours` or as headers in device memory.
         assert_eq!((t.fragments, t.malformed, t.no_socket, t.foreign), (fragments, 0, 0, 0), "{t:?}");
         let memory_of: Vec<_> = bindings.iter().map(Binding::reference).collect();
         bindings.into_iter().for_each(|binding| harness.net.unbind(binding).expect("the device goes on"));
@@ -248,8 +251,8 @@ impl Ours {
     }
 }
 
-/// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them. If the payload is in device memory as a whole, it
-/// is sent back from where it landed.
+/// Sends datagrams of all lengths from the kernel's sockets in turn, and receives them. If the
+/// payload is in device memory as a whole, it is sent back from where it landed.
 fn there_and_back(tap: Tap, kernels: &[Kernel], header_bytes: u16) -> Result<(), String> {
     there_and_back_with(Ours::new(vec![tap], header_bytes), kernels, 4000, 1)
 }
@@ -308,8 +311,8 @@ fn there_and_back_with(mut ours: Ours, kernels: &[Kernel], datagrams: u64, pages
     Ok(())
 }
 
-/// Proves MEM-1, MEM-3, MEM-8 and MEM-11: datagrams from the kernel land in device memory unchanged, none is lost, and the kernel
-/// receives them back from where they landed.
+/// Proves MEM-1, MEM-3, MEM-8 and MEM-11: datagrams from the kernel land in device memory
+/// unchanged, none is lost, and the kernel receives them back from where they landed.
 #[test]
 fn the_kernels_udp_over_ipv4() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4()], SplitOptions::UDP_V4));
@@ -321,13 +324,15 @@ fn the_kernels_udp_over_ipv6() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v6()], SplitOptions::UDP_V6));
 }
 
-/// Proves MEM-3 for both on one queue. Its host parts have the size of IPv6 headers, so 20 bytes of a datagram over IPv4 are linear.
+/// Proves MEM-3 for both on one queue. Its host parts have the size of IPv6 headers, so 20 bytes of
+/// a datagram over IPv4 are linear.
 #[test]
 fn the_kernels_udp_over_both() {
     with_the_kernel(|tap| there_and_back(tap, &[Kernel::v4(), Kernel::v6()], SplitOptions::UDP_V6));
 }
 
-/// Proves MEM-3 and MEM-8 for a link with an MTU of 9000: a datagram is in up to three pages, and is sent back from these.
+/// Proves MEM-3 and MEM-8 for a link with an MTU of 9000: a datagram is in up to three pages, and
+/// is sent back from these.
 #[test]
 fn the_kernels_udp_in_long_frames() {
     with_the_kernel(|tap| {
@@ -338,8 +343,8 @@ fn the_kernels_udp_in_long_frames() {
     });
 }
 
-/// Proves MEM-4: four sockets receive datagrams from the kernel through two queues with two bindings. Meanwhile their flows are steered
-/// between the queues.
+/// Proves MEM-4: four sockets receive datagrams from the kernel through two queues with two
+/// bindings. Meanwhile their flows are steered between the queues.
 #[test]
 fn the_kernels_udp_steered() {
     const DATAGRAMS: u64 = 6000;
@@ -387,8 +392,8 @@ fn the_kernels_udp_steered() {
     });
 }
 
-/// Proves MEM-8: the kernel forwards datagrams from device memory to a tap that takes no partial checksums. It completes the checksum, and
-/// the result is right.
+/// Proves MEM-8: the kernel forwards datagrams from device memory to a tap that takes no partial
+/// checksums. It completes the checksum, and the result is right.
 #[test]
 fn the_kernel_completes_the_checksum() {
     with_the_kernel(|first| {
@@ -444,8 +449,9 @@ fn summed(frame: &[u8]) -> Option<Vec<u8>> {
     Some(udp.payload().to_vec())
 }
 
-/// Proves MEM-10: the device has verified no datagram that the kernel sends without a checksum. Such datagrams are dropped and counted, or
-/// delivered marked. A datagram in several IP fragments is dropped, and its frames are counted.
+/// Proves MEM-10: the device has verified no datagram that the kernel sends without a checksum.
+/// Such datagrams are dropped and counted, or delivered marked. A datagram in several IP fragments
+/// is dropped, and its frames are counted.
 #[test]
 fn datagrams_that_no_device_verified() {
     const EACH: u64 = 100;

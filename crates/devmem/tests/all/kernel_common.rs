@@ -7,8 +7,8 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::process::Command;
 use std::thread::Builder;
 
-/// Runs `work` on a thread with a network of its own, which ends with the thread. The test is skipped if there is no such network, or if
-/// `work` returns a reason.
+/// Runs `work` on a thread with a network of its own, which ends with the thread. The test is
+/// skipped if there is no such network, or if `work` returns a reason.
 #[track_caller]
 pub fn in_a_network(work: impl FnOnce() -> Result<(), String> + Send) {
     let why = std::thread::scope(|s| {
@@ -27,7 +27,8 @@ fn network() -> Result<(), String> {
     if !std::path::Path::new("/dev/net/tun").exists() {
         return Err("there is no /dev/net/tun".to_owned());
     }
-    // SAFETY: only the network namespace is no longer shared; descriptors stay those of the process.
+    // SAFETY: only the network namespace is no longer shared; descriptors stay those of the
+    // process.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| format!("a network namespace needs root: {e}"))
 }
 
@@ -38,7 +39,8 @@ pub fn addresses(name: &str) -> Result<(), String> {
     ip(&format!("link set {name} address 02:00:00:00:00:01"))?;
     ip(&format!("addr add 10.79.0.1/24 dev {name}"))?;
     ip(&format!("-6 addr add fd79::1/64 dev {name}"))?;
-    // The kernel can send from an IPv6 address at once. It receives for the address only after it has made its route, which it does concurrently.
+    // The kernel can send from an IPv6 address at once. It receives for the address only after it
+    // has made its route, which it does concurrently.
     let local = "fd790000000000000000000000000001 80 ";
     until(|| std::fs::read_to_string("/proc/thread-self/net/ipv6_route").expect("it is there").contains(local));
     Ok(())

@@ -4,8 +4,9 @@
 //!   kernel's TCP ◄──► tap `near` ◄── thread ──► packet socket on `far` ◄──► the other program
 //! ```
 //!
-//! Of each 64 segments with payload in a direction, four are lost, with one segment between each two of them. The receiver then has up to four
-//! gaps. Its acknowledgements report as many of them as there is room for beside timestamps. These are three, and make 40 bytes of options.
+//! Of each 64 segments with payload in a direction, four are lost, with one segment between each
+//! two of them. The receiver then has up to four gaps. Its acknowledgements report as many of them
+//! as there is room for beside timestamps. These are three, and make 40 bytes of options.
 
 use netmem_virtio::device::port::{Port, Tap};
 use netmem_virtio::net::VnetHdr;
@@ -73,7 +74,8 @@ impl LossyLink {
         Self { stop, thread: Some(std::thread::spawn(move || carry(tap, &socket, &flag))) }
     }
 
-    /// Ends the link. Returns the counts of the segments from the kernel, and of those to the kernel.
+    /// Ends the link. Returns the counts of the segments from the kernel, and of those to the
+    /// kernel.
     pub(crate) fn end(mut self) -> [Counts; 2] {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().expect("it is taken here").join().expect("the link has not failed")
@@ -99,7 +101,8 @@ fn carry(mut tap: Tap, socket: &OwnedFd, stop: &AtomicBool) -> [Counts; 2] {
             idle = false;
             let frame = &wire[VnetHdr::LEN..];
             if !from_kernel.loses(frame) {
-                // SAFETY: the pointer and the length are those of `frame`. If the tap is full, the frame is lost, as on other links.
+                // SAFETY: the pointer and the length are those of `frame`. If the tap is full, the
+                // frame is lost, as on other links.
                 unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
             }
             tap.consume();

@@ -1,8 +1,10 @@
-//! Tests of bindings, sockets, streams and tokens, with our own device, the kernel and DPDK as peers.
+//! Tests of bindings, sockets, streams and tokens, with our own device, the kernel and DPDK as
+//! peers.
 //!
-//! One program, because each program is linked with all libraries. Tests that cannot share a process
-//! have programs of their own: `dying` (lost pages are counted for the process), `resident` (memory
-//! is measured for the process), `stress` (CI runs it alone, optimised and under sanitizers).
+//! One program, because each program is linked with all libraries. Tests that cannot share a
+//! process have programs of their own: `dying` (lost pages are counted for the process), `resident`
+//! (memory is measured for the process), `stress` (CI runs it alone, optimised and under
+//! sanitizers).
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "these are tests")]
 

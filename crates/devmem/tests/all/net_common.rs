@@ -1,4 +1,5 @@
-//! Our device, on a thread of its own or in another process, and the queues of its driver, which are polled and restarted.
+//! Our device, on a thread of its own or in another process, and the queues of its driver, which
+//! are polled and restarted.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use netmem_devmem::{BindingRef, Endpoint, FlowQueue, Netdev, Sender};
@@ -12,11 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 
-/// The receive queues of a device, for tests. If a queue does not exist or is in a wrong state, the test fails.
+/// The receive queues of a device, for tests. If a queue does not exist or is in a wrong state, the
+/// test fails.
 pub trait InTests {
     fn queue(&self, queue: usize) -> MutexGuard<'_, EitherRx>;
 
-    /// Polls a queue that receives into device memory, and delivers the frames to the table of sockets. Returns the number of frames.
+    /// Polls a queue that receives into device memory, and delivers the frames to the table of
+    /// sockets. Returns the number of frames.
     fn poll(&self, queue: usize, into: &mut FlowQueue) -> usize;
 }
 
@@ -33,7 +36,8 @@ impl InTests for VirtioRxQueues {
     }
 }
 
-/// The driver of a device, and the device, if it is in this process. `H` is the type of the holder in a fragment that is sent.
+/// The driver of a device, and the device, if it is in this process. `H` is the type of the holder
+/// in a fragment that is sent.
 pub struct Harness<H = BindingRef> {
     pub net: Netdev<VirtioRxQueues>,
     pub tx: Vec<VirtioSplitTx<H>>,
@@ -50,7 +54,8 @@ struct Here {
 }
 
 impl<H: 'static> Harness<H> {
-    /// A device with a queue pair for each of its ports. Its driver knows `regions`, and leaves so many bytes of each frame that goes there in host memory.
+    /// A device with a queue pair for each of its ports. Its driver knows `regions`, and leaves so
+    /// many bytes of each frame that goes there in host memory.
     pub fn new<P: Port + 'static>(ports: Vec<P>, regions: &[&Arc<Region<DeviceMemory>>], header_bytes: u16) -> Self {
         let know = |options: NetOptions| regions.iter().fold(options, |o, &region| o.device_memory(region.clone()));
         Self::with(ports, header_bytes, know)

@@ -1,4 +1,5 @@
-//! Sending from bindings: headers, checks, the references of fragments, and a binding that is unbound meanwhile.
+//! Sending from bindings: headers, checks, the references of fragments, and a binding that is
+//! unbound meanwhile.
 
 use crate::memory_common::{Memory, bind, worker};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -114,7 +115,8 @@ impl Rig {
     }
 }
 
-/// Proves MEM-8: the headers are right, the payload is sent by address, and the device completes the checksum to the right one.
+/// Proves MEM-8: the headers are right, the payload is sent by address, and the device completes
+/// the checksum to the right one.
 #[test]
 fn frames_as_they_must_be() {
     let (rig, _) = Rig::new();
@@ -149,8 +151,8 @@ fn frames_as_they_must_be() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8: if a fragment is not in the binding, or a datagram does not fit into a frame, the error says why, and no reference is
-/// kept.
+/// Proves MEM-8: if a fragment is not in the binding, or a datagram does not fit into a frame, the
+/// error says why, and no reference is kept.
 #[test]
 fn what_cannot_be_sent() {
     let (rig, mut sender) = Rig::new();
@@ -177,7 +179,8 @@ fn what_cannot_be_sent() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8: if the device has all pages for headers, sending is an error without other effects. Completion returns the pages.
+/// Proves MEM-8: if the device has all pages for headers, sending is an error without other
+/// effects. Completion returns the pages.
 #[test]
 fn no_page_for_headers() {
     let (rig, _) = Rig::new();
@@ -195,8 +198,9 @@ fn no_page_for_headers() {
     rig.assert_gone();
 }
 
-/// Proves MEM-8 and MEM-2: an unbound binding refuses new datagrams. Messages from before can be sent, and sent again. Each fragment
-/// holds the binding, and the completion of the last one releases it.
+/// Proves MEM-8 and MEM-2: an unbound binding refuses new datagrams. Messages from before can be
+/// sent, and sent again. Each fragment holds the binding, and the completion of the last one
+/// releases it.
 #[test]
 fn unbound_while_frames_are_out() {
     let (Rig { memory, binding, domain, .. }, mut sender) = Rig::new();
@@ -232,8 +236,8 @@ fn a_message_of_another_binding() {
     other_rig.assert_gone();
 }
 
-/// Proves MEM-8: several threads send from bindings, with headers from one pool, while the bindings are unbound. Each datagram is refused or
-/// sent, and no reference or page stays.
+/// Proves MEM-8: several threads send from bindings, with headers from one pool, while the bindings
+/// are unbound. Each datagram is refused or sent, and no reference or page stays.
 #[test]
 fn unbound_while_others_send() {
     for _ in 0..50 {

@@ -13,7 +13,8 @@ fn ready(socket: &impl AsFd) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
-/// The descriptor is readable after a delivery to an armed socket, until it is armed again, and at no other time.
+/// The descriptor is readable after a delivery to an armed socket, until it is armed again, and at
+/// no other time.
 #[test]
 fn a_socket_is_woken_while_it_is_armed() {
     let worker = worker();
@@ -65,8 +66,9 @@ fn a_wait_with_a_limit() {
     }
 }
 
-/// A thread that sleeps before every datagram receives all of them, from a thread that delivers both while the first sleeps and while it is
-/// awake. A lost wake-up would hang; a watchdog ends the test then.
+/// A thread that sleeps before every datagram receives all of them, from a thread that delivers
+/// both while the first sleeps and while it is awake. A lost wake-up would hang; a watchdog ends
+/// the test then.
 #[test]
 fn no_delivery_is_missed() {
     const DATAGRAMS: usize = 20_000;
@@ -98,7 +100,8 @@ fn no_delivery_is_missed() {
             done.store(true, SeqCst);
         });
         for n in 0..DATAGRAMS {
-            // Some deliveries come while the receiver is about to sleep, others while it sleeps or is still awake.
+            // Some deliveries come while the receiver is about to sleep, others while it sleeps or
+            // is still awake.
             let lead = n % 7;
             while received.load(SeqCst) + lead < n {
                 std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Sockets on a flow table that is fed with frames by hand: receiving, returning, mistakes of users, and every order of ends.
+//! Sockets on a flow table that is fed with frames by hand: receiving, returning, mistakes of
+//! users, and every order of ends.
 
 use crate::memory_common::{Feed, Memory, VERIFIED, all, bind, ours, peer4, recv, token, udp4, udp6, until, worker};
 use netmem_devmem::{
@@ -15,7 +16,8 @@ fn range(start: u32, count: u32) -> TokenRange {
     TokenRange { start, count }
 }
 
-/// Proves MEM-3: a datagram is delivered as a fragment of device memory with a token and a fragment of host memory, with its peer and its end.
+/// Proves MEM-3: a datagram is delivered as a fragment of device memory with a token and a fragment
+/// of host memory, with its peer and its end.
 #[test]
 fn what_is_received() {
     let worker = worker();
@@ -95,7 +97,8 @@ fn a_receive_that_is_cut_short() {
     memory.assert_gone();
 }
 
-/// Proves MEM-10: if the device has not verified a datagram, it is counted, and dropped or delivered marked, as the socket's options say.
+/// Proves MEM-10: if the device has not verified a datagram, it is counted, and dropped or
+/// delivered marked, as the socket's options say.
 #[test]
 fn unverified_checksums() {
     let worker = worker();
@@ -120,8 +123,8 @@ fn unverified_checksums() {
     memory.assert_gone();
 }
 
-/// Proves MEM-3 and NET-6: a frame whose headers are in device memory, are wrong, or are for no socket is dropped and counted under its
-/// reason, for any bytes that a peer sends.
+/// Proves MEM-3 and NET-6: a frame whose headers are in device memory, are wrong, or are for no
+/// socket is dropped and counted under its reason, for any bytes that a peer sends.
 #[test]
 fn headers_that_are_dropped() {
     let worker = worker();
@@ -200,7 +203,8 @@ fn headers_that_are_dropped() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2 and MEM-4: a page of another binding than the queue's is never taken for one of its own.
+/// Proves MEM-2 and MEM-4: a page of another binding than the queue's is never taken for one of its
+/// own.
 #[test]
 fn a_queue_with_the_wrong_binding() {
     let worker = worker();
@@ -215,7 +219,8 @@ fn a_queue_with_the_wrong_binding() {
     others.assert_gone();
 }
 
-/// Proves MEM-3: a socket whose queue is full drops and counts datagrams. A port is taken by one socket at a time, and free after the close.
+/// Proves MEM-3: a socket whose queue is full drops and counts datagrams. A port is taken by one
+/// socket at a time, and free after the close.
 #[test]
 fn room_and_ports() {
     let worker = worker();
@@ -242,8 +247,8 @@ fn room_and_ports() {
     memory.assert_gone();
 }
 
-/// Proves MEM-6: mistakes on a socket with real pages: foreign tokens, too many returns, ranges that wrap, too many ranges, too
-/// many fragments. Nothing is freed that is not held.
+/// Proves MEM-6: mistakes on a socket with real pages: foreign tokens, too many returns, ranges
+/// that wrap, too many ranges, too many fragments. Nothing is freed that is not held.
 #[test]
 fn mistakes() {
     let worker = worker();
@@ -274,7 +279,8 @@ fn mistakes() {
     memory.assert_gone();
 }
 
-/// Proves MEM-6: if two threads return the same tokens of real pages, exactly one of them frees each page, and the page is returned at once.
+/// Proves MEM-6: if two threads return the same tokens of real pages, exactly one of them frees
+/// each page, and the page is returned at once.
 #[test]
 fn two_threads_return_the_same() {
     let worker = worker();
@@ -305,7 +311,8 @@ fn two_threads_return_the_same() {
     memory.assert_gone();
 }
 
-/// Proves MEM-5: fragments in one page have one token. The page is freed when the token was returned as often as it was received.
+/// Proves MEM-5: fragments in one page have one token. The page is freed when the token was
+/// returned as often as it was received.
 #[test]
 fn fragments_of_a_page() {
     let worker = worker();
@@ -342,8 +349,9 @@ fn fragments_of_a_page() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2 and MEM-7: a binding is unbound with data held by the user and data queued. The queued data can still be received, all pages
-/// are returned, and the binding is released while the socket lives on.
+/// Proves MEM-2 and MEM-7: a binding is unbound with data held by the user and data queued. The
+/// queued data can still be received, all pages are returned, and the binding is released while the
+/// socket lives on.
 #[test]
 fn unbound_with_data_held_and_queued() {
     let worker = worker();
@@ -383,7 +391,8 @@ fn first_received_after_unbinding() {
     memory.assert_gone();
 }
 
-/// Proves MEM-4: if memory is bound again, it is a new binding. Tokens of the old one are not valid, although sizes and pages are the same.
+/// Proves MEM-4: if memory is bound again, it is a new binding. Tokens of the old one are not
+/// valid, although sizes and pages are the same.
 #[test]
 fn bound_again() {
     let worker = worker();
@@ -410,8 +419,8 @@ fn bound_again() {
     memory.assert_gone();
 }
 
-/// Proves MEM-4: one socket receives datagrams of several bindings, and queues change their bindings in between. Equal page numbers of
-/// different bindings are not confused.
+/// Proves MEM-4: one socket receives datagrams of several bindings, and queues change their
+/// bindings in between. Equal page numbers of different bindings are not confused.
 #[test]
 fn several_bindings_while_flows_are_steered() {
     let worker = worker();
@@ -463,7 +472,8 @@ fn closed_with_100_000_tokens_out() {
     assert!(memory.descriptors() > 0, "the table's end at the queue holds it");
 }
 
-/// Proves POOL-11 and MEM-2: a socket, a returner, the queue's pool, the queue's handler and the binding are dropped in every order.
+/// Proves POOL-11 and MEM-2: a socket, a returner, the queue's pool, the queue's handler and the
+/// binding are dropped in every order.
 #[test]
 fn every_order_of_ends() {
     let orders = permutations(5);
@@ -491,7 +501,8 @@ fn every_order_of_ends() {
     }
 }
 
-/// Proves MEM-7 and POOL-5: a socket closes while a queue on another thread delivers to it. No page stays out.
+/// Proves MEM-7 and POOL-5: a socket closes while a queue on another thread delivers to it. No page
+/// stays out.
 #[test]
 fn closed_while_a_queue_delivers() {
     let worker = worker();
@@ -514,14 +525,16 @@ fn closed_while_a_queue_delivers() {
         }
         stop.store(true, Relaxed);
         let mut feed = network.join().unwrap();
-        // A datagram that was delivered after the close is dropped when the critical section has ended in which its socket was found.
+        // A datagram that was delivered after the close is dropped when the critical section has
+        // ended in which its socket was found.
         until(|| feed.pool.stats().inflight() == 0);
     });
     drop((table, binding));
     memory.assert_gone();
 }
 
-/// Proves MEM-6 and MEM-2: a binding is unbound while a queue delivers, a socket receives and another thread returns tokens.
+/// Proves MEM-6 and MEM-2: a binding is unbound while a queue delivers, a socket receives and
+/// another thread returns tokens.
 #[test]
 fn unbound_while_all_goes_on() {
     for _ in 0..20 {

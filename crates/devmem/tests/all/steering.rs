@@ -1,4 +1,5 @@
-//! Flows that are steered between queues of two bindings while they are received, checked byte by byte and given back.
+//! Flows that are steered between queues of two bindings while they are received, checked byte by
+//! byte and given back.
 //!
 //! ```text
 //!                          ┌► queue 0 ─► binding ─┐               ┌► the receiver ─► the returning
@@ -25,15 +26,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 const FLOWS: u64 = 6;
-/// The most datagrams in flight. They are more than the device keeps for a queue, so it then waits for the queue. Sockets have room for as
-/// many, so none is dropped there.
+/// The most datagrams in flight. They are more than the device keeps for a queue, so it then waits
+/// for the queue. Sockets have room for as many, so none is dropped there.
 const WINDOW: u64 = 1024;
-/// The datagrams that may be sent for each turn of the thread that steers, so that they do not pass while this thread gets no CPU time.
+/// The datagrams that may be sent for each turn of the thread that steers, so that they do not pass
+/// while this thread gets no CPU time.
 const TURN: u64 = 256;
 /// The number of tokens that are held before some are given back.
 const HELD: usize = 200;
 
-/// Runs one such test at a time: six threads poll, and a device that gets no CPU time answers no message.
+/// Runs one such test at a time: six threads poll, and a device that gets no CPU time answers no
+/// message.
 static CPUS: Mutex<()> = Mutex::new(());
 
 /// The tokens that users hold. A token of a socket belongs to one page, and a page is held once.
@@ -177,9 +180,10 @@ impl Bench {
         Self { harness, steering, limit, memories, bindings, table, into: Default::default(), sockets, _alone: alone }
     }
 
-    /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost. Meanwhile `restart` runs on a thread of
-    /// its own. It calls a function that waits until a number of datagrams have come, and lets few more come until the next call. Returns what
-    /// was received.
+    /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost.
+    /// Meanwhile `restart` runs on a thread of its own. It calls a function that waits until a
+    /// number of datagrams have come, and lets few more come until the next call. Returns what was
+    /// received.
     fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn(u64)) + Send) -> Outcome {
         let Self { harness, steering, limit, memories, bindings, table, into, sockets, .. } = self;
         let (queues, control) = (harness.queues(), harness.control());
@@ -195,7 +199,8 @@ impl Bench {
             let (queues, steering, seen) = (queues.clone(), steering.clone(), &seen);
             move || seen.load(Relaxed) + queues.unread() + steering.dropped()
         };
-        // The turns of the thread that steers, and how many datagrams the thread that restarts allows.
+        // The turns of the thread that steers, and how many datagrams the thread that restarts
+        // allows.
         let (turns, allowed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (seen, on_host, held, stop, accounted) = (&seen, &on_host, &held, &stop, &accounted);
         let (turns, allowed) = (&turns, &allowed);
@@ -322,7 +327,8 @@ impl Outcome {
     }
 }
 
-/// Polls a queue in its present state. Returns the numbers of the frames that came into host memory.
+/// Polls a queue in its present state. Returns the numbers of the frames that came into host
+/// memory.
 fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) -> Vec<u64> {
     let mut numbers = Vec::new();
     let mut into = into.lock().expect("it is ours");
@@ -339,9 +345,10 @@ fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) 
     numbers
 }
 
-/// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, and their flows are steered between the queues all the time. Every
-/// datagram arrives once, and its bytes are where the socket says. No token belongs to two pages, while another thread gives tokens back.
-/// Then both bindings are unbound with tokens out, and drain.
+/// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, and their flows are
+/// steered between the queues all the time. Every datagram arrives once, and its bytes are where
+/// the socket says. No token belongs to two pages, while another thread gives tokens back. Then
+/// both bindings are unbound with tokens out, and drain.
 #[test]
 fn flows_are_steered_between_bindings() {
     const FRAMES: u64 = 30_000;
@@ -368,14 +375,16 @@ fn flows_are_steered_between_bindings() {
     bench.close(outcome);
 }
 
-/// Proves MEM-1 and MEM-4: the same while the queues are detached and attached again, each to its own binding or both to one. Every frame
-/// that does not arrive was counted as unread by a restart, or as dropped by the device while a queue was not served. Frames of a queue
-/// without a binding are complete, too.
+/// Proves MEM-1 and MEM-4: the same while the queues are detached and attached again, each to its
+/// own binding or both to one. Every frame that does not arrive was counted as unread by a restart,
+/// or as dropped by the device while a queue was not served. Frames of a queue without a binding
+/// are complete, too.
 #[test]
 fn queues_are_restarted_meanwhile() {
     const FRAMES: u64 = 30_000;
     const ROUNDS: u64 = 24;
-    // There are enough pages to fill the ring of a queue that was just attached, also if the other queue has the same binding.
+    // There are enough pages to fill the ring of a queue that was just attached, also if the other
+    // queue has the same binding.
     let mut bench = Bench::new(2048);
     let outcome = bench.run(FRAMES, |attached, come| {
         let mut rng = fastrand::Rng::with_seed(9);

@@ -1,4 +1,5 @@
-//! A stack whose streams are in device memory, and users of its streams. The device is in another process.
+//! A stack whose streams are in device memory, and users of its streams. The device is in another
+//! process.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use crate::device_end::{DeviceEnd, Span, pattern};
@@ -69,8 +70,8 @@ impl Ours {
         Ok(Self::on(backend, SplitOptions::TCP_V6, memory, end, link.is_some()))
     }
 
-    /// Makes a stack on a back end, whose frames have `header_bytes` in host memory at most. `end` looks at `memory` from the device's
-    /// side.
+    /// Makes a stack on a back end, whose frames have `header_bytes` in host memory at most. `end`
+    /// looks at `memory` from the device's side.
     pub fn on(backend: VhostUser, header_bytes: u16, memory: Memory, end: DeviceEnd, bad_link: bool) -> Self {
         let worker = worker();
         let binding = Binding::new(memory.fd(), 0, &worker).expect("it can be bound");
@@ -94,7 +95,8 @@ impl Ours {
         Self { stack, streams, binding, from, memory, end, harness, headers, beginning, pause, bad_link }
     }
 
-    /// Polls the stack once, and sleeps for a moment if there is nothing to do. Checks that this process has no mapping of the memory.
+    /// Polls the stack once, and sleeps for a moment if there is nothing to do. Checks that this
+    /// process has no mapping of the memory.
     #[track_caller]
     pub fn turn(&mut self) {
         assert!(self.beginning.elapsed() < PATIENCE, "it never happens: {:?}", self.stack.stats());
@@ -143,7 +145,8 @@ pub enum ReceivedFragment {
     Host(netmem_inet::Fragment<PeerShared>),
 }
 
-/// A stream's receiving side. It compares each byte with the pattern of `seed`; bytes in device memory are compared by the device's process.
+/// A stream's receiving side. It compares each byte with the pattern of `seed`; bytes in device
+/// memory are compared by the device's process.
 pub struct Receiver {
     pub seed: u64,
     pub position: u64,
@@ -259,7 +262,8 @@ impl Echo {
     }
 }
 
-/// Sends `len` bytes from a binding that the device has filled, in ranges of many lengths at any place, and then the end.
+/// Sends `len` bytes from a binding that the device has filled, in ranges of many lengths at any
+/// place, and then the end.
 pub struct Source {
     stream: DeviceStream,
     at: u64,
@@ -306,7 +310,8 @@ impl Source {
     }
 }
 
-/// Our side connects to the kernel, and sends `len` bytes from device memory. The kernel's side compares them.
+/// Our side connects to the kernel, and sends `len` bytes from device memory. The kernel's side
+/// compares them.
 #[track_caller]
 pub fn send_to_the_kernel(ours: &mut Ours, v6: bool, len: u64) {
     use std::io::Read;

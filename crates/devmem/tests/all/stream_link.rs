@@ -1,5 +1,6 @@
-//! Two stacks whose streams are in device memory, and a link between them. Everything is on one thread, and the test sets the time, so the same seed
-//! gives the same run. The test reads and writes device memory in place of a device, by system calls on the file.
+//! Two stacks whose streams are in device memory, and a link between them. Everything is on one
+//! thread, and the test sets the time, so the same seed gives the same run. The test reads and
+//! writes device memory in place of a device, by system calls on the file.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use crate::memory_common::{Memory, bind, worker};
@@ -264,8 +265,8 @@ pub struct Side {
 }
 
 impl Side {
-    /// The host 10.0.0.`number`, with a number of pages of device memory, and the number of them that users may hold. `cuts` says that its device
-    /// cuts segments.
+    /// The host 10.0.0.`number`, with a number of pages of device memory, and the number of them
+    /// that users may hold. `cuts` says that its device cuts segments.
     pub fn new(number: u8, pages: usize, held: u32, cuts: bool) -> Self {
         let address = Address { addr: [10, 0, 0, number].into(), prefix_len: 24 };
         let interface = Interface { mac: Mac([2, 0, 0, 0, 0, number]), mtu: 1500, addresses: vec![address] };

@@ -17,7 +17,8 @@ const PLACE: u64 = 400 * 4096;
 pub enum State {
     /// Our side has sent SYN.
     SynSent,
-    /// Both have sent SYN at the same time. Another peer has sent SYN to the listener, and is not connected yet.
+    /// Both have sent SYN at the same time. Another peer has sent SYN to the listener, and is not
+    /// connected yet.
     SynReceived,
     Established,
     /// The peer has closed.
@@ -58,8 +59,8 @@ impl State {
     }
 }
 
-/// A connection with payload everywhere: held by the user, queued, out of order, in flight, and not sent yet. Before the handshake is complete,
-/// all of it is not sent yet.
+/// A connection with payload everywhere: held by the user, queued, out of order, in flight, and not
+/// sent yet. Before the handshake is complete, all of it is not sent yet.
 pub struct Scene {
     pub rig: Rig,
     pub peer: Peer,
@@ -149,8 +150,9 @@ fn send(rig: &Rig, stream: &mut DeviceStream) {
     }
 }
 
-/// A connection on a queue with chains of 17 parts, with large segments everywhere: two are held by the user, two are queued, one is out of order, one was
-/// written by the device and not polled, and six are in flight to the device.
+/// A connection on a queue with chains of 17 parts, with large segments everywhere: two are held by
+/// the user, two are queued, one is out of order, one was written by the device and not polled, and
+/// six are in flight to the device.
 pub struct Large {
     pub rig: Rig,
     pub peer: Peer,
@@ -213,7 +215,8 @@ impl Large {
         Self { rig, peer, listener, stream, returner, held }
     }
 
-    /// Receives what is queued, and checks that it is the segments from number 2 on. Returns the tokens.
+    /// Receives what is queued, and checks that it is the segments from number 2 on. Returns the
+    /// tokens.
     #[track_caller]
     pub fn receive(&mut self) -> Vec<TokenRange> {
         let (mut tokens, mut all) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! A stack whose streams are in device memory, on a device that the test polls, and a peer that the test simulates frame by frame. The test
-//! also sets the time.
+//! A stack whose streams are in device memory, on a device that the test polls, and a peer that the
+//! test simulates frame by frame. The test also sets the time.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "not every test does everything")]
 
 use crate::memory_common::{Memory, worker};
@@ -115,8 +115,8 @@ impl Rig {
         Self::with(RxMode::Small, pages, held)
     }
 
-    /// The same, in a mode of receive buffers. In big-packet mode, a buffer is a chain of a host part and 16 pages, and large segments go
-    /// both ways.
+    /// The same, in a mode of receive buffers. In big-packet mode, a buffer is a chain of a host
+    /// part and 16 pages, and large segments go both ways.
     pub fn with(mode: RxMode, pages: usize, held: u32) -> Self {
         let (worker, memory, wire) = (worker(), Memory::pages(pages), Wire::default());
         let binding = Binding::new(memory.fd(), 0, &worker).expect("it can be bound");
@@ -152,7 +152,8 @@ impl Rig {
         }
     }
 
-    /// The stack and the device are polled until both have nothing to do. Returns the segments that left.
+    /// The stack and the device are polled until both have nothing to do. Returns the segments that
+    /// left.
     pub fn settle(&mut self) -> Vec<Segment> {
         let mut segments = Vec::new();
         for _ in 0..10_000 {
@@ -184,7 +185,8 @@ impl Rig {
         segments
     }
 
-    /// The back end dies with frames that it has not looked at: those that our side sends until then.
+    /// The back end dies with frames that it has not looked at: those that our side sends until
+    /// then.
     pub fn kill_device(&mut self) {
         let device = self.device.take();
         self.pass(Duration::from_millis(1500));
@@ -253,13 +255,15 @@ impl Rig {
         split.pool_stats().1.inflight() - split.posted() as u64
     }
 
-    /// Drops the stack, and the list of bindings that its queue receives into: the list keeps its bindings.
+    /// Drops the stack, and the list of bindings that its queue receives into: the list keeps its
+    /// bindings.
     pub fn drop_stack(&mut self) {
         drop((self.streams.take(), self.stack.take()));
         self.bindings = Bindings::new();
     }
 
-    /// Drops the remaining objects, in order. Checks that nothing of the memory is left, and that no page was lost.
+    /// Drops the remaining objects, in order. Checks that nothing of the memory is left, and that
+    /// no page was lost.
     #[track_caller]
     pub fn close(mut self) {
         assert_eq!(self.stack.as_ref().map(OurStack::pages), Some(0));
@@ -341,7 +345,8 @@ impl Peer {
         rig.settle()
     }
 
-    /// The next payload of the stream, as one large segment that no device has cut. It is on the wire, and the device has not looked at it.
+    /// The next payload of the stream, as one large segment that no device has cut. It is on the
+    /// wire, and the device has not looked at it.
     pub fn give_large(&mut self, rig: &mut Rig, payload: &[u8]) {
         let header = VnetHdr {
             flags: VnetHdr::NEEDS_CSUM,

@@ -1,5 +1,5 @@
-//! Streams in device memory between two stacks, over a link with a seed. The tests compare every byte, and check tokens, budgets, sending and
-//! ends.
+//! Streams in device memory between two stacks, over a link with a seed. The tests compare every
+//! byte, and check tokens, budgets, sending and ends.
 
 use crate::memory_common::{bind, worker};
 use crate::stream_link::{Pair, Side};
@@ -22,7 +22,8 @@ fn bytes(seed: u64, at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|at| byte(seed, at)).collect()
 }
 
-/// Receives all queued payload, and compares the bytes in the device's memory with the stream. Returns the tokens and the number of bytes.
+/// Receives all queued payload, and compares the bytes in the device's memory with the stream.
+/// Returns the tokens and the number of bytes.
 #[track_caller]
 fn receive(side: &Side, stream: &mut DeviceStream, seed: u64, position: &mut u64) -> (Vec<TokenRange>, bool) {
     let mut held = Vec::new();
@@ -50,8 +51,8 @@ fn receive(side: &Side, stream: &mut DeviceStream, seed: u64, position: &mut u64
     }
 }
 
-/// One direction of a transfer: ranges of random lengths, with bytes of the application between them. As soon as a range may be used again,
-/// its memory is overwritten.
+/// One direction of a transfer: ranges of random lengths, with bytes of the application between
+/// them. As soon as a range may be used again, its memory is overwritten.
 struct Sender {
     seed: u64,
     rng: fastrand::Rng,
@@ -101,8 +102,9 @@ impl Sender {
     }
 }
 
-/// Proves MEM-9: streams both ways at once between memories that no process maps, over a link that loses, delays, reorders, repeats and
-/// damages frames. Each byte is compared on the device's side. At the end nothing is held.
+/// Proves MEM-9: streams both ways at once between memories that no process maps, over a link that
+/// loses, delays, reorders, repeats and damages frames. Each byte is compared on the device's side.
+/// At the end nothing is held.
 fn both_ways(link: &str, cuts: bool, change: impl Fn(&Side)) {
     const TOTAL: u64 = 500_000;
     let mut pair = Pair::with(1024, 400, link, cuts);
@@ -193,8 +195,8 @@ fn tokens(side: &Side, stream: &mut DeviceStream, position: &mut u64) -> Vec<Tok
     receive(side, stream, 1, position).0
 }
 
-/// Proves MEM-5, MEM-6 and MEM-7 of streams: a hundred streams share one table. A token belongs to one stream. When the last handle of a
-/// stream is dropped, the pages that it holds are given back.
+/// Proves MEM-5, MEM-6 and MEM-7 of streams: a hundred streams share one table. A token belongs to
+/// one stream. When the last handle of a stream is dropped, the pages that it holds are given back.
 #[test]
 fn streams_share_one_table_and_no_tokens() {
     let mut pair = Pair::new(1024, 900, "delay=1ms");
@@ -243,7 +245,8 @@ fn streams_share_one_table_and_no_tokens() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves MEM-3 of streams: a token exists once its fragment was delivered, and a short receive leaves nothing behind.
+/// Proves MEM-3 of streams: a token exists once its fragment was delivered, and a short receive
+/// leaves nothing behind.
 #[test]
 fn a_short_receive_leaves_nothing_behind() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -268,8 +271,8 @@ fn a_short_receive_leaves_nothing_behind() {
     assert_eq!((pair.far.stack.pages(), server.stats().excess), (0, 1024 + 1014));
 }
 
-/// A user that keeps pages closes the window. When another thread returns them, the stack is woken, and the window
-/// opens before the peer probes. Acknowledgements are processed all the time.
+/// A user that keeps pages closes the window. When another thread returns them, the stack is woken,
+/// and the window opens before the peer probes. Acknowledgements are processed all the time.
 #[test]
 fn returning_tokens_opens_the_window() {
     let (mut pair, mut client, mut server) = small(100, false);
@@ -306,7 +309,8 @@ fn returning_tokens_opens_the_window() {
     assert!(position > before, "the window opened");
 }
 
-/// Proves MEM-8 of streams: a range may be used again when it is acknowledged and the device is done with it, and not before.
+/// Proves MEM-8 of streams: a range may be used again when it is acknowledged and the device is
+/// done with it, and not before.
 #[test]
 fn a_range_is_held_until_the_device_is_done_too() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -326,8 +330,9 @@ fn a_range_is_held_until_the_device_is_done_too() {
     assert_eq!((sent.range, sent.offset, sent.len, client.sent()), (range, 2 << 20, 10_000, None));
 }
 
-/// Proves MEM-8 and MEM-2 of streams: both sides unbind with data queued, held, in flight, lost and not sent yet. Ranges that were passed to
-/// `send` before are sent completely, and again if they are lost. No new range is sent. Received payload stays valid.
+/// Proves MEM-8 and MEM-2 of streams: both sides unbind with data queued, held, in flight, lost and
+/// not sent yet. Ranges that were passed to `send` before are sent completely, and again if they
+/// are lost. No new range is sent. Received payload stays valid.
 #[test]
 fn unbound_with_data_everywhere() {
     let mut pair = Pair::new(1024, 400, "loss=5%,delay=2ms,seed=3");
@@ -365,7 +370,8 @@ fn unbound_with_data_everywhere() {
     memories.iter().for_each(|memory| memory.assert_gone());
 }
 
-/// Proves MEM-10 of streams: a segment that the device has not verified is not acknowledged. The user is told once, with the peer's address.
+/// Proves MEM-10 of streams: a segment that the device has not verified is not acknowledged. The
+/// user is told once, with the peer's address.
 #[test]
 fn unverified_payload_is_not_acknowledged() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -394,8 +400,8 @@ fn unverified_payload_is_not_acknowledged() {
     assert_eq!(server.stats().unverified, 0);
 }
 
-/// Payload of a stream is linear if its frames are in host memory. A datagram in host memory is received; a datagram in device memory is
-/// dropped.
+/// Payload of a stream is linear if its frames are in host memory. A datagram in host memory is
+/// received; a datagram in device memory is dropped.
 #[test]
 fn frames_in_host_memory_arrive_as_linear() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -414,7 +420,8 @@ fn frames_in_host_memory_arrive_as_linear() {
     let mut places = [netmem_inet::Fragment::default()];
     pair.until(|_| far.recv_from(&mut places).is_ok());
     assert_eq!(places[0].to_vec(), b"a datagram");
-    // A datagram in device memory cannot be read: the stack's sockets receive datagrams in host memory only.
+    // A datagram in device memory cannot be read: the stack's sockets receive datagrams in host
+    // memory only.
     pair.far.nic.borrow_mut().head = None;
     pair.far.nic.borrow_mut().verifies = true;
     near.send_to(b"a datagram", ([10, 0, 0, 2], 9).into()).unwrap();
@@ -425,7 +432,8 @@ fn frames_in_host_memory_arrive_as_linear() {
     );
 }
 
-/// If the device is gone, each connection ends with that error. Received payload can be read, and `sent` returns the ranges.
+/// If the device is gone, each connection ends with that error. Received payload can be read, and
+/// `sent` returns the ranges.
 #[test]
 fn a_device_that_is_gone() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -466,7 +474,8 @@ fn pages_that_follow_each_other_are_one_extent() {
     assert_eq!((pair.far.stack.pages(), server.stats().out), (0, 0));
 }
 
-/// If other holders have all pages of a binding, payload is dropped, but the acknowledgement in its frame is processed.
+/// If other holders have all pages of a binding, payload is dropped, but the acknowledgement in its
+/// frame is processed.
 #[test]
 fn without_pages_acknowledgements_get_in() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -491,8 +500,9 @@ fn without_pages_acknowledgements_get_in() {
     assert_eq!(pair.far.stack.stats().malformed, 0);
 }
 
-/// Frames in a binding that was not added are dropped and counted. A binding can be added while the stack is in a poll, after the stack has read
-/// the list of bindings: the frames of this poll are delivered. The connection goes on, with fragments of both bindings.
+/// Frames in a binding that was not added are dropped and counted. A binding can be added while the
+/// stack is in a poll, after the stack has read the list of bindings: the frames of this poll are
+/// delivered. The connection goes on, with fragments of both bindings.
 #[test]
 fn a_binding_that_is_added_in_a_poll() {
     let (mut pair, mut client, mut server) = small(400, false);
@@ -535,8 +545,9 @@ fn a_binding_that_is_added_in_a_poll() {
     assert_eq!((pair.far.streams.stats().bindings, pair.far.stack.pages()), (2, 0));
 }
 
-/// Proves MEM-4 of streams: a flow is steered from queue to queue under traffic. Frames through the other queue land in that queue's binding,
-/// and go to their connection, which has fragments of both bindings.
+/// Proves MEM-4 of streams: a flow is steered from queue to queue under traffic. Frames through the
+/// other queue land in that queue's binding, and go to their connection, which has fragments of
+/// both bindings.
 #[test]
 fn steered_to_another_queue_and_back() {
     let mut pair = Pair::with(1024, 400, "loss=1%,delay=1ms,seed=5", false);

@@ -1,15 +1,18 @@
-//! Streams in device memory behind a foreign device: DPDK's vhost, which fills buffers in order and knows nothing of headers. testpmd forwards
-//! between its vhost port and a tap, behind which is the kernel's TCP.
+//! Streams in device memory behind a foreign device: DPDK's vhost, which fills buffers in order and
+//! knows nothing of headers. testpmd forwards between its vhost port and a tap, behind which is the
+//! kernel's TCP.
 //!
 //! ```text
-//!   kernel's TCP ◄──► tap ◄── testpmd ──► vhost port ◄── vhost-user ──► driver, stack, tokens: this process
+//!   kernel's TCP ◄──► tap ◄── testpmd ──► vhost port ◄── vhost-user ──► driver, stack, tokens
+//!                                                                       this process
 //! ```
 //!
 //! The tap is the kernel's, or a [`LossyLink`] is between the kernel's tap and that of testpmd.
 //!
-//! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its frames are verified. Its engine `io`
-//! forwards frames and says nothing of their checksums. The bytes in device memory are checked and written by a third process. Needs root,
-//! `/dev/net/tun`, `ip`, `dpdk-testpmd` and two CPUs.
+//! testpmd's engine `csum` leaves checksums to the receiver's side of the host (`Partial`), so its
+//! frames are verified. Its engine `io` forwards frames and reports nothing of their checksums. The
+//! bytes in device memory are checked and written by a third process. Needs root, `/dev/net/tun`,
+//! `ip`, `dpdk-testpmd` and two CPUs.
 
 use crate::device_end::{DeviceEnd, pattern};
 use crate::kernel_common::{addresses, in_a_network};
@@ -48,7 +51,8 @@ fn behind_dpdk(
         let socket = dir.path().join("vhost.sock");
         let vhost = format!("net_vhost0,iface={},queues=1,tso={}", socket.display(), u8::from(large));
         let tap = if lossy { "nm1" } else { "nm0" };
-        // Port 0 is vhost, and port 1 is the tap. The engine `csum` leaves the checksum of TCP to the receiver, and addresses as they are.
+        // Port 0 is vhost, and port 1 is the tap. The engine `csum` leaves the checksum of TCP to
+        // the receiver, and addresses as they are.
         let cuts = if large { "csum set ip hw 1\ncsum set tcp hw 1\ntso set 1400 1\n" } else { "" };
         let engine = if io { "io" } else { "csum" };
         let commands = format!(
@@ -66,8 +70,9 @@ fn behind_dpdk(
     });
 }
 
-/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end with a fixed split: the kernel's bytes land in device memory, and go back from there. The
-/// first bytes of payload are in host memory, as many as the headers are shorter than the host part, and are delivered as linear.
+/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end with a fixed split: the kernel's bytes
+/// land in device memory, and go back from there. The first bytes of payload are in host memory, as
+/// many as the headers are shorter than the host part, and are delivered as linear.
 fn echo(v6: bool, timestamps: bool, lossy: bool) {
     const LEN: usize = 1_500_000;
     let header_bytes = if v6 { SplitOptions::TCP_V6 } else { SplitOptions::TCP_V4 };
@@ -99,7 +104,8 @@ fn echo(v6: bool, timestamps: bool, lossy: bool) {
         assert_eq!(longest, linear);
         assert!(in_device > LEN as u64 * 9 / 10, "{in_device} in device memory");
         match link.map(LossyLink::end) {
-            // Each segment has its first bytes in host memory, and the rest of its 1500 bytes in device memory.
+            // Each segment has its first bytes in host memory, and the rest of its 1500 bytes in
+            // device memory.
             None => {
                 let most = (1514 - usize::from(header_bytes)) as u64;
                 assert!(in_device <= host_parts * most, "{in_device} in {host_parts} segments");
@@ -136,17 +142,19 @@ fn a_fixed_split_and_short_options() {
     echo(true, false, false);
 }
 
-/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end that loses frames: lost segments are sent again, in both directions, and each byte
-/// arrives once. Both sides report what has arrived behind the gaps. The kernel also does so in segments with payload, which then have 40 bytes of options. So
-/// their headers fill the host part, and all of their payload is in device memory.
+/// Proves INET-3, MEM-9 and MEM-11 on a foreign back end that loses frames: lost segments are sent
+/// again, in both directions, and each byte arrives once. Both sides report what has arrived behind
+/// the gaps. The kernel also does so in segments with payload, which then have 40 bytes of options.
+/// So their headers fill the host part, and all of their payload is in device memory.
 #[test]
 fn a_fixed_split_and_loss() {
     echo(false, true, true);
     echo(true, true, true);
 }
 
-/// Proves INET-3 and MEM-8 on a foreign back end that takes large segments: each of them is one frame for the back end, from device memory. testpmd cuts it,
-/// and the kernel receives each byte. testpmd cuts segments over IPv4 only.
+/// Proves INET-3 and MEM-8 on a foreign back end that takes large segments: each of them is one
+/// frame for the back end, from device memory. testpmd cuts it, and the kernel receives each byte.
+/// testpmd cuts segments over IPv4 only.
 #[test]
 fn large_segments_to_a_foreign_back_end() {
     const LEN: u64 = 8_000_000;
@@ -161,9 +169,11 @@ fn large_segments_to_a_foreign_back_end() {
     });
 }
 
-/// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK has not verified is not acknowledged. It is counted, and the
-/// user gets an error with the peer's address once. The stack computes the checksum of payload that is linear, and delivers it. When the
-/// back end begins to verify frames, the connection goes on with the byte after the last that was acknowledged.
+/// Proves MEM-10 on a foreign back end: payload in device memory whose checksum DPDK has not
+/// verified is not acknowledged. It is counted, and the user gets an error with the peer's address
+/// once. The stack computes the checksum of payload that is linear, and delivers it. When the back
+/// end begins to verify frames, the connection goes on with the byte after the last that was
+/// acknowledged.
 #[test]
 fn a_peer_whose_payload_is_unverified() {
     const FIRST: usize = 20;

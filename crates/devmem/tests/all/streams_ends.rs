@@ -1,4 +1,5 @@
-//! The ends of streams in device memory: all objects are dropped in every order, in each state of a connection, and events come under traffic.
+//! The ends of streams in device memory: all objects are dropped in every order, in each state of a
+//! connection, and events come under traffic.
 
 use crate::stream_scene::{LARGE, Large, RANGES, STATES, Scene, State, take_all};
 use netmem_devmem::TokenRange;
@@ -7,8 +8,9 @@ use netmem_inet::SocketError;
 use netmem_testing::permutations;
 use std::time::Duration;
 
-/// Proves MEM-2, MEM-7 and MEM-9: the binding, the stream, the returner, the stack and the driver are dropped in every order, in each state
-/// of the connection. Then nothing is left, and no page is lost.
+/// Proves MEM-2, MEM-7 and MEM-9: the binding, the stream, the returner, the stack and the driver
+/// are dropped in every order, in each state of the connection. Then nothing is left, and no page
+/// is lost.
 #[test]
 fn every_order_of_ends() {
     let orders = permutations(5);
@@ -41,8 +43,9 @@ fn every_order_of_ends() {
     }
 }
 
-/// Proves MEM-2, MEM-8 and MEM-9: the binding is unbound with data queued, held, in flight and unacknowledged. Unacknowledged
-/// data is sent again with the same bytes. Queued data is received. No new range is sent. At the end the memory is released.
+/// Proves MEM-2, MEM-8 and MEM-9: the binding is unbound with data queued, held, in flight and
+/// unacknowledged. Unacknowledged data is sent again with the same bytes. Queued data is received.
+/// No new range is sent. At the end the memory is released.
 #[test]
 fn unbound_with_data_everywhere() {
     let Scene { mut rig, mut peer, listener, mut stream, returner, held, sent } = Scene::new(State::Established);
@@ -74,7 +77,8 @@ fn unbound_with_data_everywhere() {
     peer.give(&mut rig, &[7; 100]);
     assert_eq!(rig.streams.as_ref().unwrap().stats().bindings, 1);
     drop((stream, listener, returner));
-    // The last handle has given back the pages that the user held, and the streams have dropped the binding.
+    // The last handle has given back the pages that the user held, and the streams have dropped the
+    // binding.
     assert_eq!(rig.streams.as_ref().unwrap().stats().bindings, 0);
     rig.settle();
     assert_eq!(format!("{:?}", rig.bindings), "[]", "no queue receives into it");
@@ -82,8 +86,9 @@ fn unbound_with_data_everywhere() {
     rig.memory.assert_gone();
 }
 
-/// Proves MEM-2 and MEM-9: the back end dies in each state, with frames that it has not looked at, and another one takes its queues. Each connection
-/// goes on: frames in flight are counted, and their data is sent again with the same bytes. No page is lost.
+/// Proves MEM-2 and MEM-9: the back end dies in each state, with frames that it has not looked at,
+/// and another one takes its queues. Each connection goes on: frames in flight are counted, and
+/// their data is sent again with the same bytes. No page is lost.
 #[test]
 fn another_back_end() {
     for state in STATES {
@@ -120,8 +125,9 @@ fn another_back_end() {
     }
 }
 
-/// Proves MEM-2 and MEM-9: the back end dies with large segments everywhere, in chains of 17 parts, and another one takes its queues. What the device had
-/// written arrives. Segments in flight are counted, and sent again with the same bytes. No page is lost.
+/// Proves MEM-2 and MEM-9: the back end dies with large segments everywhere, in chains of 17 parts,
+/// and another one takes its queues. What the device had written arrives. Segments in flight are
+/// counted, and sent again with the same bytes. No page is lost.
 #[test]
 fn another_back_end_with_large_segments() {
     let mut scene = Large::new();
@@ -154,8 +160,9 @@ fn another_back_end_with_large_segments() {
     rig.close();
 }
 
-/// Proves MEM-1 and MEM-9: the queue is restarted, without the binding and with it again. Data in flight is sent again from where it is, and
-/// data that the peer sends meanwhile is received, in host memory or in device memory.
+/// Proves MEM-1 and MEM-9: the queue is restarted, without the binding and with it again. Data in
+/// flight is sent again from where it is, and data that the peer sends meanwhile is received, in
+/// host memory or in device memory.
 #[test]
 fn the_queue_is_restarted() {
     let Scene { mut rig, mut peer, listener, mut stream, returner, held, sent } = Scene::new(State::Established);

@@ -1,5 +1,6 @@
-//! A peer abuses the window, the options, the order or the checksums. It occupies no more pages of device memory than the budget, and none
-//! when its connection has ended. Other connections go on meanwhile.
+//! A peer abuses the window, the options, the order or the checksums. It occupies no more pages of
+//! device memory than the budget, and none when its connection has ended. Other connections go on
+//! meanwhile.
 
 use crate::stream_wire::{LISTEN, Odd, Peer, Rig};
 use netmem_devmem::TokenRange;
@@ -21,7 +22,8 @@ fn rig() -> (Rig, DeviceListener) {
     (rig, listener)
 }
 
-/// Receives all queued payload, compares it in the memory, and gives the pages back. Returns the number of bytes.
+/// Receives all queued payload, compares it in the memory, and gives the pages back. Returns the
+/// number of bytes.
 fn read(rig: &Rig, stream: &mut DeviceStream, want: impl Fn(u64) -> u8, position: &mut u64) -> usize {
     let (returner, mut total) = (stream.returner(), 0);
     loop {
@@ -87,7 +89,8 @@ fn single_bytes() {
     rig.close();
 }
 
-/// Proves INET-4: the peer sends every second byte, but never the first, so that there is a gap before each byte.
+/// Proves INET-4: the peer sends every second byte, but never the first, so that there is a gap
+/// before each byte.
 #[test]
 fn gaps_for_ever() {
     let (mut rig, mut listener) = rig();
@@ -136,8 +139,8 @@ fn what_comes_again_and_what_is_too_far() {
     rig.close();
 }
 
-/// Proves MEM-10: payload that the device has not verified is never acknowledged, holds no page, and is counted. The user is told once;
-/// the connection goes on.
+/// Proves MEM-10: payload that the device has not verified is never acknowledged, holds no page,
+/// and is counted. The user is told once; the connection goes on.
 #[test]
 fn payload_without_a_checksum() {
     let (mut rig, mut listener) = rig();
@@ -201,8 +204,8 @@ fn forged_payload_without_a_checksum() {
     rig.close();
 }
 
-/// Proves MEM-8 and MEM-9: a peer that receives and never acknowledges, and a peer whose window stays closed, hold the binding until the
-/// user's timeout and no longer.
+/// Proves MEM-8 and MEM-9: a peer that receives and never acknowledges, and a peer whose window
+/// stays closed, hold the binding until the user's timeout and no longer.
 #[test]
 fn a_peer_that_never_acknowledges() {
     for closed in [false, true] {
@@ -235,8 +238,9 @@ fn a_peer_that_never_acknowledges() {
     }
 }
 
-/// Proves INET-4 and MEM-9: the peer sends segments with random numbers, flags, windows, options and lengths, verified and not. In every
-/// case, pages stay within the budget, and all are returned when the stream is dropped.
+/// Proves INET-4 and MEM-9: the peer sends segments with random numbers, flags, windows, options
+/// and lengths, verified and not. In every case, pages stay within the budget, and all are returned
+/// when the stream is dropped.
 #[test]
 fn whatever_comes() {
     for seed in 0..40 {

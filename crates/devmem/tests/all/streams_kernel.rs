@@ -1,5 +1,6 @@
-//! Streams in device memory with the Linux kernel's TCP as the peer, behind a tap. The device is in another process, which has the only
-//! mappings of device memory; it compares the bytes there, and the kernel's side compares what it receives.
+//! Streams in device memory with the Linux kernel's TCP as the peer, behind a tap. The device is in
+//! another process, which has the only mappings of device memory; it compares the bytes there, and
+//! the kernel's side compares what it receives.
 
 use crate::device_end::pattern;
 use crate::kernel_common::in_a_network;
@@ -10,7 +11,8 @@ use std::thread;
 
 const BAD: &str = "loss=1%,delay=1ms,jitter=500us,reorder=2%,duplicate=1%,corrupt=0.5%,seed=3";
 
-/// The kernel makes a connection for each of `lens`, all at the same time, and the payload of each connection is sent back.
+/// The kernel makes a connection for each of `lens`, all at the same time, and the payload of each
+/// connection is sent back.
 fn echo(v6: bool, link: Option<&str>, lens: &[usize]) {
     in_a_network(|| {
         let mut ours = Ours::new(link)?;
@@ -48,7 +50,8 @@ fn echo(v6: bool, link: Option<&str>, lens: &[usize]) {
     });
 }
 
-/// Proves MEM-9 and INET-3: payload from the kernel lands in device memory in order, and is sent back from there.
+/// Proves MEM-9 and INET-3: payload from the kernel lands in device memory in order, and is sent
+/// back from there.
 #[test]
 fn the_kernels_stream_over_ipv4() {
     echo(false, None, &[4_000_000]);
@@ -69,8 +72,9 @@ fn a_hundred_streams() {
     }
 }
 
-/// Proves MEM-9 and MEM-10: over a link that loses, reorders, duplicates and damages packets, each byte arrives unchanged, in
-/// both directions. Retransmissions come from device memory, and damaged segments are not acknowledged.
+/// Proves MEM-9 and MEM-10: over a link that loses, reorders, duplicates and damages packets, each
+/// byte arrives unchanged, in both directions. Retransmissions come from device memory, and damaged
+/// segments are not acknowledged.
 #[test]
 fn streams_over_a_bad_link() {
     for v6 in [false, true] {
@@ -88,7 +92,8 @@ fn send(v6: bool, link: Option<&str>, len: u64) {
     });
 }
 
-/// Proves MEM-8 and MEM-9: bytes that the device has written are sent by address, over IPv4 and IPv6, and the kernel receives each byte.
+/// Proves MEM-8 and MEM-9: bytes that the device has written are sent by address, over IPv4 and
+/// IPv6, and the kernel receives each byte.
 #[test]
 fn sent_from_device_memory() {
     send(false, None, 8_000_000);
@@ -103,10 +108,10 @@ fn sent_again_from_device_memory() {
     }
 }
 
-/// Proves MEM-6 and MEM-9: another thread gives tokens back in random order. This opens the window, so more is received than the binding has
-/// pages.
+/// Proves MEM-6 and MEM-9: another thread gives tokens back in random order. This opens the window,
+/// so more is received than the binding has pages.
 #[test]
-fn tokens_that_another_thread_gives_back() {
+fn tokens_that_another_thread_returns() {
     const LEN: usize = 40_000_000;
     in_a_network(|| {
         let mut ours = Ours::new(None)?;

@@ -1,9 +1,11 @@
-//! Streams in device memory over our own device with two receive queues, while another thread changes what the queues receive into and the device
-//! changes which queue a connection's segments go to. The kernel's TCP is the peer, behind a tap.
+//! Streams in device memory over our own device with two receive queues, while another thread
+//! changes what the queues receive into and the device changes which queue a connection's segments
+//! go to. The kernel's TCP is the peer, behind a tap.
 //!
 //! ```text
-//!   kernel's TCP ◄──► tap ◄──► device, in another process: steers by connection ──┬──► queue 0 ──► binding, or host memory ──► stack 0
-//!                                                                                 └──► queue 1 ──► host memory ──► stack 1 ──► stack 0
+//!   kernel's TCP ◄──► tap ◄──► device, in another process: steers by connection
+//!                                ├──► queue 0 ──► binding, or host memory ──► stack 0
+//!                                └──► queue 1 ──► host memory ──► stack 1 ──► stack 0
 //! ```
 
 use crate::device_end::{DeviceEnd, Span, pattern};
@@ -43,7 +45,8 @@ struct Ours {
 }
 
 impl Ours {
-    /// Device memories of `pages`, which the device's process knows. The queues receive into host memory.
+    /// Device memories of `pages`, which the device's process knows. The queues receive into host
+    /// memory.
     fn new(pages: &[usize]) -> Result<(Self, Harness<InFlight>), String> {
         let memories: Vec<Memory> = pages.iter().map(|&pages| Memory::pages(pages)).collect();
         let mut end = DeviceEnd::spawn("nm0", 2, None, &memories.iter().collect::<Vec<_>>());
@@ -77,7 +80,8 @@ impl Ours {
         assert!(self.memories.iter().all(|memory| memory.mappings() == 0), "device memory is mapped here");
     }
 
-    /// The kernel connects, and sends until it is told to close. Returns our side of the connection, and the kernel's.
+    /// The kernel connects, and sends until it is told to close. Returns our side of the
+    /// connection, and the kernel's.
     fn connect(&mut self) -> (DeviceStream, Sending) {
         let mut listener = self.streams.listen(([0, 0, 0, 0], PORT).into(), ListenOptions::default()).unwrap();
         let enough = Arc::new(AtomicBool::new(false));
@@ -101,8 +105,8 @@ impl Ours {
         }
     }
 
-    /// Receives what is queued, checks it, and gives the tokens back. Returns false at the end of the stream. `memory_of` says which memory a
-    /// binding is of.
+    /// Receives what is queued, checks it, and gives the tokens back. Returns false at the end of
+    /// the stream. `memory_of` says which memory a binding is of.
     #[track_caller]
     fn receive(&mut self, stream: &mut DeviceStream, got: &mut Got, memory_of: impl Fn(u64) -> usize) -> bool {
         let mut places = [const { StreamFragment::Empty }; 16];
@@ -172,8 +176,9 @@ struct Got {
     in_host: u64,
 }
 
-/// Proves MEM-1 and MEM-9: under traffic, the device steers a connection from the queue with device memory to one with host memory and back.
-/// Segments by the wrong queue go to the stack of the connection, and are delivered as linear. No byte is lost or wrong.
+/// Proves MEM-1 and MEM-9: under traffic, the device steers a connection from the queue with device
+/// memory to one with host memory and back. Segments by the wrong queue go to the stack of the
+/// connection, and are delivered as linear. No byte is lost or wrong.
 #[test]
 fn a_connection_is_steered_from_queue_to_queue() {
     /// Bytes that come by a queue before the connection is steered to the other one.
@@ -189,7 +194,8 @@ fn a_connection_is_steered_from_queue_to_queue() {
         assert_eq!(remote.ip(), kernel(false));
         let (mut got, mut phase) = (Got::default(), 0);
         while ours.receive(&mut stream, &mut got, |_| 0) {
-            // Both kinds of memory have so many bytes at least. Payload that the device took before it was steered may come later.
+            // Both kinds of memory have so many bytes at least. Payload that the device took before
+            // it was steered may come later.
             let by_queue = [got.in_device[0], got.in_host];
             if by_queue[phase as usize % 2] >= (phase / 2 + 1) * PHASE {
                 phase += 1;
@@ -213,9 +219,10 @@ fn a_connection_is_steered_from_queue_to_queue() {
     });
 }
 
-/// Proves MEM-1, MEM-2 and MEM-9: under traffic, another thread makes bindings, adds each to the list of the stack's queue, attaches the queue to it,
-/// and unbinds it. The connection has fragments of all of them, and linear payload in between. No frame is dropped because its binding is
-/// not known.
+/// Proves MEM-1, MEM-2 and MEM-9: under traffic, another thread makes bindings, adds each to the
+/// list of the stack's queue, attaches the queue to it, and unbinds it. The connection has
+/// fragments of all of them, and linear payload in between. No frame is dropped because its binding
+/// is not known.
 #[test]
 fn bindings_come_and_go() {
     /// Bytes that are received in the memory of each binding, and in host memory after it.
@@ -254,7 +261,8 @@ fn bindings_come_and_go() {
         assert_eq!(got.position, peer.thread.join().unwrap());
         assert_eq!(ours.stacks[0].queues().0.foreign(), 0);
         drop(stream);
-        // All pages of the bindings were returned, so the next polls remove the bindings from the list.
+        // All pages of the bindings were returned, so the next polls remove the bindings from the
+        // list.
         while format!("{:?}", ours.bindings) != "[]" {
             ours.turn();
         }

@@ -4,7 +4,8 @@ use crate::common::{Binding, binding, deliver, give, range, received};
 use netmem_devmem::{DeliverError, MAX_RANGES, Token, TokenTable, TooManyRanges};
 use std::sync::Arc;
 
-/// Waits for objects that are released after a grace period, which threads of other tests can delay.
+/// Waits for objects that are released after a grace period, which threads of other tests can
+/// delay.
 fn until(gone: impl Fn() -> bool) {
     while !gone() {
         netmem_refs::rcu::flush();
@@ -12,7 +13,8 @@ fn until(gone: impl Fn() -> bool) {
     }
 }
 
-/// Fragments in one page have one token, which can be returned as often as it was received. Proves MEM-5.
+/// Fragments in one page have one token, which can be returned as often as it was received. Proves
+/// MEM-5.
 #[test]
 fn a_token_is_returned_as_often_as_received() {
     let (binding, mut table) = (binding(10), TokenTable::new());
@@ -44,7 +46,8 @@ fn fragments_of_a_page_in_one_call() {
     assert_eq!(binding.out(), 1);
 }
 
-/// A receive that is not committed changes nothing, and a receive that goes on after an error keeps what it has reserved. Proves MEM-3.
+/// A receive that is not committed changes nothing, and a receive that goes on after an error keeps
+/// what it has reserved. Proves MEM-3.
 #[test]
 fn nothing_is_left_of_a_receive_that_failed() {
     let (binding, mut table) = (binding(10), TokenTable::new());
@@ -137,8 +140,8 @@ fn no_more_than_1024_attempts() {
     assert_eq!(binding.out(), 0);
 }
 
-/// A page of one binding is never taken for a page of another, for any number of bindings in any order. The socket holds each binding
-/// once. Proves MEM-2 and MEM-4.
+/// A page of one binding is never taken for a page of another, for any number of bindings in any
+/// order. The socket holds each binding once. Proves MEM-2 and MEM-4.
 #[test]
 fn any_number_of_bindings() {
     for bindings in [1, 2, 8, 9, 40] {
@@ -166,8 +169,8 @@ fn any_number_of_bindings() {
     }
 }
 
-/// A call returns tokens of several bindings. It drops the handle on an unbound one, for any position of its last page in the call. Proves
-/// MEM-2.
+/// A call returns tokens of several bindings. It drops the handle on an unbound one, for any
+/// position of its last page in the call. Proves MEM-2.
 #[test]
 fn drained_within_a_call() {
     for order in [[0, 1], [1, 0]] {
@@ -192,7 +195,8 @@ fn token_of_another_socket() {
     assert_eq!((binding.out(), other.stats().excess), (1, 2), "its own of that number is not held");
 }
 
-/// The pages that the user holds are returned with the drop of the last handle, and not before. Proves MEM-7.
+/// The pages that the user holds are returned with the drop of the last handle, and not before.
+/// Proves MEM-7.
 #[test]
 fn closed_with_100_000_tokens_out() {
     let (one, far, mut table) = (binding(100_000), binding(20_000_000), TokenTable::new());
@@ -232,8 +236,9 @@ fn binding_made_again() {
     assert_eq!(binding.out(), 1000);
 }
 
-/// A socket drops its handle on an unbound binding when the last page is returned, and not before. The thread that returns this page does
-/// it, or else the next thread that looks for drained bindings. Proves MEM-2.
+/// A socket drops its handle on an unbound binding when the last page is returned, and not before.
+/// The thread that returns this page does it, or else the next thread that looks for drained
+/// bindings. Proves MEM-2.
 #[test]
 fn unbound_bindings_are_let_go_of() {
     let (gone, stays, mut table) = (binding(10), binding(10), TokenTable::new());
@@ -260,8 +265,8 @@ fn unbound_bindings_are_let_go_of() {
     until(|| Arc::strong_count(&stays) == 1);
 }
 
-/// If the space of tokens is exhausted, the error says so and nothing changes. After a binding is released there is room again. Proves
-/// MEM-4.
+/// If the space of tokens is exhausted, the error says so and nothing changes. After a binding is
+/// released there is room again. Proves MEM-4.
 #[test]
 fn the_space_is_taken() {
     let (half, other, small, mut table) = (binding(1 << 31), binding(1 << 31), binding(4), TokenTable::new());
@@ -276,7 +281,8 @@ fn the_space_is_taken() {
     assert_eq!(beside, token + (1 << 31));
     half.unbind();
     assert_eq!(give(&returner, token, 1), 1);
-    // There is not enough space behind `small`: the space has wrapped around, and the range of `half` is free.
+    // There is not enough space behind `small`: the space has wrapped around, and the range of
+    // `half` is free.
     assert_eq!(received(&mut table, &other, 0), token);
     assert_eq!(give(&returner, token, 1) + give(&returner, beside, 1), 2);
 }

@@ -1,4 +1,5 @@
-//! Bindings on queues of our device: they are bound and unbound under traffic, queues receive into them, and senders send from them.
+//! Bindings on queues of our device: they are bound and unbound under traffic, queues receive into
+//! them, and senders send from them.
 
 use crate::memory_common::{Memory, all, echoed, until, worker};
 use crate::net_common::{Harness, InTests, endpoint};
@@ -65,8 +66,9 @@ fn bytes(seed: u64, len: u32) -> Vec<u8> {
     (0..u64::from(len)).map(|i| (seed.wrapping_mul(0x9e37_79b9).wrapping_add(i * 31) >> 3) as u8).collect()
 }
 
-/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: bytes go from one place of a binding to the device and back to another place, many times its
-/// pages. This process reads only the headers. Then all pages are returned, and nothing was mapped.
+/// Proves MEM-1, MEM-3, MEM-8 and POOL-10: bytes go from one place of a binding to the device and
+/// back to another place, many times its pages. This process reads only the headers. Then all pages
+/// are returned, and nothing was mapped.
 #[test]
 fn there_and_back() {
     let worker = worker();
@@ -108,8 +110,8 @@ fn there_and_back() {
     memory.assert_gone();
 }
 
-/// Proves MEM-1 and MEM-2: a binding is unbound with data held. The queue is then attached to another binding of the same device, and back,
-/// while one socket goes on receiving.
+/// Proves MEM-1 and MEM-2: a binding is unbound with data held. The queue is then attached to
+/// another binding of the same device, and back, while one socket goes on receiving.
 #[test]
 fn one_binding_after_the_other() {
     let worker = worker();
@@ -144,7 +146,8 @@ fn one_binding_after_the_other() {
     memories.iter().for_each(Memory::assert_gone);
 }
 
-/// Proves MEM-1: a device without checksum offload gets no device memory; the queue goes on with host memory.
+/// Proves MEM-1: a device without checksum offload gets no device memory; the queue goes on with
+/// host memory.
 #[test]
 fn memory_that_the_device_cannot_have() {
     let worker = worker();
@@ -159,8 +162,8 @@ fn memory_that_the_device_cannot_have() {
     memory.assert_gone();
 }
 
-/// Proves NET-11: memory is bound while the device runs, and is used to send and to receive. It is removed from the device with its binding.
-/// Pages that users hold keep it there.
+/// Proves NET-11: memory is bound while the device runs, and is used to send and to receive. It is
+/// removed from the device with its binding. Pages that users hold keep it there.
 #[test]
 fn memory_comes_and_goes_while_the_device_runs() {
     let worker = worker();
@@ -197,7 +200,8 @@ fn memory_comes_and_goes_while_the_device_runs() {
     }
 }
 
-/// Proves NET-11: a device takes as many regions as it has room for, and no more. Removing a region makes room.
+/// Proves NET-11: a device takes as many regions as it has room for, and no more. Removing a region
+/// makes room.
 #[test]
 fn more_memory_than_the_device_can_have() {
     let harness: Harness = Harness::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);
@@ -220,7 +224,8 @@ fn more_memory_than_the_device_can_have() {
     assert!(harness.device.is_connected());
 }
 
-/// Proves POOL-11 and MEM-2: the device, the queue, the socket and the binding are dropped in different orders, with data held, queued and posted.
+/// Proves POOL-11 and MEM-2: the device, the queue, the socket and the binding are dropped in
+/// different orders, with data held, queued and posted.
 #[test]
 fn orders_of_device_and_socket() {
     for order in 0..4 {

@@ -11,8 +11,8 @@ use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions, VirtioNet, VirtioRxQueues};
 use std::os::unix::net::UnixStream;
 
-/// Datagrams go from a binding to an echo and back to it. Bytes in host memory are copied out, as for any peer; the
-/// rest is in the binding. All pages are returned.
+/// Datagrams go from a binding to an echo and back to it. Bytes in host memory are copied out, as
+/// for any peer; the rest is in the binding. All pages are returned.
 #[test]
 fn there_and_back_on_a_trusted_device() {
     let (worker, memory) = (worker(), Memory::pages(300));

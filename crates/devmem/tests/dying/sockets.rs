@@ -1,5 +1,6 @@
-//! Devices that die with a binding's pages: posted, received and held, queued on a socket, or in flight to be sent. Exactly the posted
-//! pages are lost, and they are not used again. All other pages are returned, and all objects are released.
+//! Devices that die with a binding's pages: posted, received and held, queued on a socket, or in
+//! flight to be sent. Exactly the posted pages are lost, and they are not used again. All other
+//! pages are returned, and all objects are released.
 
 use crate::Count;
 use crate::memory_common::{Memory, all, ours, recv, udp4, until, worker};
@@ -30,7 +31,8 @@ const PAGES: u64 = 300;
 const POSTED: u64 = 128;
 const PORT: u16 = 9;
 
-/// The receive queues of a device that dies when a certain queue is attached: at once, or at a certain message.
+/// The receive queues of a device that dies when a certain queue is attached: at once, or at a
+/// certain message.
 struct Dying {
     queues: VirtioRxQueues,
     device: Rc<RefCell<Hostile>>,
@@ -135,7 +137,8 @@ impl Peer {
         base
     }
 
-    /// Checks that nothing of the driver is left, that nothing is mapped for the device, and that the file is closed.
+    /// Checks that nothing of the driver is left, that nothing is mapped for the device, and that
+    /// the file is closed.
     #[track_caller]
     fn assert_alone(self, memory: &Memory) {
         assert_eq!(self.domain.maps(), self.domain.unmaps());
@@ -244,9 +247,10 @@ fn ring_page(device: &Hostile, head: u16) -> u64 {
     device.ring(0).chain(head)[1].addr
 }
 
-/// Proves MEM-2 and POOL-11: a dead back end may write to the pages that it has for an unlimited time. Pages that users hold, or that
-/// are queued, stay valid and are returned. The pages that the device had are handed out to no pool, keep the binding from being drained,
-/// and are counted as lost.
+/// Proves MEM-2 and POOL-11: a dead back end may write to the pages that it has for an unlimited
+/// time. Pages that users hold, or that are queued, stay valid and are returned. The pages that the
+/// device had are handed out to no pool, keep the binding from being drained, and are counted as
+/// lost.
 #[test]
 fn a_backend_that_dies() {
     let count = Count::begin();
@@ -295,8 +299,8 @@ fn a_backend_that_dies() {
     peer.assert_alone(&memory);
 }
 
-/// Proves MEM-2: lost pages are lost to that binding and not to the memory. If the memory is bound again, all its pages can be used,
-/// also while a dead peer has it mapped.
+/// Proves MEM-2: lost pages are lost to that binding and not to the memory. If the memory is bound
+/// again, all its pages can be used, also while a dead peer has it mapped.
 #[test]
 fn bound_again_after_a_death() {
     let count = Count::begin();
@@ -310,7 +314,8 @@ fn bound_again_after_a_death() {
     let table = FlowTable::new(ours());
     let (mut socket, mut queue) = (table.bind(all(PORT), &SocketOptions::new()).unwrap(), table.queue(&binding));
     let (mut ring, mut held, mut pages) = (peer.device.borrow().ring(0), Vec::new(), BTreeSet::new());
-    // The user holds as many datagrams as it can without starving the queue, and returns the oldest first.
+    // The user holds as many datagrams as it can without starving the queue, and returns the oldest
+    // first.
     for n in 0..2 * PAGES {
         peer.device.borrow().deliver_with(&mut ring, VERIFIED, &datagram(n as u8));
         assert_eq!(harness.poll(&mut queue), 1);
@@ -331,8 +336,8 @@ fn bound_again_after_a_death() {
     peer.assert_alone(&memory);
 }
 
-/// Proves POOL-11 and MEM-2: after the death, all objects are dropped in every order, the socket on another thread. The last one
-/// releases the binding.
+/// Proves POOL-11 and MEM-2: after the death, all objects are dropped in every order, the socket on
+/// another thread. The last one releases the binding.
 #[test]
 fn every_order_of_ends_after_a_death() {
     let count = Count::begin();
@@ -358,15 +363,16 @@ fn every_order_of_ends_after_a_death() {
     }
 }
 
-/// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first queue cannot be detached again: the
-/// error names it, and it counts as attached until the binding is unbound. The posted pages of both queues are lost.
+/// Proves MEM-1 and MEM-2: the device dies while the second of two queues is restarted. The first
+/// queue cannot be detached again: the error names it, and it counts as attached until the binding
+/// is unbound. The posted pages of both queues are lost.
 #[test]
 fn a_bind_whose_device_dies() {
     let (count, mut lost) = (Count::begin(), 0);
     let messages = ["SET_VRING_CALL", "SET_VRING_NUM", "SET_VRING_BASE", "SET_VRING_ADDR", "SET_VRING_KICK"];
     let messages = messages.into_iter().chain(["SET_VRING_ENABLE"]).map(|message| (Some(message), 2 * POSTED));
-    // After the second ring was stopped, pages are posted to its successor. These belong to the device, because the driver cannot know
-    // how far the device came.
+    // After the second ring was stopped, pages are posted to its successor. These belong to the
+    // device, because the driver cannot know how far the device came.
     for (n, (message, had)) in (1..).zip(std::iter::once((None, POSTED)).chain(messages)) {
         let (worker, memory) = (worker(), Memory::pages(PAGES as usize));
         let binding = Binding::new(memory.fd(), 0, &worker).unwrap();

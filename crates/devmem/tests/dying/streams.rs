@@ -10,9 +10,10 @@ use netmem_inet::tcp::Error;
 /// Pages that the device has.
 const POSTED: u64 = 128;
 
-/// Proves POOL-11, MEM-2 and MEM-9: the back end dies for good, in each state, with frames that it has not looked at. The user tells the
-/// stack. Each connection ends with that error. Payload that arrived before can be received. Pages that users hold stay valid and come home.
-/// Ranges that the device may still read are held until the queue is dropped. Posted pages are lost and counted.
+/// Proves POOL-11, MEM-2 and MEM-9: the back end dies for good, in each state, with frames that it
+/// has not looked at. The user tells the stack. Each connection ends with that error. Payload that
+/// arrived before can be received. Pages that users hold stay valid and come home. Ranges that the
+/// device may still read are held until the queue is dropped. Posted pages are lost and counted.
 #[test]
 fn a_back_end_that_dies() {
     let _alone = Count::begin();
@@ -63,8 +64,9 @@ fn a_back_end_that_dies() {
     }
 }
 
-/// The same with chains of 17 parts and large segments everywhere: what the device had written arrives, what it may still read is held, and the
-/// pages of posted chains are lost and counted, no others.
+/// The same with chains of 17 parts and large segments everywhere: what the device had written
+/// arrives, what it may still read is held, and the pages of posted chains are lost and counted, no
+/// others.
 fn a_back_end_that_dies_with_large_segments() {
     let before = lost_pages();
     let mut scene = Large::new();

@@ -1,5 +1,6 @@
-//! A stress test of a socket. It receives from bindings that are made and unbound, while threads return valid tokens and made-up ones. The
-//! socket is closed in the middle of this, over and over. Every reference is returned once, and every binding is released.
+//! A stress test of a socket. It receives from bindings that are made and unbound, while threads
+//! return valid tokens and made-up ones. The socket is closed in the middle of this, over and over.
+//! Every reference is returned once, and every binding is released.
 //!
 //! `NETMEM_STRESS_OPS` is the least number of fragments.
 
@@ -95,7 +96,8 @@ fn books_balance_whatever_happens() {
                 received += HANDED;
                 sender.send((ranges, table.returner())).expect("the other end is there");
                 if n % 100 == 99 {
-                    // Another binding takes its place; the old one is released when its last page is returned.
+                    // Another binding takes its place; the old one is released when its last page
+                    // is returned.
                     let at = random.below(bindings.len() as u64) as usize;
                     let old = std::mem::replace(&mut bindings[at], binding(PAGES));
                     every_binding.push(Arc::downgrade(&bindings[at]));
@@ -110,7 +112,8 @@ fn books_balance_whatever_happens() {
         }
         drop(sender);
     });
-    // The remaining bindings are released after a grace period, which threads of other tests can delay.
+    // The remaining bindings are released after a grace period, which threads of other tests can
+    // delay.
     while every_binding.iter().any(|binding| binding.strong_count() > 0) {
         netmem_refs::rcu::flush();
         std::thread::yield_now();

@@ -12,7 +12,8 @@ fn two_threads_return_the_same_token() {
     const PAGES: u32 = 1024;
     let (binding, mut table) = (binding(PAGES), TokenTable::new());
     let returner = table.returner();
-    // The number of rounds that were begun, and of rounds that the other thread has done. Both threads spin on these, to run at the same time.
+    // The number of rounds that were begun, and of rounds that the other thread has done. Both
+    // threads spin on these, to run at the same time.
     let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
     let wait = |at: &AtomicU32, round| {
         while at.load(Ordering::Acquire) < round {

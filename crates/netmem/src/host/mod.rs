@@ -1,7 +1,7 @@
 //! A host of its own on a tap or on a network interface, with a stack for each queue.
 //!
 //! ```text
-//!   on_tap:  kernel ── tap ── virtio-net device ── driver ── Stack     the stack's thread drives all of it
+//!   on_tap:  kernel ── tap ── virtio-net device ── driver ── Stack     all on the stack's thread
 //!   on_xsk:  interface ── XDP program ── AF_XDP socket ───── Stack
 //! ```
 //!
@@ -11,8 +11,9 @@
 //! [`Driven::finish`], which sends what was written and FIN.
 //!
 //! These functions choose sizes and modes. A program that needs others opens the parts itself:
-//! [`NetDevice`](netmem_virtio::device::NetDevice) and [`VirtioNet`](netmem_virtio::driver::VirtioNet), or
-//! [`Xsk`](netmem_xsk::Xsk), and [`Stack::new`].
+//! [`NetDevice`](netmem_virtio::device::NetDevice) and
+//! [`VirtioNet`](netmem_virtio::driver::VirtioNet), or [`Xsk`](netmem_xsk::Xsk), and
+//! [`Stack::new`].
 //!
 //! ```no_run
 //! # #[cfg(not(feature = "device"))]

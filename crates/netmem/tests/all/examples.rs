@@ -46,7 +46,7 @@ fn a_stack_of_another_crate_runs_on_the_queues() {
 
 #[test]
 fn a_payload_stays_in_device_memory() {
-    prints("device_memory", &["the payload: \"computed on the device\"", "tokens given back: 1"]);
+    prints("device_memory", &["the payload: \"computed on the device\"", "tokens returned: 1"]);
 }
 
 #[test]
@@ -59,7 +59,8 @@ fn a_driver_sleeps_in_mio() {
     prints("sleep_mio", &["[20000, 20000] frames in two queues", "a message of another thread ended the loop"]);
 }
 
-/// Runs an example in a network namespace of its own, which goes with the process. `None`, and the test is skipped, where there are no taps.
+/// Runs an example in a network namespace of its own, which goes with the process. `None`, and the
+/// test is skipped, where there are no taps.
 #[track_caller]
 fn apart(example: &str) -> Option<String> {
     let apart = ["unshare", "--net"].map(str::to_owned);

@@ -144,8 +144,8 @@ fn each_queue_of_an_interface_answers() {
 }
 
 /// Accepts a connection behind a tap, writes until the stream takes no more, and finishes within
-/// this time. Returns how many bytes were written, and how many connections were reset. `client` has
-/// the other end of the connection.
+/// this time. Returns how many bytes were written, and how many connections were reset. `client`
+/// has the other end of the connection.
 fn finishes<C: Send>(within: Duration, client: impl FnOnce(TcpStream) -> C + Send) -> (usize, usize, C) {
     let mut stack = on_tap("t0", 1, &ours()).unwrap().queues.remove(0).start(StackOptions::default()).unwrap();
     kernel_side("t0");

@@ -1,4 +1,5 @@
-//! A virtio-net device whose port is a queue of an interface: a driver on one side, the kernel on the other.
+//! A virtio-net device whose port is a queue of an interface: a driver on one side, the kernel on
+//! the other.
 
 use netmem::device::port::Port;
 use netmem::device::{Connection, NetDevice, Options};
@@ -61,8 +62,8 @@ impl Rig {
     }
 }
 
-/// What the driver leaves to the device leaves the interface whole: checksums are computed and segments are cut. Frames arrive byte for
-/// byte as another library writes them, and none besides.
+/// What the driver leaves to the device leaves the interface whole: checksums are computed and
+/// segments are cut. Frames arrive byte for byte as another library writes them, and none besides.
 #[test]
 fn offloads_are_done_before_frames_leave() {
     in_namespace(|| {
@@ -95,7 +96,8 @@ fn offloads_are_done_before_frames_leave() {
     });
 }
 
-/// Frames from the interface reach the driver byte for byte, whether they are in one buffer of the UMEM or in several.
+/// Frames from the interface reach the driver byte for byte, whether they are in one buffer of the
+/// UMEM or in several.
 #[test]
 fn frames_of_every_size_reach_the_driver() {
     in_namespace(|| {
@@ -120,8 +122,9 @@ fn frames_of_every_size_reach_the_driver() {
     });
 }
 
-/// The example `xsk_vm`: frames go between the wire and its guest byte for byte, and a checksum that the guest leaves to the device is
-/// completed. It serves one guest after another, and leaves no program when it is killed.
+/// The example `xsk_vm`: frames go between the wire and its guest byte for byte, and a checksum
+/// that the guest leaves to the device is completed. It serves one guest after another, and leaves
+/// no program when it is killed.
 #[test]
 fn the_example_serves_guests_one_after_another() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
@@ -176,7 +179,8 @@ fn the_example_serves_guests_one_after_another() {
     });
 }
 
-/// Frames that wait when a front end leaves are dropped and counted: the next front end does not get them.
+/// Frames that wait when a front end leaves are dropped and counted: the next front end does not
+/// get them.
 #[test]
 fn frames_for_a_front_end_that_has_left_are_dropped() {
     in_namespace(|| {
@@ -196,8 +200,8 @@ fn frames_for_a_front_end_that_has_left_are_dropped() {
     });
 }
 
-/// The interface is promiscuous and has a program while the port is there, and neither afterwards. The port fails when the interface
-/// is deleted.
+/// The interface is promiscuous and has a program while the port is there, and neither afterwards.
+/// The port fails when the interface is deleted.
 #[test]
 fn a_port_leaves_nothing_and_notices_the_end_of_its_interface() {
     in_namespace(|| {

@@ -1,5 +1,5 @@
-//! Checksums, segmentation and joining in software. They are compared with headers that another library writes, and
-//! with each other.
+//! Checksums, segmentation and joining in software. They are compared with headers that another
+//! library writes, and with each other.
 
 use netmem_packet::{
     Checksum, ChecksumError, Gro, Gso, GsoKind, Handler, Meta, Packet, Reach, SegmentError, Sendable, SoftwareTx,
@@ -16,7 +16,8 @@ fn new_pool(pages: usize) -> Pool {
     PoolOptions::new("offload").build(RegionProvider::new(region), None).unwrap()
 }
 
-/// A packet of fragments that begin at random places of their pages. At least `head` bytes are in the first fragment.
+/// A packet of fragments that begin at random places of their pages. At least `head` bytes are in
+/// the first fragment.
 fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, most: usize) -> Packet<PeerShared> {
     let mut frag = |bytes: &[u8], rng: &mut fastrand::Rng| -> Frag<PeerShared> {
         let mut page = pool.alloc().unwrap();
@@ -39,8 +40,8 @@ fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, m
     packet
 }
 
-/// Proves NET-9: a large frame of any kind, with any layout in pages, is cut into the segments that another library
-/// writes, byte for byte. The payload is not copied, and every page is returned.
+/// Proves NET-9: a large frame of any kind, with any layout in pages, is cut into the segments that
+/// another library writes, byte for byte. The payload is not copied, and every page is returned.
 #[test]
 fn segments_against_a_reference() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), new_pool(1024));
@@ -83,8 +84,8 @@ fn segments_against_a_reference() {
     }
 }
 
-/// Proves NET-9: a datagram that is to be fragmented is cut into fragments. After reassembly they are the same
-/// datagram.
+/// Proves NET-9: a datagram that is to be fragmented is cut into fragments. After reassembly they
+/// are the same datagram.
 #[test]
 fn fragments_of_a_datagram() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), new_pool(256));
@@ -132,7 +133,8 @@ fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (P
     (passed, wrong)
 }
 
-/// Proves NET-9: segments of a frame are joined to the same frame again, with the same offload information.
+/// Proves NET-9: segments of a frame are joined to the same frame again, with the same offload
+/// information.
 #[test]
 fn segments_are_joined_to_the_frame_they_were() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), new_pool(1024));
@@ -142,14 +144,16 @@ fn segments_are_joined_to_the_frame_they_were() {
             tcp.flags |= rng.u8(..) & (PSH | ECE | CWR);
         }
         let size = rng.usize(1..1500);
-        // The number of bytes is limited by the number of fragments: each segment of the frame is in one or two pages.
+        // The number of bytes is limited by the number of fragments: each segment of the frame is
+        // in one or two pages.
         let payload: Vec<u8> = (0..size + rng.usize(1..=8 * size)).map(|_| rng.u8(..)).collect();
         let mut frame = kind.frame(&payload);
         leave_partial(&mut frame, &kind);
         let mut large = packet(&mut pool, &mut rng, &frame, kind.headers(), 17);
         let meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(size as u16)) };
         large.meta = meta;
-        // Segments as a device delivers them: each is in one page, with a verified, an unknown or a partial checksum.
+        // Segments as a device delivers them: each is in one page, with a verified, an unknown or a
+        // partial checksum.
         let segments: Vec<_> = large.segment(turn % 3 > 0, || pool.alloc()).unwrap().collect();
         let segments = segments.into_iter().map(|segment| {
             let mut received = packet(&mut pool, &mut rng, &segment.to_vec(), segment.len(), 1);
@@ -167,8 +171,8 @@ fn segments_are_joined_to_the_frame_they_were() {
     }
 }
 
-/// Changes one property of some frames, so that they do not continue the frame before. Returns the length of the
-/// payload, and whether the checksum is to be wrong.
+/// Changes one property of some frames, so that they do not continue the frame before. Returns the
+/// length of the payload, and whether the checksum is to be wrong.
 fn vary(kind: &mut Kind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) {
     match rng.u8(0..40) {
         0 => return (rng.usize(0..=size + 5), false),
@@ -195,7 +199,8 @@ fn vary(kind: &mut Kind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) 
     (size, false)
 }
 
-/// The frames of each flow, after packets that were joined are cut again. `want` are the frames that were received.
+/// The frames of each flow, after packets that were joined are cut again. `want` are the frames
+/// that were received.
 fn cut_again(
     passed: Vec<Packet<PeerShared>>,
     base: &Kind,
@@ -223,8 +228,9 @@ fn cut_again(
     got
 }
 
-/// Proves NET-9: joined frames stand for exactly the frames that were received, in all cases. When they are cut again,
-/// each flow is the same as before, in order and byte for byte. Frames that are not joined are not changed.
+/// Proves NET-9: joined frames stand for exactly the frames that were received, in all cases. When
+/// they are cut again, each flow is the same as before, in order and byte for byte. Frames that are
+/// not joined are not changed.
 #[test]
 fn nothing_is_lost_by_joining() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), new_pool(4096));
@@ -292,8 +298,8 @@ fn a_wrong_checksum_stays_wrong() {
     }
 }
 
-/// Proves NET-9 and NET-6: offload information that cannot be true for its frame is refused with a reason, and the
-/// packet is returned unchanged.
+/// Proves NET-9 and NET-6: offload information that cannot be true for its frame is refused with a
+/// reason, and the packet is returned unchanged.
 #[test]
 fn metas_that_make_no_sense() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), new_pool(600));
@@ -366,8 +372,8 @@ fn metas_that_make_no_sense() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves NET-9 and POOL-5: if there are not enough pages for all headers, nothing is cut, the packet is returned, and
-/// so are the pages.
+/// Proves NET-9 and POOL-5: if there are not enough pages for all headers, nothing is cut, the
+/// packet is returned, and so are the pages.
 #[test]
 fn too_few_pages() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), new_pool(256));
@@ -388,8 +394,8 @@ fn too_few_pages() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves NET-9: a partial checksum is completed over fragments of any length and alignment, also if its field is in
-/// two fragments, and if another holder may read the page.
+/// Proves NET-9: a partial checksum is completed over fragments of any length and alignment, also
+/// if its field is in two fragments, and if another holder may read the page.
 #[test]
 fn partial_checksums_over_fragments() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), new_pool(256));
@@ -489,8 +495,9 @@ impl TxQueue for Wire {
     }
 }
 
-/// Proves NET-9: packets with any offload arrive at a device with few or no offloads as the frames for which they
-/// stand, all of them and in order, even if the queue is often full and pages are few. Every page is returned.
+/// Proves NET-9: packets with any offload arrive at a device with few or no offloads as the frames
+/// for which they stand, all of them and in order, even if the queue is often full and pages are
+/// few. Every page is returned.
 #[test]
 fn any_offload_to_any_queue() {
     let (mut rng, mut pool, mut starved) = (fastrand::Rng::with_seed(16), new_pool(4096), 0);
@@ -550,8 +557,9 @@ fn any_offload_to_any_queue() {
     assert!(starved > 0);
 }
 
-/// Proves NET-9: a packet that cannot be sent is returned and counted. The reason is an invalid offload, no page for
-/// its headers, or a stopped queue. When a queue stops, waiting packets are dropped and counted.
+/// Proves NET-9: a packet that cannot be sent is returned and counted. The reason is an invalid
+/// offload, no page for its headers, or a stopped queue. When a queue stops, waiting packets are
+/// dropped and counted.
 #[test]
 fn refused_by_a_software_queue() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(17), new_pool(256));

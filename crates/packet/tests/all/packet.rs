@@ -1,4 +1,5 @@
-//! Packets are edited in place: against a model, with pages shared and not, and every page is returned.
+//! Packets are edited in place: against a model, with pages shared and not, and every page is
+//! returned.
 
 use netmem_packet::{Checksum, CopyHeadError, Gso, GsoKind, MAX_FRAGS, Meta, Packet, XdpFrame};
 use netmem_pool::{
@@ -71,8 +72,8 @@ impl Model {
     }
 }
 
-/// Proves NET-9 and POOL-5: any sequence of edits leaves a packet with the bytes and the checksum's place that a plain
-/// vector says; a clone never changes; and all pages are back afterwards.
+/// Proves NET-9 and POOL-5: any sequence of edits leaves a packet with the bytes and the checksum's
+/// place that a plain vector says; a clone never changes; and all pages are back afterwards.
 #[test]
 fn edits_against_a_model() {
     let mut rng = fastrand::Rng::with_seed(11);
@@ -147,8 +148,8 @@ fn edits_against_a_model() {
     assert_eq!(pool.stats().inflight(), 0);
 }
 
-/// Proves POOL-6: bytes with another holder, in whichever packet, are not written, and of a write that reaches into them nothing
-/// is written; once the holder is gone they are.
+/// Proves POOL-6: bytes with another holder, in whichever packet, are not written, and of a write
+/// that reaches into them nothing is written; once the holder is gone they are.
 #[test]
 fn shared_bytes_are_not_written() {
     let mut pool = pool::<PeerShared>(8);
@@ -161,7 +162,8 @@ fn shared_bytes_are_not_written() {
     drop(tail);
     packet.write_at(2, b"1234").unwrap();
     assert_eq!(packet.to_vec(), b"HE1234il");
-    // A fragment of the packet's own is a holder like any other, and so is a posted part of the page.
+    // A fragment of the packet's own is a holder like any other, and so is a posted part of the
+    // page.
     packet.push(packet.head().clone()).unwrap();
     assert_eq!((packet.write_at(0, b"x"), packet.prepend(b"x")), (Err(WriteError::Shared), false));
     let mut posted = pool.alloc().unwrap();
@@ -176,8 +178,8 @@ fn shared_bytes_are_not_written() {
     assert_eq!(packet.copy_head(7, pool.alloc().unwrap(), 4090), Err(CopyHeadError::OutOfRange(far)));
 }
 
-/// Proves NET-9: what is known of a frame moves with its bytes at the edges of what the types can say, of a packet as of an
-/// XDP frame.
+/// Proves NET-9: what is known of a frame moves with its bytes at the edges of what the types can
+/// say, of a packet as of an XDP frame.
 #[test]
 fn offload_information_moves_with_the_bytes() {
     let mut pool = pool::<Private>(4);
@@ -218,8 +220,8 @@ fn offload_information_moves_with_the_bytes() {
     assert!(frame.adjust_head(-4).is_err() && frame.meta == far && frame.len() == 87);
 }
 
-/// Proves POOL-7: taking a header off keeps what is around it: the head with its room in front, even if nothing is left of
-/// its bytes, until bytes behind it go.
+/// Proves POOL-7: taking a header off keeps what is around it: the head with its room in front,
+/// even if nothing is left of its bytes, until bytes behind it go.
 #[test]
 fn a_head_that_is_used_up() {
     let mut pool = pool::<Private>(8);

@@ -21,7 +21,8 @@ fn pages_in_a_row_are_one_extent() {
     let mut payload = DevicePayload::default();
     assert!(payload.is_empty() && payload.extents().next().is_none());
     let page = PAGE_SIZE as u64;
-    // Two consecutive pages; one page before them; two consecutive pages, the first of which is not full.
+    // Two consecutive pages; one page before them; two consecutive pages, the first of which is not
+    // full.
     for (index, bytes) in [(1, 100..4096), (2, 0..4096), (0, 0..4096), (4, 0..4095), (5, 0..7)] {
         payload.push(pages[index].take().unwrap().freeze_range(bytes)).unwrap();
     }

@@ -45,12 +45,12 @@ pub(crate) struct SuiteArgs {
     /// Runs of each variant, interleaved [default: 9, or as many as fit into 27 s; streams: 135 s]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Measure only these rows, and judge only their goals: names of rows or of sections, in which * stands for any
+    /// Measure only these rows, and report only their goals: names of rows or of sections, in which * stands for any
     /// characters [default: all]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) rows: Vec<String>,
     /// List the rows, and measure nothing
-    #[arg(long, conflicts_with_all = ["json", "html", "check"])]
+    #[arg(long, conflicts_with_all = ["json", "html", "results", "check"])]
     pub(crate) list: bool,
     /// Print one JSON object on standard output, and nothing else there. With several suites, its field `suites` has
     /// one object for each
@@ -59,7 +59,10 @@ pub(crate) struct SuiteArgs {
     /// Write an HTML report with charts to this file. It loads no other files
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Fail (exit status 1) if a goal is missed or a row is skipped
+    /// Write the results to this file, without samples. The tables of the documents are made of such files in bench/results
+    #[arg(long, value_name = "FILE")]
+    pub(crate) results: Option<PathBuf>,
+    /// Fail (exit status 1) if a target is missed. Open goals, and what was skipped or not run, are reported and do not fail
     #[arg(long)]
     pub(crate) check: bool,
 }

@@ -46,7 +46,7 @@ const STYLE: &str = "\
     th,td{padding:.15rem .8rem .15rem 0;text-align:left;vertical-align:top;white-space:nowrap}\
     @media(max-width:40rem){th,td{white-space:normal;padding-right:.5rem}}th.n,td.n{text-align:right}tbody tr:nth-child(odd){background:#f4f4f4}\
     .goals{list-style:none;padding:0}.goals li{margin:.3rem 0}.goals b{display:inline-block;min-width:4.5rem}\
-    .reached{color:#00694d}.missed,.skipped{color:#b03a00}.not-run{color:#666}.note{font-size:.85rem;color:#444}";
+    .reached{color:#00694d}.missed{color:#b03a00}.open,.skipped,.not-run{color:#666}.note{font-size:.85rem;color:#444}";
 
 const LEGEND: &str = "<h2 id=\"legend\">Legend</h2>\n<dl>\n\
     <dt>Point, bar</dt><dd>The median of runs that took turns, the order reversed from run to run.</dd>\n\
@@ -56,7 +56,8 @@ const LEGEND: &str = "<h2 id=\"legend\">Legend</h2>\n<dl>\n\
     <dt>tsc</dt><dd>Ticks of the time stamp counter.</dd>\n\
     <dt>of 10G, of 100G</dt><dd>Share of the time from one 64-byte frame to the next at 10 and at 100 Gbit/s.</dd>\n\
     <dt>Goals</dt><dd>Names stand for the rows' values, with one thread where it says x1. The median of the runs' ratios is \
-    judged. <b class=\"reached\">reached</b> and <b class=\"missed\">missed</b> say how it compares with the bound; \
+    compared with the bound: a target is <b class=\"reached\">reached</b> or <b class=\"missed\">missed</b>, a goal that is not \
+    reached yet is <b class=\"open\">open</b>; \
     <b class=\"skipped\">skipped</b>: a row that the goal needs could not be measured; <b class=\"not-run\">not run</b>: it was \
     not asked for.</dd>\n</dl>\n";
 
@@ -105,7 +106,7 @@ fn chapter(report: &Report) -> Result<String, BenchError> {
     if !report.goals.is_empty() {
         let _ = writeln!(out, "<h2 id=\"{suite}-goals\">Goals</h2>\n<ul class=\"goals\">");
         for goal in &report.goals {
-            let word = goal.verdict.word();
+            let word = table::word(goal);
             let _ = writeln!(
                 out,
                 "<li><b class=\"{}\">{word}</b> {}, threads: {}: {} ({})</li>",
@@ -136,12 +137,12 @@ fn chapter(report: &Report) -> Result<String, BenchError> {
 
 /// A table that scrolls separately if it is too wide.
 fn figures(grid: &Grid) -> String {
-    let line = |benchmarks: &[String], tag: &str| -> String {
-        let benchmark = |(text, number): (&String, &bool)| {
+    let line = |cells: &[String], tag: &str| -> String {
+        let cell = |(text, number): (&String, &bool)| {
             let class = if *number { " class=\"n\"" } else { "" };
             format!("<{tag}{class}>{}</{tag}>", escape(text))
         };
-        format!("<tr>{}</tr>\n", benchmarks.iter().zip(&grid.numbers).map(benchmark).collect::<String>())
+        format!("<tr>{}</tr>\n", cells.iter().zip(&grid.numbers).map(cell).collect::<String>())
     };
     let rows: String = grid.rows.iter().map(|row| line(row, "td")).collect();
     format!(

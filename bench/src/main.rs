@@ -2,7 +2,8 @@
 //!
 //! [`plan`] checks the arguments. A suite ([`suites`]) is a list of benchmarks, each of which measures one thing once.
 //! [`rounds`] measures all benchmarks in turns. [`harness`] has the threads, [`peer`] the programs in C, [`rows`] the
-//! choice of rows, and [`goals`] the values that goals compare. [`table`], [`html`] and [`report`] show the results.
+//! choice of rows, and [`goals`] the values that goals compare. [`table`], [`html`] and [`report`] show the results,
+//! [`results`] writes them to a file, and [`render`] makes the tables of the documents of such files.
 //!
 //! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
 
@@ -15,7 +16,9 @@ mod harness;
 mod html;
 mod peer;
 mod plan;
+mod render;
 mod report;
+mod results;
 mod rounds;
 mod rows;
 mod run;
@@ -23,7 +26,7 @@ mod suites;
 mod table;
 mod timing;
 
-use args::Cli;
+use args::{Cli, Command};
 use clap::Parser;
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::{output, signals};
@@ -43,7 +46,11 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
-    match run::run(&cli.suites) {
+    let done = match &cli.command {
+        Some(Command::Render(args)) => render::run(args),
+        None => run::run(&cli.suites),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

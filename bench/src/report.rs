@@ -18,6 +18,11 @@ pub(crate) struct Report {
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
     pub(crate) suite: &'static str,
+    /// The day of the measurement (UTC).
+    pub(crate) date: String,
+    /// The commit of the sources. `None` where git does not know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) commit: Option<String>,
     pub(crate) machine: Machine,
     pub(crate) params: Params,
     pub(crate) done: Done,

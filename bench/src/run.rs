@@ -1,18 +1,15 @@
-//! `netmem bench`: parts of netmem, measured beside what they replace.
-//!
-//! [`plan`] checks the arguments. A suite ([`refs`], [`pool`], [`tokens`], [`devmem`], [`streams`]) is a list of benchmarks,
-//! each of which measures one thing once. [`rounds`] measures all benchmarks in turns. [`harness`] has the threads, [`peer`] the
-//! programs in C, [`rows`] the choice of rows, and [`goals`] the goals of the suites. [`table`], [`html`] and
-//! [`report`] show the results.
+//! A run: the chosen suites, one after the other, and their reports.
 
 use crate::accounting::Books;
 use crate::args::SuiteArgs;
 use crate::html::Html;
 use crate::plan::{Plan, Suite};
 use crate::report::{Head, Params, Report, Reports};
+use crate::results::{self, Results};
 use crate::rounds::{self, Rounds};
 use crate::suites;
 use crate::table;
+use anyhow::Context;
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::goals::Unmet;
 use netmem_measure::load::Meter;
@@ -32,6 +29,7 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
         return Ok(output::print(&table::list(&heads(&plan), &plan.rows))?);
     }
     let html = args.html.as_deref().map(Html::new).transpose()?;
+    let results = args.results.as_deref().map(Results::new).transpose()?;
     let stop = signals::stop_flag()?;
     let mut reports = Vec::new();
     for &suite in &plan.suites {
@@ -49,6 +47,9 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     if let Some(html) = html {
         html.write(&reports)?;
     }
+    if let Some(results) = results {
+        results.write(&reports).context("--results")?;
+    }
     if args.json {
         match &reports[..] {
             [report] if plan.suites.len() == 1 => output::json(report)?,
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
         return Err(Interrupted.into());
     }
     let unmet = reports.iter().map(Report::unmet).fold(Unmet::default(), |all, one| all + one);
-    Ok(unmet.check(args.check)?)
+    Ok(unmet.check_targets(args.check)?)
 }
 
 /// The plan without the suites that have no chosen row.
@@ -96,7 +97,7 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
     let meter = Meter::new();
     let Rounds { mut rows, interrupted } = rounds::run(plan, &mut benchmarks, &percpu, stop)?;
     let done = Done::new(&meter, rows.iter().flat_map(|row| row.cpus.clone()).collect(), interrupted);
-    let mut goals = suites::judge(suite, &mut rows, &percpu);
+    let mut goals = suites::evaluate(suite, &mut rows, &percpu);
     if !plan.rows.patterns().is_empty() {
         goals.retain(|goal| !goal.of_other_rows);
     }
@@ -107,6 +108,8 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
         netmem: env!("CARGO_PKG_VERSION"),
         command: "bench",
         suite: suite.name(),
+        date: results::date(),
+        commit: results::commit(),
         machine: Machine::new(books.backing()),
         params: Params::new(plan),
         done,

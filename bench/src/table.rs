@@ -5,7 +5,7 @@ use crate::report::{Head, Measured, Report, Row};
 use crate::rows::Rows;
 use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::cpus;
-use netmem_measure::goals::{Goal, Unmet};
+use netmem_measure::goals::{Goal, Kind, Unmet, Verdict};
 use netmem_measure::stats::Spread;
 use netmem_measure::units::{digits, show, show_spread};
 use std::fmt::Write;
@@ -95,7 +95,7 @@ pub(crate) fn render(report: &Report) -> String {
         let _ = writeln!(
             out,
             "{:<7} {} thread{plural}: {}: {} ({})",
-            goal.verdict.word(),
+            word(goal),
             goal.threads,
             goal.goal,
             came_to(goal),
@@ -116,6 +116,14 @@ pub(crate) fn render(report: &Report) -> String {
         );
     }
     out
+}
+
+/// The verdict on a target. An open goal that is not reached is open.
+pub(crate) fn word(goal: &Goal) -> &'static str {
+    match (goal.kind, goal.verdict) {
+        (Kind::Open, Verdict::Missed) => "open",
+        (_, verdict) => verdict.word(),
+    }
 }
 
 /// The value of a goal, or the reason why there is none.
@@ -216,18 +224,18 @@ impl Grid {
             head.push("percpu".into());
             numbers.push(false);
         }
-        let benchmarks = |row: &&Row| {
-            let mut benchmarks = vec![row.head.name.clone(), row.head.threads.to_string()];
+        let cells = |row: &&Row| {
+            let mut cells = vec![row.head.name.clone(), row.head.threads.to_string()];
             match &row.measured {
-                Some(m) => benchmarks.extend(self::figures(row, m, &shown)),
-                None if row.skipped.is_some() => benchmarks.push("skipped".into()),
-                None => benchmarks.push("no run".into()),
+                Some(m) => cells.extend(self::figures(row, m, &shown)),
+                None if row.skipped.is_some() => cells.push("skipped".into()),
+                None => cells.push("no run".into()),
             }
-            benchmarks.resize(figures, String::new());
-            benchmarks.extend((!shown.packet).then(|| row.percpu.clone()));
-            benchmarks
+            cells.resize(figures, String::new());
+            cells.extend((!shown.packet).then(|| row.percpu.clone()));
+            cells
         };
-        Self { head, numbers, rows: rows.iter().map(benchmarks).collect() }
+        Self { head, numbers, rows: rows.iter().map(cells).collect() }
     }
 }
 
@@ -251,19 +259,19 @@ impl Shown {
 
 fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
     let value = if row.head.unit == "B" { show(m.value.median, "B") } else { show_spread(&m.value, row.head.unit) };
-    let mut benchmarks = vec![value];
+    let mut cells = vec![value];
     if shown.tsc {
-        benchmarks.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
+        cells.push(m.tsc.map_or(String::new(), |s| digits(s.median)));
     }
     if shown.packet {
         let percent = |p: f64| if p < 10.0 { format!("{p:.1} %") } else { format!("{p:.0} %") };
         let shares = m.packet.map(|p| [p.budget_10g_pct, p.budget_100g_pct].map(percent));
-        benchmarks.extend(shares.unwrap_or_default());
+        cells.extend(shares.unwrap_or_default());
     }
     if shown.versus.is_some() {
-        benchmarks.push(m.versus.map_or(String::new(), |v| bare(&v.ratio)));
+        cells.push(m.versus.map_or(String::new(), |v| bare(&v.ratio)));
     }
-    benchmarks
+    cells
 }
 
 /// Why rows are missing, and the remarks on the rows that are not. Each remark is printed once, with the rows that it

@@ -24,12 +24,12 @@ pub(crate) fn benchmarks(suite: Suite, plan: &Plan, books: &Books) -> Vec<Box<dy
 }
 
 /// Compares the rows of a suite with each other, and with the goals.
-pub(crate) fn judge(suite: Suite, rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(crate) fn evaluate(suite: Suite, rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     match suite {
-        Suite::Refs => refs::judge(rows, percpu),
-        Suite::Pool => pool::judge(rows, percpu),
-        Suite::Tokens => tokens::judge(rows, percpu),
-        Suite::Devmem => devmem::judge(rows, percpu),
-        Suite::Streams => streams::judge(rows, percpu),
+        Suite::Refs => refs::evaluate(rows, percpu),
+        Suite::Pool => pool::evaluate(rows, percpu),
+        Suite::Tokens => tokens::evaluate(rows, percpu),
+        Suite::Devmem => devmem::evaluate(rows, percpu),
+        Suite::Streams => streams::evaluate(rows, percpu),
     }
 }

@@ -57,7 +57,9 @@ pub(crate) fn verdicts(report: &Value) -> usize {
         Some(value) => {
             let (median, bound) = (figures(value)[0], goal["bound"].as_f64().unwrap());
             assert_eq!(goal["judged"], "median", "{goal}");
-            let kept = if goal["at_least"] == true { median >= bound } else { median <= bound };
+            let slack = bound * goal["margin_pct"].as_f64().unwrap() / 100.0;
+            let kept = if goal["at_least"] == true { median >= bound - slack } else { median <= bound + slack };
+            assert_eq!(goal["reason"].is_string(), goal["kind"] == "open", "{goal}");
             assert_eq!(goal["verdict"], if kept { "reached" } else { "missed" }, "{goal}");
             true
         }

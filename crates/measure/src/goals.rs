@@ -1,8 +1,10 @@
 //! Goals of a measurement: bounds, and whether the measured values reach them.
 //!
-//! [`Target`] is a bound and a value, and [`judge`] makes [`Goal`]s of them. A goal without a value is `skipped` if one of its
-//! rows was skipped, and `not run` if a row was not asked for. `--check` treats a skipped goal like a missed one, and is not concerned
-//! with goals that were not run.
+//! Why two kinds: a check that fails all the time is not read. A target is ours to keep: it is reached, and `--check`
+//! fails if it no longer is. An open goal is not reached yet: its value and the reason are reported, and no check fails.
+//!
+//! [`Target`] is a bound and a value, and [`evaluate`] makes [`Goal`]s of them. A goal without a value is `skipped` if one
+//! of its rows was skipped, and `not run` if a row was not asked for. Neither is `missed`.
 
 use crate::stats::{Change, Spread};
 use serde::Serialize;
@@ -28,6 +30,13 @@ pub struct Goal {
     /// The measured value: the median of the runs, and their range or the median's interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Spread>,
+    /// By how many percent of the bound a target's value may miss the bound.
+    pub margin_pct: f64,
+    /// Whether the goal is a target or open.
+    pub kind: Kind,
+    /// Why an open goal is not reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
     /// Whether the value reaches the bound.
     pub verdict: Verdict,
     /// The reason why there is no value.
@@ -36,6 +45,16 @@ pub struct Goal {
     /// Whether none of its rows was asked for. A report of chosen rows is without such goals.
     #[serde(skip)]
     pub of_other_rows: bool,
+}
+
+/// The kinds of goals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Ours to keep: `--check` fails if it is missed.
+    Target,
+    /// Not reached yet: reported, and not checked.
+    Open,
 }
 
 /// The part of the value that is compared with the bound.
@@ -57,7 +76,7 @@ pub enum Verdict {
     /// The value does not reach the bound.
     #[serde(rename = "missed")]
     Missed,
-    /// A row of the goal was skipped. `--check` treats the goal as missed.
+    /// A row of the goal was skipped.
     #[serde(rename = "skipped")]
     Skipped,
     /// A row of the goal was not asked for, or has no run yet.
@@ -106,12 +125,16 @@ pub struct Target {
     bound: f64,
     at_least: bool,
     judged: Judged,
+    margin_pct: f64,
+    /// Why the goal is open.
+    reason: Option<&'static str>,
 }
 
 impl Target {
     /// The median is at most `bound`. `what` is the goal in words, with the bound.
     pub fn most(threads: usize, what: impl Into<String>, value: Value, unit: &'static str, bound: f64) -> Self {
-        Self { threads, what: what.into(), value, unit, bound, at_least: false, judged: Judged::Median }
+        let judged = Judged::Median;
+        Self { threads, what: what.into(), value, unit, bound, at_least: false, judged, margin_pct: 0.0, reason: None }
     }
 
     /// The median is at least `bound`.
@@ -124,15 +147,26 @@ impl Target {
         Self { judged: Judged::Range, ..self }
     }
 
+    /// A target may miss its bound by this many percent of the bound: the noise of the machine. An open goal may not.
+    pub fn margin(self, margin_pct: f64) -> Self {
+        if self.reason.is_some() { self } else { Self { margin_pct, ..self } }
+    }
+
+    /// The goal is open, for this reason.
+    pub fn open(self, reason: &'static str) -> Self {
+        Self { reason: Some(reason), margin_pct: 0.0, ..self }
+    }
+
     fn reached(&self, value: Spread) -> bool {
+        let slack = self.bound.abs() * self.margin_pct / 100.0;
         let least = if self.judged == Judged::Range { value.min } else { value.median };
         let most = if self.judged == Judged::Range { value.max } else { value.median };
-        if self.at_least { least >= self.bound } else { most <= self.bound }
+        if self.at_least { least >= self.bound - slack } else { most <= self.bound + slack }
     }
 }
 
-/// Judges all targets.
-pub fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
+/// Compares the value of each target with its bound.
+pub fn evaluate(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goal> {
     let goal = |t: Target| {
         let verdict = match &t.value {
             Ok(value) if t.reached(*value) => Verdict::Reached,
@@ -153,6 +187,9 @@ pub fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goa
             bound: t.bound,
             at_least: t.at_least,
             judged: t.judged,
+            margin_pct: t.margin_pct,
+            kind: if t.reason.is_some() { Kind::Open } else { Kind::Target },
+            reason: t.reason,
             value,
             verdict,
             why,
@@ -162,13 +199,13 @@ pub fn judge(targets: impl IntoIterator<Item = Target>, percpu: &str) -> Vec<Goa
     targets.into_iter().map(goal).collect()
 }
 
-/// The goals that were missed or skipped, and the rows that were skipped: `--check` makes them an error.
+/// The targets that were missed or skipped, and the rows that were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("goals missed: {missed}; goals of which a row was skipped: {skipped}; rows skipped: {rows}")]
 pub struct Unmet {
-    /// Goals whose value does not reach the bound.
+    /// Targets whose value does not reach the bound.
     pub missed: usize,
-    /// Goals of which a row was skipped.
+    /// Targets of which a row was skipped.
     pub skipped: usize,
     /// Rows that were skipped, whether they have a goal or not.
     pub rows: usize,
@@ -177,7 +214,8 @@ pub struct Unmet {
 impl Unmet {
     /// `rows` contains for each row whether it was skipped.
     pub fn of(rows: impl Iterator<Item = bool>, goals: &[Goal]) -> Self {
-        let with = |verdict| goals.iter().filter(|goal| goal.verdict == verdict).count();
+        let targets = || goals.iter().filter(|goal| goal.kind == Kind::Target);
+        let with = |verdict| targets().filter(|goal| goal.verdict == verdict).count();
         Self {
             missed: with(Verdict::Missed),
             skipped: with(Verdict::Skipped),
@@ -185,11 +223,20 @@ impl Unmet {
         }
     }
 
+    /// Fails if `--check` was given and a target was missed.
+    ///
+    /// # Errors
+    ///
+    /// A target was missed.
+    pub fn check_targets(self, asked: bool) -> Result<(), CheckFailed> {
+        if asked && self.missed > 0 { Err(CheckFailed(self)) } else { Ok(()) }
+    }
+
     /// Fails if `--check` was given and something is unmet.
     ///
     /// # Errors
     ///
-    /// A goal was missed, or it or a row was skipped.
+    /// A target was missed, or it or a row was skipped.
     pub fn check(self, asked: bool) -> Result<(), CheckFailed> {
         if asked && self != Self::default() { Err(CheckFailed(self)) } else { Ok(()) }
     }
@@ -216,7 +263,7 @@ mod tests {
     #[test]
     fn a_range_reaches_a_bound_as_a_whole() {
         let value = || Ok(Spread { median: -4.0, min: -9.0, max: 1.0 });
-        let goals = judge(
+        let goals = evaluate(
             [
                 Target::most(1, "a", value(), "%", 0.0),
                 Target::most(1, "b", value(), "%", 0.0).whole(),
@@ -235,7 +282,7 @@ mod tests {
     /// not run does not.
     #[test]
     fn each_kind_of_unmet_goal_fails_a_check() {
-        let goal = |value: Value, bound: f64| judge([Target::most(1, "a", value, "x", bound)], "rseq").remove(0);
+        let goal = |value: Value, bound: f64| evaluate([Target::most(1, "a", value, "x", bound)], "rseq").remove(0);
         let two = || Ok(Spread { median: 2.0, min: 1.0, max: 3.0 });
         let [skipped, not_run] =
             [Missing::Skipped("b".into()), Missing::NotRun("c".into())].map(|why| goal(Err(why), 9.0));

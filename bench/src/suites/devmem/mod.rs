@@ -198,7 +198,7 @@ fn make<T: Traffic + 'static>(
 }
 
 /// Compares the rows with each other, and with the goals.
-pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(super) fn evaluate(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     compare(rows, |head| (head.unit == "ns").then_some(Base { name: BEFORE, called: "before" }));
     goals::goals(rows, percpu)
 }

@@ -268,7 +268,7 @@ fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Benchmark>> {
 }
 
 /// Adds the cost per packet to the rows, and compares the rows with each other and with the goals.
-pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(super) fn evaluate(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     for measured in rows.iter_mut().filter_map(|row| row.measured.as_mut()) {
         measured.packet = Some(PacketCost::of(measured));
     }

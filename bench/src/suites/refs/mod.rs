@@ -113,7 +113,7 @@ fn c_sequence() -> Box<dyn Benchmark> {
 }
 
 /// Compares the rows with each other, and with the goals.
-pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(super) fn evaluate(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     compare(rows, |head| {
         let name = match (head.section, head.counters) {
             ("get+put", Some(1)) => "refcount",

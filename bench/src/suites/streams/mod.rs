@@ -50,7 +50,7 @@ pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
 }
 
 /// Compares the rows with each other, and with the goals.
-pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(super) fn evaluate(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     compare(rows, |head| {
         let name = match head.unit {
             "ns" if head.name.ends_with("_polling") => "kernel_veth_polling",

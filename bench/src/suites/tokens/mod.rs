@@ -80,7 +80,7 @@ fn section(sequence: Sequence, bindings: u32) -> &'static str {
 }
 
 /// Compares the rows with each other, and with the goals.
-pub(super) fn judge(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
+pub(super) fn evaluate(rows: &mut [Row], percpu: &str) -> Vec<Goal> {
     compare(rows, |head| {
         let name = match head.sequence? {
             "mixed" => "locked_map_mixed",

@@ -5,7 +5,7 @@ use super::engine::Sample;
 use super::plan::{Alloc, Consumer, Variant};
 use comfy_table::{Table, presets};
 use netmem::virtio::RxMode;
-use netmem_measure::goals::{Goal, Missing, Target, Verdict, judge, percent};
+use netmem_measure::goals::{Goal, Missing, Target, Verdict, evaluate, percent};
 use netmem_measure::stats::Change;
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub(super) fn compare(
         let gain = kernel(base).map(|gain| {
             Target::least(threads, format!("{} >= {gain:+} %", what("packets/s")), rate.clone().map(percent), "%", gain)
         });
-        let judged = judge([Some(time), gain].into_iter().flatten(), percpu);
+        let judged = evaluate([Some(time), gain].into_iter().flatten(), percpu);
         if let ([less_time, as_kernel @ ..], Ok(rate), Ok(ns)) = (&judged[..], rate, ns) {
             comparisons.push(Comparison {
                 name: base.name.clone(),

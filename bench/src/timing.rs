@@ -4,10 +4,17 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Timed, each};
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
+use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Instant;
 
 /// Operations in a block. A driver gets this number of frames in one poll.
 pub(crate) const BATCH: u64 = 64;
+
+/// Keeps the compiler from merging a pop and a push into one operation. Costs no instruction.
+#[inline(always)]
+pub(crate) fn apart() {
+    compiler_fence(Ordering::SeqCst);
+}
 
 /// Work that can be done for any number of blocks.
 pub(crate) trait Work {

@@ -78,6 +78,63 @@ fn layouts_need_a_writer_and_a_reader() {
     }
 }
 
+/// Rows of the pool with one thread, each with the row that it is compared with.
+const ALONE: [(&str, &str); 21] = [
+    ("limit", "malloc"),
+    ("in_context", "malloc"),
+    ("in_context_burst64", "malloc"),
+    ("in_context_fifo", "malloc"),
+    ("malloc", "malloc"),
+    ("shared", "malloc"),
+    ("shared_burst64", "malloc"),
+    ("array_queue", "malloc"),
+    ("mutex_vec", "malloc"),
+    ("frag_clone", ""),
+    ("frag_split", ""),
+    ("failed_redirect_in_context", "locked_ring_in_context"),
+    ("failed_redirect_remote", "locked_ring_in_context"),
+    ("locked_ring_in_context", "locked_ring_in_context"),
+    ("slow_path", "slow_path"),
+    ("slow_path_order_3", "slow_path"),
+    ("slow_path_order_9", "slow_path"),
+    ("page_per_packet", "slow_path"),
+    ("order_0", "slow_path"),
+    ("order_3", "slow_path"),
+    ("order_9", "slow_path"),
+];
+
+/// Rows of the pool with more threads.
+const WITH_OTHERS: [(&str, &str); 14] = [
+    ("remote", "locked_ring"),
+    ("remote_busy_poll", "locked_ring"),
+    ("remote_bulk", "locked_ring"),
+    ("locked_ring", "locked_ring"),
+    ("floor_forward", "locked_ring"),
+    ("floor_spsc", "locked_ring"),
+    ("malloc_remote", "locked_ring"),
+    ("shared", "array_queue"),
+    ("shared_burst64", "array_queue"),
+    ("array_queue", "array_queue"),
+    ("mutex_vec", "array_queue"),
+    ("malloc", "array_queue"),
+    ("frag_clone_remote", ""),
+    ("frag_split_remote", ""),
+];
+
+/// A row of the pool has a value, and the costs for a packet that follow from it.
+#[track_caller]
+fn pool_row(row: &Value, versus: &str) {
+    let [median, min, max] = figures(row);
+    assert!(0.0 < min && min <= median && median <= max && max.is_finite(), "{row}");
+    assert_eq!(row["unit"], "ns");
+    assert!(versus.is_empty() || row["versus"]["base"] == versus && figures(&row["versus"])[0] > 0.0, "{row}");
+    // 64 bytes and what is around them on the wire take 67.2 ns at 10 Gbit/s.
+    let share = row["budget_10g_pct"].as_f64().unwrap();
+    assert!((share - median / 67.2 * 100.0).abs() < 1e-6 * share, "{row}");
+    assert!((row["budget_100g_pct"].as_f64().unwrap() / share - 10.0).abs() < 1e-6, "{row}");
+    assert!(cfg!(not(target_arch = "x86_64")) || row["tsc_cycles"].as_f64() > Some(0.0), "{row}");
+}
+
 /// Pages by every way, or the reason why not; and none of them is lost. Proves PERF-1 and PERF-3.
 #[test]
 fn pool_has_every_variant_and_keeps_its_books() {
@@ -89,65 +146,15 @@ fn pool_has_every_variant_and_keeps_its_books() {
         assert_eq!(found.len(), 1, "{name} with {threads} threads");
         found[0]
     };
-    let alone = [
-        ("limit", "malloc"),
-        ("in_context", "malloc"),
-        ("in_context_burst64", "malloc"),
-        ("in_context_fifo", "malloc"),
-        ("malloc", "malloc"),
-        ("shared", "malloc"),
-        ("shared_burst64", "malloc"),
-        ("array_queue", "malloc"),
-        ("mutex_vec", "malloc"),
-        ("frag_clone", ""),
-        ("frag_split", ""),
-        ("failed_redirect_in_context", "locked_ring_in_context"),
-        ("failed_redirect_remote", "locked_ring_in_context"),
-        ("locked_ring_in_context", "locked_ring_in_context"),
-        ("slow_path", "slow_path"),
-        ("slow_path_order_3", "slow_path"),
-        ("slow_path_order_9", "slow_path"),
-        ("page_per_packet", "slow_path"),
-        ("order_0", "slow_path"),
-        ("order_3", "slow_path"),
-        ("order_9", "slow_path"),
-    ];
-    let with_others = [
-        ("remote", "locked_ring"),
-        ("remote_busy_poll", "locked_ring"),
-        ("remote_bulk", "locked_ring"),
-        ("locked_ring", "locked_ring"),
-        ("floor_forward", "locked_ring"),
-        ("floor_spsc", "locked_ring"),
-        ("malloc_remote", "locked_ring"),
-        ("shared", "array_queue"),
-        ("shared_burst64", "array_queue"),
-        ("array_queue", "array_queue"),
-        ("mutex_vec", "array_queue"),
-        ("malloc", "array_queue"),
-        ("frag_clone_remote", ""),
-        ("frag_split_remote", ""),
-    ];
     let peers = ["dpdk_mempool", "dpdk_mbuf", "dpdk_mbuf_bulk64", "dpdk_mbuf_burst64"];
-    let measured = |row: &Value, versus: &str| {
-        let [median, min, max] = figures(row);
-        assert!(0.0 < min && min <= median && median <= max && max.is_finite(), "{row}");
-        assert_eq!(row["unit"], "ns");
-        assert!(versus.is_empty() || row["versus"]["base"] == versus && figures(&row["versus"])[0] > 0.0, "{row}");
-        // 64 bytes and what is around them on the wire take 67.2 ns at 10 Gbit/s.
-        let share = row["budget_10g_pct"].as_f64().unwrap();
-        assert!((share - median / 67.2 * 100.0).abs() < 1e-6 * share, "{row}");
-        assert!((row["budget_100g_pct"].as_f64().unwrap() / share - 10.0).abs() < 1e-6, "{row}");
-        assert!(cfg!(not(target_arch = "x86_64")) || row["tsc_cycles"].as_f64() > Some(0.0), "{row}");
-    };
     // Where everything is installed that there is, a peer must be there.
     let complete = std::env::var("NETMEM_NO_SKIP").as_deref() == Ok("1");
     let measured_or_not = |row: &Value, versus: &str, complete: bool| match row["skipped"].as_str() {
         Some(why) => assert!(!complete && !why.is_empty() && row["median"].is_null(), "{row}"),
-        None => measured(row, versus),
+        None => pool_row(row, versus),
     };
-    for (name, versus) in alone {
-        measured(find(name, 1), versus);
+    for (name, versus) in ALONE {
+        pool_row(find(name, 1), versus);
     }
     for name in peers {
         measured_or_not(find(name, 1), "malloc", complete);
@@ -157,21 +164,21 @@ fn pool_has_every_variant_and_keeps_its_books() {
     let cpus = report["machine"]["cpus"].as_u64().unwrap();
     let threads = report["params"]["threads"].as_array().unwrap();
     for n in threads.iter().map(|n| n.as_u64().unwrap()).filter(|&n| n > 1) {
-        for (name, versus) in with_others {
-            measured(find(name, n), versus);
+        for (name, versus) in WITH_OTHERS {
+            pool_row(find(name, n), versus);
         }
         measured_or_not(find("dpdk_mbuf_remote", n), "locked_ring", complete);
         measured_or_not(find("dpdk_mempool", n), "array_queue", complete);
     }
     if cpus > 1 {
-        measured(find("starved_without_pause", 2), "");
+        pool_row(find("starved_without_pause", 2), "");
         for name in ["remote_2_sharing", "locked_ring_2_sharing", "remote_4_sharing", "locked_ring_4_sharing"] {
-            measured(find(name, 2), "locked_ring");
+            pool_row(find(name, 2), "locked_ring");
         }
         for magazine in [0, 4, 8, 16, 32, 62] {
             for name in ["remote", "starved"] {
                 let row = find(&format!("{name}_magazine_{magazine}"), 2);
-                measured(row, "");
+                pool_row(row, "");
                 assert_eq!(row["magazine"], magazine);
             }
         }

@@ -1,6 +1,7 @@
 //! A hash map of counts behind a lock. The lock is taken once for a batch.
 
-use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
+use super::kind::{BATCH, Fragment, Receive, Return, Tokens, each, key, page};
+use super::niovs::Niovs;
 use netmem_devmem::TokenRange;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

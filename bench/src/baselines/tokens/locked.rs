@@ -1,7 +1,8 @@
 //! Ids in a map behind a lock. The lock is taken once for a batch, or for each fragment.
 
 use super::id_map::IdMap;
-use super::{BATCH, Fragment, Niovs, Receive, Return, Tokens, each, key, page};
+use super::kind::{BATCH, Fragment, Receive, Return, Tokens, each, key, page};
+use super::niovs::Niovs;
 use netmem_devmem::{Pages, TokenRange};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

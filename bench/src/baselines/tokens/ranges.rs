@@ -1,6 +1,7 @@
 //! Netmem's token table behind the same trait as the other ways.
 
-use super::{Fragment, Niovs, Receive, Return, Tokens};
+use super::kind::{Fragment, Receive, Return, Tokens};
+use super::niovs::Niovs;
 use netmem_devmem::{Returner, TokenRange, TokenTable};
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! A tree of counters that is read by RCU: a node for each 256 keys of a level, a counter for each page that was ever received.
 
-use super::{Fragment, Niovs, Receive, Return, Tokens, each, key, page};
+use super::kind::{Fragment, Receive, Return, Tokens, each, key, page};
+use super::niovs::Niovs;
 use netmem_devmem::TokenRange;
 use netmem_refs::{Borrowed, Owner, RcuCell, RcuRef, rcu};
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! Before the rounds, each variant runs three times as fast as it goes, and the best run counts. The pace is seven
 //! tenths of what the slowest variant reached. CPU time is measured at that pace, and datagrams come 64 at a time.
 
-use super::{Direction, FLOWS, Make};
+use super::directions::{Direction, FLOWS, MESSAGE};
 use crate::error::BenchError;
 use crate::harness::Harness;
 use crate::report::{Head, Sample};
@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Datagrams that become due together.
 pub(super) const STEP: u64 = 64;
+
+/// Connects a variant. Called when the variant is prepared.
+pub(super) type Make = Box<dyn FnOnce() -> Result<Box<dyn Traffic>, BenchError>>;
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default)]
@@ -116,7 +119,7 @@ impl EndToEnd {
         pace: Arc<Pace>,
         make: Make,
     ) -> Box<dyn Benchmark> {
-        let datagrams = super::MESSAGE * FLOWS as u64;
+        let datagrams = MESSAGE * FLOWS as u64;
         Box::new(Self { variant, heads, direction, pace, make: Some(make), traffic: None, datagrams })
     }
 }

@@ -26,6 +26,7 @@
 //! [`goals`] the goals.
 
 mod benchmark;
+mod directions;
 mod goals;
 mod lane;
 mod peer;
@@ -43,7 +44,8 @@ use crate::error::BenchError;
 use crate::plan::Plan;
 use crate::report::{Base, Head, Row, compare};
 use crate::rounds::{Benchmark, Skipped};
-use benchmark::{EndToEnd, Pace, Traffic};
+use benchmark::{EndToEnd, Make, Pace, Traffic};
+use directions::{AFTER, BEFORE, COUNT_BEFORE, Direction, MAP_AFTER};
 use netmem::refs::{PercpuRef, RefCount};
 use netmem_measure::goals::Goal;
 use receive::Receiving;
@@ -53,86 +55,6 @@ use std::sync::Arc;
 use streams::StreamBenchmark;
 use transmit::Transmitting;
 use ways::{LockedMap, Ranges};
-
-/// Flows at the same time.
-const FLOWS: usize = 4;
-/// Bytes of payload in a datagram: all that fits into 1500 of IP.
-const PAYLOAD: u64 = 1472;
-/// Datagrams of a message of 4 MB.
-const MESSAGE: u64 = 4_000_000u64.div_ceil(PAYLOAD);
-/// If a value takes less time than this, the run is only a test: streams move parts of messages, and are hardly warm.
-const WHOLE_NS: u64 = 5_000_000;
-
-/// A direction: its names, and the unit in which it moves data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Receive,
-    Transmit,
-    StreamReceive,
-    StreamTransmit,
-}
-
-impl Direction {
-    fn short(self) -> &'static str {
-        match self {
-            Self::Receive | Self::StreamReceive => "rx",
-            Self::Transmit | Self::StreamTransmit => "tx",
-        }
-    }
-
-    fn is_stream(self) -> bool {
-        matches!(self, Self::StreamReceive | Self::StreamTransmit)
-    }
-
-    /// Bytes of the unit in which traffic is counted: a datagram, or a part of a stream.
-    fn unit(self) -> u64 {
-        if self.is_stream() { streams::UNIT } else { PAYLOAD }
-    }
-
-    /// The sections: throughput, CPU time of the network, of the application and of both, and for datagrams the loss.
-    /// Streams are sent on the CPU of their stack, so when sending, two CPUs do the same work.
-    fn sections(self) -> &'static [&'static str] {
-        match self {
-            Self::Receive => {
-                &["receive: throughput", "receive: network", "receive: application", "receive: both", "receive: loss"]
-            }
-            Self::Transmit => &[
-                "transmit: throughput",
-                "transmit: network",
-                "transmit: application",
-                "transmit: both",
-                "transmit: loss",
-            ],
-            Self::StreamReceive => &[
-                "stream receive: throughput",
-                "stream receive: network",
-                "stream receive: application",
-                "stream receive: both",
-            ],
-            Self::StreamTransmit => &[
-                "stream transmit: throughput",
-                "stream transmit: first lane",
-                "stream transmit: second lane",
-                "stream transmit: both",
-            ],
-        }
-    }
-
-    /// The rows of a variant.
-    fn heads(self, variant: &str) -> Vec<Head> {
-        let units = [("b/s", "4 flows"), ("ns", "GB"), ("ns", "GB"), ("ns", "GB"), ("%", "datagrams")];
-        let head = |(&section, (unit, per))| Head {
-            name: variant.to_owned(),
-            section,
-            threads: 2,
-            per,
-            unit,
-            direction: Some(self.short()),
-            ..Head::default()
-        };
-        self.sections().iter().zip(units).map(head).collect()
-    }
-}
 
 /// Everything that the suite measures.
 pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
@@ -175,20 +97,8 @@ pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> 
     benchmarks
 }
 
-/// The variant that the others are compared with.
-const BEFORE: &str = "refcount+locked_map";
-/// The new count with the old tokens, the old count with the new tokens, and both new.
-const MAP_AFTER: &str = "percpuref+locked_map";
-const COUNT_BEFORE: &str = "refcount+ranges";
-const AFTER: &str = "percpuref+ranges";
-/// In the order in which they are measured.
-const VARIANTS: [&str; 4] = [BEFORE, MAP_AFTER, COUNT_BEFORE, AFTER];
-
 /// Why nothing is measured with one thread.
 const WHY: &str = "the network and the application each take a CPU of their own; allow two threads";
-
-/// Connects a variant. Called when the variant is prepared.
-type Make = Box<dyn FnOnce() -> Result<Box<dyn Traffic>, BenchError>>;
 
 fn make<T: Traffic + 'static>(
     (memory, books): (Arc<Memory>, Books),

@@ -10,6 +10,7 @@
 //! Every segment has PSH, so the device does not merge segments. The checksums are left to the receiver's device, as
 //! between two programs on one host.
 
+use super::directions::MSS;
 use super::rig::unavailable;
 use crate::error::BenchError;
 use netmem::device::port::{ALL_OFFLOADS, Port, PortError};
@@ -19,8 +20,6 @@ use netmem_inet::tcp::{Flags, Header, Seq};
 use netmem_inet::wire::{self, Arp, Body, EthernetHeader, Network, Outer, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The longest segment that is not cut.
-pub(super) const MSS: usize = 1448;
 /// The near stack's addresses. It listens on [`PORT`].
 pub(super) const OURS: (Mac, Ipv4Addr) = (Mac([2, 0, 0, 0, 0, 1]), Ipv4Addr::new(10, 0, 0, 1));
 pub(super) const PORT: u16 = 7;

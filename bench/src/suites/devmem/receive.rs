@@ -1,10 +1,10 @@
 //! Receiving: the network's thread polls device and queue, the application's thread its sockets.
 
 use super::benchmark::{Outcome, STEP, Traffic};
+use super::directions::{FLOWS, MESSAGE};
 use super::rig::{Memory, Rig, unavailable};
 use super::source::{FIRST_PORT, Flows, OURS};
 use super::ways::Way;
-use super::{FLOWS, MESSAGE};
 use crate::accounting::Books;
 use crate::error::BenchError;
 use crate::harness::Harness;

@@ -18,8 +18,8 @@
 //! Pages of device memory are 64 KiB, so each segment is in one page. The last row has the longest segments in pages
 //! of 4 KiB.
 
+use super::directions::{MSS, WHOLE_NS};
 use super::lane::{Card, Lane, Shape, Turns, bind, late};
-use super::peer::MSS;
 use super::rig::{Memory, PAGES};
 use crate::error::BenchError;
 use crate::harness::Harness;
@@ -182,7 +182,7 @@ impl Segments {
         let lane = Lane::new(&binding, shape, ours, || turns.turn(0))?;
         let mut rig = Rig { lane, binding, turns, len: self.len, due: 0, sent: 0 };
         // The warm-up: pages are touched for the first time, and the congestion window grows.
-        let warm = if ns >= super::WHOLE_NS { WARM } else { BURST };
+        let warm = if ns >= WHOLE_NS { WARM } else { BURST };
         rig.receive(0, warm)?;
         rig.send(0, warm)?;
         Ok([rig.receive(ns, 1)?, rig.send(ns, 1)?])

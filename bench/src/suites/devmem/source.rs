@@ -1,6 +1,6 @@
 //! What the device's port sends: the datagrams that are due, from each flow in turn.
 
-use super::{FLOWS, PAYLOAD};
+use super::directions::{FLOWS, PAYLOAD};
 use netmem::device::port::{ALL_OFFLOADS, Gen, Port, PortError};
 use netmem::virtio::VnetHdr;
 use netmem_devmem::Mac;

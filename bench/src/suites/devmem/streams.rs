@@ -16,13 +16,12 @@
 //! same minutes of the machine. CPU time is the thread's CPU clock around turns in which there was something to do.
 
 use super::benchmark::{Outcome, Pace, STEP};
+use super::directions::{Direction, FLOWS, MSS, UNIT, VARIANTS, WHOLE_NS};
 use super::lane::{Card, Lane, Shape, bind, late, pause, wait};
-use super::peer::MSS;
 use super::receive::due;
 use super::resident::Resident;
 use super::rig::Memory;
 use super::ways::{StreamBack, StreamWay};
-use super::{Direction, FLOWS, VARIANTS, WHOLE_NS};
 use crate::error::BenchError;
 use crate::harness::Harness;
 use crate::report::{Head, Sample};
@@ -35,8 +34,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Bytes of a unit, in which traffic is counted: a segment.
-pub(super) const UNIT: u64 = MSS as u64;
 /// Units of a message: 4 MB, and a multiple of 4.
 pub(super) const MESSAGE: u64 = (4_000_000u64.div_ceil(UNIT)).next_multiple_of(4);
 /// Units of a slice, of each flow.

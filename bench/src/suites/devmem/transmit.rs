@@ -4,10 +4,10 @@
 //! binding by itself: that hold begins and ends on the network's CPU.
 
 use super::benchmark::{Outcome, STEP, Traffic};
+use super::directions::{FLOWS, MESSAGE, PAYLOAD};
 use super::receive::due;
 use super::rig::{Memory, Rig, unavailable};
 use super::source::Flows;
-use super::{FLOWS, MESSAGE, PAYLOAD};
 use crate::accounting::Books;
 use crate::error::BenchError;
 use crate::harness::Harness;

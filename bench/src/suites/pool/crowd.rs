@@ -4,12 +4,11 @@
 //! mean time of all threads. If the cost does not depend on the number of threads, the rows of one thread and of many
 //! threads are equal.
 
-use super::apart;
 use super::solo::buffer;
 use crate::accounting::{Books, Everyones};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
-use crate::timing::{BATCH, Work};
+use crate::timing::{BATCH, Work, apart};
 use crossbeam_queue::ArrayQueue;
 use netmem::pool::PoolOptions;
 use std::hint::black_box;

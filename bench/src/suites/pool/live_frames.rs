@@ -3,10 +3,9 @@
 //! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the program on each, and
 //! recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
-use super::BATCH;
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
-use crate::timing::Work;
+use crate::timing::{BATCH, Work};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 

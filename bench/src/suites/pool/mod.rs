@@ -20,7 +20,7 @@ use crate::error::BenchError;
 use crate::plan::Plan;
 use crate::report::{Base, Head, PacketCost, Row, compare};
 use crate::rounds::{Benchmark, Skipped};
-use crate::timing::{BATCH, Timing};
+use crate::timing::Timing;
 use crowd::Crowd;
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
@@ -30,13 +30,6 @@ use netmem_measure::goals::Goal;
 use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
 use solo::Alone;
 use starved::Starved;
-use std::sync::atomic::{Ordering, compiler_fence};
-
-/// Keeps the compiler from merging a pop and a push into one operation. Costs no instruction.
-#[inline(always)]
-fn apart() {
-    compiler_fence(Ordering::SeqCst);
-}
 
 /// Everything that the suite measures.
 pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {

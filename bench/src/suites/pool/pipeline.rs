@@ -10,12 +10,11 @@
 //! The time is the first thread's, from empty rings to empty rings: every page that was taken in that time was dropped.
 //! Rings, batches and the loops around them are the same for all variants.
 
-use super::BATCH as BLOCK;
 use super::solo::{Buffer, buffer};
 use crate::accounting::{M, Pool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
-use crate::timing::Work;
+use crate::timing::{BATCH as BLOCK, Work};
 use netmem::pool::{Bulk, Page};
 use netmem_bench::baselines::{FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner};
 use rtrb::chunks::{ReadChunk, WriteChunkUninit};

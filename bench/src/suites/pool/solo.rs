@@ -3,11 +3,10 @@
 //! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in a driver that
 //! receives 64 frames.
 
-use super::{BATCH, apart};
 use crate::accounting::{M, Pool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
-use crate::timing::Work;
+use crate::timing::{BATCH, Work, apart};
 use netmem::pool::{Frag, Napi, Page};
 use netmem_bench::baselines::{LockedPage, LockedPool};
 use std::hint::black_box;

@@ -1,11 +1,10 @@
 //! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU, which is not full.
 
-use super::BATCH;
 use super::pipeline::drop_all;
 use crate::accounting::{M, Pool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
-use crate::timing::Work;
+use crate::timing::{BATCH, Work};
 use netmem::pool::Page;
 use rtrb::{Producer, RingBuffer};
 use std::hint::spin_loop;

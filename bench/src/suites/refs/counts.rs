@@ -4,12 +4,16 @@
 //! that returns whether it was the last. A branch that is never taken checks both results. Only the plain increment,
 //! which is the limit, has no results.
 
-use super::rcu;
 use crate::error::BenchError;
+use netmem_refs::rcu;
 use netmem_refs::{PercpuRef, RcuRef, RefCount};
 use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
+
+/// Pairs in a block. Variants with a guard for a batch hold it for one block. It is also the number of counters that
+/// are used in turn.
+pub(super) const BATCH: usize = 64;
 
 /// A count that is measured.
 pub(super) trait Variant: Send + Sync + Sized {

@@ -1,12 +1,12 @@
 //! The cost of ending a per-CPU count: it interrupts every CPU that runs a thread of the program, and adds up all
 //! slots.
 
-use super::counts::{Count, PerCpu, Variant};
-use super::{BATCH, OwnLine};
+use super::counts::{BATCH, Count, PerCpu, Variant};
 use crate::error::BenchError;
 use crate::harness::{Harness, each};
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
+use netmem_refs::OwnLine;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,7 +1,6 @@
 //! The last put of a count.
 
-use super::BATCH;
-use super::counts::Last;
+use super::counts::{BATCH, Last};
 use crate::error::BenchError;
 use crate::harness::{Harness, each};
 use crate::report::{Head, Sample};

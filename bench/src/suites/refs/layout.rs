@@ -4,12 +4,12 @@
 //! packet by every CPU. One thread gets and puts the count; all others read the members. If the count is next to the
 //! members, each get and each put takes the cache line away from every reader.
 
-use super::counts::Count;
-use super::{BATCH, OwnLine};
+use super::counts::{BATCH, Count};
 use crate::error::BenchError;
 use crate::harness::{Harness, each};
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
+use netmem_refs::OwnLine;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 

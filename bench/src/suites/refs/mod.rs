@@ -19,18 +19,13 @@ use crate::plan::Plan;
 use crate::report::{Base, Head, Row, compare};
 use crate::rounds::{Benchmark, Skipped};
 use crate::timing::Timing;
-use counts::{Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
+use counts::{BATCH, Batched, Count, Guard, Guarded, PerCpu, Plain, Strong, StrongLast, Swapped};
 use kill::Kill;
 use last::FinalPut;
 use layout::{Alone, Beside, Layout};
 use netmem_measure::goals::Goal;
-use netmem_refs::{OwnLine, rcu};
 use pairs::Pairs;
 use retries::Retries;
-
-/// Pairs in a block. Variants with a guard for a batch hold it for one block. It is also the number of counters that
-/// are used in turn.
-const BATCH: usize = 64;
 
 /// Everything that the suite measures.
 pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {

@@ -1,11 +1,11 @@
 //! A get and a put: on one counter, and on each of 64 in turn.
 
-use super::counts::Count;
-use super::{BATCH, OwnLine};
+use super::counts::{BATCH, Count};
 use crate::error::BenchError;
 use crate::harness::{Harness, each};
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
+use netmem_refs::OwnLine;
 use std::hint::black_box;
 
 /// Counters, each on a cache line of its own. The array is aligned to two lines, because processors fetch lines in

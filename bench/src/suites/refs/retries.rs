@@ -1,11 +1,11 @@
 //! How often the compare-and-swap loop of a get retries.
 
-use super::{BATCH, OwnLine};
+use super::counts::BATCH;
 use crate::error::BenchError;
 use crate::harness::Harness;
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
-use netmem_refs::RefCount;
+use netmem_refs::{OwnLine, RefCount};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 

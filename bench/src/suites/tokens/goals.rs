@@ -1,7 +1,6 @@
 //! The goals of tokens by range.
 
-use super::order::Sequence;
-use super::section;
+use super::order::{Sequence, section};
 use crate::goals::{Which, evaluate, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target};

@@ -24,7 +24,7 @@ use hand_over::HandOver;
 use memory::Memory;
 use netmem_bench::baselines::tokens::{HashedCounts, LockedEach, LockedMap, Ranges, RcuCounts, Tokens};
 use netmem_measure::goals::Goal;
-use order::{Order, Sequence};
+use order::{Order, Sequence, section};
 use std::sync::Arc;
 
 /// Everything that the suite measures.
@@ -68,15 +68,6 @@ fn benchmark<T: Tokens + 'static>(way: &'static str, order: &Arc<Order>, threads
         ..Head::default()
     };
     Timing::benchmark(head, move |_| Ok(Circuit::<T>::new(way, order, threads - 1)))
-}
-
-fn section(sequence: Sequence, bindings: u32) -> &'static str {
-    match (sequence, bindings) {
-        (Sequence::InOrder, 1) => "1 binding, in order",
-        (Sequence::InOrder, _) => "8 bindings, in order",
-        (Sequence::Mixed, 1) => "1 binding, mixed",
-        (Sequence::Mixed, _) => "8 bindings, mixed",
-    }
 }
 
 /// Compares the rows with each other, and with the goals.

@@ -83,6 +83,16 @@ impl Random {
     }
 }
 
+/// The section of rows over so many bindings.
+pub(super) fn section(sequence: Sequence, bindings: u32) -> &'static str {
+    match (sequence, bindings) {
+        (Sequence::InOrder, 1) => "1 binding, in order",
+        (Sequence::InOrder, _) => "8 bindings, in order",
+        (Sequence::Mixed, 1) => "1 binding, mixed",
+        (Sequence::Mixed, _) => "8 bindings, mixed",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,8 @@
 //! Compares the page pool's rows with the baselines, and with the gains that the kernel's page pool brought to
 //! virtio-net.
 
-use super::engine::Sample;
 use super::plan::{Alloc, Consumer, Variant};
+use super::sample::Sample;
 use comfy_table::{Table, presets};
 use netmem::virtio::RxMode;
 use netmem_measure::goals::{Goal, Missing, Target, Verdict, evaluate, percent};
@@ -131,7 +131,7 @@ mod tests {
 
     fn samples(ns: [u64; 6]) -> Vec<Sample> {
         let sample = |ns| Sample {
-            counts: super::super::driver::Counts { frames: 1, busy_ns: ns, elapsed_ns: ns, ..Default::default() },
+            counts: super::super::sample::Counts { frames: 1, busy_ns: ns, elapsed_ns: ns, ..Default::default() },
             device: None,
             pool: PoolStats::default(),
             leaked: 0,

@@ -1,16 +1,17 @@
 //! The driver's side of a measurement: one thread that polls its queues round robin, and times the polls that found
 //! packets ([`OwnTime`]).
 
-use super::engine::{Mailbox, drain};
 use super::error::PerfError;
+use super::mailbox::{Mailbox, drain, idle};
 use super::plan::Variant;
+use super::sample::Counts;
 use crate::args::{DeviceArg, XdpArg};
 use netmem::net::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem::pool::PeerShared;
 use netmem::virtio::{QueuePair, VirtioNet, VirtioRx, VirtioTx};
 use netmem_measure::own_time::OwnTime;
 use quanta::Clock;
-use rtrb::{Consumer, Producer};
+use rtrb::Producer;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,20 +23,6 @@ const LOOK_EVERY: u64 = 10_000_000;
 /// Nanoseconds to wait for a packet after the phase's time is over, because a back end may need time to notice its new
 /// driver.
 const PATIENCE: u64 = 5_000_000_000;
-
-/// What a phase counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) frames: u64,
-    pub(crate) bytes: u64,
-    pub(crate) elapsed_ns: u64,
-    /// The driver's own time: in polls that found packets, while the driver's thread had the CPU.
-    pub(crate) busy_ns: u64,
-    /// The same in ticks of the time stamp counter, where the clock has one.
-    pub(crate) busy_ticks: u64,
-    /// How often another thread got this thread's CPU.
-    pub(crate) preempted: u64,
-}
 
 /// The queues of a device, as the driver's loop sees them.
 pub(crate) trait Queues {
@@ -156,11 +143,7 @@ impl<Q: Queues> Driver<'_, Q> {
     /// Polls for `limit`. If no packet comes for long, that is an error, unless the run only listens for traffic.
     pub(crate) fn phase(&mut self, variant: &Variant, limit: Duration, until: Until) -> Result<Counts, PerfError> {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let verdict = match self.xdp {
-            XdpArg::Drop => Verdict::Drop,
-            XdpArg::Pass => Verdict::Pass,
-            XdpArg::Tx => Verdict::Tx,
-        };
+        let verdict = verdict(self.xdp);
         let transmits = verdict == Verdict::Tx;
         let Mailbox { out, own } = &mut self.mailbox;
         let (before, preempted_before) = (self.queues.totals(), preempted());
@@ -237,6 +220,14 @@ impl<Q: Queues> Driver<'_, Q> {
     }
 }
 
+fn verdict(xdp: XdpArg) -> Verdict {
+    match xdp {
+        XdpArg::Drop => Verdict::Drop,
+        XdpArg::Pass => Verdict::Pass,
+        XdpArg::Tx => Verdict::Tx,
+    }
+}
+
 /// Involuntary context switches of this thread so far.
 fn preempted() -> u64 {
     // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
@@ -246,23 +237,4 @@ fn preempted() -> u64 {
         usage
     };
     usage.ru_nivcsw.try_into().unwrap_or(0)
-}
-
-/// The action of the loop when it has found no packets.
-#[inline]
-pub(crate) fn idle(yields: bool) {
-    if yields { std::thread::yield_now() } else { std::hint::spin_loop() }
-}
-
-/// Empties the receiving end of a mailbox until `halt` is set.
-pub(crate) fn consume(mut mail: Consumer<Packet<PeerShared>>, halt: &AtomicBool, yields: bool) {
-    loop {
-        let halted = halt.load(Ordering::Acquire);
-        if drain(&mut mail) == 0 {
-            if halted {
-                return;
-            }
-            idle(yields);
-        }
-    }
 }

@@ -10,11 +10,12 @@
 //! If the application shares a CPU with the driver or the device, its work is done in turns on that thread. Two threads
 //! that poll busily on one CPU would measure the scheduler.
 
-use super::driver::{Counts, Driver, Queues, Until, Virtio, consume, idle};
+use super::driver::{Driver, Queues, Until, Virtio};
 use super::error::PerfError;
-use super::json::SocketMode;
+use super::mailbox::{Halt, MAILBOX, Mailbox, consume, drain, idle, mailbox};
 use super::memory::Baseline;
 use super::plan::{Consumer as Where, Plan, Variant};
+use super::sample::{Counts, DeviceSample, Sample};
 use super::xsk::Opened;
 use crate::args::{DeviceArg, PortArg, XskArg};
 use crate::device::socket::{self, Inherited};
@@ -22,65 +23,22 @@ use crate::link::{AskedLink, LinkReport};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
 use netmem::device::{NetDevice, Options, Stats};
 use netmem::net::{Packet, TxQueue};
-use netmem::pool::{Backing, PeerShared, PoolStats};
+use netmem::pool::{PeerShared, PoolStats};
 use netmem::virtio::socket::Listener;
 use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VhostUserError, VirtioNet};
 use netmem_measure::cpus::{pin, take_pinned};
 use quanta::Clock;
-use rtrb::{Consumer, Producer, RingBuffer};
+use rtrb::Consumer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// The largest number of packets in flight to the application's CPU.
-const MAILBOX: usize = 512;
 /// The longest time for a back end to connect. Back ends that connect by themselves try about once a second.
 const COMES: Duration = Duration::from_secs(60);
 /// How often a waiting thread checks for a signal.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// The destination of passed packets: none, another thread, or a later turn of this thread.
-#[derive(Default)]
-pub(crate) struct Mailbox {
-    pub(crate) out: Option<Producer<Packet<PeerShared>>>,
-    pub(crate) own: Option<Consumer<Packet<PeerShared>>>,
-}
-
-/// Drops the packets that were passed here, up to a limit. Returns how many.
-pub(crate) fn drain(mail: &mut Consumer<Packet<PeerShared>>) -> usize {
-    let n = mail.slots().min(256);
-    mail.read_chunk(n).map_or(0, |chunk| chunk.into_iter().map(drop).count())
-}
-
-/// The measured values of one run.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) counts: Counts,
-    pub(crate) device: Option<DeviceSample>,
-    pub(crate) pool: PoolStats,
-    /// Pages without a holder that were not returned.
-    pub(crate) leaked: u64,
-    /// Errors by name; only those that are not zero.
-    pub(crate) errors: BTreeMap<&'static str, u64>,
-    pub(crate) backing: Backing,
-    /// The features that driver and device have negotiated; 0 if there are none.
-    pub(crate) features: u64,
-    /// The modes of the AF_XDP sockets; empty without them.
-    pub(crate) sockets: Vec<SocketMode>,
-    /// The CPUs that threads were moved to.
-    pub(crate) cpus: BTreeSet<usize>,
-}
-
-/// The measured values of the embedded device.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DeviceSample {
-    pub(crate) frames: u64,
-    pub(crate) busy_ns: u64,
-    /// Drops of the whole run by name; only those that are not zero.
-    pub(crate) drops: BTreeMap<&'static str, u64>,
-}
 
 /// Measures variants.
 pub(crate) struct Engine<'a> {
@@ -99,15 +57,6 @@ struct Driven {
     baseline: Option<Baseline>,
     counts: Counts,
     device: DeviceSample,
-}
-
-/// Ends the other workers when their scope is left, also in a panic.
-pub(super) struct Halt<'a>(pub(super) &'a AtomicBool);
-
-impl Drop for Halt<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
 }
 
 impl<'a> Engine<'a> {
@@ -385,16 +334,6 @@ impl<'a> Engine<'a> {
         let baseline = if v.mode == RxMode::Big { None } else { Baseline::new(v.alloc, pages, plan.lock, true)? };
         Ok((baseline.iter().fold(options, |options, baseline| baseline.serve(options)), baseline))
     }
-}
-
-/// The two ends of the path to the application: the driver's end, and the end that another thread empties.
-fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShared>>>) {
-    if v.consumer == Where::Same {
-        return (Mailbox::default(), None);
-    }
-    let (out, mail) = RingBuffer::new(MAILBOX);
-    let (own, mail) = if own { (Some(mail), None) } else { (None, Some(mail)) };
-    (Mailbox { out: Some(out), own }, mail)
 }
 
 /// The device's thread: it polls the device's rings and, in turns, does the application's work on this CPU. Returns why

@@ -2,12 +2,11 @@
 //! has; new ones may be added. Units are in the names.
 
 use super::compare::{Comparison, compare};
-use super::engine::Sample;
 use super::plan::{Alloc, Plan, Variant};
+use super::sample::{Sample, SocketMode};
 use crate::args::DeviceArg;
 use crate::link::LinkReport;
 use netmem::pool::PoolStats;
-use netmem::xdp::XskSocket;
 use netmem_measure::goals::{Goal, Unmet};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, PoolReport, SCHEMA, Unbalanced, names};
@@ -15,7 +14,6 @@ use netmem_measure::stats::{Change, Spread};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// One object on standard output.
 #[derive(Debug, Serialize)]
@@ -95,31 +93,6 @@ pub(crate) struct Row {
     /// Run by run, in the order in which they were made.
     #[serde(default)]
     pub(crate) samples: Vec<Run>,
-}
-
-/// How an AF_XDP socket was bound.
-#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-pub(crate) struct SocketMode {
-    pub(crate) mode: String,
-    /// Why frames are copied.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) copy_reason: Option<String>,
-    pub(crate) multi_buffer: bool,
-}
-
-impl SocketMode {
-    pub(crate) fn of(socket: &XskSocket) -> Self {
-        let copy_reason = socket.copy_reason().map(|reason| reason.to_string());
-        Self { mode: socket.mode().to_string(), copy_reason, multi_buffer: socket.is_multi_buffer() }
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.mode)?;
-        self.copy_reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))?;
-        f.write_str(if self.multi_buffer { ", frames of several buffers" } else { ", frames of one buffer" })
-    }
 }
 
 /// One run of a row.

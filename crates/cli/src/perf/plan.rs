@@ -242,6 +242,19 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
 
 const OWN_PAGES: &str = "big-packet mode keeps pages of its own, a page per packet, from no pool and in no fragments";
 
+/// The modes that were asked for, or those that suit the source of frames.
+fn modes(asked: Option<ModeArg>, xsk: bool, port: &PortArg) -> &'static [RxMode] {
+    match asked {
+        Some(ModeArg::Small) => &[RxMode::Small],
+        Some(ModeArg::Mergeable) => &[RxMode::Mergeable],
+        Some(ModeArg::Big) => &[RxMode::Big],
+        Some(ModeArg::All) => &[RxMode::Small, RxMode::Mergeable, RxMode::Big],
+        // Traffic of other programs can have frames of any size.
+        None if xsk || matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[RxMode::Mergeable],
+        None => &[RxMode::Small, RxMode::Mergeable],
+    }
+}
+
 fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument> {
     let device = device(args);
     let generated = device == DeviceArg::Embedded && *port == PortArg::Gen;
@@ -256,15 +269,7 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
     if let Some(size) = args.size.iter().find(|&&size| size < MIN_FRAME) {
         return BadArgument::new(format!("--size {size}: frames have at least {MIN_FRAME} bytes"));
     }
-    let modes: &[RxMode] = match args.mode {
-        Some(ModeArg::Small) => &[RxMode::Small],
-        Some(ModeArg::Mergeable) => &[RxMode::Mergeable],
-        Some(ModeArg::Big) => &[RxMode::Big],
-        Some(ModeArg::All) => &[RxMode::Small, RxMode::Mergeable, RxMode::Big],
-        // Traffic of other programs can have frames of any size.
-        None if xsk || matches!(port, PortArg::Tap(_) | PortArg::Pcap(_)) => &[RxMode::Mergeable],
-        None => &[RxMode::Small, RxMode::Mergeable],
-    };
+    let modes = modes(args.mode, xsk, port);
     let given = args.mode.is_some_and(|mode| mode != ModeArg::All);
     let mut shapes = Vec::new();
     for &mode in modes {

@@ -10,6 +10,7 @@
 //! row. Only the rate and the kind of events differ.
 
 use super::error::PerfError;
+use super::mailbox::{Halt, idle};
 use super::plan::Plan;
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
@@ -19,7 +20,7 @@ use netmem::net::{Packet, Poll, PollThenSleep, RxQueue, SleepStats, Turn};
 use netmem::pool::PeerShared;
 use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet, VnetHdr, feature};
 use netmem_measure::cpus::{pin, take_pinned};
-use netmem_measure::load::Meter;
+use netmem_measure::load::{Meter, thread_time};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::signals::Interrupted;
@@ -158,7 +159,7 @@ struct Report {
 /// Measures a driver that sleeps after `spin` without packets, at each of the plan's rates.
 pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Result<()> {
     let (mode, size) = plan.variants.first().map_or((RxMode::Small, 64), |v| (v.mode, v.size.unwrap_or(64)));
-    let clock = Clock::new();
+    let measurement = Measurement { plan, mode, size, spin, clock: Clock::new(), stop };
     let mut report = Report {
         schema: SCHEMA,
         netmem: env!("CARGO_PKG_VERSION"),
@@ -173,7 +174,7 @@ pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Res
     drop(take_pinned());
     for (rate, (events, features)) in plan.rates.iter().flat_map(|&rate| EVENTS.map(|events| (rate, events))) {
         let variant = Variant { rate, events, features };
-        match measure(plan, &variant, mode, size, spin, &clock, stop) {
+        match measurement.measure(&variant) {
             Err(PerfError::Interrupted) => {
                 interrupted = true;
                 break;
@@ -190,123 +191,122 @@ pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Res
     if interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-fn measure(
-    plan: &Plan,
-    v: &Variant,
+/// What all rows have in common.
+struct Measurement<'a> {
+    plan: &'a Plan,
     mode: RxMode,
+    /// Bytes of a frame.
     size: usize,
+    /// How long the driver polls after the last packet before it sleeps.
     spin: Duration,
-    clock: &Clock,
-    stop: &AtomicBool,
-) -> Result<Measured, PerfError> {
-    let io = |what| move |source| PerfError::Io { what, source };
-    let mut device = NetDevice::new(Options::default(), |_| Paced::new(size, v.rate, clock))?;
-    let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
-    let connection = device.control().serve(back)?;
-    let (stats, halt) = (device.stats(), AtomicBool::new(false));
-    let cpus = plan.cpus;
-    let measured = std::thread::scope(|scope| {
-        let generator = || {
-            pin(cpus.device);
-            while !halt.load(Ordering::Relaxed) {
-                device.poll();
-                super::driver::idle(cpus.device == cpus.net);
-            }
-        };
-        std::thread::Builder::new()
-            .name("netmem-device".into())
-            .spawn_scoped(scope, generator)
-            .map_err(io("a thread"))?;
-        let _ends = super::engine::Halt(&halt);
-        pin(cpus.net);
-        drive(plan, v, mode, size, spin, clock, stop, front, &stats)
-    });
-    drop(connection);
-    measured
+    clock: Clock,
+    stop: &'a AtomicBool,
 }
 
-#[allow(clippy::too_many_arguments, reason = "one measurement")]
-fn drive(
-    plan: &Plan,
-    v: &Variant,
-    mode: RxMode,
-    size: usize,
-    spin: Duration,
-    clock: &Clock,
-    stop: &AtomicBool,
-    front: UnixStream,
-    stats: &Stats,
-) -> Result<Measured, PerfError> {
-    let io = |what| move |source| PerfError::Io { what, source };
-    let name = || format!("{mode}-{size} at {}/s", v.rate);
-    let options = NetOptions::new(mode)
-        .ring_size(plan.ring)
-        .max_frame(size)
-        .lock(plan.lock)
-        .reserved_huge_pages(true)
-        .ring_features(plan.ring_features & !feature::EVENT_IDX | v.features);
-    let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
-    let (_net, mut pairs) =
-        VirtioNet::probe(backend, options).map_err(|source| PerfError::Driver { variant: name(), source })?;
-    let rx = &mut pairs[0].rx;
-    let mut pause = PollThenSleep::new(spin);
-    let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
-    // A run is long enough for two packets. A tenth of its time passes before the counters are read.
-    let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
-    let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
-    let (mut woken, mut found) = (false, 0);
-    loop {
-        let (mut first, mut frames) = (None, 0);
-        rx.poll(|poll| {
-            frames = poll.receive(BUDGET, &mut |packet: Packet<PeerShared>| {
-                if woken && first.is_none() {
-                    let mut stamp = [0; 8];
-                    let sent = packet.copy_to(STAMP, &mut stamp).map(|()| u64::from_le_bytes(stamp));
-                    first = sent.ok().map(|sent| clock.delta_as_nanos(sent, clock.raw()));
+impl Measurement<'_> {
+    /// Measures one row: a generator on the device's CPU, and the driver on this thread.
+    fn measure(&self, v: &Variant) -> Result<Measured, PerfError> {
+        let (plan, size, clock) = (self.plan, self.size, &self.clock);
+        let io = |what| move |source| PerfError::Io { what, source };
+        let mut device = NetDevice::new(Options::default(), |_| Paced::new(size, v.rate, clock))?;
+        let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
+        let connection = device.control().serve(back)?;
+        let (stats, halt) = (device.stats(), AtomicBool::new(false));
+        let cpus = plan.cpus;
+        let measured = std::thread::scope(|scope| {
+            let generator = || {
+                pin(cpus.device);
+                while !halt.load(Ordering::Relaxed) {
+                    device.poll();
+                    idle(cpus.device == cpus.net);
                 }
-            });
+            };
+            std::thread::Builder::new()
+                .name("netmem-device".into())
+                .spawn_scoped(scope, generator)
+                .map_err(io("a thread"))?;
+            let _ends = Halt(&halt);
+            pin(cpus.net);
+            self.drive(v, front, &stats)
         });
-        if let Some(age) = first {
-            woken = false;
-            if warm {
-                ages.saturating_record(age.max(1));
-            }
-        }
-        found += u64::from(frames > 0);
-        let elapsed = clock.delta_as_nanos(begin, clock.raw());
-        let measures = warm;
-        if !warm && elapsed >= run_ns / 10 {
-            (warm, begin) = (true, clock.raw());
-            before = Before::now(rx.stats().frames, pause.stats(), stats);
-            // A wake-up from before is not counted, and so its packet is not either.
-            (woken, found) = (false, 0);
-        }
-        // If other threads had the CPU of the driver or of the generator all the time, there is nothing to report yet.
-        let enough = !ages.is_empty() || found >= ENOUGH || elapsed >= run_ns + PATIENCE_NS;
-        if measures && elapsed >= run_ns && enough {
-            break;
-        }
-        if stop.load(Ordering::Relaxed) {
-            return Err(PerfError::Interrupted);
-        }
-        if let Some(source) = rx.stats().stopped {
-            return Err(PerfError::Broken { variant: name(), source });
-        }
-        woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(io("poll"))? == Turn::Woken;
+        drop(connection);
+        measured
     }
-    let seconds = clock.delta_as_nanos(begin, clock.raw()) as f64 / 1e9;
-    let after = Before::now(rx.stats().frames, pause.stats(), stats);
-    let mut sleeps = after.sleeps;
-    sleeps.sleeps -= before.sleeps.sleeps;
-    sleeps.wakeups -= before.sleeps.wakeups;
-    Ok(Measured {
-        seconds,
-        frames: after.frames - before.frames,
-        sleeps,
-        signals: after.signals - before.signals,
-        busy_s: after.busy_s - before.busy_s,
-        idle_to_busy: ages,
-    })
+
+    /// The driver's thread: it polls, and sleeps when there was no packet for a while.
+    fn drive(&self, v: &Variant, front: UnixStream, stats: &Stats) -> Result<Measured, PerfError> {
+        let Self { plan, mode, size, spin, ref clock, stop } = *self;
+        let io = |what| move |source| PerfError::Io { what, source };
+        let name = || format!("{mode}-{size} at {}/s", v.rate);
+        let options = NetOptions::new(mode)
+            .ring_size(plan.ring)
+            .max_frame(size)
+            .lock(plan.lock)
+            .reserved_huge_pages(true)
+            .ring_features(plan.ring_features & !feature::EVENT_IDX | v.features);
+        let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
+        let (_net, mut pairs) =
+            VirtioNet::probe(backend, options).map_err(|source| PerfError::Driver { variant: name(), source })?;
+        let rx = &mut pairs[0].rx;
+        let mut pause = PollThenSleep::new(spin);
+        let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
+        // A run is long enough for two packets. A tenth of its time passes before the counters are read.
+        let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
+        let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
+        let (mut woken, mut found) = (false, 0);
+        loop {
+            let (mut first, mut frames) = (None, 0);
+            rx.poll(|poll| {
+                frames = poll.receive(BUDGET, &mut |packet: Packet<PeerShared>| {
+                    if woken && first.is_none() {
+                        let mut stamp = [0; 8];
+                        let sent = packet.copy_to(STAMP, &mut stamp).map(|()| u64::from_le_bytes(stamp));
+                        first = sent.ok().map(|sent| clock.delta_as_nanos(sent, clock.raw()));
+                    }
+                });
+            });
+            if let Some(age) = first {
+                woken = false;
+                if warm {
+                    ages.saturating_record(age.max(1));
+                }
+            }
+            found += u64::from(frames > 0);
+            let elapsed = clock.delta_as_nanos(begin, clock.raw());
+            let measures = warm;
+            if !warm && elapsed >= run_ns / 10 {
+                (warm, begin) = (true, clock.raw());
+                before = Before::now(rx.stats().frames, pause.stats(), stats);
+                // A wake-up from before is not counted, and so its packet is not either.
+                (woken, found) = (false, 0);
+            }
+            // If other threads had the CPU of the driver or of the generator all the time, there is nothing to report yet.
+            let enough = !ages.is_empty() || found >= ENOUGH || elapsed >= run_ns + PATIENCE_NS;
+            if measures && elapsed >= run_ns && enough {
+                break;
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Err(PerfError::Interrupted);
+            }
+            if let Some(source) = rx.stats().stopped {
+                return Err(PerfError::Broken { variant: name(), source });
+            }
+            woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(io("poll"))? == Turn::Woken;
+        }
+        let seconds = clock.delta_as_nanos(begin, clock.raw()) as f64 / 1e9;
+        let after = Before::now(rx.stats().frames, pause.stats(), stats);
+        let mut sleeps = after.sleeps;
+        sleeps.sleeps -= before.sleeps.sleeps;
+        sleeps.wakeups -= before.sleeps.wakeups;
+        Ok(Measured {
+            seconds,
+            frames: after.frames - before.frames,
+            sleeps,
+            signals: after.signals - before.signals,
+            busy_s: after.busy_s - before.busy_s,
+            idle_to_busy: ages,
+        })
+    }
 }
 
 /// Counters at the beginning of a measurement.
@@ -320,14 +320,8 @@ struct Before {
 
 impl Before {
     fn now(frames: u64, sleeps: SleepStats, stats: &Stats) -> Self {
-        Self { frames, sleeps, signals: stats.calls.load(Ordering::Relaxed), busy_s: thread_s() }
+        Self { frames, sleeps, signals: stats.calls.load(Ordering::Relaxed), busy_s: thread_time() as f64 / 1e9 }
     }
-}
-
-/// How long this thread has run, in seconds.
-fn thread_s() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 impl Row {

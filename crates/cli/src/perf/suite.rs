@@ -1,9 +1,10 @@
 //! All variants, in turns.
 
-use super::engine::{Engine, Sample};
+use super::engine::Engine;
 use super::error::PerfError;
 use super::json::Report;
 use super::plan::Plan;
+use super::sample::Sample;
 use netmem_measure::load::Meter;
 use netmem_measure::report::Done;
 use netmem_measure::turns::{progress, take_turns};

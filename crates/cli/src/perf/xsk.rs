@@ -1,11 +1,10 @@
 //! The queues of an interface, through AF_XDP, as [`Queues`] that can be measured.
 
-use super::driver::{Counts, Queues};
-use super::engine::Sample;
+use super::driver::Queues;
 use super::error::PerfError;
-use super::json::SocketMode;
 use super::memory::Baseline;
 use super::plan::{Plan, Variant};
+use super::sample::{Counts, Sample, SocketMode};
 use crate::args::{DeviceArg, XskArg};
 use netmem::net::TxQueue;
 use netmem::pool::{Backing, PeerShared, PoolStats, Provider, RegionOptions, RegionProvider};

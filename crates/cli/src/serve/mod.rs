@@ -24,6 +24,7 @@ mod memcached;
 mod plain;
 mod pressure;
 mod report;
+mod service;
 mod state;
 mod timers;
 
@@ -34,20 +35,20 @@ use crate::limits;
 use crate::link::AskedLink;
 use admission::Admission;
 use anyhow::Context as _;
-use client::{Client, Counts, End, Patience, Shared};
+use client::{Client, End, Patience, Shared};
 use netmem::device::port::{Port, PortError, Tap, TapError};
 use netmem::net::{Armed, Wait};
 use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
 use netmem::xdp::{Filter, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
-use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, StackStats, TcpListener};
+use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, TcpListener};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::endpoint::{Clock, Mem, OwnStack};
 use netmem_measure::{cpus, output, signals};
 use pressure::{Member, Pressure};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use report::Done;
+use service::Service;
 use state::{Left, StateFile};
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -61,29 +62,9 @@ use timers::Timers;
 
 /// How long each thread polls after the last frame before it sleeps.
 const SPIN: Spin = Spin::For(Duration::from_micros(50));
-/// Payload of at least this many bytes is sent from the page in which it was received. Shorter payload is copied,
-/// because otherwise it would pin a page that is many times as long.
-const BY_REFERENCE: usize = 512;
 /// The most polls at the end, before connections are saved. A connection in its handshake cannot be saved; these polls
 /// process frames that have arrived, and so complete handshakes.
 const LAST_POLLS: usize = 16;
-
-/// A service: a protocol that the server speaks on each connection.
-trait Service: Sync {
-    /// The port on which it listens, unless the user chooses.
-    const PORT: u16;
-    /// The state of a connection, which another process needs to continue it.
-    type State: Default + Serialize + DeserializeOwned + Send;
-
-    /// Serves a connection. `state` is the default for a new connection, or was saved by another process. Returns when
-    /// the connection must be closed; or with [`End::Leaves`], after it has stored the present state in `state`.
-    async fn serve(&self, client: &mut Client, state: &mut Self::State) -> Result<(), End>;
-
-    /// The service's own lines of the report at the end.
-    fn report(&self) -> String {
-        String::new()
-    }
-}
 
 /// Serves until a signal comes.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -180,17 +161,6 @@ struct Server<'a> {
     stop: Stop,
     state: Option<StateFile<'a>>,
     mtu: u16,
-}
-
-/// The results of a stack's thread.
-struct Done<S> {
-    counts: Counts,
-    stats: StackStats,
-    listener: ListenerStats,
-    /// Saved connections that could not be restored.
-    lost: u64,
-    /// Connections that are saved for the next process.
-    left: Vec<Left<S>>,
 }
 
 impl Server<'_> {

@@ -1,7 +1,7 @@
 //! Simple services: echo (RFC 862), discard (RFC 863), and a source of bytes.
 
 use super::client::{Awaited, Client, End};
-use super::{BY_REFERENCE, Service};
+use super::service::{BY_REFERENCE, Service};
 use netmem::pool::{Frag, SharedPool};
 use netmem_inet::Fragment;
 use netmem_measure::endpoint::Mem;

@@ -1,8 +1,19 @@
 //! The report at the end of a server.
 
-use super::Done;
 use super::client::Counts;
+use super::state::Left;
 use netmem_inet::{ListenerStats, StackStats};
+
+/// The results of a stack's thread.
+pub(super) struct Done<S> {
+    pub(super) counts: Counts,
+    pub(super) stats: StackStats,
+    pub(super) listener: ListenerStats,
+    /// Saved connections that could not be restored.
+    pub(super) lost: u64,
+    /// Connections that are saved for the next process.
+    pub(super) left: Vec<Left<S>>,
+}
 
 /// What the stacks have served.
 pub(super) fn summary<S>(done: &[Done<S>]) -> String {

@@ -7,9 +7,9 @@
 
 mod request;
 
-use super::Service;
 use super::client::{Awaited, Client, End};
 use super::plain::Pattern;
+use super::service::Service;
 use netmem::pool::SharedPool;
 use netmem_inet::Fragment;
 use netmem_measure::endpoint::Mem;

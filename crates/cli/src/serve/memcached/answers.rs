@@ -1,7 +1,7 @@
 //! The answers of a session that were not sent yet.
 
 use super::store::Memory;
-use crate::serve::BY_REFERENCE;
+use crate::serve::service::BY_REFERENCE;
 use std::collections::VecDeque;
 
 /// If answers of so many bytes wait, they are sent before more of the connection's commands are

@@ -9,8 +9,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use super::Service;
 use super::client::{Awaited, Client, End};
+use super::service::Service;
 use answers::{Answers, Output};
 use netmem::pool::{Frag, SharedPool};
 use netmem_inet::{Fragment, Time};

@@ -1,7 +1,7 @@
 //! The memory of values: pages of a pool, which the device can read.
 
 use super::store::Memory;
-use crate::serve::BY_REFERENCE;
+use crate::serve::service::BY_REFERENCE;
 use netmem::pool::{Frag, Page, Readable, SharedPool};
 use std::sync::Arc;
 

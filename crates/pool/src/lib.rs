@@ -18,8 +18,6 @@
 //!   Pages and fragments are the same.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one returns
 //!   the page to its pool: no key, no lookup, no call to forget.
-//! * [`LentQueue`] keeps pages that are lent to a borrower that cannot drop them, and looks whether
-//!   the borrower is done.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a
 //!   push of an array.
 
@@ -38,7 +36,6 @@ mod forks;
 mod frag;
 mod grow;
 mod header;
-mod lent;
 mod linger;
 mod list;
 mod mapping;
@@ -75,7 +72,6 @@ pub use error::{MapError, OutOfRange, PoolError, RegionError, WaitError, WriteEr
 pub use file::FileMapping;
 pub use frag::Frag;
 pub use grow::GrowingProvider;
-pub use lent::{BusyHead, BusyPage, LentQueue, LentStats};
 pub use linger::{LingerReminder, Lingering, lingering};
 pub use memory::{
     Device, KernelShared, Mapped, Memory, PAGE_SIZE, PeerMemory, PeerShared, Private, Readable, SystemMemory,

@@ -10,8 +10,7 @@
 //! `to` has taken the page. A panic before that leaves the page where it was. So no panic loses a page, and no panic
 //! returns a page that is still lent.
 
-use crate::memory::Memory;
-use crate::page::Page;
+use netmem_pool::{Memory, Page};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,7 +20,7 @@ use std::{fmt, thread};
 type Receiver<M> = dyn FnMut(BusyPage<'_, M>) + Send;
 
 /// What a [`LentQueue`] does with a head that stays busy.
-pub enum BusyHead<M: Memory> {
+pub(crate) enum BusyHead<M: Memory> {
     /// The queue waits for the head, and therefore for every page behind it.
     Keep,
     /// The queue gives the head up after it was found busy this many times in succession.
@@ -29,7 +28,7 @@ pub enum BusyHead<M: Memory> {
         /// The number of looks, at least 1. The last of them gives the head up.
         after: u32,
         /// Receives the page, which the borrower still uses: to leave it to the borrower for good, or to
-        /// [quarantine](crate::PagePool::quarantine) it.
+        /// [quarantine](netmem_pool::PagePool::quarantine) it.
         to: Box<Receiver<M>>,
     },
 }
@@ -49,32 +48,12 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
 /// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer declines it, also in a panic: the page
 /// is the queue's head again, and looks are counted from 0. If the queue is being dropped, a declined page is leaked
 /// and never returned.
-///
-/// ```
-/// # use netmem_pool::{BusyHead, BusyPage, LentQueue, PoolOptions, Private, RegionOptions, RegionProvider};
-/// # use std::sync::{Arc, Mutex};
-/// # let region = RegionOptions::new(8).huge_pages(false).build::<Private>()?;
-/// # let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
-/// let given_up = Arc::new(Mutex::new(Vec::new()));
-/// let list = given_up.clone();
-/// // A list that is poisoned takes nothing: the queue keeps the page then.
-/// let to = move |page: BusyPage<'_, _>| {
-///     if let Ok(mut list) = list.lock() {
-///         list.push(page.into_page());
-///     }
-/// };
-/// let mut lent = LentQueue::new(8, BusyHead::Release { after: 2, to: Box::new(to) });
-/// lent.lend(pool.alloc().ok_or("no page")?, || true).map_err(|_| "the queue is full")?;
-/// assert!(lent.take().is_none() && lent.take().is_none());
-/// assert_eq!((lent.len(), given_up.lock().unwrap().len()), (0, 1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
+pub(crate) struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
 
 impl<M: Memory> BusyPage<'_, M> {
     /// Takes the page. The borrower still uses it: from here on the receiver decides when the page is returned.
     #[must_use = "a page that is dropped goes home, and its borrower still uses it"]
-    pub fn into_page(self) -> Page<M> {
+    pub(crate) fn into_page(self) -> Page<M> {
         let Some(page) = self.0.take() else { unreachable!("it has its page until it is consumed") };
         page
     }
@@ -88,18 +67,17 @@ impl<M: Memory> fmt::Debug for BusyPage<'_, M> {
 
 /// Counters of a [`LentQueue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LentStats {
+pub(crate) struct LentStats {
     /// Put into the queue.
-    pub lent: u64,
+    pub(crate) lent: u64,
     /// Taken out, no longer busy.
-    pub taken: u64,
+    pub(crate) taken: u64,
     /// Looks that found the head busy.
-    pub busy: u64,
+    pub(crate) busy: u64,
     /// Given up.
-    pub released: u64,
+    pub(crate) released: u64,
     /// Turned away, because the queue was full.
-    pub full: u64,
+    pub(crate) full: u64,
 }
 
 /// Pages that are lent to a borrower that only polls: hardware that sets a flag, or another process that increments a
@@ -108,38 +86,13 @@ pub struct LentStats {
 /// Normally a page returns when it is dropped, and that needs code that drops it. For a borrower without such code, the
 /// pool's owner keeps the page here, together with a closure `busy`, which says whether the borrower still uses the
 /// page. When the owner needs a page, it looks at the oldest one. Cost: a pop and a push of a bounded queue and one
-/// call of `busy` for each page; no atomic operation but those in `busy`. `docs/lent-pages.md` compares this with the
-/// normal return.
-///
-/// ```
-/// use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider, BusyHead, LentQueue};
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicU64, Ordering};
-///
-/// let region = RegionOptions::new(64).huge_pages(false).build::<Private>()?;
-/// let mut pool = PoolOptions::new("tx0").build(RegionProvider::new(region), None)?;
-/// let mut lent = LentQueue::new(32, BusyHead::Keep);
-///
-/// // A borrower that counts up what it is done with, in order.
-/// let done = Arc::new(AtomicU64::new(0));
-/// for n in 0..1000 {
-///     // Refill: what is back comes first, then the pool.
-///     let Some(page) = lent.take().or_else(|| pool.alloc()) else { continue };
-///     let counter = done.clone();
-///     lent.lend(page, move || counter.load(Ordering::Acquire) <= n).expect("at most 16 are lent");
-///     // The borrower hears of the page, uses it, and some time later:
-///     if n % 16 == 15 {
-///         done.store(n + 1, Ordering::Release);
-///     }
-/// }
-/// assert_eq!((lent.stats().lent, pool.stats().allocated()), (1000, 16));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// call of `busy` for each page; no atomic operation but those in `busy`. `docs/notes/lent-pages.md` compares this with
+/// the normal return.
 ///
 /// When the queue is dropped, each page is looked at once more. A page that is not busy is returned. A busy page goes
 /// to the receiver of [`BusyHead::Release`]. With [`BusyHead::Keep`] it is never returned, and shows as in flight. A
 /// page whose `busy` panics counts as busy. The first panic is propagated after all pages have been looked at.
-pub struct LentQueue<M: Memory, B: FnMut() -> bool> {
+pub(crate) struct LentQueue<M: Memory, B: FnMut() -> bool> {
     lent: VecDeque<(Page<M>, B)>,
     capacity: usize,
     head: BusyHead<M>,
@@ -151,7 +104,7 @@ pub struct LentQueue<M: Memory, B: FnMut() -> bool> {
 impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     /// A queue for up to `capacity` pages. Allocates their places.
     #[must_use]
-    pub fn new(capacity: usize, head: BusyHead<M>) -> Self {
+    pub(crate) fn new(capacity: usize, head: BusyHead<M>) -> Self {
         let lent = VecDeque::with_capacity(capacity);
         Self { lent, capacity, head, looks: 0, stats: LentStats::default() }
     }
@@ -164,7 +117,7 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     ///
     /// The page itself, if the queue is full.
     #[inline]
-    pub fn lend(&mut self, page: Page<M>, busy: B) -> Result<(), Page<M>> {
+    pub(crate) fn lend(&mut self, page: Page<M>, busy: B) -> Result<(), Page<M>> {
         if self.lent.len() == self.capacity {
             self.stats.full += 1;
             return Err(page);
@@ -181,7 +134,7 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     /// unless the receiver has taken the page.
     #[inline]
     #[must_use = "a page that is dropped goes home"]
-    pub fn take(&mut self) -> Option<Page<M>> {
+    pub(crate) fn take(&mut self) -> Option<Page<M>> {
         while let Some((_, busy)) = self.lent.front_mut() {
             if !busy() {
                 self.looks = 0;
@@ -204,19 +157,19 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
 
     /// Pages in the queue, busy or not.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lent.len()
     }
 
     /// Whether the queue is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.lent.is_empty()
     }
 
     /// The counters so far.
-    #[must_use]
-    pub fn stats(&self) -> LentStats {
+    #[cfg(test)]
+    pub(crate) fn stats(&self) -> LentStats {
         self.stats
     }
 }
@@ -277,7 +230,7 @@ impl<M: Memory, B: FnMut() -> bool> Drop for LentQueue<M, B> {
             }
         }
         if kept > 0 {
-            tracing::warn!(pages = kept, "pages are still lent, and kept from home for good");
+            eprintln!("{kept} pages are still lent, and are never returned");
         }
         // A second panic while the first unwinds would end the process.
         if let Some(payload) = panic.filter(|_| !thread::panicking()) {

@@ -1,16 +1,50 @@
 //! Pages lent to a borrower that cannot return them: in order, within bounds, and by the policy.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, close_balanced, pool};
-use netmem_pool::{BusyHead, BusyPage, LentQueue, LentStats, Page, PoolOptions, Private};
+use crate::queue::{BusyHead, BusyPage, LentQueue, LentStats};
+use netmem_pool::{
+    CountingDomain, Direction, DmaDomain, MapError, Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider,
+};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+
+/// A domain without a table: the device's addresses are those of this process.
+#[derive(Debug)]
+struct Identity;
+
+impl DmaDomain for Identity {
+    fn map(&self, addr: *mut u8, _len: usize, _: Direction) -> Result<u64, MapError> {
+        Ok(addr.addr() as u64)
+    }
+
+    fn unmap(&self, _dma: u64, _len: usize) {}
+}
+
+type Counting = CountingDomain<Identity>;
+
+/// A pool with a provider of its own, in a domain that counts.
+fn pool(options: PoolOptions, pages: usize) -> (PagePool<Private>, Arc<Counting>) {
+    let region = RegionOptions::new(pages).huge_pages(false).populate(false).build().unwrap();
+    let provider = RegionProvider::new(region);
+    let domain = Arc::new(CountingDomain::new(Identity));
+    (options.build(provider, Some(domain.clone())).unwrap(), domain)
+}
+
+fn alloc(pool: &mut PagePool<Private>, n: usize) -> Vec<Page<Private>> {
+    (0..n).map(|_| pool.alloc().unwrap()).collect()
+}
+
+/// Closes the pool, and checks that each page was returned and unmapped.
+#[track_caller]
+fn close_balanced(pool: PagePool<Private>, domain: &Counting) {
+    let closed = pool.close();
+    assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0));
+    assert_eq!((closed.stats.mapped, closed.stats.unmapped), (domain.maps(), domain.unmaps()));
+    assert_eq!(domain.maps(), domain.unmaps());
+}
 
 /// Lent, taken, busy, released, full.
 fn counts(stats: LentStats) -> [u64; 5] {
@@ -23,7 +57,7 @@ fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
     (busy.clone(), move || busy.get())
 }
 
-/// Proves POOL-14: with [`BusyHead::Keep`], a head that stays busy blocks the queue, with all pages behind it. Then the
+/// With [`BusyHead::Keep`], a head that stays busy blocks the queue, with all pages behind it. Then the
 /// pages come out in order.
 #[test]
 fn a_head_that_is_kept() {
@@ -51,7 +85,7 @@ fn a_head_that_is_kept() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14: the queue is bounded. If it is full, the caller gets its page back.
+/// The queue is bounded. If it is full, the caller gets its page back.
 #[test]
 fn the_bound() {
     let (mut pool, domain) = pool(PoolOptions::new("bound"), 8);
@@ -74,7 +108,7 @@ fn the_bound() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14: with [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says. The
+/// With [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says. The
 /// pages behind it are then looked at.
 #[test]
 fn a_head_that_is_released() {
@@ -117,7 +151,7 @@ fn a_head_that_is_released() {
     assert_eq!(domain.maps(), domain.unmaps());
 }
 
-/// Proves POOL-14 and POOL-5: when the queue is dropped, no page that is still lent is returned, and all other pages
+/// When the queue is dropped, no page that is still lent is returned, and all other pages
 /// are.
 #[test]
 fn a_queue_that_goes() {
@@ -151,7 +185,7 @@ fn panics_with(what: &str, f: impl FnOnce()) {
     assert_eq!(payload.downcast_ref::<&str>(), Some(&what));
 }
 
-/// Proves POOL-14 and POOL-5: if a `busy` closure panics, its page stays at the head, lent as before.
+/// If a `busy` closure panics, its page stays at the head, lent as before.
 #[test]
 fn a_question_that_panics() {
     let (mut pool, domain) = pool(PoolOptions::new("asks"), 4);
@@ -179,7 +213,7 @@ fn a_question_that_panics() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14 and POOL-5: if the receiver of a head panics or declines the page, the page is the head again. If the
+/// If the receiver of a head panics or declines the page, the page is the head again. If the
 /// receiver took the page and then panics, it keeps the page. No page is returned meanwhile.
 #[test]
 fn a_receiver_that_panics() {
@@ -215,7 +249,7 @@ fn a_receiver_that_panics() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-14 and POOL-5: a queue that is dropped looks at every page, even if closures panic. No lent page is
+/// A queue that is dropped looks at every page, even if closures panic. No lent page is
 /// returned, a page whose closure panics counts as lent, and the first panic is propagated.
 #[test]
 fn panics_while_a_queue_goes() {
@@ -252,7 +286,7 @@ fn panics_while_a_queue_goes() {
     }
 }
 
-/// Proves POOL-14 and POOL-5: a queue that is dropped because of a panic looks at every page, too. Another panic
+/// A queue that is dropped because of a panic looks at every page, too. Another panic
 /// meanwhile does not end the process.
 #[test]
 fn a_queue_that_unwinds() {
@@ -272,7 +306,7 @@ fn a_queue_that_unwinds() {
     assert_eq!(pool.stats().inflight(), 3);
 }
 
-/// Proves POOL-14: a borrower on another thread that polls and sets a flag never finds that a page was written while it
+/// A borrower on another thread that polls and sets a flag never finds that a page was written while it
 /// still used the page.
 #[test]
 fn a_borrower_that_polls() {

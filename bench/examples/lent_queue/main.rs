@@ -1,12 +1,17 @@
 //! Two ways for a page to return from a borrower. With the return hook, the borrower drops the page. With a queue, the
 //! borrower only shows that it is done: the page waits in the queue, and the owner looks at the queue's head. The
-//! tables in `docs/lent-pages.md` are the output of this program:
+//! tables in `docs/notes/lent-pages.md` are the output of this program:
 //!
 //! ```text
 //! cargo run --release -p netmem-bench --example lent_queue
 //! ```
 
-use netmem_pool::{BusyHead, BusyPage, LentQueue, Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use netmem_pool::{Page, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+use queue::{BusyHead, BusyPage, LentQueue};
 use rtrb::{Producer, RingBuffer};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::cell::Cell;

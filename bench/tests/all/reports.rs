@@ -131,6 +131,17 @@ fn bad_arguments_end_it_before_anything_is_measured() {
     }
 }
 
+/// The system's error is in a message once, and the advice with it.
+#[test]
+fn an_error_of_the_system_is_printed_once() {
+    for option in ["--html", "--results"] {
+        let output = run(&["refs", option, "/nonexistent/s"]);
+        let said = errors(&output);
+        assert_eq!(said.matches("(os error 2)").count(), 1, "{option}: {said}");
+        assert!(!output.status.success() && said.matches("No such file").count() == 1, "{option}: {said}");
+    }
+}
+
 /// Each run is in JSON, with what was done: how long it was, what it counted, and where.
 #[test]
 fn samples_say_what_was_done() {

@@ -433,7 +433,6 @@ fn an_error_of_the_system_is_printed_once() {
         &["perf", "--device", "vhost-user:/nonexistent/s"][..],
         &["device", "--port", "gen", "--listen", "/nonexistent/s"],
         &["device", "--port", "pcap:/nonexistent/s", "--listen", "/nonexistent/s"],
-        &["bench", "refs", "--html", "/nonexistent/s"],
     ] {
         let output = run(args);
         let said = errors(&output);

@@ -11,7 +11,7 @@ use netmem_inet::tcp::{
     Answer, ArrivingSegment, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
     Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, ConnectionTemplate, Timestamps, Unreachable,
 };
-use netmem_testing::simulated_memory::{self, Memory, Piece, Posted};
+use netmem_testing::simulated_memory::{self, Memory, SharedBytes, Posted};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -129,7 +129,7 @@ fn run(input: &mut Input) {
         connection.handle_segment(&header, None, Meta::of(0), now);
     }
     peer += 1;
-    let mut held: Vec<Held<Piece>> = Vec::new();
+    let mut held: Vec<Held<SharedBytes>> = Vec::new();
     // The byte that is read next.
     let mut next = None;
     while !input.is_empty() {
@@ -170,14 +170,14 @@ fn run(input: &mut Input) {
                 let missing = input.u8() == 0;
                 // The byte of each number is the number's lowest.
                 let payload =
-                    (len > 0 && !missing).then(|| Piece::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
+                    (len > 0 && !missing).then(|| SharedBytes::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
                 let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
                 connection.handle_segment(&header, payload, meta, now);
                 peer = header.seq.0.wrapping_add(len);
             }
             7 | 8 => {
                 let len = usize::from(input.u16()) + 1;
-                let _ = connection.send(Piece::new(vec![0; len]), input.u8() & 3 == 0);
+                let _ = connection.send(SharedBytes::new(vec![0; len]), input.u8() & 3 == 0);
             }
             9 => {
                 let keep = input.u8() & 3 == 0;

@@ -28,7 +28,7 @@ impl Drop for Bytes {
 
 /// A range of shared bytes.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct SharedBytes {
     bytes: Rc<Bytes>,
     from: usize,
     to: usize,
@@ -41,7 +41,7 @@ pub struct Tail {
     from: usize,
 }
 
-impl Piece {
+impl SharedBytes {
     pub fn new(bytes: Vec<u8>) -> Self {
         LIVE.set(LIVE.get() + 1);
         Self { from: 0, to: bytes.len(), bytes: Rc::new(Bytes(RefCell::new(bytes))) }
@@ -52,7 +52,7 @@ impl Piece {
     }
 }
 
-impl Chunk for Piece {
+impl Chunk for SharedBytes {
     type Tail = Tail;
 
     fn split_tail(&mut self) -> Option<Tail> {
@@ -110,7 +110,7 @@ impl Ticket for Posted {
 pub struct Memory;
 
 impl Carrier for Memory {
-    type Received = Piece;
-    type Sent = Piece;
+    type Received = SharedBytes;
+    type Sent = SharedBytes;
     type Ticket = Posted;
 }

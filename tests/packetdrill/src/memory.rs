@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 /// A range of shared bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct SharedBytes {
     bytes: Arc<[u8]>,
     from: usize,
     to: usize,
 }
 
-impl Piece {
+impl SharedBytes {
     pub(crate) fn new(bytes: &[u8]) -> Self {
         Self { bytes: bytes.into(), from: 0, to: bytes.len() }
     }
@@ -21,7 +21,7 @@ impl Piece {
     }
 }
 
-impl Chunk for Piece {
+impl Chunk for SharedBytes {
     type Tail = ();
 
     fn len(&self) -> usize {
@@ -49,7 +49,7 @@ impl Ticket for Done {
 pub(crate) struct Memory;
 
 impl Carrier for Memory {
-    type Received = Piece;
-    type Sent = Piece;
+    type Received = SharedBytes;
+    type Sent = SharedBytes;
     type Ticket = Done;
 }

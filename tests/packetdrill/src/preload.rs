@@ -3,7 +3,7 @@
 use crate::tcp_info::{TcpInfo, UNKNOWN, ca_state};
 use crate::world::{WORLD, World};
 use libc::{c_int, c_long, c_void, socklen_t};
-use netmem_inet::tcp::sender::State;
+use netmem_inet::tcp::sender::RecoveryState;
 use std::time::Duration;
 
 /// `TCP_INFO`, and the other options that packetdrill reads, for descriptors of this object. For
@@ -44,11 +44,11 @@ fn info(world: &mut World, fd: c_int) -> TcpInfo {
     let micros = |time: Duration| time.as_micros() as u32;
     TcpInfo {
         ca_state: match send.state {
-            State::Open => ca_state::OPEN,
-            State::Disorder => ca_state::DISORDER,
-            State::Cwr => ca_state::CWR,
-            State::Recovery => ca_state::RECOVERY,
-            State::Loss => ca_state::LOSS,
+            RecoveryState::Open => ca_state::OPEN,
+            RecoveryState::Disorder => ca_state::DISORDER,
+            RecoveryState::Cwr => ca_state::CWR,
+            RecoveryState::Recovery => ca_state::RECOVERY,
+            RecoveryState::Loss => ca_state::LOSS,
         },
         probes: send.probes as u8,
         backoff: send.backoff as u8,

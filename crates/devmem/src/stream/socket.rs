@@ -277,7 +277,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                     self.device_bytes += u64::from(len);
                     // The table owns the page's count from here on, and the account the charge.
                     bound.into_count();
-                    charge.leave();
+                    charge.detach();
                     if tokens {
                         // SAFETY: the count is in the table. The receiver forgets it only when it
                         // looks up another one.

@@ -45,15 +45,15 @@ const KEPT: u32 = 16;
 /// queue's buffers, besides its own limit: half of the share can be promised to the peer, and the
 /// other half is for what the peer sends although others have taken buffers meanwhile. A sixteenth
 /// of the queue's buffers is kept for connections that have none, so that each makes progress.
-/// Buffers whose charges were [left](Charge::leave) counted are their user's business: they count
+/// Buffers whose charges were [detached](Charge::detach) are their user's business: they count
 /// in both limits, and not in the share.
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
 struct Counts {
     used: AtomicU32,
-    /// How many of `used` were left counted.
-    left: AtomicU32,
+    /// How many of `used` are detached.
+    detached: AtomicU32,
     /// Whether a connection waits for a buffer.
     awaited: AtomicBool,
     limit: u32,
@@ -84,8 +84,8 @@ impl Budget {
     }
 
     fn with(limit: u32, parent: Option<Self>, waker: Option<Waker>) -> Self {
-        let (used, left, awaited) = Default::default();
-        Self(Arc::new(Counts { used, left, awaited, limit, parent, waker }))
+        let (used, detached, awaited) = Default::default();
+        Self(Arc::new(Counts { used, detached, awaited, limit, parent, waker }))
     }
 
     fn levels(&self) -> impl Iterator<Item = &Counts> {
@@ -131,7 +131,7 @@ impl Budget {
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
         let kept = parent.0.limit.div_ceil(KEPT);
         let free = parent.room(1).saturating_sub(kept);
-        let shared = used.saturating_sub(self.0.left.load(Ordering::Relaxed));
+        let shared = used.saturating_sub(self.0.detached.load(Ordering::Relaxed));
         let share = share(free, shared, parent.0.limit - kept) / part;
         limit.saturating_sub(used).min(share.max(1).saturating_sub(shared)).min(free)
     }
@@ -180,10 +180,10 @@ impl Budget {
         }
     }
 
-    /// Ends the counting of `n` buffers whose charges were [left](Charge::leave) counted. Cost: two
+    /// Ends the counting of `n` buffers whose charges were [detached](Charge::detach). Cost: two
     /// atomic subtractions here, and one in the parent.
     pub fn uncharge(&self, n: u32) {
-        self.0.left.fetch_sub(n, Ordering::Relaxed);
+        self.0.detached.fetch_sub(n, Ordering::Relaxed);
         self.remove(n);
     }
 
@@ -215,7 +215,7 @@ enum Counted {
     Once(Budget),
     /// Several chunks are in the buffer, which counts until the last of their charges is dropped.
     Shared(Arc<Charge>),
-    Left,
+    Detached,
 }
 
 impl Charge {
@@ -226,27 +226,27 @@ impl Charge {
     /// Another charge for the same buffer, which is then counted until both are dropped.
     pub(super) fn share(&mut self) -> Self {
         if !matches!(self.0, Counted::Shared(_)) {
-            self.0 = Counted::Shared(Arc::new(Self(std::mem::replace(&mut self.0, Counted::Left))));
+            self.0 = Counted::Shared(Arc::new(Self(std::mem::replace(&mut self.0, Counted::Detached))));
         }
         match &self.0 {
             Counted::Shared(charge) => Self(Counted::Shared(charge.clone())),
-            Counted::Once(_) | Counted::Left => Self(Counted::Left),
+            Counted::Once(_) | Counted::Detached => Self(Counted::Detached),
         }
     }
 
     /// Leaves the buffer counted. [`Budget::uncharge`] ends the counting. This is for holders that keep
     /// a number of buffers instead of charges.
-    pub fn leave(mut self) {
+    pub fn detach(mut self) {
         if let Counted::Shared(charge) = &self.0 {
             // The other chunks in the buffer keep its charge. This one counts as a buffer of its
             // own.
             charge.budget().inspect(|budget| budget.add(1));
         }
         if let Some(budget) = self.budget() {
-            budget.0.left.fetch_add(1, Ordering::Relaxed);
+            budget.0.detached.fetch_add(1, Ordering::Relaxed);
         }
         if let Counted::Once(_) = &self.0 {
-            self.0 = Counted::Left;
+            self.0 = Counted::Detached;
         }
     }
 
@@ -254,7 +254,7 @@ impl Charge {
         match &self.0 {
             Counted::Once(budget) => Some(budget),
             Counted::Shared(charge) => charge.budget(),
-            Counted::Left => None,
+            Counted::Detached => None,
         }
     }
 }
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!((chunk, one.used()), (7, 1));
         drop(charge);
         assert_eq!((one.used(), queue.used()), (0, 0));
-        one.try_charge().unwrap().leave();
+        one.try_charge().unwrap().detach();
         assert_eq!((one.used(), queue.used()), (1, 1));
         one.uncharge(1);
         assert_eq!((one.used(), queue.used()), (0, 0));
@@ -373,7 +373,7 @@ mod tests {
         let (holder, other) = (Budget::within(1500, Some(&queue)), Budget::within(1500, Some(&queue)));
         for held in 0..1500 {
             let charge = holder.try_charge().unwrap_or_else(|| panic!("{held}"));
-            charge.leave();
+            charge.detach();
         }
         assert!(holder.try_charge().is_none(), "the connection's limit");
         assert_eq!((holder.free(), queue.used(), other.try_charge_first().is_some()), (0, 1500, true));
@@ -391,7 +391,7 @@ mod tests {
         drop((first, third));
         assert_eq!(budget.used(), 1);
         let left = second.share();
-        left.leave();
+        left.detach();
         drop(second);
         assert_eq!(budget.used(), 1, "it is counted by number");
         budget.uncharge(1);

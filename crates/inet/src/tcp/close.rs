@@ -19,10 +19,10 @@ impl<C: Carrier> Connection<C> {
     }
 
     fn finish(&mut self) {
-        if self.shut || self.state == State::Closed {
+        if self.send_shutdown || self.state == State::Closed {
             return;
         }
-        self.shut = true;
+        self.send_shutdown = true;
         match self.state {
             State::SynSent => return self.end(),
             // The state FIN-WAIT-1 begins when the handshake is complete.
@@ -38,7 +38,7 @@ impl<C: Carrier> Connection<C> {
     /// acknowledged.
     pub fn shutdown_read(&mut self) {
         record!(self, Step::ShutdownRead);
-        self.deaf = true;
+        self.recv_shutdown = true;
     }
 
     /// Closes the connection for the user.
@@ -61,15 +61,15 @@ impl<C: Carrier> Connection<C> {
             State::FinWait2 => self.config.fin_wait_2,
             _ => self.config.orphan,
         };
-        self.until.get_or_insert(now + limit);
-        self.owe();
+        self.expires_at.get_or_insert(now + limit);
+        self.restart_orphan_progress();
     }
 
     /// Notes what an orphan's peer owes. If each acknowledged byte began the orphan's time again, a
     /// peer could keep it for months.
-    pub(super) fn owe(&mut self) {
+    pub(super) fn restart_orphan_progress(&mut self) {
         let step = (self.sender.end() - self.sender.una()) / 8;
-        self.owed = (self.sender.una() + step.max(1), step.max(1));
+        self.orphan_progress = (self.sender.una() + step.max(1), step.max(1));
     }
 
     /// Resets the connection.
@@ -97,7 +97,7 @@ impl<C: Carrier> Connection<C> {
     pub fn reused_by(&self, syn: &Header) -> Option<Seq> {
         let begins = syn.flags.has(Flags::SYN) && !syn.flags.has(Flags::ACK) && !syn.flags.has(Flags::RST);
         let by_number = self.receiver.nxt() < syn.seq;
-        let later = match (&self.clock, syn.options.timestamps) {
+        let later = match (&self.peer_clock, syn.options.timestamps) {
             (Some(clock), Some(stamps)) if stamps.value != clock.recent() => {
                 0 < stamps.value.wrapping_sub(clock.recent()) as i32
             }
@@ -122,7 +122,7 @@ impl<C: Carrier> Connection<C> {
     /// may have to be repeated.
     pub(super) fn time_wait(&mut self, now: Time) {
         self.state = State::TimeWait;
-        self.until = Some(now + self.config.time_wait);
+        self.expires_at = Some(now + self.config.time_wait);
     }
 
     /// Ends the connection because of `error`, and sends a reset to the peer.
@@ -142,7 +142,7 @@ impl<C: Carrier> Connection<C> {
     /// Ends the connection.
     pub(super) fn end(&mut self) {
         self.state = State::Closed;
-        self.until = None;
+        self.expires_at = None;
         self.reply = None;
         self.sender.clear();
         self.events.add(Events::CLOSED);

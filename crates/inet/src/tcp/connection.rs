@@ -41,40 +41,40 @@ pub struct Connection<C: Carrier> {
     /// The number of bits by which the peer's windows are shifted.
     pub(super) peer_scale: u8,
     /// Whether both sides sent the window scale option.
-    pub(super) scaled: bool,
+    pub(super) window_scaling: bool,
     pub(super) sack: bool,
     /// Whether both sides agreed on ECN: marks of the peer's data are echoed.
     pub(super) ecn: bool,
     /// Whether this side has sent a SYN without ECN. Its data must not be ECN-capable then, even if
     /// the peer agrees to the ECN of an earlier SYN (RFC 3168, section 6.1.1).
-    pub(super) plain_syn: bool,
+    pub(super) sent_plain_syn: bool,
     /// The peer's clock, if the connection uses timestamps.
-    pub(super) clock: Option<PeerClock>,
+    pub(super) peer_clock: Option<PeerClock>,
     /// The last number that was acknowledged to the peer.
-    pub(super) acknowledged: Seq,
+    pub(super) last_acknowledged: Seq,
     /// Whether a CE mark was received, and the peer has not yet reported by CWR that it reduced its
     /// window.
-    pub(super) echo: bool,
+    pub(super) ecn_echo: bool,
     pub(super) events: Events,
     pub(super) error: Option<Error>,
     /// An ICMP error that did not end the connection. If the connection times out, this is the
     /// reported reason.
-    pub(super) soft: Option<Unreachable>,
+    pub(super) soft_error: Option<Unreachable>,
     /// A segment without payload that is to be sent once: a reset, a repeated SYN-ACK, or a probe
     /// of an idle peer.
     pub(super) reply: Option<Header>,
-    pub(super) limit: Limit,
+    pub(super) challenge_limit: Limit,
     /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
     /// user has closed: the time at which it is reset unless the peer acknowledges something
     /// before.
-    pub(super) until: Option<Time>,
+    pub(super) expires_at: Option<Time>,
     /// What the peer of an orphan must have acknowledged for its time to begin again, and how much
     /// further it must come then: an eighth of what was left when the user closed.
-    pub(super) owed: (Seq, u32),
+    pub(super) orphan_progress: (Seq, u32),
     /// Whether the user has shut the sending side down.
-    pub(super) shut: bool,
+    pub(super) send_shutdown: bool,
     /// Whether the user has shut the reading side down, but has not closed the connection.
-    pub(super) deaf: bool,
+    pub(super) recv_shutdown: bool,
     /// Whether the user has closed the connection: nothing is read any more.
     pub(super) closed: bool,
     /// The number after the last urgent byte that was received.
@@ -82,13 +82,13 @@ pub struct Connection<C: Carrier> {
     /// The number after the last urgent byte that was sent.
     pub(super) urgent_sent: Option<Seq>,
     /// Set while no buffer is free: when to check again, and the current interval between checks.
-    pub(super) look: Option<(Time, Duration)>,
-    pub(super) heard: Time,
+    pub(super) retry_at: Option<(Time, Duration)>,
+    pub(super) last_received: Time,
     /// The number of unanswered probes of an idle peer, and when the last probe was sent.
-    pub(super) probes: u8,
-    pub(super) probed: Time,
-    pub(super) data_at: Time,
-    pub(super) largest: u32,
+    pub(super) keep_alive_probes: u8,
+    pub(super) keep_alive_probed_at: Time,
+    pub(super) last_data_received: Time,
+    pub(super) largest_segment: u32,
     /// Set while the output refuses segments.
     pub(super) stall: Option<Stall>,
     #[cfg(feature = "record")]
@@ -130,7 +130,7 @@ impl<C: Carrier> Connection<C> {
         #[cfg(feature = "record")]
         let this = this.recorded(start, Some(syn), now);
         let mut this = this;
-        this.agree(syn, config.ecn != Ecn::Off && syn.flags.is_ecn_setup(), None, now);
+        this.negotiate(syn, config.ecn != Ecn::Off && syn.flags.is_ecn_setup(), None, now);
         this
     }
 
@@ -149,7 +149,7 @@ impl<C: Carrier> Connection<C> {
         let mut this = Self::new(State::SynReceived, config, sender, queue, now);
         let promised = window::cookie_window(window::scale(config.receive_buffer).0);
         let options = syn.options;
-        this.agree(&Header { seq: ack.seq - 1, options, ..*ack }, syn.ecn, Some(promised), now);
+        this.negotiate(&Header { seq: ack.seq - 1, options, ..*ack }, syn.ecn, Some(promised), now);
         this.establish(ack.seq, u32::from(ack.window) << this.peer_scale, now);
         this
     }
@@ -165,31 +165,31 @@ impl<C: Carrier> Connection<C> {
             irs: Seq(0),
             peer_mss: config.default_mss,
             peer_scale: 0,
-            scaled: false,
+            window_scaling: false,
             sack: false,
             ecn: false,
-            plain_syn: false,
-            clock: None,
-            acknowledged: Seq(0),
-            echo: false,
+            sent_plain_syn: false,
+            peer_clock: None,
+            last_acknowledged: Seq(0),
+            ecn_echo: false,
             events: Events::default(),
             error: None,
-            soft: None,
+            soft_error: None,
             reply: None,
-            limit: Limit::default(),
-            until: None,
-            owed: (Seq(0), 1),
-            shut: false,
-            deaf: false,
+            challenge_limit: Limit::default(),
+            expires_at: None,
+            orphan_progress: (Seq(0), 1),
+            send_shutdown: false,
+            recv_shutdown: false,
             closed: false,
             urgent: None,
             urgent_sent: None,
-            look: None,
-            heard: now,
-            probes: 0,
-            probed: now,
-            data_at: now,
-            largest: 0,
+            retry_at: None,
+            last_received: now,
+            keep_alive_probes: 0,
+            keep_alive_probed_at: now,
+            last_data_received: now,
+            largest_segment: 0,
             stall: None,
             #[cfg(feature = "record")]
             recording: None,
@@ -198,34 +198,35 @@ impl<C: Carrier> Connection<C> {
 
     /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a
     /// SYN-ACK with a cookie.
-    pub(super) fn agree(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
+    pub(super) fn negotiate(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;
         self.peer_mss = options.mss.unwrap_or(self.config.default_mss);
-        self.acknowledged = syn.seq + 1;
-        self.scaled = self.config.window_scaling && options.window_scale.is_some();
-        self.peer_scale = if self.scaled { options.window_scale.unwrap_or(0).min(14) } else { 0 };
+        self.last_acknowledged = syn.seq + 1;
+        self.window_scaling = self.config.window_scaling && options.window_scale.is_some();
+        self.peer_scale = if self.window_scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
         self.sack = self.config.sack && options.sack_permitted;
         self.ecn = ecn;
-        self.clock = options.timestamps.filter(|_| self.config.timestamps).map(|stamps| PeerClock::new(stamps, now));
-        self.receiver.open(syn.seq, self.scaled, promised);
+        self.peer_clock =
+            options.timestamps.filter(|_| self.config.timestamps).map(|stamps| PeerClock::new(stamps, now));
+        self.receiver.open(syn.seq, self.window_scaling, promised);
     }
 
     /// Completes the handshake. The segment `seq` announced `window`, in bytes.
     pub(super) fn establish(&mut self, seq: Seq, window: u32, now: Time) {
         let mss = self.peer_mss;
-        let timestamps = self.clock.is_some();
-        let ecn = self.ecn && !self.plain_syn;
+        let timestamps = self.peer_clock.is_some();
+        let ecn = self.ecn && !self.sent_plain_syn;
         self.sender.establish(&Negotiated { mss, sack: self.sack, timestamps, ecn, window, seq }, now);
-        self.state = if self.shut { State::FinWait1 } else { State::Established };
-        self.data_at = now;
+        self.state = if self.send_shutdown { State::FinWait1 } else { State::Established };
+        self.last_data_received = now;
         self.events.add(Events::CONNECTED);
     }
 
     /// The timestamp option of a segment that is sent now.
     pub(super) fn timestamps(&self, syn: bool, now: Time) -> Option<Timestamps> {
         let value = self.sender.timestamp(now);
-        match &self.clock {
+        match &self.peer_clock {
             Some(clock) => Some(Timestamps { value, echo: clock.recent() }),
             // The first SYN offers timestamps.
             None if syn && self.state == State::SynSent && self.config.timestamps => {

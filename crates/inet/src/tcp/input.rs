@@ -30,11 +30,11 @@ impl<C: Carrier> Connection<C> {
         #[cfg(feature = "record")]
         if self.recording.is_some() {
             let mut chunks = Vec::new();
-            self.judge(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
+            self.dispatch(header, payload.inspect(|chunk| chunks.push(chunk.len() as u32)), meta, now);
             record!(self, Step::Segment { header: *header, meta, chunks, now });
             return;
         }
-        self.judge(header, payload, meta, now);
+        self.dispatch(header, payload, meta, now);
     }
 
     /// Whether a segment with this header and `len` bytes of payload would be processed: it is in
@@ -93,23 +93,29 @@ impl<C: Carrier> Connection<C> {
                 if (what.is_hard() || local) && matches!(self.state, State::SynSent | State::SynReceived) {
                     self.fail(Error::Unreachable(what));
                 } else {
-                    self.soft = Some(what);
+                    self.soft_error = Some(what);
                 }
             }
         }
         true
     }
 
-    fn judge(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn dispatch(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         match self.state {
             State::Closed => {}
-            State::SynSent => self.syn_sent(header, payload, meta, now),
-            _ => self.synchronized(header, payload, meta, now),
+            State::SynSent => self.handle_in_syn_sent(header, payload, meta, now),
+            _ => self.handle_synchronized(header, payload, meta, now),
         }
     }
 
     /// Processes a segment in SYN-SENT: RFC 9293, section 3.10.7.3.
-    fn syn_sent(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn handle_in_syn_sent(
+        &mut self,
+        header: &Header,
+        payload: impl Iterator<Item = C::Received>,
+        meta: Meta,
+        now: Time,
+    ) {
         let flags = header.flags;
         let acks = flags.has(Flags::ACK);
         // The acknowledgement is checked first, before anything else in the segment is used.
@@ -130,18 +136,18 @@ impl<C: Carrier> Connection<C> {
         }
         // If ECN is not requested, a SYN without ECN was sent, and data must not be ECN-capable.
         let ecn = self.config.ecn == Ecn::Request && flags.is_ecn_setup();
-        self.heard = now;
+        self.last_received = now;
         if acks {
-            self.agree(header, ecn, None, now);
-            self.acknowledge(header, u32::from(header.window), false, now);
+            self.negotiate(header, ecn, None, now);
+            self.handle_ack(header, u32::from(header.window), false, now);
             self.establish(header.seq, u32::from(header.window), now);
             self.acks.at_once();
-            let text = Header { seq: header.seq + 1, ..*header };
-            self.text(&text, payload, meta, now);
+            let payload_header = Header { seq: header.seq + 1, ..*header };
+            self.handle_payload(&payload_header, payload, meta, now);
         } else {
             // Both sides opened at the same time. The SYN is repeated as SYN-ACK. Payload of the
             // peer's SYN is ignored: the peer sends it again.
-            self.agree(header, ecn, None, now);
+            self.negotiate(header, ecn, None, now);
             self.state = State::SynReceived;
             self.syn_again(now);
         }
@@ -149,7 +155,13 @@ impl<C: Carrier> Connection<C> {
 
     /// Processes a segment in the other states: RFC 9293, section 3.10.7.4, with RFC 5961 and RFC
     /// 7323.
-    fn synchronized(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn handle_synchronized(
+        &mut self,
+        header: &Header,
+        payload: impl Iterator<Item = C::Received>,
+        meta: Meta,
+        now: Time,
+    ) {
         let mut header = *header;
         let flags = header.flags;
         let (syn, fin, rst) = (flags.has(Flags::SYN), flags.has(Flags::FIN), flags.has(Flags::RST));
@@ -163,19 +175,19 @@ impl<C: Carrier> Connection<C> {
             header.seq += 1;
             header.flags = flags.without(Flags::SYN);
             self.acks.at_once();
-            return self.synchronized(&header, payload, meta, now);
+            return self.handle_synchronized(&header, payload, meta, now);
         }
         let len = meta.len + u32::from(syn) + u32::from(fin);
         if !rst && !self.is_recent(&header, now) {
             // Without a timestamp, it is not answered.
             if header.options.timestamps.is_some() {
-                self.unacceptable(&header, len, now);
+                self.handle_unacceptable(&header, len, now);
             }
             return;
         }
         if !self.receiver.is_acceptable(header.seq, len) {
             if !rst {
-                self.unacceptable(&header, len, now);
+                self.handle_unacceptable(&header, len, now);
             }
             // The last acknowledgement was lost, and the peer repeats its FIN. Any other FIN is
             // from an older segment or forged: it must not keep the ports occupied.
@@ -208,26 +220,26 @@ impl<C: Carrier> Connection<C> {
             self.reply = Some(Header { seq: header.ack, flags: Flags::RST, ..Header::default() });
             return;
         }
-        self.heard = now;
-        self.probes = 0;
-        if let (Some(clock), Some(stamps)) = (&mut self.clock, header.options.timestamps)
-            && header.seq <= self.acknowledged
+        self.last_received = now;
+        self.keep_alive_probes = 0;
+        if let (Some(clock), Some(stamps)) = (&mut self.peer_clock, header.options.timestamps)
+            && header.seq <= self.last_acknowledged
         {
             clock.advance(stamps.value, now);
         }
         let window = u32::from(header.window) << self.peer_scale;
-        self.acknowledge(&header, window, len > 0, now);
+        self.handle_ack(&header, window, len > 0, now);
         if self.state == State::SynReceived {
             self.establish(header.seq, window, now);
         }
-        self.text(&header, payload, meta, now);
+        self.handle_payload(&header, payload, meta, now);
     }
 
     /// Checks the timestamp (PAWS): returns whether the segment is not older than the latest one.
     /// RFC 7323, section 5.3. All segments of a connection with timestamps have a timestamp
     /// (section 3.2).
     fn is_recent(&self, header: &Header, now: Time) -> bool {
-        let Some(clock) = &self.clock else { return true };
+        let Some(clock) = &self.peer_clock else { return true };
         header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
     }
 
@@ -235,13 +247,13 @@ impl<C: Carrier> Connection<C> {
     /// ECN-capable data then, and expects none (RFC 3168, sections 6.1.1 and 6.1.1.1).
     fn check_ecn(&mut self, flags: Flags) {
         if !flags.is_ecn_setup() {
-            (self.ecn, self.echo) = (false, false);
+            (self.ecn, self.ecn_echo) = (false, false);
             self.sender.give_up_ecn();
         }
     }
 
     /// Answers a segment that is old or outside the window by an acknowledgement.
-    fn unacceptable(&mut self, header: &Header, len: u32, now: Time) {
+    fn handle_unacceptable(&mut self, header: &Header, len: u32, now: Time) {
         let syn = header.flags.has(Flags::SYN);
         if syn && header.seq == self.irs {
             self.check_ecn(header.flags);
@@ -255,27 +267,27 @@ impl<C: Carrier> Connection<C> {
         }
         // The payload was received before, so the acknowledgement was lost. It is repeated for each
         // such segment.
-        self.receiver.repeated(header.seq, header.seq + len);
+        self.receiver.note_repeated(header.seq, header.seq + len);
         self.acks.at_once();
     }
 
     /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The
     /// number of challenges is limited.
     fn challenge(&mut self, now: Time) {
-        if self.limit.allows(now) {
+        if self.challenge_limit.allows(now) {
             self.acks.at_once();
         }
     }
 
     /// Processes the acknowledgement, the window in bytes and the SACK blocks of a segment.
-    fn acknowledge(&mut self, header: &Header, window: u32, data: bool, now: Time) {
+    fn handle_ack(&mut self, header: &Header, window: u32, data: bool, now: Time) {
         let acked = self.sender.handle_ack(
             &Ack {
                 seq: header.seq,
                 ack: header.ack,
                 window,
                 sack: if self.sack { &header.options.sack } else { &[] },
-                echo: self.clock.and(header.options.timestamps).map(|stamps| stamps.echo),
+                echo: self.peer_clock.and(header.options.timestamps).map(|stamps| stamps.echo),
                 ece: self.ecn && header.flags.has(Flags::ECE),
                 data,
             },
@@ -285,17 +297,17 @@ impl<C: Carrier> Connection<C> {
             self.events.add(Events::WRITABLE);
         }
         if acked.bytes > 0 || acked.fin {
-            self.soft = None;
+            self.soft_error = None;
         }
-        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) && self.owed.0 <= self.sender.una() {
-            self.until = Some(now + self.config.orphan);
-            self.owed.0 = self.sender.una() + self.owed.1;
+        if self.closed && (acked.bytes > 0 || acked.fin || acked.syn) && self.orphan_progress.0 <= self.sender.una() {
+            self.expires_at = Some(now + self.config.orphan);
+            self.orphan_progress.0 = self.sender.una() + self.orphan_progress.1;
         }
         if acked.fin {
             match self.state {
                 State::FinWait1 => {
                     self.state = State::FinWait2;
-                    self.until = self.closed.then(|| now + self.config.fin_wait_2);
+                    self.expires_at = self.closed.then(|| now + self.config.fin_wait_2);
                 }
                 State::Closing => self.time_wait(now),
                 State::LastAck => self.end(),
@@ -305,17 +317,17 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Processes urgent data, payload and FIN.
-    fn text(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn handle_payload(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
         let fin = header.flags.has(Flags::FIN);
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;
         }
         if self.ecn && meta.len > 0 {
             // CWR ends the echo of earlier marks. A mark on the same segment begins a new echo.
-            self.echo = (self.echo && !header.flags.has(Flags::CWR)) || meta.ce;
+            self.ecn_echo = (self.ecn_echo && !header.flags.has(Flags::CWR)) || meta.ce;
         }
         if header.flags.has(Flags::URG) {
-            self.urgent_pointer(header.seq + u32::from(header.urgent));
+            self.handle_urgent_pointer(header.seq + u32::from(header.urgent));
         }
         if meta.len == 0 && !fin {
             return;
@@ -329,8 +341,8 @@ impl<C: Carrier> Connection<C> {
             self.reply = reset_for(header, meta.len);
             return;
         }
-        self.data_at = now;
-        self.largest = self.largest.max(meta.len / u32::from(meta.segments.max(1)));
+        self.last_data_received = now;
+        self.largest_segment = self.largest_segment.max(meta.len / u32::from(meta.segments.max(1)));
         let arrival = self.receiver.accept(header.seq, meta.len, payload, fin);
         if arrival.readable > 0 {
             self.acks.arrived(meta.segments, IDLE, now);
@@ -350,7 +362,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Notes that the peer's urgent data ends before `end`. The pointer only moves forward.
-    fn urgent_pointer(&mut self, end: Seq) {
+    fn handle_urgent_pointer(&mut self, end: Seq) {
         if self.receiver.read_position() < end && self.urgent.is_none_or(|urgent| urgent < end) {
             self.urgent = Some(end);
             self.events.add(Events::URGENT);

@@ -378,7 +378,7 @@ mod tests {
             assert_eq!(listener.waiting(), 1);
             let mut server = End::new(server);
             assert_eq!(
-                (server.tcp.scaled, server.tcp.sack, server.tcp.clock.is_some()),
+                (server.tcp.window_scaling, server.tcp.sack, server.tcp.peer_clock.is_some()),
                 (timestamps, timestamps, timestamps)
             );
             assert_eq!((server.tcp.peer_scale, server.tcp.peer_mss), (client.tcp.peer_scale, 1460));

@@ -43,11 +43,11 @@ pub(super) struct Receiver<T: Chunk> {
     edge: Seq,
     /// Set after payload in order was dropped because no buffer was free, until `edge` is announced
     /// again: the edge that was announced last.
-    short: Option<Seq>,
+    reduced_edge: Option<Seq>,
     /// Bytes in order that were dropped because no buffer was free.
     out_of_buffers: u64,
     /// Set while the queue has too few buffers: payload in order was dropped before it came here.
-    cut: bool,
+    cut_short: bool,
     /// Set after [`compact`](Self::compact), until another chunk is stored.
     is_compact: bool,
     scale: u8,
@@ -95,9 +95,9 @@ impl<T: Chunk> Receiver<T> {
         Self {
             nxt: Seq(0),
             edge: Seq(0),
-            short: None,
+            reduced_edge: None,
             out_of_buffers: 0,
-            cut: false,
+            cut_short: false,
             is_compact: false,
             scale,
             mss,
@@ -215,7 +215,7 @@ impl<T: Chunk> Receiver<T> {
                     arrival.dropped += end - limit;
                     chunk.truncate((limit - at) as usize);
                 }
-                self.take(at, chunk, &mut arrival);
+                self.store(at, chunk, &mut arrival);
             }
             at = end;
         }
@@ -224,7 +224,7 @@ impl<T: Chunk> Receiver<T> {
             // The peer must wait, and not take it for a loss, or it gives up if the queue is short
             // for long.
             self.note_out_of_buffers(last - at);
-            self.cut = true;
+            self.cut_short = true;
         }
         let fin_again = fin && self.fin == Some(last);
         if fin && self.fin.is_none() && self.nxt <= last && last <= self.edge {
@@ -237,7 +237,7 @@ impl<T: Chunk> Receiver<T> {
             self.nxt += 1;
             // An earlier FIN cannot be reported, because it is not in a block.
             if fin_again {
-                self.came_twice(last, self.nxt);
+                self.note_duplicate(last, self.nxt);
             }
             self.edge = self.edge.max(self.nxt);
             self.assembler.clear();
@@ -246,10 +246,10 @@ impl<T: Chunk> Receiver<T> {
         arrival
     }
 
-    fn take(&mut self, mut at: Seq, mut chunk: T, arrival: &mut Arrival) {
+    fn store(&mut self, mut at: Seq, mut chunk: T, arrival: &mut Arrival) {
         if at < self.nxt {
             let known = chunk.len().min((self.nxt - at) as usize);
-            self.came_twice(at, at + known as u32);
+            self.note_duplicate(at, at + known as u32);
             arrival.acknowledge = true;
             chunk.advance(known);
             at += known as u32;
@@ -262,7 +262,7 @@ impl<T: Chunk> Receiver<T> {
         if at == self.nxt {
             match self.admit() {
                 Some(charge) => {
-                    self.cut = false;
+                    self.cut_short = false;
                     self.append(Held::new(chunk, charge));
                 }
                 None if self.absorb(&chunk) => {}
@@ -274,7 +274,7 @@ impl<T: Chunk> Receiver<T> {
             if !self.assembler.is_empty() {
                 arrival.acknowledge = true;
                 if let Some((from, to)) = self.assembler.overlap(self.nxt) {
-                    self.came_twice(from, to);
+                    self.note_duplicate(from, to);
                 }
                 while let Some(chunk) = self.assembler.pop(self.nxt) {
                     self.append(chunk);
@@ -284,7 +284,7 @@ impl<T: Chunk> Receiver<T> {
             let inserted = self.assembler.insert(at, chunk, &self.budget);
             arrival.acknowledge = true;
             if let Some((from, to)) = inserted.duplicate {
-                self.came_twice(from, to);
+                self.note_duplicate(from, to);
             }
         }
     }
@@ -292,17 +292,17 @@ impl<T: Chunk> Receiver<T> {
     /// Notes that payload in order was dropped because no buffer was free: the window closes.
     fn note_out_of_buffers(&mut self, bytes: u32) {
         self.out_of_buffers += u64::from(bytes);
-        self.short.get_or_insert(self.edge);
+        self.reduced_edge.get_or_insert(self.edge);
     }
 
     /// Whether payload is dropped because the queue has too few buffers.
-    pub(super) fn is_cut(&self) -> bool {
-        self.cut
+    pub(super) fn is_cut_short(&self) -> bool {
+        self.cut_short
     }
 
     /// The queue may have buffers again: the window opens, and the peer tries.
-    pub(super) fn try_again(&mut self) {
-        self.cut = false;
+    pub(super) fn retry_buffers(&mut self) {
+        self.cut_short = false;
     }
 
     /// Counts a buffer for a chunk that is in order. If none is free, payload that is out of order
@@ -457,23 +457,23 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// Removes the duplicate, because it was reported. Each duplicate is reported once.
-    pub(super) fn reported(&mut self) {
+    pub(super) fn note_reported(&mut self) {
         self.duplicate = None;
     }
 
     /// Notes that a segment outside of the window arrived. Its numbers before `nxt` were received
     /// before.
-    pub(super) fn repeated(&mut self, from: Seq, to: Seq) {
+    pub(super) fn note_repeated(&mut self, from: Seq, to: Seq) {
         let to = to.min(self.nxt);
         if from < to {
-            self.came_twice(from, to);
+            self.note_duplicate(from, to);
         }
     }
 
     /// Notes a range that arrived twice. An acknowledgement reports the first such range, together
     /// with the ranges that directly follow it: segments of a poll share an acknowledgement (RFC
     /// 2883, section 4).
-    fn came_twice(&mut self, from: Seq, to: Seq) {
+    fn note_duplicate(&mut self, from: Seq, to: Seq) {
         match &mut self.duplicate {
             Some((_, end)) if *end == from => *end = to,
             Some(_) => {}

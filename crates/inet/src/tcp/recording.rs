@@ -25,7 +25,7 @@ pub struct Recording {
     pub(super) syn: Option<Header>,
     pub(super) steps: Vec<Step>,
     #[serde(skip)]
-    pub(super) left: Vec<Left>,
+    pub(super) sent: Vec<SentSegment>,
 }
 
 /// One call of a connection.
@@ -45,7 +45,7 @@ pub(super) enum Step {
     Transmit {
         now: Time,
         offload: usize,
-        left: Vec<Left>,
+        sent: Vec<SentSegment>,
         done: u64,
         full: bool,
     },
@@ -78,7 +78,7 @@ pub(super) enum Step {
 
 /// A segment that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(super) struct SentSegment {
     pub(super) header: Header,
     pub(super) len: u32,
     /// Whether the sender keeps the ticket of its transmission.
@@ -89,7 +89,7 @@ pub(super) struct Left {
 
 impl Recording {
     pub(super) fn new(config: &Config, start: Start, syn: Option<&Header>, now: Time) -> Self {
-        Self { config: *config, start, now, syn: syn.copied(), steps: Vec::new(), left: Vec::new() }
+        Self { config: *config, start, now, syn: syn.copied(), steps: Vec::new(), sent: Vec::new() }
     }
 
     /// The number of recorded calls. When it reaches [`Config::record`], the recording stops.
@@ -110,14 +110,14 @@ impl Recording {
         }
     }
 
-    pub(super) fn left(&mut self, left: Left) {
+    pub(super) fn sent(&mut self, segment: SentSegment) {
         if self.steps.len() < self.config.record as usize {
-            self.left.push(left);
+            self.sent.push(segment);
         }
     }
 
     pub(super) fn transmitted(&mut self, now: Time, offload: usize, full: bool, done: u64) {
-        let left = std::mem::take(&mut self.left);
-        self.add(Step::Transmit { now, offload, left, done, full });
+        let sent = std::mem::take(&mut self.sent);
+        self.add(Step::Transmit { now, offload, sent, done, full });
     }
 }

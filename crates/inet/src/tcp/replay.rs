@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::recording::{Left, Recording, Step};
+use super::recording::{Recording, SentSegment, Step};
 use super::{Carrier, Chunk, Config, Connection, Full, Outgoing, Output, Ticket};
 
 /// A replay differs from its recording.
@@ -35,18 +35,18 @@ impl Recording {
                 Step::Icmp { error, seq, now } => {
                     tcp.handle_icmp_error(*error, *seq, *now);
                 }
-                Step::Transmit { now, offload, left, done: at_end, full } => {
-                    done.set(left.first().map_or(*at_end, |left| left.done));
-                    let mut check = Check {
-                        left,
+                Step::Transmit { now, offload, sent, done: at_end, full } => {
+                    done.set(sent.first().map_or(*at_end, |segment| segment.done));
+                    let mut comparison = Comparison {
+                        sent,
                         offload: *offload,
                         at_end: *at_end,
                         done: &done,
                         transmissions: &mut transmissions,
                         same: true,
                     };
-                    let was_full = tcp.poll_transmit(*now, &mut check).is_err();
-                    if !check.same || !check.left.is_empty() || was_full != *full {
+                    let was_full = tcp.poll_transmit(*now, &mut comparison).is_err();
+                    if !comparison.same || !comparison.sent.is_empty() || was_full != *full {
                         return Err(Diverged { step: n });
                     }
                 }
@@ -139,8 +139,8 @@ impl Carrier for Counted {
 }
 
 /// An output that compares the sent segments with the recording.
-struct Check<'a> {
-    left: &'a [Left],
+struct Comparison<'a> {
+    sent: &'a [SentSegment],
     offload: usize,
     at_end: u64,
     done: &'a Rc<Cell<u64>>,
@@ -148,7 +148,7 @@ struct Check<'a> {
     same: bool,
 }
 
-impl Output<Counted> for Check<'_> {
+impl Output<Counted> for Comparison<'_> {
     fn max_payload(&self) -> usize {
         self.offload
     }
@@ -156,11 +156,11 @@ impl Output<Counted> for Check<'_> {
     fn transmit(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
         // After the last recorded segment, either the ring was full, or the replay sends one
         // segment too many. The caller tells these cases apart.
-        let (left, rest) = self.left.split_first().ok_or(Full)?;
-        self.same &= (left.header, left.len) == (*segment.header, segment.payload_len);
-        self.left = rest;
+        let (sent, rest) = self.sent.split_first().ok_or(Full)?;
+        self.same &= (sent.header, sent.len) == (*segment.header, segment.payload_len);
+        self.sent = rest;
         self.done.set(rest.first().map_or(self.at_end, |next| next.done));
-        *self.transmissions += u64::from(left.tracked);
+        *self.transmissions += u64::from(sent.tracked);
         Ok(Numbered { number: *self.transmissions, done: Rc::clone(self.done) })
     }
 }

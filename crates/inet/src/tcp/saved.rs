@@ -25,20 +25,20 @@ pub struct Saved {
     receiver: SavedReceiver,
     irs: Seq,
     peer_scale: u8,
-    scaled: bool,
+    window_scaling: bool,
     /// Whether marks of the peer's data are echoed. The sender's state says whether its own data is
     /// ECN-capable.
     ecn: bool,
-    echo: bool,
-    shut: bool,
-    deaf: bool,
+    ecn_echo: bool,
+    send_shutdown: bool,
+    recv_shutdown: bool,
     closed: bool,
     urgent: Option<Seq>,
     urgent_sent: Option<Seq>,
     /// The timestamp that would be sent at the time of saving.
     stamp: u32,
     /// The peer's latest timestamp, and how long ago it was received.
-    clock: Option<(u32, Duration)>,
+    peer_clock: Option<(u32, Duration)>,
     /// The remaining time of FIN-WAIT-2 or TIME-WAIT, or until an orphan is reset.
     remaining: Option<Duration>,
 }
@@ -60,17 +60,17 @@ impl<C: Carrier> Connection<C> {
             receiver: self.receiver.save(),
             irs: self.irs,
             peer_scale: self.peer_scale,
-            scaled: self.scaled,
+            window_scaling: self.window_scaling,
             ecn: self.ecn,
-            echo: self.echo,
-            shut: self.shut,
-            deaf: self.deaf,
+            ecn_echo: self.ecn_echo,
+            send_shutdown: self.send_shutdown,
+            recv_shutdown: self.recv_shutdown,
             closed: self.closed,
             urgent: self.urgent,
             urgent_sent: self.urgent_sent,
             stamp: self.sender.timestamp(now),
-            clock: self.clock.map(|clock| (clock.recent(), clock.age(now))),
-            remaining: self.until.map(|until| until.since(now)),
+            peer_clock: self.peer_clock.map(|clock| (clock.recent(), clock.age(now))),
+            remaining: self.expires_at.map(|until| until.since(now)),
         })
     }
 
@@ -111,15 +111,16 @@ impl<C: Carrier> Connection<C> {
         this.irs = saved.irs;
         this.peer_mss = saved.sender.mss;
         this.peer_scale = saved.peer_scale.min(14);
-        this.scaled = saved.scaled;
+        this.window_scaling = saved.window_scaling;
         (this.sack, this.ecn) = (saved.sender.sack, saved.ecn);
-        this.clock = saved.clock.map(|(recent, age)| PeerClock::aged(recent, age, now));
-        this.acknowledged = this.receiver.nxt();
-        this.echo = saved.echo;
-        (this.shut, this.deaf, this.closed) = (saved.shut, saved.deaf, saved.closed);
+        this.peer_clock = saved.peer_clock.map(|(recent, age)| PeerClock::aged(recent, age, now));
+        this.last_acknowledged = this.receiver.nxt();
+        this.ecn_echo = saved.ecn_echo;
+        (this.send_shutdown, this.recv_shutdown, this.closed) =
+            (saved.send_shutdown, saved.recv_shutdown, saved.closed);
         (this.urgent, this.urgent_sent) = (saved.urgent, saved.urgent_sent);
-        this.until = saved.remaining.map(|remaining| now + remaining);
-        this.owe();
+        this.expires_at = saved.remaining.map(|remaining| now + remaining);
+        this.restart_orphan_progress();
         // The peer may have waited for an acknowledgement meanwhile.
         this.acks.at_once();
         this

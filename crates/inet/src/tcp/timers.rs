@@ -8,8 +8,8 @@ use super::{Carrier, Error, Flags};
 use crate::Time;
 
 /// The first and the longest interval at which a connection checks for free buffers.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
-const LAST_LOOK: Duration = Duration::from_millis(500);
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LONGEST_RETRY: Duration = Duration::from_millis(500);
 
 impl<C: Carrier> Connection<C> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called.
@@ -19,8 +19,8 @@ impl<C: Carrier> Connection<C> {
         if self.state == State::Closed {
             return stall;
         }
-        let look = self.look.map(|(at, _)| at);
-        [self.sender.poll_timeout(), self.acks.poll_timeout(), self.until, look, self.keep_alive_at(), stall]
+        let retry = self.retry_at.map(|(at, _)| at);
+        [self.sender.poll_timeout(), self.acks.poll_timeout(), self.expires_at, retry, self.keep_alive_at(), stall]
             .into_iter()
             .flatten()
             .min()
@@ -31,40 +31,40 @@ impl<C: Carrier> Connection<C> {
     pub fn handle_timeout(&mut self, now: Time) {
         record!(self, Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
-            self.stalled(stall, now);
+            self.handle_stall(stall, now);
         }
         if self.state == State::Closed {
             return;
         }
-        if self.until.is_some_and(|until| until <= now) {
+        if self.expires_at.is_some_and(|until| until <= now) {
             return match self.state {
                 State::FinWait2 | State::TimeWait => self.end(),
-                _ => self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now),
+                _ => self.reset(self.soft_error.map_or(Error::TimedOut, Error::Unreachable), now),
             };
         }
         if self.sender.poll_timeout().is_some_and(|deadline| deadline <= now)
             && self.sender.handle_timeout(now).is_err()
         {
-            return self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
+            return self.fail(self.soft_error.map_or(Error::TimedOut, Error::Unreachable));
         }
         self.acks.handle_timeout(now);
         // The next transmission announces the window, if the window has opened.
-        if let Some((at, wait)) = &mut self.look
+        if let Some((at, wait)) = &mut self.retry_at
             && *at <= now
         {
-            *wait = (*wait * 2).min(LAST_LOOK);
+            *wait = (*wait * 2).min(LONGEST_RETRY);
             *at = now + *wait;
-            self.receiver.try_again();
+            self.receiver.retry_buffers();
         }
         if self.keep_alive_at().is_some_and(|at| at <= now) {
-            self.keep_alive(now);
+            self.send_keep_alive(now);
         }
     }
 
     /// The output refuses segments for as long as a retransmission timer runs. This counts as a
     /// retransmission if payload, SYN or FIN waits, so that the connection ends where nothing
     /// leaves any more (RFC 9293, section 3.8.3).
-    fn stalled(&mut self, stall: Stall, now: Time) {
+    fn handle_stall(&mut self, stall: Stall, now: Time) {
         if self.state == State::Closed {
             // The last segment is a reset, which is not repeated.
             (self.reply, self.stall) = (None, None);
@@ -72,7 +72,7 @@ impl<C: Carrier> Connection<C> {
         }
         let expired = stall.expired + u32::from(!self.sender.is_idle());
         if expired > self.sender.most_retries() {
-            self.fail(self.soft.map_or(Error::TimedOut, Error::Unreachable));
+            self.fail(self.soft_error.map_or(Error::TimedOut, Error::Unreachable));
             self.stall = None;
             return;
         }
@@ -83,28 +83,32 @@ impl<C: Carrier> Connection<C> {
     fn keep_alive_at(&self) -> Option<Time> {
         let keep_alive = self.config.keep_alive?;
         let open = !matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait);
-        let at = if self.probes == 0 { self.heard + keep_alive.idle } else { self.probed + keep_alive.interval };
+        let at = if self.keep_alive_probes == 0 {
+            self.last_received + keep_alive.idle
+        } else {
+            self.keep_alive_probed_at + keep_alive.interval
+        };
         (open && self.sender.is_idle()).then_some(at)
     }
 
     /// Sends a probe: a segment without payload, whose number the peer has already acknowledged.
     /// The peer must answer it (RFC 9293, section 3.8.4).
-    fn keep_alive(&mut self, now: Time) {
-        if self.config.keep_alive.is_some_and(|keep_alive| self.probes >= keep_alive.probes) {
-            return self.reset(self.soft.map_or(Error::TimedOut, Error::Unreachable), now);
+    fn send_keep_alive(&mut self, now: Time) {
+        if self.config.keep_alive.is_some_and(|keep_alive| self.keep_alive_probes >= keep_alive.probes) {
+            return self.reset(self.soft_error.map_or(Error::TimedOut, Error::Unreachable), now);
         }
-        self.probes += 1;
-        self.probed = now;
+        self.keep_alive_probes += 1;
+        self.keep_alive_probed_at = now;
         self.reply = Some(self.header(self.sender.next_seq() - 1, Flags::ACK, now).0);
     }
 
     /// Starts or stops the timer that checks for free buffers. It runs while a closed window waits
     /// for buffers: the user returns a buffer by dropping payload, which is no call of this
     /// connection.
-    pub(super) fn look_for_buffers(&mut self, now: Time) {
+    pub(super) fn schedule_buffer_retry(&mut self, now: Time) {
         // A queue is short for long if it is short at all, and the check costs a segment of the
         // peer.
-        let first = if self.receiver.is_cut() { LAST_LOOK } else { FIRST_LOOK };
-        self.look = self.receiver.waits_for_buffers().then(|| self.look.unwrap_or((now + first, first)));
+        let first = if self.receiver.is_cut_short() { LONGEST_RETRY } else { FIRST_RETRY };
+        self.retry_at = self.receiver.waits_for_buffers().then(|| self.retry_at.unwrap_or((now + first, first)));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Stall};
 #[cfg(feature = "record")]
-use super::recording::Left;
+use super::recording::SentSegment;
 use super::sender::Kind;
 use super::state::State;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
@@ -33,12 +33,12 @@ impl<C: Carrier> Connection<C> {
         if let Some(header) = self.reply {
             out.transmit(empty(&header))?;
             self.reply = None;
-            self.note_left();
+            self.note_accepted();
             #[cfg(feature = "record")]
             self.record_segment(&header, 0, false);
             if header.flags.has(Flags::ACK) && !header.flags.has(Flags::RST) {
                 let shift = if header.flags.has(Flags::SYN) { 0 } else { self.receiver.scale() };
-                self.receiver.promised(header.ack + (u32::from(header.window) << shift));
+                self.receiver.note_promised(header.ack + (u32::from(header.window) << shift));
             }
         }
         if self.state == State::Closed {
@@ -57,12 +57,12 @@ impl<C: Carrier> Connection<C> {
                 (next.fin, Flags::FIN),
                 (next.push, Flags::PSH),
                 (next.cwr, Flags::CWR),
-                (self.echo && !next.syn, Flags::ECE),
+                (self.ecn_echo && !next.syn, Flags::ECE),
             ] {
                 flags = if set { flags.with(flag) } else { flags };
             }
             if next.syn {
-                flags = flags.with(self.ecn_flags(next.kind == Kind::Again));
+                flags = flags.with(self.ecn_flags(next.kind == Kind::Retransmission));
             }
             let (mut header, edge) = match common {
                 Some((header, edge)) if !next.syn => (Header { seq: next.seq, flags, ..header }, edge),
@@ -81,34 +81,34 @@ impl<C: Carrier> Connection<C> {
                 ect: next.ect,
                 probe: next.kind == Kind::MtuProbe,
             })?;
-            self.note_left();
+            self.note_accepted();
             #[cfg(feature = "record")]
             self.record_segment(&header, next.len, true);
             self.sender.handle_sent(&next, ticket, now);
-            self.left(&header, edge, next.len > 0);
-            self.plain_syn |= next.syn && !flags.is_ecn_setup();
+            self.note_sent(&header, edge, next.len > 0);
+            self.sent_plain_syn |= next.syn && !flags.is_ecn_setup();
         }
         if self.state != State::SynSent && (self.acks.is_due() || self.receiver.update_is_due()) {
             self.send_ack(now, out)?;
         }
-        self.look_for_buffers(now);
+        self.schedule_buffer_retry(now);
         Ok(())
     }
 
     fn send_ack(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        let flags = if self.echo { Flags::ACK.with(Flags::ECE) } else { Flags::ACK };
+        let flags = if self.ecn_echo { Flags::ACK.with(Flags::ECE) } else { Flags::ACK };
         let (mut header, edge) = self.header(self.sender.next_seq(), flags, now);
         if self.sack {
             header.options.sack = self.receiver.sack();
             // 40 bytes of options hold three blocks beside timestamps.
-            header.options.sack.truncate(if self.clock.is_some() { 3 } else { SackBlocks::MOST });
+            header.options.sack.truncate(if self.peer_clock.is_some() { 3 } else { SackBlocks::MOST });
         }
         out.transmit(empty(&header))?;
-        self.note_left();
+        self.note_accepted();
         #[cfg(feature = "record")]
         self.record_segment(&header, 0, false);
-        self.receiver.reported();
-        self.left(&header, edge, false);
+        self.receiver.note_reported();
+        self.note_sent(&header, edge, false);
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl<C: Carrier> Connection<C> {
             let first = self.state == State::SynSent;
             options.mss = Some(self.config.mss);
             options.window_scale =
-                (if first { self.config.window_scaling } else { self.scaled }).then(|| self.receiver.scale());
+                (if first { self.config.window_scaling } else { self.window_scaling }).then(|| self.receiver.scale());
             options.sack_permitted = if first { self.config.sack } else { self.sack };
         }
         let ack = if flags.has(Flags::ACK) { self.receiver.nxt() } else { Seq(0) };
@@ -147,7 +147,7 @@ impl<C: Carrier> Connection<C> {
         match self.state {
             State::SynSent if self.config.ecn == Ecn::Request && !again => Flags::ECE.with(Flags::CWR),
             State::SynSent => Flags::default(),
-            _ if self.ecn && !self.plain_syn => Flags::ECE,
+            _ if self.ecn && !self.sent_plain_syn => Flags::ECE,
             _ => Flags::default(),
         }
     }
@@ -168,24 +168,24 @@ impl<C: Carrier> Connection<C> {
     /// Notes that the output accepted a segment: a timer that runs because it refused one begins
     /// again.
     #[inline]
-    fn note_left(&mut self) {
+    fn note_accepted(&mut self) {
         self.stall = None;
     }
 
     #[cfg(feature = "record")]
     fn record_segment(&mut self, header: &Header, len: u32, tracked: bool) {
         if let Some(recording) = &mut self.recording {
-            recording.left(Left { header: *header, len, tracked, done: self.sender.settled() });
+            recording.sent(SentSegment { header: *header, len, tracked, done: self.sender.settled() });
         }
     }
 
     /// Notes that a segment with `header` was sent.
-    fn left(&mut self, header: &Header, edge: Seq, payload: bool) {
+    fn note_sent(&mut self, header: &Header, edge: Seq, payload: bool) {
         if header.flags.has(Flags::ACK) {
-            self.acknowledged = header.ack;
+            self.last_acknowledged = header.ack;
             self.acks.sent(payload);
         }
-        self.receiver.promised(edge);
+        self.receiver.note_promised(edge);
     }
 }
 

@@ -88,7 +88,7 @@ impl<C: Carrier> Connection<C> {
     pub fn can_send(&self) -> Result<(), Refused> {
         match self.state {
             State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
-            _ if self.shut => Err(Refused::Shutdown),
+            _ if self.send_shutdown => Err(Refused::Shutdown),
             _ => Ok(()),
         }
     }
@@ -145,7 +145,7 @@ impl<C: Carrier> Connection<C> {
             return Ok(Received::Chunk(chunk));
         }
         match self.error {
-            _ if self.receiver.finished() || self.deaf => Ok(Received::End),
+            _ if self.receiver.finished() || self.recv_shutdown => Ok(Received::End),
             Some(error) => Err(error),
             None if self.state == State::Closed => Ok(Received::End),
             None => Ok(Received::Empty),
@@ -299,7 +299,7 @@ impl<C: Carrier> Connection<C> {
     pub fn set_keep_alive(&mut self, keep_alive: Option<KeepAlive>) {
         record!(self, Step::KeepAlive(keep_alive));
         self.config.keep_alive = keep_alive;
-        self.probes = 0;
+        self.keep_alive_probes = 0;
     }
 
     /// Sets fields of the IP headers of segments that are sent from now on.
@@ -335,8 +335,8 @@ impl<C: Carrier> Connection<C> {
         Info {
             send: self.sender.info(now),
             announced_mss: self.config.mss,
-            received_mss: self.largest,
-            idle: now.since(self.data_at),
+            received_mss: self.largest_segment,
+            idle: now.since(self.last_data_received),
             readable: self.receiver.readable(),
             buffers: self.receiver.buffers(),
             out_of_buffers: self.receiver.out_of_buffers(),

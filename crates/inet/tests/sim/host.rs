@@ -8,7 +8,7 @@ use netmem_inet::tcp::{
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
-use netmem_testing::simulated_memory::{Memory, Piece, Posted};
+use netmem_testing::simulated_memory::{Memory, Posted, SharedBytes};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// Shuts its sending side, reads to the end, and closes.
-    Shut,
+    Shutdown,
     /// Waits for the peer's end, and closes.
     Wait,
     /// Closes, even if there is something to read.
@@ -384,7 +384,7 @@ impl Host {
                     return;
                 }
                 let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
-                connection.handle_segment(header, chunks.map(|bytes| Piece::new(bytes.to_vec())), meta, now);
+                connection.handle_segment(header, chunks.map(|bytes| SharedBytes::new(bytes.to_vec())), meta, now);
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),
@@ -554,7 +554,7 @@ impl Host {
             let len = self.rng.usize(1..=self.plan.write.min(left));
             let more = len < left && self.rng.u8(0..10) == 0;
             let bytes = (self.sent..self.sent + len).map(|n| byte(self.key, n)).collect();
-            match connection.send(Piece::new(bytes), more) {
+            match connection.send(SharedBytes::new(bytes), more) {
                 Ok(()) => self.sent += len,
                 Err(refusal) => {
                     assert_ne!(refusal.why, Refused::Shutdown);
@@ -565,7 +565,7 @@ impl Host {
         }
         self.writable = false;
         match self.plan.end {
-            End::Shut => connection.shutdown(),
+            End::Shutdown => connection.shutdown(),
             // The user may have read the end already.
             End::Wait if !self.ended => {}
             End::Close | End::Wait => {

@@ -6,7 +6,7 @@ use netmem_inet::tcp::{
     Budget, Chunk, Config, Connection, Flags, Full, Header, Meta, Options, Outgoing, Output, Received, Secret, Seq,
     State,
 };
-use netmem_testing::simulated_memory::{self, Memory, Piece, Posted};
+use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl Victim {
     /// sequence number.
     fn give(&mut self, seq: Seq, len: u32) {
         let header = Header { seq, ack: self.ack, flags: Flags::ACK, window: 1000, ..Header::default() };
-        let payload = Piece::new((0..len).map(|n| (seq + n).0 as u8).collect());
+        let payload = SharedBytes::new((0..len).map(|n| (seq + n).0 as u8).collect());
         self.connection.handle_segment(&header, Some(payload), Meta::of(len), self.now);
         self.connection.poll_transmit(self.now, &mut self.sink).unwrap();
     }
@@ -150,7 +150,7 @@ fn a_million_forged_segments_change_nothing() {
     let mut victim = victim(&Config { timestamps: false, ..Config::default() }, &queue);
     let mut rng = Rng::with_seed(1);
     let start = victim.seq;
-    let payload = Piece::new(vec![0xee; 100]);
+    let payload = SharedBytes::new(vec![0xee; 100]);
     let mut answers = 0;
     for n in 0..1_000_000 {
         if n % 1000 == 0 {
@@ -176,7 +176,7 @@ fn a_million_forged_segments_change_nothing() {
     // Both directions work as before.
     victim.give(start, 1000);
     assert_eq!(victim.read(start), 1000);
-    victim.connection.send(Piece::new(vec![1; 10]), false).unwrap();
+    victim.connection.send(SharedBytes::new(vec![1; 10]), false).unwrap();
     victim.connection.poll_transmit(victim.now, &mut victim.sink).unwrap();
     assert_eq!(victim.sink.last.seq, victim.ack);
     drop((victim, payload));

@@ -151,18 +151,18 @@ impl World {
         let ends = pick(
             rng,
             &[
-                (End::Shut, End::Wait),
-                (End::Wait, End::Shut),
-                (End::Shut, End::Shut),
+                (End::Shutdown, End::Wait),
+                (End::Wait, End::Shutdown),
+                (End::Shutdown, End::Shutdown),
                 (End::Close, End::Wait),
                 (End::Close, End::Close),
                 (End::Abort, End::Wait),
-                (End::Shut, End::Abort),
+                (End::Shutdown, End::Abort),
             ],
         );
         let tiny = rng.u8(0..8) == 0;
         // Without keep-alive, an end would stay for ever if its peer's reset was lost.
-        let graceful = [ends.0, ends.1].iter().all(|end| matches!(end, End::Shut | End::Wait));
+        let graceful = [ends.0, ends.1].iter().all(|end| matches!(end, End::Shutdown | End::Wait));
         let keep_alive = KeepAlive { idle: Duration::from_secs(100), interval: Duration::from_secs(10), probes: 9 };
         let v6 = rng.bool();
         let host = |name, client, end, rng: &mut Rng| {
@@ -323,14 +323,14 @@ impl World {
                     self.hosts[n].act(peer, now);
                 }
                 self.carry(n);
-                self.judge_patience(n);
+                self.check_patience(n);
             }
         }
     }
 
     /// Checks that an end gives up only if enough packets in a row, or their answers, were lost.
     /// For an orphan, it is enough that its peer acknowledges nothing for long.
-    fn judge_patience(&self, n: usize) {
+    fn check_patience(&self, n: usize) {
         let host = &self.hosts[n];
         if host.failure == Some(Error::TimedOut) && !host.orphaned {
             let least = match (host.connected, &host.listener) {
@@ -348,15 +348,15 @@ impl World {
     fn is_half_open(&self) -> bool {
         let [client, server] = &self.hosts;
         // The client gave up before the server received anything.
-        let unheard = client.is_gone() && server.connection.is_none();
+        let unreached = client.is_gone() && server.connection.is_none();
         let given_up = |end: &Host| matches!(end.failure, Some(Error::TimedOut));
         let left = |one: &Host, other: &Host| one.is_gone() && given_up(one) && other.is_idle();
-        unheard || self.is_deaf() || self.is_refused() || left(client, server) || left(server, client)
+        unreached || self.is_cookie_lost() || self.is_refused() || left(client, server) || left(server, client)
     }
 
     /// The acknowledgement with the cookie was lost, and the client has nothing to send: the server
     /// knows of no connection.
-    fn is_deaf(&self) -> bool {
+    fn is_cookie_lost(&self) -> bool {
         let [client, server] = &self.hosts;
         let silent = client.plan().send == 0 && client.plan().end == End::Wait;
         self.cookies && self.lost > 0 && server.connection.is_none() && silent && client.is_idle()
@@ -373,9 +373,9 @@ impl World {
     /// What must be true at the end.
     fn check(&self) {
         let [client, server] = &self.hosts;
-        let graceful = self.hosts.iter().all(|host| matches!(host.plan().end, End::Shut | End::Wait));
+        let graceful = self.hosts.iter().all(|host| matches!(host.plan().end, End::Shutdown | End::Wait));
         let given_up = self.hosts.iter().any(|host| host.failure == Some(Error::TimedOut));
-        let excused = given_up || self.is_deaf() || self.is_refused();
+        let excused = given_up || self.is_cookie_lost() || self.is_refused();
         for (host, peer) in [(client, server), (server, client)] {
             assert!(host.received <= peer.sent);
             match host.failure {

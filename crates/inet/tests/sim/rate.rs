@@ -24,7 +24,7 @@ fn rate(seed: u64, merges: bool) -> f64 {
     };
     let ring = Ring { room: 256, wait: 0, refuse: 0.0, offload: 65_000, merges };
     let host = |name, client, plan| Host::new(name, flow(client, false), Config::default(), plan, ring.clone(), seed);
-    let client = host("client", true, plan(bytes, End::Shut));
+    let client = host("client", true, plan(bytes, End::Shutdown));
     let mut server = host("server", false, plan(0, End::Wait));
     server.listener = Some(Listener::new(4, 4));
     let mut world = World::over([client, server], options);

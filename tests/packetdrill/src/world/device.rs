@@ -30,7 +30,7 @@ impl Output<Memory> for Device<'_> {
         if self.full {
             return Err(Full);
         }
-        let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes()).copied().collect();
+        let payload: Vec<u8> = segment.payload.iter().flat_map(|chunk| chunk.bytes()).copied().collect();
         let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
         self.sent.push_back((packet, self.now));
         Ok(Done)

@@ -5,7 +5,7 @@ use super::device::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers, packet};
 use super::host::World;
 use super::stream::Stream;
 use crate::fail::fail;
-use crate::memory::{Memory, Piece};
+use crate::memory::{Memory, SharedBytes};
 use netmem_inet::tcp::{Answer, ArrivingSegment, ConnectionTemplate, Header, IpFields, Meta, reset_for};
 use netmem_inet::wire::{Flow, Icmp, IcmpError, IcmpKind, Ip, QuotedTransport, Transport};
 
@@ -136,8 +136,8 @@ impl World {
             return;
         }
         stream.observe(header);
-        let piece = (!payload.is_empty()).then(|| Piece::new(payload));
-        stream.connection.handle_segment(header, piece, meta, self.now);
+        let chunk = (!payload.is_empty()).then(|| SharedBytes::new(payload));
+        stream.connection.handle_segment(header, chunk, meta, self.now);
         self.pump(id);
     }
 

@@ -3,7 +3,7 @@
 use super::host::{Kind, Listening, Socket, World};
 use super::stream::{Options, Push, Stream};
 use crate::errno::Errno;
-use crate::memory::Piece;
+use crate::memory::SharedBytes;
 use netmem_inet::tcp::{Chunk, Connection, Header, IpFields, KeepAlive, Listener, Received};
 use netmem_inet::wire::Flow;
 use std::collections::VecDeque;
@@ -191,13 +191,13 @@ impl World {
             if bytes.len() == len {
                 break Some(Ok(()));
             }
-            match stream.next_piece(now) {
-                Ok(Received::Chunk(mut piece)) => {
-                    let take = piece.len().min(len - bytes.len());
-                    bytes.extend_from_slice(&piece.bytes()[..take]);
-                    piece.advance(take);
-                    if !piece.is_empty() {
-                        stream.rest = Some(piece);
+            match stream.next_chunk(now) {
+                Ok(Received::Chunk(mut chunk)) => {
+                    let take = chunk.len().min(len - bytes.len());
+                    bytes.extend_from_slice(&chunk.bytes()[..take]);
+                    chunk.advance(take);
+                    if !chunk.is_empty() {
+                        stream.rest = Some(chunk);
                     }
                 }
                 Ok(Received::Empty) if bytes.is_empty() => break nonblocking.then_some(Err(libc::EAGAIN)),
@@ -264,7 +264,7 @@ impl World {
                 return None;
             }
             let take = room.min(rest.len());
-            let piece = Piece::new(&rest[..take]);
+            let chunk = SharedBytes::new(&rest[..take]);
             stream.tail = if begins { take } else { stream.tail + take };
             // PSH is set once for each half of the window, at the end of a full segment.
             stream.pushed += take;
@@ -273,7 +273,7 @@ impl World {
             if !more {
                 stream.pushed = 0;
             }
-            if stream.connection.send(piece, more).is_err() {
+            if stream.connection.send(chunk, more).is_err() {
                 return Some(Err(stream.failure.take().unwrap_or(libc::EPIPE)));
             }
             rest.drain(..take);

@@ -1,7 +1,7 @@
 //! A connection with the state that its socket keeps, and the options of sockets.
 
 use crate::errno::Errno;
-use crate::memory::{Memory, Piece};
+use crate::memory::{Memory, SharedBytes};
 use netmem_inet::Time;
 use netmem_inet::tcp::{
     Chunk, Connection, Error, Flags, Header, Held, IpFields, KeepAlive, Received, State, Unreachable,
@@ -66,7 +66,7 @@ pub(crate) struct Stream {
     pub(super) writing: bool,
     limited: (Option<Time>, Duration),
     /// The rest of a chunk that was read in part.
-    pub(super) rest: Option<Held<Piece>>,
+    pub(super) rest: Option<Held<SharedBytes>>,
     /// Whether the peer has sent FIN.
     pub(super) end: bool,
 }
@@ -141,7 +141,7 @@ impl Stream {
     /// Copies up to `len` bytes that can be read, and leaves them.
     pub(super) fn peek(&self, len: usize) -> Vec<u8> {
         let rest = self.rest.iter().map(|held| &**held);
-        rest.chain(self.connection.queued_from(0)).flat_map(Piece::bytes).take(len).copied().collect()
+        rest.chain(self.connection.queued_from(0)).flat_map(SharedBytes::bytes).take(len).copied().collect()
     }
 
     /// Records the peer's largest window.
@@ -205,9 +205,9 @@ impl Stream {
         }
     }
 
-    pub(super) fn next_piece(&mut self, now: Time) -> Result<Received<Piece>, Error> {
+    pub(super) fn next_chunk(&mut self, now: Time) -> Result<Received<SharedBytes>, Error> {
         match self.rest.take() {
-            Some(piece) => Ok(Received::Chunk(piece)),
+            Some(chunk) => Ok(Received::Chunk(chunk)),
             None => self.connection.recv(now),
         }
     }
@@ -216,7 +216,7 @@ impl Stream {
     pub(super) fn flush_records(&mut self) {
         while let Some((bytes, push)) = self.records.pop_front() {
             let more = push == Push::More;
-            if !bytes.is_empty() && self.connection.send(Piece::new(&bytes), more).is_err() {
+            if !bytes.is_empty() && self.connection.send(SharedBytes::new(&bytes), more).is_err() {
                 self.records.clear();
             }
             if push == Push::Urgent {

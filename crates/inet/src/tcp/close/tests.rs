@@ -268,7 +268,7 @@ fn a_later_syn_reuses_time_wait() {
     pair.b.tcp.close(pair.now);
     pair.settle();
     assert_eq!(pair.a.tcp.state(), State::TimeWait);
-    let recent = pair.a.tcp.clock.unwrap().recent();
+    let recent = pair.a.tcp.peer_clock.unwrap().recent();
     let least = pair.a.tcp.reused_by(&syn).unwrap();
     assert!(pair.a.tcp.sender.next_seq() < least);
     let mut with = |value: u32, seq: Seq| {

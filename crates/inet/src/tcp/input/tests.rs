@@ -30,7 +30,11 @@ fn the_handshake_agrees_on_options() {
         let pair = Pair::connected(&side(0), &side(3));
         let both = |bit: u8| bits >> bit & 1 > 0 && bits >> (bit + 3) & 1 > 0;
         for tcp in [&pair.a.tcp, &pair.b.tcp] {
-            assert_eq!((tcp.scaled, tcp.sack, tcp.clock.is_some()), (both(0), both(1), both(2)), "{bits:06b}");
+            assert_eq!(
+                (tcp.window_scaling, tcp.sack, tcp.peer_clock.is_some()),
+                (both(0), both(1), both(2)),
+                "{bits:06b}"
+            );
             assert_eq!(tcp.peer_scale, if both(0) { 5 } else { 0 });
         }
         let [syn, syn_ack, ack] = [0, 1, 2].map(|n| pair.log[n].1.header);

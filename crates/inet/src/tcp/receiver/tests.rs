@@ -22,7 +22,7 @@ fn accept(receiver: &mut Receiver<SharedBytes>, from: u32, len: u32, fin: bool) 
 /// on.
 fn advertise(receiver: &mut Receiver<SharedBytes>) -> u32 {
     let (units, edge) = receiver.window(false);
-    receiver.promised(edge);
+    receiver.note_promised(edge);
     u32::from(units) << receiver.scale
 }
 
@@ -141,11 +141,11 @@ fn duplicates_are_reported_once_and_first() {
     assert_eq!(blocks(&receiver), [(700, 900), (500, 600)]);
     assert!(accept(&mut receiver, 100, 100, false).acknowledge);
     assert_eq!(blocks(&receiver), [(100, 200), (700, 900), (500, 600)]);
-    receiver.reported();
+    receiver.note_reported();
     assert_eq!(blocks(&receiver), [(700, 900), (500, 600)]);
     accept(&mut receiver, 720, 50, false);
     assert_eq!(blocks(&receiver), [(720, 770), (700, 900), (500, 600)], "the block around it comes second");
-    receiver.reported();
+    receiver.note_reported();
     accept(&mut receiver, 250, 100, false);
     assert_eq!(blocks(&receiver)[0], (250, 300), "only what is known is a duplicate");
 }
@@ -226,7 +226,7 @@ fn a_drop_for_the_budget_closes_the_window_and_buffers_open_it() {
         read(&mut receiver);
         advertise(&mut receiver);
     }
-    assert_eq!((receiver.short, budget.used()), (None, 0));
+    assert_eq!((receiver.reduced_edge, budget.used()), (None, 0));
 }
 
 /// The first window follows the share of the queue's buffers, and a cookie's window is kept.

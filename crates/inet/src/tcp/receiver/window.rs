@@ -6,7 +6,7 @@ use crate::tcp::{Chunk, Seq};
 impl<T: Chunk> Receiver<T> {
     /// The number of bytes from `nxt` on that could be promised now.
     pub(super) fn room(&self) -> u32 {
-        if self.cut {
+        if self.cut_short {
             return 0;
         }
         let free = self.budget.free();
@@ -25,7 +25,7 @@ impl<T: Chunk> Receiver<T> {
 
     /// The number of bytes that the peer may send from `nxt` on, if the edge does not move.
     fn remaining(&self) -> u32 {
-        match self.short {
+        match self.reduced_edge {
             None => self.edge - self.nxt,
             Some(announced) => u32::try_from(announced.distance(self.nxt)).unwrap_or(0).min(self.room()),
         }
@@ -60,7 +60,7 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// The window for a header that is sent now, and the edge that it promises: see
-    /// [`promised`](Self::promised).
+    /// [`note_promised`](Self::note_promised).
     pub(in crate::tcp) fn window(&self, syn: bool) -> (u16, Seq) {
         let shift = if syn { 0 } else { self.scale };
         let unit = 1 << shift;
@@ -70,14 +70,14 @@ impl<T: Chunk> Receiver<T> {
         // Rounding down would take back promised bytes. If every window were rounded up, more than
         // the capacity would be promised.
         let most = self.capacity.saturating_sub(self.queued) + unit;
-        let up = advance == 0 && self.short.is_none() && open.next_multiple_of(unit) <= most;
+        let up = advance == 0 && self.reduced_edge.is_none() && open.next_multiple_of(unit) <= most;
         let units = (if up { open.div_ceil(unit) } else { open >> shift }).min(u32::from(u16::MAX));
         (units as u16, self.nxt + (units << shift))
     }
 
     /// Notes that a header was sent whose window promises `edge`.
-    pub(in crate::tcp) fn promised(&mut self, edge: Seq) {
-        self.short = self.short.and((edge < self.edge).then_some(edge));
+    pub(in crate::tcp) fn note_promised(&mut self, edge: Seq) {
+        self.reduced_edge = self.reduced_edge.and((edge < self.edge).then_some(edge));
         self.edge = self.edge.max(edge);
     }
 }

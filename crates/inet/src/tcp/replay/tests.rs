@@ -93,5 +93,5 @@ fn a_recording_is_bounded() {
         pair.settle();
     }
     assert_eq!(pair.a.tcp.recording().map(Recording::len), Some(10));
-    assert!(pair.a.tcp.recording().is_some_and(|recording| recording.left.is_empty()));
+    assert!(pair.a.tcp.recording().is_some_and(|recording| recording.sent.is_empty()));
 }

@@ -4,14 +4,14 @@ use super::core::{Purpose, Sender};
 use super::sacks::Sacks;
 use super::scoreboard::Range;
 use super::usage::Usage;
-use super::{Ack, Acked, State};
+use super::{Ack, Acked, RecoveryState};
 use crate::Time;
 use crate::tcp::{Carrier, SackBlocks, Seq};
 
 /// The changes that one acknowledgement caused, for recovery and congestion control. Counts are in
 /// segments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct News {
+pub(super) struct AckOutcome {
     /// Whether the cumulative acknowledgement advanced.
     pub(super) advanced: bool,
     /// Segments whose arrival became known by this acknowledgement.
@@ -31,7 +31,7 @@ pub(super) struct News {
     pub(super) due: Option<u64>,
     /// Whether the acknowledged range includes a segment that was sent more than once, so that the
     /// round-trip time is not known.
-    resent: bool,
+    ever_retransmitted: bool,
     /// The times at which the first and the last acknowledged segment were sent.
     first: Option<u64>,
     last: Option<u64>,
@@ -42,9 +42,9 @@ pub(super) struct News {
     low: Option<Seq>,
 }
 
-impl News {
+impl AckOutcome {
     fn arrived(&mut self, range: &Range, high: Seq, sacked_before: Seq) {
-        if range.resent {
+        if range.ever_retransmitted {
             return;
         }
         self.original |= range.end <= high;
@@ -79,30 +79,30 @@ impl<C: Carrier> Sender<C> {
         }
         let was_writable = self.is_writable();
         let old = ack.ack < self.una;
-        let sacked_before = self.sacks.high.filter(|_| self.board.sacked() > 0).unwrap_or(self.una);
-        let mut news = News { lost: self.board.lost(), ..News::default() };
+        let sacked_before = self.sacks.high.filter(|_| self.scoreboard.sacked() > 0).unwrap_or(self.una);
+        let mut outcome = AckOutcome { lost: self.scoreboard.lost(), ..AckOutcome::default() };
         let window_changed = !old && self.update_window(ack, at);
         if self.agreed.is_some_and(|agreed| agreed.sack) {
             if !ack.sack.is_empty() {
-                self.take_sacks(ack, &mut news, sacked_before, at);
+                self.handle_sacks(ack, &mut outcome, sacked_before, at);
             } else if !old {
                 self.sacks.len = 0;
             }
         }
         if !old {
-            news.duplicate =
-                ack.ack == self.una && !ack.data && !window_changed && !self.board.is_empty() && !news.sacked;
-            self.take_cumulative(ack, &mut news, sacked_before, &mut acked, at);
+            outcome.duplicate =
+                ack.ack == self.una && !ack.data && !window_changed && !self.scoreboard.is_empty() && !outcome.sacked;
+            self.handle_cumulative(ack, &mut outcome, sacked_before, &mut acked, at);
         }
-        if let Some(low) = news.low {
+        if let Some(low) = outcome.low {
             self.recovery.saw_reordering(low, sacked_before, self.path.size());
         }
-        self.measure(ack, &news, at);
+        self.measure(ack, &outcome, at);
         if !acked.syn {
-            self.after(ack, &mut news, at);
+            self.apply(ack, &mut outcome, at);
         }
         self.more = false;
-        if self.board.is_empty() {
+        if self.scoreboard.is_empty() {
             self.ring.forget();
         }
         acked.writable = !was_writable && self.is_writable();
@@ -110,20 +110,20 @@ impl<C: Carrier> Sender<C> {
     }
 
     /// Acts on the changes, when it is known which segments arrived.
-    fn after(&mut self, ack: &Ack<'_>, news: &mut News, at: u64) {
+    fn apply(&mut self, ack: &Ack<'_>, outcome: &mut AckOutcome, at: u64) {
         self.recovery.new_only = false;
         if self.recovery.tail.is_some() {
-            self.judge_tail_probe(ack, news);
+            self.classify_tail_probe(ack, outcome);
         }
-        let missing = self.board.sacked() > 0 || news.sacked || news.duplicate;
-        if missing || (ack.ece && news.advanced) || self.recovery.state() != State::Open {
-            self.recover(ack, news, at);
+        let missing = self.scoreboard.sacked() > 0 || outcome.sacked || outcome.duplicate;
+        if missing || (ack.ece && outcome.advanced) || self.recovery.state() != RecoveryState::Open {
+            self.recover(ack, outcome, at);
         }
-        self.clocks.delivered(news.delivered);
-        self.adapt_window(news, at);
-        if let Some(due) = news.due {
+        self.clocks.delivered(outcome.delivered);
+        self.adapt_window(outcome, at);
+        if let Some(due) = outcome.due {
             self.arm(Purpose::Reordering, due);
-        } else if news.advanced || news.sacked {
+        } else if outcome.advanced || outcome.sacked {
             self.rearm(at);
         }
         if self.peer_window == 0 {
@@ -144,14 +144,14 @@ impl<C: Carrier> Sender<C> {
         let changed = self.peer_window != ack.window;
         (self.peer_window, self.window_seq, self.window_ack) = (ack.window, ack.seq, ack.ack);
         self.max_window = self.max_window.max(ack.window);
-        if changed && self.board.is_empty() {
+        if changed && self.scoreboard.is_empty() {
             self.window_opened(at);
         }
         changed
     }
 
-    fn take_sacks(&mut self, ack: &Ack<'_>, news: &mut News, sacked_before: Seq, at: u64) {
-        let blocks = self.judge_duplicate(ack, news);
+    fn handle_sacks(&mut self, ack: &Ack<'_>, outcome: &mut AckOutcome, sacked_before: Seq, at: u64) {
+        let blocks = self.handle_dsack(ack, outcome);
         let mut seen = Sacks { high: self.sacks.high, ..Sacks::default() };
         let early = self.is_early(ack);
         for &(from, to) in blocks {
@@ -163,14 +163,14 @@ impl<C: Carrier> Sender<C> {
             let (rack, recovery) = (&mut self.rack, &self.recovery);
             let (min_rtt, high) = (self.rtt.min().unwrap_or(0), recovery.high());
             let mut last = None;
-            let covered = self.board.sack(rest, to, |range| {
-                news.sacked = true;
-                news.delivered += range.segments();
-                news.arrived(range, high, sacked_before);
-                if !range.resent {
-                    news.first_sacked.get_or_insert(range.sent);
+            let covered = self.scoreboard.sack(rest, to, |range| {
+                outcome.sacked = true;
+                outcome.delivered += range.segments();
+                outcome.arrived(range, high, sacked_before);
+                if !range.ever_retransmitted {
+                    outcome.first_sacked.get_or_insert(range.sent);
                 }
-                rack.delivered(range, at, min_rtt, range.resent && early(range.sent));
+                rack.delivered(range, at, min_rtt, range.ever_retransmitted && early(range.sent));
                 last = Some(range.end);
             });
             if let Some(last) = last {
@@ -186,7 +186,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Processes a D-SACK. The first block is a D-SACK if it is before the acknowledgement, or
     /// inside the second block (RFC 2883). Returns the other blocks.
-    fn judge_duplicate<'a>(&mut self, ack: &Ack<'a>, news: &mut News) -> &'a [(Seq, Seq)] {
+    fn handle_dsack<'a>(&mut self, ack: &Ack<'a>, outcome: &mut AckOutcome) -> &'a [(Seq, Seq)] {
         let Some((&(from, to), others)) = ack.sack.split_first() else { return ack.sack };
         let inside = others.first().is_some_and(|(start, end)| *start <= from && to <= *end);
         if from >= to || !(from < ack.ack || inside) {
@@ -194,7 +194,7 @@ impl<C: Carrier> Sender<C> {
         }
         // A block is ignored if its range was never sent, or if it is too old.
         if to <= self.nxt && (self.una - from) as i32 <= self.max_window.max(1 << 16) as i32 {
-            news.dsack = true;
+            outcome.dsack = true;
             self.recovery.duplicate(to, (to - from).div_ceil(self.path.size()));
             self.rack.duplicate(ack.ack, self.nxt);
             self.clocks.duplicates += 1;
@@ -209,25 +209,32 @@ impl<C: Carrier> Sender<C> {
         move |sent| echo.is_some_and(|echo| Seq(echo) < Seq(((sent / 1000) as u32).wrapping_add(offset)))
     }
 
-    fn take_cumulative(&mut self, ack: &Ack<'_>, news: &mut News, sacked_before: Seq, acked: &mut Acked, at: u64) {
+    fn handle_cumulative(
+        &mut self,
+        ack: &Ack<'_>,
+        outcome: &mut AckOutcome,
+        sacked_before: Seq,
+        acked: &mut Acked,
+        at: u64,
+    ) {
         if ack.ack == self.una {
             return;
         }
-        news.advanced = true;
+        outcome.advanced = true;
         let early = self.is_early(ack);
         let (min_rtt, high) = (self.rtt.min().unwrap_or(0), self.recovery.high());
         let rack = &mut self.rack;
-        self.board.acknowledge(ack.ack, |range| {
-            if range.resent {
-                news.resent = true;
+        self.scoreboard.acknowledge(ack.ack, |range| {
+            if range.ever_retransmitted {
+                outcome.ever_retransmitted = true;
             } else if !range.sacked {
-                news.first.get_or_insert(range.sent);
-                news.last = Some(range.sent);
+                outcome.first.get_or_insert(range.sent);
+                outcome.last = Some(range.sent);
             }
             if !range.sacked {
-                news.delivered += range.segments();
-                news.arrived(range, high, sacked_before);
-                rack.delivered(range, at, min_rtt, range.resent && early(range.sent));
+                outcome.delivered += range.segments();
+                outcome.arrived(range, high, sacked_before);
+                rack.delivered(range, at, min_rtt, range.ever_retransmitted && early(range.sent));
             }
         });
         rack.acknowledged(ack.ack);
@@ -240,17 +247,17 @@ impl<C: Carrier> Sender<C> {
         if !self.syn_acked {
             self.syn_acked = true;
             acked.syn = true;
-            self.syn_is_acked(news.resent);
+            self.syn_is_acked(outcome.ever_retransmitted);
         }
         (self.retries, self.answered, self.asked) = (0, 0, 0);
-        self.waiting = (!self.board.is_empty()).then_some(at);
+        self.waiting = (!self.scoreboard.is_empty()).then_some(at);
     }
 
-    fn syn_is_acked(&mut self, resent: bool) {
+    fn syn_is_acked(&mut self, ever_retransmitted: bool) {
         self.timer = None;
         self.usage = Usage::new(self.una);
         (self.release, self.small) = (self.una, self.una);
-        if resent {
+        if ever_retransmitted {
             self.syn_lost = true;
             self.window.cwnd = 1;
             self.rtt.syn_was_lost();
@@ -259,14 +266,14 @@ impl<C: Carrier> Sender<C> {
 
     /// Samples the round-trip time. A segment that was sent once gives the sample. Otherwise the
     /// echoed timestamp gives it, because it is always of the right transmission.
-    fn measure(&mut self, ack: &Ack<'_>, news: &News, at: u64) {
+    fn measure(&mut self, ack: &Ack<'_>, outcome: &AckOutcome, at: u64) {
         let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
-        if let Some(rtt) = since(news.last.or(news.first_sacked)).filter(|_| !news.resent) {
+        if let Some(rtt) = since(outcome.last.or(outcome.first_sacked)).filter(|_| !outcome.ever_retransmitted) {
             self.rtt.path_sample(rtt, at);
         }
-        let sequence = since(news.first).filter(|_| !news.resent).or(since(news.first_sacked));
+        let sequence = since(outcome.first).filter(|_| !outcome.ever_retransmitted).or(since(outcome.first_sacked));
         let timestamp = || {
-            let echo = ack.echo.filter(|_| news.advanced)?;
+            let echo = ack.echo.filter(|_| outcome.advanced)?;
             let millis = self.stamp(at).wrapping_sub(echo);
             (millis < 1 << 20).then(|| u64::from(millis.max(1)) * 1000)
         };

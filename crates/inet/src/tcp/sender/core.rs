@@ -69,7 +69,7 @@ pub struct Sender<C: Carrier> {
     pub(super) syn_lost: bool,
     pub(super) fin: bool,
     pub(super) queue: Queue<C::Sent>,
-    pub(super) board: Scoreboard,
+    pub(super) scoreboard: Scoreboard,
     pub(super) ring: Ring<C::Ticket>,
     pub(super) scratch: Vec<C::Sent>,
     /// Whether something could be sent, but the ring still holds too much of this connection.
@@ -131,7 +131,7 @@ impl<C: Carrier> Sender<C> {
             syn_lost: false,
             fin: false,
             queue: Queue::new(iss + 1),
-            board: Scoreboard::new(iss),
+            scoreboard: Scoreboard::new(iss),
             ring: Ring::new(),
             scratch: Vec::new(),
             waits: false,
@@ -177,7 +177,7 @@ impl<C: Carrier> Sender<C> {
     /// Starts at `una`: everything before it is acknowledged, and nothing is in flight.
     pub(super) fn start_at(&mut self, una: Seq) {
         (self.una, self.nxt, self.release, self.small, self.window_ack) = (una, una, una, una, una);
-        (self.board, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
+        (self.scoreboard, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
     /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only
@@ -375,7 +375,7 @@ impl<C: Carrier> Sender<C> {
     /// Frees the memory of lists that are empty. For a connection that is idle for a while.
     pub fn shrink(&mut self) {
         self.queue.shrink();
-        self.board.shrink();
+        self.scoreboard.shrink();
         self.ring.shrink();
         self.rack.shrink();
         self.scratch = Vec::new();
@@ -403,7 +403,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     pub(super) fn in_flight(&self) -> u32 {
-        self.board.in_flight().saturating_sub(self.recovery.duplicates)
+        self.scoreboard.in_flight().saturating_sub(self.recovery.duplicates)
     }
 
     pub(super) fn window_end(&self) -> Seq {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::core::Sender;
-use super::recovery_state::State;
+use super::recovery_state::RecoveryState;
 use crate::Time;
 use crate::tcp::Carrier;
 
@@ -11,7 +11,7 @@ use crate::tcp::Carrier;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendInfo {
     /// The state of loss recovery.
-    pub state: State,
+    pub state: RecoveryState,
     /// The congestion window.
     pub cwnd: u32,
     /// The slow-start threshold; 2^31 - 1 before the first loss.
@@ -65,10 +65,10 @@ impl<C: Carrier> Sender<C> {
             state: self.recovery.state(),
             cwnd: self.window.cwnd,
             ssthresh: self.window.ssthresh,
-            unacked: self.board.out(),
-            sacked: self.board.sacked() + self.recovery.duplicates,
-            lost: self.board.lost(),
-            retrans: self.board.again(),
+            unacked: self.scoreboard.unacked(),
+            sacked: self.scoreboard.sacked() + self.recovery.duplicates,
+            lost: self.scoreboard.lost(),
+            retrans: self.scoreboard.retransmitted(),
             reordering: self.recovery.reordering(),
             reordered: self.recovery.reordered,
             delivered: self.clocks.delivered,

@@ -45,5 +45,5 @@ mod usage;
 pub use self::core::Sender;
 pub use info::SendInfo;
 pub use options::{Ack, Acked, Kind, Negotiated, SendOptions, TimedOut, Transmission};
-pub use recovery_state::State;
+pub use recovery_state::RecoveryState;
 pub use save::SavedSender;

@@ -129,7 +129,7 @@ pub enum Kind {
     /// New data, which is sent for the first time.
     New,
     /// The range is taken for lost.
-    Again,
+    Retransmission,
     /// The last segment is sent again, or new data is sent, to provoke an acknowledgement (tail
     /// loss probe).
     TailProbe,

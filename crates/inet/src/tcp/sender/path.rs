@@ -6,7 +6,7 @@
 //! then larger segments are tried one by one.
 
 use super::core::Sender;
-use super::recovery_state::State;
+use super::recovery_state::RecoveryState;
 use super::{Kind, Transmission};
 use crate::Time;
 use crate::tcp::{Carrier, Seq};
@@ -32,7 +32,7 @@ impl<C: Carrier> Sender<C> {
         self.path.failed(now.micros());
         self.set_max_payload(max_payload);
         let size = self.segment_size();
-        self.board.mark_lost_if(|range| range.len().min(range.size) > size);
+        self.scoreboard.mark_lost_if(|range| range.len().min(range.size) > size);
         self.repeat_at_full_window();
         true
     }
@@ -40,8 +40,8 @@ impl<C: Carrier> Sender<C> {
     /// A probe: a segment that is larger than the others. Its arrival proves that the size works.
     pub(super) fn next_mtu_probe(&mut self, at: u64) -> Option<Transmission> {
         if !(self.options.mtu_probing || self.path.suspect)
-            || self.recovery.state() != State::Open
-            || self.board.sacked() > 0
+            || self.recovery.state() != RecoveryState::Open
+            || self.scoreboard.sacked() > 0
         {
             return None;
         }

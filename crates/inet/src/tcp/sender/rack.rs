@@ -75,7 +75,7 @@ impl Rack {
     /// the last one.
     pub(super) fn delivered(&mut self, range: &Range, now: u64, min_rtt: u64, early: bool) {
         let rtt = now.saturating_sub(range.sent);
-        if range.resent && (early || rtt < min_rtt) {
+        if range.ever_retransmitted && (early || rtt < min_rtt) {
             return;
         }
         self.rtt = rtt;
@@ -113,13 +113,14 @@ impl Rack {
 
     /// Takes segments that are due for lost, and returns the time at which the next one will be
     /// due.
-    pub(super) fn detect(&mut self, board: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
+    pub(super) fn detect(&mut self, scoreboard: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
         let (latest, end) = self.latest?;
         while let Some(entry) = self.log.front().copied() {
-            let is_open = |range: &Range| range.sent == entry.sent && !range.sacked && (!range.lost || range.again);
-            let first = board.find(entry.start);
-            let ranges =
-                (first..).map_while(|n| board.get(n).filter(|range| range.start < entry.end).map(|range| (n, range)));
+            let is_open =
+                |range: &Range| range.sent == entry.sent && !range.sacked && (!range.lost || range.retransmitted);
+            let first = scoreboard.find(entry.start);
+            let ranges = (first..)
+                .map_while(|n| scoreboard.get(n).filter(|range| range.start < entry.end).map(|range| (n, range)));
             let open = ranges.filter(|(_, range)| is_open(range)).map(|(n, range)| (n, range.end)).next();
             if let Some((first, first_end)) = open {
                 // Of two transmissions at the same time, the one with the higher numbers counts as
@@ -133,12 +134,12 @@ impl Rack {
                     return Some(due);
                 }
                 let mut n = first;
-                while let Some(range) = board.get(n).filter(|range| range.start < entry.end) {
+                while let Some(range) = scoreboard.get(n).filter(|range| range.start < entry.end) {
                     if is_open(range) {
                         if !is_before(range.end) {
                             return None;
                         }
-                        board.mark_lost(n);
+                        scoreboard.mark_lost(n);
                     }
                     n += 1;
                 }
@@ -164,73 +165,80 @@ mod tests {
     }
 
     fn sent(times: &[u64]) -> (Rack, Scoreboard) {
-        let (mut rack, mut board) = (Rack::new(), Scoreboard::default());
+        let (mut rack, mut scoreboard) = (Rack::new(), Scoreboard::default());
         for (n, time) in times.iter().enumerate() {
             let range = range(n as u32 * 100, *time);
             rack.sent(range.start, range.end, *time);
-            board.push(range);
+            scoreboard.push(range);
         }
-        (rack, board)
+        (rack, scoreboard)
     }
 
-    fn deliver(rack: &mut Rack, board: &mut Scoreboard, n: u32, now: u64) {
+    fn deliver(rack: &mut Rack, scoreboard: &mut Scoreboard, n: u32, now: u64) {
         let (start, end) = (Seq(n * 100), Seq(n * 100 + 100));
-        board.sack(start, end, |range| rack.delivered(range, now, 0, false));
+        scoreboard.sack(start, end, |range| rack.delivered(range, now, 0, false));
     }
 
     #[test]
     fn a_segment_is_lost_when_a_later_one_was_delivered_and_the_window_is_over() {
-        let (mut rack, mut board) = sent(&[0, 10, 20, 30]);
-        deliver(&mut rack, &mut board, 2, 1020);
+        let (mut rack, mut scoreboard) = sent(&[0, 10, 20, 30]);
+        deliver(&mut rack, &mut scoreboard, 2, 1020);
         // Round trip 1000, window 50: the first is due at 1050, the second at 1060, the last was
         // sent later.
-        assert_eq!((rack.detect(&mut board, 50, 1020), board.lost()), (Some(1050), 0));
-        assert_eq!((rack.detect(&mut board, 50, 1050), board.lost()), (Some(1060), 1));
-        assert_eq!((rack.detect(&mut board, 50, 1060), board.lost()), (None, 2));
+        assert_eq!((rack.detect(&mut scoreboard, 50, 1020), scoreboard.lost()), (Some(1050), 0));
+        assert_eq!((rack.detect(&mut scoreboard, 50, 1050), scoreboard.lost()), (Some(1060), 1));
+        assert_eq!((rack.detect(&mut scoreboard, 50, 1060), scoreboard.lost()), (None, 2));
     }
 
     #[test]
     fn what_was_sent_together_is_lost_together() {
-        let (mut rack, mut board) = sent(&[0, 0, 0, 0]);
-        deliver(&mut rack, &mut board, 2, 1000);
-        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 2), "the fourth has a later number");
+        let (mut rack, mut scoreboard) = sent(&[0, 0, 0, 0]);
+        deliver(&mut rack, &mut scoreboard, 2, 1000);
+        assert_eq!(
+            (rack.detect(&mut scoreboard, 0, 1000), scoreboard.lost()),
+            (None, 2),
+            "the fourth has a later number"
+        );
     }
 
     #[test]
     fn of_a_large_transmission_what_is_before_the_delivered_part_is_lost() {
-        let (mut rack, mut board) = (Rack::new(), Scoreboard::default());
+        let (mut rack, mut scoreboard) = (Rack::new(), Scoreboard::default());
         rack.sent(Seq(0), Seq(500), 0);
-        board.push(Range::new(Seq(0), Seq(500), 100, 0, 0));
-        deliver(&mut rack, &mut board, 2, 1000);
-        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 2));
-        deliver(&mut rack, &mut board, 4, 1000);
-        assert_eq!((rack.detect(&mut board, 0, 1000), board.lost()), (None, 3));
+        scoreboard.push(Range::new(Seq(0), Seq(500), 100, 0, 0));
+        deliver(&mut rack, &mut scoreboard, 2, 1000);
+        assert_eq!((rack.detect(&mut scoreboard, 0, 1000), scoreboard.lost()), (None, 2));
+        deliver(&mut rack, &mut scoreboard, 4, 1000);
+        assert_eq!((rack.detect(&mut scoreboard, 0, 1000), scoreboard.lost()), (None, 3));
     }
 
     #[test]
     fn a_retransmission_is_lost_too() {
-        let (mut rack, mut board) = sent(&[0, 10, 20]);
-        deliver(&mut rack, &mut board, 1, 1010);
-        assert_eq!((rack.detect(&mut board, 0, 1010), board.lost()), (None, 1));
-        board.change(0, |range| (range.sent, range.again, range.resent) = (1010, true, true));
+        let (mut rack, mut scoreboard) = sent(&[0, 10, 20]);
+        deliver(&mut rack, &mut scoreboard, 1, 1010);
+        assert_eq!((rack.detect(&mut scoreboard, 0, 1010), scoreboard.lost()), (None, 1));
+        scoreboard.change(0, |range| (range.sent, range.retransmitted, range.ever_retransmitted) = (1010, true, true));
         rack.sent(Seq(0), Seq(100), 1010);
         let late = range(300, 1020);
         rack.sent(late.start, late.end, late.sent);
-        board.push(late);
-        deliver(&mut rack, &mut board, 3, 2020);
-        assert_eq!((rack.detect(&mut board, 0, 2020), board.lost(), board.again()), (None, 2, 0));
+        scoreboard.push(late);
+        deliver(&mut rack, &mut scoreboard, 3, 2020);
+        assert_eq!(
+            (rack.detect(&mut scoreboard, 0, 2020), scoreboard.lost(), scoreboard.retransmitted()),
+            (None, 2, 0)
+        );
     }
 
     #[test]
     fn the_acknowledgement_of_an_earlier_transmission_says_nothing() {
-        let (mut rack, mut board) = sent(&[0, 10]);
-        let again = Range { resent: true, sent: 900, ..range(100, 900) };
+        let (mut rack, mut scoreboard) = sent(&[0, 10]);
+        let again = Range { ever_retransmitted: true, sent: 900, ..range(100, 900) };
         rack.delivered(&again, 950, 100, false);
         assert!(rack.latest.is_none(), "faster than the path");
         rack.delivered(&again, 1900, 100, true);
         assert!(rack.latest.is_none(), "its timestamp is older");
         rack.delivered(&again, 1900, 100, false);
-        assert_eq!((rack.detect(&mut board, 0, 1900), board.lost()), (None, 2));
+        assert_eq!((rack.detect(&mut scoreboard, 0, 1900), scoreboard.lost()), (None, 2));
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Simulation {
                 self.now = deadline.map_or(self.now, |deadline| deadline.max(self.now));
                 let result = self.sender.handle_timeout(self.time());
                 assert!(result.is_ok(), "seed {seed}: {result:?} {} {} {info:?}", self.loss, self.pending);
-                self.sender.board.check();
+                self.sender.scoreboard.check();
                 continue;
             }
             let Some(Reverse((at, _, event))) = self.events.pop() else { continue };
@@ -193,7 +193,7 @@ impl Simulation {
             assert!(self.tickets.iter().all(|(_, s, e)| *e <= seq.0 || end.0 <= *s), "a copy is still in the ring");
             let ticket = if self.pending { Done::pending() } else { Done::at_once() };
             self.sender.handle_sent(&transmission, ticket.clone(), self.time());
-            self.sender.board.check();
+            self.sender.scoreboard.check();
             if self.pending {
                 self.tickets.push((ticket, seq.0, end.0));
                 let at = self.now + self.rng.u64(1..3000);
@@ -246,7 +246,7 @@ impl Simulation {
                 let echo = self.timestamps.then_some(echo);
                 let ack = Ack { seq: Seq(1), ack: self.iss + ack, window, sack: &blocks, echo, ece, data: false };
                 self.sender.handle_ack(&ack, self.time());
-                self.sender.board.check();
+                self.sender.scoreboard.check();
                 assert!(self.sender.window.cwnd > 0);
             }
             Event::Done(_) => {
@@ -331,17 +331,17 @@ fn lie(seed: u64) {
                 sender.handle_ack(&ack, time);
             }
         }
-        sender.board.check();
+        sender.scoreboard.check();
         for _ in 0..1000 {
             let Some(transmission) = sender.poll_transmit(Time::from_micros(now), 20_000) else { break };
             let payload = sender.payload(&transmission).iter().map(Chunk::len).sum::<usize>();
             assert_eq!(payload, transmission.len as usize);
             sender.handle_sent(&transmission, Done::at_once(), Time::from_micros(now));
-            sender.board.check();
+            sender.scoreboard.check();
         }
-        assert!(sender.board.ranges() <= sender.board.out() as usize, "no more ranges than segments");
+        assert!(sender.scoreboard.ranges() <= sender.scoreboard.unacked() as usize, "no more ranges than segments");
         assert!(sender.window.cwnd > 0 && sender.window.ssthresh > 1);
-        let waits = !sender.board.is_empty() || (sender.unsent() > 0 && sender.agreed.is_some());
+        let waits = !sender.scoreboard.is_empty() || (sender.unsent() > 0 && sender.agreed.is_some());
         assert!(
             !waits || sender.poll_timeout().is_some(),
             "seed {seed}, step {step}: nothing would ever happen: {sender:?}"

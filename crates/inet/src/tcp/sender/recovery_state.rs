@@ -10,7 +10,7 @@ const MOST_REORDERING: u32 = 300;
 
 /// The state of loss recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum RecoveryState {
     /// No segment is missing.
     #[default]
     Open,
@@ -41,13 +41,13 @@ pub(super) const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
 /// The state of loss recovery.
 #[derive(Debug)]
 pub(super) struct Recovery {
-    pub(super) state: State,
+    pub(super) state: RecoveryState,
     /// The number after the last one that was in flight when the state began.
     pub(super) high: Seq,
     pub(super) undo: Option<Undo>,
     pub(super) prr: Prr,
     /// The timestamp of the first retransmission.
-    pub(super) first_again: Option<u32>,
+    pub(super) first_retransmission: Option<u32>,
     /// Whether F-RTO is deciding if the timeout was needed.
     pub(super) frto: bool,
     /// Whether F-RTO requires that only new data is sent until the next acknowledgement.
@@ -64,11 +64,11 @@ pub(super) struct Recovery {
 impl Recovery {
     pub(super) fn new(iss: Seq) -> Self {
         Self {
-            state: State::Open,
+            state: RecoveryState::Open,
             high: iss,
             undo: None,
             prr: Prr::default(),
-            first_again: None,
+            first_retransmission: None,
             frto: false,
             new_only: false,
             duplicates: 0,
@@ -78,7 +78,7 @@ impl Recovery {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> RecoveryState {
         self.state
     }
 
@@ -101,15 +101,15 @@ impl Recovery {
 
     /// Whether the window is being reduced in steps.
     pub(super) fn shrinks(&self) -> bool {
-        matches!(self.state, State::Cwr | State::Recovery)
+        matches!(self.state, RecoveryState::Cwr | RecoveryState::Recovery)
     }
 
     /// Notes that segments were sent again.
-    pub(super) fn sent_again(&mut self, segments: u32, stamp: u32) {
+    pub(super) fn note_retransmitted(&mut self, segments: u32, stamp: u32) {
         if let Some(undo) = &mut self.undo {
             undo.open = Some(undo.open.unwrap_or(0) + segments);
         }
-        self.first_again.get_or_insert(stamp);
+        self.first_retransmission.get_or_insert(stamp);
     }
 
     /// Notes that the peer reported segments before `end` as duplicates.
@@ -130,7 +130,7 @@ impl Recovery {
 
     /// Whether `echo` is a timestamp from before the first retransmission.
     pub(super) fn is_early(&self, echo: Option<u32>) -> bool {
-        matches!((echo, self.first_again), (Some(echo), Some(first)) if Seq(echo) < Seq(first))
+        matches!((echo, self.first_retransmission), (Some(echo), Some(first)) if Seq(echo) < Seq(first))
     }
 
     pub(super) fn all_were_duplicates(&self) -> bool {

@@ -101,7 +101,9 @@ impl<C: Carrier> Sender<C> {
         if nxt > una {
             let at = now.micros();
             sender.nxt = nxt;
-            sender.board.push(Range { resent: true, ..Range::new(una, nxt, sender.segment_size(), at, 0) });
+            sender
+                .scoreboard
+                .push(Range { ever_retransmitted: true, ..Range::new(una, nxt, sender.segment_size(), at, 0) });
             sender.rack.sent(una, nxt, at);
             sender.waiting = Some(at);
             sender.arm_retransmission(at);

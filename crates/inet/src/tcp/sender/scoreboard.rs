@@ -32,15 +32,15 @@ pub(super) struct Range {
     /// Whether it is taken for lost.
     pub(super) lost: bool,
     /// Whether it was sent more than once.
-    pub(super) resent: bool,
+    pub(super) ever_retransmitted: bool,
     /// Whether it was sent again, and that copy is taken to be in flight.
-    pub(super) again: bool,
+    pub(super) retransmitted: bool,
 }
 
 impl Range {
     /// A range that is sent now for the first time.
     pub(super) fn new(start: Seq, end: Seq, size: u32, sent: u64, id: Id) -> Self {
-        Self { start, end, size, sent, id, sacked: false, lost: false, resent: false, again: false }
+        Self { start, end, size, sent, id, sacked: false, lost: false, ever_retransmitted: false, retransmitted: false }
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -57,10 +57,10 @@ impl Range {
 #[derive(Debug, Default)]
 pub(super) struct Scoreboard {
     ranges: VecDeque<Range>,
-    out: u32,
+    unacked: u32,
     sacked: u32,
     lost: u32,
-    again: u32,
+    retransmitted: u32,
     /// Ranges that are lost and not sent again begin here or later.
     first_lost: Seq,
 }
@@ -77,8 +77,8 @@ impl Scoreboard {
     }
 
     /// Segments that are not acknowledged.
-    pub(super) fn out(&self) -> u32 {
-        self.out
+    pub(super) fn unacked(&self) -> u32 {
+        self.unacked
     }
 
     /// Segments that the peer has received behind a hole.
@@ -92,13 +92,13 @@ impl Scoreboard {
     }
 
     /// Segments that were sent again and are taken to be in flight.
-    pub(super) fn again(&self) -> u32 {
-        self.again
+    pub(super) fn retransmitted(&self) -> u32 {
+        self.retransmitted
     }
 
     /// Segments that are taken to be on the path.
     pub(super) fn in_flight(&self) -> u32 {
-        (self.out + self.again).saturating_sub(self.sacked + self.lost)
+        (self.unacked + self.retransmitted).saturating_sub(self.sacked + self.lost)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -125,7 +125,7 @@ impl Scoreboard {
 
     /// Adds a range that was sent for the first time.
     pub(super) fn push(&mut self, range: Range) {
-        self.out += range.segments();
+        self.unacked += range.segments();
         self.ranges.push_back(range);
     }
 
@@ -137,7 +137,7 @@ impl Scoreboard {
         let after = *range;
         self.count(&before, false);
         self.count(&after, true);
-        if after.lost && !after.again && after.start < self.first_lost {
+        if after.lost && !after.retransmitted && after.start < self.first_lost {
             self.first_lost = after.start;
         }
     }
@@ -149,10 +149,10 @@ impl Scoreboard {
                 *count = if add { *count + segments } else { *count - segments };
             }
         };
-        apply(&mut self.out, true);
+        apply(&mut self.unacked, true);
         apply(&mut self.sacked, range.sacked);
         apply(&mut self.lost, range.lost);
-        apply(&mut self.again, range.again);
+        apply(&mut self.retransmitted, range.retransmitted);
     }
 
     /// Splits the range that contains `at`, so that `at` is the border of two ranges. The distance
@@ -210,7 +210,7 @@ impl Scoreboard {
                 self.split(start);
                 self.split(end);
                 n = self.find(start);
-                self.change(n, |range| (range.sacked, range.lost, range.again) = (true, false, false));
+                self.change(n, |range| (range.sacked, range.lost, range.retransmitted) = (true, false, false));
                 each(&Range { start, end, ..range });
                 covered = end;
             } else if range.end <= to {
@@ -235,7 +235,7 @@ impl Scoreboard {
     pub(super) fn mark_lost(&mut self, n: usize) {
         self.change(n, |range| {
             if !range.sacked {
-                (range.lost, range.again) = (true, false);
+                (range.lost, range.retransmitted) = (true, false);
             }
         });
     }
@@ -258,12 +258,12 @@ impl Scoreboard {
 
     /// The first range that is lost and not sent again.
     pub(super) fn next_lost(&mut self) -> Option<usize> {
-        if self.lost <= self.again {
+        if self.lost <= self.retransmitted {
             return None;
         }
         let mut n = self.find(self.first_lost);
         while let Some(range) = self.ranges.get(n) {
-            if range.lost && !range.again {
+            if range.lost && !range.retransmitted {
                 self.first_lost = range.start;
                 return Some(n);
             }
@@ -284,18 +284,18 @@ impl Scoreboard {
         let sum = |counts: fn(&Range) -> bool| {
             self.ranges.iter().filter(|range| counts(range)).map(Range::segments).sum::<u32>()
         };
-        assert_eq!(self.out, sum(|_| true));
+        assert_eq!(self.unacked, sum(|_| true));
         assert_eq!(self.sacked, sum(|range| range.sacked));
         assert_eq!(self.lost, sum(|range| range.lost));
-        assert_eq!(self.again, sum(|range| range.again));
+        assert_eq!(self.retransmitted, sum(|range| range.retransmitted));
         assert!(
             self.ranges
                 .iter()
                 .zip(self.ranges.iter().skip(1))
                 .all(|(one, two)| one.end == two.start && one.start < one.end)
         );
-        assert!(!self.ranges.iter().any(|range| range.lost && !range.again && range.start < self.first_lost));
-        assert!(!self.ranges.iter().any(|range| range.sacked && (range.lost || range.again)));
+        assert!(!self.ranges.iter().any(|range| range.lost && !range.retransmitted && range.start < self.first_lost));
+        assert!(!self.ranges.iter().any(|range| range.sacked && (range.lost || range.retransmitted)));
     }
 }
 
@@ -303,63 +303,66 @@ impl Scoreboard {
 mod tests {
     use super::*;
 
-    fn board(ranges: &[(u32, u32)]) -> Scoreboard {
-        let mut board = Scoreboard::default();
+    fn scoreboard(ranges: &[(u32, u32)]) -> Scoreboard {
+        let mut scoreboard = Scoreboard::default();
         for (start, end) in ranges {
             let range = Range::new(Seq(*start), Seq(*end), 100, 0, 0);
-            board.push(range);
+            scoreboard.push(range);
         }
-        board
+        scoreboard
     }
 
-    fn shape(board: &Scoreboard) -> Vec<(u32, u32, bool)> {
-        board.ranges.iter().map(|range| (range.start.0, range.end.0, range.sacked)).collect()
+    fn shape(scoreboard: &Scoreboard) -> Vec<(u32, u32, bool)> {
+        scoreboard.ranges.iter().map(|range| (range.start.0, range.end.0, range.sacked)).collect()
     }
 
     #[test]
     fn a_block_marks_whole_segments_and_the_short_last_one() {
-        let mut board = board(&[(0, 350)]);
+        let mut scoreboard = scoreboard(&[(0, 350)]);
         let mut seen = 0;
-        board.sack(Seq(50), Seq(250), |range| seen += range.segments());
-        assert_eq!(shape(&board), [(0, 100, false), (100, 200, true), (200, 350, false)]);
-        board.sack(Seq(349), Seq(350), |range| seen += range.segments());
+        scoreboard.sack(Seq(50), Seq(250), |range| seen += range.segments());
+        assert_eq!(shape(&scoreboard), [(0, 100, false), (100, 200, true), (200, 350, false)]);
+        scoreboard.sack(Seq(349), Seq(350), |range| seen += range.segments());
         assert_eq!(seen, 1, "the last byte of a segment is not the segment");
-        board.sack(Seq(300), Seq(350), |range| seen += range.segments());
-        assert_eq!(shape(&board)[3], (300, 350, true));
-        assert_eq!((board.out(), board.sacked(), board.in_flight(), seen), (4, 2, 2, 2));
+        scoreboard.sack(Seq(300), Seq(350), |range| seen += range.segments());
+        assert_eq!(shape(&scoreboard)[3], (300, 350, true));
+        assert_eq!((scoreboard.unacked(), scoreboard.sacked(), scoreboard.in_flight(), seen), (4, 2, 2, 2));
     }
 
     #[test]
     fn a_block_that_was_seen_before_counts_once_and_says_how_far_it_reaches() {
-        let mut board = board(&[(0, 100), (100, 200), (200, 300), (300, 400)]);
-        assert_eq!(board.sack(Seq(100), Seq(250), |_| ()), Seq(200));
+        let mut scoreboard = scoreboard(&[(0, 100), (100, 200), (200, 300), (300, 400)]);
+        assert_eq!(scoreboard.sack(Seq(100), Seq(250), |_| ()), Seq(200));
         let mut seen = Vec::new();
-        assert_eq!(board.sack(Seq(200), Seq(400), |range| seen.push(range.start)), Seq(400));
+        assert_eq!(scoreboard.sack(Seq(200), Seq(400), |range| seen.push(range.start)), Seq(400));
         assert_eq!(seen, [Seq(200), Seq(300)]);
-        board.sack(Seq(100), Seq(400), |_| panic!("nothing is new"));
+        scoreboard.sack(Seq(100), Seq(400), |_| panic!("nothing is new"));
     }
 
     #[test]
     fn an_acknowledgement_takes_ranges_and_whole_segments_off_the_front() {
-        let mut board = board(&[(0, 100), (100, 500)]);
+        let mut scoreboard = scoreboard(&[(0, 100), (100, 500)]);
         let mut seen = 0;
-        board.acknowledge(Seq(250), |range| seen += range.segments());
-        assert_eq!((seen, board.out(), shape(&board)), (2, 3, vec![(250, 500, false)]));
+        scoreboard.acknowledge(Seq(250), |range| seen += range.segments());
+        assert_eq!((seen, scoreboard.unacked(), shape(&scoreboard)), (2, 3, vec![(250, 500, false)]));
     }
 
     #[test]
     fn lost_ranges_come_in_order_and_once() {
-        let mut board = board(&[(0, 100), (100, 200), (200, 300)]);
-        board.mark_lost(2);
-        board.mark_lost(0);
-        assert_eq!((board.lost(), board.in_flight(), board.next_lost()), (2, 1, Some(0)));
-        board.change(0, |range| (range.again, range.resent) = (true, true));
-        assert_eq!((board.in_flight(), board.next_lost()), (2, Some(2)));
-        board.change(2, |range| range.again = true);
-        assert_eq!((board.in_flight(), board.next_lost()), (3, None));
-        board.mark_lost(0);
-        assert_eq!((board.in_flight(), board.next_lost()), (2, Some(0)), "the copy was lost too");
-        board.sack(Seq(0), Seq(100), |_| ());
-        assert_eq!((board.lost(), board.again(), board.sacked(), board.in_flight()), (1, 1, 1, 2));
+        let mut scoreboard = scoreboard(&[(0, 100), (100, 200), (200, 300)]);
+        scoreboard.mark_lost(2);
+        scoreboard.mark_lost(0);
+        assert_eq!((scoreboard.lost(), scoreboard.in_flight(), scoreboard.next_lost()), (2, 1, Some(0)));
+        scoreboard.change(0, |range| (range.retransmitted, range.ever_retransmitted) = (true, true));
+        assert_eq!((scoreboard.in_flight(), scoreboard.next_lost()), (2, Some(2)));
+        scoreboard.change(2, |range| range.retransmitted = true);
+        assert_eq!((scoreboard.in_flight(), scoreboard.next_lost()), (3, None));
+        scoreboard.mark_lost(0);
+        assert_eq!((scoreboard.in_flight(), scoreboard.next_lost()), (2, Some(0)), "the copy was lost too");
+        scoreboard.sack(Seq(0), Seq(100), |_| ());
+        assert_eq!(
+            (scoreboard.lost(), scoreboard.retransmitted(), scoreboard.sacked(), scoreboard.in_flight()),
+            (1, 1, 1, 2)
+        );
     }
 }

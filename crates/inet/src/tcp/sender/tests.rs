@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::recovery_state::State;
+use super::recovery_state::RecoveryState;
 use super::*;
 use crate::Time;
 use crate::tcp::congestion::Window;
@@ -450,7 +450,7 @@ fn a_path_that_takes_less_gets_smaller_segments_and_the_window_stays() {
     assert_eq!((left[0], left[1], left.len()), ((1, 513, ""), (513, 1001, ""), 8));
     trace.now += 100;
     trace.ack(4001, &[]);
-    assert_eq!((trace.info().state, trace.info().unacked), (State::Open, 0));
+    assert_eq!((trace.info().state, trace.info().unacked), (RecoveryState::Open, 0));
 }
 
 #[test]

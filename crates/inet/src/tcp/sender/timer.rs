@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::core::{Probe, Purpose, Sender, Timer};
-use super::{State, TimedOut};
+use super::{RecoveryState, TimedOut};
 use crate::Time;
 use crate::tcp::Carrier;
 
@@ -59,7 +59,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn retransmission_expired(&mut self, at: u64) -> bool {
-        if self.board.is_empty() {
+        if self.scoreboard.is_empty() {
             return true;
         }
         if self.retries - self.answered >= self.most_retries() {
@@ -70,7 +70,7 @@ impl<C: Carrier> Sender<C> {
             self.enter_loss(at);
             self.path.timed_out(self.retries + 1, at);
         } else {
-            self.board.mark_lost(0);
+            self.scoreboard.mark_lost(0);
         }
         self.retries += 1;
         self.arm(Purpose::Retransmission, at.saturating_add(self.rtt.timeout(self.retries)));
@@ -95,7 +95,7 @@ impl<C: Carrier> Sender<C> {
     /// Starts the retransmission timer at `at`.
     pub(super) fn arm_retransmission(&mut self, at: u64) {
         self.timer = None;
-        if !self.board.is_empty() {
+        if !self.scoreboard.is_empty() {
             self.arm(Purpose::Retransmission, at.saturating_add(self.rtt.timeout(self.retries)));
         }
     }
@@ -103,14 +103,14 @@ impl<C: Carrier> Sender<C> {
     /// The end of the retransmission timer, counted from the last transmission of the first
     /// unacknowledged range. It is used if another timer ran instead of this one.
     fn retransmission_deadline(&self, at: u64) -> u64 {
-        let sent = self.board.front().map_or(at, |range| range.sent);
+        let sent = self.scoreboard.front().map_or(at, |range| range.sent);
         sent.saturating_add(self.rtt.timeout(self.retries)).max(at + 1)
     }
 
     /// Starts the retransmission timer as if it had run all the time.
     pub(super) fn arm_for_the_oldest(&mut self, at: u64) {
         self.timer = None;
-        if !self.board.is_empty() {
+        if !self.scoreboard.is_empty() {
             self.arm(Purpose::Retransmission, self.retransmission_deadline(at));
         }
     }
@@ -121,14 +121,14 @@ impl<C: Carrier> Sender<C> {
         let state = self.recovery.state();
         let allowed = self.options.tail_probes && self.syn_acked && self.agreed.is_some_and(|agreed| agreed.sack);
         if !allowed
-            || self.board.is_empty()
+            || self.scoreboard.is_empty()
             || self.recovery.tail.is_some()
-            || !matches!(state, State::Open | State::Cwr)
+            || !matches!(state, RecoveryState::Open | RecoveryState::Cwr)
         {
             return;
         }
         let Some(Timer { purpose: Purpose::Retransmission | Purpose::TailProbe, .. }) = self.timer else { return };
-        let delay = if self.board.out() == 1 { DELAYED_ACK } else { SLACK };
+        let delay = if self.scoreboard.unacked() == 1 { DELAYED_ACK } else { SLACK };
         let wait = if self.rtt.is_known() { 2 * self.rtt.smoothed() + delay } else { 1_000_000 };
         let at = at.saturating_add(wait).min(self.retransmission_deadline(at));
         self.arm(Purpose::TailProbe, at);
@@ -151,7 +151,7 @@ impl<C: Carrier> Sender<C> {
     /// acknowledgement could open the window.
     pub(super) fn arm_persist(&mut self, at: u64) {
         let wants = self.unsent() > 0 || (self.fin && !self.is_fin_sent());
-        if !wants || !self.board.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {
+        if !wants || !self.scoreboard.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {
             return;
         }
         self.waiting = self.waiting.or(Some(at));

@@ -57,7 +57,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn is_busy(&self) -> bool {
-        !self.board.is_empty() || self.unsent() > 0
+        !self.scoreboard.is_empty() || self.unsent() > 0
     }
 
     fn is_blocked_by_peer(&self) -> bool {
@@ -80,20 +80,20 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn next_syn(&mut self) -> Option<Transmission> {
-        let kind = match self.board.front() {
+        let kind = match self.scoreboard.front() {
             None => Kind::New,
-            Some(syn) if !syn.lost || syn.again => return None,
+            Some(syn) if !syn.lost || syn.retransmitted => return None,
             Some(syn) if !self.ring.is_done(syn.id) => {
                 self.waits = true;
                 return None;
             }
-            Some(_) => Kind::Again,
+            Some(_) => Kind::Retransmission,
         };
         Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
     }
 
     /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
-    fn again(&mut self, range: &Range, len: u32, kind: Kind) -> Option<Transmission> {
+    fn retransmit(&mut self, range: &Range, len: u32, kind: Kind) -> Option<Transmission> {
         if !self.ring.is_done(range.id) {
             self.waits = true;
             return None;
@@ -106,8 +106,8 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn next_lost(&mut self) -> Option<Transmission> {
-        let n = self.board.next_lost()?;
-        let range = self.board.get(n).copied()?;
+        let n = self.scoreboard.next_lost()?;
+        let range = self.scoreboard.get(n).copied()?;
         if self.quota() == 0 {
             return None;
         }
@@ -116,7 +116,7 @@ impl<C: Carrier> Sender<C> {
             let room = self.window_end().distance(range.start);
             len = len.min(u32::try_from(room).ok().filter(|room| *room > 0)?);
         }
-        self.again(&range, len, Kind::Again)
+        self.retransmit(&range, len, Kind::Retransmission)
     }
 
     fn next_tail_probe(&mut self, at: u64) -> Option<Transmission> {
@@ -129,10 +129,10 @@ impl<C: Carrier> Sender<C> {
             let len = if unsent > 0 { self.queue.fit(self.nxt, unsent.min(size)) } else { 0 };
             return Some(self.new_data(len, size, Kind::TailProbe));
         }
-        let probe = self.board.last().copied().and_then(|range| {
+        let probe = self.scoreboard.last().copied().and_then(|range| {
             let skip = (range.len() - 1) / range.size * range.size;
             let last = Range { start: range.start + skip, ..range };
-            self.again(&last, size, Kind::TailProbe)
+            self.retransmit(&last, size, Kind::TailProbe)
         });
         if probe.is_none() && !self.waits {
             self.probe = None;
@@ -142,7 +142,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn next_window_probe(&mut self) -> Option<Transmission> {
-        if !self.board.is_empty() || (self.unsent() == 0 && (!self.fin || self.is_fin_sent())) {
+        if !self.scoreboard.is_empty() || (self.unsent() == 0 && (!self.fin || self.is_fin_sent())) {
             self.probe = None;
             return None;
         }
@@ -167,7 +167,7 @@ impl<C: Carrier> Sender<C> {
         // A FIN without payload does not wait for the congestion window.
         let quota = if unsent == 0 { self.quota().max(1) } else { self.quota() };
         if quota == 0 {
-            self.usage.note(true, self.board.out(), self.una, self.nxt);
+            self.usage.note(true, self.scoreboard.unacked(), self.una, self.nxt);
             return None;
         }
         // At most half of the window is sent at once, so that acknowledgements of the first half
@@ -213,7 +213,7 @@ impl<C: Carrier> Sender<C> {
     /// Shrinks the window after an idle time, because the path may have changed (RFC 5681, 4.1).
     fn restart_after_idle(&mut self, at: u64) {
         let idle = at.saturating_sub(self.last_sent);
-        if !self.board.is_empty() || idle == 0 {
+        if !self.scoreboard.is_empty() || idle == 0 {
             return;
         }
         self.controller.control().idle(idle);
@@ -245,7 +245,7 @@ impl<C: Carrier> Sender<C> {
         }
         let id = self.ring.push(ticket, len as usize);
         let end = seq + len + u32::from(syn) + u32::from(fin);
-        let (was_empty, is_new) = (self.board.is_empty(), seq == self.nxt);
+        let (was_empty, is_new) = (self.scoreboard.is_empty(), seq == self.nxt);
         self.rack.sent(seq, end, at);
         if transmission.cwr {
             self.cwr = false;
@@ -253,21 +253,21 @@ impl<C: Carrier> Sender<C> {
         if is_new {
             let range = Range::new(seq, end, size, at, id);
             self.recovery.prr.sent(range.segments());
-            self.board.push(range);
+            self.scoreboard.push(range);
             self.nxt = end;
             if len % size != 0 {
                 self.small = seq + len;
             }
             let limited = self.quota() == 0;
-            self.usage.note(limited, self.board.out(), self.una, self.nxt);
+            self.usage.note(limited, self.scoreboard.unacked(), self.una, self.nxt);
         } else {
-            self.sent_again(seq, end, size, at, id);
+            self.note_retransmitted(seq, end, size, at, id);
         }
         self.last_sent = at;
         match kind {
             Kind::TailProbe => self.tail_probe_sent(!is_new, at),
-            Kind::Again if seq == self.una => self.arm_retransmission(at),
-            Kind::Again => {}
+            Kind::Retransmission if seq == self.una => self.arm_retransmission(at),
+            Kind::Retransmission => {}
             Kind::New | Kind::MtuProbe | Kind::WindowProbe => {
                 self.probe = None;
                 if kind == Kind::MtuProbe {
@@ -282,17 +282,17 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    fn sent_again(&mut self, seq: Seq, end: Seq, size: u32, at: u64, id: Id) {
-        self.board.split(seq);
-        self.board.split(end);
-        let n = self.board.find(seq);
+    fn note_retransmitted(&mut self, seq: Seq, end: Seq, size: u32, at: u64, id: Id) {
+        self.scoreboard.split(seq);
+        self.scoreboard.split(end);
+        let n = self.scoreboard.find(seq);
         let mut segments = 0;
-        self.board.change(n, |range| {
+        self.scoreboard.change(n, |range| {
             (range.sent, range.id, range.size) = (at, id, size);
-            (range.resent, range.again) = (true, true);
+            (range.ever_retransmitted, range.retransmitted) = (true, true);
             segments = range.segments();
         });
-        self.recovery.sent_again(segments, self.stamp(at));
+        self.recovery.note_retransmitted(segments, self.stamp(at));
         self.recovery.prr.sent(segments);
     }
 }

@@ -51,7 +51,7 @@ fn a_segment_that_ends_behind_a_closed_window_reports_what_is_known() {
     let mut receiver = receiver(1000, 1000, Budget::new(100));
     accept(&mut receiver, 0, 1000, false);
     assert!(!receiver.is_acceptable(START + 900, 101));
-    receiver.repeated(START + 900, START + 1001);
+    receiver.note_repeated(START + 900, START + 1001);
     assert_eq!(receiver.duplicate, Some((START + 900, START + 1000)));
 }
 
@@ -85,7 +85,7 @@ fn any_duplicate_is_reported() {
             };
             let reported = receiver.duplicate.map(|(from, to)| ((from - START) as usize, (to - START) as usize));
             assert_eq!(reported, expected, "seed {seed}");
-            receiver.reported();
+            receiver.note_reported();
         }
     }
 }

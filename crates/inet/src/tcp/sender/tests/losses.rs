@@ -8,11 +8,11 @@ fn three_segments_behind_a_hole_begin_a_recovery() {
     trace.write(10_000);
     trace.now += 100;
     assert_eq!(trace.ack(1, &[(1001, 2001)]), []);
-    assert_eq!(trace.info().state, State::Disorder);
+    assert_eq!(trace.info().state, RecoveryState::Disorder);
     assert_eq!(trace.ack(1, &[(1001, 3001)]), []);
     assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
     let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh, info.lost, info.retrans), (State::Recovery, 7, 7, 1, 1));
+    assert_eq!((info.state, info.cwnd, info.ssthresh, info.lost, info.retrans), (RecoveryState::Recovery, 7, 7, 1, 1));
     trace.write(7000);
     for n in 0..6 {
         assert_eq!(
@@ -23,7 +23,7 @@ fn three_segments_behind_a_hole_begin_a_recovery() {
     }
     assert_eq!(trace.ack(10_001, &[]), [(16_001, 17_001, "P")]);
     let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Open, 7, 7));
+    assert_eq!((info.state, info.cwnd, info.ssthresh), (RecoveryState::Open, 7, 7));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_first_two_duplicates_let_new_segments_leave() {
         assert_eq!(trace.ack(1, blocks), segments(11_001, 12_001));
         // The segment was reordered. One segment arrived now, and the window grows by it.
         assert_eq!(trace.ack(3001, &[]), segments(12_001, 14_001));
-        assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
+        assert_eq!((trace.info().state, trace.info().cwnd), (RecoveryState::Open, 11));
     }
 }
 
@@ -55,12 +55,12 @@ fn without_selective_acknowledgements_each_hole_is_found_by_the_next_acknowledge
     }
     trace.now += 100;
     assert_eq!(trace.ack(3001, &[]), [(3001, 4001, "")]);
-    assert_eq!(trace.info().state, State::Recovery);
+    assert_eq!(trace.info().state, RecoveryState::Recovery);
     trace.now += 100;
     trace.ack(10_001, &[]);
     trace.write(1000);
     trace.ack(11_001, &[]);
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 7));
+    assert_eq!((trace.info().state, trace.info().cwnd), (RecoveryState::Open, 7));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_segment_behind_the_last_is_waited_for_by_a_quarter_of_the_round_trip() {
     assert_eq!(trace.ack(1, &[(3001, 4001)]), []);
     assert_eq!(trace.expire(), (25, vec![(1, 1001, "")]));
     let info = trace.info();
-    assert_eq!((info.state, info.lost), (State::Recovery, 3));
+    assert_eq!((info.state, info.lost), (RecoveryState::Recovery, 3));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_last_segment_is_repeated_after_two_round_trips_and_then_the_timer_runs() 
     assert_eq!(trace.expire(), (202, vec![(3001, 4001, "P")]));
     assert_eq!(trace.expire(), (300, vec![(1, 1001, "")]));
     let info = trace.info();
-    assert_eq!((info.state, info.cwnd, info.ssthresh), (State::Loss, 1, 7));
+    assert_eq!((info.state, info.cwnd, info.ssthresh), (RecoveryState::Loss, 1, 7));
     assert_eq!(trace.expire(), (600, vec![(1, 1001, "")]));
     assert_eq!(trace.expire(), (1200, vec![(1, 1001, "")]));
 }
@@ -121,7 +121,7 @@ fn a_probe_that_repaired_a_loss_costs_a_part_of_the_window() {
         trace.write(1000);
         trace.now += 100;
         trace.ack(5001, &[]);
-        assert_eq!((trace.info().cwnd, trace.info().state), (cwnd, State::Open));
+        assert_eq!((trace.info().cwnd, trace.info().state), (cwnd, RecoveryState::Open));
     }
 }
 
@@ -161,7 +161,7 @@ fn a_timeout_is_taken_back_if_what_was_never_repeated_arrives() {
     // The next acknowledgement is of a segment that was sent once.
     trace.ack(2001, &[]);
     let info = trace.info();
-    assert_eq!((info.state, info.lost, info.ssthresh), (State::Open, 0, Window::UNKNOWN));
+    assert_eq!((info.state, info.lost, info.ssthresh), (RecoveryState::Open, 0, Window::UNKNOWN));
     assert!(info.cwnd >= 10);
 }
 
@@ -180,10 +180,10 @@ fn a_recovery_is_taken_back_if_the_peer_has_everything_twice() {
     assert_eq!(trace.ack(1, &[(1001, 4001)]), [(1, 1001, "")]);
     trace.now += 10;
     trace.ack(5001, &[]);
-    assert_eq!(trace.info().state, State::Recovery);
+    assert_eq!(trace.info().state, RecoveryState::Recovery);
     trace.ack(5001, &[(1, 1001)]);
     let info = trace.info();
-    assert_eq!((info.state, info.ssthresh, info.duplicates), (State::Open, Window::UNKNOWN, 1));
+    assert_eq!((info.state, info.ssthresh, info.duplicates), (RecoveryState::Open, Window::UNKNOWN, 1));
     assert!(info.cwnd >= 10);
 }
 
@@ -261,7 +261,7 @@ fn a_congestion_mark_shrinks_the_window_once_in_a_round_trip() {
     trace.write(30_000);
     trace.now += 100;
     let mut left = trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().ssthresh), (State::Cwr, 7));
+    assert_eq!((trace.info().state, trace.info().ssthresh), (RecoveryState::Cwr, 7));
     for n in 2..=10 {
         left.extend(trace.give(Ack { ece: true, ..Trace::plain(n * 1000 + 1, 100_000) }));
     }
@@ -276,7 +276,7 @@ fn a_congestion_mark_that_was_not_agreed_on_is_ignored() {
     trace.write(10_000);
     trace.now += 100;
     trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Open, 11));
+    assert_eq!((trace.info().state, trace.info().cwnd), (RecoveryState::Open, 11));
 }
 
 #[test]
@@ -286,5 +286,5 @@ fn four_segments_and_a_mark() {
     trace.write(4000);
     trace.now += 100;
     trace.give(Ack { ece: true, ..Trace::plain(1001, 100_000) });
-    assert_eq!((trace.info().state, trace.info().cwnd), (State::Cwr, 4));
+    assert_eq!((trace.info().state, trace.info().cwnd), (RecoveryState::Cwr, 4));
 }

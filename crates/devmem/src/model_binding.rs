@@ -1,5 +1,5 @@
 //! Loom's models of a binding's end. Counts, pointers, ledger and token table are the real ones;
-//! pages, pool and device are simulated. `docs/design/devmem.md` lists what each model proves, and
+//! pages, pool and device are simulated. `MODELS.md` lists what each model proves, and
 //! which changes make it fail.
 
 use crate::ledger::Ledger;

@@ -1,6 +1,6 @@
 //! Loom's models of the races between sequences and the thread that closes a gate. A sequence here
 //! is the portable one. Its steps can be interleaved with those of any thread, but a barrier waits
-//! for it. `docs/design/percpu.md` says what each model proves, and how to see it fail.
+//! for it. `MODELS.md` lists what each model proves, and how to see it fail.
 
 use crate::portable::model::restarts;
 use crate::{Counter, Depot, GateClosed, Taker, check, run_on};

@@ -63,7 +63,7 @@
 //!
 //! **Ordering.** The return stack passes a page's contents to the owner: see `return_stack.rs`. The
 //! additions to `outstanding` are acquire-release, so every other thread's last access to the pool
-//! happens before the thread that frees it. `docs/design/return-path.md` lists the models; they run
+//! happens before the thread that frees it. `MODELS.md` lists the models; they run
 //! this file.
 
 use crate::cache::PolledHeader;

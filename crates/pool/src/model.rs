@@ -1,6 +1,6 @@
 //! Loom models of a page's return path and of a pool's end. They run the product code: pools are
 //! made by [`PoolOptions`] on a [`RegionProvider`], and pages are dropped as users drop them.
-//! `docs/design/return-path.md` says what each model proves, and how to see it fail.
+//! `MODELS.md` lists what each model proves, and how to see it fail.
 //!
 //! Only two things are different in a model. A pool that is freed keeps its memory until the end of
 //! the execution ([`bury`]), so that a later access is reported and does not crash. Each access to

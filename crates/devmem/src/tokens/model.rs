@@ -1,4 +1,4 @@
-//! Loom's models of token tables. `docs/design/tokens.md` lists what each model proves, and which
+//! Loom's models of token tables. `MODELS.md` lists what each model proves, and which
 //! changes make it fail.
 
 use super::pages::Pages;

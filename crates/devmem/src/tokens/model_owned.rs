@@ -1,5 +1,5 @@
 //! Loom's models of the counts that the streams of a stack share. `owned.rs` names the races;
-//! `docs/design/tokens.md` lists changes that make the models fail.
+//! `MODELS.md` lists changes that make the models fail.
 
 use super::model::{Handle, binding, fill};
 use super::owned::Owned;

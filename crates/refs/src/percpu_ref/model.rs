@@ -1,6 +1,6 @@
 //! Loom's models of the races that `percpu_ref.rs` names. A sequence is the portable one of
 //! `netmem-percpu`, whose own models show what a gate promises. All interleavings are tried, but
-//! where a bound on preemptions is said. `docs/design/percpuref.md` says how to see each of these
+//! where a bound on preemptions is said. `MODELS.md` lists how to see each of these
 //! fail.
 
 use super::*;

@@ -78,7 +78,7 @@ within() {
         chmod 1777 "$root/tmp"
         exec chroot --userspec="$user:$user" "$root" env -i HOME=/home/user USER="$user" PATH=/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin \
             CARGO_HOME=/cargo CARGO_TARGET_DIR=/built CARGO_NET_OFFLINE=true CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 \
-            CARGO_PROFILE_DEV_DEBUG=line-tables-only bash -c "cd /netmem && exec \"\$@\"" sh "$@"
+            bash -c "cd /netmem && exec \"\$@\"" sh "$@"
     ' sh "$root" "$rust" "$base/built" "$user" "$@"
 }
 

@@ -1,6 +1,6 @@
 //! The program as a child process, and what all tests expect of its reports.
 
-use crate::schema;
+use netmem_testing::schema;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::Read;
@@ -76,7 +76,7 @@ pub(crate) fn has_rings(features: &Value) -> bool {
 #[track_caller]
 pub(crate) fn report(args: &[&str]) -> Value {
     let report: Value = serde_json::from_str(&short(&[args, &["--json"]].concat())).unwrap();
-    schema::fits("bench.json", &report);
+    schema::fits("bench/schema/bench.json", &report);
     report
 }
 

@@ -3,6 +3,4 @@
 
 mod command;
 mod reports;
-#[path = "../../../crates/cli/tests/schema/mod.rs"]
-mod schema;
 mod suites;

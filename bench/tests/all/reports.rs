@@ -1,7 +1,7 @@
 //! What the program prints and writes, and how it refuses.
 
 use crate::command::{self, Background, SHORT, bench, errors, figures, report, run, short};
-use crate::schema;
+use netmem_testing::schema;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -280,7 +280,7 @@ fn a_signal_ends_it_with_what_was_measured() {
         assert_eq!(status, Some(130), "{err}");
         assert!(err.contains("interrupted"), "{err}");
         let report: Value = serde_json::from_str(&out).unwrap();
-        schema::fits("bench.json", &report);
+        schema::fits("bench/schema/bench.json", &report);
         // The second suite was not begun.
         let suites = report["suites"].as_array().unwrap();
         assert_eq!((suites.len(), &suites[0]["suite"]), (1, &"refs".into()));
@@ -316,7 +316,7 @@ fn a_report_says_that_other_programs_had_the_cpus() {
         let table = String::from_utf8(table.stdout).unwrap();
         assert!(table.contains("\nwarning: other programs had the CPUs"), "{table}");
         let report = command::json(&json);
-        schema::fits("bench.json", &report);
+        schema::fits("bench/schema/bench.json", &report);
         let [own, others] = ["own_s", "others_s"].map(|key| report["done"]["cpu_time"][key].as_f64().unwrap());
         // The loops here had at least half of a CPU for the 600 ms or more.
         assert!(own > 0.0 && others > 0.2, "{}", report["done"]);

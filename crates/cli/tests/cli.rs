@@ -3,10 +3,10 @@
 
 mod command;
 mod liar;
-mod schema;
 
 use command::*;
 use liar::Lie;
+use netmem_testing::schema;
 use serde_json::Value;
 use std::io::Read;
 use std::os::unix::net::UnixListener;
@@ -48,7 +48,7 @@ fn balances(report: &Value) {
 #[test]
 fn a_driver_that_sleeps() {
     let report = json(&run(&["--spin", "20", "--rate", "500", "--duration", "0.2", "--json"]));
-    schema::fits("perf.json", &report);
+    schema::fits("crates/cli/schema/perf.json", &report);
     let rows = report["rows"].as_array().unwrap();
     let events: Vec<_> = rows.iter().map(|row| row["events"].as_str().unwrap()).collect();
     assert_eq!(events, ["flag", "index"]);
@@ -71,7 +71,7 @@ fn a_driver_that_sleeps() {
 #[test]
 fn json_fulfils_the_contract_and_pages_balance() {
     let report = json(&run(&short(&["--json"])));
-    schema::fits("perf.json", &report);
+    schema::fits("crates/cli/schema/perf.json", &report);
     assert_eq!((&report["netmem"], &report["command"]), (&env!("CARGO_PKG_VERSION").into(), &"perf".into()));
     for key in ["cpus", "kernel", "percpu", "hugepages"] {
         assert!(!report["machine"][key].is_null(), "{key}");
@@ -127,7 +127,7 @@ fn check_fails_for_missed_goals_and_for_skipped_rows() {
         let output = run(&short(&[args, &["--json"]].concat()));
         let report: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", errors(&output)));
-        schema::fits("perf.json", &report);
+        schema::fits("crates/cli/schema/perf.json", &report);
         (output.status.code(), errors(&output), report["goals"].as_array().unwrap().clone())
     };
     // Big-packet mode has no pool: two of the three rows are skipped, and with them the goals of both pairs.
@@ -418,7 +418,7 @@ fn two_builds_are_compared() {
     let this = env!("CARGO_BIN_EXE_netmem");
     let args = ["--against", this, "--mode", "small", "--duration", "10ms", "--runs", "2", "--json"];
     let report = json(&run(&args));
-    schema::fits("perf.json", &report);
+    schema::fits("crates/cli/schema/perf.json", &report);
     let rows = report["variants"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
     assert!(rows.iter().all(|row| row["change"]["interval"].is_array() && row["other_median"].as_f64() > Some(0.0)));

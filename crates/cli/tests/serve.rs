@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
-mod schema;
 
 use command::netns::{Namespace, missing, name, printed};
 use command::*;
+use netmem_testing::schema;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 
@@ -254,7 +254,7 @@ fn memcached_is_served() {
 /// The contract of `perf --proto --json`.
 #[track_caller]
 fn measures(report: &Value, name: &str, flows: usize) {
-    schema::fits("perf.json", report);
+    schema::fits("crates/cli/schema/perf.json", report);
     let row = &report["variants"][0];
     assert_eq!((&report["command"], &row["name"], &row["unit"]), (&"perf".into(), &name.into(), &"b/s".into()));
     assert!(row["mean"].as_f64() > Some(0.0) && row["deviation"].is_number() && row["runs"] == 2, "{report}");

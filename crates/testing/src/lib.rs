@@ -39,6 +39,8 @@ pub mod namespace;
 mod no_membarrier;
 pub mod pausing;
 mod permutations;
+#[cfg(feature = "schema")]
+pub mod schema;
 #[cfg(feature = "inet")]
 pub mod simulated_memory;
 mod skip;

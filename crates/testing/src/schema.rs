@@ -1,19 +1,22 @@
-//! JSON held against a JSON schema, as far as the schemas of this crate go: `type`, `const`, `enum`, `minimum`, `properties`, `required`,
-//! `additionalProperties`, `items`, `oneOf` and `$ref`.
+//! JSON compared with a JSON schema, as far as the tree's schemas go: `type`, `const`, `enum`, `minimum`, `properties`,
+//! `required`, `additionalProperties`, `items`, `oneOf` and `$ref`.
 
+use crate::tree::TREE;
 use serde_json::Value;
+use std::path::Path;
 
-/// What is wrong with `value` by the schema in `file` of `schema/`: the place, and why. Nothing, if it is as the schema says.
+/// The violations of the schema in `file` (a path from the top of the tree) by `value`: the place, and the rule.
 fn faults(file: &str, value: &Value) -> Vec<String> {
-    let path = format!("{}/schema/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = Path::new(TREE).join(file);
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut faults = Vec::new();
     check(&schema, &schema, value, "", &mut faults);
     faults
 }
 
+/// Fails unless `value` is as the schema in `file` requires.
 #[track_caller]
-pub(crate) fn fits(file: &str, value: &Value) {
+pub fn fits(file: &str, value: &Value) {
     let faults = faults(file, value);
     assert!(faults.is_empty(), "{file}: {faults:#?}");
 }

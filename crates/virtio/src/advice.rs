@@ -1,4 +1,7 @@
 //! Advice in the text of errors.
+//!
+//! A process without free descriptors fails in many places. Each error then has the same advice,
+//! because the place is not the cause.
 
 use rustix::io::Errno;
 use std::io;

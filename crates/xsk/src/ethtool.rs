@@ -55,19 +55,19 @@ pub(crate) fn rings(interface: &str) -> Option<(u32, u32)> {
 /// The name of the driver.
 pub(crate) fn driver(interface: &str) -> io::Result<String> {
     let mut info = DriverInfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 140], counts: [0; 5] };
-    ask(interface, &mut info)?;
+    request(interface, &mut info)?;
     let end = info.driver.iter().position(|&b| b == 0).unwrap_or(info.driver.len());
     Ok(String::from_utf8_lossy(&info.driver[..end]).into_owned())
 }
 
 fn numbers(interface: &str, cmd: u32) -> io::Result<[u32; 8]> {
     let mut numbers = Numbers { cmd, ..Numbers::default() };
-    ask(interface, &mut numbers)?;
+    request(interface, &mut numbers)?;
     Ok(numbers.of)
 }
 
 /// Makes a request, whose first word is the command. The answer overwrites the request.
-fn ask<T>(interface: &str, question: &mut T) -> io::Result<()> {
+fn request<T>(interface: &str, question: &mut T) -> io::Result<()> {
     let name = CString::new(interface)?;
     // SAFETY: made of integers, arrays of them and a union of those.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };

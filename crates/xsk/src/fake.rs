@@ -129,7 +129,7 @@ impl Fake {
     /// Takes a chunk from the fill ring.
     pub(crate) fn take_chunk(&mut self) -> u64 {
         assert!(self.fill.available(1).unwrap() > 0, "the fill ring is empty");
-        let addr = self.fill.take();
+        let addr = self.fill.consume();
         self.fill.release();
         addr
     }
@@ -144,7 +144,7 @@ impl Fake {
     /// Takes a descriptor from the TX ring.
     pub(crate) fn take_sent(&mut self) -> Option<Desc> {
         (self.sent.available(1).unwrap() > 0).then(|| {
-            let desc = self.sent.take();
+            let desc = self.sent.consume();
             self.sent.release();
             desc
         })
@@ -162,7 +162,7 @@ impl Fake {
     }
 
     /// Sets or clears the flag of the TX ring by which the kernel asks for a system call.
-    pub(crate) fn ask_for_kicks(&self, ask: bool) {
+    pub(crate) fn request_kicks(&self, ask: bool) {
         self.indices(3).flags.store(u32::from(ask), Ordering::Relaxed);
     }
 }

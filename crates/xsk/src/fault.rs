@@ -1,4 +1,8 @@
 //! Faults that stop a queue.
+//!
+//! The kernel writes to the rings, and a defect of it or of a driver could make this process read
+//! or return memory that is in use. So each index, address and length is validated, and an invalid
+//! one stops the queue by name.
 
 /// The reason why a queue has stopped: the kernel has written an invalid value to a ring, or the
 /// socket is not bound any more. A stopped queue receives and sends nothing. Its frames are

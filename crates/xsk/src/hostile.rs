@@ -110,7 +110,7 @@ fn indices_that_cannot_be_stop_the_queues() {
     let mut fake = self::fake();
     let mut pool = fake.pool();
     fake.indices(3).consumer.store(5, Ordering::Relaxed);
-    fake.ask_for_kicks(true);
+    fake.request_kicks(true);
     assert!(fake.tx().send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).is_ok());
     fake.tx().flush();
     assert_eq!(fake.tx().stats().stopped, Some(Fault::Index { producer: 1, consumer: 5 }));
@@ -328,7 +328,7 @@ fn a_kick_that_did_nothing_is_repeated() {
     fake.tx().send(packet(&mut pool)).unwrap();
     fake.tx().flush();
     assert_eq!(fake.tx().stats().kicks, 0, "the kernel is at work");
-    fake.ask_for_kicks(true);
+    fake.request_kicks(true);
     fake.tx().send(packet(&mut pool)).unwrap();
     fake.tx().flush();
     // The fake's descriptor is no socket, so each kick fails.
@@ -337,7 +337,7 @@ fn a_kick_that_did_nothing_is_repeated() {
     fake.tx().complete();
     assert_eq!(fake.tx().stats().kicks, 3);
     assert_eq!(fake.tx().arm().unwrap(), Armed::Work, "nothing would wake the thread");
-    fake.ask_for_kicks(false);
+    fake.request_kicks(false);
     let kicks = fake.tx().stats().kicks;
     fake.tx().flush();
     assert_eq!(fake.tx().stats().kicks, kicks, "the kernel is at work again");
@@ -390,7 +390,7 @@ fn a_dropped_frame_is_posted_again_at_once() {
     fake.deliver(fake.fill.peek(0), 13, 0);
     assert_eq!(fake.rx().poll(|poll| poll.receive(64, &mut Exchange(None))), 6);
     assert_eq!(fake.rx().pool_stats().allocated(), allocated, "no page went by the pool");
-    fake.fill.take();
+    fake.fill.consume();
     fake.fill.release();
     assert_eq!(fake.fill.available(8), Ok(8));
     let posted = [3, 4, 5, 6].map(|at| fake.fill.peek(at - 1));
@@ -505,7 +505,7 @@ fn anything_in_the_rings_is_survived() {
             match random.u8(0..12) {
                 0..4 => {
                     if fake.fill.available(1).is_ok_and(|n| n > 0) && fake.received.free(1).is_ok_and(|n| n > 0) {
-                        let addr = fake.fill.take() + random.u64(0..300);
+                        let addr = fake.fill.consume() + random.u64(0..300);
                         fake.fill.release();
                         fake.deliver(addr, random.u32(0..1900), random.u32(0..2));
                     }
@@ -529,7 +529,7 @@ fn anything_in_the_rings_is_survived() {
                 }
                 9 => {
                     if fake.sent.available(1).is_ok_and(|n| n > 0) && fake.done.free(1).is_ok_and(|n| n > 0) {
-                        let addr = fake.sent.take().addr;
+                        let addr = fake.sent.consume().addr;
                         fake.sent.release();
                         fake.complete(if random.u8(..) < 10 { near(&mut random) } else { addr });
                     }

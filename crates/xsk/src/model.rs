@@ -55,7 +55,7 @@ fn entries_and_places_against_indices() {
                 while ring.available(1).unwrap() == 0 {
                     thread::yield_now();
                 }
-                assert_eq!(ring.take(), i);
+                assert_eq!(ring.consume(), i);
                 // SAFETY: loom checks that no thread writes.
                 kernel.frames[i as usize].with(|frame| assert_eq!(unsafe { *frame }, i + 1));
                 ring.release();

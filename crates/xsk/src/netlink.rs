@@ -121,7 +121,7 @@ impl Interface {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
             return Err(Errno::NODEV.into());
         }
-        Self::ask(0, Some(name))
+        Self::request(0, Some(name))
     }
 
     /// Reads the interface with this index.
@@ -133,16 +133,16 @@ impl Interface {
         if index == 0 {
             return Err(Errno::NODEV.into());
         }
-        Self::ask(index, None)
+        Self::request(index, None)
     }
 
-    fn ask(index: u32, name: Option<&str>) -> io::Result<Self> {
+    fn request(index: u32, name: Option<&str>) -> io::Result<Self> {
         let mut body = vec![0; route::HEADER];
         body[4..8].copy_from_slice(&index.to_ne_bytes());
         if let Some(name) = name {
             attribute(&mut body, route::NAME, &[name.as_bytes(), b"\0"].concat());
         }
-        let answer = ask(None, route::GET_LINK, &body)?;
+        let answer = request(None, route::GET_LINK, &body)?;
         Self::parse(&answer).ok_or_else(|| Errno::BADMSG.into())
     }
 
@@ -217,7 +217,7 @@ impl XdpFeatures {
     pub fn of(ifindex: u32) -> io::Result<Self> {
         let mut body = vec![generic::GET_FAMILY, 1, 0, 0];
         attribute(&mut body, generic::FAMILY_NAME, generic::NETDEV);
-        let answer = ask(Some(GENERIC), generic::CONTROL, &body)?;
+        let answer = request(Some(GENERIC), generic::CONTROL, &body)?;
         let family = answer.get(generic::HEADER..).and_then(|rest| {
             let (_, value) = attributes(rest).find(|(number, _)| *number == generic::FAMILY_ID)?;
             Some(u16::from_ne_bytes(value.try_into().ok()?))
@@ -225,7 +225,7 @@ impl XdpFeatures {
         let family = family.ok_or(Errno::BADMSG)?;
         let mut body = vec![generic::DEV_GET, 1, 0, 0];
         attribute(&mut body, generic::IFINDEX, &ifindex.to_ne_bytes());
-        let answer = ask(Some(GENERIC), family, &body)?;
+        let answer = request(Some(GENERIC), family, &body)?;
         let mut features = Self::default();
         for (number, value) in attributes(answer.get(generic::HEADER..).unwrap_or_default()) {
             match number {
@@ -322,7 +322,7 @@ fn long(bytes: &[u8]) -> u64 {
 
 /// Sends a request whose answer is one message. Returns the message without its header. `None` as
 /// the protocol is that of links and routes.
-fn ask(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+fn request(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut request = Vec::with_capacity(HEADER + body.len());
     request.extend(((HEADER + body.len()) as u32).to_ne_bytes());

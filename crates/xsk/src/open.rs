@@ -64,7 +64,7 @@ impl<M: UmemMemory> Umem<M> {
         // Elsewhere, this index is another interface.
         let here = sys::is_of_this_namespace(fd.as_fd());
         let limits = if here { Limits::of(ifindex) } else { Limits::default() };
-        let binding = Binding::new(&options, &quirks, limits, self.room());
+        let binding = Binding::new(&options, &quirks, limits, self.frame_capacity());
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }

@@ -165,7 +165,7 @@ impl Privileges {
     ///
     /// The missing privilege.
     pub fn check_program(&self, filter: &Filter) -> Result<(), MissingPrivilege> {
-        let (step, needed) = if filter.takes_all() {
+        let (step, needed) = if filter.matches_all() {
             ("loading and attaching an XDP program", &[Capability::Bpf, Capability::NetAdmin][..])
         } else {
             let needed = &[Capability::Bpf, Capability::NetAdmin, Capability::Perfmon][..];

@@ -156,7 +156,7 @@ impl<M: UmemMemory> Receive<M> {
             if H::READS && PREFETCH_DISTANCE < n - taken {
                 self.prefetch_frame(PREFETCH_DISTANCE);
             }
-            let desc = self.rx.take();
+            let desc = self.rx.consume();
             taken += 1;
             let (chunk, start) = match self.check(desc) {
                 Ok(checked) => checked,
@@ -317,7 +317,7 @@ impl<M: UmemMemory> Receive<M> {
         pool.poll(|_| {
             self.partial = None;
             while self.rx.available(1).is_ok_and(|n| n > 0) {
-                let desc = self.rx.take();
+                let desc = self.rx.consume();
                 let Ok((page, _)) = self.claim(desc) else { break };
                 drop(page);
             }

@@ -353,7 +353,7 @@ impl<E: RingEntry> Consumer<E> {
 
     /// Consumes the next entry, which must be available.
     #[inline(always)]
-    pub(crate) fn take(&mut self) -> E {
+    pub(crate) fn consume(&mut self) -> E {
         debug_assert!(self.next != self.produced);
         let entry = self.peek(0);
         self.next = self.next.wrapping_add(1);

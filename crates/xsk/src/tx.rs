@@ -290,7 +290,7 @@ impl<M: UmemMemory> XskTx<M> {
                 self.region.prefetch(self.layout.page_index(self.completion.peek(i)));
             }
             for _ in 0..n {
-                let addr = self.completion.take();
+                let addr = self.completion.consume();
                 let chunk = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk));
                 let chunk = chunk.ok_or(Fault::Address { addr })?;
                 self.timestamps.completed(addr, &self.region);

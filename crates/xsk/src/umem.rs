@@ -133,7 +133,7 @@ impl<M: UmemMemory> Umem<M> {
     /// Bytes of a frame that fit into a chunk, behind both headrooms. A longer frame is in several
     /// chunks.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn frame_capacity(&self) -> usize {
         self.0.layout.chunk - KERNEL_HEADROOM - self.0.layout.headroom as usize
     }
 }
@@ -188,8 +188,8 @@ mod tests {
     #[test]
     fn chunks_are_powers_of_two_within_a_page() {
         let umem = |order, chunk| Umem::new(region(order), &UmemOptions::new().chunk(chunk));
-        assert_eq!(umem(0, 4096).unwrap().room(), 3840);
-        assert_eq!(umem(1, 2048).unwrap().room(), 1792);
+        assert_eq!(umem(0, 4096).unwrap().frame_capacity(), 3840);
+        assert_eq!(umem(1, 2048).unwrap().frame_capacity(), 1792);
         for (order, chunk) in [(0, 1024), (0, 3000), (0, 8192), (1, 8192)] {
             assert!(matches!(umem(order, chunk), Err(XskError::Chunk { .. })), "{order} {chunk}");
         }

@@ -1,4 +1,7 @@
 //! The kinds of memory that can be a UMEM.
+//!
+//! The kernel writes to a UMEM while this process maps it, so memory of plain slices is none. The
+//! trait makes that a compile error.
 
 use netmem_pool::{KernelShared, Mapped, PeerShared, TrustedPeer};
 

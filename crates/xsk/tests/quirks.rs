@@ -24,7 +24,7 @@ thread_local! {
 
 /// Keeps the warnings of each thread. It is the subscriber of the whole process, and each test
 /// calls [`listen`](Self::listen) first: if a thread without a subscriber is the first at an event
-/// while another thread sets one for itself, `tracing` may take the event for disabled.
+/// while another thread sets one for itself, `tracing` may treat the event as disabled.
 struct Warnings;
 
 impl Warnings {
@@ -82,7 +82,7 @@ fn warnings(interface: &str, queues: u32, options: impl Fn() -> QueueOptions) ->
     SAID.take()
 }
 
-/// The user is warned when the first queue of an interface is opened, whatever the options say, and
+/// The user is warned when the first queue of an interface is opened, whatever the options are, and
 /// not again with the next queue, or when the interface is opened again.
 #[test]
 fn a_warning_for_each_entry_of_the_driver() {

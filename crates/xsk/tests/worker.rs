@@ -68,8 +68,8 @@ fn privileges_are_dropped_once_the_interface_is_open() {
     });
 }
 
-/// The worker's error names the interface: the number says nothing, and is another interface in the
-/// worker's network namespace.
+/// The worker's error names the interface: the index is that of another interface in the worker's
+/// network namespace.
 #[test]
 fn an_interface_that_has_gone_is_named() {
     in_namespace(|| {
@@ -84,8 +84,8 @@ fn an_interface_that_has_gone_is_named() {
 }
 
 /// Proves XSK-4: the worker is another user without any capability. It registers its memory, binds
-/// and moves frames, and its end takes the program off the interface. The helper has nothing any
-/// more. In the worker's network namespace the interface's number is that of another interface,
+/// and moves frames, and its end detaches the program from the interface. The helper has nothing
+/// any more. In the worker's network namespace the interface's number is that of another interface,
 /// with fewer queues, which changes nothing.
 #[test]
 fn a_worker_without_privileges_moves_frames() {
@@ -111,9 +111,9 @@ fn a_worker_without_privileges_moves_frames() {
             let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
             let mut xsk = Xsk::<KernelShared>::open(options, queue).unwrap();
             assert_eq!(xsk.pairs.iter().map(|(rx, _)| rx.posted()).collect::<Vec<_>>(), [500, 500]);
-            // Sends back what comes by either queue, until a frame says that it is the last. The
-            // peer sends each frame until it is back, and sends many if this thread gets no CPU:
-            // those that the ring has no room for are dropped.
+            // Sends back what comes by either queue, until the last frame. The peer sends each
+            // frame until it is back, and sends many if this thread gets no CPU: those that the
+            // ring has no room for are dropped.
             let mut over = false;
             until("the last frame", || {
                 for (rx, tx) in &mut xsk.pairs {
@@ -248,7 +248,7 @@ fn a_worker_is_told_that_its_interface_is_gone() {
     });
 }
 
-/// What a helper says is not trusted: a ring that no queue can be filled for is an error.
+/// What a helper sends is not trusted: a ring that no queue can be filled for is an error.
 #[test]
 fn a_helper_that_lies_about_the_ring() {
     in_namespace(|| {

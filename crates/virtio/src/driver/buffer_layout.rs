@@ -1,4 +1,7 @@
 //! How received frames lie in buffers, as the options and the negotiated features decide it.
+//!
+//! Why it is computed once: the offsets decide which cache lines a frame touches, and the receive
+//! loop must not compute them for each frame.
 
 use netmem_pool::{Page, PeerMemory};
 

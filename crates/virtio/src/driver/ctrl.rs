@@ -115,8 +115,8 @@ impl ControlBuffer {
     fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
         for (i, b) in bytes.iter().enumerate() {
-            // SAFETY: just checked; the piece is ours in this process, and the device may read it,
-            // hence volatile.
+            // SAFETY: just checked; this process alone writes the buffer, and the device may read
+            // it, hence volatile.
             unsafe { self.region.as_ptr().add(self.offset + at + i).write_volatile(*b) };
         }
     }

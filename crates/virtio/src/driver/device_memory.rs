@@ -1,4 +1,8 @@
 //! Device memory that is added to a device, and removed from it, while its rings run.
+//!
+//! A program often learns which device memory it needs after the device was probed, and a device
+//! has few regions. So a region is added when a queue is bound to it, and removed when no queue
+//! uses it. A queue that transmits notices a change by the number of changes.
 
 use super::error::NetError;
 use super::state::DriverState;

@@ -1,4 +1,7 @@
 //! When a queue that only polls checks its connection. See `disconnect.rs`.
+//!
+//! A poll makes no system call, so the end of the connection is not visible to it. A counter in the
+//! queue spreads the cost of a check over many polls.
 
 /// Polls of a queue without a result between two checks of the socket. A check is a system call;
 /// spread over so many polls, it costs less than a hundredth of a nanosecond a poll. A queue that

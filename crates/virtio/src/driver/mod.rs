@@ -1,5 +1,8 @@
 //! The virtio-net driver: from a connection to a device to queues that receive into page pools.
 //!
+//! Why a driver in user space: a device in another process (or in this one) writes frames directly
+//! into the pages that the program then owns, and no frame is copied on the way to it.
+//!
 //! * [`VirtioNet::probe`] negotiates, lays out memory, and starts the rings of all queue pairs.
 //! * [`VirtioRx`] and [`VirtioTx`] are the queues; they can go to different threads, and stop their
 //!   rings when dropped.
@@ -11,6 +14,9 @@
 //!   ([`VirtioNet::config`]), reports whether the device is still connected, and connects to
 //!   another one: [`VirtioNet::reconnect`].
 
+// From the device down: `probe` and `reconnect` set up a connection; `rx`, `split_rx`, `tx` and
+// `split_tx` are the queues; `receive` is their loop, over the layouts of `buffers`; `ring` is the
+// memory of a ring. `state` is what all of them share.
 mod big_buffers;
 mod buffer_layout;
 mod buffers;

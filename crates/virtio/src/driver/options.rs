@@ -228,9 +228,9 @@ impl<M: PeerMemory> NetOptions<M> {
     /// | [`Offload::All`] | checksums, segments | checksums and segments, where they fit |
     ///
     /// Segments fit in mergeable mode with a [`max_frame`](Self::max_frame) of more than 1518, and
-    /// in big-packet mode with the longest frames, which needs a device that has them.
-    /// Received frames of small mode have none, because a segment fits no buffer and headers are
-    /// not read. A device with device memory always has checksums in both directions.
+    /// in big-packet mode with the longest frames, which needs a device that has them. Received
+    /// frames of small mode have none, because a segment fits no buffer and headers are not read. A
+    /// device with device memory always has checksums in both directions.
     #[must_use]
     pub fn offloads(mut self, offloads: Offload) -> Self {
         self.offloads = offloads;

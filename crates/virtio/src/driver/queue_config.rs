@@ -1,4 +1,7 @@
-//! The values from which the receive queues of a device are made, at probe and at each restart.
+//! The values from which the receive queues of a device are made.
+//!
+//! They are fixed at probe, because a restart and a reconnect must make the same queues again: the
+//! negotiated features and the size of the rings do not change while the device is in use.
 
 use super::buffer_layout::{BufferLayout, HeaderFields};
 use super::ring_layout::RingLayout;

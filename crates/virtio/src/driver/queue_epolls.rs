@@ -1,4 +1,7 @@
 //! The descriptors that wake threads which wait for queues. See `wait.rs`.
+//!
+//! Why an epoll set for each queue, and not its eventfd: a restart makes a new eventfd, and a
+//! program registers the descriptor of a queue once.
 
 use crate::notify::{Kicks, NotifyError};
 use rustix::event::{EventfdFlags, eventfd};

@@ -110,7 +110,7 @@ impl<M: PeerMemory> VirtioNet<M> {
         }
         let (state, pairs) = (self.state.clone(), usize::from(self.pairs));
         let plan = &state.config.plan;
-        if plan.rx_tables() && !RingLayout::takes_rx_tables(self.features, &backend) {
+        if plan.rx_tables() && !RingLayout::supports_rx_tables(self.features, &backend) {
             return Err(VhostUserError::NoRxTables.into());
         }
         let mut at = state.lock();

@@ -80,14 +80,14 @@ impl RingLayout {
         let tables = if negotiated.indirect() { (size * table).next_multiple_of(RingPlacement::ALIGN) } else { 0 };
         let pairs = usize::from(o.pairs);
         let control = RingPlacement::bytes(negotiated, ctrl::SIZE) + ctrl::BUFFER;
-        let rx_tables = o.has_long_chains() && Self::takes_rx_tables(negotiated, backend);
+        let rx_tables = o.has_long_chains() && Self::supports_rx_tables(negotiated, backend);
         let total = pairs * (2 * ring + header + if rx_tables { 2 } else { 1 } * tables) + control;
         Self { negotiated, ring_size: o.ring_size, ring, header, tables, rx_tables, pairs, total }
     }
 
     /// Whether a back end follows tables in a receive ring. In a packed ring, DPDK's vhost mistakes
     /// the table itself for a buffer.
-    pub(super) fn takes_rx_tables(negotiated: Negotiated, backend: &VhostUser) -> bool {
+    pub(super) fn supports_rx_tables(negotiated: Negotiated, backend: &VhostUser) -> bool {
         !negotiated.packed() || backend.splits()
     }
 

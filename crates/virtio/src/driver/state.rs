@@ -1,4 +1,8 @@
 //! What the queues of a device and its handle share.
+//!
+//! Why one value: each queue may be on a thread of its own, and the handle on another. A restart
+//! and a reconnect change the connection under all of them. What changes is behind one lock, and a
+//! queue polls one atomic word to notice it.
 
 use super::disconnect::LastDisconnect;
 use super::queue_config::QueueConfig;

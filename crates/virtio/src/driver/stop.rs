@@ -1,4 +1,7 @@
 //! A receive queue that can be stopped: what a restart needs of it.
+//!
+//! A restart replaces the type of a queue (host memory or device memory). This trait is what both
+//! types have in common, so that `restart.rs` is written once.
 
 use super::ring::RingHandle;
 use super::state::DriverState;

@@ -1,5 +1,8 @@
-//! The addresses of fragments for a transmit queue's device. A page in the device's DMA domain has
-//! its address already. Any other page is mapped for as long as the device has the packet.
+//! The addresses of fragments for a transmit queue's device.
+//!
+//! A page in the device's DMA domain has its address already. Any other page (one that another
+//! device received, for instance) is mapped for as long as the device has the packet, so that it
+//! need not be copied.
 //!
 //! ```text
 //!   same domain      frag.dma_addr()                            synced
@@ -21,7 +24,7 @@ pub(super) enum TxAddressing<M: PeerMemory> {
     Plain(Arc<Region<M>>),
 }
 
-/// A fragment's mapping in the device's address mappings.
+/// A fragment's address for the device.
 #[derive(Clone, Copy, Default)]
 struct FragMapping {
     dma: u64,
@@ -29,6 +32,7 @@ struct FragMapping {
     mapped: u32,
 }
 
+/// The addresses of the fragments that a transmit queue has posted.
 pub(super) struct TxMappings<M: PeerMemory> {
     memory: TxAddressing<M>,
     /// A short form of `memory`, for a fast comparison: the identity of its domain, or the

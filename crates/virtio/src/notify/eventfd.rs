@@ -1,4 +1,7 @@
-//! Whether a descriptor is an eventfd, asked of the kernel without the file's own code.
+//! Whether a descriptor is an eventfd.
+//!
+//! The peer chooses the file. A system call on a file of its own (FUSE, a device) can block, so the
+//! kernel is asked without running the file's own code.
 
 use super::aio::Context;
 use super::error::NotifyError;

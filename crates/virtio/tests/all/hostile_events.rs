@@ -1,7 +1,9 @@
-//! Peers that attack by the event descriptors that they share: they fill the counter, clear `O_NONBLOCK`, pass the same
-//! descriptor twice, or pass something that is no eventfd. No thread of ours blocks, on either side.
+//! Peers that attack by the event descriptors that they share: they fill the counter, clear
+//! `O_NONBLOCK`, pass the same descriptor twice, or pass something that is no eventfd. No thread of
+//! ours blocks, on either side.
 //!
-//! A failure would be a hang. Each test runs on a thread of its own, and a watchdog makes the hang a failure.
+//! A failure would be a hang. Each test runs on a thread of its own, and a watchdog makes the hang
+//! a failure.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -43,7 +45,8 @@ fn fill(mut fd: &File) {
     set_nonblocking(&fd, false);
 }
 
-/// Makes plain writes to these eventfds block, and clears `O_NONBLOCK` again as soon as a victim may have set it.
+/// Makes plain writes to these eventfds block, and clears `O_NONBLOCK` again as soon as a victim
+/// may have set it.
 struct Filler {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -70,7 +73,7 @@ impl Drop for Filler {
     }
 }
 
-/// The next front end is served, and the device ends when it is told to.
+/// The next front end is served, and the device ends on request.
 fn next_is_served(device: Rig<Gen>) {
     let mut driver = Driver::over(&device.control, Arc::clone(&device.stats), PLAIN);
     driver.share_memory();
@@ -162,7 +165,8 @@ fn a_full_err() {
     });
 }
 
-/// One eventfd is the kick of two rings, and blocking; a peer reads it, so that it is empty when the device looks.
+/// One eventfd is the kick of two rings, and blocking; a peer reads it, so that it is empty when
+/// the device polls.
 #[test]
 fn one_kick_for_two_rings() {
     watched(|| {
@@ -184,7 +188,8 @@ fn one_kick_for_two_rings() {
                     set_nonblocking(&peer, false);
                 }
                 until(|| {
-                    // A kick that the peer takes away before the device looks is the peer's loss: it kicks again.
+                    // A kick that the peer reads before the device polls is the peer's loss: it
+                    // kicks again.
                     if empty {
                         kick.write(1).unwrap();
                     }
@@ -198,8 +203,8 @@ fn one_kick_for_two_rings() {
     });
 }
 
-/// A kick that is an `EFD_SEMAPHORE` eventfd with a full counter: each read would take 1, and so it would be ready for ever.
-/// The device sleeps.
+/// A kick that is an `EFD_SEMAPHORE` eventfd with a full counter: each read would take 1, and so it
+/// would be ready for ever. The device sleeps.
 #[test]
 fn a_kick_that_is_always_ready() {
     watched(|| {
@@ -207,14 +212,16 @@ fn a_kick_that_is_always_ready() {
         let mut driver = driver(&device);
         let kick: File = eventfd(0, EventfdFlags::SEMAPHORE).unwrap().into();
         (&kick).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
-        // The buffer is there first: the device looks when it gets the kick, and need not look again.
+        // The buffer is there first: the device polls when it gets the kick, and need not poll
+        // again.
         driver.post_rx(0, 0, 1, 2048);
         driver.front.set_vring_kick(0, &kick).unwrap();
         until(|| driver.rings[0].ring.used_idx() == 1);
         let before = device.stats.sleeps.load(Relaxed);
         sleep(Duration::from_millis(500));
         let sleeps = device.stats.sleeps.load(Relaxed) - before;
-        // A device that is kept awake sleeps thousands of times; this one may fall asleep once more.
+        // A device that is kept awake sleeps thousands of times; this one may fall asleep once
+        // more.
         assert!(sleeps < 5, "{sleeps} sleeps in half a second");
         driver.hang_up();
         next_is_served(device);
@@ -255,7 +262,8 @@ fn others() -> Vec<(&'static str, OwnedFd)> {
     ]
 }
 
-/// A file that is no eventfd is refused with a named error, as call, kick and err. The next front end is served.
+/// A file that is no eventfd is refused with a named error, as call, kick and err. The next front
+/// end is served.
 #[test]
 fn other_files_are_refused() {
     watched(|| {

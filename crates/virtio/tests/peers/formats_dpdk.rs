@@ -1,8 +1,9 @@
-//! DPDK's vhost, 22.11 and 24.11, under our driver: in each ring format, with and without event index, indirect tables and in-order
-//! use, in every receive mode, with one and two queue pairs. Frames of every length come back as they were sent.
+//! DPDK's vhost, 22.11 and 24.11, under our driver: in each ring format, with and without event
+//! index, indirect tables and in-order use, in every receive mode, with one and two queue pairs.
+//! Frames of every length come back as they were sent.
 //!
-//! Needs `dpdk-testpmd` (the system's is 22.11 on Debian 12), two CPUs and the archive of Debian 13 (24.11), and is skipped, saying so,
-//! without. No huge pages and no privileges.
+//! Needs `dpdk-testpmd` (the system's is 22.11 on Debian 12), two CPUs and the archive of Debian 13
+//! (24.11), and is skipped, saying so, without. No huge pages and no privileges.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ use netmem_virtio::virtqueue::Negotiated;
 /// The frame that is sent until it comes back. No other frame looks like it.
 const GREETING: [u8; 700] = [0x88; 700];
 
-/// Waits until frames come back from this pair. DPDK's vhost starts to receive from a new connection a moment before it sends to it, and
-/// drops what testpmd forwards in between; testpmd forwards nothing before it has heard that its port is up.
+/// Waits until frames come back from this pair. DPDK's vhost starts to receive from a new
+/// connection a moment before it sends to it, and drops what testpmd forwards in between; testpmd
+/// forwards nothing before it has heard that its port is up.
 fn greet(pair: &mut QueuePair) {
     let mut sent: Option<Instant> = None;
     until(|| {
@@ -109,8 +111,9 @@ fn dpdk_vhost_in_every_format() {
         let Some(_testpmd) = Testpmd::run(dpdk, &vhost, "--forward-mode=macswap --rxq=2 --txq=2", "") else { return };
         for chosen in 0..1 << features.len() {
             let ring = (0..features.len()).filter(|i| chosen >> i & 1 == 1).map(|i| features[i]).sum();
-            // Each mode meets each feature on and off, and each number of pairs. But for big mode on packed rings, which DPDK
-            // fills wrongly: see "Where a peer differs" in docs/design/virtio.md.
+            // Each mode meets each feature on and off, and each number of pairs. But for big mode
+            // on packed rings, which DPDK fills wrongly: see "Where a peer differs" in
+            // docs/design/virtio.md.
             let modes = &MODES[..if ring & feature::RING_PACKED == 0 { 3 } else { 2 }];
             let mode = modes[(chosen + chosen / 3 + dpdk as usize) % modes.len()];
             let pairs = 1 + (chosen / 2 % 2) as u16;
@@ -120,7 +123,8 @@ fn dpdk_vhost_in_every_format() {
     }
 }
 
-/// A frame of TCP or UDP over IPv4 or IPv6, its checksum right, and where its transport header begins and its sum is (from there).
+/// A frame of TCP or UDP over IPv4 or IPv6, its checksum right, and where its transport header
+/// begins and its sum is (from there).
 struct Transport {
     bytes: Vec<u8>,
     start: usize,
@@ -152,7 +156,8 @@ impl Transport {
         self.start + self.offset..self.start + self.offset + 2
     }
 
-    /// The frame with the sum of its pseudo-header in the sum's place, as a driver leaves it to the device.
+    /// The frame with the sum of its pseudo-header in the sum's place, as a driver leaves it to the
+    /// device.
     fn partial(&self) -> Vec<u8> {
         self.pseudo(self.bytes.len() - self.start)
     }
@@ -170,7 +175,7 @@ impl Transport {
     /// What a device makes of [`partial`](Self::partial) that sums.
     fn complete(&self, bytes: &mut [u8]) {
         let sum = checksum(&bytes[self.start..]);
-        // A datagram's sum of zero would say that there is none.
+        // A checksum of zero would mean that the datagram has none.
         let sum = if self.offset == 6 && sum == 0 { 0xffff } else { sum };
         bytes[self.sum_at()].copy_from_slice(&sum.to_be_bytes());
     }
@@ -229,7 +234,8 @@ fn ends((net, pair): (VirtioNet, QueuePair), books: &Books) {
     books.assert_balanced();
 }
 
-/// DPDK's `csum` engine computes what is left to it, and leaves to us what it may: each way the sum is right in the end. Proves NET-9.
+/// DPDK's `csum` engine computes what is left to it, and leaves to us what it may: each way the sum
+/// is right in the end. Proves NET-9.
 #[test]
 fn dpdk_csum_engine() {
     let _alone = crate::alone();
@@ -261,16 +267,18 @@ fn dpdk_csum_engine() {
     }
 }
 
-/// Large segments go through DPDK's vhost and come back as large segments, with their size and their partial sum. DPDK leaves the length out
-/// of a large segment's pseudo-header, as network cards want it. Proves NET-9.
+/// Large segments go through DPDK's vhost and come back as large segments, with their size and
+/// their partial sum. DPDK leaves the length out of a large segment's pseudo-header, as network
+/// cards want it. Proves NET-9.
 #[test]
 fn dpdk_passes_large_segments() {
     let _alone = crate::alone();
     for dpdk in [Dpdk::System, Dpdk::Debian13] {
         let dir = tempfile::tempdir().unwrap();
         let (socket, books) = (dir.path().join("vhost.sock"), Books::default());
-        // Old flags: what vhost receives has the flags that transmission wants, so the segments' size survives a forwarding that knows
-        // nothing of it. testpmd's own TSO wants a capability that this port does not claim.
+        // Old flags: what vhost receives has the flags that transmission wants, so the segments'
+        // size survives a forwarding that knows nothing of it. testpmd's own TSO wants a capability
+        // that this port does not claim.
         let vhost = format!("net_vhost0,iface={},queues=1,tso=1,legacy-ol-flags=1", socket.display());
         let Some(_testpmd) = Testpmd::run(dpdk, &vhost, "--forward-mode=io", "") else { return };
         let (net, mut pair) = offloading(&socket, &books);

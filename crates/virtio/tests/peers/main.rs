@@ -1,5 +1,6 @@
-//! The driver with back ends of other projects: DPDK's vhost, Open vSwitch, passt. They are apart from the other tests, and
-//! run one at a time, because each polls CPUs without a pause, and a machine may have only two.
+//! The driver with back ends of other projects: DPDK's vhost, Open vSwitch, passt. They are apart
+//! from the other tests, and run one at a time, because each polls CPUs without a pause, and a
+//! machine may have only two.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod formats_dpdk;

@@ -1,6 +1,6 @@
-//! Open vSwitch with DPDK between two drivers. Its ports of the type `dpdkvhostuserclient` are back ends that connect, so the
-//! drivers listen. Frames go through the switch in both directions, whole and in order, also after either driver was closed
-//! and the switch has connected again.
+//! Open vSwitch with DPDK between two drivers. Its ports of the type `dpdkvhostuserclient` are back
+//! ends that connect, so the drivers listen. Frames go through the switch in both directions, whole
+//! and in order, also after either driver was closed and the switch has connected again.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -27,7 +27,8 @@ impl Process {
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                // The switch makes taps, which belong into a namespace of its own. A user who may not make one may make no taps.
+                // The switch makes taps, which belong into a namespace of its own. A user who may
+                // not make one may make no taps.
                 libc::unshare(libc::CLONE_NEWNET);
                 Ok(())
             })
@@ -83,7 +84,7 @@ impl Switch {
             "other_config:dpdk-extra=--no-huge --legacy-mem -m 512 {quiet} --file-prefix=netmem-{id} -d {plugins}"
         );
         let cpus = "other_config:pmd-cpu-mask=2 other_config:dpdk-lcore-mask=1";
-        // A pool of buffers for each port: the one for all ports would take 800 MB.
+        // A pool of buffers for each port: the one for all ports would need 800 MB.
         let dpdk = "other_config:dpdk-init=true other_config:per-port-memory=true";
         set(&format!("set Open_vSwitch . {cpus} {dpdk}"), &extra);
         set("add-br br0 -- set bridge br0 datapath_type=netdev", "");
@@ -142,7 +143,8 @@ const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0x10], [2, 0, 0, 0, 0, 0x11]];
 /// An Ethernet type for experiments.
 const TYPE: [u8; 2] = [0x88, 0xb5];
 
-/// Sends from one end to the other: a frame until one arrives, for the switch takes a moment to see a new port, and then many.
+/// Sends from one end to the other: a frame until one arrives, for the switch needs a moment to see
+/// a new port, and then many.
 fn traffic(from: &mut End, to: &mut End, macs: [[u8; 6]; 2], rng: &mut Rng) {
     let [source, destination] = macs;
     let make = |number: u64, size: usize| [&destination[..], &source, &TYPE, &frame(number, size)[14..]].concat();

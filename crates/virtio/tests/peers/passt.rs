@@ -1,5 +1,6 @@
-//! passt as the back end: the driver gets an address by DHCP and has its pings answered, through another project's user-mode
-//! network. passt insists on the order of messages: the first SET_FEATURES is the driver's whole choice.
+//! passt as the back end: the driver gets an address by DHCP and has its pings answered, through
+//! another project's user-mode network. passt insists on the order of messages: the first
+//! SET_FEATURES is the driver's whole choice.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -96,7 +97,7 @@ fn dhcp(kind: u8, address: Option<[u8; 4]>) -> Vec<u8> {
     frame
 }
 
-/// The kind of a DHCP answer, the address that it gives, and the router.
+/// The kind of a DHCP answer, the address that it assigns, and the router.
 fn dhcp_answer(packet: &SlicedPacket<'_>) -> Option<(u8, [u8; 4], [u8; 4])> {
     let Some(TransportSlice::Udp(udp)) = &packet.transport else { return None };
     let bootp = udp.payload();

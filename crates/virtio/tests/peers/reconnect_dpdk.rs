@@ -1,6 +1,8 @@
-//! A foreign back end, DPDK's vhost, is killed and started again under traffic, with the socket on either side.
+//! A foreign back end, DPDK's vhost, is killed and started again under traffic, with the socket on
+//! either side.
 //!
-//! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no privileges.
+//! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no
+//! privileges.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,7 +15,7 @@ use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use netmem_virtio::socket::Listener;
 
-/// How often each is killed. A start of DPDK takes a second or two.
+/// How often each is killed. DPDK starts in a second or two.
 const RESTARTS: u64 = 2;
 
 /// Proves NET-11 on a back end that is not ours.
@@ -24,7 +26,8 @@ fn dpdk_is_killed_under_traffic() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("vhost.sock");
         let listener = client.then(|| Listener::bind(&socket).unwrap());
-        // A listening testpmd has its socket before it forwards; what was killed leaves a socket that is in the way.
+        // A listening testpmd has its socket before it forwards; what was killed leaves a socket
+        // that is in the way.
         let start = || {
             if !client {
                 let _ = std::fs::remove_file(&socket);

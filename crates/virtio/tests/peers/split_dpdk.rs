@@ -1,7 +1,9 @@
-//! Device memory behind a foreign device: DPDK's vhost, which knows nothing of it. Frames leave from device memory, are sent back
-//! by testpmd, and arrive in device memory, whole; queues are restarted in between.
+//! Device memory behind a foreign device: DPDK's vhost, which knows nothing of it. Frames leave
+//! from device memory, are sent back by testpmd, and arrive in device memory, whole; queues are
+//! restarted in between.
 //!
-//! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no privileges.
+//! Needs `dpdk-testpmd` and two CPUs, and is skipped, saying so, without. No huge pages and no
+//! privileges.
 
 use std::sync::Arc;
 

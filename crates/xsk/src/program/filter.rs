@@ -83,7 +83,7 @@ impl Filter {
         &self.rules
     }
 
-    pub(crate) fn takes_all(&self) -> bool {
+    pub(crate) fn matches_all(&self) -> bool {
         self.rules.is_empty() || self.rules.contains(&Rule::default())
     }
 
@@ -152,7 +152,7 @@ pub(super) fn program(filter: &Filter, map: i32) -> Option<Vec<u64>> {
     let mut asm = Asm::default();
     let (redirect, pass) = (asm.label(), asm.label());
     asm.copy(CONTEXT, Reg::R1);
-    if !filter.takes_all() {
+    if !filter.matches_all() {
         decide(&mut asm, filter, redirect, pass);
     }
     asm.place(redirect)
@@ -162,7 +162,7 @@ pub(super) fn program(filter: &Filter, map: i32) -> Option<Vec<u64>> {
         .call(Helper::RedirectMap)
         .exit();
     // The verifier refuses instructions that are never reached.
-    if !filter.takes_all() {
+    if !filter.matches_all() {
         asm.place(pass).set(Reg::R0, XDP_PASS).exit();
     }
     asm.finish()

@@ -33,7 +33,7 @@ fn every_size(umem: UmemOptions, sizes: impl Iterator<Item = usize> + Clone + Se
             bench.peer.send(&sent);
             let packet = bench.receive();
             assert_eq!(packet.to_vec(), sent, "{len} bytes to us");
-            assert_eq!(packet.fragments().count(), len.div_ceil(bench.umem.room()), "{len}");
+            assert_eq!(packet.fragments().count(), len.div_ceil(bench.umem.frame_capacity()), "{len}");
         }
         let (room, n) = (bench.umem.chunk_size() - 64, sizes.clone().count() as u64);
         for len in sizes {

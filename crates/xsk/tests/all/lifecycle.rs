@@ -35,8 +35,8 @@ fn assert_closed(closed: &PoolClosed) {
     assert_eq!((closed.outstanding, closed.stats.inflight()), (0, 0), "{closed:?}");
 }
 
-/// Frames that were lost on the way from the interface `theirs` to the queue, where the kernel says
-/// so.
+/// Frames that were lost on the way from the interface `theirs` to the queue, by the kernel's
+/// counters.
 fn lost(rx: &XskRx, theirs: &str) -> u64 {
     let kernel = rx.socket().kernel_stats().unwrap();
     assert_eq!(kernel.rx_invalid, 0);
@@ -44,7 +44,7 @@ fn lost(rx: &XskRx, theirs: &str) -> u64 {
 }
 
 /// Polls until each of `sent` frames was received, or is in a counter of the kernel: it may deliver
-/// them late. `received` says how many the handler got so far.
+/// them late. `received` returns how many the handler got so far.
 #[track_caller]
 fn drain(
     rx: &mut XskRx,
@@ -169,8 +169,8 @@ fn random_frames_of_every_length() {
     });
 }
 
-/// Traffic in both directions, until it is told to stop. Frames are sent from pages of their own,
-/// and echoed.
+/// Traffic in both directions, until it is stopped. Frames are sent from pages of their own, and
+/// echoed.
 struct Traffic {
     rx: XskRx,
     tx: XskTx,
@@ -204,7 +204,7 @@ impl Traffic {
     }
 }
 
-/// Ends the thread that looks at the flag, also if the test panics.
+/// Ends the thread that polls the flag, also if the test panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -244,8 +244,8 @@ fn sockets_are_closed_with_frames_in_flight() {
         let program = Program::attach(index(&ours), &ProgramOptions::default()).unwrap();
         let (memory, umem) = memory::<KernelShared>(16384, &UmemOptions::new());
         let (mut quarantined, mut echoed) = (0, 0);
-        // Each takes the chunks that the kernel has, which are more for a NIC: as many as its ring
-        // has entries, and a quarter more.
+        // Each consumes the chunks that the kernel has, which are more for a NIC: as many as its
+        // ring has entries, and a quarter more.
         let rounds = if nics().is_some() { 10 } else { 20 };
         under_traffic(&peer, || {
             for round in 0..rounds {
@@ -284,7 +284,7 @@ fn sockets_are_closed_with_frames_in_flight() {
 }
 
 /// Proves XSK-1: a queue is opened many times on memory for two openings. The pages that the kernel
-/// had return when it lets the queue be bound again. `NETMEM_OPENINGS` says how often.
+/// had return when it lets the queue be bound again. `NETMEM_OPENINGS` sets how often.
 #[test]
 fn a_queue_is_opened_many_times_on_a_small_region() {
     let openings = std::env::var("NETMEM_OPENINGS").map_or(100, |openings| openings.parse().unwrap());
@@ -323,7 +323,7 @@ fn sent_pages_are_kept_until_the_kernel_has_released_the_queue() {
         let close = |pool: &mut PagePool<_>| {
             let (rx, mut tx) = reopen(&ours, &umem, &memory, options).unwrap();
             assert_eq!((pool.stats().inflight(), umem.held()), (0, 0));
-            // While it is down, the kernel takes no frames.
+            // While it is down, the kernel sends no frames.
             ip(&format!("link set {ours} down"));
             for _ in 0..10 {
                 tx.send(Packet::new(pool.alloc().unwrap().freeze_range(0..60))).unwrap();
@@ -449,7 +449,7 @@ fn an_interface_that_goes() {
 }
 
 /// Another process wants the interface under traffic: it attaches a program in either mode, or
-/// takes ours off as `ip` does. It is refused each time. The queues notice nothing, and each frame
+/// detaches ours as `ip` does. It is refused each time. The queues notice nothing, and each frame
 /// is received or counted.
 #[test]
 fn another_process_wants_the_interface() {
@@ -481,7 +481,7 @@ fn another_process_wants_the_interface() {
                     assert_eq!(said.matches("interface is taken by netmem_xsk").count(), 2, "{said}");
                     for mode in ["xdp", "xdpdrv", "xdpgeneric"] {
                         let off = Command::new("ip").args(["link", "set", "dev", &ours, mode, "off"]).output().unwrap();
-                        // In the other mode there is nothing to take off.
+                        // In the other mode there is nothing to detach.
                         assert!(mode == "xdpgeneric" || !off.status.success(), "{mode}: {off:?}");
                     }
                 }
@@ -517,9 +517,9 @@ fn attaching_child() {
     }
 }
 
-/// The program on the interface is exchanged for one that takes no frames, and put back, again and
-/// again. Meanwhile the kernel has the frames: the queue receives nothing, goes on, and keeps all
-/// chunks.
+/// The program on the interface is exchanged for one that redirects no frames, and put back, again
+/// and again. Meanwhile the kernel has the frames: the queue receives nothing, goes on, and keeps
+/// all chunks.
 #[test]
 fn a_program_without_our_frames_comes_and_goes() {
     in_namespace(|| {
@@ -666,7 +666,7 @@ fn child() {
 
 /// Proves XSK-3 and XSK-1: a process that is killed at any moment leaves no program on the
 /// interface and nothing bound to the queue: the next process starts as the first did.
-/// `NETMEM_KILLS` says how often.
+/// `NETMEM_KILLS` sets how often.
 #[test]
 fn a_process_that_is_killed_leaves_nothing() {
     let kills = std::env::var("NETMEM_KILLS").map_or(100, |kills| kills.parse().unwrap());

@@ -83,7 +83,7 @@ fn eight_sockets_on_one_umem() {
         let (_a, mut near) = open(&ours, 4, &umem, &memory);
         let (_b, mut far) = open(&theirs, 4, &umem, &memory);
         assert!(near.iter().all(|(rx, _)| rx.socket().mode() == Mode::Copy && rx.socket().is_multi_buffer()));
-        // veth has no zero-copy, which a kernel before 6.3 does not say.
+        // veth has no zero-copy, which a kernel before 6.3 does not report.
         let reasons: Vec<_> = near.iter().map(|(rx, _)| rx.socket().copy_reason().unwrap()).collect();
         assert!(matches!(reasons[0], CopyReason::Driver | CopyReason::Unknown), "{reasons:?}");
         assert!(reasons[1..].iter().all(|&reason| reason == CopyReason::First), "{reasons:?}");
@@ -349,7 +349,7 @@ fn one_each_way(bench: &mut Bench, pool: &mut PagePool<KernelShared>, i: u64) {
 }
 
 /// Without need-wakeup each flush is a system call, and no frame waits for another one. A socket on
-/// a veth has the flag set in either case, so that this also holds if only the flag is looked at.
+/// a veth has the flag set in either case, so that this also holds if only the flag is read.
 #[test]
 fn without_need_wakeup_each_flush_is_a_call() {
     in_namespace(|| {
@@ -437,8 +437,8 @@ fn the_device_computes_checksums() {
             bench.tx.flush();
             assert_eq!(bench.peer.receive(), want, "{len}");
             until("completion", || (bench.tx.complete() > 0).then_some(()));
-            // A veth tells the time of the system's clock. The checksum's place in the metadata is
-            // not taken for one.
+            // A veth reports the time of the system's clock. The checksum's place in the metadata
+            // is not mistaken for one.
             let stamp = bench.tx.timestamp().unwrap();
             assert_eq!(stamp.id, len as u64);
             assert!(stamp.time.is_none_or(|time| u128::from(time) >= start.as_nanos()), "{stamp:?}");
@@ -494,7 +494,7 @@ fn errors_say_what_is_wrong() {
         ));
         assert!(matches!(open(ifindex, 0, new().fill(8192)), XskError::Pages { want: 8192, got: 4096 }));
         assert!(matches!(umem.open(ifindex, 0, other.clone(), new()).unwrap_err(), XskError::Provider));
-        // After each of these all pages are back: this takes most of them.
+        // After each of these all pages are back: this uses most of them.
         let pair = umem.open(ifindex, 0, memory.clone(), new().fill(4000)).unwrap();
         assert!(matches!(
             other_umem.open(ifindex, 0, other.clone(), new()).unwrap_err(),

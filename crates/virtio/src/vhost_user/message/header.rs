@@ -1,4 +1,7 @@
 //! The header of a message: its layout, its flags, and the limits of what follows it.
+//!
+//! The header is validated before its payload is read, so that a peer cannot make this process
+//! allocate more than [`MAX_PAYLOAD`] bytes.
 
 use super::malformed::Malformed;
 use super::request::Request;

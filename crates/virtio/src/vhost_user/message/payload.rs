@@ -1,4 +1,7 @@
 //! The structures in payloads: a region of memory, the addresses of a ring, the in-flight region.
+//!
+//! They are values: encoding and decoding, which have the byte layout, are in `encode.rs` and
+//! `decode.rs`.
 
 /// In the payload of `SET_VRING_KICK`, `_CALL` and `_ERR`: the message has no descriptor.
 pub(super) const NO_FD: u64 = 1 << 8;

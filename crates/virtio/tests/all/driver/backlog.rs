@@ -1,5 +1,5 @@
-//! Back-pressure: packets and a full ring, with both policies of a bulk, on a device that the test plays and on
-//! Netmem's device.
+//! Back-pressure: packets and a full ring, with both policies of a bulk, on a device that the test
+//! plays and on Netmem's device.
 
 use netmem_packet::{Checksum, Meta, Packet, Poll, RxQueue, Sendable, TxBulk, TxQueue};
 use netmem_pool::PeerShared;
@@ -22,7 +22,7 @@ fn numbered(rx: &mut VirtioRx, number: u64, fragments: usize) -> Packet<PeerShar
     packet
 }
 
-/// Heads that the device has taken, and the numbers of their packets, in the order of the ring.
+/// Heads that the device has popped, and the numbers of their packets, in the order of the ring.
 fn take_all(ring: &mut DeviceRing, device: &Hostile) -> (Vec<u16>, Vec<u64>) {
     let heads: Vec<_> = std::iter::from_fn(|| ring.take()).collect();
     let number = |head: &u16| {
@@ -38,8 +38,8 @@ fn bench(entries: u16) -> Bench {
     Bench::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(2048))
 }
 
-/// A full ring answers `Later`, and after completions `Now`. A packet that can never be sent is distinguished from
-/// these, before it is sent and after.
+/// A full ring answers `Later`, and after completions `Now`. A packet that can never be sent is
+/// distinguished from these, before it is sent and after.
 #[test]
 fn the_room_of_a_queue() {
     let behaviour = Behaviour { features: FEATURES & !feature::CSUM, ..Behaviour::default() };
@@ -50,7 +50,8 @@ fn the_room_of_a_queue() {
     offload.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
     let room = |bench: &Bench| [&one, &two, &four, &offload].map(|packet| bench.pair.tx.sendable(packet));
     assert_eq!(room(&bench), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
-    // An entry is kept free for a header without a place: a packet of three fragments wants all four.
+    // An entry is kept free for a header without a place: a packet of three fragments wants all
+    // four.
     let packet = numbered(&mut bench.pair.rx, 0, 1);
     bench.pair.tx.send(packet).unwrap();
     assert_eq!(room(&bench), [Sendable::Now, Sendable::Later, Sendable::Never, Sendable::Never]);
@@ -84,7 +85,7 @@ fn memory_out_of_reach() {
         let (_a, mut a) = first.probe(options());
         let (_b, mut b) = second.probe(options());
         let foreign = numbered(&mut b[0].rx, 0, 1);
-        // With a domain, only mapping it tells.
+        // With a domain, only mapping shows it.
         assert_eq!(a[0].tx.sendable(&foreign), if premapped { Sendable::Now } else { Sendable::Never });
         let mut bulk = TxBulk::holding(&mut a[0].tx, 64);
         bulk.push(foreign);
@@ -95,7 +96,7 @@ fn memory_out_of_reach() {
     }
 }
 
-/// A bulk that drops: a full ring takes what it has room for, the rest is dropped there and then, and counted.
+/// A bulk that drops: a full ring accepts what fits, the rest is dropped at once, and counted.
 #[test]
 fn dropping() {
     for entries in [4, 32, 256] {
@@ -113,8 +114,9 @@ fn dropping() {
     }
 }
 
-/// A bulk that holds: through a ring that is full most of the time, every packet leaves once and in order, whatever order
-/// they are completed in; the caller stops making packets when there is no room for them.
+/// A bulk that holds: through a ring that is full most of the time, every packet leaves once and in
+/// order, whatever order they are completed in; the caller stops making packets when there is no
+/// room for them.
 #[test]
 fn holding() {
     const PACKETS: u64 = 2000;
@@ -124,7 +126,8 @@ fn holding() {
         let mut bulk = TxBulk::holding(&mut bench.pair.tx, limit);
         let (mut made, mut waited, mut came, mut heads) = (0, 0, Vec::new(), Vec::new());
         while came.len() as u64 != PACKETS {
-            // Of one to three fragments: the first may fit when the next does not, and must not be overtaken.
+            // Of one to three fragments: the first may fit when the next does not, and must not be
+            // overtaken.
             while made < PACKETS && bulk.room() > 0 {
                 bulk.push(numbered(&mut bench.pair.rx, made, 1 + (made % 3) as usize));
                 made += 1;
@@ -152,8 +155,8 @@ fn holding() {
     }
 }
 
-/// A packet that is pushed although there is no room is dropped and counted, not one of those that wait; what can never be
-/// sent blocks none of them.
+/// A packet that is pushed although there is no room is dropped and counted, not one of those that
+/// wait; what can never be sent blocks none of them.
 #[test]
 fn what_does_not_fit() {
     let mut bench = bench(4);
@@ -196,7 +199,8 @@ fn what_does_not_fit() {
     bench.close();
 }
 
-/// A device that lies stops the queue. What waits for it is then dropped, and counted: it would wait for ever.
+/// A device that writes invalid values stops the queue. What waits for it is then dropped, and
+/// counted: it would wait for ever.
 #[test]
 fn a_queue_that_stops_while_packets_wait() {
     let mut bench = bench(4);
@@ -213,8 +217,9 @@ fn a_queue_that_stops_while_packets_wait() {
     bench.close();
 }
 
-/// Frames go from one device of ours to a slower one, through a ring of eight entries. With back-pressure, the receiver takes
-/// no more frames than there is room for: all arrive, in order, and what has not been received waits at the first device.
+/// Frames go from one device of ours to a slower one, through a ring of eight entries. With
+/// back-pressure, the receiver takes no more frames than there is room for: all arrive, in order,
+/// and what has not been received waits at the first device.
 #[test]
 fn forwarded_to_a_slow_device() {
     let n = if cfg!(debug_assertions) { 2_000 } else { 20_000 };

@@ -1,5 +1,5 @@
-//! Devices that act at random: mostly as they should, and sometimes in any other way. The driver neither panics nor
-//! loses a page.
+//! Devices that act at random: mostly as they should, and sometimes in any other way. The driver
+//! neither panics nor loses a page.
 
 use std::collections::HashSet;
 
@@ -139,8 +139,8 @@ fn receive_some(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut
 /// Sends a packet that was kept.
 fn send_one(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
     if let Some(p) = held.pop() {
-        // Some are shared, so that the header has to go beside them. Not whole pages: the books take those for a
-        // pool's, which are mapped once.
+        // Some are shared, so that the header is a separate segment. Not whole pages: the accounts
+        // treat those as a pool's, which are mapped once.
         let copy = Some(p.head().clone()).filter(|head| head.len() < PAGE_SIZE);
         if let Err(p) = bench.pair.tx.send(p) {
             held.push(p);

@@ -32,7 +32,8 @@ fn options() -> impl Iterator<Item = (RxMode, NetOptions, u64)> {
     FORMATS.into_iter().flat_map(modes)
 }
 
-/// Proves NET-6: the backend dies. What it has is quarantined, counted, and unmapped; what users hold is theirs.
+/// Proves NET-6: the backend dies. What it has is quarantined, counted, and unmapped; what users
+/// hold is theirs.
 #[test]
 fn a_backend_that_dies() {
     for (mode, options, format) in options() {
@@ -60,7 +61,8 @@ fn a_backend_that_dies() {
         drop(bench.pair.tx);
         let closed = bench.pair.rx.close().unwrap();
         let s = closed.stats;
-        // With two buffers to a page, some share theirs with packets that are held, which are outstanding.
+        // With two buffers to a page, some share theirs with packets that are held, which are
+        // outstanding.
         let parts = mode == RxMode::Small && before == 128;
         assert!(if parts { s.quarantined >= 110 && s.quarantined < 140 } else { s.quarantined == lost }, "{s:?}");
         assert_eq!(s.allocated(), s.returned() + s.quarantined + closed.outstanding);
@@ -76,7 +78,8 @@ fn a_backend_that_dies() {
     until(|| lingering().is_empty());
 }
 
-/// Proves NET-6: a backend that does not say where a ring stopped keeps its pages; the connection's end says no more.
+/// Proves NET-6: a backend that does not report where a ring stopped keeps its pages; so does one
+/// that ends the connection.
 #[test]
 fn a_backend_that_refuses_to_stop() {
     for (mode, options, format) in options() {
@@ -92,8 +95,8 @@ fn a_backend_that_refuses_to_stop() {
     }
 }
 
-/// Proves NET-6: a backend that no longer answers is waited for once, not once for each ring, and its answer, when it
-/// comes late, is no answer to another question.
+/// Proves NET-6: a backend that no longer answers is waited for once, not once for each ring, and
+/// its answer, when it comes late, is no answer to another question.
 #[test]
 fn a_backend_that_falls_silent() {
     let behaviour = Behaviour { on_stop: OnStop::Hang, pairs: 4, features: WITHOUT_CONTROL, ..Behaviour::default() };
@@ -189,7 +192,7 @@ fn control_commands_that_fail() {
         });
         assert!(matches!(error, NetError::ControlRefused { pairs: 1 }), "{error}");
     }
-    // Given back, and not answered.
+    // Used, and not answered.
     let error = control(|_, ring| ring.give(u32::MAX, u32::MAX));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
     let error = control(|_, ring| ring.split().set_used_idx(3));
@@ -198,7 +201,7 @@ fn control_commands_that_fail() {
     assert!(matches!(error, NetError::ControlTimeout { .. }), "{error}");
 }
 
-/// An answer that comes too late is not taken for that to a later command.
+/// An answer that comes too late is not mistaken for that to a later command.
 #[test]
 fn late_control_answers() {
     let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
@@ -234,8 +237,9 @@ enum Part {
     Rig(Rig<Gen>),
 }
 
-/// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on another thread;
-/// always every page is returned or quarantined, everything is unmapped, and nothing lingers.
+/// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on
+/// another thread; always every page is returned or quarantined, everything is unmapped, and
+/// nothing lingers.
 #[test]
 fn every_order_of_teardown() {
     let orders = permutations(6);
@@ -282,7 +286,8 @@ fn every_order_of_teardown() {
     until(|| lingering().is_empty());
 }
 
-/// A device that ends under traffic, and a second one after it: the first one does not disturb the second one.
+/// A device that ends under traffic, and a second one after it: the first one does not disturb the
+/// second one.
 #[test]
 fn one_device_after_another() {
     let mut rig = Rig::one(pcap(&frames(200, 1518), Play::Loop));

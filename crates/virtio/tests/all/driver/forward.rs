@@ -1,4 +1,5 @@
-//! Frames that one device of ours receives and another transmits, by the thousand, on the receiver's thread and on another.
+//! Frames that one device of ours receives and another transmits, by the thousand, on the
+//! receiver's thread and on another.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,9 +15,10 @@ fn echoed(bytes: &[u8]) -> Vec<u8> {
     [&bytes[6..12], &bytes[..6], &bytes[12..]].concat()
 }
 
-/// Proves POOL-9 and POOL-5 on devices of our own: thousands of frames of mixed sizes go from one device to another, by
-/// the receiver's thread or by another one, in which the target's completions then are; each comes back from the second
-/// device's far end as it was sent, and every page is returned.
+/// Proves POOL-9 and POOL-5 on devices of our own: thousands of frames of mixed sizes go from one
+/// device to another, by the receiver's thread or by another one, in which the target's completions
+/// then are; each comes back from the second device's far end as it was sent, and every page is
+/// returned.
 #[test]
 fn thousands_of_frames() {
     for domains in DOMAINS {
@@ -77,7 +79,7 @@ fn by_the_same_thread(rx: &mut VirtioRx, far: &mut VirtioRx, tx: VirtioTx, want:
 }
 
 fn by_another_thread(rx: &mut VirtioRx, far: &mut VirtioRx, tx: VirtioTx, want: &[Vec<u8>]) -> VirtioTx {
-    /// Gives its frames to another thread.
+    /// Passes its frames to another thread.
     struct Hand(mpsc::SyncSender<Packet<PeerShared>>);
 
     impl Handler<PeerShared> for Hand {

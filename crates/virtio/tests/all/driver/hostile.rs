@@ -1,5 +1,5 @@
-//! A device that reports false values about received frames. Each case ends in a named error and a stopped queue, or in
-//! a counted frame. No page is lost.
+//! A device that reports false values about received frames. Each case ends in a named error and a
+//! stopped queue, or in a counted frame. No page is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ use netmem_virtio::virtqueue::{DESC_WRITE, Desc, Event, PackedDesc};
 
 const DROP: fn() -> DropAll = DropAll::default;
 
-/// In every mode and format. `lie` is told whether rings are packed.
+/// In every mode and format. `lie` has a parameter: whether rings are packed.
 fn each(lie: impl Fn(bool, RxMode, &mut Bench) -> Option<DeviceFault>) {
     for (mode, format) in MODES.into_iter().flat_map(|mode| FORMATS.map(|format| (mode, format))) {
         // From the first buffer on, and in the middle of good ones.
@@ -108,8 +108,8 @@ fn lengths_beyond_the_buffer() {
     });
 }
 
-/// Shorter than a header, or than an Ethernet header behind it: nothing to deliver, and no reason to stop. The buffers are
-/// posted again as they are, so that the device cannot make the pool work.
+/// Shorter than a header, or than an Ethernet header behind it: nothing to deliver, and no reason
+/// to stop. The buffers are posted again as they are, so that the device cannot make the pool work.
 #[test]
 fn lengths_short_of_a_header() {
     for (mode, format) in MODES.into_iter().flat_map(|mode| FORMATS.map(|format| (mode, format))) {
@@ -157,7 +157,7 @@ fn buffer_counts_that_cannot_be() {
             count(&mut bench, buffers, used);
             bench.assert_stopped(DeviceFault::MissingBuffers { buffers, used });
         }
-        // The others do not look at it.
+        // The other modes do not read it.
         for mode in [RxMode::Small, RxMode::Big] {
             let mut bench = Bench::in_format(format, NetOptions::new(mode));
             count(&mut bench, 65535, 3);
@@ -168,7 +168,8 @@ fn buffer_counts_that_cannot_be() {
     }
 }
 
-/// A lie in the middle of a frame of several buffers: the pages of those before it are returned, once.
+/// An invalid value in the middle of a frame of several buffers: the pages of those before it are
+/// returned, once.
 #[test]
 fn lies_inside_of_a_merged_frame() {
     type Lie = fn(&mut Bench, u16) -> DeviceFault;
@@ -235,7 +236,8 @@ fn empty_buffers_inside_of_a_merged_frame() {
 
 const PACKED: [u64; 2] = [feature::RING_PACKED, feature::RING_PACKED | feature::IN_ORDER];
 
-/// Flags of another turn, or that say half: the descriptor is not used, and the queue waits for the true ones.
+/// Flags of another wrap, or inconsistent ones: the descriptor is not used, and the queue waits for
+/// the true ones.
 #[test]
 fn flags_of_another_turn_are_not_believed() {
     for (mode, format) in MODES.into_iter().flat_map(|mode| PACKED.map(|format| (mode, format))) {
@@ -261,7 +263,8 @@ fn flags_of_another_turn_are_not_believed() {
     }
 }
 
-/// A packed ring has no index that could jump: the device marks a descriptor as used that the driver has not posted.
+/// A packed ring has no index that could jump: the device marks a descriptor as used that the
+/// driver has not posted.
 #[test]
 fn more_is_used_than_was_posted() {
     for (mode, format) in MODES.into_iter().flat_map(|mode| PACKED.map(|format| (mode, format))) {
@@ -277,8 +280,8 @@ fn more_is_used_than_was_posted() {
     }
 }
 
-/// One used descriptor stands for a batch: the buffers that it skips are full. A batch that ends with a buffer that the device does
-/// not have is none.
+/// One used descriptor stands for a batch: the buffers that it skips are full. A batch that ends
+/// with a buffer that the device does not have is none.
 #[test]
 fn batches_that_skip_buffers() {
     let format = feature::RING_PACKED | feature::IN_ORDER;
@@ -304,7 +307,7 @@ fn batches_that_skip_buffers() {
     bench.assert_stopped(DeviceFault::BadId { id: 300 });
 }
 
-/// The device's event structure says when it wants to be notified. Whatever it says, both queues go on.
+/// The device requests notifications by its event structure. Whatever is in it, both queues go on.
 #[test]
 fn event_words_that_mean_nothing() {
     for format in [PACKED[0], PACKED[0] | feature::EVENT_IDX, PACKED[1] | feature::EVENT_IDX] {
@@ -404,9 +407,9 @@ fn headers_that_claim_nonsense() {
     }
 }
 
-/// A device uses offloads that were not negotiated, on purpose or because it does so with every driver. Segments, and
-/// frames without their checksum, are dropped and counted. A mark of a verified checksum is ignored, and its frame is
-/// delivered.
+/// A device uses offloads that were not negotiated, on purpose or because it does so with every
+/// driver. Segments, and frames without their checksum, are dropped and counted. A mark of a
+/// verified checksum is ignored, and its frame is delivered.
 #[test]
 fn what_was_not_negotiated_is_not_believed() {
     let plain = VnetHdr::PLAIN;
@@ -454,7 +457,8 @@ fn what_was_not_negotiated_is_not_believed() {
     bench.close();
 }
 
-/// The device overwrites what is the driver's: the descriptor table and the available ring. The driver reads neither.
+/// The device overwrites what is the driver's: the descriptor table and the available ring. The
+/// driver reads neither.
 #[test]
 fn the_drivers_part_of_the_ring_is_overwritten() {
     for mode in MODES {
@@ -488,7 +492,8 @@ fn the_drivers_part_of_the_ring_is_overwritten() {
     }
 }
 
-/// The same in a packed ring, whose descriptors both sides write: the driver reads used ones alone, and of these id, length and flags.
+/// The same in a packed ring, whose descriptors both sides write: the driver reads used ones alone,
+/// and of these id, length and flags.
 #[test]
 fn packed_descriptors_are_overwritten() {
     for (mode, format) in MODES.into_iter().flat_map(|mode| PACKED.map(|format| (mode, format))) {
@@ -533,8 +538,8 @@ fn the_memory_cannot_be_truncated() {
     }
 }
 
-/// Header bytes, used entries, index and flags change all the time while the driver polls. In each case, delivered
-/// frames lie within the buffers, and no page is lost.
+/// Header bytes, used entries, index and flags change all the time while the driver polls. In each
+/// case, delivered frames lie within the buffers, and no page is lost.
 #[test]
 fn everything_changes_between_two_reads() {
     for mode in MODES {

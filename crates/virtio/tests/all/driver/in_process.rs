@@ -11,7 +11,8 @@ use netmem_virtio::device::{ConnectError, DeviceError, InProcess, NetDevice, Opt
 use netmem_virtio::driver::{NetError, NetOptions, Offload, RxMode};
 use std::sync::{Arc, Mutex};
 
-/// In each mode, the frames of a capture are slices and `Bytes`, and the books balance.
+/// In each mode, the frames of a capture are slices and `Bytes`, and every mapping is accounted
+/// for.
 #[test]
 fn received_frames_are_slices() {
     for mode in MODES {

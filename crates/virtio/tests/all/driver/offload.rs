@@ -1,5 +1,5 @@
-//! Offloads between a driver and a device that have few of them in common, or none. If neither side does an offload, it
-//! is done in software on the way, and the kernel accepts the result.
+//! Offloads between a driver and a device that have few of them in common, or none. If neither side
+//! does an offload, it is done in software on the way, and the kernel accepts the result.
 
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, SoftwareTx, TxBulk, complete_checksum};
 use netmem_pool::{Page, PeerShared, PoolOptions, SharedPool};
@@ -23,14 +23,14 @@ fn probe<P: Port + 'static>(rig: &mut Rig<P>, options: NetOptions) -> (VirtioNet
     (net, pairs.remove(0), pool)
 }
 
-/// Pages that were not returned. A page that the magazines refuse, because in portable mode the lock of the CPU is taken, is on the return stack
-/// until a reclaim.
+/// Pages that were not returned. A page that the magazines refuse, because in portable mode the
+/// lock of the CPU is held, is on the return stack until a reclaim.
 fn in_flight(pool: &SharedPool<PeerShared>) -> u64 {
     pool.reclaim();
     pool.stats().inflight
 }
 
-/// A packet of as many pages as it takes.
+/// A packet of as many pages as it needs.
 fn packet(pool: &SharedPool<PeerShared>, bytes: &[u8]) -> Packet<PeerShared> {
     let mut frags = bytes.chunks(3900).map(|bytes| {
         let mut page = pool.alloc().expect("there are more pages than frames at a time");
@@ -100,9 +100,9 @@ fn drivers() -> [(NetOptions, usize); 6] {
     ]
 }
 
-/// Proves NET-9: frames with any offload, through the driver, the device's echo and back, arrive as the frames that
-/// they stand for, all of them and in order, whatever features the driver and the device have negotiated; and every
-/// page is returned.
+/// Proves NET-9: frames with any offload, through the driver, the device's echo and back, arrive as
+/// the frames that they stand for, all of them and in order, whatever features the driver and the
+/// device have negotiated; and every page is returned.
 #[test]
 fn any_offload_through_an_echo() {
     let mut rng = fastrand::Rng::with_seed(21);
@@ -138,7 +138,7 @@ fn any_offload_through_an_echo() {
                 a.swap_with_slice(b);
             }
             assert!(got == want, "{name}");
-            // Each side did what the agreed features do not say.
+            // Each side did what the negotiated features do not allow.
             let sent = net.features() & feature::HOST_OFFLOADS;
             assert_eq!(soft.segmented > 0, sent & feature::HOST_TSO4 == 0, "{name}");
             assert_eq!(soft.checksummed > 0, sent & feature::CSUM == 0, "{name}");
@@ -161,7 +161,7 @@ fn any_offload_through_an_echo() {
 
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A port that takes no offloads, and keeps what it is sent.
+/// A port that supports no offloads, and keeps what it is sent.
 #[derive(Default)]
 struct Plain(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -181,8 +181,8 @@ impl Port for Plain {
     }
 }
 
-/// Proves NET-9: a port that takes no offloads gets the frames that the driver's stand for; one that cannot be cut is counted as
-/// refused.
+/// Proves NET-9: a port that supports no offloads gets the frames that the driver's segments stand
+/// for; one that cannot be cut is counted as refused.
 #[test]
 fn a_port_without_offloads() {
     let mut rng = fastrand::Rng::with_seed(22);
@@ -203,7 +203,7 @@ fn a_port_without_offloads() {
         bulk.push(packet);
         want.extend(frames);
     }
-    // The headers are those of UDP, and the frame says TCP.
+    // The headers are those of UDP, and the frame's type is TCP.
     let kind = Kind { tcp: None, v6: false, ..Kind::random(&mut rng) };
     let mut lie = packet(&pool, &kind.frame(&[1; 1000]));
     lie.meta.gso = Some(Gso { kind: GsoKind::TcpV4, ..kind.gso(100) });
@@ -226,7 +226,8 @@ fn a_port_without_offloads() {
     assert_eq!(in_flight(&pool), 0);
 }
 
-/// Proves NET-7: neither side agrees to an offload without those that it needs, whatever the other says.
+/// Proves NET-7: neither side negotiates an offload without those that it needs, whatever the other
+/// side requests.
 #[test]
 fn offloads_come_with_what_they_need() {
     let lacks = [feature::CSUM | feature::GUEST_CSUM, feature::GUEST_USO4, feature::GUEST_TSO4 | feature::GUEST_TSO6];
@@ -244,8 +245,8 @@ fn offloads_come_with_what_they_need() {
     }
 }
 
-/// Runs a test on a thread in a network namespace of its own, which ends with the thread and what it has opened; says so if there
-/// can be none.
+/// Runs a test on a thread in a network namespace of its own, which ends with the thread and what
+/// it has opened; reports it if there can be none.
 fn in_namespace(test: fn()) {
     if let Err(why) = installed(&["ip"]) {
         return skip(&why);
@@ -282,9 +283,9 @@ fn segment_datagrams(socket: &UdpSocket, size: libc::c_int) {
     assert_eq!(set, 0);
 }
 
-/// Proves NET-9 with the kernel as the judge: datagrams with partial checksums, large ones that are to be cut, and ones of an MTU
-/// of 9000 reach a socket of the kernel from our driver, and our driver from the socket, byte for byte, whatever the three of them
-/// have agreed on.
+/// Proves NET-9 by the kernel: datagrams with partial checksums, large ones that are to be cut, and
+/// ones of an MTU of 9000 reach a socket of the kernel from our driver, and our driver from the
+/// socket, byte for byte, whatever the three of them have agreed on.
 #[test]
 fn the_kernel_takes_what_we_offload() {
     in_namespace(|| {

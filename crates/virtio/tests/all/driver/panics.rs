@@ -1,5 +1,5 @@
-//! User code that panics while the driver holds pages: a provider or a DMA domain. No page that the device has is used
-//! again, and no descriptor points to a page that a user has.
+//! User code that panics while the driver holds pages: a provider or a DMA domain. No page that the
+//! device has is used again, and no descriptor points to a page that a user has.
 
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{
@@ -30,7 +30,8 @@ impl Fuse {
     }
 }
 
-/// A provider that panics when it is asked for pages, after it has passed out the first half of them.
+/// A provider that panics when it is asked for pages, after it has passed out the first half of
+/// them.
 #[derive(Debug)]
 struct Supply(Arc<RegionProvider<PeerShared>>, Fuse);
 
@@ -97,7 +98,8 @@ fn memory(pages: usize) -> Arc<RegionProvider<PeerShared>> {
     RegionProvider::new(RegionOptions::new(pages).huge_pages(false).build().unwrap())
 }
 
-/// A device that does not confirm its end keeps what was posted, also if the domain panics meanwhile.
+/// A device that does not confirm its end keeps what was posted, also if the domain panics
+/// meanwhile.
 #[test]
 fn a_panic_while_a_queue_stops() {
     for mode in [RxMode::Small, RxMode::Mergeable] {
@@ -131,7 +133,8 @@ fn available(ring: &mut DeviceRing) -> BTreeSet<u64> {
     addrs
 }
 
-/// A provider panics in the middle of a refill: what has a page by then is posted later, where that page is.
+/// A provider panics in the middle of a refill: what has a page by then is posted later, where that
+/// page is.
 #[test]
 fn a_panic_in_a_refill() {
     for mode in [RxMode::Small, RxMode::Mergeable] {
@@ -142,7 +145,8 @@ fn a_panic_in_a_refill() {
         for i in 0..100 {
             bench.deliver(&frame(i, 60));
         }
-        // Of the first batch, 54 packets are kept: its refill finds 10 pages in the cache, and then asks the provider.
+        // Of the first batch, 54 packets are kept: its refill finds 10 pages in the cache, and then
+        // asks the provider.
         let mut kept: Vec<Packet<PeerShared>> = Vec::new();
         fuse.arm();
         let failed = catch_unwind(AssertUnwindSafe(|| {
@@ -189,8 +193,8 @@ fn a_panic_in_the_second_batch_of_a_refill() {
     }
 }
 
-/// A domain panics when a packet is completed, or sent: the ring takes as many packets afterwards as before, and nothing that
-/// was mapped for one of them stays mapped.
+/// A domain panics when a packet is completed, or sent: the ring accepts as many packets afterwards
+/// as before, and nothing that was mapped for one of them stays mapped.
 #[test]
 fn a_panic_over_a_sent_packet() {
     let (pages, calls) = (memory(1024), Calls::default());
@@ -237,8 +241,8 @@ fn a_panic_over_a_sent_packet() {
     drop((net, device));
 }
 
-/// A domain panics when a packet of its own pages is synced: the packet leaves the queue, and the ring takes as many packets
-/// afterwards as before.
+/// A domain panics when a packet of its own pages is synced: the packet leaves the queue, and the
+/// ring accepts as many packets afterwards as before.
 #[test]
 fn a_panic_over_a_packet_of_the_domain() {
     let (pages, calls) = (memory(1024), Calls::default());
@@ -281,7 +285,8 @@ fn a_panic_over_a_packet_of_the_domain() {
     drop((net, device));
 }
 
-/// A domain panics over the first page of a frame that fills several: none of them stays mapped without being posted.
+/// A domain panics over the first page of a frame that fills several: none of them stays mapped
+/// without being posted.
 #[test]
 fn a_panic_over_a_chain() {
     let calls = Calls::default();
@@ -305,7 +310,8 @@ fn a_panic_over_a_chain() {
     drop((tx, net, device));
 }
 
-/// A provider panics while pages are set aside for sending: it gets back all that it has passed out.
+/// A provider panics while pages are set aside for sending: it gets back all that it has passed
+/// out.
 #[test]
 fn a_panic_while_pages_are_set_aside() {
     let (pages, fuse) = (memory(512), Fuse::default());

@@ -1,5 +1,5 @@
-//! Failures before the first frame: each has a clear error, at once or within the back end's time limit, and leaves
-//! nothing behind.
+//! Failures before the first frame: each has a clear error, at once or within the back end's time
+//! limit, and leaves nothing behind.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -18,8 +18,8 @@ use netmem_virtio::net::feature;
 use netmem_virtio::socket::Listener;
 use netmem_virtio::{Request, VhostUser, VhostUserError};
 
-/// Proves POOL-10: a driver whose pages are a range of a provided file tells the device where in the file they are, by whichever
-/// addresses the device knows them.
+/// Proves POOL-10: a driver whose pages are a range of a provided file sends the device their
+/// offset in the file, by whichever addresses the device knows them.
 #[test]
 fn memory_at_an_offset_of_a_file() {
     const START: u64 = 1 << 20;
@@ -60,7 +60,8 @@ fn no_socket() {
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("file"), dir.path().join("socket"));
     std::fs::write(&file, "no socket").unwrap();
-    // To drop it would not do: a child that another test makes has a copy of each descriptor, until it runs.
+    // To drop it would not do: a child that another test makes has a copy of each descriptor, until
+    // it runs.
     let listener = UnixListener::bind(&socket).unwrap();
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     for path in [file, socket] {
@@ -147,8 +148,8 @@ fn failures_at_every_message() {
     until(|| netmem_pool::lingering().is_empty());
 }
 
-/// Back ends take the first SET_FEATURES as the driver's final choice, and passt ends if it lacks VERSION_1. So the
-/// driver sends only one.
+/// Back ends treat the first SET_FEATURES as the driver's final choice, and passt ends if it lacks
+/// VERSION_1. So the driver sends only one.
 #[test]
 fn messages_in_their_order() {
     const MTU_AND_STATUS: u64 = 1 << 4 | 1 << 16;
@@ -201,8 +202,8 @@ fn a_back_end_that_connects() {
     }
 }
 
-/// Our device answers with rings, and the driver knows that: it has the number of pairs, and finds a control queue only where the
-/// device serves one. A foreign back end answers with pairs.
+/// Our device answers with rings, and the driver knows that: it has the number of pairs, and finds
+/// a control queue only where the device serves one. A foreign back end answers with pairs.
 #[test]
 fn our_device_counts_rings() {
     for (max_pairs, serve_control, split_headers) in
@@ -255,7 +256,7 @@ fn missing_features() {
     }
     // A backend that confirms nothing.
     let mut bench = Bench::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(RxMode::Small));
-    // Its answer to a message that has one says that the others were heard.
+    // Its answer to a message that has one shows that the others were received.
     until(|| bench.device.enabled().len() == 2);
     bench.deliver(&frame(1, 100));
     assert_eq!(take(&mut bench.pair.rx).len(), 1);
@@ -346,7 +347,7 @@ fn numbers_of_pages() {
         let error = probe(Behaviour::default(), NetOptions::new(RxMode::Small).pages(pages)).unwrap_err();
         assert!(format!("{error:?}").starts_with(name), "{pages}: {error:?}");
     }
-    // More than there is memory: said before it is used.
+    // More than there is memory: refused before it is used.
     let error = probe(Behaviour::default(), NetOptions::new(RxMode::Small).pages(1 << 31)).unwrap_err();
     assert!(matches!(error, NetError::Region(RegionError::TooLittle { .. })), "{error:?}");
 }
@@ -369,7 +370,7 @@ fn no_memory() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let _device = Hostile::over(theirs, Behaviour::default());
     let backend = VhostUser::own_device(ours).unwrap();
-    // From what there is now: a sanitizer has taken terabytes.
+    // From what there is now: a sanitizer has reserved terabytes.
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let now = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
     let limit = Some(now + (512 << 20));
@@ -410,7 +411,8 @@ fn memory_of_the_users() {
     assert_eq!(std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len(), 1024);
 }
 
-/// Proves POOL-8: queues declare what memory they deliver from and take, to code that is generic over queues.
+/// Proves POOL-8: queues declare the memory that they deliver from and accept, to code that is
+/// generic over queues.
 #[test]
 fn queues_declare_their_memory() {
     fn delivers<Q: RxQueue>() -> &'static str {

@@ -1,4 +1,5 @@
-//! Back ends that end and are replaced: queues, pools and packets stay as they are, and lost frames are counted.
+//! Back ends that end and are replaced: queues, pools and packets stay as they are, and lost frames
+//! are counted.
 //!
 //! `crates/cli/tests/reconnect.rs` has the same with processes that are killed.
 
@@ -22,7 +23,8 @@ fn echo(pairs: usize) -> Rig<Echo> {
     Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap())
 }
 
-/// Frames that the device has taken from the driver. What it dropped on the way to the driver is counted beside them.
+/// Frames that the device has popped from the driver's ring. What it dropped on the way to the
+/// driver is counted separately.
 fn taken_by(stats: &Stats) -> u64 {
     stats.tx_frames.load(Relaxed) + stats.dropped(DropReason::PortRefused)
 }
@@ -34,9 +36,10 @@ fn packet(pair: &mut QueuePair, bytes: &[u8]) -> Option<Packet<PeerShared>> {
     Some(Packet::new(page.freeze_range(64..64 + bytes.len())))
 }
 
-/// Proves NET-11: ten back ends after another under traffic, in every mode. The queues poll on their thread while another
-/// thread reconnects. Every frame that a device gave is received or counted as unread; every frame that was sent is confirmed or
-/// counted as unconfirmed; packets that were held all the time are as they were.
+/// Proves NET-11: ten back ends after another under traffic, in every mode. The queues poll on
+/// their thread while another thread reconnects. Every frame that a device delivered is received or
+/// counted as unread; every frame that was sent is confirmed or counted as unconfirmed; packets
+/// that were held all the time are as they were.
 #[test]
 fn queues_live_through_ten_back_ends() {
     // Some from each of several back ends.
@@ -51,7 +54,8 @@ fn queues_live_through_ten_back_ends() {
         let (pair, held, sent) = std::thread::scope(|s| {
             let polls = s.spawn(|| {
                 let (mut held, mut sent) = (Vec::new(), 0_u64);
-                // If this thread gets little time, it has not held enough when the last back end has given its frames. That one stays.
+                // If this thread gets little time, it has not held enough when the last back end
+                // has delivered its frames. That one stays.
                 while !stop.load(Relaxed) || held.len() < HELD {
                     for _ in 0..32 {
                         let bytes = frame(sent, 60 + (sent as usize % 1400));
@@ -118,8 +122,8 @@ fn queues_live_through_ten_back_ends() {
     }
 }
 
-/// A back end that lacks what the queues use is refused by name, and one that fails at a message as well. The queues stay as they
-/// were, and the next back end is taken.
+/// A back end that lacks what the queues use is refused by name, and one that fails at a message as
+/// well. The queues stay as they were, and the next back end is taken.
 #[test]
 fn back_ends_that_do_not_fit() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
@@ -157,8 +161,8 @@ fn back_ends_that_do_not_fit() {
     bench.close();
 }
 
-/// The old back end still runs: it marks all its buffers as used, and writes to its ring. Its successor is not
-/// disturbed.
+/// The old back end still runs: it marks all its buffers as used, and writes to its ring. Its
+/// successor is not disturbed.
 #[test]
 fn an_old_back_end_that_goes_on() {
     for mode in MODES {
@@ -209,8 +213,8 @@ fn from_a_live_back_end_to_another() {
     bench.close();
 }
 
-/// A back end that hangs up instead of stopping its rings does not keep the driver from its successor. A back end that
-/// has sent an unexpected message and ended is not taken for connected.
+/// A back end that hangs up instead of stopping its rings does not keep the driver from its
+/// successor. A back end that has sent an unexpected message and ended does not count as connected.
 #[test]
 fn an_old_back_end_that_does_not_stop() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
@@ -232,7 +236,8 @@ fn an_old_back_end_that_does_not_stop() {
     bench.close();
 }
 
-/// A back end that refuses the number of pairs in use is not used, and the driver remembers the number.
+/// A back end that refuses the number of pairs in use is not used, and the driver remembers the
+/// number.
 #[test]
 fn a_back_end_that_refuses_the_pairs_in_use() {
     let mut rig = echo(3);
@@ -256,7 +261,7 @@ fn a_back_end_that_refuses_the_pairs_in_use() {
     drop(pairs);
 }
 
-/// A queue that its device's lies stopped runs again with the next device.
+/// A queue that its device's invalid values stopped runs again with the next device.
 #[test]
 fn a_stopped_queue_runs_again() {
     for mode in MODES {
@@ -363,8 +368,8 @@ fn device_memory() {
     books.assert_balanced();
 }
 
-/// A queue that is restarted before its first poll after a reconnect: its old ring needs no message, and its new one is not
-/// stopped.
+/// A queue that is restarted before its first poll after a reconnect: its old ring needs no
+/// message, and its new one is not stopped.
 #[test]
 fn a_restart_before_the_first_poll() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
@@ -383,7 +388,8 @@ fn a_restart_before_the_first_poll() {
     bench.close();
 }
 
-/// Queues are restarted by one thread while another reconnects: whichever comes first, the queue runs in the end.
+/// Queues are restarted by one thread while another reconnects: whichever comes first, the queue
+/// runs in the end.
 #[test]
 fn restarts_of_a_queue_meanwhile() {
     let mut rig = Rig::one(Gen::new(100, None).unwrap());
@@ -400,7 +406,8 @@ fn restarts_of_a_queue_meanwhile() {
                         restarted.fetch_add(1, Relaxed);
                         rx = Some(again.queue);
                     }
-                    // Between the end of one connection and the next: nothing can be stopped or started.
+                    // Between the end of one connection and the next: nothing can be stopped or
+                    // started.
                     Err(RestartError::Stopped { .. }) => break,
                     Err(e) => panic!("{e}"),
                 }
@@ -408,7 +415,8 @@ fn restarts_of_a_queue_meanwhile() {
             }
             rx
         });
-        // From one live device to another: then every restart succeeds. The thread may begin late, so its first one is waited for.
+        // From one live device to another: then every restart succeeds. The thread may begin late,
+        // so its first one is waited for.
         until(|| restarted.load(Relaxed) > 0 || restarts.is_finished());
         let mut rigs = vec![rig];
         for _ in 0..30 {

@@ -1,5 +1,6 @@
-//! Frames that leave by another device's queue: where they arrive, what they are mapped for, and how their pages are
-//! returned from a target that is full, that lies, and that dies.
+//! Frames that leave by another device's queue: where they arrive, what they are mapped for, and
+//! how their pages are returned from a target that is full, that writes invalid values, and that
+//! dies.
 //!
 //! ```text
 //!   device A ──► A.rx ── Redirect ──► TxBulk ──► B.tx ──► device B          pages from one region, in one domain or in two
@@ -32,7 +33,7 @@ fn two(domains: Domains, max_frame: usize, rings: [u16; 2]) -> (Bench, Bench) {
     (a, b)
 }
 
-/// Stops both, the receiver of the frames last or first, and checks the books.
+/// Stops both, the receiver of the frames last or first, and checks the accounts.
 #[track_caller]
 fn close(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
     let Bench { pair: a, books, net: net_a, device: _device_a, .. } = a;
@@ -69,11 +70,12 @@ fn marked(seed: u64, len: usize, redirected: bool) -> Vec<u8> {
     bytes
 }
 
-/// Proves POOL-9 and POOL-1: frames of one buffer and of several arrive at the other device, byte for byte. In one
-/// domain nothing is mapped and what is used is synced; in two, each fragment is mapped for the target until that is
-/// done with it; the answer to "same domain?" is the address that the target is then given. Completion inside of the
-/// receiver's poll brings pages straight into its cache (POOL-3). What the program aborts is counted and its pages are
-/// returned at once.
+/// Proves POOL-9 and POOL-1: frames of one buffer and of several arrive at the other device, byte
+/// for byte. In one domain nothing is mapped and what is used is synced; in two, each fragment is
+/// mapped for the target until that is done with it; the answer to "same domain?" is the address
+/// that is then posted to the target. Completion inside of the receiver's poll brings pages
+/// straight into its cache (POOL-3). What the program aborts is counted and its pages are returned
+/// at once.
 #[test]
 fn from_one_device_to_another() {
     for domains in DOMAINS {
@@ -96,7 +98,8 @@ fn from_one_device_to_another() {
                 assert_eq!(frags > 4, size > 4096);
                 let mapped = maps(&mut a, &mut b, domains) - before.0;
                 assert_eq!(mapped, if domains == Domains::Two { frags as u64 } else { 0 }, "{domains:?}");
-                // The frames and their headers; at the receiver, whole buffers that are posted again.
+                // The frames and their headers; at the receiver, whole buffers that are posted
+                // again.
                 let sent = 4 * (size as u64 + 12);
                 let posted_again = (frags as u64 + 4) * buffer;
                 match domains {
@@ -137,7 +140,7 @@ fn from_one_device_to_another() {
     }
 }
 
-/// Maps in the target's domain, if it has one, beside those of the pools in it.
+/// Mappings of the target's domain, if it has one, in addition to those of its pools.
 fn maps(a: &mut Bench, b: &mut Bench, domains: Domains) -> u64 {
     let pools = b.pair.rx.pool_stats().mapped + if domains == Domains::One { a.pair.rx.pool_stats().mapped } else { 0 };
     if domains == Domains::Plain { 0 } else { b.books.domain().maps() - pools }
@@ -148,7 +151,8 @@ fn synced(bench: &Bench) -> u64 {
     bench.books.synced.device.load(Ordering::Relaxed)
 }
 
-/// Proves POOL-9: in one domain a page has one address, however much memory each device's rings take.
+/// Proves POOL-9: in one domain a page has one address, however much memory each device's rings
+/// take.
 #[test]
 fn rings_of_another_size() {
     let memory = common_memory(2048);
@@ -165,8 +169,8 @@ fn rings_of_another_size() {
     close(a, b, Domains::One, false);
 }
 
-/// Proves POOL-9 and POOL-3: what a full target refuses is dropped in the receiver's poll, straight into its cache, and
-/// counted; the pages of what it took are returned at completion.
+/// Proves POOL-9 and POOL-3: what a full target refuses is dropped in the receiver's poll, straight
+/// into its cache, and counted; the pages of what it took are returned at completion.
 #[test]
 fn a_full_target() {
     for domains in DOMAINS {
@@ -193,9 +197,10 @@ fn a_full_target() {
     }
 }
 
-/// Proves POOL-9, POOL-1 and POOL-11: a target that dies, refuses to stop or lies with frames in its ring loses none of
-/// them: what it does not take any more is dropped and counted, the pages that it has are returned when its queue ends,
-/// before the receiver or after it, and is unmapped once.
+/// Proves POOL-9, POOL-1 and POOL-11: a target that dies, refuses to stop or writes invalid values
+/// with frames in its ring loses none of them: what it no longer accepts is dropped and counted,
+/// the pages that it has are returned when its queue ends, before the receiver or after it, and is
+/// unmapped once.
 #[test]
 fn a_target_that_is_dead() {
     for domains in DOMAINS {
@@ -236,7 +241,8 @@ fn a_target_that_is_dead() {
     }
 }
 
-/// Stops two devices of which the second is gone, or hangs up when it is to stop: what it had posted is quarantined, what it had to send is not.
+/// Stops two devices of which the second is gone, or hangs up when it is to stop: what it had
+/// posted is quarantined, what it had to send is not.
 #[track_caller]
 fn dead(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
     let posted = b.pair.rx.posted() as u64;
@@ -258,7 +264,7 @@ fn dead(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
     until(|| lingering().is_empty());
 }
 
-/// A domain that says what it is asked, in order, and can be told to refuse.
+/// A domain that records its calls, in order, and can be set to refuse.
 #[derive(Debug)]
 struct Fussy {
     table: VhostDomain,
@@ -281,15 +287,16 @@ impl DmaDomain for Fussy {
     }
 }
 
-/// Proves POOL-1 and POOL-9: a packet of which a part cannot be mapped is refused as it was; what was mapped of it is
-/// unmapped, last first, and nothing is left in the ring. Redirected, it is dropped and counted.
+/// Proves POOL-1 and POOL-9: a packet of which a part cannot be mapped is refused as it was; what
+/// was mapped of it is unmapped, last first, and nothing is left in the ring. Redirected, it is
+/// dropped and counted.
 #[test]
 fn maps_that_fail_half_way() {
     let memory = common_memory(2048);
     let mut a = Bench::new(memory(RxMode::Mergeable).max_frame(9014));
     let (left, asked) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(Mutex::new(Vec::new())));
     let (l, r) = (Arc::clone(&left), Arc::clone(&asked));
-    // As many descriptors as it takes, if those of refused packets are free again.
+    // As many descriptors as it needs, if those of refused packets are free again.
     let options = memory(RxMode::Mergeable).ring_size(8);
     let options = options.domain(move |table| Arc::new(Fussy { table, left: l, asked: r }));
     let mut b = Bench::over(Behaviour::default(), options, Books::default());
@@ -334,8 +341,9 @@ fn assert_posted_but(device: &mut Bench, pages: u64) {
     assert_eq!(device.pair.rx.pool_stats().inflight(), posted + pages);
 }
 
-/// Proves POOL-9: fragments of either domain in one packet, some of them without bytes, a head that is shared or has no
-/// room for the header: what is the target's own is not mapped, the rest is, each for its descriptor.
+/// Proves POOL-9: fragments of either domain in one packet, some of them without bytes, a head that
+/// is shared or has no room for the header: what is the target's own is not mapped, the rest is,
+/// each for its descriptor.
 #[test]
 fn packets_of_two_domains() {
     let (mut a, mut b) = two(Domains::Two, 1518, [64, 64]);
@@ -369,8 +377,9 @@ fn packets_of_two_domains() {
     close(a, b, Domains::Two, false);
 }
 
-/// Proves POOL-1: pages whose own device is gone are unmapped at once, also for those who share its domain: a target knows,
-/// and maps them for itself. What it had in its ring then stays its to send.
+/// Proves POOL-1: pages whose own device is gone are unmapped at once, also for those who share its
+/// domain: a target knows, and maps them for itself. What it had in its ring then stays its to
+/// send.
 #[test]
 fn pages_of_a_device_that_is_gone() {
     let (mut a, mut b) = two(Domains::One, 9014, [256, 256]);
@@ -400,7 +409,7 @@ fn pages_of_a_device_that_is_gone() {
     until(|| lingering().is_empty());
 }
 
-/// Proves POOL-9: a device that has neither the domain nor the memory says so, and refuses.
+/// Proves POOL-9: a device that has neither the domain nor the memory reports it, and refuses.
 #[test]
 fn a_target_out_of_reach() {
     for premapped in [true, false] {
@@ -417,8 +426,8 @@ fn a_target_out_of_reach() {
     }
 }
 
-/// Proves POOL-1: pages of a pool in the device's domain are sent as they are mapped if they are mapped to be read, and
-/// mapped for the transmission if not.
+/// Proves POOL-1: pages of a pool in the device's domain are sent as they are mapped if they are
+/// mapped to be read, and mapped for the transmission if not.
 #[test]
 fn pools_in_one_direction() {
     let supply = RegionProvider::new(RegionOptions::new(512).build::<PeerShared>().unwrap());

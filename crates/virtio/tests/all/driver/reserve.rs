@@ -1,4 +1,4 @@
-//! A receive queue says when it has too few buffers posted.
+//! A receive queue reports when it has too few buffers posted.
 
 use netmem_packet::{Packet, Poll, RxQueue};
 use netmem_pool::PeerShared;

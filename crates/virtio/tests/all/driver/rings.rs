@@ -1,4 +1,5 @@
-//! The driver on our own device, in both ring formats and with every combination of the features of rings.
+//! The driver on our own device, in both ring formats and with every combination of the features of
+//! rings.
 
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PAGE_SIZE, PeerShared, PoolOptions, SharedPool};
@@ -15,8 +16,8 @@ fn combinations() -> impl Iterator<Item = u64> {
     (0..16).map(|n| FEATURES.iter().enumerate().filter(|(i, _)| n >> i & 1 == 1).map(|(_, bit)| bit).sum())
 }
 
-/// A packet of these bytes in fragments of random lengths, with room in front for a header or without. `None` if there are too
-/// few pages.
+/// A packet of these bytes in fragments of random lengths, with room in front for a header or
+/// without. `None` if there are too few pages.
 fn packet(pool: &SharedPool<PeerShared>, rng: &mut Rng, bytes: &[u8]) -> Option<Packet<PeerShared>> {
     let mut rest = bytes;
     let mut packet: Option<Packet<PeerShared>> = None;
@@ -48,8 +49,8 @@ fn every_length(seed: u64, max: usize) -> Vec<Vec<u8>> {
     lengths.into_iter().enumerate().map(|(n, len)| frame(seed << 32 | n as u64, len)).collect()
 }
 
-/// Frames of every length, of random bytes, go through an echo in several fragments and come back byte for byte, in
-/// every mode and with each kind of rings, and every page is returned.
+/// Frames of every length, of random bytes, go through an echo in several fragments and come back
+/// byte for byte, in every mode and with each kind of rings, and every page is returned.
 #[test]
 fn frames_of_every_length_come_back_in_every_ring() {
     for (n, rings) in (0..).zip(combinations()) {
@@ -98,7 +99,8 @@ fn frames_of_every_length_come_back_in_every_ring() {
     }
 }
 
-/// A feature that the back end lacks is an error that names it, and one that is no feature of rings is refused.
+/// A feature that the back end lacks is an error that names it, and one that is no feature of rings
+/// is refused.
 #[test]
 fn missing_ring_features() {
     for bit in FEATURES {

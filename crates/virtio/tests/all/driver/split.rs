@@ -1,5 +1,5 @@
-//! Device memory on our own device. Headers arrive in host memory. Payload arrives in device memory, which this process reads only by system
-//! calls, and frames are sent from there.
+//! Device memory on our own device. Headers arrive in host memory. Payload arrives in device
+//! memory, which this process reads only by system calls, and frames are sent from there.
 
 use netmem_testing::driver;
 use std::io::{BufRead, BufReader, Write};
@@ -18,8 +18,9 @@ use netmem_virtio::driver::{NetError, NetOptions, RxMode, SplitOptions, VirtioNe
 use netmem_virtio::net::feature;
 use netmem_virtio::{VhostUser, VhostUserError};
 
-/// Proves MEM-11 and POOL-3: frames of all sizes arrive complete in two kinds of memory, for any length of the host part. They are many times
-/// the size of the ring and of the memory. At the end the counters of both pools balance.
+/// Proves MEM-11 and POOL-3: frames of all sizes arrive complete in two kinds of memory, for any
+/// length of the host part. They are many times the size of the ring and of the memory. At the end
+/// the counters of both pools balance.
 #[test]
 fn frames_arrive_in_two_memories() {
     for (header, ring) in [(14, 256), (SplitOptions::UDP_V4, 64), (SplitOptions::UDP_V6, 256), (200, 2), (1012, 256)] {
@@ -37,7 +38,8 @@ fn frames_arrive_in_two_memories() {
     }
 }
 
-/// Proves MEM-11: a frame that ends in the host part has no payload, and takes no page of device memory.
+/// Proves MEM-11: a frame that ends in the host part has no payload, and uses no page of device
+/// memory.
 #[test]
 fn headers_only() {
     let (want, memory) = ((0..500).map(|i| frame(i, 60)).collect::<Vec<_>>(), DeviceMemory::new(200));
@@ -48,8 +50,8 @@ fn headers_only() {
     b.close();
 }
 
-/// Proves MEM-11: a frame that is too long for the host part and the page is dropped and counted by the device. The frames before and after
-/// it arrive.
+/// Proves MEM-11: a frame that is too long for the host part and the page is dropped and counted by
+/// the device. The frames before and after it arrive.
 #[test]
 fn frames_beyond_the_page() {
     let sizes = [60, 1518, 42 + 4096, 42 + 4097, 9014, 60];
@@ -63,8 +65,9 @@ fn frames_beyond_the_page() {
     b.close();
 }
 
-/// Proves POOL-5 and MEM-2: payload that users hold outlives the queue, the pool and the device, and is returned from
-/// other threads. If users hold all pages, the queue receives nothing; it goes on when pages are returned.
+/// Proves POOL-5 and MEM-2: payload that users hold outlives the queue, the pool and the device,
+/// and is returned from other threads. If users hold all pages, the queue receives nothing; it goes
+/// on when pages are returned.
 #[test]
 fn payload_is_the_users() {
     let (want, memory) = (frames(1000, 1518), DeviceMemory::new(160));
@@ -93,7 +96,8 @@ fn payload_is_the_users() {
     b.books.assert_balanced();
 }
 
-/// The checksum information of the device comes with the frame. Our own device verifies the checksum if the port has not verified it.
+/// The checksum information of the device comes with the frame. Our own device verifies the
+/// checksum if the port has not verified it.
 #[test]
 fn what_is_known_of_checksums() {
     let memory = DeviceMemory::new(200);
@@ -107,7 +111,8 @@ fn what_is_known_of_checksums() {
     b.close();
 }
 
-/// Proves MEM-11: device memory needs certain features and options. If one is missing, the error names it.
+/// Proves MEM-11: device memory needs certain features and options. If one is missing, the error
+/// names it.
 #[test]
 fn what_it_takes() {
     let memory = DeviceMemory::new(200);
@@ -135,7 +140,8 @@ fn what_it_takes() {
     pairs.into_iter().for_each(close_clean);
 }
 
-/// The headers of a frame of UDP over IPv4, without the payload. The checksum is that of the pseudo header only, which the device completes.
+/// The headers of a frame of UDP over IPv4, without the payload. The checksum is that of the pseudo
+/// header only, which the device completes.
 fn udp_head(payload: &[u8]) -> (Vec<u8>, Meta) {
     let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
     let builder =
@@ -152,8 +158,9 @@ fn udp_head(payload: &[u8]) -> (Vec<u8>, Meta) {
     (bytes, Meta { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None })
 }
 
-/// Proves MEM-8: headers from host memory and payload from device memory make one frame. The holder of the payload is dropped by the thread
-/// that completes the frame, when the device is done with it and not before.
+/// Proves MEM-8: headers from host memory and payload from device memory make one frame. The holder
+/// of the payload is dropped by the thread that completes the frame, when the device is done with
+/// it and not before.
 #[test]
 fn frames_leave_from_device_memory() {
     let memory = DeviceMemory::new(512);
@@ -170,7 +177,8 @@ fn frames_leave_from_device_memory() {
     });
     let (mut rng, mut sent, mut back) = (Rng(1), Vec::new(), 0);
     let binding = Arc::new(7);
-    // Use pages into which nothing is received. The ring has the first pages and those that replace them.
+    // Use pages into which nothing is received. The ring has the first pages and those that replace
+    // them.
     let place = 400 * 4096;
     let mut payload = Vec::new();
     for round in 0..300 {

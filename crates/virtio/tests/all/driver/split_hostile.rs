@@ -1,5 +1,6 @@
-//! A device that reports false values about chains of host and device memory, or ends while it has them. Each case ends
-//! in a named error and a stopped queue, or in a counted frame. No page of either kind is lost.
+//! A device that reports false values about chains of host and device memory, or ends while it has
+//! them. Each case ends in a named error and a stopped queue, or in a counted frame. No page of
+//! either kind is lost.
 
 use netmem_testing::driver;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -73,7 +74,7 @@ impl Bench {
     }
 }
 
-/// Lies as the first thing, and after good frames.
+/// Invalid values first, and after good frames.
 fn each(lie: impl Fn(&mut Bench) -> DeviceFault) {
     for good in [0, 3] {
         let mut bench = Bench::new();
@@ -164,8 +165,8 @@ fn the_used_index_jumps() {
     }
 }
 
-/// Too short for a header, or a header that cannot be true, or of segments that were not negotiated: the frame is counted, and
-/// what it was in is posted again.
+/// Too short for a header, or a header that cannot be true, or of segments that were not
+/// negotiated: the frame is counted, and what it was in is posted again.
 #[test]
 fn frames_that_are_none() {
     let mut bench = Bench::new();
@@ -206,7 +207,8 @@ fn frames_that_are_none() {
     bench.close();
 }
 
-/// The device overwrites what is the driver's: the driver reads neither descriptors nor the available ring.
+/// The device overwrites what is the driver's: the driver reads neither descriptors nor the
+/// available ring.
 #[test]
 fn the_drivers_part_of_the_ring_is_overwritten() {
     let mut bench = Bench::new();
@@ -232,8 +234,8 @@ fn the_drivers_part_of_the_ring_is_overwritten() {
     bench.close();
 }
 
-/// Headers, used entries and index change all the time while the driver polls. In each case, delivered frames lie
-/// within the buffers, and no page is lost.
+/// Headers, used entries and index change all the time while the driver polls. In each case,
+/// delivered frames lie within the buffers, and no page is lost.
 #[test]
 fn everything_changes_between_two_reads() {
     for seed in 0..12 {
@@ -275,7 +277,8 @@ fn everything_changes_between_two_reads() {
     }
 }
 
-/// A device that completes a buffer which it does not have: the queue stops, and the held payload is released with it.
+/// A device that completes a buffer which it does not have: the queue stops, and the held payload
+/// is released with it.
 #[test]
 fn lies_about_what_was_sent() {
     for id in [0_u32, 1, 999] {
@@ -306,8 +309,8 @@ fn lies_about_what_was_sent() {
     }
 }
 
-/// Proves NET-6 for device memory: a backend that dies keeps what it has, of both kinds, and it is not used again; what users
-/// hold is theirs.
+/// Proves NET-6 for device memory: a backend that dies keeps what it has, of both kinds, and it is
+/// not used again; what users hold is theirs.
 #[test]
 fn a_backend_that_dies() {
     let mut bench = Bench::new();
@@ -334,7 +337,8 @@ fn a_backend_that_dies() {
     assert_eq!(bench.memory.at_home(), 300 - 128);
 }
 
-/// Proves MEM-1: a bind that fails before anything was stopped leaves the queue as it was, with every page it had.
+/// Proves MEM-1: a bind that fails before anything was stopped leaves the queue as it was, with
+/// every page it had.
 #[test]
 fn a_bind_that_cannot_be() {
     let memory = DeviceMemory::new(300);
@@ -362,7 +366,7 @@ fn a_bind_that_cannot_be() {
     assert_closed(&rx.close().unwrap(), 0);
     drop(net);
     books.assert_balanced();
-    // None was given to this device.
+    // This device has none.
     let mut bench = driver::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
     let error = bench.pair.rx.restart_split(&SplitOptions::new(memory.provider.clone())).unwrap_err();
     let RestartError::Unchanged { queue, source: NetError::NoDeviceMemory } = error else { panic!("{error:?}") };
@@ -374,8 +378,8 @@ fn a_bind_that_cannot_be() {
     bench.close();
 }
 
-/// Proves MEM-1: a restart at which the device is dead, or does not say where it stopped, quarantines what it had; the queue is
-/// no more, and nothing of the new pools is lost.
+/// Proves MEM-1: a restart at which the device is dead, or does not report where it stopped,
+/// quarantines what it had; the queue is no more, and nothing of the new pools is lost.
 #[test]
 fn a_restart_without_a_device() {
     for dead in [false, true] {
@@ -403,8 +407,9 @@ fn a_restart_without_a_device() {
     bench.books.assert_balanced();
 }
 
-/// Proves MEM-1: a device that stops a ring and does not start it again. Pages that were posted for it are returned if
-/// it confirms once more that it has stopped. All pages from before have been returned already.
+/// Proves MEM-1: a device that stops a ring and does not start it again. Pages that were posted for
+/// it are returned if it confirms once more that it has stopped. All pages from before have been
+/// returned already.
 #[test]
 fn a_restart_that_fails_at_the_end() {
     for message in ["SET_VRING_NUM", "SET_VRING_ADDR", "SET_VRING_KICK", "SET_VRING_ENABLE"] {
@@ -421,8 +426,9 @@ fn a_restart_that_fails_at_the_end() {
     }
 }
 
-/// Proves MEM-1: the queues of a device as one value, each restarted in place: to device memory, to other device memory, back,
-/// and not at all where there is nothing to do. A queue whose device refuses has stopped, and says so from then on.
+/// Proves MEM-1: the queues of a device as one value, each restarted in place: to device memory, to
+/// other device memory, back, and not at all where there is nothing to do. A queue whose device
+/// refuses has stopped, and reports it from then on.
 #[test]
 fn queues_restarted_in_place() {
     let (memory, other) = (DeviceMemory::new(300), DeviceMemory::new(300));
@@ -473,7 +479,7 @@ fn queues_restarted_in_place() {
     assert!(matches!(error, QueuesError::Unchanged { source: NetError::Pool(_) }), "{error:?}");
     assert!(polling.get(1).unwrap().host().is_some() && polling.get(1).unwrap().split().is_none());
 
-    // One is taken out; the other's device does not say where it has stopped.
+    // One is moved out; the device of the second does not report where it has stopped.
     let taken = std::mem::take(&mut *polling.get(0).unwrap());
     assert!(matches!(queues.attach(0, memory.provider.clone()), Err(QueuesError::NotRunning)));
     let Some(RxClosed::Host(closed)) = taken.close() else { panic!("it received into host memory") };

@@ -1,5 +1,5 @@
-//! Queues of device memory with large segments, while their memory, their device and the flows' queues change; what is sent from device
-//! memory; and what a bad link does to it.
+//! Queues of device memory with large segments, while their memory, their device and the flows'
+//! queues change; what is sent from device memory; and what a bad link does to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{EitherRx, NetOptions, RxMode, SplitOptions, VirtioRxQueues};
 use netmem_virtio::net::{VnetHdr, feature};
 
-/// Proves MEM-10: frames cross a link that changes bits. Frames that are marked as verified are as they were sent, also
-/// if the port had marked them before. The others are delivered without the mark.
+/// Proves MEM-10: frames cross a link that changes bits. Frames that are marked as verified are as
+/// they were sent, also if the port had marked them before. The others are delivered without the
+/// mark.
 #[test]
 fn frames_of_a_bad_link_are_unverified() {
     // As of a tap, which reports all of its frames.
@@ -39,7 +40,8 @@ fn frames_of_a_bad_link_are_unverified() {
         until(|| {
             for got in take(&mut b.rx) {
                 let (bytes, verified) = (memory.bytes(&got), got.meta.checksum == Checksum::Verified);
-                // What was changed in the IP header alone has a checksum of its own, which this process can compute.
+                // What was changed in the IP header alone has a checksum of its own, which this
+                // process can compute.
                 let at = Headers::parse(&sent[seen]).unwrap();
                 let same = bytes.get(at.l4..) == Some(&sent[seen][at.l4..]);
                 assert!(!verified || same, "frame {seen} was changed, and is verified");
@@ -55,7 +57,7 @@ fn frames_of_a_bad_link_are_unverified() {
     }
 }
 
-/// A port whose frames come when a test says so.
+/// A port whose frames a test releases.
 struct Gate(Wires, Arc<AtomicBool>);
 
 impl Port for Gate {
@@ -75,7 +77,8 @@ impl Port for Gate {
     }
 }
 
-/// Proves MEM-1 and MEM-10: TCP is steered by both addresses and ports, and else by the local port, while frames come.
+/// Proves MEM-1 and MEM-10: TCP is steered by both addresses and ports, and else by the local port,
+/// while frames come.
 #[test]
 fn tcp_is_steered() {
     let flows: Vec<_> = (0..3).map(|n| flow(n == 1, n as u8, n, &[1000; 30])).collect();
@@ -128,8 +131,9 @@ fn tcp_is_steered() {
     drop((first.tx, second.tx, net, rig));
 }
 
-/// Proves MEM-8: a large segment leaves from device memory, from up to 17 places, and comes back through an echo into pages of device
-/// memory; or cut into segments, where the device has no segmentation. In every format of rings.
+/// Proves MEM-8: a large segment leaves from device memory, from up to 17 places, and comes back
+/// through an echo into pages of device memory; or cut into segments, where the device has no
+/// segmentation. In every format of rings.
 #[test]
 fn large_segments_leave_from_device_memory() {
     for (rings, cut) in RINGS.into_iter().flat_map(|rings| [(rings, false), (rings, true)]) {
@@ -194,7 +198,7 @@ fn large_segments_leave_from_device_memory() {
     }
 }
 
-/// Segments of ten flows, round and round, each of which says by its bytes which it is.
+/// Segments of ten flows, in turn, each with its number in its bytes.
 fn all_flows() -> Vec<Vec<u8>> {
     let flows: Vec<_> = (0..10).map(|n| flow(n % 2 == 1, n as u8, n, &[1300; 8])).collect();
     (0..8).flat_map(|i| flows.iter().map(move |flow| flow[i].clone())).collect()
@@ -210,8 +214,9 @@ fn is_of_a_flow(head: &[u8], bytes: &[u8]) -> bool {
     all.get(from..from + bytes.len()) == Some(bytes)
 }
 
-/// Proves MEM-1 and MEM-11: a queue changes between host memory and device memory of either page size, under traffic of large segments.
-/// Every frame is whole, no page is lost, and the device splits again after each restart.
+/// Proves MEM-1 and MEM-11: a queue changes between host memory and device memory of either page
+/// size, under traffic of large segments. Every frame is whole, no page is lost, and the device
+/// splits again after each restart.
 #[test]
 fn queues_are_restarted_under_large_segments() {
     for rings in [0, feature::INDIRECT_DESC, feature::RING_PACKED | feature::INDIRECT_DESC] {
@@ -266,8 +271,8 @@ fn queues_are_restarted_under_large_segments() {
     }
 }
 
-/// Proves MEM-11: after a reconnect the new device is asked to split, and one that cannot fills chains in order. The queue, which sleeps
-/// between frames, follows either.
+/// Proves MEM-11: after a reconnect the new device is asked to split, and one that cannot fills
+/// chains in order. The queue, which sleeps between frames, follows either.
 #[test]
 fn a_queue_follows_its_device() {
     let memory = DeviceMemory::new(640);
@@ -284,7 +289,7 @@ fn a_queue_follows_its_device() {
         if round > 0 {
             rig = device(splits);
             net.reconnect(rig.connect()).unwrap();
-            // The new ring is taken by the next poll.
+            // The next poll switches to the new ring.
             rx.poll(|_| ());
         }
         assert_eq!(rx.splits_headers(), splits);
@@ -297,7 +302,8 @@ fn a_queue_follows_its_device() {
                 got.head().copy_to(0, &mut bytes).unwrap();
                 let at = Headers::parse(&bytes).unwrap();
                 let linear = bytes.split_off(at.payload);
-                // With options of 12 bytes, 28 or 48 bytes of payload are in the host part where it is filled first.
+                // With options of 12 bytes, 28 or 48 bytes of payload are in the host part where it
+                // is filled first.
                 assert_eq!(linear.is_empty(), splits);
                 assert!(is_of_a_flow(&bytes, &[linear, payload(&memory, &got)].concat()), "round {round}");
                 moved += 1;

@@ -1,5 +1,6 @@
-//! A device that reports false values about long chains and about split points. Each case ends in a named error and a
-//! stopped queue, or in a counted frame. Delivered frames lie within the buffers, and no page of either kind is lost.
+//! A device that reports false values about long chains and about split points. Each case ends in a
+//! named error and a stopped queue, or in a counted frame. Delivered frames lie within the buffers,
+//! and no page of either kind is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -11,7 +12,7 @@ use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode, SplitOptions, Virti
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_INDIRECT, Desc};
 
-/// The protocol feature by which a device says that it splits.
+/// The protocol feature of a device that splits frames.
 const SPLITS: u64 = 1 << 62;
 const HEAD: u32 = 12 + 114;
 
@@ -91,7 +92,8 @@ fn rings() -> impl Iterator<Item = u64> {
     FORMATS.into_iter().flat_map(|format| [format, format | feature::INDIRECT_DESC])
 }
 
-/// Proves NET-6 and MEM-11, as do all tests here: chains are what an honest device expects, and frames are where it has put them.
+/// Proves NET-6 and MEM-11, as do all tests here: chains are what an honest device expects, and
+/// frames are where it has put them.
 #[test]
 fn chains_have_seventeen_parts() {
     for (rings, order) in rings().flat_map(|rings| [(rings, 0), (rings, 4)]) {
@@ -99,7 +101,7 @@ fn chains_have_seventeen_parts() {
             let mut bench = Bench::new(rings, splits, order);
             let pages = 16 >> order;
             let id = bench.ring.take().unwrap();
-            // DPDK's vhost takes a table in a packed ring for a buffer.
+            // DPDK's vhost mistakes a table in a packed ring for a buffer.
             let tables = rings & feature::INDIRECT_DESC != 0 && (splits || rings & feature::RING_PACKED == 0);
             assert_eq!(bench.ring.chain(id)[0].flags & DESC_INDIRECT != 0, tables, "{rings:#x} {splits}");
             let lens: Vec<_> = bench.chain(id).iter().map(|d| d.len).collect();
@@ -120,7 +122,8 @@ fn chains_have_seventeen_parts() {
     }
 }
 
-/// Lengths beyond the chain stop the queue. Lengths within are what the frame is made of, whatever else is said.
+/// Lengths beyond the chain stop the queue. Lengths within it determine the frame, whatever the
+/// other fields are.
 #[test]
 fn lengths_beyond_the_chain() {
     let have = HEAD + 65_536;
@@ -135,7 +138,8 @@ fn lengths_beyond_the_chain() {
     }
 }
 
-/// A place of the split that cannot be: the frame is counted, and what it was in is posted again, all of it.
+/// A place of the split that cannot be: the frame is counted, and what it was in is posted again,
+/// all of it.
 #[test]
 fn splits_that_cannot_be() {
     for rings in rings() {
@@ -160,7 +164,8 @@ fn splits_that_cannot_be() {
             (split_at(54), 12 + 53),
             (split_at(54), 12 + 55),
             (split_at(114), HEAD - 1),
-            // A segment whose header cannot be true of it: its checksum is behind its end, or it is too many.
+            // A segment whose header cannot be true of it: its checksum is behind its end, or it is
+            // too many.
             (VnetHdr { csum_start: 400, ..gso(split_at(54)) }, HEAD + 100),
             (VnetHdr { gso_size: 1, ..gso(split_at(54)) }, HEAD + 60_000),
             (gso(split_at(115)), HEAD + 60_000),
@@ -182,8 +187,8 @@ fn splits_that_cannot_be() {
     }
 }
 
-/// Headers, lengths and index change all the time while the driver polls. In each case, delivered frames lie within the
-/// buffers, and no page is lost.
+/// Headers, lengths and index change all the time while the driver polls. In each case, delivered
+/// frames lie within the buffers, and no page is lost.
 #[test]
 fn everything_changes_between_two_reads() {
     for seed in 0..8 {

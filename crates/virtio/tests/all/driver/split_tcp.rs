@@ -1,5 +1,5 @@
-//! Header split behind the headers, and large segments, by Netmem's device: the split points, the joined segments, and
-//! the use of pages.
+//! Header split behind the headers, and large segments, by Netmem's device: the split points, the
+//! joined segments, and the use of pages.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,7 @@ fn bound(
     b
 }
 
-/// Gives the port more frames. The device stops for that.
+/// Adds frames to the port. The device stops for that.
 fn feed(b: &mut Bound<Wires>, frames: &[Vec<u8>]) {
     let connection = b.rig.connection.take();
     let mut device = std::mem::replace(&mut b.rig, Rig::one(Wires(VecDeque::new()))).stop();
@@ -71,7 +71,8 @@ fn with_extensions(words: usize) -> Vec<u8> {
     frame
 }
 
-/// Proves MEM-11: headers of any length go to the host part, and payload begins with a page, in every format of rings, in both modes.
+/// Proves MEM-11: headers of any length go to the host part, and payload begins with a page, in
+/// every format of rings, in both modes.
 #[test]
 fn payload_begins_with_a_page() {
     let mut want: Vec<(Vec<u8>, usize)> = Vec::new();
@@ -103,7 +104,8 @@ fn payload_begins_with_a_page() {
             let mut b = bound(port, &memory, options(&memory, mode, rings), |o| o.header_bytes(room));
             for (frame, (want, headers)) in receive(&mut b.rx, want.len()).iter().zip(&want) {
                 assert_eq!(memory.bytes(frame), *want);
-                // Headers that do not fit are cut off at the end of the host part, and so is their payload.
+                // Headers that do not fit are cut off at the end of the host part, and so is their
+                // payload.
                 let head = if *headers <= room.into() { *headers } else { want.len().min(room.into()) };
                 assert_eq!((frame.head().len(), frame.payload().len()), (head, want.len() - head));
                 assert!(frame.payload().fragments().all(|frag| frag.offset() == 0));
@@ -115,7 +117,7 @@ fn payload_begins_with_a_page() {
     }
 }
 
-/// Proves MEM-11: frames without payload take no page, whatever is behind them on the wire.
+/// Proves MEM-11: frames without payload use no page, whatever follows them on the wire.
 #[test]
 fn frames_without_payload_take_no_page() {
     let mut acks: Vec<Vec<u8>> = Vec::new();
@@ -148,8 +150,9 @@ fn frames_without_payload_take_no_page() {
     b.close();
 }
 
-/// Proves MEM-11 and NET-9: consecutive segments of a flow become one frame of up to 64 KiB, in one page of 64 KiB, or in pages of 4 KiB
-/// that are few extents as long as the pool has pages in a row.
+/// Proves MEM-11 and NET-9: consecutive segments of a flow become one frame of up to 64 KiB, in one
+/// page of 64 KiB, or in pages of 4 KiB that are few extents as long as the pool has pages in a
+/// row.
 #[test]
 fn segments_are_joined() {
     let lens = vec![1400; 100];
@@ -188,11 +191,11 @@ fn segments_are_joined() {
     }
 }
 
-/// Pages that were returned in random order are sorted when a chain takes them together: a large segment stays in few extents, however its
-/// user returns pages.
+/// Pages that were returned in random order are sorted when a chain allocates them together: a
+/// large segment stays in few extents, however its user returns pages.
 #[test]
 fn pages_of_a_chain_are_sorted() {
-    // Four chains take all pages, so a chain gets the pages back that its frame took.
+    // Four chains use all pages, so a chain gets the pages back that its frame consumed.
     let memory = DeviceMemory::new(64);
     let options = options(&memory, RxMode::Big, feature::INDIRECT_DESC);
     let mut b = bound(Wires(VecDeque::new()), &memory, options, |o| o.cache(64));
@@ -237,7 +240,8 @@ fn not_joined() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("shorter, then longer", flow(false, 1, 3, &[400, 500])),
         ("payload after none", vec![tcp(false, 1, 1, &[], &[]), tcp(false, 1, 1, &[], b"abc")]),
     ];
-    // Of two that continue each other, one is damaged: neither is joined to the other, and the damaged one is unverified.
+    // Of two that continue each other, one is damaged: neither is joined to the other, and the
+    // damaged one is unverified.
     let places = [
         ("damaged payload", 100),
         ("a damaged header", 44),
@@ -254,8 +258,8 @@ fn not_joined() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     cases
 }
 
-/// Proves MEM-10 and MEM-11: a frame that does not continue a segment is delivered separately, in order. A wrong
-/// checksum is never marked as verified.
+/// Proves MEM-10 and MEM-11: a frame that does not continue a segment is delivered separately, in
+/// order. A wrong checksum is never marked as verified.
 #[test]
 fn what_is_not_joined() {
     for (name, frames) in not_joined() {
@@ -272,7 +276,8 @@ fn what_is_not_joined() {
     }
 }
 
-/// Proves MEM-11: segments of some flows that come in turn are joined to those of their own flow; all frames of a flow stay in order.
+/// Proves MEM-11: segments of some flows that come in turn are joined to those of their own flow;
+/// all frames of a flow stay in order.
 #[test]
 fn flows_in_turn() {
     let memory = DeviceMemory::new(1000);
@@ -287,7 +292,8 @@ fn flows_in_turn() {
     b.close();
 }
 
-/// Proves NET-7: a driver that did not accept segments, or a mode that has no room for them, gets every segment as it came.
+/// Proves NET-7: a driver that did not accept segments, or a mode that has no room for them, gets
+/// every segment as it came.
 #[test]
 fn who_accepts_no_segments_gets_none() {
     let frames = flow(false, 1, 3, &[1000; 50]);
@@ -299,7 +305,8 @@ fn who_accepts_no_segments_gets_none() {
     b.close();
 }
 
-/// Proves MEM-11: a segment that is large already, from a sender with segmentation offload, is split like any other.
+/// Proves MEM-11: a segment that is large already, from a sender with segmentation offload, is
+/// split like any other.
 #[test]
 fn large_segments_of_a_port() {
     let memory = DeviceMemory::new(600);
@@ -323,8 +330,8 @@ fn large_segments_of_a_port() {
     b.close();
 }
 
-/// Proves POOL-3 and MEM-2: short frames leave most pages of a long chain. When the user holds the others, those are collected, and the
-/// queue receives until no buffer can be made of what is left.
+/// Proves POOL-3 and MEM-2: short frames leave most pages of a long chain. When the user holds the
+/// others, those are collected, and the queue receives until no buffer can be made of what is left.
 #[test]
 fn pages_that_are_left_are_posted_again() {
     const PAGES: usize = 100;
@@ -357,8 +364,8 @@ fn pages_that_are_left_are_posted_again() {
     }
 }
 
-/// Proves MEM-2: with the option, a queue whose pages are all in the user's hands receives acknowledgements, and drops payload, which it
-/// counts. With pages it goes on as before.
+/// Proves MEM-2: with the option, a queue whose pages are all in the user's hands receives
+/// acknowledgements, and drops payload, which it counts. With pages it goes on as before.
 #[test]
 fn headers_come_without_pages() {
     for (mode, order) in [(RxMode::Small, 0), (RxMode::Big, 0), (RxMode::Big, 4)] {
@@ -410,7 +417,8 @@ fn headers_come_without_pages() {
     }
 }
 
-/// A chain of big-packet mode holds the longest frame that there is; what is longer is dropped, and counted.
+/// A chain of big-packet mode holds the longest frame that there is; what is longer is dropped, and
+/// counted.
 #[test]
 fn the_longest_frame() {
     let memory = DeviceMemory::new(600);
@@ -428,7 +436,8 @@ fn the_longest_frame() {
     b.close();
 }
 
-/// Proves NET-7: a device that was not asked to split, and a driver whose device cannot, have the first bytes in the host part.
+/// Proves NET-7: a device that was not asked to split, and a driver whose device cannot, have the
+/// first bytes in the host part.
 #[test]
 fn a_device_that_does_not_split() {
     let memory = DeviceMemory::new(600);

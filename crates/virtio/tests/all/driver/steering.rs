@@ -1,4 +1,5 @@
-//! Flows steered to queues of host memory and of device memory, and both changed under full traffic.
+//! Flows steered to queues of host memory and of device memory, and both changed under full
+//! traffic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -46,8 +47,8 @@ fn split(flows: u64, memory: &DeviceMemory, frame: &SplitFrame) -> u64 {
     number(&memory.bytes(frame), flows)
 }
 
-/// Proves MEM-1 and MEM-10: eight flows are steered at random between a queue of host memory and one of device memory, under full
-/// traffic; every frame arrives, once, whole and verified.
+/// Proves MEM-1 and MEM-10: eight flows are steered at random between a queue of host memory and
+/// one of device memory, under full traffic; every frame arrives, once, whole and verified.
 #[test]
 fn steering_changes_in_full_traffic() {
     const FLOWS: u64 = 8;
@@ -102,8 +103,8 @@ fn steering_changes_in_full_traffic() {
     lab.books.assert_balanced();
 }
 
-/// Receives flow 0 of `flows`, frame by frame, until `stop` returns true. It is called after each poll with the number up
-/// to which frames may be sent. Returns how many frames there were.
+/// Receives flow 0 of `flows`, frame by frame, until `stop` returns true. It is called after each
+/// poll with the number up to which frames may be sent. Returns how many frames there were.
 fn receive_in_order(mut rx: VirtioRx, flows: u64, stop: impl Fn(u64) -> bool) -> u64 {
     let mut next = 0;
     until(|| {
@@ -119,9 +120,10 @@ fn receive_in_order(mut rx: VirtioRx, flows: u64, stop: impl Fn(u64) -> bool) ->
     next / flows
 }
 
-/// Proves MEM-1: a queue is bound, bound anew and unbound again and again while frames come for it as fast as the other queue
-/// takes its own. The other queue misses nothing and waits for nothing; of the frames for this one exactly those are lost that had
-/// arrived and were not polled, or that the device counts.
+/// Proves MEM-1: a queue is bound, bound anew and unbound again and again while frames come for it
+/// as fast as the other queue takes its own. The other queue misses nothing and waits for nothing;
+/// of the frames for this one exactly those are lost that had arrived and were not polled, or that
+/// the device counts.
 #[test]
 fn restarts_in_full_traffic() {
     const FLOWS: u64 = 2;
@@ -196,7 +198,7 @@ fn restarts_in_full_traffic() {
     lab.books.assert_balanced();
 }
 
-/// A queue whose user takes nothing stops no other queue, and what is kept for it is bounded.
+/// A queue whose user does not poll stops no other queue, and what is kept for it is bounded.
 #[test]
 fn a_slow_user_of_one_queue_stops_no_other() {
     let (limit, steering) = (Arc::new(AtomicU64::new(u64::MAX)), Steering::new());
@@ -204,7 +206,7 @@ fn a_slow_user_of_one_queue_stops_no_other() {
     steering.steer(FIRST_PORT + 1, 1);
     ports.iter_mut().for_each(|port| port.served(true));
     for n in 0..5000 {
-        // A look goes past a bounded number of frames of other queues.
+        // A poll skips a bounded number of frames of other queues.
         until(|| ports[0].peek().is_some());
         assert_eq!(number(&ports[0].peek().unwrap()[VnetHdr::LEN..], 2), 2 * n);
         ports[0].consume();

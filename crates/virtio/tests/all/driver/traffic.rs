@@ -1,4 +1,5 @@
-//! The driver on our own device: what is sent arrives, byte for byte, in every mode, and every page is returned.
+//! The driver on our own device: what is sent arrives, byte for byte, in every mode, and every page
+//! is returned.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -76,7 +77,7 @@ fn a_capture_arrives_whole_without_a_domain() {
     }
 }
 
-/// Proves POOL-6: without headroom, or because it is said, two buffers share a page.
+/// Proves POOL-6: without headroom, or by an option, two buffers share a page.
 #[test]
 fn split_pages() {
     let all = [
@@ -98,7 +99,8 @@ fn split_pages() {
     }
 }
 
-/// Proves POOL-1: pages are mapped when they enter the pool, not again in circulation, and synced as far as they are used.
+/// Proves POOL-1: pages are mapped when they enter the pool, not again in circulation, and synced
+/// as far as they are used.
 #[test]
 fn syncs_cover_the_bytes_in_use() {
     for (mode, max) in
@@ -126,7 +128,8 @@ fn syncs_cover_the_bytes_in_use() {
     }
 }
 
-/// Proves NET-5: a million packets through a ring of 256, dropped in the poll and outside of it, in every mode.
+/// Proves NET-5: a million packets through a ring of 256, dropped in the poll and outside of it, in
+/// every mode.
 #[test]
 fn circulation() {
     let n = 1_000_000;
@@ -138,7 +141,7 @@ fn circulation() {
         (RxMode::Small, 1518, 64, false),
     ];
     for (mode, max, size, premapped) in cases {
-        // Unoptimised code takes its time over long frames.
+        // Unoptimised code is slow with long frames.
         let n = if cfg!(debug_assertions) && size > 64 { n / 10 } else { n };
         let mut rig = Rig::one(Gen::new(size, Some(n)).unwrap());
         let (_net, mut pairs) = rig.probe(options(mode, max).premapped(premapped));
@@ -173,8 +176,9 @@ fn several(pairs: usize, serve_control: bool) -> Rig<Gen> {
     Rig::new(NetDevice::new(options, |pair| Gen::new(100 + pair, None)).unwrap())
 }
 
-/// Proves NET-1: the number of queues in use changes under traffic, by the control queue or by enabling rings; what was
-/// on its way is received, and nothing more comes to a queue that is out of use.
+/// Proves NET-1: the number of queues in use changes under traffic, by the control queue or by
+/// enabling rings; what was on its way is received, and nothing more comes to a queue that is out
+/// of use.
 #[test]
 fn the_number_of_queues_changes_under_traffic() {
     for serve_control in [true, false] {

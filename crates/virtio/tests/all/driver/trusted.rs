@@ -1,5 +1,5 @@
-//! A device that the user trusts: its frames are slices, which do not change and can be kept; its rings are checked like any
-//! other's.
+//! A device that the user trusts: its frames are slices, which do not change and can be kept; its
+//! rings are checked like any other's.
 
 use bytes::Bytes;
 use netmem_packet::{Handler, Packet, Poll, Queues, RxQueue, SplitFrame, TxBulk, TxQueue, Verdict, XdpFrame};
@@ -15,7 +15,8 @@ use std::sync::mpsc;
 
 /// Options for a device of this process.
 fn trusted(mode: RxMode) -> NetOptions<TrustedPeer> {
-    // SAFETY: the device is one of ours, or a test in its place: neither writes a buffer that it has handed back.
+    // SAFETY: the device is one of ours, or a test in its place: neither writes a buffer that it
+    // has handed back.
     unsafe { NetOptions::trust_peer(mode) }
 }
 
@@ -24,7 +25,7 @@ fn bytes(packet: &Packet<TrustedPeer>) -> Vec<u8> {
     packet.fragments().flat_map(|frag| frag.iter().copied()).collect()
 }
 
-/// Proves POOL-8: what queues deliver, and take, follows from the options.
+/// Proves POOL-8: what queues deliver, and accept, follows from the options.
 #[test]
 fn queues_declare_their_memory() {
     fn kind<M: PeerMemory>(_: &NetOptions<M>) -> (&'static str, &'static str) {
@@ -37,8 +38,9 @@ fn queues_declare_their_memory() {
     assert_eq!(kind(&NetOptions::new(RxMode::Small)), (PeerShared::NAME, PeerShared::NAME));
 }
 
-/// In every mode, frames are read as slices by the program and by the handler, and as `Bytes`. What is kept of them is as it
-/// was after thousands of other frames, after the device has gone, and on another thread.
+/// In every mode, frames are read as slices by the program and by the handler, and as `Bytes`. What
+/// is kept of them is as it was after thousands of other frames, after the device has gone, and on
+/// another thread.
 #[test]
 fn frames_are_slices() {
     for (mode, max) in [(RxMode::Small, 1518), (RxMode::Mergeable, 9014), (RxMode::Big, 9014)] {
@@ -83,8 +85,8 @@ fn frames_are_slices() {
     }
 }
 
-/// Frames go from one trusted device to another that shares its memory and its domain: changed in place as slices, sent
-/// without being mapped.
+/// Frames go from one trusted device to another that shares its memory and its domain: changed in
+/// place as slices, sent without being mapped.
 #[test]
 fn frames_are_edited_and_forwarded() {
     struct Edit<'t> {
@@ -144,7 +146,8 @@ fn on_hostile(options: NetOptions<TrustedPeer>) -> (Hostile, VirtioNet<TrustedPe
     (device, net, pairs.remove(0), books)
 }
 
-/// Proves NET-6: trust is about bytes. Rings and headers of a trusted device are checked, and a lie stops the queue.
+/// Proves NET-6: trust is about bytes. Rings and headers of a trusted device are validated, and an
+/// invalid value stops the queue.
 #[test]
 fn rings_are_checked_all_the_same() {
     type Lie = fn(&mut hostile::DeviceRing) -> DeviceFault;
@@ -189,8 +192,8 @@ fn rings_are_checked_all_the_same() {
     books.assert_balanced();
 }
 
-/// Proves POOL-11: a trusted device that dies breaks no promise. What it had is quarantined, and what was received from it
-/// stays as it is.
+/// Proves POOL-11: a trusted device that dies breaks no promise. What it had is quarantined, and
+/// what was received from it stays as it is.
 #[test]
 fn a_trusted_device_that_dies() {
     for refuses in [false, true] {
@@ -216,8 +219,8 @@ fn a_trusted_device_that_dies() {
     }
 }
 
-/// Frames with payload in device memory: the heads of a trusted device's are slices. The queue is restarted in place with
-/// device memory and back.
+/// Frames with payload in device memory: the heads of a trusted device's are slices. The queue is
+/// restarted in place with device memory and back.
 #[test]
 fn heads_of_split_frames_are_slices() {
     let memory = DeviceMemory::new(300);

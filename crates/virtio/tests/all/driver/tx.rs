@@ -1,5 +1,5 @@
-//! Transmission: what is sent leaves byte for byte, what cannot be sent comes back as it was, and a device that lies about
-//! completions stops the queue.
+//! Transmission: what is sent leaves byte for byte, what cannot be sent is returned unchanged, and
+//! a device that writes invalid values about completions stops the queue.
 
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{Page, PeerShared};
@@ -26,9 +26,9 @@ fn packet(rx: &mut VirtioRx, room: usize, parts: &[&[u8]]) -> Packet<PeerShared>
     packet
 }
 
-/// Proves NET-3 for transmission: frames go round between an echo and an XDP program, unchanged but for the addresses,
-/// which the echo exchanges. In big-packet mode, whose pages are unmapped when they are received, they are mapped again for
-/// each round.
+/// Proves NET-3 for transmission: frames go round between an echo and an XDP program, unchanged but
+/// for the addresses, which the echo exchanges. In big-packet mode, whose pages are unmapped when
+/// they are received, they are mapped again for each round.
 #[test]
 fn frames_go_round() {
     let cases = [
@@ -53,7 +53,8 @@ fn frames_go_round() {
             let parts: Vec<&[u8]> = bytes.chunks(4000).collect();
             let room = if i % 2 == 0 { 64 } else { 0 };
             let packet = if mode == RxMode::Big {
-                // Its pages are from no pool: what was received can be sent, so begin with a single page of the pool.
+                // Its pages are from no pool: what was received can be sent, so begin with a single
+                // page of the pool.
                 packet(&mut pair.rx, room, &[&bytes[..size.min(4000)]])
             } else {
                 packet(&mut pair.rx, room, &parts)
@@ -111,8 +112,9 @@ fn frames_go_round() {
     }
 }
 
-/// The header lies in the head's own headroom where that is ours alone, else in a descriptor of its own; the frame is not
-/// touched. A holder that the queue makes itself is none before the header is written.
+/// The header lies in the head's own headroom where that is ours alone, else in a descriptor of its
+/// own; the frame is not touched. A holder that the queue makes itself is none before the header is
+/// written.
 #[test]
 fn where_the_header_goes() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
@@ -156,7 +158,7 @@ fn where_the_header_goes() {
     bench.close();
 }
 
-/// Fragments without bytes take no descriptors: many devices stop at one.
+/// Fragments without bytes have no descriptors: many devices stop at one.
 #[test]
 fn empty_fragments() {
     for room in [64, 0] {
@@ -235,7 +237,8 @@ fn completions_in_the_poll_context() {
     bench.close();
 }
 
-/// Proves POOL-9: a page that the device cannot reach is refused, with a domain and without, and the packet is unharmed.
+/// Proves POOL-9: a page that the device cannot reach is refused, with a domain and without, and
+/// the packet is unharmed.
 #[test]
 fn pages_of_another_device() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -306,7 +309,8 @@ fn offloads_need_their_features() {
     }
 }
 
-/// Sends three packets, the second of three fragments, lets the device lie, and sees the queue stopped.
+/// Sends three packets, the second of three fragments, lets the device write invalid values, and
+/// sees the queue stopped.
 fn lie(format: u64, lie: impl FnOnce(&mut Bench, [u16; 3]) -> DeviceFault) {
     let mut bench = Bench::in_format(format, NetOptions::new(RxMode::Mergeable));
     for parts in [1, 3, 1] {
@@ -316,7 +320,7 @@ fn lie(format: u64, lie: impl FnOnce(&mut Bench, [u16; 3]) -> DeviceFault) {
     bench.pair.tx.flush();
     let heads = [(); 3].map(|()| bench.tx.take().unwrap());
     let error = lie(&mut bench, heads);
-    // What was used before the lie is completed first.
+    // What was used before the invalid value is completed first.
     while bench.pair.tx.complete() > 0 {}
     let stats = bench.pair.tx.stats();
     assert_eq!(stats.stopped, Some(error));
@@ -384,7 +388,8 @@ fn completions_that_cannot_be() {
     }
 }
 
-/// The length of a completion means nothing, and descriptors that the device overwrites are not read back.
+/// The length of a completion means nothing, and descriptors that the device overwrites are not
+/// read back.
 #[test]
 fn completions_with_odd_lengths_and_broken_descriptors() {
     for format in FORMATS {

@@ -1,4 +1,5 @@
-//! Pools to send from: their pages are in the device's memory table and domain, and apart from those that are received into.
+//! Pools to send from: their pages are in the device's memory table and domain, and apart from
+//! those that are received into.
 
 use netmem_packet::{Packet, TxBulk};
 use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
@@ -7,8 +8,8 @@ use netmem_virtio::device::port::Gen;
 use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode};
 use std::sync::mpsc;
 
-/// In every mode, with a domain and without: packets of a transmit pool are sent without being mapped one by one, and all
-/// pages are returned.
+/// In every mode, with a domain and without: packets of a transmit pool are sent without being
+/// mapped one by one, and all pages are returned.
 #[test]
 fn sent_without_being_mapped() {
     for mode in MODES {
@@ -48,8 +49,9 @@ fn sent_without_being_mapped() {
     }
 }
 
-/// Neither side takes the pages of the other: the transmit pools have as many as were set aside, together, also while the
-/// queue has no page left to receive into; and the queue receives while they have none left.
+/// Neither side uses the pages of the other: the transmit pools have as many as were set aside,
+/// together, also while the queue has no page left to receive into; and the queue receives while
+/// they have none left.
 #[test]
 fn each_side_has_its_pages() {
     for mode in MODES {
@@ -101,7 +103,7 @@ fn pages_that_are_not_there() {
     let error = netmem_virtio::driver::VirtioNet::probe(backend, options().tx_pages(601)).unwrap_err();
     assert!(matches!(error, NetError::TxPages { asked: 601, had: 600 }), "{error:?}");
     assert_eq!(at_home(), 600);
-    // Set aside from memory of the user's, and given back to it in the end.
+    // Reserved in memory of the user, and returned to it in the end.
     rig.connection = None;
     let backend = rig.connect();
     let (net, pairs) = netmem_virtio::driver::VirtioNet::probe(backend, options().tx_pages(300)).unwrap();
@@ -122,9 +124,10 @@ fn numbered(page: netmem_pool::Page<PeerShared>, worker: u64, number: u64) -> Pa
     Packet::new(page.freeze_range(64..364))
 }
 
-/// Two worker threads allocate from one pool, fill, and hand packets to the transmit thread, which sends them and drops
-/// them when the device is done. Pages are fewer than packets, so a worker waits until some are back. Each worker's
-/// packets leave in order, whole, and every page is returned.
+/// Two worker threads allocate from one pool, fill, and hand packets to the transmit thread, which
+/// sends them and drops them when the device is done. Pages are fewer than packets, so a worker
+/// waits until some are back. Each worker's packets leave in order, whole, and every page is
+/// returned.
 #[test]
 fn workers_fill_and_another_thread_sends() {
     const PACKETS: u64 = 3000;
@@ -188,8 +191,9 @@ fn move_to(n: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// A transmit pool sizes its magazines by the pages that were set aside, and not by all of the device's. So few pages have no
-/// magazines: none is held by another CPU, which this pool does not ask. (With one CPU, the test cannot fail.)
+/// A transmit pool sizes its magazines by the pages that were set aside, and not by all of the
+/// device's. So few pages have no magazines: none is held by another CPU, which this pool does not
+/// ask. (With one CPU, the test cannot fail.)
 #[test]
 fn a_small_pool_strands_no_page() {
     let mut rig = Rig::one(Gen::new(100, Some(0)).unwrap());

@@ -1,4 +1,5 @@
-//! Sleeping until a queue has work: every reason to wake up wakes the thread, and no other event does.
+//! Sleeping until a queue has work: every reason to wake up wakes the thread, and no other event
+//! does.
 //!
 //! A lost wake-up would be a hang. A watchdog makes the hang a failure.
 
@@ -140,8 +141,8 @@ fn a_transmit_queue_waits_for_room() {
     drop((tx, refused));
 }
 
-/// A thread that sleeps through the death of a back end wakes once. A reconnect wakes it again; then it takes the new ring, and
-/// the new back end wakes it by the same descriptor.
+/// A thread that sleeps through the death of a back end wakes once. A reconnect wakes it again;
+/// then it switches to the new ring, and the new back end wakes it by the same descriptor.
 #[test]
 fn a_sleeper_lives_through_a_reconnect() {
     watched(|| {
@@ -190,7 +191,7 @@ fn a_sleeper_lives_through_a_reconnect() {
     });
 }
 
-/// A queue's error, which says that its device has closed the connection.
+/// A queue's error: its device has closed the connection.
 #[track_caller]
 fn assert_disconnected(error: &std::io::Error, queue: usize) {
     let stopped = error.get_ref().and_then(|error| error.downcast_ref::<QueueStopped>()).unwrap();
@@ -223,14 +224,15 @@ fn a_dead_back_end_is_an_error_once() {
     bench.close();
 }
 
-/// Polls until the end of the connection is seen. A queue looks at the connection at least once in 65,536 polls that find nothing.
+/// Polls until the end of the connection is seen. A queue checks the connection at least once in
+/// 65,536 polls that find nothing.
 #[track_caller]
 fn within_the_polls(mut poll: impl FnMut() -> bool) {
     assert!((0..=65_536).any(|_| poll()), "the end of the connection was not seen");
 }
 
-/// A queue that is only polled notices the end of the connection without being told, and so does one that is armed. A queue that goes
-/// on with another back end is connected again.
+/// A queue that is only polled notices the end of the connection by itself, and so does one that is
+/// armed. A queue that goes on with another back end is connected again.
 #[test]
 fn a_dead_back_end_is_seen_in_a_poll() {
     for (polls, mode) in [(true, RxMode::Small), (true, RxMode::Mergeable), (true, RxMode::Big), (false, RxMode::Small)]
@@ -275,7 +277,8 @@ fn a_dead_back_end_is_seen_in_a_poll_of_device_memory() {
     });
 }
 
-/// Arms, sleeps and polls until a frame has come. Counts the sleeps that began and those that ended.
+/// Arms, sleeps and polls until a frame has come. Counts the sleeps that began and those that
+/// ended.
 fn sleep_and_receive<Q: Wait>(
     rx: &mut Q,
     wakes: &AtomicU32,
@@ -302,7 +305,8 @@ fn sleep_and_receive<Q: Wait>(
     }
 }
 
-/// A restart by another thread wakes the thread that sleeps for the queue, which does not hold its lock.
+/// A restart by another thread wakes the thread that sleeps for the queue, which does not hold its
+/// lock.
 #[test]
 fn a_sleeper_lives_through_a_restart() {
     watched(|| {
@@ -348,14 +352,16 @@ fn a_sleeper_lives_through_a_restart() {
     });
 }
 
-/// A queue without buffers for a frame does not sleep, because pages that are returned wake no thread.
+/// A queue without buffers for a frame does not sleep, because pages that are returned wake no
+/// thread.
 #[test]
 fn a_queue_without_pages_is_polled() {
     for (mode, fewest) in [(RxMode::Small, 1), (RxMode::Mergeable, 18), (RxMode::Big, 1)] {
         let mut bench =
             Bench::new(NetOptions::new(mode).ring_size(64).pages(if mode == RxMode::Big { 256 } else { 64 }));
         let mut held = Vec::new();
-        // What it takes to leave the ring with the fewest buffers that a frame could need, and then with one less.
+        // What it takes to leave the ring with the fewest buffers that a frame could need, and then
+        // with one less.
         loop {
             let posted = usize::from(bench.ring.available());
             let armed = bench.pair.rx.arm().unwrap();
@@ -377,7 +383,8 @@ fn a_queue_without_pages_is_polled() {
     }
 }
 
-/// If a device breaks a rule, the queue's owner wakes up, and is told that the queue has stopped.
+/// If a device breaks a rule, the queue's owner wakes up, and gets the error that the queue has
+/// stopped.
 #[test]
 fn a_stopped_queue_is_an_error() {
     let mut bench = Bench::new(NetOptions::new(RxMode::Small));
@@ -402,8 +409,8 @@ fn a_stopped_queue_is_an_error() {
     bench.pair.tx.check().unwrap();
 }
 
-/// The device makes the call descriptor blocking, fills it and empties it. Arming and sleeping go on as before: nothing of ours
-/// reads or writes it.
+/// The device makes the call descriptor blocking, fills it and empties it. Arming and sleeping go
+/// on as before: nothing of ours reads or writes it.
 #[test]
 fn a_call_descriptor_as_a_weapon() {
     watched(|| {
@@ -441,7 +448,8 @@ fn switches(thread: rustix::thread::Pid) -> (String, u64) {
     (value("State:"), count("voluntary_ctxt_switches:") + count("nonvoluntary_ctxt_switches:"))
 }
 
-/// Proves NET-9's idle half for the driver: a thread that sleeps for its queues does not run at all while nothing comes.
+/// Proves NET-9's idle half for the driver: a thread that sleeps for its queues does not run at all
+/// while nothing comes.
 #[test]
 fn an_idle_driver_makes_no_context_switches() {
     watched(|| {

@@ -1,4 +1,5 @@
-//! XDP verdicts on frames of one buffer and of several, what a program may do to a frame, and queues without pages.
+//! XDP verdicts on frames of one buffer and of several, what a program may do to a frame, and
+//! queues without pages.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +18,8 @@ const SHAPES: [(RxMode, usize, usize); 5] = [
     (RxMode::Big, 65549, 9000),
 ];
 
-/// Proves NET-3 and POOL-9: each verdict on frames of one buffer and of up to 17, each counted, each page back exactly once.
+/// Proves NET-3 and POOL-9: each verdict on frames of one buffer and of up to 17, each counted,
+/// each page back exactly once.
 #[test]
 fn verdicts() {
     for (mode, max, size) in SHAPES {
@@ -61,7 +63,7 @@ fn verdicts() {
     }
 }
 
-/// A handler that says nothing of `tx` and `redirect` drops what it transmits.
+/// A handler that does not implement `tx` and `redirect` drops what it transmits.
 #[test]
 fn tx_without_a_queue() {
     struct Bounce(Verdict);
@@ -82,13 +84,14 @@ fn tx_without_a_queue() {
     bench.close();
 }
 
-/// Proves NET-3: a program that wants one buffer gets one, of the pool; a frame that does not fit a page is dropped and
-/// counted.
+/// Proves NET-3: a program that wants one buffer gets one, of the pool; a frame that does not fit a
+/// page is dropped and counted.
 #[test]
 fn linearising() {
     for mode in [RxMode::Mergeable, RxMode::Big] {
         let mut bench = Bench::new(NetOptions::new(mode).max_frame(65549));
-        // What fits one buffer anyway, what is made to, what fills a page to the last byte, and what is one byte more.
+        // What fits one buffer anyway, what is made to, what fills a page to the last byte, and
+        // what is one byte more.
         for (size, fits) in [(60, true), (4080, true), (4090, true), (4096, true), (4097, false), (65549, false)] {
             let want = frame(size as u64, size);
             bench.deliver(&want);
@@ -165,7 +168,8 @@ fn heads_and_tails_move_within_the_buffer() {
     }
 }
 
-/// Long frames have headroom as short ones have, with segments and without, down to the longest frame there is.
+/// Long frames have headroom as short ones have, with segments and without, down to the longest
+/// frame there is.
 #[test]
 fn headroom_in_front_of_long_frames() {
     for (max, offloads, headroom) in [
@@ -259,7 +263,8 @@ fn a_panicking_program() {
     }
 }
 
-/// A queue whose pages are all held by their users waits, reports this, and goes on when the pages are returned.
+/// A queue whose pages are all held by their users waits, reports this, and goes on when the pages
+/// are returned.
 #[test]
 fn a_queue_without_pages_recovers() {
     for (mode, max, size) in SHAPES {
@@ -303,8 +308,8 @@ fn budgets_hold_under_merging() {
     bench.close();
 }
 
-/// A program takes the frame that it is shown and leaves another in its place, of its own page or of a part of the same one. The
-/// frame that it took is its own: no buffer is posted there.
+/// A program moves the frame out and leaves another in its place, of its own page or of a part of
+/// the same one. The frame that it moved out is its own: no buffer is posted there.
 #[test]
 fn a_program_that_takes_the_frame() {
     for mode in [RxMode::Small, RxMode::Mergeable] {

@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_judged() {
+    fn a_device_is_validated() {
         assert_eq!(
             [DeviceFault::ahead(3, 3), DeviceFault::ahead(4, 3)],
             [Ok(3), Err(DeviceFault::IndexJump { by: 4, posted: 3 })]
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_judged() {
+    fn a_driver_is_validated() {
         assert_eq!(DriverFault::ahead(0xfffe, 6, 8), Ok(8), "the index wraps");
         assert_eq!(DriverFault::ahead(0, 9, 8), Err(DriverFault::AvailJump { from: 0, to: 9, size: 8 }));
         assert_eq!(

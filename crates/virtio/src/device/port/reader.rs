@@ -168,7 +168,7 @@ mod tests {
     /// A frame with an offload that the driver did not accept is kept as it came: software changes
     /// it.
     #[test]
-    fn offloads_are_judged_before_the_driver_has_the_frame() {
+    fn offloads_are_validated_before_the_driver_has_the_frame() {
         let header = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..VnetHdr::PLAIN };
         let (mut reader, sent) = (Reader::new(), frame(header, 100));
         assert_eq!(read(&mut reader, 0, &sent, &[2000]).0, None);

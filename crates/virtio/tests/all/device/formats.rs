@@ -291,7 +291,7 @@ fn bad_chain(features: u64, name: &str, parts: impl Fn(u16, u64) -> Vec<(u64, u3
 
 /// Chains of a packed ring are checked as those of a split ring are.
 #[test]
-fn packed_chains_are_judged() {
+fn packed_chains_are_validated() {
     let packed = feature::RING_PACKED;
     let end = GUEST + MEMORY as u64;
     for addr in [0, GUEST - 1, end - 1, end, u64::MAX, USER] {
@@ -309,7 +309,7 @@ fn packed_chains_are_judged() {
 
 /// Ids that no descriptor of the ring has, chains that go around the whole ring, and chains whose end is not there.
 #[test]
-fn packed_rings_are_judged() {
+fn packed_rings_are_validated() {
     let put = |q: &Queue, n: u16, id: u16, flags: u16| {
         let at = q.position().step(n, 64);
         // Long enough for a frame: also on the path that takes such buffers in groups.
@@ -404,7 +404,7 @@ fn more_is_available_than_the_ring_has() {
 }
 
 #[test]
-fn indirect_tables_are_judged() {
+fn indirect_tables_are_validated() {
     for format in [0, feature::RING_PACKED] {
         let features = format | feature::INDIRECT_DESC;
         let packed = format != 0;
@@ -565,7 +565,7 @@ fn used_at(queue: &Queue, offset: u16) -> bool {
 
 /// A position that the ring does not have, and a size that only a packed ring can have.
 #[test]
-fn a_base_and_a_size_are_judged() {
+fn a_base_and_a_size_are_validated() {
     let device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
     for (features, size, base, good) in [
         (feature::RING_PACKED, 60, 59 | 59 << 16, true),

@@ -260,7 +260,7 @@ fn frames_of_one_front_end_do_not_reach_the_next() {
 }
 
 #[test]
-fn frames_from_the_driver_are_judged() {
+fn frames_from_the_driver_are_validated() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
     let mut driver = Driver::start(&device, PLAIN | feature::CSUM, 2);
     let mut bad = frame_to_send(100, 0);
@@ -278,7 +278,7 @@ fn frames_from_the_driver_are_judged() {
 
 /// A driver asks for an offload without the feature, or for thousands of segments: the frame is dropped and counted.
 #[test]
-fn offloads_from_the_driver_are_judged() {
+fn offloads_from_the_driver_are_validated() {
     let plain = VnetHdr::PLAIN;
     let csum = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..plain };
     let segment = |gso_type, gso_size| VnetHdr { gso_type, gso_size, hdr_len: 54, ..csum };

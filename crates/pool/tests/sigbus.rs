@@ -1,5 +1,5 @@
 //! Pages that are taken away: the SIGBUS handler of this crate, and the faults that it leaves to
-//! other handlers.
+//! other handlers. A program of its own: a signal has one handler in a process.
 //!
 //! Proves NET-10. If a test must end its process, it runs that part in a child: this program again,
 //! with the name of the part.

@@ -99,7 +99,7 @@ fn pop_against_reclaim() {
 
 /// A pop that makes the previous magazine the loaded one, and a push that does so, against reclaim.
 #[test]
-fn turn_against_reclaim() {
+fn swap_against_reclaim() {
     check(None, || {
         let cache = cache_of(1, 6);
         assert!(push(&cache, 7) && push(&cache, 8));

@@ -1,8 +1,6 @@
 //! A program that uses per-CPU data: it runs in the requested mode, also if it is linked
 //! statically, and sizes depend on the CPUs that it may use.
-#![cfg(all(target_os = "linux", target_env = "gnu"))]
-
-#[path = "objects/build.rs"]
+#[path = "../objects/build.rs"]
 mod build;
 
 use build::build;

@@ -1,8 +1,7 @@
 //! Threads are moved, preempted and interrupted in the middle of sequences, while another thread
 //! closes the gate repeatedly. Every add is in a sum once, and every item is found once.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own,
-//! because it sends signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations.
 
 use netmem_percpu::{Counter, Depot, Mode, Taker, aborts, mode};
 use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
@@ -110,7 +109,9 @@ fn add_and_give(worker: u64, depot: &Depot, items: &Items, part: Range<u64>, eno
 
 #[test]
 fn sums_and_items_balance_whatever_happens_to_threads() {
+    let _alone = crate::alone();
     netmem_testing::assert_forced_mode();
+    let before = aborts();
     shared(); // before the first signal, which may interrupt the thread that makes it
     on_signal(signalled);
     let (ops, threads) = (stress_ops(10_000_000), stress_threads());
@@ -123,7 +124,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     let enough = || {
         let signals = shared().by_signals.load(Ordering::Relaxed) as u64;
         let seen = [&items.refilled, &items.refused, &rounds].map(|n| n.load(Ordering::Relaxed));
-        seen.into_iter().chain([signals, disturbed.moves()]).min() > Some(0) && (!restarts() || aborts() > 0)
+        seen.into_iter().chain([signals, disturbed.moves()]).min() > Some(0) && (!restarts() || aborts() > before)
     };
     let (done, shared_path) = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -157,7 +158,7 @@ fn sums_and_items_balance_whatever_happens_to_threads() {
     println!(
         "{}: {} aborts, {} signals, {} moves, {} closes and reclaims, {} adds on the shared path",
         mode(),
-        aborts(),
+        aborts() - before,
         by_signals / 3,
         disturbed.moves(),
         rounds.load(Ordering::Relaxed),

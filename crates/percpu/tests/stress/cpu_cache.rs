@@ -2,8 +2,7 @@
 //! in the middle of sequences, and another thread reclaims. At any time, each item is with one
 //! thread or in the cache.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of operations. Each test has a process of its own,
-//! because it sends signals.
+//! `NETMEM_STRESS_OPS` is the smallest number of operations.
 
 use netmem_percpu::{CpuCache, Mode, NothingFound, aborts, mode};
 use netmem_testing::disturb::{Disturbed, on_signal, stress_threads};
@@ -103,7 +102,9 @@ fn keep(item: NonZeroUsize) {
 
 #[test]
 fn each_item_is_with_one_thread_or_in_the_cache() {
+    let _alone = crate::alone();
     netmem_testing::assert_forced_mode();
+    let before = aborts();
     let shared = shared(); // before the first signal
     on_signal(signalled);
     let (ops, threads) = (stress_ops(5_000_000), stress_threads());
@@ -115,7 +116,7 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
     let enough = || {
         let seen = [&shared.by_signals, &shared.refused, &reclaims].map(|n| n.load(Ordering::Relaxed));
         let magazines = shared.cache.magazines_taken() as u64;
-        seen.into_iter().chain([disturbed.moves(), magazines]).min() > Some(0) && (!restarts() || aborts() > 0)
+        seen.into_iter().chain([disturbed.moves(), magazines]).min() > Some(0) && (!restarts() || aborts() > before)
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -165,7 +166,7 @@ fn each_item_is_with_one_thread_or_in_the_cache() {
     println!(
         "{}: {} aborts, {} signals, {} moves, {} reclaims, {} refused, {} times empty, {magazines} magazines",
         mode(),
-        aborts(),
+        aborts() - before,
         of(&shared.by_signals),
         disturbed.moves(),
         of(&reclaims),

@@ -1,10 +1,7 @@
 //! Fragments as `bytes::Bytes`: the pool's memory in programs that do not know the pool.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::{alloc, close_balanced, pool, provider};
 use bytes::{Buf, BufMut, Bytes};
-use common::{alloc, close_balanced, pool, provider};
 use netmem_pool::{Page, PoolOptions, Private, RegionOptions, RegionProvider, lingering};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,7 @@
 //! Pages dropped at the least convenient place: inside a call of the pool to its provider or
 //! domain.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{close_balanced, provider, remote_frees};
+use crate::common::{close_balanced, provider, remote_frees};
 use netmem_pool::{
     CountingDomain, Direction, DmaDomain, MapError, Page, PagePool, PoolOptions, Private, Provider, RawPage, Region,
     RegionProvider,
@@ -60,7 +57,7 @@ unsafe impl Provider<Private> for Meddler {
 }
 
 #[derive(Debug)]
-struct MeddlingDomain(common::Flat, Arc<Stash>);
+struct MeddlingDomain(crate::common::Flat, Arc<Stash>);
 
 impl DmaDomain for MeddlingDomain {
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
@@ -82,7 +79,7 @@ struct Setup {
 
 fn meddled(cache: usize, pages: usize) -> Setup {
     let stash = Arc::new(Stash::default());
-    let domain = Arc::new(CountingDomain::new(MeddlingDomain(common::Flat::default(), stash.clone())));
+    let domain = Arc::new(CountingDomain::new(MeddlingDomain(crate::common::Flat::default(), stash.clone())));
     let provider = Arc::new(Meddler(provider(pages), stash.clone()));
     let pool = PoolOptions::new("meddled").cache(cache).build(provider, Some(domain.clone())).unwrap();
     Setup { pool, stash, domain }
@@ -150,7 +147,7 @@ fn drops_inside_of_the_end() {
 #[test]
 fn another_pools_page_inside_of_a_callback() {
     let Setup { mut pool, stash, .. } = meddled(4, 64);
-    let (mut other, domain) = common::pool(PoolOptions::new("other"), 4);
+    let (mut other, domain) = crate::common::pool(PoolOptions::new("other"), 4);
     stash.add(other.alloc().unwrap());
     stash.add(other.alloc().unwrap());
     other.poll(|_| drop(pool.alloc()));

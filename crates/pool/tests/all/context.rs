@@ -1,9 +1,6 @@
 //! The poll context: which drops go to the array cache, and which go to the magazines of CPUs.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, close_balanced, pool, provider, remote_frees};
+use crate::common::{alloc, close_balanced, pool, provider, remote_frees};
 use netmem_pool::{PagePool, PoolOptions, Private};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;

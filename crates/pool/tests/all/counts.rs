@@ -1,5 +1,4 @@
 //! Fragments as counts that the caller keeps by page number.
-#![allow(clippy::unwrap_used)]
 
 use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
@@ -10,7 +9,7 @@ fn counts_by_number() {
     let provider = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());
     let other = RegionProvider::new(RegionOptions::new(16).huge_pages(false).build::<Private>().unwrap());
     let region = provider.region().clone();
-    let mut pool = PoolOptions::new("rx0").build(provider, None).unwrap();
+    let mut pool = PoolOptions::new("counts by number").build(provider, None).unwrap();
     let frag = pool.alloc().unwrap().freeze();
     assert_eq!((region.index_of(&frag), other.region().index_of(&frag)), (Some(frag.index()), None));
     assert_eq!(region.index_of(&other.page().unwrap().freeze()), None);
@@ -30,5 +29,5 @@ fn counts_by_number() {
     assert_eq!(pool.close().outstanding, 1);
     // SAFETY: all three.
     unsafe { region.put(index, 3) };
-    assert!(!netmem_pool::lingering().iter().any(|l| l.name == "rx0"));
+    assert!(!netmem_pool::lingering().iter().any(|l| l.name == "counts by number"));
 }

@@ -1,9 +1,6 @@
 //! A device that is removed while its pages are in flight.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Strict, alloc, assert_balanced, pool, provider};
+use crate::common::{Strict, alloc, assert_balanced, pool, provider};
 use netmem_pool::{CountingDomain, Direction, DmaDomain, MapError, Page, PoolOptions, Private};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -137,7 +134,7 @@ fn late_returns_race_with_the_device() {
 fn the_next_device_maps_again() {
     let memory = provider::<Private>(8);
     for _ in 0..3 {
-        let domain = common::counting();
+        let domain = crate::common::counting();
         let mut pool = PoolOptions::new("next").build(memory.clone(), Some(domain.clone())).unwrap();
         let out = alloc(&mut pool, 8);
         pool.device_gone();
@@ -178,7 +175,7 @@ fn quarantine_counts_pages_once() {
 #[test]
 fn quarantine_waits_for_other_holders() {
     for close_first in [false, true] {
-        let domain = common::counting();
+        let domain = crate::common::counting();
         let supply = provider::<Private>(4);
         let mut pool = PoolOptions::new("held").build(supply.clone(), Some(domain.clone())).unwrap();
         let mut pages = alloc(&mut pool, 4);

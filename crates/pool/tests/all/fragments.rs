@@ -1,9 +1,6 @@
 //! Pages in parts: when every part has been dropped, the page is returned.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, close_balanced, pool, provider};
+use crate::common::{alloc, close_balanced, pool, provider};
 use netmem_pool::{Frag, OutOfRange, Page, PeerShared, PoolOptions, Private, WriteError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;

@@ -1,10 +1,7 @@
 //! Pools on machines with many CPUs: 64 threads return pages by magazines, in each mode of per-CPU
 //! data that the machine has, and in the mode that pretends to have 256 CPUs.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{close_balanced, counting, pool, provider, remote_frees};
+use crate::common::{close_balanced, counting, pool, provider, remote_frees};
 use netmem_percpu::{Mode, Why, forced_mode, mode};
 use netmem_pool::{Page, PoolOptions, Private};
 use std::process::Command;
@@ -40,7 +37,7 @@ fn pretends() -> bool {
 /// a quarter of the pages at most.
 #[test]
 fn threads_return_by_magazines() {
-    in_each_mode("return_by_magazines");
+    in_each_mode("large_machine::return_by_magazines");
 }
 
 #[test]
@@ -86,7 +83,7 @@ fn return_by_magazines() {
 /// has them again.
 #[test]
 fn indices_come_and_go() {
-    in_each_mode("come_and_go");
+    in_each_mode("large_machine::come_and_go");
 }
 
 #[test]
@@ -114,7 +111,7 @@ fn come_and_go() {
 /// Proves POOL-4: many threads allocate and return; each gets pages, and the accounting balances.
 #[test]
 fn threads_share_a_pool() {
-    in_each_mode("share_a_pool");
+    in_each_mode("large_machine::share_a_pool");
 }
 
 #[test]

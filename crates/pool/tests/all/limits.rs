@@ -1,9 +1,6 @@
 //! Limits, exhaustion and failures: each is an error or a count, and leaks nothing.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Flat, alloc, assert_balanced, close_balanced, counting, pool, provider, remote_frees};
+use crate::common::{Flat, alloc, assert_balanced, close_balanced, counting, pool, provider, remote_frees};
 use netmem_pool::{CountingDomain, PoolError, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::sync::Arc;
 

@@ -1,10 +1,7 @@
 //! Pages that wait in the magazines of CPUs: no page is stranded, and a pool with enough pages pays
 //! nothing.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, assert_balanced, close_balanced, pool, remote_frees};
+use crate::common::{alloc, assert_balanced, close_balanced, pool, remote_frees};
 use netmem_percpu::{Mode, Why, cpus, mode};
 use netmem_pool::{Bulk, Frag, PoolOptions, Private};
 use std::thread;

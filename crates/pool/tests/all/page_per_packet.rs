@@ -1,9 +1,6 @@
 //! Pools without a cache, and pages without a pool.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, assert_balanced, close_balanced, pool, provider, remote_frees};
+use crate::common::{alloc, assert_balanced, close_balanced, pool, provider, remote_frees};
 use netmem_pool::{PeerShared, PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
@@ -68,7 +65,7 @@ fn it_outlives_the_handle() {
 fn between_pool_and_none() {
     let memory = provider::<Private>(1);
     for _ in 0..3 {
-        let domain = common::counting();
+        let domain = crate::common::counting();
         let mut pool = PoolOptions::new("between").build(memory.clone(), Some(domain.clone())).unwrap();
         assert_eq!(pool.alloc().unwrap().dma_domain(), pool.dma_domain());
         close_balanced(pool, &domain);

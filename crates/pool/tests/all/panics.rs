@@ -1,10 +1,7 @@
 //! Panics in code that the user provided, while the pool has pages in hand. No page is lost, no
 //! thread hangs, and no page that a device may still write is handed out.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Flat, provider};
+use crate::common::{Flat, provider};
 use netmem_pool::{
     Bulk, CountingDomain, Direction, DmaDomain, MapError, Page, PagePool, PoolOptions, Private, Provider, RawPage,
     Region, RegionProvider,

@@ -1,9 +1,6 @@
 //! Memory that the user provides: address ranges, and files that are mapped.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::alloc;
+use crate::common::alloc;
 use netmem_pool::{
     Backing, Frag, KernelShared, PAGE_SIZE, PeerShared, PoolOptions, Private, Readable, Region, RegionError,
     RegionProvider, SystemMemory, VhostDomain,
@@ -292,12 +289,12 @@ fn beside_memory_of_the_systems() {
     // SAFETY: the range exists as long as its owner, and is used by no other code.
     let region = unsafe { Region::<Private>::from_raw(range.0, range.1, 0, range) }.unwrap();
     let mut provided = PoolOptions::new("provided").build(RegionProvider::new(region), None).unwrap();
-    let (mut own, domain) = common::pool(PoolOptions::new("own"), 8);
+    let (mut own, domain) = crate::common::pool(PoolOptions::new("own"), 8);
     let mut mixed = alloc(&mut provided, 8);
     mixed.extend(alloc(&mut own, 8));
     drop(mixed);
     assert_eq!((provided.stats().inflight(), own.stats().inflight()), (0, 0));
-    common::close_balanced(own, &domain);
+    crate::common::close_balanced(own, &domain);
 }
 
 /// A range that ends within a huge page is mapped, kept from children, and unmapped with the whole

@@ -1,9 +1,6 @@
 //! Providers: one that is not part of the crate, and one that grows.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Strict, counting};
+use crate::common::{Strict, counting};
 use netmem_pool::{
     CountingDomain, Direction, DmaDomain, GrowingProvider, MapError, Page, PagePool, PeerShared, PoolOptions, Private,
     Provider, RawPage, Region, RegionError, RegionOptions, SystemMemory,
@@ -168,7 +165,7 @@ fn growth_up_to_a_limit() {
         }
         assert!(out.iter().enumerate().all(|(n, p)| p.as_slice().iter().all(|&b| b == n as u8)), "pages overlap");
         drop(out);
-        common::close_balanced(pool, &domain);
+        crate::common::close_balanced(pool, &domain);
         let mut next = PoolOptions::new("next").build(memory.clone(), None).unwrap();
         assert_eq!((all(&mut next).len(), memory.pages()), (limit, limit), "what came back is used again");
     }

@@ -1,9 +1,6 @@
 //! Pages that a device kept.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, assert_balanced, close_balanced, pool, provider};
+use crate::common::{alloc, assert_balanced, close_balanced, pool, provider};
 use netmem_pool::{PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;

@@ -1,9 +1,6 @@
 //! Regions: their backing, their errors, and their cost.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, provider};
+use crate::common::{alloc, kilobytes, provider, smaps};
 use netmem_pool::{
     Backing, Direction, DmaDomain, KernelShared, MapError, PAGE_SIZE, PeerShared, PoolOptions, Private, Region,
     RegionError, RegionOptions, RegionProvider, SystemMemory, VhostDomain,
@@ -15,19 +12,6 @@ use std::sync::Arc;
 
 fn plain<M: SystemMemory>(pages: usize) -> Region<M> {
     RegionOptions::new(pages).huge_pages(false).build().unwrap()
-}
-
-/// What `/proc/self/smaps` says of the mapping that begins at `at`.
-fn smaps(at: *const u8) -> String {
-    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let start = all.find(&format!("{:x}-", at.addr())).expect("mapped");
-    let rest = &all[start..];
-    rest[..rest.find("VmFlags").map_or(rest.len(), |n| n + rest[n..].find('\n').unwrap())].to_owned()
-}
-
-fn kilobytes(smaps: &str, field: &str) -> usize {
-    let line = smaps.lines().find(|l| l.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Proves POOL-13: order and size are as requested, page after page, and the mapping has whole huge
@@ -151,31 +135,6 @@ fn children_do_not_inherit() {
     }
     let shared = plain::<PeerShared>(1);
     assert!(smaps(shared.as_ptr()).contains(" dc"));
-}
-
-/// A sparse region of 80 GB uses no memory until it is touched, also when its device is removed.
-#[test]
-fn sparse_regions_are_free() {
-    fn resident() -> usize {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * PAGE_SIZE
-    }
-    fn check<M: SystemMemory>() {
-        let before = resident();
-        let provider = provider::<M>(80 << 18);
-        let at = provider.region().as_ptr();
-        let domain = common::counting();
-        let mut pool = PoolOptions::new("sparse").build(provider, Some(domain.clone())).unwrap();
-        let page = pool.alloc().unwrap();
-        pool.device_gone();
-        drop(page);
-        assert_eq!(domain.maps(), domain.unmaps());
-        let grown = resident().saturating_sub(before);
-        assert!(grown < 64 << 20, "{} MiB", grown >> 20);
-        assert_eq!(kilobytes(&smaps(at), "Rss:"), 0);
-    }
-    check::<Private>();
-    check::<PeerShared>();
 }
 
 /// Proves POOL-13: populated memory is resident from the start.

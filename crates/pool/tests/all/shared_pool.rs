@@ -1,9 +1,6 @@
 //! A pool for every thread: balanced books, limits, ends, and code that the user provides.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Counting, Strict, counting, provider};
+use crate::common::{Counting, Strict, counting, provider};
 use netmem_percpu::{Index, Mode};
 use netmem_pool::{
     AllocFuture, Bulk, Direction, DmaDomain, Frag, GrowingProvider, MapError, Page, PoolError, PoolOptions, Private,

@@ -1,9 +1,6 @@
 //! Counters read from any thread, and pools that leave other CPUs alone.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, pool};
+use crate::common::{alloc, pool};
 use netmem_pool::{PoolOptions, PoolStats, StatsReader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,9 +1,6 @@
 //! Every order in which pools, devices, providers and pages can end.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{alloc, counting, pool, provider};
+use crate::common::{alloc, counting, pool, provider};
 use netmem_pool::{Lingering, PoolOptions, Private, lingering};
 use std::sync::Arc;
 use std::thread;

@@ -1,10 +1,7 @@
 //! Memory of a device: pages with a number, an offset and a device address, but without bytes in
 //! this process.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Flat, counting};
+use crate::common::{Flat, counting};
 use netmem_pool::{
     CountingDomain, Device, Direction, DmaDomain, MapError, Memory, PAGE_SIZE, PagePool, PeerShared, PoolOptions,
     Region, RegionError, RegionOptions, RegionProvider, VhostDomain, VhostRegion,

@@ -106,3 +106,16 @@ pub fn close_balanced(pool: PagePool<Private>, domain: &Counting) -> PoolStats {
     assert_eq!(domain.maps(), domain.unmaps());
     closed.stats
 }
+
+/// The entry of `/proc/self/smaps` of the mapping that begins at `at`.
+pub fn smaps(at: *const u8) -> String {
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = all.find(&format!("{:x}-", at.addr())).expect("mapped");
+    let rest = &all[start..];
+    rest[..rest.find("VmFlags").map_or(rest.len(), |n| n + rest[n..].find('\n').unwrap())].to_owned()
+}
+
+pub fn kilobytes(smaps: &str, field: &str) -> usize {
+    let line = smaps.lines().find(|l| l.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

@@ -1,6 +1,5 @@
 //! What the child of a fork may do with regions, providers and their pages. The process has other
 //! threads when a test forks.
-#![allow(clippy::unwrap_used)]
 
 use netmem_pool::{GrowingProvider, PeerShared, Private, Region, RegionOptions, RegionProvider};
 use netmem_testing::is_emulated;
@@ -52,6 +51,7 @@ fn map_at(at: *mut u8, len: usize) -> &'static mut [u8] {
 /// parent.
 #[test]
 fn a_child_drops_what_it_inherited() {
+    let _alone = crate::alone();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }
@@ -108,6 +108,7 @@ fn a_child_drops_what_it_inherited() {
 /// be wrong, because the device does not know it.
 #[test]
 fn a_child_has_no_bytes() {
+    let _alone = crate::alone();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");
     }

@@ -1,12 +1,9 @@
 //! What a child process may do with a shared pool of its parent, as `docs/design/shared-pool.md`
 //! says.
 //!
-//! One test: no thread of another test may hold a lock when a child is made.
-#![allow(clippy::unwrap_used)]
+//! No thread of another test may hold a lock when a child is made.
 
-mod common;
-
-use common::{counting, provider};
+use crate::common::{counting, provider};
 use netmem_pool::{Bulk, Frag, Page, PoolOptions, Private, Provider, RawPage, Region, RegionProvider, SharedPool};
 use netmem_testing::is_emulated;
 use netmem_testing::skip;
@@ -238,6 +235,7 @@ fn of_a_busy_pool(magazine: usize) {
 /// accounting, and wait for no thread that does not exist in the child.
 #[test]
 fn in_a_child() {
+    let _alone = crate::alone();
     netmem_testing::assert_forced_mode();
     if is_emulated() {
         return skip("it is emulated, and QEMU 7.2 ignores MADV_DONTFORK");

@@ -1,23 +1,13 @@
 //! Events that a program's log subscriber gets from the pool, and subscribers that panic.
 //!
-//! The tests set subscribers for their own thread, and have a process of their own, in which they
-//! run one at a time. If a thread without a subscriber is the first at an event while another
+//! The tests set subscribers for their own thread, and run one at a time. If a thread without a subscriber is the first at an event while another
 //! thread has one, `tracing` takes the event for disabled in all threads.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{counting, pool, provider};
+use crate::common::{counting, pool, provider};
 use netmem_pool::{LingerReminder, PoolOptions, Private, lingering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Tests run one at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Collects the names of the pools in events.
 #[derive(Clone, Default)]
@@ -57,7 +47,7 @@ impl tracing::Subscriber for Names {
 /// every 60 s. The library starts no thread.
 #[test]
 fn reminders_are_the_callers() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let names = Names::default();
     let mine = |names: &Names| names.0.lock().unwrap().drain(..).filter(|n| n.contains("reminded")).count();
     tracing::subscriber::with_default(names.clone(), || {
@@ -111,7 +101,7 @@ impl tracing::Subscriber for Grumbler {
 /// not hide a pool that lingers, and does not make a page return that a device may write.
 #[test]
 fn in_a_log_subscriber() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let grumbling = |f: &mut dyn FnMut()| {
         tracing::subscriber::with_default(Grumbler, || {
             assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "nothing was logged");
@@ -119,7 +109,7 @@ fn in_a_log_subscriber() {
     };
     let (memory, domain) = (provider::<Private>(4), counting());
     let mut pool = PoolOptions::new("logged").cache(16).build(memory.clone(), Some(domain.clone())).unwrap();
-    let (mut other, _) = common::pool(PoolOptions::new("logged too"), 1);
+    let (mut other, _) = crate::common::pool(PoolOptions::new("logged too"), 1);
     let mut foreign = other.alloc();
     grumbling(&mut || pool.quarantine(foreign.take().unwrap()));
     assert!(other.alloc().is_none(), "a page was handed out that the device may write");

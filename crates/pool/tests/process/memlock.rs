@@ -1,6 +1,5 @@
 //! A process that may lock little memory. The limit applies to the whole process, so the test runs
 //! itself in a child.
-#![allow(clippy::unwrap_used)]
 
 use netmem_pool::{Private, RegionError, RegionOptions};
 use netmem_testing::skip;
@@ -15,7 +14,7 @@ const LIMIT: u64 = 1 << 20;
 fn the_memlock_limit() {
     if std::env::var_os(CHILD).is_none() {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_memlock_limit", "--nocapture"])
+            .args(["--exact", "memlock::the_memlock_limit", "--nocapture"])
             .env(CHILD, "1")
             .output()
             .unwrap();

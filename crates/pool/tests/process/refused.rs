@@ -1,6 +1,5 @@
-//! A system without memory for a provider that has to grow. This is a test binary of its own,
-//! because the limit applies to the whole process.
-#![allow(clippy::unwrap_used)]
+//! A system without memory for a provider that has to grow. The limit applies to the
+//! whole process.
 
 use netmem_pool::{GrowingProvider, PagePool, PoolOptions, Private, RegionOptions};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -19,6 +18,7 @@ fn all(pool: &mut PagePool<Private>) -> Vec<netmem_pool::Page<Private>> {
 /// as the system has some.
 #[test]
 fn a_refusal_is_no_end() {
+    let _alone = crate::alone();
     let step = RegionOptions::new(256).order(9).huge_pages(false).populate(false);
     let memory = GrowingProvider::new(step, 256 * 64).unwrap();
     let mut pool = PoolOptions::new("refused").build(memory.clone(), None).unwrap();

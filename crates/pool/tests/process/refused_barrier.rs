@@ -1,10 +1,7 @@
-//! The kernel refuses the barrier at the end of a pool, and permits it later. A test binary of its
-//! own, because `lingering` lists the pools of the process.
-#![allow(clippy::unwrap_used)]
+//! The kernel refuses the barrier at the end of a pool, and permits it later. `lingering`
+//! lists the pools of the process.
 
-mod common;
-
-use common::{Strict, provider};
+use crate::common::{Strict, provider};
 use netmem_percpu::{Mode, mode};
 use netmem_pool::{Page, PoolOptions, Private, lingering};
 use netmem_testing::without_membarrier;
@@ -15,6 +12,7 @@ use std::thread;
 /// given to the provider by the next `lingering` for which it does not.
 #[test]
 fn a_refused_end_is_tried_again() {
+    let _alone = crate::alone();
     if let Mode::Portable(_) = mode() {
         return println!("no barrier of the kernel is used in this mode");
     }
@@ -43,10 +41,10 @@ fn a_refused_end_is_tried_again() {
         let on_cpus = closed.outstanding as usize - held;
         assert!(on_cpus >= 1, "{closed:?}");
         // The filter is the other thread's: this one is permitted.
-        let lingers = lingering();
-        assert_eq!(lingers.iter().map(|pool| pool.pages).sum::<u64>(), held as u64, "{lingers:?}");
+        let lingers = || lingering().into_iter().filter(|pool| pool.name == "refused").collect::<Vec<_>>();
+        assert_eq!(lingers().iter().map(|pool| pool.pages).sum::<u64>(), held as u64, "{:?}", lingers());
         drop(pages);
-        assert!(lingering().is_empty());
+        assert!(lingers().is_empty());
         assert_eq!((std::iter::from_fn(|| memory.page()).collect::<Vec<_>>().len(), domain.mapped()), (64, 0));
     }
 }

@@ -1,9 +1,6 @@
 //! Many threads drop pages at the same time, and the accounting balances.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{close_balanced, pool};
+use crate::common::{close_balanced, pool};
 use netmem_pool::{Frag, PoolOptions, Private};
 use std::sync::mpsc;
 use std::thread;
@@ -12,6 +9,7 @@ use std::thread;
 /// poll context are all returned.
 #[test]
 fn everything_comes_home() {
+    let _alone = crate::alone();
     const PACKETS: usize = 100_000;
     for cache in [0, 4, 64] {
         let (mut pool, domain) = pool(PoolOptions::new("stress").cache(cache), 256);
@@ -61,12 +59,13 @@ fn everything_comes_home() {
 /// return frees the pool, once.
 #[test]
 fn closing_races_with_returns() {
+    let _alone = crate::alone();
     for round in 0..500 {
         let cache = [0, 1, 16][round % 3];
-        let memory = common::provider::<Private>(8);
-        let (domain, weak) = (common::counting(), std::sync::Arc::downgrade(&memory));
+        let memory = crate::common::provider::<Private>(8);
+        let (domain, weak) = (crate::common::counting(), std::sync::Arc::downgrade(&memory));
         let mut pool = PoolOptions::new("race").cache(cache).build(memory, Some(domain.clone())).unwrap();
-        let mut one = common::alloc(&mut pool, 8);
+        let mut one = crate::common::alloc(&mut pool, 8);
         let mut two = one.split_off(4);
         if round % 2 == 0 {
             // Both threads have a part of each page.
@@ -88,6 +87,7 @@ fn closing_races_with_returns() {
 /// returns the page once.
 #[test]
 fn the_last_of_many() {
+    let _alone = crate::alone();
     let (mut pool, domain) = pool(PoolOptions::new("last").cache(2), 2);
     for round in 0..500 {
         let frag = pool.alloc().unwrap().freeze();

@@ -1,10 +1,6 @@
-//! Signal handlers that drop pages in the middle of a poll. The test has a process of its own,
-//! because it sends signals.
-#![allow(clippy::unwrap_used)]
+//! Signal handlers that drop pages in the middle of a poll.
 
-mod common;
-
-use common::{close_balanced, pool, remote_frees};
+use crate::common::{close_balanced, pool, remote_frees};
 use netmem_pool::{Frag, PoolOptions, Private, outside_context};
 use netmem_testing::disturb;
 use std::cell::UnsafeCell;
@@ -48,6 +44,7 @@ fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
 /// returned. The interrupted code goes on undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
+    let _alone = crate::alone();
     netmem_testing::assert_forced_mode();
     const PAGES: usize = 64;
     disturb::on_signal(signalled);

@@ -1,6 +1,4 @@
 //! The smart pointers over each count.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used)]
 
 use netmem_refs::{
     Borrowed, Count, Dead, ExactCount, InfallibleCount, OwnLine, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount,

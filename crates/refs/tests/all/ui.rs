@@ -1,5 +1,4 @@
 //! Programs that must not compile.
-#![cfg(not(loom))]
 
 /// Neither the guard of a critical section nor a value that was found in it can be used after the
 /// section, or on another thread. References cannot be forged. Proves REF-3, REF-5.

@@ -1,21 +1,12 @@
 //! How the child of a fork may use each type. Each test forks while the process has other threads.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used)]
 
 use netmem_refs::{Borrowed, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, rcu};
 use netmem_testing::is_emulated;
 use netmem_testing::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-
-/// Tests run one at a time: if a section of another test were open at the fork, it would be open in
-/// the child for ever.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If
 /// the child hangs, the alarm ends it.
@@ -85,7 +76,7 @@ fn beside<R>(enter: impl FnOnce(&dyn Fn()) + Send, then: impl FnOnce() -> R) -> 
 /// parent held is never put there.
 #[test]
 fn percpu_ref() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let ((mine, mine_dropped), (theirs, theirs_dropped)) = (Value::new(), Value::new());
     let mine: Owner<_, PercpuRef> = Owner::try_new(mine).unwrap();
     let theirs: Owner<_, PercpuRef> = Owner::try_new(theirs).unwrap();
@@ -134,7 +125,7 @@ fn rcu_ref_and_cell() {
     if is_emulated() {
         return skip(NO_THREADS);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     let (value, dropped) = Value::new();
     let cell: RcuCell<_, RcuRef> = RcuCell::new(Some(Owner::new(value)));
     // This thread has entered a section before, and is in none now.
@@ -165,7 +156,7 @@ fn rcu_ref_and_cell() {
 /// happens there, and nothing hangs. An immediate release happens at once.
 #[test]
 fn a_section_that_is_open_at_the_fork() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let of_parent = |wait: &dyn Fn()| rcu::read(|_| wait());
     let ended = beside(of_parent, || {
         in_child(|| {
@@ -187,7 +178,7 @@ fn a_section_around_the_fork() {
     if is_emulated() {
         return skip(NO_THREADS);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     let (value, dropped) = Value::new();
     let cell: RcuCell<_, PercpuRef> = RcuCell::new(Some(Owner::try_new(value).unwrap()));
     let ended = rcu::read(|guard| {
@@ -208,7 +199,7 @@ fn worker() {
     if is_emulated() {
         return skip(NO_THREADS);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     let worker = Mutex::new(Some(Worker::new("test").unwrap()));
     let (go, wait) = mpsc::channel::<()>();
     let queued = Arc::new(AtomicU32::new(0));

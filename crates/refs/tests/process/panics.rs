@@ -1,24 +1,15 @@
 //! A panic in user code loses no reference and hangs no thread. User code is: confirmations,
 //! destructors, release callbacks, jobs, critical sections, and subscribers of events.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used)]
 
 use netmem_refs::{Borrowed, Count, KillError, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
 use netmem_testing::is_emulated;
 use netmem_testing::skip;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 const PART: &str = "this panic is part of the test";
-
-/// Tests run one at a time: `faults` counts for the whole process, and a section of another test
-/// would delay the releases here.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A value that counts its drops, and panics in each drop if it is told to.
 struct Value {
@@ -62,7 +53,7 @@ fn kill(owner: Owner<Value, PercpuRef>, confirm: impl FnOnce()) {
 /// the object.
 #[test]
 fn confirm_panics() {
-    let _alone = alone();
+    let _alone = crate::alone();
     // The owner's reference is the last one.
     let (value, dropped) = Value::new(false);
     let owner = Owner::try_new(value).unwrap();
@@ -84,7 +75,7 @@ fn confirm_panics() {
 /// and the process continues.
 #[test]
 fn confirm_and_release_panic() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let before = faults().panicked;
     let (value, dropped) = Value::new(true);
     let owner = Owner::try_new(value).unwrap();
@@ -122,7 +113,7 @@ fn release_panics_at_once() {
         assert_eq!(panic_of(|| Owner::kill(owner)), PART);
         assert_eq!(drops(&dropped), 1);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     panics::<RefCount>();
     panics::<PercpuRef>();
 }
@@ -144,7 +135,7 @@ fn release_panics_after_sections() {
         assert_eq!([drops(&first_dropped), drops(&second_dropped), drops(&last_dropped)], [1, 1, 1]);
         assert_eq!(faults().panicked, before + 2);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     panics::<RefCount>();
     panics::<RcuRef>();
     panics::<PercpuRef>();
@@ -154,7 +145,7 @@ fn release_panics_after_sections() {
 /// propagated.
 #[test]
 fn section_and_release_panic() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let before = faults().panicked;
     let (value, dropped) = Value::new(true);
     let section = |_: &rcu::Guard| {
@@ -183,7 +174,7 @@ fn release_of_a_replaced_object_panics() {
         drop(cell);
         assert_eq!(drops(&new_dropped), 1);
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     panics::<RefCount>();
     panics::<RcuRef>();
     panics::<PercpuRef>();
@@ -228,7 +219,7 @@ fn subscribers_panic() {
     if std::env::var_os(CHILD).is_none() {
         let this = std::env::current_exe().unwrap();
         let child = std::process::Command::new(this)
-            .args(["--exact", "subscribers_panic", "--nocapture"])
+            .args(["--exact", "panics::subscribers_panic", "--nocapture"])
             .env(CHILD, "1")
             .output()
             .unwrap();

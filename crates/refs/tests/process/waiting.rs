@@ -1,20 +1,13 @@
 //! What waits for critical sections: objects that are released together, and a reader that stays.
 //! The tests run one at a time, because a section of another test would delay the releases here.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used)]
 
 use netmem_refs::rcu::{self, Batching};
 use netmem_refs::{Count, Owner, RcuCell, RcuRef, RefCount};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
-
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 const LONG: Duration = Duration::from_secs(1_000_000);
 
@@ -32,7 +25,7 @@ fn released(of: &Arc<AtomicU32>) -> u32 {
 /// number, by age, by `flush`, and when the thread ends.
 #[test]
 fn batches_by_number_and_age() {
-    let _alone = alone();
+    let _alone = crate::alone();
     let n = Arc::new(AtomicU32::new(0));
     retire(&n);
     assert_eq!(released(&n), 1);
@@ -117,7 +110,7 @@ fn a_reader_that_stays_is_reported_once() {
             cell.store(Owner::try_new(n.to_string()).ok());
         }
     }
-    let _alone = alone();
+    let _alone = crate::alone();
     let warnings = Warnings::default();
     tracing::dispatcher::set_global_default(tracing::Dispatch::new(warnings.clone())).unwrap();
     let reported = || warnings.0.load(Ordering::SeqCst);

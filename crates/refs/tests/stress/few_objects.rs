@@ -1,6 +1,4 @@
 //! Many threads use few objects. `NETMEM_STRESS_OPS` is the smallest number of operations.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used)]
 
 use netmem_refs::{Borrowed, Count, Faults, Owner, PercpuRef, RcuCell, RcuRef, RefCount, faults, rcu};
 use netmem_testing::stress_ops;
@@ -111,6 +109,7 @@ fn lookups_against_replacement<C: Count>(made: Arc<Made>) -> u64 {
 /// Proves REF-2, REF-3.
 #[test]
 fn rcuref_lookups_against_replacement() {
+    let _alone = crate::alone();
     let late = lookups_against_replacement::<RcuRef>(Arc::default());
     if operations() >= 1_000_000 {
         assert!(late > 0, "no get came too late: the race was not run");
@@ -120,12 +119,14 @@ fn rcuref_lookups_against_replacement() {
 /// Proves REF-1, REF-3.
 #[test]
 fn refcount_lookups_against_replacement() {
+    let _alone = crate::alone();
     lookups_against_replacement::<RefCount>(Arc::default());
 }
 
 /// Proves REF-3, REF-4.
 #[test]
 fn percpuref_lookups_against_replacement() {
+    let _alone = crate::alone();
     lookups_against_replacement::<PercpuRef>(Arc::default());
 }
 
@@ -152,17 +153,20 @@ fn clones_against_kill<C: Count>() {
 /// Proves REF-4, REF-5.
 #[test]
 fn percpuref_clones_against_kill() {
+    let _alone = crate::alone();
     clones_against_kill::<PercpuRef>();
 }
 
 /// Any thread may put the last reference. The release happens once. Proves REF-1, REF-5.
 #[test]
 fn refcount_clones_against_kill() {
+    let _alone = crate::alone();
     clones_against_kill::<RefCount>();
 }
 
 /// Proves REF-2, REF-5.
 #[test]
 fn rcuref_clones_against_kill() {
+    let _alone = crate::alone();
     clones_against_kill::<RcuRef>();
 }

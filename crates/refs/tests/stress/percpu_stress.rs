@@ -2,9 +2,7 @@
 //! while it is killed and resurrected repeatedly. Gets and puts balance, and the last put is
 //! reported once.
 //!
-//! `NETMEM_STRESS_OPS` is the smallest number of gets and puts. Each test has a process of its own,
-//! because it sends signals.
-#![cfg(not(loom))]
+//! `NETMEM_STRESS_OPS` is the smallest number of gets and puts.
 
 use netmem_percpu::{Mode, aborts, mode};
 use netmem_refs::{PercpuRef, faults};
@@ -64,6 +62,8 @@ fn get_and_put(worker: u64, part: Range<u64>, enough: impl Fn() -> bool, refused
 /// Proves REF-4.
 #[test]
 fn gets_and_puts_balance_through_many_lives() {
+    let _alone = crate::alone();
+    let aborted = aborts();
     netmem_testing::assert_forced_mode();
     let before = faults();
     count().get(); // the killer's, so that there is always something to resurrect
@@ -77,7 +77,7 @@ fn gets_and_puts_balance_through_many_lives() {
     let restarts = matches!(mode(), Mode::Rseq(_));
     let enough = || {
         let seen = [&SIGNALS, &kills].map(|n| n.load(Ordering::Relaxed));
-        seen.into_iter().chain([disturbed.moves()]).min() > Some(0) && (!restarts || aborts() > 0)
+        seen.into_iter().chain([disturbed.moves()]).min() > Some(0) && (!restarts || aborts() > aborted)
     };
     let done = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -110,7 +110,7 @@ fn gets_and_puts_balance_through_many_lives() {
         "{}: {done} gets and puts by {threads} threads, {} aborts, {signals} signals, {} moves, {of_kills} kills, {refused} \
          gets refused",
         mode(),
-        aborts(),
+        aborts() - aborted,
         disturbed.moves(),
     );
     // The count is live and not in use: the approximate count is exact, with gets and puts on any

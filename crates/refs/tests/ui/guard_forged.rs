@@ -1,5 +1,5 @@
 use netmem_refs::rcu::Guard;
 
 fn main() {
-    let _ = Guard { _depth: unreachable!(), slot: unreachable!() };
+    let _ = Guard { _depth: unreachable!(), guard: unreachable!() };
 }

@@ -188,7 +188,7 @@ fn forward() -> Blocks {
     })
 }
 
-/// 16 tokens are received, and given back 64 batches later.
+/// 16 tokens are received, and returned 64 batches later.
 fn tokens<T: Tokens>() -> Blocks
 where
     T::Receiver: 'static,

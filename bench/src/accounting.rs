@@ -18,7 +18,7 @@ pub(crate) const CACHE: usize = 512;
 
 /// The counters of the pools that have been closed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Books(Arc<Mutex<Entries>>);
+pub(crate) struct Accounting(Arc<Mutex<Entries>>);
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -27,13 +27,13 @@ struct Entries {
     backing: Option<String>,
 }
 
-impl Books {
+impl Accounting {
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the counters of a closed pool.
-    pub(crate) fn enter(&self, closed: &PoolClosed) {
+    pub(crate) fn add(&self, closed: &PoolClosed) {
         let mut entries = self.entries();
         entries.stats += closed.stats;
         entries.outstanding += closed.outstanding;
@@ -54,7 +54,7 @@ impl Books {
     }
 
     /// A pool over `pages` pages of its own, mapped for a device as virtio's are.
-    pub(crate) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<Pool, BenchError> {
+    pub(crate) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<CountedPool, BenchError> {
         // The contents of the pages are not used. Large pages need not be populated, because only descriptors and
         // addresses are passed on.
         let region = RegionOptions::new(pages)
@@ -67,17 +67,17 @@ impl Books {
     }
 
     /// The same, as a pool that every thread can use.
-    pub(crate) fn everyones(&self, options: PoolOptions, pages: usize) -> Result<Everyones, BenchError> {
+    pub(crate) fn shared_pool(&self, options: PoolOptions, pages: usize) -> Result<CountedSharedPool, BenchError> {
         let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let provider = RegionProvider::new(region);
         self.entries().backing.get_or_insert_with(|| provider.region().backing().to_string());
         let domain = Arc::new(VhostDomain::new(&[provider.region().clone()]));
         let pool = options.prefill(pages).build_shared(provider, Some(domain)).map_err(unavailable)?;
-        Ok(Everyones { pool: ManuallyDrop::new(pool), books: self.clone() })
+        Ok(CountedSharedPool { pool: ManuallyDrop::new(pool), accounting: self.clone() })
     }
 
     /// A page per packet from a general-purpose allocator.
-    pub(crate) fn page_per_packet(&self, pages: usize) -> Result<Pool, BenchError> {
+    pub(crate) fn page_per_packet(&self, pages: usize) -> Result<CountedPool, BenchError> {
         let region = RegionOptions::new(pages).reserved_huge_pages(true).build::<M>().map_err(unavailable)?;
         let options = PoolOptions::new("page per packet").cache(0);
         self.over(options, PageAllocator::new(region), |provider| provider.region().clone())
@@ -88,34 +88,34 @@ impl Books {
         options: PoolOptions,
         provider: Arc<P>,
         region: impl FnOnce(&P) -> Arc<netmem::pool::Region<M>>,
-    ) -> Result<Pool, BenchError> {
+    ) -> Result<CountedPool, BenchError> {
         let region = region(&provider);
         self.entries().backing.get_or_insert_with(|| region.backing().to_string());
         let domain = Arc::new(VhostDomain::new(&[region]));
         let pool = options.build(provider as Arc<dyn Provider<M>>, Some(domain)).map_err(unavailable)?;
-        Ok(Pool { pool: Some(pool), books: self.clone() })
+        Ok(CountedPool { pool: Some(pool), accounting: self.clone() })
     }
 }
 
-/// A pool that every thread can use. When it is dropped, it enters its counters into the books.
+/// A pool that every thread can use. When it is dropped, it enters its counters into the accounting.
 #[derive(Debug)]
-pub(crate) struct Everyones {
+pub(crate) struct CountedSharedPool {
     pool: ManuallyDrop<SharedPool<M>>,
-    books: Books,
+    accounting: Accounting,
 }
 
-impl Everyones {
+impl CountedSharedPool {
     #[inline(always)]
     pub(crate) fn pool(&self) -> &SharedPool<M> {
         &self.pool
     }
 }
 
-impl Drop for Everyones {
+impl Drop for CountedSharedPool {
     fn drop(&mut self) {
         // SAFETY: the value is dropped, so nothing uses the pool afterwards.
         let pool = unsafe { ManuallyDrop::take(&mut self.pool) };
-        self.books.enter(&pool.close());
+        self.accounting.add(&pool.close());
     }
 }
 
@@ -123,15 +123,15 @@ fn unavailable(error: impl Error + Send + Sync + 'static) -> BenchError {
     BenchError::Unavailable { what: "a pool", why: format!("{:#}", anyhow::Error::new(error)) }
 }
 
-/// A pool that enters its counters into the books when it is dropped.
+/// A pool that enters its counters into the accounting when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct CountedPool {
     /// `None` once the pool is closed.
     pool: Option<PagePool<M>>,
-    books: Books,
+    accounting: Accounting,
 }
 
-impl Pool {
+impl CountedPool {
     /// Runs `f` in the poll context. Returns what `f` returns.
     #[inline(always)]
     pub(crate) fn poll<R>(&mut self, f: impl FnOnce(&mut Napi<'_, M>) -> Option<R>) -> Option<R> {
@@ -144,10 +144,10 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for CountedPool {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            self.books.enter(&pool.close());
+            self.accounting.add(&pool.close());
         }
     }
 }
@@ -158,21 +158,21 @@ mod tests {
 
     #[test]
     fn a_pool_that_goes_enters_what_it_counted() {
-        let books = Books::default();
-        let mut pool = books.pool(PoolOptions::new("test"), 64, 0).unwrap();
+        let accounting = Accounting::default();
+        let mut pool = accounting.pool(PoolOptions::new("test"), 64, 0).unwrap();
         let pages = pool.take(10);
         assert_eq!(pages.len(), 10);
         drop(pages);
-        assert_eq!(books.stats().allocated(), 0);
+        assert_eq!(accounting.stats().allocated(), 0);
         drop(pool);
-        let stats = books.stats();
-        assert_eq!((stats.allocated(), stats.returned(), books.outstanding()), (10, 10, 0));
+        let stats = accounting.stats();
+        assert_eq!((stats.allocated(), stats.returned(), accounting.outstanding()), (10, 10, 0));
         assert!(stats.mapped >= 10 && stats.mapped == stats.unmapped);
 
-        let mut pool = books.page_per_packet(64).unwrap();
+        let mut pool = accounting.page_per_packet(64).unwrap();
         let kept = pool.take(1);
         drop(pool);
-        assert_eq!((books.outstanding(), books.stats().inflight()), (1, 1));
+        assert_eq!((accounting.outstanding(), accounting.stats().inflight()), (1, 1));
         drop(kept);
     }
 }

@@ -34,8 +34,8 @@ pub(crate) struct SuiteArgs {
     /// The suites to measure
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
-    /// Numbers of threads, one measurement for each; each thread has its own CPU. In `pool`, one thread takes pages and
-    /// the others drop them; in `tokens`, one receives and the others give back; `devmem` and `streams` ignore this,
+    /// Numbers of threads, one measurement for each; each thread has its own CPU. In `pool`, one thread allocates pages and
+    /// the others drop them; in `tokens`, one receives and the others return tokens; `devmem` and `streams` ignore this,
     /// and use two if there are two CPUs [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,

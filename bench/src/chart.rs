@@ -26,7 +26,7 @@ pub(crate) fn colour(line: usize) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-/// Colours that can be told apart with most kinds of colour blindness (Okabe and Ito).
+/// Colours that can be progress apart with most kinds of colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0x55, 0x55, 0x55),
     RGBColor(0xe6, 0x9f, 0x00),

@@ -18,7 +18,7 @@ pub(crate) enum BenchError {
     )]
     NoPage(&'static str),
     #[error(
-        "{way}: {received} fragments were received and {freed} given back; this is a bug of netmem, please report it with the \
+        "{way}: {received} fragments were received and {freed} returned; this is a bug of netmem, please report it with the \
          command line"
     )]
     Tokens { way: &'static str, received: u64, freed: u64 },

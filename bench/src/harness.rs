@@ -37,7 +37,7 @@ pub(crate) struct Harness {
     pub(crate) tsc: bool,
 }
 
-/// The work of a thread beside the measured one, until the flag is set.
+/// The work of a thread next to the measured one, until the flag is set.
 type Other<'a> = Box<dyn FnOnce(&AtomicBool) + Send + 'a>;
 
 /// Adds 1 when it is dropped, also in a panic: otherwise the other threads would wait for ever.
@@ -293,7 +293,7 @@ pub(crate) fn each(harness: &Harness, timed: &[Timed], done: &[u64]) -> Sample {
 
 #[cfg(test)]
 impl Harness {
-    /// For tests that do not look at the measured values.
+    /// For tests that do not compare the measured values.
     pub(super) fn for_tests() -> Self {
         let (threads, cpus) = (vec![1], netmem_measure::cpus::allowed());
         let duration = std::time::Duration::from_millis(1);

@@ -161,7 +161,7 @@ fn charts(threads: &[usize], rows: &[&Row]) -> Result<Vec<String>, BenchError> {
     let Some((first, _)) = measured.first() else { return Ok(Vec::new()) };
     let threads_differ = measured.iter().any(|(row, _)| row.head.threads != first.head.threads);
     if !threads_differ || measured.iter().any(|(_, value)| value.min <= 0.0) {
-        // The unit of a bar can differ, as for a read and a pair beside it.
+        // The unit of a bar can differ, as for a read and a pair in the same section.
         let mut pers: Vec<&str> = Vec::new();
         measured.iter().for_each(|(row, _)| {
             if !pers.contains(&row.head.per) {

@@ -1,4 +1,4 @@
-//! A peer: a program in C that is built if `cc` is installed, and that measures when this command tells it to.
+//! A peer: a program in C that is built if `cc` is installed, and that measures when this command asks for it.
 //!
 //! The program is started once. It prints `ready`, sleeps between two measurements, and ends together with this
 //! command. To start a measurement, this command writes a line to the program's standard input. The program answers
@@ -121,7 +121,7 @@ impl Running {
 
     /// Nanoseconds of a measurement, and the nanoseconds in which the program had its CPU.
     fn ask(&mut self, what: &str) -> Result<(u64, u64), String> {
-        // If the program has ended, its standard error says why.
+        // If the program has ended, its standard error has the reason.
         if writeln!(self.input, "{what}").is_err() {
             return Err(self.complaint());
         }

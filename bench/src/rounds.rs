@@ -19,7 +19,7 @@ pub(crate) trait Benchmark {
     ///
     /// # Errors
     ///
-    /// [`BenchError::Unavailable`] says that the rows cannot be measured here.
+    /// [`BenchError::Unavailable`]: the rows cannot be measured here.
     fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
         Ok(())
     }
@@ -28,7 +28,7 @@ pub(crate) trait Benchmark {
     ///
     /// # Errors
     ///
-    /// [`BenchError::Unavailable`] says that the rows can no longer be measured.
+    /// [`BenchError::Unavailable`]: the rows can no longer be measured.
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError>;
 
     /// A remark on how it was measured, for the report.

@@ -1,6 +1,6 @@
 //! A run: the chosen suites, one after the other, and their reports.
 
-use crate::accounting::Books;
+use crate::accounting::Accounting;
 use crate::args::SuiteArgs;
 use crate::html::Html;
 use crate::plan::{Plan, Suite};
@@ -84,15 +84,15 @@ fn choose(plan: Plan) -> Result<Plan, BadArgument> {
 
 /// All rows of the plan's suites.
 fn heads(plan: &Plan) -> Vec<(Suite, Vec<Head>)> {
-    let benchmarks = |suite| suites::benchmarks(suite, &plan.of(suite), &Books::default());
+    let benchmarks = |suite| suites::benchmarks(suite, &plan.of(suite), &Accounting::default());
     let heads = |&suite: &Suite| (suite, benchmarks(suite).iter().flat_map(|benchmark| benchmark.heads()).collect());
     plan.suites.iter().map(heads).collect()
 }
 
 fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
     let percpu = machine::percpu();
-    let books = Books::default();
-    let mut benchmarks = suites::benchmarks(suite, plan, &books);
+    let accounting = Accounting::default();
+    let mut benchmarks = suites::benchmarks(suite, plan, &accounting);
     benchmarks.retain(|benchmark| benchmark.heads().iter().any(|head| plan.rows.choose(head)));
     let meter = Meter::new();
     let Rounds { mut rows, interrupted } = rounds::run(plan, &mut benchmarks, &percpu, stop)?;
@@ -101,7 +101,7 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
     if !plan.rows.patterns().is_empty() {
         goals.retain(|goal| !goal.of_other_rows);
     }
-    // The pools close here and enter what they counted into the books.
+    // The pools close here and enter what they counted into the accounting.
     drop(benchmarks);
     Ok(Report {
         schema: SCHEMA,
@@ -110,11 +110,11 @@ fn measure(suite: Suite, plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Repor
         suite: suite.name(),
         date: results::date(),
         commit: results::commit(),
-        machine: Machine::new(books.backing()),
+        machine: Machine::new(accounting.backing()),
         params: Params::new(plan),
         done,
         variants: rows,
         goals,
-        pool: PoolReport { leaked: books.outstanding(), ..PoolReport::new(books.stats()) },
+        pool: PoolReport { leaked: accounting.outstanding(), ..PoolReport::new(accounting.stats()) },
     })
 }

@@ -20,8 +20,8 @@ pub(crate) fn heading(section: &str) -> &str {
         "layout" => "An object with a count: one thread gets and puts, all others read members",
         "kill" => "Killing a PercpuRef, with so many others alive, while all other threads get and put",
         "memory" => "Memory of a count",
-        "one CPU" => "Taking a page and giving it back, in the poll context; and what others do in its place",
-        "other CPUs" => "Pages taken on one CPU and dropped on all others, for each page",
+        "one CPU" => "Allocating a page and returning it, in the poll context; and what others do in its place",
+        "other CPUs" => "Pages allocated on one CPU and dropped on all others, for each page",
         "shared CPUs" => "The same with 2 or 4 threads that drop, all of them on the second CPU",
         "magazines" => "The same with one thread that drops, by pages in a magazine; 0: pages come back one by one",
         "fragments" => "A page cloned or split, and both parts dropped: on the same CPU, or on others",
@@ -29,7 +29,7 @@ pub(crate) fn heading(section: &str) -> &str {
         "slow path" => "A page by page order: out of the cache, and without one, mapped and unmapped each time",
         "starved" => "An allocation when all pages lie in another CPU's magazine, by pages in one that is full",
         "1 binding, in order" => {
-            "A fragment received and its token given back: pages of one binding, one after the other"
+            "A fragment received and its token returned: pages of one binding, one after the other"
         }
         "8 bindings, in order" => "The same, each fragment of the next of eight bindings",
         "1 binding, mixed" => "One binding, pages in an order that is another one each time",

@@ -219,7 +219,7 @@ impl Measure<[f64; 2]> for InTurns<'_> {
     }
 }
 
-/// The borrower is on another CPU, and takes pages from a ring. Returns ns per page from start to end, and ns per page
+/// The borrower is on another CPU, and allocates pages from a ring. Returns ns per page from start to end, and ns per page
 /// in which the owner worked and did not wait.
 struct Apart<'s> {
     to: Producer<Sent>,

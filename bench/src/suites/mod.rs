@@ -6,19 +6,19 @@ pub(crate) mod refs;
 pub(crate) mod streams;
 pub(crate) mod tokens;
 
-use crate::accounting::Books;
+use crate::accounting::Accounting;
 use crate::plan::{Plan, Suite};
 use crate::report::Row;
 use crate::rounds::Benchmark;
 use netmem_measure::goals::Goal;
 
 /// Everything that a suite measures.
-pub(crate) fn benchmarks(suite: Suite, plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
+pub(crate) fn benchmarks(suite: Suite, plan: &Plan, accounting: &Accounting) -> Vec<Box<dyn Benchmark>> {
     match suite {
         Suite::Refs => refs::benchmarks(plan),
-        Suite::Pool => pool::benchmarks(plan, books),
+        Suite::Pool => pool::benchmarks(plan, accounting),
         Suite::Tokens => tokens::benchmarks(plan),
-        Suite::Devmem => devmem::benchmarks(plan, books),
+        Suite::Devmem => devmem::benchmarks(plan, accounting),
         Suite::Streams => streams::benchmarks(plan),
     }
 }

@@ -318,7 +318,7 @@ fn streams_have_every_path() {
 }
 
 /// Both directions with either count and either kind of tokens, everything accounted for; or why not. Proves PERF-1 and PERF-3 for
-/// device memory, and MEM-2 and POOL-5 as far as books say.
+/// device memory, and MEM-2 and POOL-5 as far as accounting say.
 #[test]
 fn devmem_has_every_variant_in_both_directions() {
     let report = report(&["devmem"]);

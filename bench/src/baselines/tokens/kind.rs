@@ -20,7 +20,7 @@ pub struct Fragment {
 pub trait Tokens {
     /// The receive side. A socket has one.
     type Receiver: Receive;
-    /// The side that gives tokens back.
+    /// The side that returns tokens.
     type Returner: Return;
 
     /// A new socket, which will receive from these bindings, at most 255.
@@ -33,7 +33,7 @@ pub trait Receive: Send {
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]);
 }
 
-/// The side that gives tokens back, on any thread.
+/// The side that returns tokens, on any thread.
 pub trait Return: Clone + Send + Sync {
     /// Gives tokens back. Returns how many fragments were freed.
     fn return_tokens(&self, ranges: &[TokenRange]) -> usize;

@@ -43,7 +43,7 @@ impl<P: Pages> Shared<P> {
 pub struct Locked<const EACH: bool, P = Arc<Niovs>>(Arc<Shared<P>>);
 
 impl<const EACH: bool, P: Pages> Locked<EACH, P> {
-    /// A new socket's handle, over pages of these bindings, at most 255. What was received and is not given back before
+    /// A new socket's handle, over pages of these bindings, at most 255. What was received and is not returned before
     /// the last handle goes is out for good.
     ///
     /// # Safety

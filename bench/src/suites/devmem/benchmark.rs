@@ -47,7 +47,7 @@ impl Outcome {
     }
 
     /// The outcome of two lanes that ran at the same time: the CPU time of the second one counts as the application's.
-    pub(super) fn beside(&self, second: &Self) -> Self {
+    pub(super) fn in_parallel_with(&self, second: &Self) -> Self {
         Self {
             elapsed_ns: self.elapsed_ns.max(second.elapsed_ns),
             arrived: self.arrived + second.arrived,
@@ -212,9 +212,9 @@ mod tests {
     #[test]
     fn runs_add_up_and_lanes_work_at_the_same_time() {
         let run = |elapsed_ns, network_ns| Outcome { elapsed_ns, arrived: 10, network_ns, ..Outcome::default() };
-        let mut both = run(1000, 300).beside(&run(900, 500));
+        let mut both = run(1000, 300).in_parallel_with(&run(900, 500));
         assert_eq!((both.elapsed_ns, both.arrived, both.network_ns, both.application_ns), (1000, 20, 300, 500));
-        both.add(&run(500, 200).beside(&run(600, 100)));
+        both.add(&run(500, 200).in_parallel_with(&run(600, 100)));
         assert_eq!((both.elapsed_ns, both.arrived, both.network_ns, both.application_ns), (1600, 40, 500, 600));
         // A gigabyte of a stream: 500 ns and 600 ns for 40 segments of 1448 bytes.
         let [first, second] = both.each(Direction::StreamTransmit);

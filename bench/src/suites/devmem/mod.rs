@@ -1,8 +1,9 @@
-//! The suite `devmem`: receives into device memory and sends from it, end to end, with the embedded device.
+//! The suite `devmem`: what CPU time does a gigabyte cost that is received into device memory or sent from it, end to end, with the embedded
+//! device?
 //!
 //! ```text
 //!            first CPU, one thread, in turns                          second CPU
-//!   receive  Device::poll ─► VirtioSplitRx ─► FlowQueue ─► mailbox ─► Socket: 16 at a time; a message complete: given back
+//!   receive  Device::poll ─► VirtioSplitRx ─► FlowQueue ─► mailbox ─► Socket: 16 at a time; a message complete: returned
 //!   transmit Device::poll ◄─ VirtioSplitTx ◄─ Sender::send_again ◄─── ring ◄─ Sender::message
 //! ```
 //!
@@ -39,7 +40,7 @@ mod streams;
 mod transmit;
 mod ways;
 
-use crate::accounting::Books;
+use crate::accounting::Accounting;
 use crate::error::BenchError;
 use crate::plan::Plan;
 use crate::report::{Base, Head, Row, compare};
@@ -57,7 +58,7 @@ use transmit::Transmitting;
 use ways::{LockedMap, Ranges};
 
 /// Everything that the suite measures.
-pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
+pub(super) fn benchmarks(plan: &Plan, accounting: &Accounting) -> Vec<Box<dyn Benchmark>> {
     let enough = plan.most() > 1;
     let memory = Arc::new(Memory::default());
     let mut benchmarks = Vec::new();
@@ -70,7 +71,7 @@ pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> 
         }
     };
     let pace = Arc::new(Pace::default());
-    let rig = || (memory.clone(), books.clone());
+    let rig = || (memory.clone(), accounting.clone());
     add(Direction::Receive, &pace, BEFORE, make(rig(), Receiving::<RefCount, LockedMap<_>>::new));
     add(Direction::Receive, &pace, MAP_AFTER, make(rig(), Receiving::<PercpuRef, LockedMap<_>>::new));
     add(Direction::Receive, &pace, COUNT_BEFORE, make(rig(), Receiving::<RefCount, Ranges<_>>::new));
@@ -101,10 +102,10 @@ pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> 
 const WHY: &str = "the network and the application each take a CPU of their own; allow two threads";
 
 fn make<T: Traffic + 'static>(
-    (memory, books): (Arc<Memory>, Books),
-    new: impl FnOnce(&Memory, &Books) -> Result<T, BenchError> + 'static,
+    (memory, accounting): (Arc<Memory>, Accounting),
+    new: impl FnOnce(&Memory, &Accounting) -> Result<T, BenchError> + 'static,
 ) -> Make {
-    Box::new(move || Ok(Box::new(new(&memory, &books)?)))
+    Box::new(move || Ok(Box::new(new(&memory, &accounting)?)))
 }
 
 /// Compares the rows with each other, and with the goals.

@@ -5,7 +5,7 @@ use super::directions::{FLOWS, MESSAGE};
 use super::rig::{Memory, Rig, unavailable};
 use super::source::{FIRST_PORT, Flows, OURS};
 use super::ways::Way;
-use crate::accounting::Books;
+use crate::accounting::Accounting;
 use crate::error::BenchError;
 use crate::harness::Harness;
 use netmem::device::{Connection, NetDevice};
@@ -18,7 +18,7 @@ use quanta::Clock;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The largest number of frames that a poll takes.
+/// The largest number of frames of a poll.
 const BUDGET: usize = 64;
 /// Nanoseconds to wait for datagrams that do not come.
 const PATIENCE: u64 = 20_000_000_000;
@@ -39,14 +39,14 @@ pub(super) struct Receiving<C: BindingCount, W> {
     queues: Netdev<VirtioRxQueues>,
     device: NetDevice<Flows>,
     clock: Clock,
-    books: Books,
+    accounting: Accounting,
     net: VirtioNet,
     _connection: Connection,
     _binding: Binding<C>,
 }
 
 impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
-    pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
+    pub(super) fn new(memory: &Memory, accounting: &Accounting) -> Result<Self, BenchError> {
         let Rig { pair, net, device, connection, binding, .. } = Rig::<C>::new(memory)?;
         let mut queues = Netdev::new(VirtioRxQueues::new([pair.rx]).header_bytes(SplitOptions::UDP_V4));
         queues.attach(&binding, &[0]).map_err(unavailable)?;
@@ -60,14 +60,14 @@ impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
             flows.push(Flow { way, held: Vec::with_capacity(MESSAGE as usize) });
         }
         let (queue, clock) = (table.queue(&binding), Clock::new());
-        let (books, _connection, _binding) = (books.clone(), connection, binding);
-        Ok(Self { flows, queue, queues, device, clock, books, net, _connection, _binding })
+        let (accounting, _connection, _binding) = (accounting.clone(), connection, binding);
+        Ok(Self { flows, queue, queues, device, clock, accounting, net, _connection, _binding })
     }
 }
 
 /// What the application's thread reports.
 #[derive(Default)]
-struct Told {
+struct Progress {
     /// Datagrams that were received, and datagrams that were dropped because a mailbox was full. When nothing is in
     /// flight, these are all.
     accounted: AtomicU64,
@@ -85,7 +85,7 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
             return Err(BenchError::NoPage("a queue in device memory"));
         };
         let clock = &*clock;
-        let told = Told::default();
+        let progress = Progress::default();
         let network = || {
             device.ports()[0].sent = 0;
             let (begin, mut busy) = (clock.raw(), 0);
@@ -96,16 +96,16 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
                 let before = thread_time();
                 if rx.poll(|poll| poll.receive(BUDGET, queue)) > 0 {
                     busy += thread_time().saturating_sub(before);
-                } else if told.accounted.load(Ordering::Acquire) >= datagrams || now > PATIENCE {
+                } else if progress.accounted.load(Ordering::Acquire) >= datagrams || now > PATIENCE {
                     break now;
                 }
             };
             (elapsed, busy)
         };
-        let application = |ended: &AtomicBool| serve(flows, &told, ended);
+        let application = |ended: &AtomicBool| serve(flows, &progress, ended);
         let (timed, (elapsed_ns, network_ns)) = harness.served(vec![application], || harness.time(network))?;
-        let (received, freed) = (told.received.into_inner(), told.freed.into_inner());
-        let accounted = told.accounted.into_inner();
+        let (received, freed) = (progress.received.into_inner(), progress.freed.into_inner());
+        let accounted = progress.accounted.into_inner();
         if accounted != datagrams || freed != received {
             let variant = String::new();
             return Err(BenchError::Devmem { variant, sent: datagrams, arrived: accounted, held: received, freed });
@@ -115,7 +115,7 @@ impl<C: BindingCount, W: Way<C>> Traffic for Receiving<C, W> {
             arrived: received,
             lost: datagrams - received,
             network_ns,
-            application_ns: told.busy_ns.into_inner(),
+            application_ns: progress.busy_ns.into_inner(),
             lost_ns: timed.lost_ns,
             features: self.net.features(),
         })
@@ -128,9 +128,9 @@ pub(super) fn due(datagrams: u64, now_ns: u64, pace_ns: Option<f64>) -> u64 {
     pace_ns.map_or(datagrams, |pace| datagrams.min(steps(pace) * STEP))
 }
 
-/// The application: receives from each flow in turn. When a message is complete, its tokens are given back; at the end,
+/// The application: receives from each flow in turn. When a message is complete, its tokens are returned; at the end,
 /// also those of an incomplete message.
-fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: &AtomicBool) {
+fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], progress: &Progress, ended: &AtomicBool) {
     let dropped = |flows: &[Flow<W>]| flows.iter().map(|f| f.way.socket().stats().queue_full).sum::<u64>();
     let dropped_before = dropped(flows);
     let (mut busy, mut received, mut freed, mut idle) = (0, 0, 0, 0);
@@ -153,7 +153,7 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
         }
         if idle == IDLE {
             idle = 0;
-            told.accounted.store(received + dropped(flows) - dropped_before, Ordering::Release);
+            progress.accounted.store(received + dropped(flows) - dropped_before, Ordering::Release);
         } else if found == 0 {
             spin_loop();
         }
@@ -161,9 +161,9 @@ fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], told: &Told, ended: 
     let before = thread_time();
     freed += flows.iter_mut().map(|Flow { way, held }| return_tokens(way, held)).sum::<u64>();
     busy += thread_time().saturating_sub(before);
-    told.received.store(received, Ordering::Relaxed);
-    told.freed.store(freed, Ordering::Relaxed);
-    told.busy_ns.store(busy, Ordering::Relaxed);
+    progress.received.store(received, Ordering::Relaxed);
+    progress.freed.store(freed, Ordering::Relaxed);
+    progress.busy_ns.store(busy, Ordering::Relaxed);
 }
 
 fn return_tokens<C: BindingCount, W: Way<C>>(way: &W, held: &mut Vec<TokenRange>) -> u64 {
@@ -176,8 +176,8 @@ impl<C: BindingCount, W> Drop for Receiving<C, W> {
     fn drop(&mut self) {
         let rx = self.queues.queues_mut().get(0).map(|mut rx| std::mem::take(&mut *rx));
         if let Some(RxClosed::Split(closed)) = rx.and_then(EitherRx::close) {
-            self.books.enter(&closed.host);
-            self.books.enter(&closed.device);
+            self.accounting.add(&closed.host);
+            self.accounting.add(&closed.device);
         }
     }
 }
@@ -189,8 +189,8 @@ mod tests {
     use netmem::refs::{PercpuRef, RefCount};
 
     fn books_balance<C: BindingCount, W: Way<C>>() {
-        let books = Books::default();
-        let mut traffic = Receiving::<C, W>::new(&Memory::default(), &books).unwrap();
+        let accounting = Accounting::default();
+        let mut traffic = Receiving::<C, W>::new(&Memory::default(), &accounting).unwrap();
         let memory = traffic._binding.reference();
         for pace in [None, Some(100.0)] {
             let outcome = traffic.run(&Harness::for_tests(), 3000, pace).unwrap();
@@ -198,7 +198,7 @@ mod tests {
             assert!(outcome.arrived > 0 && outcome.network_ns > 0 && outcome.application_ns > 0);
         }
         drop(traffic);
-        assert_eq!((memory.stats().in_use, books.outstanding(), books.stats().inflight()), (0, 0, 0));
+        assert_eq!((memory.stats().in_use, accounting.outstanding(), accounting.stats().inflight()), (0, 0, 0));
     }
 
     /// Proves MEM-3 and POOL-5 as far as counters can: with tokens of either kind, all pages are returned.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   second CPU               first CPU, in turns with the second
-//!   peer ─► device ─► ring ─► driver ─► stack ─► DeviceStream::recv ─► tokens given back
+//!   peer ─► device ─► ring ─► driver ─► stack ─► DeviceStream::recv ─► tokens returned
 //!   peer ◄─ device ◄─ ring ◄─ driver ◄─ stack ◄─ DeviceStream::send
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! Streams: messages of 4 MB received into device memory, and sent from it.
 //!
 //! ```text
-//!   receive   first CPU: peer, device ─► stack ─► DeviceStream::recv      second CPU: tokens of a message, given back
+//!   receive   first CPU: peer, device ─► stack ─► DeviceStream::recv      second CPU: tokens of a message, returned
 //!   transmit  each CPU: DeviceStream::send ─► stack ─► device, peer      one binding, counted by both
 //! ```
 //!
@@ -80,10 +80,10 @@ struct Came {
 
 /// What the application's thread reports.
 #[derive(Default)]
-struct Told {
+struct Progress {
     /// Fragments that were dealt with.
     seen: AtomicU64,
-    /// Fragments whose tokens were given back.
+    /// Fragments whose tokens were returned.
     freed: AtomicU64,
     busy_ns: AtomicU64,
 }
@@ -95,7 +95,7 @@ struct Receiving<C: BindingCount, W> {
     card: Card,
     _binding: Binding<C>,
     out: Producer<Came>,
-    told: Arc<Told>,
+    progress: Arc<Progress>,
     /// Units of a message.
     message: u64,
     /// Units that the peer has sent of each flow, and fragments that were received.
@@ -103,11 +103,11 @@ struct Receiving<C: BindingCount, W> {
     received: u64,
 }
 
-/// The application's side: tokens that are held, of each flow, and how to give them back.
+/// The application's side: tokens that are held, of each flow, and how to return them.
 struct Application {
     flows: Vec<(Box<dyn StreamBack>, Vec<TokenRange>)>,
     came: Consumer<Came>,
-    told: Arc<Told>,
+    progress: Arc<Progress>,
     message: u64,
 }
 
@@ -125,16 +125,16 @@ fn receiving<C: BindingCount, W: StreamWay<C> + 'static>(
     let ways: Vec<W> = lane.streams.iter().map(|stream| W::new(stream, &binding.reference())).collect();
     let flows = ways.iter().map(|way| (Box::new(way.back()) as Box<dyn StreamBack>, Vec::new())).collect();
     let (out, came) = RingBuffer::new(RING);
-    let told = Arc::<Told>::default();
-    let application = Application { flows, came, told: told.clone(), message };
-    let network = Receiving { ways, lane, card, _binding: binding, out, told, message, sent: 0, received: 0 };
+    let progress = Arc::<Progress>::default();
+    let application = Application { flows, came, progress: progress.clone(), message };
+    let network = Receiving { ways, lane, card, _binding: binding, out, progress, message, sent: 0, received: 0 };
     Ok((Box::new(network), application))
 }
 
 impl<C: BindingCount, W: StreamWay<C>> Slices for Receiving<C, W> {
     fn slice(&mut self, units: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError> {
-        let Self { ways, lane, card, out, told, message, sent, received, .. } = self;
-        let (base, all, busy_before) = (*received, units * FLOWS as u64, told.busy_ns.load(Ordering::Relaxed));
+        let Self { ways, lane, card, out, progress, message, sent, received, .. } = self;
+        let (base, all, busy_before) = (*received, units * FLOWS as u64, progress.busy_ns.load(Ordering::Relaxed));
         let mut outcome = timed(|begin| {
             let mut busy = 0;
             while *received - base < all {
@@ -163,14 +163,14 @@ impl<C: BindingCount, W: StreamWay<C>> Slices for Receiving<C, W> {
         })?;
         *sent += units;
         // The application must not be at work in the slice of the next variant.
-        wait(|| told.seen.load(Ordering::Acquire) >= *received, "the end of the application's work")?;
-        let freed = told.freed.load(Ordering::Acquire);
+        wait(|| progress.seen.load(Ordering::Acquire) >= *received, "the end of the application's work")?;
+        let freed = progress.freed.load(Ordering::Acquire);
         if *received != *sent * FLOWS as u64 || sent.is_multiple_of(*message) && freed != *received {
             let (variant, sent) = (String::new(), *sent * FLOWS as u64);
             return Err(BenchError::Devmem { variant, sent, arrived: *received, held: *received, freed });
         }
         outcome.features = lane.features();
-        outcome.application_ns = told.busy_ns.load(Ordering::Relaxed) - busy_before;
+        outcome.application_ns = progress.busy_ns.load(Ordering::Relaxed) - busy_before;
         Ok(outcome)
     }
 }
@@ -181,9 +181,9 @@ fn each(due: u64, flows: usize, units: u64) -> u64 {
 }
 
 impl Application {
-    /// Takes what has come. When a message is complete, its tokens are given back. Returns how much came.
+    /// Takes what has come. When a message is complete, its tokens are returned. Returns how much came.
     fn work(&mut self) -> usize {
-        let Self { flows, came, told, message } = self;
+        let Self { flows, came, progress, message } = self;
         let n = came.slots();
         for _ in 0..n {
             let Ok(Came { flow, tokens }) = came.pop() else { break };
@@ -193,10 +193,10 @@ impl Application {
                 let before = thread_time();
                 let freed: usize = held.chunks(MAX_RANGES).map(|tokens| back.return_tokens(tokens)).sum();
                 held.clear();
-                told.busy_ns.fetch_add(thread_time().saturating_sub(before), Ordering::Relaxed);
-                told.freed.fetch_add(freed as u64, Ordering::Release);
+                progress.busy_ns.fetch_add(thread_time().saturating_sub(before), Ordering::Relaxed);
+                progress.freed.fetch_add(freed as u64, Ordering::Release);
             }
-            told.seen.fetch_add(1, Ordering::Release);
+            progress.seen.fetch_add(1, Ordering::Release);
         }
         n
     }
@@ -390,7 +390,7 @@ impl Threads {
             Self::Transmit { lanes } => {
                 lanes.iter().for_each(|lane| lane.begin(job.clone()));
                 let [first, second] = [0, 1].map(|lane| lanes[lane].end());
-                let both = first?.iter().zip(&second?).map(|(first, second)| first.beside(second)).collect::<Vec<_>>();
+                let both = first?.iter().zip(&second?).map(|(first, second)| first.in_parallel_with(second)).collect::<Vec<_>>();
                 Ok(job.sums(&both))
             }
         }

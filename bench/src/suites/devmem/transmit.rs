@@ -8,7 +8,7 @@ use super::directions::{FLOWS, MESSAGE, PAYLOAD};
 use super::receive::due;
 use super::rig::{Memory, Rig, unavailable};
 use super::source::Flows;
-use crate::accounting::Books;
+use crate::accounting::Accounting;
 use crate::error::BenchError;
 use crate::harness::Harness;
 use netmem::device::{Connection, NetDevice};
@@ -41,14 +41,14 @@ pub(super) struct Transmitting<C: BindingCount> {
     clock: Clock,
     /// The receive half of the queue pair. It receives nothing.
     rx: Option<VirtioRx>,
-    books: Books,
+    accounting: Accounting,
     net: VirtioNet,
     _connection: Connection,
     _binding: Binding<C>,
 }
 
 impl<C: BindingCount> Transmitting<C> {
-    pub(super) fn new(memory: &Memory, books: &Books) -> Result<Self, BenchError> {
+    pub(super) fn new(memory: &Memory, accounting: &Accounting) -> Result<Self, BenchError> {
         let Rig { pair: QueuePair { rx, tx, .. }, net, device, connection, binding } = Rig::<C>::new(memory)?;
         let domain = net.domain().ok_or(BenchError::NoPage("a domain"))?;
         let end = |last, port| Endpoint {
@@ -62,8 +62,8 @@ impl<C: BindingCount> Transmitting<C> {
         let senders = || (0..FLOWS as u16).map(sender).collect::<Result<Vec<_>, _>>();
         let (makers, senders) = (senders()?, senders()?);
         let (tx, rx, clock) = (tx.into_split(), Some(rx), Clock::new());
-        let (books, _connection, _binding) = (books.clone(), connection, binding);
-        Ok(Self { tx, makers, senders, device, clock, rx, books, net, _connection, _binding })
+        let (accounting, _connection, _binding) = (accounting.clone(), connection, binding);
+        Ok(Self { tx, makers, senders, device, clock, rx, accounting, net, _connection, _binding })
     }
 }
 
@@ -184,7 +184,7 @@ fn make<C: BindingCount>(
 impl<C: BindingCount> Drop for Transmitting<C> {
     fn drop(&mut self) {
         if let Some(closed) = self.rx.take().and_then(VirtioRx::close) {
-            self.books.enter(&closed);
+            self.accounting.add(&closed);
         }
     }
 }
@@ -195,8 +195,8 @@ mod tests {
     use netmem::refs::{PercpuRef, RefCount};
 
     fn all_go<C: BindingCount>() {
-        let books = Books::default();
-        let mut traffic = Transmitting::<C>::new(&Memory::default(), &books).unwrap();
+        let accounting = Accounting::default();
+        let mut traffic = Transmitting::<C>::new(&Memory::default(), &accounting).unwrap();
         let memory = traffic._binding.reference();
         for pace in [None, Some(100.0)] {
             let outcome = traffic.run(&Harness::for_tests(), 1000, pace).unwrap();
@@ -205,7 +205,7 @@ mod tests {
             assert_eq!(traffic.tx.held(), 0);
         }
         drop(traffic);
-        assert_eq!((memory.stats().in_use, books.outstanding()), (0, 0));
+        assert_eq!((memory.stats().in_use, accounting.outstanding()), (0, 0));
     }
 
     /// Proves MEM-8 as far as counters can: every datagram that is made is sent, and nothing holds the binding

@@ -96,7 +96,7 @@ impl<C: BindingCount> Way<C> for LockedMap<C> {
 
 /// A stream with tokens of some kind.
 pub(super) trait StreamWay<C: BindingCount> {
-    /// The half that gives tokens back, on another thread.
+    /// The half that returns tokens, on another thread.
     type Back: StreamBack;
 
     /// Wraps a stream that receives from this binding alone.
@@ -149,7 +149,7 @@ impl<C: BindingCount> StreamWay<C> for StreamRanges<C> {
 /// The stream's fragments without tokens, and ids from a map behind a lock.
 pub(super) struct StreamLocked<C: BindingCount>(LockedBack<C>);
 
-/// The half that gives tokens back.
+/// The half that returns tokens.
 pub(super) struct LockedBack<C: BindingCount> {
     map: Locked<false, BindingRef<C>>,
     returner: StreamReturner<C>,

@@ -1,11 +1,11 @@
 //! The cost of allocating and returning pages when every thread does both, alone and at the same time as the others.
 //!
-//! Each thread takes a page and drops it, then the next, as the row `in_context` does on one thread. The value is the
+//! Each thread allocates a page and drops it, then the next, as the row `in_context` does on one thread. The value is the
 //! mean time of all threads. If the cost does not depend on the number of threads, the rows of one thread and of many
 //! threads are equal.
 
 use super::solo::buffer;
-use crate::accounting::{Books, Everyones};
+use crate::accounting::{Accounting, CountedSharedPool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work, apart};
@@ -19,7 +19,7 @@ const PAGES: usize = 4096;
 
 /// A stock of buffers that the threads share.
 pub(super) trait Stock: Sync + Send {
-    /// Takes a buffer and gives it back, as often as a block has operations. `false` if the stock was empty.
+    /// Takes a buffer and returns it, as often as a block has operations. `false` if the stock was empty.
     fn block(&self) -> bool;
 }
 
@@ -47,11 +47,11 @@ impl<S: Stock> Work for Crowd<S> {
 }
 
 /// Netmem's pool that every thread can use.
-pub(super) struct Shared(Everyones);
+pub(super) struct Shared(CountedSharedPool);
 
 impl Shared {
-    pub(super) fn new(books: &Books) -> Result<Self, BenchError> {
-        books.everyones(PoolOptions::new("shared"), PAGES).map(Self)
+    pub(super) fn new(accounting: &Accounting) -> Result<Self, BenchError> {
+        accounting.shared_pool(PoolOptions::new("shared"), PAGES).map(Self)
     }
 }
 
@@ -69,11 +69,11 @@ impl Stock for Shared {
 }
 
 /// The same, 64 pages at a time, so that magazines are exchanged.
-pub(super) struct Bursts(Everyones);
+pub(super) struct Bursts(CountedSharedPool);
 
 impl Bursts {
-    pub(super) fn new(books: &Books) -> Result<Self, BenchError> {
-        books.everyones(PoolOptions::new("shared_burst64"), PAGES).map(Self)
+    pub(super) fn new(accounting: &Accounting) -> Result<Self, BenchError> {
+        accounting.shared_pool(PoolOptions::new("shared_burst64"), PAGES).map(Self)
     }
 }
 

@@ -1,9 +1,9 @@
-//! The suite `pool`: the cost of allocating and returning a page, in the poll context and from other CPUs.
+//! The suite `pool`: what does it cost to allocate a page and to return it, in the poll context and from other CPUs?
 //!
-//! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread takes pages and
-//! others drop them. In [`mod@crowd`] every thread takes pages and drops them. In [`starved`] a thread needs a page
+//! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread allocates pages and
+//! others drop them. In [`mod@crowd`] every thread allocates pages and drops them. In [`starved`] a thread needs a page
 //! while all pages are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of them are
-//! [timings](crate::timing) of blocks of 64 operations. [`books`] has the pools, and [`goals`] has their goals.
+//! [timings](crate::timing) of blocks of 64 operations. [`accounting`] has the pools, and [`goals`] has their goals.
 
 mod crowd;
 mod dpdk;
@@ -13,9 +13,9 @@ mod pipeline;
 mod solo;
 mod starved;
 
-pub(super) use crate::accounting::Books;
+pub(super) use crate::accounting::Accounting;
 
-use crate::accounting::{CACHE, Pool};
+use crate::accounting::{CACHE, CountedPool};
 use crate::error::BenchError;
 use crate::plan::Plan;
 use crate::report::{Base, Head, PacketCost, Row, compare};
@@ -32,21 +32,21 @@ use solo::Alone;
 use starved::Starved;
 
 /// Everything that the suite measures.
-pub(super) fn benchmarks(plan: &Plan, books: &Books) -> Vec<Box<dyn Benchmark>> {
+pub(super) fn benchmarks(plan: &Plan, accounting: &Accounting) -> Vec<Box<dyn Benchmark>> {
     let dpdk = Dpdk::new(plan.most());
-    let mut benchmarks = one_cpu(books, &dpdk);
+    let mut benchmarks = one_cpu(accounting, &dpdk);
     for threads in plan.threads.iter().copied().filter(|&n| n > 1) {
-        benchmarks.extend(other_cpus(books, &dpdk, threads));
-        benchmarks.extend(every_thread(books, &dpdk, threads));
+        benchmarks.extend(other_cpus(accounting, &dpdk, threads));
+        benchmarks.extend(every_thread(accounting, &dpdk, threads));
     }
     if plan.most() == 1 {
         // These rows are skipped. Their heads are for two threads, the fewest that they can have.
-        let mut heads: Vec<_> = other_cpus(books, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()).collect();
-        heads.extend(every_thread(books, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()));
-        let why = "one thread takes pages and another drops them, each on a CPU of its own".into();
+        let mut heads: Vec<_> = other_cpus(accounting, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()).collect();
+        heads.extend(every_thread(accounting, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()));
+        let why = "one thread allocates pages and another drops them, each on a CPU of its own".into();
         benchmarks.push(Box::new(Skipped { heads, why }));
     }
-    benchmarks.extend(more_of_one_cpu(books));
+    benchmarks.extend(more_of_one_cpu(accounting));
     benchmarks
 }
 
@@ -64,37 +64,37 @@ where
 
 /// Work of one thread on a pool.
 fn pooled<F>(
-    books: &Books,
+    accounting: &Accounting,
     name: &'static str,
     section: &'static str,
-    make: impl FnOnce(Pool) -> F + 'static,
+    make: impl FnOnce(CountedPool) -> F + 'static,
 ) -> Box<dyn Benchmark>
 where
     F: FnMut(u64) -> bool + Send + 'static,
 {
-    let books = books.clone();
-    let pool = move || books.pool(PoolOptions::new(name).cache(CACHE), 2 * CACHE, 0);
+    let accounting = accounting.clone();
+    let pool = move || accounting.pool(PoolOptions::new(name).cache(CACHE), 2 * CACHE, 0);
     Timing::benchmark(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
 }
 
 /// Takes and drops a page of this order, with a cache or without one.
-fn ordered(books: &Books, name: &'static str, cache: usize, order: u8) -> Box<dyn Benchmark> {
-    let books = books.clone();
+fn ordered(accounting: &Accounting, name: &'static str, cache: usize, order: u8) -> Box<dyn Benchmark> {
+    let accounting = accounting.clone();
     let head = Head { order: Some(order), ..head(name, "slow path", 1, "page") };
-    let pool = move || books.pool(PoolOptions::new(name).cache(cache), 64, order);
+    let pool = move || accounting.pool(PoolOptions::new(name).cache(cache), 64, order);
     Timing::benchmark(head, move |_| Ok(Alone::new(name, solo::lifo(pool()?))))
 }
 
-/// Makes something with its own handle of the books.
-fn on<S>(books: &Books, make: fn(&Books) -> Result<S, BenchError>) -> impl FnOnce() -> Result<S, BenchError> + 'static
+/// Makes something with its own handle of the accounting.
+fn on<S>(accounting: &Accounting, make: fn(&Accounting) -> Result<S, BenchError>) -> impl FnOnce() -> Result<S, BenchError> + 'static
 where
     S: 'static,
 {
-    let books = books.clone();
-    move || make(&books)
+    let accounting = accounting.clone();
+    move || make(&accounting)
 }
 
-/// A stock that this many threads take pages from and give pages back to.
+/// A stock that this many threads allocate pages from and return pages to.
 fn crowd<S: crowd::Stock + 'static>(
     name: &'static str,
     threads: usize,
@@ -104,12 +104,12 @@ fn crowd<S: crowd::Stock + 'static>(
     Timing::benchmark(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
 }
 
-/// The rows in which every thread takes pages and gives them back.
-fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
+/// The rows in which every thread allocates pages and gives them back.
+fn every_thread(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let dpdk = dpdk.clone();
     vec![
-        crowd("shared", threads, on(books, crowd::Shared::new)),
-        crowd("shared_burst64", threads, on(books, crowd::Bursts::new)),
+        crowd("shared", threads, on(accounting, crowd::Shared::new)),
+        crowd("shared_burst64", threads, on(accounting, crowd::Bursts::new)),
         crowd("array_queue", threads, || Ok(crowd::array_queue())),
         crowd("mutex_vec", threads, || Ok(crowd::mutex_vec())),
         crowd("malloc", threads, || Ok(crowd::Malloc)),
@@ -119,8 +119,8 @@ fn every_thread(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Bench
     ]
 }
 
-/// The rows in which one thread takes a page and gives it back.
-fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
+/// The rows in which one thread allocates a page and returns it.
+fn one_cpu(accounting: &Accounting, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
     let asked = |name: &'static str| {
         let dpdk = dpdk.clone();
         let what = name.trim_start_matches("dpdk_");
@@ -128,12 +128,12 @@ fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
     };
     vec![
         plain("limit", "one CPU", || solo::limit(CACHE)),
-        pooled(books, "in_context", "one CPU", solo::lifo),
-        pooled(books, "in_context_burst64", "one CPU", solo::burst),
-        pooled(books, "in_context_fifo", "one CPU", solo::fifo),
+        pooled(accounting, "in_context", "one CPU", solo::lifo),
+        pooled(accounting, "in_context_burst64", "one CPU", solo::burst),
+        pooled(accounting, "in_context_fifo", "one CPU", solo::fifo),
         plain("malloc", "one CPU", solo::malloc),
-        crowd("shared", 1, on(books, crowd::Shared::new)),
-        crowd("shared_burst64", 1, on(books, crowd::Bursts::new)),
+        crowd("shared", 1, on(accounting, crowd::Shared::new)),
+        crowd("shared_burst64", 1, on(accounting, crowd::Bursts::new)),
         crowd("array_queue", 1, || Ok(crowd::array_queue())),
         crowd("mutex_vec", 1, || Ok(crowd::mutex_vec())),
         asked("dpdk_mempool"),
@@ -144,24 +144,24 @@ fn one_cpu(books: &Books, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
 }
 
 /// The other rows of one thread.
-fn more_of_one_cpu(books: &Books) -> Vec<Box<dyn Benchmark>> {
-    let page_per_packet = books.clone();
+fn more_of_one_cpu(accounting: &Accounting) -> Vec<Box<dyn Benchmark>> {
+    let page_per_packet = accounting.clone();
     vec![
         Timing::benchmark(head("kernel_live_frames", "kernel", 1, "frame"), |_| LiveFrames::new()),
-        pooled(books, "frag_clone", "fragments", |pool| solo::parts(pool, solo::cloned)),
-        pooled(books, "frag_split", "fragments", |pool| solo::parts(pool, solo::split)),
-        pooled(books, "failed_redirect_in_context", "failed redirect", |pool| solo::refused(pool, true)),
-        pooled(books, "failed_redirect_remote", "failed redirect", |pool| solo::refused(pool, false)),
+        pooled(accounting, "frag_clone", "fragments", |pool| solo::parts(pool, solo::cloned)),
+        pooled(accounting, "frag_split", "fragments", |pool| solo::parts(pool, solo::split)),
+        pooled(accounting, "failed_redirect_in_context", "failed redirect", |pool| solo::refused(pool, true)),
+        pooled(accounting, "failed_redirect_remote", "failed redirect", |pool| solo::refused(pool, false)),
         plain("locked_ring_in_context", "failed redirect", || solo::refused_locked(LockedPool::new(2 * CACHE as u32))),
-        ordered(books, "slow_path", 0, 0),
-        ordered(books, "slow_path_order_3", 0, 3),
-        ordered(books, "slow_path_order_9", 0, 9),
+        ordered(accounting, "slow_path", 0, 0),
+        ordered(accounting, "slow_path_order_3", 0, 3),
+        ordered(accounting, "slow_path_order_9", 0, 9),
         Timing::benchmark(head("page_per_packet", "slow path", 1, "page"), move |_| {
             Ok(Alone::new("page_per_packet", solo::lifo(page_per_packet.page_per_packet(2 * CACHE)?)))
         }),
-        ordered(books, "order_0", CACHE, 0),
-        ordered(books, "order_3", CACHE, 3),
-        ordered(books, "order_9", CACHE, 9),
+        ordered(accounting, "order_0", CACHE, 0),
+        ordered(accounting, "order_3", CACHE, 3),
+        ordered(accounting, "order_9", CACHE, 9),
     ]
 }
 
@@ -183,12 +183,12 @@ fn piped_as<S: Source + 'static>(
     Timing::benchmark(head, move |_| Ok(Pipeline::new(source()?, droppers)))
 }
 
-/// Rows of one thread that takes pages, and all others that drop them.
-fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
+/// Rows of one thread that allocates pages, and all others that drop them.
+fn other_cpus(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let pages = pipeline::pages(threads - 1);
     let pool = |name: &'static str| {
-        let books = books.clone();
-        move || books.pool(PoolOptions::new(name).cache(CACHE), pages, 0)
+        let accounting = accounting.clone();
+        move || accounting.pool(PoolOptions::new(name).cache(CACHE), pages, 0)
     };
     let (remote, busy, bulk) = (pool("remote"), pool("remote_busy_poll"), pool("remote_bulk"));
     let (clone, split) = (pool("frag_clone"), pool("frag_split"));
@@ -209,19 +209,19 @@ fn other_cpus(books: &Books, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchma
         piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
     ];
     if threads == 2 {
-        benchmarks.extend([2, 4].into_iter().flat_map(|droppers| sharing(books, droppers)));
-        benchmarks.extend(magazines(books));
+        benchmarks.extend([2, 4].into_iter().flat_map(|droppers| sharing(accounting, droppers)));
+        benchmarks.extend(magazines(accounting));
     }
     benchmarks
 }
 
-/// Rows of one thread that takes pages, and several threads that drop them, all on the same other CPU. If returning a
+/// Rows of one thread that allocates pages, and several threads that drop them, all on the same other CPU. If returning a
 /// page takes a lock, a thread that is preempted in the middle of a return makes the next thread wait.
-fn sharing(books: &Books, droppers: usize) -> [Box<dyn Benchmark>; 2] {
+fn sharing(accounting: &Accounting, droppers: usize) -> [Box<dyn Benchmark>; 2] {
     let pages = pipeline::pages(droppers);
     let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");
-    let books = books.clone();
-    let pool = move || books.pool(PoolOptions::new("remote_sharing").cache(CACHE), pages, 0);
+    let accounting = accounting.clone();
+    let pool = move || accounting.pool(PoolOptions::new("remote_sharing").cache(CACHE), pages, 0);
     [
         Timing::benchmark(titled("remote"), move |_| Ok(Pipeline::sharing(Pages::new(pool()?, solo::whole), droppers))),
         Timing::benchmark(titled("locked_ring"), move |_| {
@@ -232,31 +232,31 @@ fn sharing(books: &Books, droppers: usize) -> [Box<dyn Benchmark>; 2] {
 
 /// Rows of two threads, by the number of pages in a magazine; 0 means no magazines. The row `remote` has the pool's own
 /// choice.
-fn magazines(books: &Books) -> impl Iterator<Item = Box<dyn Benchmark>> {
+fn magazines(accounting: &Accounting) -> impl Iterator<Item = Box<dyn Benchmark>> {
     let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
     let titled = |name: &str, section, magazine| Head {
         name: format!("{name}_magazine_{magazine}"),
         magazine: Some(magazine),
         ..head(name, section, 2, "page")
     };
-    let remote = move |books: Books, magazine: usize| {
+    let remote = move |accounting: Accounting, magazine: usize| {
         piped_as(titled("remote", "magazines", magazine), move || {
-            Ok(Pages::new(books.pool(options("remote", magazine), pipeline::pages(1), 0)?, solo::whole))
+            Ok(Pages::new(accounting.pool(options("remote", magazine), pipeline::pages(1), 0)?, solo::whole))
         })
     };
     // Without magazines, the pool has as few pages as with the smallest magazine.
-    let starved = move |books: Books, magazine: usize| {
+    let starved = move |accounting: Accounting, magazine: usize| {
         let pages = magazine.max(4) - 1;
         Timing::benchmark(titled("starved", "starved", magazine), move |_| {
-            Ok(Starved::new(books.pool(options("starved", magazine), pages, 0)?, pages))
+            Ok(Starved::new(accounting.pool(options("starved", magazine), pages, 0)?, pages))
         })
     };
-    let few = books.clone();
+    let few = accounting.clone();
     let again_and_again = Timing::benchmark(head("starved_without_pause", "starved", 2, "page"), move |_| {
         Ok(Starved::without_pause(few.pool(options("starved", 4), 3, 0)?, 3))
     });
     let sizes = [0, 4, 8, 16, 32, 62];
-    let by_size = sizes.into_iter().flat_map(move |n| [remote(books.clone(), n), starved(books.clone(), n)]);
+    let by_size = sizes.into_iter().flat_map(move |n| [remote(accounting.clone(), n), starved(accounting.clone(), n)]);
     by_size.chain([again_and_again])
 }
 

@@ -11,7 +11,7 @@
 //! Rings, batches and the loops around them are the same for all variants.
 
 use super::solo::{Buffer, buffer};
-use crate::accounting::{M, Pool};
+use crate::accounting::{M, CountedPool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH as BLOCK, Work};
@@ -53,12 +53,12 @@ pub(super) trait Source: Send {
 
 /// Pages of a pool, or what is made of them.
 pub(super) struct Pages<F> {
-    pool: Pool,
+    pool: CountedPool,
     make: F,
 }
 
 impl<F> Pages<F> {
-    pub(super) fn new(pool: Pool, make: F) -> Self {
+    pub(super) fn new(pool: CountedPool, make: F) -> Self {
         Self { pool, make }
     }
 }
@@ -118,7 +118,7 @@ impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Bulky<F> {
     }
 }
 
-/// Pages that are not returned: the dropper only looks at the count of each.
+/// Pages that are not returned: the dropper only reads the count of each.
 impl Source for Forward {
     type Item = FloorPage;
 
@@ -264,7 +264,7 @@ pub(super) fn drop_all<T>(
 mod tests {
     use super::super::solo::{cloned, split, whole};
     use super::*;
-    use crate::accounting::Books;
+    use crate::accounting::Accounting;
     use netmem::pool::PoolOptions;
 
     fn runs<S: Source>(source: S) {
@@ -275,8 +275,8 @@ mod tests {
     /// More droppers than most machines that run this test have CPUs. Proves POOL-5: every page is returned in the end.
     #[test]
     fn whatever_is_taken_is_dropped_by_some_of_many() {
-        let books = Books::default();
-        let pool = || books.pool(PoolOptions::new("test").cache(64), 256, 0).unwrap();
+        let accounting = Accounting::default();
+        let pool = || accounting.pool(PoolOptions::new("test").cache(64), 256, 0).unwrap();
         runs(Pages::new(pool(), whole));
         runs(Busy(Pages::new(pool(), whole)));
         runs(Bulky(Pages::new(pool(), whole)));
@@ -286,10 +286,10 @@ mod tests {
         runs(Forward::new(256));
         runs(SpscPool::new(256));
         runs(Malloc);
-        let stats = books.stats();
+        let stats = accounting.stats();
         // The counted blocks, and those of the warm-up.
         assert_eq!((stats.allocated(), stats.inflight()), (5 * 21 * BLOCK, 0));
-        assert_eq!(books.outstanding(), 0);
+        assert_eq!(accounting.outstanding(), 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in a driver that
 //! receives 64 frames.
 
-use crate::accounting::{M, Pool};
+use crate::accounting::{M, CountedPool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work, apart};
@@ -74,12 +74,12 @@ pub(super) fn limit(capacity: usize) -> impl FnMut(u64) -> bool {
 }
 
 /// One operation after another in the poll context.
-fn each(mut pool: Pool, mut one: impl FnMut(&mut Napi<'_, M>) -> Option<()>) -> impl FnMut(u64) -> bool {
+fn each(mut pool: CountedPool, mut one: impl FnMut(&mut Napi<'_, M>) -> Option<()>) -> impl FnMut(u64) -> bool {
     move |blocks| (0..blocks).all(|_| pool.poll(|napi| (0..black_box(BATCH)).try_for_each(|_| one(napi))).is_some())
 }
 
 /// A page taken and dropped, then the next: the same page as before.
-pub(super) fn lifo(pool: Pool) -> impl FnMut(u64) -> bool {
+pub(super) fn lifo(pool: CountedPool) -> impl FnMut(u64) -> bool {
     each(pool, |napi| {
         let page = napi.alloc()?;
         apart();
@@ -90,7 +90,7 @@ pub(super) fn lifo(pool: Pool) -> impl FnMut(u64) -> bool {
 }
 
 /// 64 pages taken, then 64 dropped, in the order they were taken.
-pub(super) fn burst(mut pool: Pool) -> impl FnMut(u64) -> bool {
+pub(super) fn burst(mut pool: CountedPool) -> impl FnMut(u64) -> bool {
     let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
     move |blocks| {
         (0..blocks).all(|_| {
@@ -108,7 +108,7 @@ pub(super) fn burst(mut pool: Pool) -> impl FnMut(u64) -> bool {
 }
 
 /// 64 pages are held at any time: for each that is taken the oldest is dropped.
-pub(super) fn fifo(mut pool: Pool) -> impl FnMut(u64) -> bool {
+pub(super) fn fifo(mut pool: CountedPool) -> impl FnMut(u64) -> bool {
     move |blocks| {
         let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
         let all = (0..blocks).all(|_| {
@@ -158,7 +158,7 @@ pub(super) fn split(mut page: Page<M>) -> (Page<M>, Page<M>) {
 }
 
 /// A page is allocated, made into two parts, and both are dropped.
-pub(super) fn parts<T>(pool: Pool, parts: impl Fn(Page<M>) -> T) -> impl FnMut(u64) -> bool {
+pub(super) fn parts<T>(pool: CountedPool, parts: impl Fn(Page<M>) -> T) -> impl FnMut(u64) -> bool {
     each(pool, move |napi| {
         let parts = parts(napi.alloc()?);
         apart();
@@ -180,8 +180,8 @@ fn redirect<T>(frame: T, target: &mut bool) -> Result<(), T> {
     Err(frame)
 }
 
-/// 64 frames are handed to a target that takes none of them, and dropped: in the poll context, or just after it.
-pub(super) fn refused(mut pool: Pool, in_context: bool) -> impl FnMut(u64) -> bool {
+/// 64 frames are handed to a target that accepts none of them, and dropped: in the poll context, or just after it.
+pub(super) fn refused(mut pool: CountedPool, in_context: bool) -> impl FnMut(u64) -> bool {
     let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
     move |blocks| {
         (0..blocks).all(|_| {
@@ -222,14 +222,14 @@ pub(super) fn refused_locked(mut pool: LockedPool) -> impl FnMut(u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounting::{Books, CACHE};
+    use crate::accounting::{Accounting, CACHE};
     use netmem::pool::PoolOptions;
 
     /// Every kind of work can go on for ever, because it returns what it takes.
     #[test]
     fn nothing_is_kept() {
-        let books = Books::default();
-        let pool = || books.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
+        let accounting = Accounting::default();
+        let pool = || accounting.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
         let works: [Box<dyn FnMut(u64) -> bool>; 10] = [
             Box::new(limit(CACHE)),
             Box::new(lifo(pool())),
@@ -245,18 +245,18 @@ mod tests {
         for mut work in works {
             assert!((0..10).all(|_| work(100)));
         }
-        let stats = books.stats();
-        assert_eq!((stats.allocated(), stats.inflight(), books.outstanding()), (7 * 1000 * BATCH, 0, 0));
+        let stats = accounting.stats();
+        assert_eq!((stats.allocated(), stats.inflight(), accounting.outstanding()), (7 * 1000 * BATCH, 0, 0));
     }
 
     /// The two rows differ only in the path on which pages return. Proves POOL-3.
     #[test]
     fn a_refused_frame_goes_into_the_cache_in_the_poll_context_only() {
         for (in_context, cached) in [(true, 640), (false, 0)] {
-            let books = Books::default();
-            let pool = books.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
+            let accounting = Accounting::default();
+            let pool = accounting.pool(PoolOptions::new("test").cache(CACHE), 2 * CACHE, 0).unwrap();
             assert!(refused(pool, in_context)(10));
-            assert_eq!((books.stats().recycle_cached, books.stats().returned()), (cached, 640));
+            assert_eq!((accounting.stats().recycle_cached, accounting.stats().returned()), (cached, 640));
         }
     }
 }

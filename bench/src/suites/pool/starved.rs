@@ -1,7 +1,7 @@
 //! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU, which is not full.
 
 use super::pipeline::drop_all;
-use crate::accounting::{M, Pool};
+use crate::accounting::{M, CountedPool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work};
@@ -18,19 +18,19 @@ const PAUSE: Duration = Duration::from_micros(120);
 /// A pool with so few pages that one magazine holds all of them. They are dropped on the second CPU. Then the first CPU
 /// allocates until it gets one.
 pub(super) struct Starved {
-    pool: Pool,
+    pool: CountedPool,
     pages: usize,
     pause: Duration,
 }
 
 impl Starved {
     /// Each measured allocation comes after a pause, so the pool may reclaim at once.
-    pub(super) fn new(pool: Pool, pages: usize) -> Self {
+    pub(super) fn new(pool: CountedPool, pages: usize) -> Self {
         Self { pool, pages, pause: PAUSE }
     }
 
     /// Each measured allocation follows at once, so the pool may have to wait before it reclaims.
-    pub(super) fn without_pause(pool: Pool, pages: usize) -> Self {
+    pub(super) fn without_pause(pool: CountedPool, pages: usize) -> Self {
         Self { pool, pages, pause: Duration::ZERO }
     }
 }
@@ -90,7 +90,7 @@ impl Starved {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounting::Books;
+    use crate::accounting::Accounting;
     use netmem::pool::PoolOptions;
 
     /// No page is stranded: every page that was dropped on the other CPU can be allocated again, after a reclaim.
@@ -98,12 +98,12 @@ mod tests {
     #[test]
     fn a_starved_pool_gets_its_pages_back() {
         let harness = Harness::for_tests();
-        let books = Books::default();
-        let pool = books.pool(PoolOptions::new("test").magazine(8), 7, 0).unwrap();
+        let accounting = Accounting::default();
+        let pool = accounting.pool(PoolOptions::new("test").magazine(8), 7, 0).unwrap();
         let mut work = Starved::new(pool, 7);
         assert!(work.run(&harness, 1).unwrap().ns > 0);
         drop(work);
-        let stats = books.stats();
+        let stats = accounting.stats();
         assert_eq!((stats.allocated(), stats.inflight()), (BATCH * 8, 0));
         assert!(stats.reclaims > 0 && stats.reclaimed > 0, "{stats:?}");
     }

@@ -145,7 +145,7 @@ impl Benchmark for Requests {
 }
 
 /// Bulk with segments of several lengths. Threads sleep when they are idle, so that all CPU time is work.
-struct Fit(Case);
+struct CostLine(Case);
 
 /// The least-squares line through some points: its value at 0, and its slope.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
@@ -157,7 +157,7 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
     (y - slope * x, slope)
 }
 
-impl Benchmark for Fit {
+impl Benchmark for CostLine {
     fn heads(&self) -> Vec<Head> {
         let row = |(section, per)| head(name(self.0.path).into(), section, per, "ns");
         [("cost of a segment", "segment"), ("cost of a byte", "byte")].map(row).into()
@@ -204,7 +204,7 @@ pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
         }
     }
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
-        benchmarks.push(Box::new(Fit(case(path, false, Idle::Sleeps))));
+        benchmarks.push(Box::new(CostLine(case(path, false, Idle::Sleeps))));
     }
     benchmarks
 }

@@ -66,7 +66,7 @@ impl<'m> Kernel<'m> {
 /// Lets the kernel poll the device in calls of the socket, if the device can be polled.
 fn busy_poll(stream: &TcpStream) -> io::Result<()> {
     let value = BUSY_POLL;
-    // SAFETY: the option is an `int`, and the kernel reads as many bytes as it is told.
+    // SAFETY: the option is an `int`, and the kernel reads as many bytes as it is progress.
     let result = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),

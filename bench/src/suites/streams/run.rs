@@ -158,8 +158,8 @@ pub(super) struct Run<'e> {
 
 type Work<'e> = Box<dyn FnOnce(&AtomicBool) -> anyhow::Result<()> + Send + 'e>;
 
-/// A thread beside the ends. It works until the flag is set; the function wakes it then.
-struct Beside<'e> {
+/// A thread next to the ends. It works until the flag is set; the function wakes it then.
+struct SideThread<'e> {
     work: Work<'e>,
     wake: Box<dyn Fn() + 'e>,
 }
@@ -167,10 +167,10 @@ struct Beside<'e> {
 /// What must be kept until an end behind a tap has ended.
 type Kept = (VirtioNet<endpoint::Mem>, Connection);
 
-fn device<'e, P: Port + 'e>(mut device: NetDevice<P>) -> Beside<'e> {
+fn device<'e, P: Port + 'e>(mut device: NetDevice<P>) -> SideThread<'e> {
     let control: Control = device.control();
     let work = move |stop: &AtomicBool| device.run(stop, Spin::NONE).context("the device");
-    Beside { work: Box::new(work), wake: Box::new(move || control.wake()) }
+    SideThread { work: Box::new(work), wake: Box::new(move || control.wake()) }
 }
 
 impl<'e> Run<'e> {
@@ -190,7 +190,7 @@ impl<'e> Run<'e> {
                 let [Ok(a), Ok(b)] = ports else { anyhow::bail!("a tap cannot be opened") };
                 let (mut ports, idle, link): ([Tap; 2], _, _) = ([a, b], self.idle, self.link);
                 let work = Box::new(move |stop: &AtomicBool| relay(&mut ports, link, idle, stop));
-                self.kernels([&taps[0].0, &taps[1].0], Some(Beside { work, wake: Box::new(|| ()) }))
+                self.kernels([&taps[0].0, &taps[1].0], Some(SideThread { work, wake: Box::new(|| ()) }))
             }
         }
     }
@@ -203,12 +203,12 @@ impl<'e> Run<'e> {
             parts.push(ours::Parts::new(&net, pair, end, self.link, self.idle, memory)?);
         }
         let (Some(target), Some(mut first)) = (parts.pop(), parts.pop()) else { anyhow::bail!("two queue pairs") };
-        let beside = self.beside(own, &mut first.device);
+        let side = self.side(own, &mut first.device);
         let to = SocketAddr::new(IpAddr::V4(ADDRESSES[1]), PORT);
         let took = self.both(
             || self.sends(Ours::connect(first, memory, to)?),
             |ready| Ours::listen(target, memory, PORT, ready),
-            beside,
+            side,
         );
         let features = net.features();
         drop((net, connection));
@@ -223,11 +223,11 @@ impl<'e> Run<'e> {
             parts.push(smol::Parts::new(&net, pair, end, self.link, self.idle)?);
         }
         let (Some(target), Some(mut first)) = (parts.pop(), parts.pop()) else { anyhow::bail!("two queue pairs") };
-        let beside = self.beside(own, &mut first.device);
+        let side = self.side(own, &mut first.device);
         let took = self.both(
             || Smol::connect(first, memory, 1, PORT),
             |ready| Smol::listen(target, memory, PORT, ready),
-            beside,
+            side,
         );
         let features = net.features();
         drop((net, connection));
@@ -235,11 +235,11 @@ impl<'e> Run<'e> {
     }
 
     /// The thread that polls the device: a thread of its own, or the sender's thread, which then owns the device.
-    fn beside<'a, P: Port + Send + 'a>(
+    fn side<'a, P: Port + Send + 'a>(
         &self,
         own: NetDevice<P>,
         first: &mut Option<NetDevice<P>>,
-    ) -> Option<Beside<'a>> {
+    ) -> Option<SideThread<'a>> {
         match self.idle {
             Idle::Sleeps => Some(device(own)),
             Idle::Polls => {
@@ -249,7 +249,7 @@ impl<'e> Run<'e> {
         }
     }
 
-    fn kernels(&self, ends: [&Namespace; 2], beside: Option<Beside<'_>>) -> anyhow::Result<Took> {
+    fn kernels(&self, ends: [&Namespace; 2], side: Option<SideThread<'_>>) -> anyhow::Result<Took> {
         let memory = &self.env.memory;
         let listener = kernel::listen(ends[1], ADDRESSES[1], PORT).map_err(anyhow::Error::msg)?;
         let to = SocketAddr::from((ADDRESSES[1], PORT));
@@ -261,19 +261,19 @@ impl<'e> Run<'e> {
             ready();
             Kernel::new(kernel::accept(&listener)?, self.idle, memory)
         };
-        self.both(first, second, beside)
+        self.both(first, second, side)
     }
 
     fn ours_to_kernel(&self) -> anyhow::Result<Took> {
         let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
         let listener = kernel::listen(&tap.0, ADDRESSES[0], PORT).map_err(anyhow::Error::msg)?;
-        let (parts, beside, keep) = self.behind(&tap)?;
+        let (parts, side, keep) = self.behind(&tap)?;
         let to = SocketAddr::from((ADDRESSES[0], PORT));
         let second = |ready: &dyn Fn()| {
             ready();
             Kernel::new(kernel::accept(&listener)?, self.idle, memory)
         };
-        let took = self.both(|| self.sends(Ours::connect(parts, memory, to)?), second, beside);
+        let took = self.both(|| self.sends(Ours::connect(parts, memory, to)?), second, side);
         let features = keep.0.features();
         drop(keep);
         Ok(Took { features, ..took? })
@@ -281,25 +281,25 @@ impl<'e> Run<'e> {
 
     fn kernel_to_ours(&self) -> anyhow::Result<Took> {
         let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
-        let (parts, beside, keep) = self.behind(&tap)?;
+        let (parts, side, keep) = self.behind(&tap)?;
         let to = SocketAddr::from((ADDRESSES[1], PORT));
         let first = || {
             let stream = kernel::connect(&tap.0, to).map_err(anyhow::Error::msg)?;
             Kernel::new(stream, self.idle, memory)
         };
-        let took = self.both(first, |ready| Ours::listen(parts, memory, PORT, ready), beside);
+        let took = self.both(first, |ready| Ours::listen(parts, memory, PORT, ready), side);
         let features = keep.0.features();
         drop(keep);
         Ok(Took { features, ..took? })
     }
 
     /// Our end behind a tap, the thread of its device, and the parts that must be kept alive.
-    fn behind(&self, tap: &TapNetwork) -> anyhow::Result<(ours::Parts<Tap>, Option<Beside<'e>>, Kept)> {
+    fn behind(&self, tap: &TapNetwork) -> anyhow::Result<(ours::Parts<Tap>, Option<SideThread<'e>>, Kept)> {
         let Rig { device: own, net, mut pairs, connection } = Rig::tap(tap, self.link, &self.env.memory)?;
         let pair = pairs.pop().context("a queue pair")?;
         let mut parts = ours::Parts::new(&net, pair, 1, self.link, self.idle, &self.env.memory)?;
-        let beside = self.beside(own, &mut parts.device);
-        Ok((parts, beside, (net, connection)))
+        let side = self.side(own, &mut parts.device);
+        Ok((parts, side, (net, connection)))
     }
 
     /// Our end, with pages to send from if it sends.
@@ -312,15 +312,15 @@ impl<'e> Run<'e> {
         &self,
         first: impl FnOnce() -> anyhow::Result<A> + Send,
         second: impl FnOnce(&dyn Fn()) -> anyhow::Result<B> + Send,
-        beside: Option<Beside<'_>>,
+        side: Option<SideThread<'_>>,
     ) -> anyhow::Result<Took> {
         let (watch, ready, stop) = (Watch::default(), AtomicBool::new(false), AtomicBool::new(false));
         let cpus = &self.env.cpus;
         std::thread::scope(|scope| {
-            let (work, wake) = beside.map(|beside| (beside.work, beside.wake)).unzip();
+            let (work, wake) = side.map(|side| (side.work, side.wake)).unzip();
             let (watch, ready, stop) = (&watch, &ready, &stop);
-            let beside =
-                work.map(|work| Builder::new().name("netmem-beside".into()).spawn_scoped(scope, move || work(stop)));
+            let side =
+                work.map(|work| Builder::new().name("netmem-side".into()).spawn_scoped(scope, move || work(stop)));
             let second = Builder::new().name("netmem-second".into()).spawn_scoped(scope, move || {
                 pin(cpus[1 % cpus.len()]);
                 let end = second(&|| ready.store(true, Ordering::Release))?;
@@ -357,7 +357,7 @@ impl<'e> Run<'e> {
             // The device ends last, because rings are stopped in order.
             stop.store(true, Ordering::Relaxed);
             wake.iter().for_each(|wake| wake());
-            beside.map(join).transpose()?;
+            side.map(join).transpose()?;
             let (times, ()) = (first?, second?);
             let (bytes, elapsed, cpu_ns) = measured?;
             Ok(Took { bytes, elapsed, cpu_ns, times, features: 0 })

@@ -18,7 +18,7 @@ const OUT: usize = 64;
 /// The tokens of fragments that were received together.
 type Batch = [u32; BATCH];
 
-/// A kind of tokens, and the threads that give fragments back. Every run uses a socket of its own.
+/// A kind of tokens, and the threads that return fragments. Every run uses a socket of its own.
 pub(super) struct Circuit<T> {
     way: &'static str,
     order: Arc<Order>,
@@ -74,7 +74,7 @@ fn return_tokens(returner: &impl Return, tokens: &Batch) -> u64 {
     returner.return_tokens(&tokens.map(|start| TokenRange { start, count: 1 })) as u64
 }
 
-/// One thread that gives a batch back after [`OUT`] further batches.
+/// One thread that returns a batch after [`OUT`] further batches.
 struct Alone<R, G> {
     receiver: R,
     returner: G,

@@ -97,7 +97,7 @@ fn taken<M>(make: impl FnOnce() -> M) -> Result<f64, BenchError> {
     // Memory that was freed before would be used again, and would not be counted.
     netmem_refs::rcu::flush();
     #[cfg(target_env = "gnu")]
-    // SAFETY: the call gives free memory back to the system, and does nothing else.
+    // SAFETY: the call returns free memory to the system, and does nothing else.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,4 +1,4 @@
-//! The suite `tokens`: the cost for a socket of receiving a fragment of device memory and giving it back.
+//! The suite `tokens`: what does it cost a socket to receive a fragment of device memory and to have its token returned?
 //!
 //! ```text
 //!   order of pages ──► receiver ── 16 tokens ──► ring of each returner ──► returner      two threads or more

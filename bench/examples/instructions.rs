@@ -1,13 +1,15 @@
-//! What the old ways and the pool cost in instructions, so that builds can be compared: with link-time optimisation and without it.
-//! Valgrind counts one row at a time. A block is 64 operations, or 64 frames in the rows of the driver:
+//! What the old ways and the pool cost in instructions, so that builds can be compared: with
+//! link-time optimisation and without it. Valgrind counts one row at a time. A block is 64
+//! operations, or 64 frames in the rows of the driver:
 //!
 //! ```text
 //! cargo build --release -p netmem-bench --example instructions
 //! valgrind --tool=callgrind --toggle-collect='*instructions*timed*' target/release/examples/instructions ROW BLOCKS
 //! ```
 //!
-//! Without a row, the program prints nanoseconds of every row. Valgrind knows no restartable sequences, so rows that use them
-//! (`shared`, `elsewhere`, `percpuref`) take the portable path there, and only their times mean something.
+//! Without a row, the program prints nanoseconds of every row. Valgrind knows no restartable
+//! sequences, so rows that use them (`shared`, `elsewhere`, `percpuref`) take the portable path
+//! there, and only their times mean something.
 #![allow(clippy::unwrap_used)]
 
 use netmem_bench::baselines::tokens::{BATCH, Fragment, HashedCounts, LockedEach, LockedMap, Niovs, Ranges, RcuCounts};
@@ -67,7 +69,8 @@ impl Handler<PeerShared> for Look {
     }
 }
 
-/// The driver receives frames of 64 bytes from our device. The device takes turns with it, and is not counted.
+/// The driver receives frames of 64 bytes from our device. The device takes turns with it, and is
+/// not counted.
 fn driver(name: &str, serve: impl FnOnce(NetOptions) -> NetOptions, frames: usize) {
     let mut device = NetDevice::new(Options::default(), |_| Gen::new(64, None)).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -1,12 +1,13 @@
-//! Sends the same frame into one end of a veth pair, as fast as one CPU can, until it is stopped: what `bench/peers/xsk.sh` measures
-//! receivers with.
+//! Sends the same frame into one end of a veth pair, as fast as one CPU can, until it is stopped:
+//! what `bench/peers/xsk.sh` measures receivers with.
 //!
 //!     cargo run --release -p netmem-bench --example xdp_flood -- IFACE DESTINATION
 //!
-//! The kernel runs an XDP program over a frame and does what the program says: `BPF_PROG_TEST_RUN` with live frames. The program is two
-//! instructions and says `XDP_TX`, so each frame leaves by the interface as if the interface had received it. No system call and no
-//! socket buffer is made for a frame, and a CPU sends several times as many as by a socket. The other end of the pair receives them on the
-//! same CPU, in the same system call.
+//! The kernel runs an XDP program over a frame and does what the program says: `BPF_PROG_TEST_RUN`
+//! with live frames. The program is two instructions and says `XDP_TX`, so each frame leaves by the
+//! interface as if the interface had received it. No system call and no socket buffer is made for a
+//! frame, and a CPU sends several times as many as by a socket. The other end of the pair receives
+//! them on the same CPU, in the same system call.
 
 use std::ffi::CString;
 use std::io;
@@ -18,7 +19,8 @@ const TYPE_XDP: u32 = 6;
 const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames that the kernel hands over together: what NAPI takes at a time.
 const BATCH: u32 = 64;
-/// Frames in a system call, which a signal ends early. To begin and to end a call takes tens of milliseconds.
+/// Frames in a system call, which a signal ends early. To begin and to end a call takes tens of
+/// milliseconds.
 const CALL: u32 = 1 << 30;
 
 /// `r0 = XDP_TX; exit`.
@@ -70,7 +72,8 @@ struct Context {
 }
 
 fn bpf<T>(command: u32, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: both arguments are `repr(C)` and made of integers, begin as the kernel's do, and point to memory that their makers keep.
+    // SAFETY: both arguments are `repr(C)` and made of integers, begin as the kernel's do, and
+    // point to memory that their makers keep.
     let rc = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(argument), size_of::<T>()) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as i32) }
 }

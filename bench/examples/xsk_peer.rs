@@ -1,4 +1,5 @@
-//! The jobs of `bench/peers/xsk.sh` on netmem's AF_XDP queues. The same jobs on xsk-rs are in `bench/peers/xsk_rs`.
+//! The jobs of `bench/peers/xsk.sh` on netmem's AF_XDP queues. The same jobs on xsk-rs are in
+//! `bench/peers/xsk_rs`.
 //!
 //! | job | where a page is when its packet is done |
 //! | --- | --- |
@@ -54,8 +55,8 @@ impl Handler<KernelShared> for Echo {
     }
 }
 
-/// Keeps the fragments of a batch, unread. A frame is in one buffer, so that its packet is one fragment: two words, where xsk-rs has a
-/// descriptor of four.
+/// Keeps the fragments of a batch, unread. A frame is in one buffer, so that its packet is one
+/// fragment: two words, where xsk-rs has a descriptor of four.
 struct Batch(Vec<Frag<KernelShared>>);
 
 impl Handler<KernelShared> for Batch {

@@ -55,8 +55,8 @@ impl Accounting {
 
     /// A pool over `pages` pages of its own, mapped for a device as virtio's are.
     pub(crate) fn pool(&self, options: PoolOptions, pages: usize, order: u8) -> Result<CountedPool, BenchError> {
-        // The contents of the pages are not used. Large pages need not be populated, because only descriptors and
-        // addresses are passed on.
+        // The contents of the pages are not used. Large pages need not be populated, because only
+        // descriptors and addresses are passed on.
         let region = RegionOptions::new(pages)
             .reserved_huge_pages(true)
             .order(order)
@@ -97,7 +97,8 @@ impl Accounting {
     }
 }
 
-/// A pool that every thread can use. When it is dropped, it enters its counters into the accounting.
+/// A pool that every thread can use. When it is dropped, it enters its counters into the
+/// accounting.
 #[derive(Debug)]
 pub(crate) struct CountedSharedPool {
     pool: ManuallyDrop<SharedPool<M>>,

@@ -1,5 +1,5 @@
-//! The command line. Clap checks the syntax; [`crate::plan`] checks the meaning of the arguments before anything starts.
-//! Both kinds of errors end with exit status 2.
+//! The command line. Clap checks the syntax; [`crate::plan`] checks the meaning of the arguments
+//! before anything starts. Both kinds of errors end with exit status 2.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netmem_measure::arguments::duration;
@@ -34,35 +34,39 @@ pub(crate) struct SuiteArgs {
     /// The suites to measure
     #[arg(value_name = "SUITE", required = true)]
     pub(crate) suites: Vec<SuiteArg>,
-    /// Numbers of threads, one measurement for each; each thread has its own CPU. In `pool`, one thread allocates pages and
-    /// the others drop them; in `tokens`, one receives and the others return tokens; `devmem` and `streams` ignore this,
-    /// and use two if there are two CPUs [default: 1,2,4.. up to the CPUs]
+    /// Numbers of threads, one measurement for each; each thread has its own CPU. In `pool`, one
+    /// thread allocates pages and the others drop them; in `tokens`, one receives and the others
+    /// return tokens; `devmem` and `streams` ignore this, and use two if there are two CPUs
+    /// [default: 1,2,4.. up to the CPUs]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
-    /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s) [default: 12ms; streams: 150ms]
+    /// How long each thread works for one value: seconds, or with a suffix (0.3, 300ms, 2s)
+    /// [default: 12ms; streams: 150ms]
     #[arg(long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
     /// Runs of each variant, interleaved [default: 9, or as many as fit into 27 s; streams: 135 s]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Measure only these rows, and report only their goals: names of rows or of sections, in which * stands for any
-    /// characters [default: all]
+    /// Measure only these rows, and report only their goals: names of rows or of sections, in which
+    /// * stands for any characters [default: all]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) rows: Vec<String>,
     /// List the rows, and measure nothing
     #[arg(long, conflicts_with_all = ["json", "html", "results", "check"])]
     pub(crate) list: bool,
-    /// Print one JSON object on standard output, and nothing else there. With several suites, its field `suites` has
-    /// one object for each
+    /// Print one JSON object on standard output, and nothing else there. With several suites, its
+    /// field `suites` has one object for each
     #[arg(long)]
     pub(crate) json: bool,
     /// Write an HTML report with charts to this file. It loads no other files
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the results to this file, without samples. The tables of the documents are made of such files in bench/results
+    /// Write the results to this file, without samples. The tables of the documents are made of
+    /// such files in bench/results
     #[arg(long, value_name = "FILE")]
     pub(crate) results: Option<PathBuf>,
-    /// Fail (exit status 1) if a target is missed. Open goals, and what was skipped or not run, are reported and do not fail
+    /// Fail (exit status 1) if a target is missed. Open goals, and what was skipped or not run, are
+    /// reported and do not fail
     #[arg(long)]
     pub(crate) check: bool,
 }
@@ -71,13 +75,14 @@ pub(crate) struct SuiteArgs {
 pub(crate) enum SuiteArg {
     /// Reference counts: the cost of a get and a put, as more threads share the counts
     Refs,
-    /// Page pools: the cost of an allocation and a return, on the same CPU and on others, compared with other allocators
+    /// Page pools: the cost of an allocation and a return, on the same CPU and on others, compared
+    /// with other allocators
     Pool,
-    /// Tokens of device memory: the cost of receiving a fragment and giving it back, compared with ids under a lock and
-    /// other ways
+    /// Tokens of device memory: the cost of receiving a fragment and giving it back, compared with
+    /// ids under a lock and other ways
     Tokens,
-    /// Device memory, end to end: the CPU time of each side for a gigabyte, received and sent, by the binding's count
-    /// and by tokens
+    /// Device memory, end to end: the CPU time of each side for a gigabyte, received and sent, by
+    /// the binding's count and by tokens
     Devmem,
     /// TCP, compared with the kernel's and smoltcp's: throughput, CPU time, requests. Needs root
     Streams,

@@ -1,7 +1,7 @@
 //! Charts as SVG: lines over numbers of threads, and bars. Whiskers are the range over all runs.
 //!
-//! The charts are narrow, so that their text can be read on a page that is 400 pixels wide. Lines have no names in the
-//! chart: the page has a legend.
+//! The charts are narrow, so that their text can be read on a page that is 400 pixels wide. Lines
+//! have no names in the chart: the page has a legend.
 
 use crate::error::BenchError;
 use netmem_measure::stats::Spread;
@@ -16,7 +16,8 @@ const BAR: u32 = 44;
 /// One quantity over numbers of threads.
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// Each point is the index of its number of threads in the list of all numbers, and the measured value.
+    /// Each point is the index of its number of threads in the list of all numbers, and the
+    /// measured value.
     pub(crate) points: Vec<(usize, Spread)>,
 }
 
@@ -52,7 +53,8 @@ fn decades(spreads: impl Iterator<Item = Spread> + Clone) -> (f64, f64) {
     (low, if high > low { high } else { low * 10.0 })
 }
 
-/// A chart of time over numbers of threads. Each axis covers its values, and the vertical axis is logarithmic.
+/// A chart of time over numbers of threads. Each axis covers its values, and the vertical axis is
+/// logarithmic.
 pub(crate) fn lines(what: &str, threads: &[usize], lines: &[Line]) -> Result<String, BenchError> {
     let mut svg = String::new();
     {
@@ -60,7 +62,8 @@ pub(crate) fn lines(what: &str, threads: &[usize], lines: &[Line]) -> Result<Str
         let (low, high) = decades(lines.iter().flat_map(|line| line.points.iter().map(|&(_, s)| s)));
         let last = threads.len().saturating_sub(1) as f64;
         let across = -0.3..last + 0.3;
-        // The axis begins a little below the lowest decade: otherwise rounding drops the grid line of that decade.
+        // The axis begins a little below the lowest decade: otherwise rounding drops the grid line
+        // of that decade.
         let up = (low * 0.999..high).log_scale();
         let mut chart = ChartBuilder::on(&area)
             .margin(10)

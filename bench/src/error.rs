@@ -7,12 +7,14 @@ use std::path::PathBuf;
 pub(crate) enum BenchError {
     #[error("a thread: {0}")]
     Thread(std::io::Error),
-    /// The machine or the user's rights do not offer what a variant needs. The suite goes on without the variant.
+    /// The machine or the user's rights do not offer what a variant needs. The suite goes on
+    /// without the variant.
     #[error("{what}: {why}")]
     Unavailable { what: &'static str, why: String },
     #[error("{0}: gets and puts do not balance; this is a bug of netmem, please report it with the command line")]
     Unbalanced(String),
-    /// A measurement takes no more pages than its pool was made for, so the pool must never be empty.
+    /// A measurement takes no more pages than its pool was made for, so the pool must never be
+    /// empty.
     #[error(
         "{0}: a pool had no page where it should have; this is a bug of netmem, please report it with the command line"
     )]

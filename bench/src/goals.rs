@@ -1,11 +1,12 @@
-//! Values of goals from the rows of a suite. [`Which`] names a row. [`ratio`] and [`value`] return its measured value,
-//! and [`netmem_measure::goals`] judges it.
+//! Values of goals from the rows of a suite. [`Which`] names a row. [`ratio`] and [`value`] return
+//! its measured value, and [`netmem_measure::goals`] judges it.
 
 use crate::report::{Head, Row};
 use netmem_measure::goals::{Goal, Missing, Target, Value};
 use netmem_measure::stats::Spread;
 
-/// By how many percent of its bound a target may miss the bound. Medians of two short runs differ by less on a quiet machine.
+/// By how many percent of its bound a target may miss the bound. Medians of two short runs differ
+/// by less on a quiet machine.
 const MARGIN_PCT: f64 = 10.0;
 
 /// Compares the value of each target with its bound, with the margin.
@@ -72,7 +73,8 @@ pub(crate) fn ratio(rows: &[Row], over: &Which, own: &Which) -> Value {
     let (over, own) = match (over.find(rows), own.find(rows)) {
         (Ok(over), Ok(own)) => (over, own),
         (Err(none @ Missing::NotAsked(_)), Err(Missing::NotAsked(_))) => return Err(none),
-        // A row that was not asked for decides first: such a goal is not missed because another row was skipped.
+        // A row that was not asked for decides first: such a goal is not missed because another row
+        // was skipped.
         (Err(Missing::NotRun(why) | Missing::NotAsked(why)), _)
         | (_, Err(Missing::NotRun(why) | Missing::NotAsked(why))) => return Err(Missing::NotRun(why)),
         (Err(skipped), _) | (_, Err(skipped)) => return Err(skipped),
@@ -80,8 +82,8 @@ pub(crate) fn ratio(rows: &[Row], over: &Which, own: &Which) -> Value {
     own.under(over).ok_or_else(|| Missing::NotRun(format!("{} and {} share no run", over.head.name, own.head.name)))
 }
 
-/// How much more a row grows from `few` threads to `many` than its limit does, run by run: 1 is as much. Where two CPUs
-/// are threads of one core, the limit grows, too.
+/// How much more a row grows from `few` threads to `many` than its limit does, run by run: 1 is as
+/// much. Where two CPUs are threads of one core, the limit grows, too.
 pub(crate) fn growth(rows: &[Row], own: &Which, limit: &Which, few: usize, many: usize) -> Value {
     let find = |which: &Which, threads| which.clone().threads(threads).find(rows);
     let found = [find(own, many), find(own, few), find(limit, many), find(limit, few)];
@@ -123,7 +125,8 @@ pub(super) mod tests {
         Row::new(head, "rseq", values.iter().copied().map(Sample::of).collect(), None)
     }
 
-    /// For each goal that has a value: its number of threads, its median, and whether it is reached.
+    /// For each goal that has a value: its number of threads, its median, and whether it is
+    /// reached.
     pub(crate) fn measured(goals: &[Goal]) -> Vec<(usize, f64, bool)> {
         let one = |goal: &Goal| Some((goal.threads, goal.value?.median, goal.verdict == Verdict::Reached));
         goals.iter().filter_map(one).collect()
@@ -163,7 +166,8 @@ pub(super) mod tests {
         assert!(unmet(&rows, &got).check(true).is_err() && unmet(&rows[..1], &got[2..]).check(true).is_ok());
     }
 
-    /// Where two CPUs are threads of one core, the limit doubles with the second thread, and so may the row.
+    /// Where two CPUs are threads of one core, the limit doubles with the second thread, and so may
+    /// the row.
     #[test]
     fn growth_is_compared_with_that_of_the_limit() {
         let at = |name: &str, threads, value| row(Head { threads, ..named(name) }, &[value]);
@@ -173,7 +177,8 @@ pub(super) mod tests {
         assert!(matches!(of(&rows[..3]), Err(Missing::NotRun(_))) && matches!(of(&[]), Err(Missing::NotAsked(_))));
     }
 
-    /// A target may miss its bound by the margin, an open goal may not, and only a missed target fails a check.
+    /// A target may miss its bound by the margin, an open goal may not, and only a missed target
+    /// fails a check.
     #[test]
     fn targets_have_a_margin_and_open_goals_a_reason() {
         let value = |median| Ok(Spread { median, min: median, max: median });

@@ -1,8 +1,10 @@
-//! Threads that work at the same time, each on a CPU of its own, and the time that their work takes.
+//! Threads that work at the same time, each on a CPU of its own, and the time that their work
+//! takes.
 //!
-//! Every thread warms up and waits for the others in a spin, because a futex would wake the threads one after another.
-//! It then times a fixed number of blocks. A thread that has done its counted blocks goes on working, uncounted, until
-//! all threads are done: so contention stays the same while any thread is timed.
+//! Every thread warms up and waits for the others in a spin, because a futex would wake the threads
+//! one after another. It then times a fixed number of blocks. A thread that has done its counted
+//! blocks goes on working, uncounted, until all threads are done: so contention stays the same
+//! while any thread is timed.
 
 use crate::error::BenchError;
 use crate::plan::Plan;
@@ -14,7 +16,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Builder;
 
-/// The number of blocks after which a thread checks the other threads, and the clock while calibrating.
+/// The number of blocks after which a thread checks the other threads, and the clock while
+/// calibrating.
 const CHUNK: u64 = 16;
 
 /// The measured time of a thread's counted blocks.
@@ -70,7 +73,8 @@ struct Meeting {
 impl Harness {
     pub(crate) fn new(plan: &Plan) -> Self {
         let clock = Clock::new();
-        // If the clock has no time stamp counter that it trusts, it counts nanoseconds, and a tick is one nanosecond.
+        // If the clock has no time stamp counter that it trusts, it counts nanoseconds, and a tick
+        // is one nanosecond.
         let tsc = clock.delta_as_nanos(1, 1 + (1 << 40)) != 1 << 40;
         let duration_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX);
         Self { clock, cpus: plan.cpus.clone(), duration_ns, tsc }
@@ -109,8 +113,8 @@ impl Harness {
         self.served(Vec::<fn(&AtomicBool)>::new(), f)
     }
 
-    /// Runs `first` on the first CPU, and each of `others` on the next. The others start before `first` begins. They
-    /// get a flag that is set when `first` has ended.
+    /// Runs `first` on the first CPU, and each of `others` on the next. The others start before
+    /// `first` begins. They get a flag that is set when `first` has ended.
     pub(crate) fn served<T, O>(&self, others: Vec<O>, first: impl FnOnce() -> T + Send) -> Result<T, BenchError>
     where
         T: Send,
@@ -119,7 +123,8 @@ impl Harness {
         self.served_at(others, |thread| thread, first)
     }
 
-    /// Like [`served`](Self::served). `place` returns the CPU of each of `others`; 1 is the CPU after that of `first`.
+    /// Like [`served`](Self::served). `place` returns the CPU of each of `others`; 1 is the CPU
+    /// after that of `first`.
     pub(crate) fn served_at<T, O>(
         &self,
         others: Vec<O>,
@@ -136,8 +141,8 @@ impl Harness {
         Ok(value.unwrap_or_else(|| unreachable!("the thread has ended, and not by a panic")))
     }
 
-    /// See [`served_at`](Self::served_at). Has no type parameters: a copy of all that starts threads for each measurement would be
-    /// a tenth of the command's code.
+    /// See [`served_at`](Self::served_at). Has no type parameters: a copy of all that starts
+    /// threads for each measurement would be a tenth of the command's code.
     fn start(
         &self,
         others: Vec<Other<'_>>,
@@ -176,21 +181,22 @@ impl Harness {
         pin(self.cpus[thread % self.cpus.len()]);
     }
 
-    /// Runs `work(thread, blocks)` on one thread for each number in `blocks`, all at the same time, and times each
-    /// thread. `None` if `work` returned `false`: something is broken.
+    /// Runs `work(thread, blocks)` on one thread for each number in `blocks`, all at the same time,
+    /// and times each thread. `None` if `work` returned `false`: something is broken.
     pub(crate) fn crew<W>(&self, blocks: &[u64], work: &W) -> Result<Option<Vec<Timed>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
     {
         self.together(blocks.len(), work, |thread| {
-            // The first pages of memory and the first change of the clock frequency belong to the warm-up, which is not
-            // counted.
+            // The first pages of memory and the first change of the clock frequency belong to the
+            // warm-up, which is not counted.
             let warm = work(thread, blocks[thread] / 16);
             (warm, move || self.time(|| work(thread, blocks[thread])))
         })
     }
 
-    /// The number of blocks that each of `threads` threads does in the planned time, while all of them work.
+    /// The number of blocks that each of `threads` threads does in the planned time, while all of
+    /// them work.
     pub(crate) fn calibrate<W>(&self, threads: usize, work: &W) -> Result<Option<Vec<u64>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
@@ -212,8 +218,8 @@ impl Harness {
         })
     }
 
-    /// `ready` warms a thread up and returns its counted part. No thread starts its counted part before all of them are
-    /// ready.
+    /// `ready` warms a thread up and returns its counted part. No thread starts its counted part
+    /// before all of them are ready.
     fn together<W, R, F, T>(&self, threads: usize, work: &W, ready: R) -> Result<Option<Vec<T>>, BenchError>
     where
         W: Fn(usize, u64) -> bool + Sync,
@@ -240,7 +246,8 @@ impl Harness {
         Self::start_all(threads, &meeting.off, &one)
     }
 
-    /// Calls `one` with the number of each thread, on that thread. One copy for all work: see [`start`](Self::start).
+    /// Calls `one` with the number of each thread, on that thread. One copy for all work: see
+    /// [`start`](Self::start).
     fn start_all<T: Send>(
         threads: usize,
         off: &AtomicBool,
@@ -275,7 +282,8 @@ impl Meeting {
     }
 }
 
-/// The time of one operation on one thread: the mean over all threads. `done` has the operations of each thread.
+/// The time of one operation on one thread: the mean over all threads. `done` has the operations of
+/// each thread.
 pub(crate) fn each(harness: &Harness, timed: &[Timed], done: &[u64]) -> Sample {
     let mean = |of: fn(&Timed) -> u64| {
         let each = timed.iter().zip(done).map(|(t, &n)| of(t) as f64 / n.max(1) as f64);

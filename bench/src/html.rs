@@ -11,8 +11,8 @@ use netmem_measure::units;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The HTML file, which is written when everything is measured. It is replaced atomically: a reader sees either the old
-/// file or the complete new one.
+/// The HTML file, which is written when everything is measured. It is replaced atomically: a reader
+/// sees either the old file or the complete new one.
 #[derive(Debug)]
 pub(crate) struct Html(Target);
 
@@ -154,8 +154,9 @@ fn figures(grid: &Grid) -> String {
 /// A row, and its value.
 type Figure<'a> = (&'a Row, Spread);
 
-/// The charts of a section. Rows that differ in their number of threads become lines, one chart for each number of
-/// counters. Other rows become bars. So do rows with a value of 0, because a logarithmic axis has no 0.
+/// The charts of a section. Rows that differ in their number of threads become lines, one chart for
+/// each number of counters. Other rows become bars. So do rows with a value of 0, because a
+/// logarithmic axis has no 0.
 fn charts(threads: &[usize], rows: &[&Row]) -> Result<Vec<String>, BenchError> {
     let measured: Vec<Figure<'_>> = rows.iter().filter_map(|&row| Some((row, row.measured.as_ref()?.value))).collect();
     let Some((first, _)) = measured.first() else { return Ok(Vec::new()) };
@@ -181,8 +182,8 @@ fn charts(threads: &[usize], rows: &[&Row]) -> Result<Vec<String>, BenchError> {
     groups.iter().map(|(_, rows)| lines(threads, rows)).collect()
 }
 
-/// The title of an axis, and how many base units its unit has. The unit is chosen so that the largest median has few
-/// digits.
+/// The title of an axis, and how many base units its unit has. The unit is chosen so that the
+/// largest median has few digits.
 fn axis(rows: &[Figure<'_>]) -> (String, f64) {
     let Some((first, _)) = rows.first() else { return (String::new(), 1.0) };
     let most = rows.iter().map(|(_, value)| value.median).fold(0.0, f64::max);

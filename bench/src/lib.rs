@@ -1,3 +1,4 @@
-//! The baselines of Netmem's benchmarks. The suites that measure with them are in the program of this package: `src/main.rs`.
+//! The baselines of Netmem's benchmarks. The suites that measure with them are in the program of
+//! this package: `src/main.rs`.
 
 pub mod baselines;

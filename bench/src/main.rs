@@ -1,11 +1,13 @@
 //! The benchmarks of netmem: parts of it, measured with what they replace.
 //!
-//! [`plan`] checks the arguments. A suite ([`suites`]) is a list of benchmarks, each of which measures one thing once.
-//! [`rounds`] measures all benchmarks in turns. [`harness`] has the threads, [`peer`] the programs in C, [`rows`] the
-//! choice of rows, and [`goals`] the values that goals compare. [`table`], [`html`] and [`report`] show the results,
-//! [`results`] writes them to a file, and [`render`] makes the tables of the documents of such files.
+//! [`plan`] checks the arguments. A suite ([`suites`]) is a list of benchmarks, each of which
+//! measures one thing once. [`rounds`] measures all benchmarks in turns. [`harness`] has the
+//! threads, [`peer`] the programs in C, [`rows`] the choice of rows, and [`goals`] the values that
+//! goals compare. [`table`], [`html`] and [`report`] show the results, [`results`] writes them to a
+//! file, and [`render`] makes the tables of the documents of such files.
 //!
-//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
+//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's
+//! number).
 
 mod accounting;
 mod args;
@@ -39,7 +41,8 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
-    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in quarantine.
+    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in
+    // quarantine.
     tracing_subscriber::fmt()
         .with_writer(|| output::Log)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)

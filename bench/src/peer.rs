@@ -1,8 +1,10 @@
-//! A peer: a program in C that is built if `cc` is installed, and that measures when this command asks for it.
+//! A peer: a program in C that is built if `cc` is installed, and that measures when this command
+//! asks for it.
 //!
-//! The program is started once. It prints `ready`, sleeps between two measurements, and ends together with this
-//! command. To start a measurement, this command writes a line to the program's standard input. The program answers
-//! with a line: nanoseconds and nanoseconds of CPU time. The program's source lists the lines that it understands.
+//! The program is started once. It prints `ready`, sleeps between two measurements, and ends
+//! together with this command. To start a measurement, this command writes a line to the program's
+//! standard input. The program answers with a line: nanoseconds and nanoseconds of CPU time. The
+//! program's source lists the lines that it understands.
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
@@ -16,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 
-/// A program that is built and started when the first of several rows asks for it. An error is kept for the other rows.
+/// A program that is built and started when the first of several rows asks for it. An error is kept
+/// for the other rows.
 #[derive(Clone)]
 pub(crate) struct Peer {
     /// The program's name in errors.
@@ -29,8 +32,8 @@ impl Peer {
         Self { what, running: Rc::default() }
     }
 
-    /// Work that the program does. `question` makes the line that asks for so many operations. If the program does not
-    /// run yet, `start` starts it.
+    /// Work that the program does. `question` makes the line that asks for so many operations. If
+    /// the program does not run yet, `start` starts it.
     pub(crate) fn work(
         &self,
         start: impl FnOnce() -> Result<Running, String>,
@@ -99,8 +102,9 @@ impl Running {
     pub(crate) fn start(command: &mut Command, note: Option<String>) -> Result<Self, String> {
         let errors = tempfile::tempfile().and_then(|errors| Ok((errors.try_clone()?, errors)));
         let (errors, stderr) = errors.map_err(|e| format!("a temporary file: {e}"))?;
-        // The program has a process group of its own, because Ctrl-C on a terminal signals the whole group of this
-        // command. This command ends the program after it has reported what was measured.
+        // The program has a process group of its own, because Ctrl-C on a terminal signals the
+        // whole group of this command. This command ends the program after it has reported what was
+        // measured.
         let mut child = command
             .process_group(0)
             .stdin(Stdio::piped())
@@ -173,7 +177,8 @@ fn first_line(text: &[u8]) -> String {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").into()
 }
 
-/// Builds a program from its source in a directory, with these flags for the compiler. Returns the path of the program.
+/// Builds a program from its source in a directory, with these flags for the compiler. Returns the
+/// path of the program.
 pub(crate) fn build(dir: &Path, source: &str, flags: &str) -> Result<PathBuf, String> {
     let (file, program) = (dir.join("peer.c"), dir.join("peer"));
     std::fs::write(&file, source).map_err(|e| format!("{}: {e}", file.display()))?;

@@ -1,5 +1,6 @@
-//! The report: what `--json` prints, and what the table and the charts are made of. Field names are a contract, which `schema/bench.json` has;
-//! new ones may be added. Numbers are in base units: ns, B, b/s, requests.
+//! The report: what `--json` prints, and what the table and the charts are made of. Field names are
+//! a contract, which `schema/bench.json` has; new ones may be added. Numbers are in base units: ns,
+//! B, b/s, requests.
 
 use crate::plan::Plan;
 use netmem_measure::goals::{Goal, Unmet};
@@ -120,8 +121,8 @@ pub(crate) struct Sample {
     pub(crate) tsc: Option<f64>,
     /// Nanoseconds in which the measured threads did not have their CPUs.
     pub(crate) lost_ns: u64,
-    /// Nanoseconds of the counted part, for the thread that took longest. Missing if the measurement does not report
-    /// it.
+    /// Nanoseconds of the counted part, for the thread that took longest. Missing if the
+    /// measurement does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) elapsed_ns: Option<u64>,
     /// Operations that were counted in that time, by all threads.
@@ -131,10 +132,12 @@ pub(crate) struct Sample {
     pub(crate) packets: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
-    /// The features that driver and device have negotiated; 0 if the row has no rings of ours. All runs of a row have the same.
+    /// The features that driver and device have negotiated; 0 if the row has no rings of ours. All
+    /// runs of a row have the same.
     #[serde(skip)]
     pub(crate) features: u64,
-    /// Nanoseconds of the whole run, with what comes before and after the counted part. The rounds write it.
+    /// Nanoseconds of the whole run, with what comes before and after the counted part. The rounds
+    /// write it.
     pub(crate) run_ns: u64,
 }
 
@@ -152,7 +155,8 @@ pub(crate) struct Row {
     pub(crate) head: Head,
     /// How per-CPU data was reached.
     pub(crate) percpu: String,
-    /// The names of the features that driver and device have negotiated. Empty if the row has no rings of ours.
+    /// The names of the features that driver and device have negotiated. Empty if the row has no
+    /// rings of ours.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) features: Vec<&'static str>,
     /// Why it was not measured.
@@ -210,7 +214,8 @@ pub(crate) struct PacketCost {
 impl PacketCost {
     /// The cost of a row whose unit is nanoseconds per packet.
     pub(crate) fn of(measured: &Measured) -> Self {
-        // A frame of 64 bytes has 8 bytes of preamble and start before it, and a gap of 12 bytes behind it.
+        // A frame of 64 bytes has 8 bytes of preamble and start before it, and a gap of 12 bytes
+        // behind it.
         let wire_ns = |gbps: f64| f64::from((64 + 8 + 12) * 8) / gbps;
         let ns = measured.value.median;
         Self {
@@ -228,7 +233,8 @@ pub(crate) struct Base {
     pub(crate) called: &'static str,
 }
 
-/// Compares rows. `base` returns the row of the same section and number of threads to compare a row with.
+/// Compares rows. `base` returns the row of the same section and number of threads to compare a row
+/// with.
 pub(crate) fn compare(rows: &mut [Row], base: impl Fn(&Head) -> Option<Base>) {
     let versus = |row: &Row| {
         let Base { name, called } = base(&row.head)?;

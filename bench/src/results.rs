@@ -1,6 +1,8 @@
-//! The results of a run as a file, for `results/`: the report without its samples, of which the tables of the documents are made.
+//! The results of a run as a file, for `results/`: the report without its samples, of which the
+//! tables of the documents are made.
 //!
-//! Why without samples: the file is committed, and each sample of each row would make it ten times as long.
+//! Why without samples: the file is committed, and each sample of each row would make it ten times
+//! as long.
 
 use crate::report::Report;
 use netmem_measure::arguments::BadArgument;
@@ -34,7 +36,8 @@ impl Results {
     }
 }
 
-/// The commit of the sources, with `-dirty` if they were changed since. `None` where git does not know it.
+/// The commit of the sources, with `-dirty` if they were changed since. `None` where git does not
+/// know it.
 pub(crate) fn commit() -> Option<String> {
     let describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"];
     let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(describe).stdin(Stdio::null()).output();
@@ -48,8 +51,8 @@ pub(crate) fn date() -> String {
     date_of(since.as_secs() / 86_400)
 }
 
-/// The date of a day, counted from 1 January 1970. The years of this calculation begin in March, so that a leap day is the
-/// last of its year; 400 of them have 146,097 days.
+/// The date of a day, counted from 1 January 1970. The years of this calculation begin in March, so
+/// that a leap day is the last of its year; 400 of them have 146,097 days.
 fn date_of(day: u64) -> String {
     let day = day + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);

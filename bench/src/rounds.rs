@@ -64,7 +64,8 @@ pub(crate) struct Rounds {
     pub(crate) interrupted: bool,
 }
 
-/// Measures every benchmark as often as planned, or until a signal comes. Only the rows that the plan chooses are kept.
+/// Measures every benchmark as often as planned, or until a signal comes. Only the rows that the
+/// plan chooses are kept.
 pub(crate) fn run(
     plan: &Plan,
     benchmarks: &mut [Box<dyn Benchmark>],
@@ -110,7 +111,8 @@ pub(crate) fn run(
                     samples[i].iter_mut().zip(values).for_each(|(row, sample)| row.push(sample));
                     pinned[i].append(&mut cpus::take_pinned());
                 }
-                // A peer that ended has not made all runs, and the median of some runs would not be comparable.
+                // A peer that ended has not made all runs, and the median of some runs would not be
+                // comparable.
                 Err(BenchError::Unavailable { why, .. }) => {
                     skipped[i] = Some(why);
                     samples[i].iter_mut().for_each(Vec::clear);

@@ -2,7 +2,8 @@
 
 use crate::report::Head;
 
-/// Names of rows or of sections, in which `*` stands for any characters. An empty list chooses all rows.
+/// Names of rows or of sections, in which `*` stands for any characters. An empty list chooses all
+/// rows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rows(Vec<String>);
 

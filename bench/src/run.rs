@@ -20,9 +20,11 @@ use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::signals::{self, Interrupted};
 use std::sync::atomic::AtomicBool;
 
-/// Runs the benchmark. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.
+/// Runs the benchmark. [`netmem_measure::arguments::BadArgument`] is returned before anything
+/// starts, any other error after that.
 ///
-/// A signal ends the measurement. The rows that have been measured until then are reported as usual.
+/// A signal ends the measurement. The rows that have been measured until then are reported as
+/// usual.
 pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     let plan = choose(Plan::new(args)?)?;
     if args.list {

@@ -274,8 +274,8 @@ fn figures(row: &Row, m: &Measured, shown: &Shown) -> Vec<String> {
     cells
 }
 
-/// Why rows are missing, and the remarks on the rows that are not. Each remark is printed once, with the rows that it
-/// is about.
+/// Why rows are missing, and the remarks on the rows that are not. Each remark is printed once,
+/// with the rows that it is about.
 pub(crate) fn remarks(rows: &[&Row]) -> Vec<String> {
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for row in rows {

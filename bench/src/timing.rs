@@ -63,8 +63,8 @@ impl Benchmark for Timing {
         let work = self.work.insert(make(harness)?);
         let mut blocks = work.least();
         let mut runs = 0;
-        // The number of blocks grows until three runs had no more room. One run is not enough, because other programs may
-        // have lengthened it.
+        // The number of blocks grows until three runs had no more room. One run is not enough,
+        // because other programs may have lengthened it.
         while runs < 3 {
             let begin = Instant::now();
             work.run(harness, blocks)?;
@@ -90,8 +90,8 @@ impl Benchmark for Timing {
     }
 }
 
-/// How many times the work that was done since `begin` fits into the planned time, at most 16. All of the elapsed time
-/// counts, including time that is not measured.
+/// How many times the work that was done since `begin` fits into the planned time, at most 16. All
+/// of the elapsed time counts, including time that is not measured.
 fn room(harness: &Harness, begin: Instant) -> u64 {
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     (harness.duration_ns() / ns.max(1)).min(16)

@@ -1,6 +1,7 @@
-//! Two ways for a page to return from a borrower. With the return hook, the borrower drops the page. With a queue, the
-//! borrower only shows that it is done: the page waits in the queue, and the owner looks at the queue's head. The
-//! tables in `docs/notes/lent-pages.md` are the output of this program:
+//! Two ways for a page to return from a borrower. With the return hook, the borrower drops the
+//! page. With a queue, the borrower only shows that it is done: the page waits in the queue, and
+//! the owner looks at the queue's head. The tables in `docs/notes/lent-pages.md` are the output of
+//! this program:
 //!
 //! ```text
 //! cargo run --release -p netmem-bench --example lent_queue
@@ -25,7 +26,8 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 256;
 /// Pages that change hands at a time.
 const BATCH: usize = 32;
-/// A run is short, so that on a busy machine many of the runs are undisturbed. Therefore there are many runs.
+/// A run is short, so that on a busy machine many of the runs are undisturbed. Therefore there are
+/// many runs.
 const PAGES: usize = 20_000;
 const ROUNDS: usize = 151;
 
@@ -59,8 +61,8 @@ fn pool(window: usize) -> PagePool<Private> {
     options.build(RegionProvider::new(region), None).expect("there are as many")
 }
 
-/// The word of a page that is written and read. It is not the first word, because the first words of all pages would
-/// share one set of the cache.
+/// The word of a page that is written and read. It is not the first word, because the first words
+/// of all pages would share one set of the cache.
 fn word(page: &Page<Private>) -> usize {
     page.as_ptr().addr() + page.index() as usize % 64 * 64
 }
@@ -78,7 +80,8 @@ impl Sent {
     /// The borrower's work: reads a word and is done with the page.
     #[inline(always)]
     fn used(self, shown: &Shown) {
-        // SAFETY: the pages are mapped throughout the measurement, and their owner does not touch lent pages.
+        // SAFETY: the pages are mapped throughout the measurement, and their owner does not touch
+        // lent pages.
         let read = |at: usize| unsafe { black_box((at as *const u64).read_volatile()) };
         match self {
             Self::Page(page) => {
@@ -128,7 +131,8 @@ struct Waiting<B: FnMut() -> bool, Q: FnMut(u64) -> B> {
 impl<B: FnMut() -> bool, Q: FnMut(u64) -> B> Owner for Waiting<B, Q> {
     fn lend(&mut self, most: usize, mut send: impl FnMut(Sent)) -> usize {
         self.pool.poll(|napi| {
-            // Refill only when pages are needed: if the head is looked at late, it is looked at rarely.
+            // Refill only when pages are needed: if the head is looked at late, it is looked at
+            // rarely.
             if self.queue.len() + most > self.window {
                 while let Some(page) = self.queue.take() {
                     drop(page);
@@ -170,8 +174,8 @@ fn owner<R>(which: usize, window: usize, shown: &Shown, with: impl Measure<R>) -
         flag.store(true, Ordering::Relaxed);
         move || flag.load(Ordering::Acquire)
     };
-    // Like a driver: the borrower writes this cache line, so the owner reads it only when it has used up the last
-    // value.
+    // Like a driver: the borrower writes this cache line, so the owner reads it only when it has
+    // used up the last value.
     let seen = Cell::new(0);
     let counter = |n: u64| {
         let seen = &seen;
@@ -193,8 +197,8 @@ trait Measure<R> {
     fn run(self, owner: impl Owner) -> R;
 }
 
-/// Both roles in turns on one thread: the cost in instructions, with all data in the cache. Returns ns per page of
-/// owner and borrower.
+/// Both roles in turns on one thread: the cost in instructions, with all data in the cache. Returns
+/// ns per page of owner and borrower.
 struct InTurns<'s>(&'s Shown);
 
 impl Measure<[f64; 2]> for InTurns<'_> {
@@ -219,8 +223,8 @@ impl Measure<[f64; 2]> for InTurns<'_> {
     }
 }
 
-/// The borrower is on another CPU, and allocates pages from a ring. Returns ns per page from start to end, and ns per page
-/// in which the owner worked and did not wait.
+/// The borrower is on another CPU, and receives pages by a ring. Returns ns per page from start
+/// to end, and ns per page in which the owner worked and did not wait.
 struct Apart<'s> {
     to: Producer<Sent>,
     start: &'s Barrier,
@@ -288,8 +292,8 @@ fn spread(mut values: Vec<f64>) -> String {
     format!("{:.2} ({:.2}..{:.2})", at(2), at(1), at(3))
 }
 
-/// Runs all variants in turns, forwards and backwards. Prints the columns, and the ratio of `cost` of the columns
-/// within each round.
+/// Runs all variants in turns, forwards and backwards. Prints the columns, and the ratio of `cost`
+/// of the columns within each round.
 fn table(title: &str, columns: [&str; 3], cost: fn([f64; 2]) -> f64, mut measure: impl FnMut(usize) -> [f64; 2]) {
     let mut rounds = vec![[[0.0; 2]; NAMES.len()]; ROUNDS];
     for (n, round) in rounds.iter_mut().enumerate() {
@@ -307,8 +311,8 @@ fn table(title: &str, columns: [&str; 3], cost: fn([f64; 2]) -> f64, mut measure
     }
 }
 
-/// The effect of a borrower that keeps one page in a thousand for long: the most pages that are out, and how often
-/// there was no page to send. No time is measured: a step is a page.
+/// The effect of a borrower that keeps one page in a thousand for long: the most pages that are
+/// out, and how often there was no page to send. No time is measured: a step is a page.
 fn slow_head() {
     const STEPS: u64 = 1_000_000;
     const SOON: u64 = 64;
@@ -320,8 +324,8 @@ fn slow_head() {
         let region = RegionOptions::new(POOL).build().expect("a few pages can be had");
         let mut pool = PoolOptions::new("slow").build(RegionProvider::new(region), None).expect("nothing is asked for");
         let (mut most, mut none) = (0, 0);
-        // For each page number: when the borrower is done with the page. `dropped` has the pages that the borrower
-        // drops itself at that time.
+        // For each page number: when the borrower is done with the page. `dropped` has the pages
+        // that the borrower drops itself at that time.
         let done: Vec<AtomicU64> = (0..POOL).map(|_| AtomicU64::new(0)).collect();
         let (now, dropped) = (AtomicU64::new(0), Arc::new(Mutex::new(Vec::<Page<Private>>::new())));
         let given_up = dropped.clone();

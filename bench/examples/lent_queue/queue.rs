@@ -1,14 +1,15 @@
-//! A queue for pages that are lent to a borrower which cannot drop them, and which only shows when it is done with a page.
+//! A queue for pages that are lent to a borrower which cannot drop them, and which only shows when
+//! it is done with a page.
 //!
 //! ```text
 //!   lend ──► [ page, busy? ][ page, busy? ][ page, busy? ] ──► take, while the head is not busy
 //!            newest                         the head           busy: nothing, or given up after so many looks
 //! ```
 //!
-//! The queue calls two functions of the user, which may panic: `busy`, which says whether the borrower still uses the
-//! page, and `to`, the receiver of pages that are given up. A page is in the queue until `busy` has returned false or
-//! `to` has taken the page. A panic before that leaves the page where it was. So no panic loses a page, and no panic
-//! returns a page that is still lent.
+//! The queue calls two functions of the user, which may panic: `busy`, which says whether the
+//! borrower still uses the page, and `to`, the receiver of pages that are given up. A page is in
+//! the queue until `busy` has returned false or `to` has taken the page. A panic before that leaves
+//! the page where it was. So no panic loses a page, and no panic returns a page that is still lent.
 
 use netmem_pool::{Memory, Page};
 use std::any::Any;
@@ -27,8 +28,8 @@ pub(crate) enum BusyHead<M: Memory> {
     Release {
         /// The number of looks, at least 1. The last of them gives the head up.
         after: u32,
-        /// Receives the page, which the borrower still uses: to leave it to the borrower for good, or to
-        /// [quarantine](netmem_pool::PagePool::quarantine) it.
+        /// Receives the page, which the borrower still uses: to leave it to the borrower for good,
+        /// or to [quarantine](netmem_pool::PagePool::quarantine) it.
         to: Box<Receiver<M>>,
     },
 }
@@ -42,16 +43,17 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
     }
 }
 
-/// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver of
-/// [`BusyHead::Release`].
+/// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver
+/// of [`BusyHead::Release`].
 ///
-/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer declines it, also in a panic: the page
-/// is the queue's head again, and looks are counted from 0. If the queue is being dropped, a declined page is leaked
-/// and never returned.
+/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer declines it, also
+/// in a panic: the page is the queue's head again, and looks are counted from 0. If the queue is
+/// being dropped, a declined page is leaked and never returned.
 pub(crate) struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
 
 impl<M: Memory> BusyPage<'_, M> {
-    /// Takes the page. The borrower still uses it: from here on the receiver decides when the page is returned.
+    /// Takes the page. The borrower still uses it: from here on the receiver decides when the page
+    /// is returned.
     #[must_use = "a page that is dropped goes home, and its borrower still uses it"]
     pub(crate) fn into_page(self) -> Page<M> {
         let Some(page) = self.0.take() else { unreachable!("it has its page until it is consumed") };
@@ -80,18 +82,20 @@ pub(crate) struct LentStats {
     pub(crate) full: u64,
 }
 
-/// Pages that are lent to a borrower that only polls: hardware that sets a flag, or another process that increments a
-/// counter.
+/// Pages that are lent to a borrower that only polls: hardware that sets a flag, or another process
+/// that increments a counter.
 ///
-/// Normally a page returns when it is dropped, and that needs code that drops it. For a borrower without such code, the
-/// pool's owner keeps the page here, together with a closure `busy`, which says whether the borrower still uses the
-/// page. When the owner needs a page, it looks at the oldest one. Cost: a pop and a push of a bounded queue and one
-/// call of `busy` for each page; no atomic operation but those in `busy`. `docs/notes/lent-pages.md` compares this with
-/// the normal return.
+/// Normally a page returns when it is dropped, and that needs code that drops it. For a borrower
+/// without such code, the pool's owner keeps the page here, together with a closure `busy`, which
+/// says whether the borrower still uses the page. When the owner needs a page, it looks at the
+/// oldest one. Cost: a pop and a push of a bounded queue and one call of `busy` for each page; no
+/// atomic operation but those in `busy`. `docs/notes/lent-pages.md` compares this with the normal
+/// return.
 ///
-/// When the queue is dropped, each page is looked at once more. A page that is not busy is returned. A busy page goes
-/// to the receiver of [`BusyHead::Release`]. With [`BusyHead::Keep`] it is never returned, and shows as in flight. A
-/// page whose `busy` panics counts as busy. The first panic is propagated after all pages have been looked at.
+/// When the queue is dropped, each page is looked at once more. A page that is not busy is
+/// returned. A busy page goes to the receiver of [`BusyHead::Release`]. With [`BusyHead::Keep`] it
+/// is never returned, and shows as in flight. A page whose `busy` panics counts as busy. The first
+/// panic is propagated after all pages have been looked at.
 pub(crate) struct LentQueue<M: Memory, B: FnMut() -> bool> {
     lent: VecDeque<(Page<M>, B)>,
     capacity: usize,
@@ -109,9 +113,9 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         Self { lent, capacity, head, looks: 0, stats: LentStats::default() }
     }
 
-    /// Keeps `page` until `busy` returns false: the borrower is done. Call it before the borrower is told of the page.
-    /// `busy` has to acquire what the borrower released when it was done: then the borrower's last use of the page
-    /// happened before the answer.
+    /// Keeps `page` until `busy` returns false: the borrower is done. Call it before the borrower
+    /// is told of the page. `busy` has to acquire what the borrower released when it was done: then
+    /// the borrower's last use of the page happened before the answer.
     ///
     /// # Errors
     ///
@@ -127,11 +131,11 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         Ok(())
     }
 
-    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the head only. The next
-    /// page is looked at only if the head is given up.
+    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the
+    /// head only. The next page is looked at only if the head is given up.
     ///
-    /// A panic of `busy`, or of the receiver of a head that is given up, is propagated. It leaves the page at the head,
-    /// unless the receiver has taken the page.
+    /// A panic of `busy`, or of the receiver of a head that is given up, is propagated. It leaves
+    /// the page at the head, unless the receiver has taken the page.
     #[inline]
     #[must_use = "a page that is dropped goes home"]
     pub(crate) fn take(&mut self) -> Option<Page<M>> {
@@ -174,8 +178,8 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     }
 }
 
-/// The head, taken off the queue while it is offered to the receiver. If the receiver does not take it, also because of
-/// a panic, it becomes the head again.
+/// The head, taken off the queue while it is offered to the receiver. If the receiver does not take
+/// it, also because of a panic, it becomes the head again.
 struct Offer<'q, M: Memory, B> {
     lent: &'q mut VecDeque<(Page<M>, B)>,
     page: Option<Page<M>>,

@@ -57,8 +57,8 @@ fn borrower() -> (Rc<Cell<bool>>, impl FnMut() -> bool) {
     (busy.clone(), move || busy.get())
 }
 
-/// With [`BusyHead::Keep`], a head that stays busy blocks the queue, with all pages behind it. Then the
-/// pages come out in order.
+/// With [`BusyHead::Keep`], a head that stays busy blocks the queue, with all pages behind it. Then
+/// the pages come out in order.
 #[test]
 fn a_head_that_is_kept() {
     let (mut pool, domain) = pool(PoolOptions::new("kept"), 4);
@@ -108,8 +108,8 @@ fn the_bound() {
     close_balanced(pool, &domain);
 }
 
-/// With [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says. The
-/// pages behind it are then looked at.
+/// With [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says.
+/// The pages behind it are then looked at.
 #[test]
 fn a_head_that_is_released() {
     let (mut pool, domain) = pool(PoolOptions::new("released"), 8);
@@ -141,7 +141,8 @@ fn a_head_that_is_released() {
     let released: Vec<_> = given_up.lock().unwrap().iter().map(Page::index).collect();
     assert_eq!((released, waiting.len()), (vec![indices[0], indices[3]], 0));
     assert_eq!(counts(waiting.stats()), [4, 2, 8, 2, 0]);
-    // The pages are in flight until their receiver drops them. A page that a device may still write is quarantined.
+    // The pages are in flight until their receiver drops them. A page that a device may still write
+    // is quarantined.
     assert_eq!(pool.stats().inflight(), 2);
     let mut left = given_up.lock().unwrap();
     pool.quarantine(left.pop().unwrap());
@@ -306,14 +307,15 @@ fn a_queue_that_unwinds() {
     assert_eq!(pool.stats().inflight(), 3);
 }
 
-/// A borrower on another thread that polls and sets a flag never finds that a page was written while it
-/// still used the page.
+/// A borrower on another thread that polls and sets a flag never finds that a page was written
+/// while it still used the page.
 #[test]
 fn a_borrower_that_polls() {
     const SLOTS: usize = 16;
     const PAGES: u64 = 50_000;
     struct Slot {
-        /// The address of a lent page, or 0. The owner writes it if it is 0, the borrower if it is not.
+        /// The address of a lent page, or 0. The owner writes it if it is 0, the borrower if it is
+        /// not.
         page: AtomicUsize,
         busy: AtomicBool,
     }
@@ -329,7 +331,8 @@ fn a_borrower_that_polls() {
                     if page.is_null() {
                         continue;
                     }
-                    // SAFETY: the owner keeps the page and does not touch it until this borrower is done.
+                    // SAFETY: the owner keeps the page and does not touch it until this borrower is
+                    // done.
                     let words = unsafe { &*page };
                     assert!(words.iter().all(|&word| word == words[0]), "written while it was lent");
                     slot.busy.store(false, Ordering::Release);
@@ -344,7 +347,8 @@ fn a_borrower_that_polls() {
                 continue;
             };
             page.as_mut_slice()[..512].chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&lent.to_ne_bytes()));
-            // The queue is in order, so the last page of a slot was returned before the next page of the slot is lent.
+            // The queue is in order, so the last page of a slot was returned before the next page
+            // of the slot is lent.
             let slot = &slots[(lent % SLOTS as u64) as usize];
             let at = page.as_ptr().expose_provenance();
             slot.busy.store(true, Ordering::Relaxed);

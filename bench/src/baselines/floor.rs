@@ -7,9 +7,10 @@
 //!                     └──── one ring for each returning thread, a batch ◄───────┘
 //! ```
 //!
-//! A page here has the usual form: sixteen bytes that lead to a descriptor of one cache line. Everything else of a pool
-//! is left out. `SpscPool` needs what a general return path cannot have: every returning thread is known in advance,
-//! has a ring of its own that never fills up, and publishes a whole batch with one store.
+//! A page here has the usual form: sixteen bytes that lead to a descriptor of one cache line.
+//! Everything else of a pool is left out. `SpscPool` needs what a general return path cannot have:
+//! every returning thread is known in advance, has a ring of its own that never fills up, and
+//! publishes a whole batch with one store.
 
 use rtrb::chunks::WriteChunkUninit;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -32,7 +33,8 @@ fn descs(pages: usize) -> &'static [Desc] {
     Box::leak((0..pages).map(|_| Desc { refs: AtomicU32::new(1) }).collect())
 }
 
-/// A page of a [`Forward`] or an [`SpscPool`]. It is as large as other pages, and has no destructor.
+/// A page of a [`Forward`] or an [`SpscPool`]. It is as large as other pages, and has no
+/// destructor.
 #[derive(Debug)]
 #[must_use = "a page of a ring's pool comes back by its returner"]
 pub struct FloorPage {
@@ -71,7 +73,8 @@ impl FloorPage {
     }
 }
 
-/// Pages that are handed out and never returned. After the last page, the first is handed out again.
+/// Pages that are handed out and never returned. After the last page, the first is handed out
+/// again.
 #[derive(Debug)]
 pub struct Forward {
     descs: &'static [Desc],
@@ -113,8 +116,8 @@ impl SpscPool {
         Self { descs, home: descs.iter().rev().collect(), rings: Vec::new(), next: 0 }
     }
 
-    /// Makes the rings, one for each of `threads` returning threads. Rings that were made earlier end, and their pages
-    /// are in the pool again.
+    /// Makes the rings, one for each of `threads` returning threads. Rings that were made earlier
+    /// end, and their pages are in the pool again.
     pub fn returners(&mut self, threads: usize) -> Vec<SpscReturner> {
         for mut ring in self.rings.drain(..) {
             self.home.extend(std::iter::from_fn(|| ring.pop().ok()));
@@ -125,8 +128,9 @@ impl SpscPool {
         Vec::into_iter(returners).map(|ring| SpscReturner { ring }).collect()
     }
 
-    /// Fills places with pages and returns how many. Whole batches come first: from a ring, then from the pages in the
-    /// pool. A ring with fewer pages than there are places is emptied only if there is no other page.
+    /// Fills places with pages and returns how many. Whole batches come first: from a ring, then
+    /// from the pages in the pool. A ring with fewer pages than there are places is emptied only if
+    /// there is no other page.
     #[inline]
     pub fn alloc(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
         let n = places.len();
@@ -166,8 +170,8 @@ pub struct SpscReturner {
 }
 
 impl SpscReturner {
-    /// Returns pages of this returner's pool: it checks the count of each page, and publishes all of them with one
-    /// store.
+    /// Returns pages of this returner's pool: it checks the count of each page, and publishes all
+    /// of them with one store.
     #[inline]
     pub fn put(&mut self, pages: impl ExactSizeIterator<Item = FloorPage>) {
         if let Ok(places) = self.ring.write_chunk_uninit(pages.len()) {

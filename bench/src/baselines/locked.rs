@@ -1,12 +1,13 @@
-//! A page pool whose pages return through a locked ring, one by one. Linux's page pool does the same with a page that
-//! is dropped outside of the owner's poll context.
+//! A page pool whose pages return through a locked ring, one by one. Linux's page pool does the
+//! same with a page that is dropped outside of the owner's poll context.
 //!
 //! ```text
 //!   owner: array cache of 128 ◄── up to 64 under the consumer's lock ── ring ◄── one under the producers' lock ── drop, anywhere
 //! ```
 //!
-//! As in Linux, both ends of the ring have a lock of their own. An empty place is a null pointer, so that the ends
-//! share no index. A page is its descriptor of one cache line, which knows its pool.
+//! As in Linux, both ends of the ring have a lock of their own. An empty place is a null pointer,
+//! so that the ends share no index. A page is its descriptor of one cache line, which knows its
+//! pool.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -94,7 +95,8 @@ impl Ring {
 
 /// A pool of descriptors without memory: only their circulation is compared.
 pub struct LockedPool {
-    /// Made by a box. It lives as long as the pool, or for ever if pages are in use when the pool is dropped.
+    /// Made by a box. It lives as long as the pool, or for ever if pages are in use when the pool
+    /// is dropped.
     ring: NonNull<Ring>,
     /// The same holds for the descriptors.
     descs: NonNull<[Desc]>,
@@ -129,8 +131,8 @@ impl LockedPool {
         unsafe { self.ring.as_ref() }
     }
 
-    /// Takes a page: a pop of the array cache, which is refilled under a lock when it is empty. `None` if no page is in
-    /// the pool.
+    /// Takes a page: a pop of the array cache, which is refilled under a lock when it is empty.
+    /// `None` if no page is in the pool.
     #[inline]
     pub fn alloc(&mut self) -> Option<LockedPage> {
         let desc = match self.cache.pop() {
@@ -162,8 +164,8 @@ impl LockedPool {
 impl Drop for LockedPool {
     fn drop(&mut self) {
         if self.at_home() == self.descs.len() {
-            // SAFETY: both were made by boxes. All pages are in the pool, and the threads that returned them have left
-            // the ring: `at_home` took the lock after they released it.
+            // SAFETY: both were made by boxes. All pages are in the pool, and the threads that
+            // returned them have left the ring: `at_home` took the lock after they released it.
             unsafe {
                 drop(Box::from_raw(self.descs.as_ptr()));
                 drop(Box::from_raw(self.ring.as_ptr()));
@@ -178,12 +180,12 @@ impl fmt::Debug for LockedPool {
     }
 }
 
-/// The bytes of a page that returns through its pool's ring, from any thread. It is as large as other pages, so that
-/// passing it on moves as many bytes.
+/// The bytes of a page that returns through its pool's ring, from any thread. It is as large as
+/// other pages, so that passing it on moves as many bytes.
 pub struct LockedPage {
     desc: NonNull<Desc>,
-    /// The offset and, in the upper half, the length. They share a word, because a page of two words moves in
-    /// registers.
+    /// The offset and, in the upper half, the length. They share a word, because a page of two
+    /// words moves in registers.
     span: u64,
 }
 
@@ -213,7 +215,8 @@ impl LockedPage {
 impl Drop for LockedPage {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the page is in use, so its pool keeps descriptor and ring until the page is returned.
+        // SAFETY: the page is in use, so its pool keeps descriptor and ring until the page is
+        // returned.
         unsafe {
             let desc = self.desc.as_ref();
             // A sole owner writes nothing. The kernel's pools check the count in the same way.

@@ -1,7 +1,8 @@
 //! `netmem-bench render`: the tables of the documents, rendered from the committed results.
 //!
-//! Why: a table that is written by hand is of another run than the text around it, sooner or later. A document names a table
-//! between two marks, and everything between them is written by this program:
+//! Why: a table that is written by hand is of another run than the text around it, sooner or later.
+//! A document names a table between two marks, and everything between them is written by this
+//! program:
 //!
 //! ```text
 //! <!-- results: targets -->

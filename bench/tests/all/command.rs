@@ -103,7 +103,8 @@ impl Background {
         });
     }
 
-    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because a report can be larger than a pipe.
+    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because
+    /// a report can be larger than a pipe.
     #[track_caller]
     pub(crate) fn end(&mut self) -> (Option<i32>, String, String) {
         fn read(mut from: impl Read + Send + 'static) -> JoinHandle<String> {

@@ -7,7 +7,8 @@ use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What is missing is said, and the rest is measured: here no tool is found that could build DPDK's program.
+/// What is missing is said, and the rest is measured: here no tool is found that could build DPDK's
+/// program.
 #[test]
 fn a_peer_that_is_missing_is_listed_with_the_reason() {
     let output =
@@ -51,7 +52,8 @@ fn a_table_and_a_page_that_loads_nothing() {
     assert!(page.matches("<svg").count() >= 8, "charts");
     assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem-bench {suite}"))));
     well_formed(&page);
-    // Narrow screens: the page says that it fits, charts are no wider than 400 pixels, and wide tables scroll by themselves.
+    // Narrow screens: the page says that it fits, charts are no wider than 400 pixels, and wide
+    // tables scroll by themselves.
     assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"));
     for svg in page.split("<svg ").skip(1) {
         let width = svg.split_once("width=\"").unwrap().1.split_once('"').unwrap().0;
@@ -59,11 +61,13 @@ fn a_table_and_a_page_that_loads_nothing() {
     }
     let scrolling = page.matches("<div class=\"scroll\" tabindex=\"0\">\n<table>").count();
     assert!(scrolling > 20 && page.matches("<table").count() == scrolling);
-    // Contents: each link leads to one place, and each heading has a link, but for the page's own and that of the contents.
+    // Contents: each link leads to one place, and each heading has a link, but for the page's own
+    // and that of the contents.
     let (links, places) = (quoted(&page, "href=\"#"), quoted(&page, " id=\""));
     assert_eq!(links, places, "the order of the contents is that of the page");
     assert_eq!(page.matches("<h1").count() + page.matches("<h2").count(), links.len() + 2);
-    // The servers of the last suite have more threads than there are CPUs, too: their charts have lines, and so a key.
+    // The servers of the last suite have more threads than there are CPUs, too: their charts have
+    // lines, and so a key.
     assert!(page.contains("<h2 id=\"legend\">") && page.contains("<ul class=\"key\">"));
     // The name of SVG's own language is the only address.
     let addresses = page.matches("://").count() - page.matches("\"http://www.w3.org/2000/svg\"").count();
@@ -78,7 +82,8 @@ fn quoted<'a>(page: &'a str, before: &str) -> Vec<&'a str> {
     page.split(before).skip(1).map(|rest| rest.split_once('"').unwrap().0).collect()
 }
 
-/// Every element is closed where it must be, in the order in which they were opened, and every `<` and `&` of text is escaped.
+/// Every element is closed where it must be, in the order in which they were opened, and every `<`
+/// and `&` of text is escaped.
 #[track_caller]
 fn well_formed(page: &str) {
     let mut open: Vec<&str> = Vec::new();
@@ -172,8 +177,8 @@ fn samples_say_what_was_done() {
     assert!(report["done"]["elapsed_s"].as_f64() > Some(0.002), "{}", report["done"]);
 }
 
-/// Rows are chosen by name, by section and with stars. Only goals of these rows are in the report; one that needs
-/// another row, too, is neither reached nor missed.
+/// Rows are chosen by name, by section and with stars. Only goals of these rows are in the report;
+/// one that needs another row, too, is neither reached nor missed.
 #[test]
 fn rows_are_listed_and_chosen() {
     let listed = |args: &[&str]| -> Vec<String> {
@@ -205,7 +210,8 @@ fn rows_are_listed_and_chosen() {
     }
 }
 
-/// `--check` fails if a target is missed. A row that is skipped and a goal that is open are reported, and fail nothing.
+/// `--check` fails if a target is missed. A row that is skipped and a goal that is open are
+/// reported, and fail nothing.
 #[test]
 fn check_fails_for_missed_targets_alone() {
     let bench = |rows: &str, check: &[&str]| {
@@ -254,14 +260,16 @@ fn results_are_a_file_without_samples() {
     }
 }
 
-/// The documents are as the committed results say: the same check that `netmem-bench render --check` makes.
+/// The documents are as the committed results say: the same check that
+/// `netmem-bench render --check` makes.
 #[test]
 fn the_documents_are_rendered_from_the_results() {
     let output = run(&["render", "--check"]);
     assert!(output.status.success(), "{}", errors(&output));
 }
 
-/// A signal ends the measurement: the runs until then are in the report, in JSON and in the page, which are both whole.
+/// A signal ends the measurement: the runs until then are in the report, in JSON and in the page,
+/// which are both whole.
 #[test]
 fn a_signal_ends_it_with_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,8 @@
 use crate::command::{figures, has_rings, report, verdicts};
 use serde_json::Value;
 
-/// Every count with every number of threads, in the mode that the machine has. Proves PERF-1, PERF-3 and REF-7.
+/// Every count with every number of threads, in the mode that the machine has. Proves PERF-1,
+/// PERF-3 and REF-7.
 #[test]
 fn json_has_every_variant() {
     let report = report(&["refs"]);
@@ -192,8 +193,8 @@ fn pool_has_every_variant_and_keeps_its_books() {
     assert_eq!((count("inflight"), count("leaked")), (0, 0));
 }
 
-/// Every way with every number of threads, over one binding and over eight, in order and mixed; and what they take. Proves
-/// PERF-1, PERF-3 and, as far as measuring goes, MEM-4.
+/// Every way with every number of threads, over one binding and over eight, in order and mixed; and
+/// what they take. Proves PERF-1, PERF-3 and, as far as measuring goes, MEM-4.
 #[test]
 fn tokens_have_every_way_and_setting() {
     let report = report(&["tokens"]);
@@ -239,13 +240,14 @@ fn tokens_have_every_way_and_setting() {
         let row = rows.iter().find(|row| row["name"] == name).unwrap();
         assert!(bytes.contains(&figures(row)[0]), "{row}");
     }
-    // Two ratios in each of four settings with two threads, and flatness in both orders with every number.
+    // Two ratios in each of four settings with two threads, and flatness in both orders with every
+    // number.
     let two = if threads.contains(&2) { 8 } else { 0 };
     assert_eq!(verdicts(&report), two + 2 * threads.len());
 }
 
-/// Every path and program, or why not; the goals; and a route cache in a send path, whose gets are those that the code has. Proves PERF-3 and, as
-/// far as measuring goes, REF-8.
+/// Every path and program, or why not; the goals; and a route cache in a send path, whose gets are
+/// those that the code has. Proves PERF-3 and, as far as measuring goes, REF-8.
 #[test]
 fn streams_have_every_path() {
     let report = report(&["streams"]);
@@ -317,8 +319,8 @@ fn streams_have_every_path() {
     assert!(!complete || verdicts(&report) == 7, "{}", report["goals"]);
 }
 
-/// Both directions with either count and either kind of tokens, everything accounted for; or why not. Proves PERF-1 and PERF-3 for
-/// device memory, and MEM-2 and POOL-5 as far as accounting say.
+/// Both directions with either count and either kind of tokens, everything accounted for; or why
+/// not. Proves PERF-1 and PERF-3 for device memory, and MEM-2 and POOL-5 as far as accounting say.
 #[test]
 fn devmem_has_every_variant_in_both_directions() {
     let report = report(&["devmem"]);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// An argument whose syntax is right and whose meaning is not. The text says what was asked for, what was found, and
-/// what to do.
+/// An argument whose syntax is right and whose meaning is not. The text says what was asked for,
+/// what was found, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadArgument(pub String);

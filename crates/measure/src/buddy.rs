@@ -1,5 +1,5 @@
-//! A buddy allocator over page numbers, as kernels have it. It keeps free blocks of `1 << order` pages. An allocation
-//! splits a block, and a block that is given back is merged with its buddy.
+//! A buddy allocator over page numbers, as kernels have it. It keeps free blocks of `1 << order`
+//! pages. An allocation splits a block, and a block that is given back is merged with its buddy.
 
 /// The order of the largest blocks: 1024 pages, 4 MiB.
 const MAX_ORDER: usize = 10;
@@ -8,8 +8,8 @@ const NONE: u32 = u32::MAX;
 /// The order of a page that is not the first page of a free block.
 const TAKEN: u8 = u8::MAX;
 
-/// The allocator's record of a page. For the first page of a free block it is the block's place in the list of its
-/// order.
+/// The allocator's record of a page. For the first page of a free block it is the block's place in
+/// the list of its order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     prev: u32,
@@ -42,8 +42,8 @@ impl Buddy {
         self.free
     }
 
-    /// Takes a block of `1 << order` pages from the smallest free block that is large enough. Returns the number of its
-    /// first page, which is a multiple of the block's size.
+    /// Takes a block of `1 << order` pages from the smallest free block that is large enough.
+    /// Returns the number of its first page, which is a multiple of the block's size.
     pub(crate) fn take(&mut self, order: usize) -> Option<u32> {
         let found = order + self.heads[order..].iter().position(|&head| head != NONE)?;
         let page = self.heads[found];

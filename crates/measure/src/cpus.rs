@@ -63,7 +63,8 @@ pub fn check(what: &str, cpu: usize, online: &[usize], allowed: &[usize]) -> Res
 /// The CPUs that threads were moved to, since [`take_pinned`] was last called.
 static PINNED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// Moves this thread to `cpu`. If that fails because the mask has just changed, the thread stays where it may run.
+/// Moves this thread to `cpu`. If that fails because the mask has just changed, the thread stays
+/// where it may run.
 pub fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -72,7 +73,8 @@ pub fn pin(cpu: usize) {
     }
 }
 
-/// The CPUs to which [`pin`] has moved threads since the last call: those on which a measurement really ran.
+/// The CPUs to which [`pin`] has moved threads since the last call: those on which a measurement
+/// really ran.
 pub fn take_pinned() -> BTreeSet<usize> {
     std::mem::take(&mut PINNED.lock().unwrap_or_else(PoisonError::into_inner))
 }

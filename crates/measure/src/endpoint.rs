@@ -1,5 +1,5 @@
-//! An end of a connection over the embedded device, as the command and the benchmarks build it: its memory, its stack,
-//! its clock and its address.
+//! An end of a connection over the embedded device, as the command and the benchmarks build it: its
+//! memory, its stack, its clock and its address.
 
 use netmem_inet::{Address, Stack, Time};
 use netmem_pool::TrustedPeer;

@@ -1,5 +1,5 @@
-//! Page fragments, the way in which network drivers allocated buffers before page pools: a block of pages has many
-//! buffers. This is a baseline, implemented as efficiently as the idea allows.
+//! Page fragments, the way in which network drivers allocated buffers before page pools: a block of
+//! pages has many buffers. This is a baseline, implemented as efficiently as the idea allows.
 //!
 //! ```text
 //!   take ◄── the next buffer of this thread's block        a subtraction; no atomic
@@ -8,11 +8,12 @@
 //!             0 ──► unmapped, this thread's free blocks (last in, first out) ── the 4 coldest, likewise ─►
 //! ```
 //!
-//! Linux calls this a page fragment cache (`page_frag_cache`, `skb_page_frag_refill`). The thread that carves a block
-//! takes all references of the block at once. When the block is used up, the thread gives back the references that it
-//! did not use (`pagecnt_bias`). So an allocation does not change the count. If all buffers of the block have been
-//! given back by then, the block is used again. A block is mapped for the device as a whole, once for all its buffers.
-//! Each thread has a cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
+//! Linux calls this a page fragment cache (`page_frag_cache`, `skb_page_frag_refill`). The thread
+//! that carves a block takes all references of the block at once. When the block is used up, the
+//! thread gives back the references that it did not use (`pagecnt_bias`). So an allocation does not
+//! change the count. If all buffers of the block have been given back by then, the block is used
+//! again. A block is mapped for the device as a whole, once for all its buffers. Each thread has a
+//! cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
 
 use crate::buddy::Buddy;
 use netmem_pool::{Direction, DmaDomain, Memory, PeerShared, Provider, RawPage, Region, VhostDomain};
@@ -23,11 +24,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The order of a block.
 const ORDER: usize = 4;
-/// Buffers in a block: as many as buffers of 2 KiB in Linux's blocks of 32 KiB. A buffer is a page here, as it is in
-/// the other rows.
+/// Buffers in a block: as many as buffers of 2 KiB in Linux's blocks of 32 KiB. A buffer is a page
+/// here, as it is in the other rows.
 const BUFFERS: u32 = 1 << ORDER;
-/// References of a block that is being carved: one for each buffer, and one for the carving thread, so that the count
-/// cannot become 0 while the block is carved.
+/// References of a block that is being carved: one for each buffer, and one for the carving thread,
+/// so that the count cannot become 0 while the block is carved.
 const ALL: u32 = BUFFERS + 1;
 /// Blocks that move between a cache and the buddy allocator at a time.
 const BATCH: usize = 4;
@@ -36,12 +37,13 @@ const HIGH: usize = 4 * BATCH;
 
 type M = PeerShared;
 
-/// An allocator of page fragments over one region. Share it as [`Arc`] of a [`Provider`] for a pool without a cache and without a domain:
-/// blocks are mapped and unmapped here, and buffers are posted by this process's addresses.
+/// An allocator of page fragments over one region. Share it as [`Arc`] of a [`Provider`] for a pool
+/// without a cache and without a domain: blocks are mapped and unmapped here, and buffers are
+/// posted by this process's addresses.
 ///
-/// Cost of a buffer: a subtraction when it is taken and an atomic subtraction when it is given back. Cost of a block of
-/// 16 buffers: a map and an unmap, a pop and a push of the thread's cache, and every fourth time a lock. A thread's
-/// cache is given back when the thread ends.
+/// Cost of a buffer: a subtraction when it is taken and an atomic subtraction when it is given
+/// back. Cost of a block of 16 buffers: a map and an unmap, a pop and a push of the thread's cache,
+/// and every fourth time a lock. A thread's cache is given back when the thread ends.
 pub struct PageFrags {
     zone: Arc<Zone>,
 }
@@ -119,8 +121,9 @@ impl Cache {
         Some(self.block * BUFFERS + self.left)
     }
 
-    /// Starts the next block when the present one is used up. If all buffers of the present one have been given back,
-    /// it is carved once more. Otherwise its last buffer frees it, and another block is taken.
+    /// Starts the next block when the present one is used up. If all buffers of the present one
+    /// have been given back, it is carved once more. Otherwise its last buffer frees it, and
+    /// another block is taken.
     #[inline(never)]
     fn next_block(&mut self, zone: &Zone) -> Option<()> {
         let unused = std::mem::take(&mut self.unused);
@@ -194,7 +197,8 @@ impl Drop for Cache {
     }
 }
 
-/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has no cache.
+/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has
+/// no cache.
 #[inline]
 fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
     let found = CACHES.try_with(|caches| {
@@ -228,8 +232,9 @@ impl Cache {
 }
 
 impl PageFrags {
-    /// An allocator for the pages of `region`. Pages at the end that do not fill a block are not used. `maps` says
-    /// whether blocks are mapped for a device; for AF_XDP, the kernel maps all memory once.
+    /// An allocator for the pages of `region`. Pages at the end that do not fill a block are not
+    /// used. `maps` says whether blocks are mapped for a device; for AF_XDP, the kernel maps all
+    /// memory once.
     #[must_use]
     pub fn new(region: Region<M>, maps: bool) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -253,8 +258,8 @@ impl PageFrags {
         &self.zone.region
     }
 
-    /// Buffers that are in use, if no other live thread carves a block. Ends the carving of this thread's block. Looks
-    /// at all blocks.
+    /// Buffers that are in use, if no other live thread carves a block. Ends the carving of this
+    /// thread's block. Looks at all blocks.
     #[must_use]
     pub fn out(&self) -> u64 {
         with_cache(&self.zone, |cache| cache.end(&self.zone));
@@ -270,9 +275,9 @@ impl PageFrags {
     }
 }
 
-// SAFETY: one thread carves a block, and hands out each buffer of it once until the block is free again. A block is
-// free when all its buffers were given back. The zone keeps the region alive. There is one region, and the provider
-// reports its page size.
+// SAFETY: one thread carves a block, and hands out each buffer of it once until the block is free
+// again. A block is free when all its buffers were given back. The zone keeps the region alive.
+// There is one region, and the provider reports its page size.
 unsafe impl Provider<M> for PageFrags {
     #[inline]
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {

@@ -1,10 +1,12 @@
 //! Goals of a measurement: bounds, and whether the measured values reach them.
 //!
-//! Why two kinds: a check that fails all the time is not read. A target is ours to keep: it is reached, and `--check`
-//! fails if it no longer is. An open goal is not reached yet: its value and the reason are reported, and no check fails.
+//! Why two kinds: a check that fails all the time is not read. A target is ours to keep: it is
+//! reached, and `--check` fails if it no longer is. An open goal is not reached yet: its value and
+//! the reason are reported, and no check fails.
 //!
-//! [`Target`] is a bound and a value, and [`evaluate`] makes [`Goal`]s of them. A goal without a value is `skipped` if one
-//! of its rows was skipped, and `not run` if a row was not asked for. Neither is `missed`.
+//! [`Target`] is a bound and a value, and [`evaluate`] makes [`Goal`]s of them. A goal without a
+//! value is `skipped` if one of its rows was skipped, and `not run` if a row was not asked for.
+//! Neither is `missed`.
 
 use crate::stats::{Change, Spread};
 use serde::Serialize;
@@ -12,8 +14,8 @@ use serde::Serialize;
 /// A goal, and the measured value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Goal {
-    /// The goal in words. In `bench`, a name stands for the value of the row with the same number of threads, or with the
-    /// number behind it (`x1`).
+    /// The goal in words. In `bench`, a name stands for the value of the row with the same number
+    /// of threads, or with the number behind it (`x1`).
     pub goal: String,
     /// Threads of the rows that are compared.
     pub threads: usize,
@@ -147,7 +149,8 @@ impl Target {
         Self { judged: Judged::Range, ..self }
     }
 
-    /// A target may miss its bound by this many percent of the bound: the noise of the machine. An open goal may not.
+    /// A target may miss its bound by this many percent of the bound: the noise of the machine. An
+    /// open goal may not.
     pub fn margin(self, margin_pct: f64) -> Self {
         if self.reason.is_some() { self } else { Self { margin_pct, ..self } }
     }
@@ -278,8 +281,8 @@ mod tests {
         assert_eq!(words, ["reached", "missed", "reached", "reached", "missed", "reached"]);
     }
 
-    /// A goal that was missed, one of which a row was skipped, and a skipped row: each alone fails a check. A goal that was reached or
-    /// not run does not.
+    /// A goal that was missed, one of which a row was skipped, and a skipped row: each alone fails
+    /// a check. A goal that was reached or not run does not.
     #[test]
     fn each_kind_of_unmet_goal_fails_a_check() {
         let goal = |value: Value, bound: f64| evaluate([Target::most(1, "a", value, "x", bound)], "rseq").remove(0);

@@ -1,17 +1,19 @@
-//! What programs that measure Netmem share: threads on CPUs of their own, measurements in turns, statistics, goals and
-//! reports.
+//! What programs that measure Netmem share: threads on CPUs of their own, measurements in turns,
+//! statistics, goals and reports.
 //!
-//! Why a crate of its own: the command `netmem perf` and the benchmarks measure in the same way and compare with the same
-//! baselines. Neither is below the other.
+//! Why a crate of its own: the command `netmem perf` and the benchmarks measure in the same way and
+//! compare with the same baselines. Neither is below the other.
 //!
-//! * [`cpus`] moves threads to CPUs. [`turns`] measures variants in turns, so that a disturbance of the machine affects all
-//!   of them alike.
-//! * [`load`] reads CPU time from the kernel, and [`own_time`] adds up the time of polls that found packets.
-//! * [`stats`] has medians, ranges and confidence intervals. [`goals`] compares them with bounds. [`units`] prints them.
-//! * [`machine`] and [`report`] have the parts that all reports share. [`output`] prints them. [`signals`] ends a
-//!   measurement early. [`arguments`] checks the command line.
-//! * [`pages`] and [`frags`] are older ways to allocate network memory, as baselines. [`endpoint`] has the parts of a stack
-//!   over the embedded device.
+//! * [`cpus`] moves threads to CPUs. [`turns`] measures variants in turns, so that a disturbance of
+//!   the machine affects all of them alike.
+//! * [`load`] reads CPU time from the kernel, and [`own_time`] adds up the time of polls that found
+//!   packets.
+//! * [`stats`] has medians, ranges and confidence intervals. [`goals`] compares them with bounds.
+//!   [`units`] prints them.
+//! * [`machine`] and [`report`] have the parts that all reports share. [`output`] prints them.
+//!   [`signals`] ends a measurement early. [`arguments`] checks the command line.
+//! * [`pages`] and [`frags`] are older ways to allocate network memory, as baselines. [`endpoint`]
+//!   has the parts of a stack over the embedded device.
 
 pub mod arguments;
 mod buddy;

@@ -1,5 +1,5 @@
-//! What CPUs did, as the kernel counts it: the shares of each CPU's time, and the CPU time of this command, of other
-//! programs and of the hypervisor.
+//! What CPUs did, as the kernel counts it: the shares of each CPU's time, and the CPU time of this
+//! command, of other programs and of the hypervisor.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -74,7 +74,8 @@ impl Cpus {
     }
 }
 
-/// The CPU time of a measurement, in seconds, of all CPUs that this process may use together. The kernel counts in ticks, most often of 10 ms.
+/// The CPU time of a measurement, in seconds, of all CPUs that this process may use together. The
+/// kernel counts in ticks, most often of 10 ms.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct CpuTime {
     /// The CPUs that are counted.
@@ -92,8 +93,8 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Whether other programs and the hypervisor had more than a thirtieth of the time. Timers and the kernel's own
-    /// threads take less.
+    /// Whether other programs and the hypervisor had more than a thirtieth of the time. Timers and
+    /// the kernel's own threads take less.
     pub fn disturbed(&self) -> bool {
         let all = self.own_s + self.others_s + self.interrupts_s + self.stolen_s + self.idle_s;
         self.others_s + self.stolen_s > all / 30.0
@@ -128,7 +129,8 @@ impl std::fmt::Display for CpuTime {
 pub struct Meter {
     cpus: Vec<usize>,
     begin: Instant,
-    /// What the CPUs did, and the ticks of this command, when the meter was made. `None` if the kernel does not say.
+    /// What the CPUs did, and the ticks of this command, when the meter was made. `None` if the
+    /// kernel does not say.
     before: Option<(Cpus, u64)>,
 }
 
@@ -191,7 +193,8 @@ struct Process {
 }
 
 impl Process {
-    /// Parses the text of `/proc/PID/stat`. The name in it can contain anything, and ends at the last parenthesis.
+    /// Parses the text of `/proc/PID/stat`. The name in it can contain anything, and ends at the
+    /// last parenthesis.
     fn parse(stat: &str) -> Option<Self> {
         let words: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |at: usize| words.get(at)?.parse::<u64>().ok();
@@ -215,7 +218,8 @@ fn processes() -> BTreeMap<u32, Process> {
 fn own_ticks(root: u32, processes: &BTreeMap<u32, Process>) -> u64 {
     let (mut family, mut at) = (vec![root], 0);
     while let Some(&parent) = family.get(at) {
-        // In a real tree no process is its own descendant. In a text that changed while it was read, one could be.
+        // In a real tree no process is its own descendant. In a text that changed while it was
+        // read, one could be.
         let children = processes.iter().filter(|(_, p)| p.parent == parent).map(|(&pid, _)| pid);
         let new: Vec<u32> = children.filter(|pid| !family.contains(pid)).collect();
         family.extend(new);
@@ -225,8 +229,8 @@ fn own_ticks(root: u32, processes: &BTreeMap<u32, Process>) -> u64 {
 }
 
 impl Share {
-    /// Counts a part of the user time as idle, because it was spent in empty polls. `part` is between 0 and 1 and
-    /// relates to all time.
+    /// Counts a part of the user time as idle, because it was spent in empty polls. `part` is
+    /// between 0 and 1 and relates to all time.
     pub fn with_idle(self, part: f64) -> Self {
         let empty = (part * 100.0).clamp(0.0, self.usr);
         Self { usr: self.usr - empty, idle: self.idle + empty, ..self }

@@ -32,9 +32,9 @@ pub fn json(object: &impl serde::Serialize) -> io::Result<()> {
     print(&serde_json::to_string_pretty(object)?)
 }
 
-/// A file that is replaced at once: the text goes into a new file next to it, which is then renamed. A reader sees
-/// either the old content or all of the new content, even if this process is killed. If the path is not a regular file,
-/// for example a pipe, it is written directly.
+/// A file that is replaced at once: the text goes into a new file next to it, which is then
+/// renamed. A reader sees either the old content or all of the new content, even if this process is
+/// killed. If the path is not a regular file, for example a pipe, it is written directly.
 #[derive(Debug)]
 pub struct Target {
     path: PathBuf,
@@ -92,8 +92,8 @@ impl Target {
     }
 }
 
-/// Prints a line on standard output, but only if that does not wait. For a service: its reader may have stopped
-/// reading.
+/// Prints a line on standard output, but only if that does not wait. For a service: its reader may
+/// have stopped reading.
 pub fn offer(text: &str) {
     let mut out = std::io::stdout().lock();
     if takes(&out) {
@@ -104,9 +104,10 @@ pub fn offer(text: &str) {
 /// The largest number of lines that are logged in a second.
 const LINES: u32 = 100;
 
-/// Standard error, for lines that other processes can cause. A reader that has stopped reading cannot make this process
-/// wait, and a peer that repeats a fault in a loop cannot fill a disk. A line that cannot be written at once is
-/// dropped. Lines beyond 100 a second are dropped too. The next line says how many were dropped.
+/// Standard error, for lines that other processes can cause. A reader that has stopped reading
+/// cannot make this process wait, and a peer that repeats a fault in a loop cannot fill a disk. A
+/// line that cannot be written at once is dropped. Lines beyond 100 a second are dropped too. The
+/// next line says how many were dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Log;
 

@@ -1,4 +1,5 @@
-//! The driver's own time: the time in polls that found packets, while the driver's thread had its CPU.
+//! The driver's own time: the time in polls that found packets, while the driver's thread had its
+//! CPU.
 //!
 //! ```text
 //!   poll ─ wait ─ poll ─ poll ─ wait ─ poll ─ drain ─ poll          wait: spin or yield; drain: the application's work on this CPU
@@ -6,10 +7,11 @@
 //!                 ├───────────┤                       ├────┤        the driver's own time
 //! ```
 //!
-//! Time stamps are taken immediately before and after each poll. Time between two polls is not the driver's: there it
-//! waits for the device, or lends its CPU to the device. The scheduler can also take the CPU away in the middle of a
-//! poll. Therefore a poll that took longer than [`LONG_NS`] is compared with the thread's CPU clock, which runs only
-//! while the thread does. Reading that clock is a system call, so short polls are not compared.
+//! Time stamps are taken immediately before and after each poll. Time between two polls is not the
+//! driver's: there it waits for the device, or lends its CPU to the device. The scheduler can also
+//! take the CPU away in the middle of a poll. Therefore a poll that took longer than [`LONG_NS`] is
+//! compared with the thread's CPU clock, which runs only while the thread does. Reading that clock
+//! is a system call, so short polls are not compared.
 
 use crate::load::thread_time;
 use quanta::Clock;
@@ -26,7 +28,8 @@ pub struct OwnTime<'c, F = fn() -> u64> {
     ticks: u64,
     /// The time at which the last poll ended.
     end: u64,
-    /// When `ran` was read last, and its value then. Since then the thread has lost its CPU for short times at most.
+    /// When `ran` was read last, and its value then. Since then the thread has lost its CPU for
+    /// short times at most.
     seen: (u64, u64),
 }
 
@@ -100,8 +103,8 @@ mod tests {
     type Own<'a> = OwnTime<'a, &'a dyn Fn() -> u64>;
     type Pass<'a> = &'a dyn Fn(u64);
 
-    /// The driver's own time in `f`. Of the functions that `f` is called with, the first lets time pass while the driver's thread runs, and
-    /// the second while another thread has the CPU.
+    /// The driver's own time in `f`. Of the functions that `f` is called with, the first lets time
+    /// pass while the driver's thread runs, and the second while another thread has the CPU.
     fn timed(f: impl for<'a> FnOnce(&mut Own<'a>, Pass<'_>, Pass<'_>)) -> u64 {
         let (clock, mock) = Clock::mock();
         let ran = Cell::new(0);
@@ -130,12 +133,13 @@ mod tests {
             }
         });
         assert_eq!(busy, 100_000);
-        // The polls find the same packets. Between the polls the driver spins, yields to a device on its CPU, or does
-        // the application's work.
+        // The polls find the same packets. Between the polls the driver spins, yields to a device
+        // on its CPU, or does the application's work.
         let sleepy = timed(|own, runs, others| {
             for i in 0..100 {
                 poll(own, runs, 0);
-                // One wait is shorter and one longer than a poll that is compared with the CPU clock.
+                // One wait is shorter and one longer than a poll that is compared with the CPU
+                // clock.
                 [runs, others][i % 2]([10_000, 3_000_000][i / 2 % 2]);
                 own.resynchronise();
                 poll(own, runs, 64);

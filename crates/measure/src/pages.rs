@@ -1,13 +1,13 @@
-//! A page per packet: a buddy allocator with a cache for each thread in front of it. This is a baseline, implemented as
-//! efficiently as the idea allows.
+//! A page per packet: a buddy allocator with a cache for each thread in front of it. This is a
+//! baseline, implemented as efficiently as the idea allows.
 //!
 //! ```text
 //!   take ◄── this thread's cache ◄── 63 pages under the lock ── buddy allocator
 //!   give ──► (last in, first out) ── the 63 coldest, likewise ─►
 //! ```
 //!
-//! Linux does the same for a driver that asks for single pages: it has per-CPU lists in front of a zone's free areas,
-//! with batches of the same size. As in Linux, the fast path shares nothing.
+//! Linux does the same for a driver that asks for single pages: it has per-CPU lists in front of a
+//! zone's free areas, with batches of the same size. As in Linux, the fast path shares nothing.
 
 use crate::buddy::Buddy;
 use netmem_pool::{Memory, PeerShared, Provider, RawPage, Region, RegionProvider};
@@ -16,17 +16,20 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger machine.
+/// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger
+/// machine.
 const BATCH: usize = 63;
 /// Pages that a cache holds before it gives some back.
 const HIGH: usize = 4 * BATCH;
 
 type M = PeerShared;
 
-/// A general-purpose allocator of single pages over one region. Share it as [`Arc`] of a [`Provider`].
+/// A general-purpose allocator of single pages over one region. Share it as [`Arc`] of a
+/// [`Provider`].
 ///
-/// Cost: a few nanoseconds while the thread's cache has pages. Otherwise, once in 63 operations, a lock and at most 63
-/// splits or merges of blocks. A thread's cache is given back when the thread ends.
+/// Cost: a few nanoseconds while the thread's cache has pages. Otherwise, once in 63 operations, a
+/// lock and at most 63 splits or merges of blocks. A thread's cache is given back when the thread
+/// ends.
 pub struct PageAllocator {
     zone: Arc<Zone>,
 }
@@ -126,7 +129,8 @@ impl Drop for Cache {
     }
 }
 
-/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has no cache.
+/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has
+/// no cache.
 #[inline]
 fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
     let found = CACHES.try_with(|caches| {
@@ -188,7 +192,8 @@ impl PageAllocator {
         self.zone.source.region()
     }
 
-    /// Pages in the allocator: those that are neither in use nor in the cache of another live thread. Takes the lock.
+    /// Pages in the allocator: those that are neither in use nor in the cache of another live
+    /// thread. Takes the lock.
     #[must_use]
     pub fn at_home(&self) -> usize {
         let cached = with_cache(&self.zone, |c| c.pages.len()).unwrap_or(0);
@@ -196,9 +201,9 @@ impl PageAllocator {
     }
 }
 
-// SAFETY: the buddy allocator hands out each number once until it is returned, and a raw page moves together with its
-// number. A cache is used by one thread. The zone keeps the region alive. There is one region, and the provider reports
-// its page size.
+// SAFETY: the buddy allocator hands out each number once until it is returned, and a raw page moves
+// together with its number. A cache is used by one thread. The zone keeps the region alive. There
+// is one region, and the provider reports its page size.
 unsafe impl Provider<M> for PageAllocator {
     #[inline]
     fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
@@ -297,8 +302,8 @@ mod tests {
         assert!(take(&b).is_some());
     }
 
-    /// A page per packet through a pool: the numbers of maps, unmaps and allocations are equal, also if other threads
-    /// drop the pages.
+    /// A page per packet through a pool: the numbers of maps, unmaps and allocations are equal,
+    /// also if other threads drop the pages.
     #[test]
     fn a_pool_without_cache_maps_and_unmaps_every_page() {
         const ROUNDS: u64 = if cfg!(miri) { 10 } else { 2000 };

@@ -1,5 +1,5 @@
-//! The common parts of the reports of all programs that measure. A JSON schema describes each report:
-//! `schema/perf.json` of the command, `schema/bench.json` of the benchmarks.
+//! The common parts of the reports of all programs that measure. A JSON schema describes each
+//! report: `schema/perf.json` of the command, `schema/bench.json` of the benchmarks.
 
 use crate::load::{CpuTime, Meter};
 use netmem_pool::PoolStats;
@@ -7,7 +7,8 @@ use netmem_virtio::net::feature;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The version of the JSON: raised when a field changes its name, its unit or its meaning, and not when one is added.
+/// The version of the JSON: raised when a field changes its name, its unit or its meaning, and not
+/// when one is added.
 pub const SCHEMA: u32 = 2;
 
 /// The names of the features of virtio-net in a set.
@@ -35,7 +36,8 @@ impl Done {
         Self { interrupted, elapsed_s: meter.elapsed_s(), cpus, cpu_time: meter.read() }
     }
 
-    /// The lines at the end of a table: how long the measurement took, and which programs used the CPUs.
+    /// The lines at the end of a table: how long the measurement took, and which programs used the
+    /// CPUs.
     pub fn lines(&self) -> String {
         let cpus: Vec<usize> = self.cpus.iter().copied().collect();
         let pinned = if cpus.is_empty() { "none".into() } else { crate::cpus::list(&cpus) };

@@ -1,5 +1,5 @@
-//! Signals that end a run in order. They set a flag, which every loop reads, so that each command cleans up before it
-//! ends.
+//! Signals that end a run in order. They set a flag, which every loop reads, so that each command
+//! cleans up before it ends.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
@@ -50,7 +50,8 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 #[error("interrupted: the report has what was measured until then")]
 pub struct Interrupted;
 
-/// A descriptor that becomes readable at the first of the signals that end a program, for a thread that sleeps in `poll`.
+/// A descriptor that becomes readable at the first of the signals that end a program, for a thread
+/// that sleeps in `poll`.
 ///
 /// # Errors
 ///

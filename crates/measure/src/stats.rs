@@ -1,4 +1,5 @@
-//! Statistics of several runs: medians, ranges, and confidence intervals that assume no distribution of the noise.
+//! Statistics of several runs: medians, ranges, and confidence intervals that assume no
+//! distribution of the noise.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,8 @@ impl Spread {
         Self { median: median(&sorted), min, max }
     }
 
-    /// The spread of the ratios of two quantities that were measured in pairs. `None` if there are no pairs.
+    /// The spread of the ratios of two quantities that were measured in pairs. `None` if there are
+    /// no pairs.
     pub fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios: Vec<f64> =
             pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| new / base).collect();
@@ -52,8 +54,9 @@ pub struct Change {
 }
 
 impl Change {
-    /// The sign test's interval: the `k`th smallest and largest ratio, where `k` is the largest that leaves 95 %, or 1.
-    /// The median lies outside only if fewer than `k` of `n` tosses of a coin show one side. `None` without pairs.
+    /// The sign test's interval: the `k`th smallest and largest ratio, where `k` is the largest
+    /// that leaves 95 %, or 1. The median lies outside only if fewer than `k` of `n` tosses of a
+    /// coin show one side. `None` without pairs.
     pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios = pairs.into_iter().filter(|&(_, base)| base > 0.0).map(|(new, base)| (new / base - 1.0) * 100.0);
         let sorted = sorted(ratios);
@@ -110,7 +113,8 @@ mod tests {
 
     #[test]
     fn more_pairs_leave_outliers_out() {
-        // The tables of the sign test: for 9 pairs the second smallest (96.1 %), for 15 the fourth (96.5 %).
+        // The tables of the sign test: for 9 pairs the second smallest (96.1 %), for 15 the fourth
+        // (96.5 %).
         for (n, k, confidence) in [(5, 1, 93.8), (8, 1, 99.2), (9, 2, 96.1), (15, 4, 96.5), (100, 40, 96.5)] {
             let change = Change::of((1..=n).map(|i| (f64::from(i), 1.0))).unwrap();
             assert_eq!(change.interval, [f64::from(k - 1) * 100.0, f64::from(n - k) * 100.0], "{n}");

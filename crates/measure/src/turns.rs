@@ -3,7 +3,8 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// A progress bar over `steps`, each of which has a message. Draws nothing if standard error is no terminal.
+/// A progress bar over `steps`, each of which has a message. Draws nothing if standard error is no
+/// terminal.
 pub fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
@@ -12,9 +13,9 @@ pub fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`. A budget is the whole
-/// time and the time that is spent already. The order is reversed from run to run, so that of two neighbours each is
-/// first equally often.
+/// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`. A
+/// budget is the whole time and the time that is spent already. The order is reversed from run to
+/// run, so that of two neighbours each is first equally often.
 ///
 /// # Errors
 ///
@@ -28,8 +29,8 @@ pub fn take_turns<E>(
 ) -> Result<(), E> {
     let begin = Instant::now();
     for run in 0..runs {
-        // On a busy machine every run takes longer. One more round must fit into the budget if it takes as long as the
-        // rounds so far did on average.
+        // On a busy machine every run takes longer. One more round must fit into the budget if it
+        // takes as long as the rounds so far did on average.
         if let Some((budget, spent)) = budget.filter(|_| run > 0)
             && spent + begin.elapsed() + begin.elapsed() / run > budget
         {

@@ -1,9 +1,10 @@
-//! Quantities in units that are easy to read. JSON has base units (`ns`, `b/s`, `B`, `packets/s`, `requests`); tables
-//! and charts have the unit in which the number is short.
+//! Quantities in units that are easy to read. JSON has base units (`ns`, `b/s`, `B`, `packets/s`,
+//! `requests`); tables and charts have the unit in which the number is short.
 
 use crate::stats::Spread;
 
-/// The units for values of a base unit, the smallest first. Empty for a base unit that has no larger units.
+/// The units for values of a base unit, the smallest first. Empty for a base unit that has no
+/// larger units.
 fn scales(base: &str) -> &'static [(f64, &'static str)] {
     match base {
         "ns" => &[(1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s")],
@@ -14,7 +15,8 @@ fn scales(base: &str) -> &'static [(f64, &'static str)] {
     }
 }
 
-/// The unit for a value in a base unit, and how many base units are in it: the largest unit of which the value has at least one.
+/// The unit for a value in a base unit, and how many base units are in it: the largest unit of
+/// which the value has at least one.
 pub fn scale(value: f64, base: &str) -> (f64, &str) {
     let scales = scales(base);
     let fits = |&&(factor, _): &&(f64, &str)| value.abs() >= factor;

@@ -1,5 +1,5 @@
-//! A map that chooses its keys: the lowest free key in the leaf where the last one was found, and then in the next
-//! leaf.
+//! A map that chooses its keys: the lowest free key in the leaf where the last one was found, and
+//! then in the next leaf.
 
 /// 64 values, and which of them are in use.
 struct Leaf<V> {

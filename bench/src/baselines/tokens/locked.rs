@@ -6,8 +6,8 @@ use super::niovs::Niovs;
 use netmem_devmem::{Pages, TokenRange};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The fair variant, as in Linux: ids are taken 16 at a time and returned 16 at a time. Their pages are put without the
-/// lock.
+/// The fair variant, as in Linux: ids are taken 16 at a time and returned 16 at a time. Their pages
+/// are put without the lock.
 #[derive(Debug)]
 pub struct LockedMap;
 
@@ -15,7 +15,8 @@ pub struct LockedMap;
 #[derive(Debug)]
 pub struct LockedEach;
 
-/// Invariant: each key in the map stands for a reference to its page, and the map owns that reference.
+/// Invariant: each key in the map stands for a reference to its page, and the map owns that
+/// reference.
 struct Shared<P> {
     bindings: Box<[P]>,
     map: Mutex<IdMap<u32>>,
@@ -43,13 +44,13 @@ impl<P: Pages> Shared<P> {
 pub struct Locked<const EACH: bool, P = Arc<Niovs>>(Arc<Shared<P>>);
 
 impl<const EACH: bool, P: Pages> Locked<EACH, P> {
-    /// A new socket's handle, over pages of these bindings, at most 255. What was received and is not returned before
-    /// the last handle goes is out for good.
+    /// A new socket's handle, over pages of these bindings, at most 255. What was received and is
+    /// not returned before the last handle goes is out for good.
     ///
     /// # Safety
     ///
-    /// Each fragment that is [received](Receive::receive) is a page of its binding. The caller has a reference to it,
-    /// which becomes the map's.
+    /// Each fragment that is [received](Receive::receive) is a page of its binding. The caller has
+    /// a reference to it, which becomes the map's.
     #[must_use]
     pub unsafe fn over(bindings: Box<[P]>) -> Self {
         Self(Shared::open(bindings))

@@ -8,8 +8,9 @@
 //! | [`RcuCounts`] | a number for the page | a tree of counters, by RCU | the same, and an atomic decrement |
 //! | [`Ranges`] | a number for the page | an atomic addition | an atomic decrement |
 //!
-//! All of them ignore tokens that were not received, and put a page once for each time it was received. The map of ids
-//! is as lean as such a map can be: bitmaps over leaves of 64 that are never freed, and a hint where ids are free.
+//! All of them ignore tokens that were not received, and put a page once for each time it was
+//! received. The map of ids is as lean as such a map can be: bitmaps over leaves of 64 that are
+//! never freed, and a hint where ids are free.
 
 mod hashed;
 mod id_map;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[repr(align(64))]
 struct Desc(AtomicU32);
 
-/// Pages of device memory. A put does what a sole owner's put does before the page returns to its pool: it checks the
-/// count.
+/// Pages of device memory. A put does what a sole owner's put does before the page returns to its
+/// pool: it checks the count.
 pub struct Niovs {
     id: u64,
     pages: u32,
@@ -54,7 +54,8 @@ impl std::fmt::Debug for Niovs {
     }
 }
 
-// SAFETY: each id is given out once, the number of pages is fixed, and the binding is never reported as drained.
+// SAFETY: each id is given out once, the number of pages is fixed, and the binding is never
+// reported as drained.
 unsafe impl Pages for Niovs {
     fn id(&self) -> u64 {
         self.id

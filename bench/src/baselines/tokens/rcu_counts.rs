@@ -1,4 +1,5 @@
-//! A tree of counters that is read by RCU: a node for each 256 keys of a level, a counter for each page that was ever received.
+//! A tree of counters that is read by RCU: a node for each 256 keys of a level, a counter for each
+//! page that was ever received.
 
 use super::kind::{Fragment, Receive, Return, Tokens, each, key, page};
 use super::niovs::Niovs;
@@ -23,7 +24,8 @@ impl<T> Default for Node<T> {
 type Tree = Node<Node<Node<Node<AtomicU32>>>>;
 
 impl<T: Default + Send + Sync + 'static> Node<T> {
-    /// The child for a byte of the key. It is made if it does not exist. Called by the receiver alone.
+    /// The child for a byte of the key. It is made if it does not exist. Called by the receiver
+    /// alone.
     #[inline]
     fn at<'g>(&self, guard: &'g rcu::Guard, byte: u8) -> Option<&'g T> {
         let cell = &self.0[byte as usize];

@@ -1,7 +1,9 @@
-//! One variant in one direction, measured as fast as it goes and at a pace that all variants can keep.
+//! One variant in one direction, measured as fast as it goes and at a pace that all variants can
+//! keep.
 //!
-//! Before the rounds, each variant runs three times as fast as it goes, and the best run counts. The pace is seven
-//! tenths of what the slowest variant reached. CPU time is measured at that pace, and datagrams come 64 at a time.
+//! Before the rounds, each variant runs three times as fast as it goes, and the best run counts.
+//! The pace is seven tenths of what the slowest variant reached. CPU time is measured at that pace,
+//! and datagrams come 64 at a time.
 
 use super::directions::{Direction, FLOWS, MESSAGE};
 use crate::error::BenchError;
@@ -46,7 +48,8 @@ impl Outcome {
         self.features = more.features;
     }
 
-    /// The outcome of two lanes that ran at the same time: the CPU time of the second one counts as the application's.
+    /// The outcome of two lanes that ran at the same time: the CPU time of the second one counts as
+    /// the application's.
     pub(super) fn in_parallel_with(&self, second: &Self) -> Self {
         Self {
             elapsed_ns: self.elapsed_ns.max(second.elapsed_ns),
@@ -63,8 +66,8 @@ impl Outcome {
         (self.arrived * direction.unit() * 8) as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Nanoseconds of CPU time per gigabyte, for the network and for the application. When receiving, the network has
-    /// also handled the lost datagrams.
+    /// Nanoseconds of CPU time per gigabyte, for the network and for the application. When
+    /// receiving, the network has also handled the lost datagrams.
     pub(super) fn each(&self, direction: Direction) -> [f64; 2] {
         let each = |ns: u64, units: u64| ns as f64 * 1e9 / (units * direction.unit()).max(1) as f64;
         let came = match direction {
@@ -77,7 +80,8 @@ impl Outcome {
 
 /// The traffic of a variant.
 pub(super) trait Traffic {
-    /// Moves this many datagrams, from each flow in turn: one datagram every `pace_ns`, or as fast as it goes.
+    /// Moves this many datagrams, from each flow in turn: one datagram every `pace_ns`, or as fast
+    /// as it goes.
     fn run(&mut self, harness: &Harness, datagrams: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError>;
 }
 
@@ -201,8 +205,8 @@ mod tests {
         let (elapsed_ns, arrived, lost) = (1000, 2, 2);
         let outcome = Outcome { elapsed_ns, arrived, lost, network_ns: 500, application_ns: 300, ..Outcome::default() };
         assert!((outcome.bits_per_s(Direction::Receive) / 1e9 - 2.0 * 1472.0 * 8.0 / 1000.0).abs() < 1e-9);
-        // 500 ns are for four datagrams. 300 ns are for two datagrams when receiving, and for four when sending. The
-        // result is nanoseconds per gigabyte.
+        // 500 ns are for four datagrams. 300 ns are for two datagrams when receiving, and for four
+        // when sending. The result is nanoseconds per gigabyte.
         let check =
             |got: [f64; 2], ns: [f64; 2]| got.iter().zip(ns).all(|(got, ns)| (got * 1.472 - ns * 1e9).abs() < 1.0);
         assert!(check(outcome.each(Direction::Receive), [0.125, 0.15]), "{:?}", outcome.each(Direction::Receive));

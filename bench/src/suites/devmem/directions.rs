@@ -1,4 +1,5 @@
-//! What the variants of the suite have in common: directions with their rows, flows, sizes, and the names of variants.
+//! What the variants of the suite have in common: directions with their rows, flows, sizes, and the
+//! names of variants.
 
 use crate::report::Head;
 
@@ -8,7 +9,8 @@ pub(super) const FLOWS: usize = 4;
 pub(super) const PAYLOAD: u64 = 1472;
 /// Datagrams of a message of 4 MB.
 pub(super) const MESSAGE: u64 = 4_000_000u64.div_ceil(PAYLOAD);
-/// If a value takes less time than this, the run is only a test: streams move parts of messages, and are hardly warm.
+/// If a value takes less time than this, the run is only a test: streams move parts of messages,
+/// and are hardly warm.
 pub(super) const WHOLE_NS: u64 = 5_000_000;
 
 /// The longest segment that is not cut.
@@ -50,8 +52,9 @@ impl Direction {
         if self.is_stream() { UNIT } else { PAYLOAD }
     }
 
-    /// The sections: throughput, CPU time of the network, of the application and of both, and for datagrams the loss.
-    /// Streams are sent on the CPU of their stack, so when sending, two CPUs do the same work.
+    /// The sections: throughput, CPU time of the network, of the application and of both, and for
+    /// datagrams the loss. Streams are sent on the CPU of their stack, so when sending, two CPUs do
+    /// the same work.
     pub(super) fn sections(self) -> &'static [&'static str] {
         match self {
             Self::Receive => {

@@ -1,11 +1,12 @@
-//! A stack whose payload is in device memory, its device, and the [`Peer`] at the other end of its streams.
+//! A stack whose payload is in device memory, its device, and the [`Peer`] at the other end of its
+//! streams.
 //!
 //! ```text
 //!   Lane: streams, stack, driver ── Card: device, peer
 //! ```
 //!
-//! The device and the stack take turns: [`Card::turn`] lets the device move all that it can. A lane stays on its
-//! thread. The card may be on the same thread or on another one: see [`Turns`].
+//! The device and the stack take turns: [`Card::turn`] lets the device move all that it can. A lane
+//! stays on its thread. The card may be on the same thread or on another one: see [`Turns`].
 
 use super::peer::{OURS, PORT, Peer};
 use super::rig::{HEADER_PAGES, Memory, PAGES, unavailable};
@@ -27,7 +28,8 @@ use std::time::{Duration, Instant};
 
 /// How long streams may take to connect, data to arrive, and a turn to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Passes of the device in a turn. Two are usual: one that moves everything, and one that finds nothing.
+/// Passes of the device in a turn. Two are usual: one that moves everything, and one that finds
+/// nothing.
 const PASSES: usize = 64;
 
 /// Waits in a spin until `done`. `what` is what is waited for.
@@ -40,8 +42,8 @@ pub(super) fn wait(done: impl Fn() -> bool, what: &'static str) -> Result<(), Be
     Ok(())
 }
 
-/// Passes a moment in a spin. Once in a while, the thread gives its CPU to another one, which may be the thread that is
-/// waited for.
+/// Passes a moment in a spin. Once in a while, the thread gives its CPU to another one, which may
+/// be the thread that is waited for.
 pub(super) fn pause(idle: &mut u32) {
     *idle += 1;
     if idle.is_multiple_of(256) { std::thread::yield_now() } else { spin_loop() }
@@ -85,7 +87,8 @@ impl Card {
         Ok((Self { device, _connection: connection }, ours))
     }
 
-    /// Lets the device move what it can. From now on, each flow of the peer may have sent `due` segments in all.
+    /// Lets the device move what it can. From now on, each flow of the peer may have sent `due`
+    /// segments in all.
     pub(super) fn turn(&mut self, due: u64) {
         self.device.ports()[0].due = due;
         for _ in 0..PASSES {

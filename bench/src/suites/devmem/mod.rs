@@ -1,5 +1,5 @@
-//! The suite `devmem`: what CPU time does a gigabyte cost that is received into device memory or sent from it, end to end, with the embedded
-//! device?
+//! The suite `devmem`: what CPU time does a gigabyte cost that is received into device memory or
+//! sent from it, end to end, with the embedded device?
 //!
 //! ```text
 //!            first CPU, one thread, in turns                          second CPU
@@ -7,24 +7,28 @@
 //!   transmit Device::poll ◄─ VirtioSplitTx ◄─ Sender::send_again ◄─── ring ◄─ Sender::message
 //! ```
 //!
-//! There are four flows. A message is 4 MB, sent as a sequence of datagrams of 1472 bytes. A variant is a count for the
-//! binding and a kind of tokens for the socket: `refcount+locked_map` is the old way, `percpuref+ranges` the way of
-//! today.
+//! There are four flows. A message is 4 MB, sent as a sequence of datagrams of 1472 bytes. A
+//! variant is a count for the binding and a kind of tokens for the socket: `refcount+locked_map` is
+//! the old way, `percpuref+ranges` the way of today.
 //!
-//! Everything but `locked_map` is the code of the product: device, driver, header split, flow table, mailboxes,
-//! bindings with either count, senders, and with `ranges` the socket. With `locked_map` the socket hands out datagrams
-//! without a token. The ids come from [`netmem_bench::baselines::tokens::Locked`], which takes its lock once for 16 datagrams, as
-//! well as such a socket could do it. Pages are returned by the same put. `transmit` uses no tokens: rows that differ
-//! only in their tokens do the same work twice, and show the noise of the measurement.
+//! Everything but `locked_map` is the code of the product: device, driver, header split, flow
+//! table, mailboxes, bindings with either count, senders, and with `ranges` the socket. With
+//! `locked_map` the socket hands out datagrams without a token. The ids come from
+//! [`netmem_bench::baselines::tokens::Locked`], which takes its lock once for 16 datagrams, as well
+//! as such a socket could do it. Pages are returned by the same put. `transmit` uses no tokens:
+//! rows that differ only in their tokens do the same work twice, and show the noise of the
+//! measurement.
 //!
-//! Streams are measured with the same variants, also with 4 flows and messages of 4 MB: see [`streams`]. [`segments`]
-//! measures what a segment of a stream costs, by its length. Both have the parts in [`lane`] and [`peer`].
+//! Streams are measured with the same variants, also with 4 flows and messages of 4 MB: see
+//! [`streams`]. [`segments`] measures what a segment of a stream costs, by its length. Both have
+//! the parts in [`lane`] and [`peer`].
 //!
-//! The embedded device always shares the network's thread, also if there are more CPUs, so that every machine measures
-//! the same. The time of its passes counts for throughput, but is left out of all CPU time. CPU time is that of turns
-//! in which there was something to do. It is measured at a pace that all variants can keep: see [`benchmark`]. [`rig`]
-//! connects the parts, [`receive`] and [`transmit`] are the two directions, [`ways`] the two kinds of tokens, and
-//! [`goals`] the goals.
+//! The embedded device always shares the network's thread, also if there are more CPUs, so that
+//! every machine measures the same. The time of its passes counts for throughput, but is left out
+//! of all CPU time. CPU time is that of turns in which there was something to do. It is measured at
+//! a pace that all variants can keep: see [`benchmark`]. [`rig`] connects the parts, [`receive`]
+//! and [`transmit`] are the two directions, [`ways`] the two kinds of tokens, and [`goals`] the
+//! goals.
 
 mod benchmark;
 mod directions;

@@ -5,10 +5,10 @@
 //!   near stack ◄─ device ◄─ Peer: segments of one length, from each flow in turn, within the window
 //! ```
 //!
-//! The peer connects to the near stack. It keeps nothing but numbers, so it takes little of the CPU that it shares with
-//! the device. No frame is lost here, because the device waits for buffers. So the peer never sends a segment again.
-//! Every segment has PSH, so the device does not merge segments. The checksums are left to the receiver's device, as
-//! between two programs on one host.
+//! The peer connects to the near stack. It keeps nothing but numbers, so it takes little of the CPU
+//! that it shares with the device. No frame is lost here, because the device waits for buffers. So
+//! the peer never sends a segment again. Every segment has PSH, so the device does not merge
+//! segments. The checksums are left to the receiver's device, as between two programs on one host.
 
 use super::directions::MSS;
 use super::rig::unavailable;
@@ -26,8 +26,8 @@ pub(super) const PORT: u16 = 7;
 const THEIRS: (Mac, Ipv4Addr) = (Mac([2, 0, 0, 0, 0, 2]), Ipv4Addr::new(10, 0, 0, 2));
 /// The port of the peer's first flow. The other flows have the ports behind it.
 pub(super) const FIRST_PORT: u16 = 5000;
-/// The offset of the sequence number in a frame over IPv4, with the virtio header. The acknowledgement number follows
-/// it.
+/// The offset of the sequence number in a frame over IPv4, with the virtio header. The
+/// acknowledgement number follows it.
 const SEQ: usize = VnetHdr::LEN + EthernetHeader::LEN + 20 + 4;
 
 /// A connection.
@@ -74,7 +74,8 @@ impl Flow {
         if Seq(limit).distance(Seq(self.limit)) > 0 {
             self.limit = limit;
         }
-        // A segment that continues the stream, or a retransmission that has new data behind the old.
+        // A segment that continues the stream, or a retransmission that has new data behind the
+        // old.
         if syn || Seq(self.ack).distance(Seq(begin)) >= 0 && Seq(end).distance(Seq(self.ack)) > 0 {
             self.ack = end;
         }
@@ -102,9 +103,11 @@ pub(super) struct Peer {
     flows: Vec<Flow>,
     /// The reply to a question for the peer's Ethernet address.
     arp: Option<Vec<u8>>,
-    /// The flow that sends the next segment, and the flow whose acknowledgement is looked for first.
+    /// The flow that sends the next segment, and the flow whose acknowledgement is looked for
+    /// first.
     next: usize,
-    /// Whether [`Port::peek`] showed the reply, an acknowledgement of the flow, or a segment of the flow.
+    /// Whether [`Port::peek`] showed the reply, an acknowledgement of the flow, or a segment of the
+    /// flow.
     shown: Shown,
     /// Segments that each flow may have sent in all.
     pub(super) due: u64,
@@ -261,7 +264,8 @@ mod tests {
         assert!(!flow.owes);
         flow.take(&header(701, 1, 10_000, Flags::ACK), 100).unwrap();
         assert_eq!((flow.ack, flow.owes), (801, true));
-        // Bytes behind a hole are not acknowledged; a retransmission with new data behind the old is.
+        // Bytes behind a hole are not acknowledged; a retransmission with new data behind the old
+        // is.
         flow.take(&header(901, 1, 10_000, Flags::ACK), 100).unwrap();
         assert_eq!(flow.ack, 801);
         flow.take(&header(751, 1, 10_000, Flags::ACK), 100).unwrap();

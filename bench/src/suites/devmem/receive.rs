@@ -68,8 +68,8 @@ impl<C: BindingCount, W: Way<C>> Receiving<C, W> {
 /// What the application's thread reports.
 #[derive(Default)]
 struct Progress {
-    /// Datagrams that were received, and datagrams that were dropped because a mailbox was full. When nothing is in
-    /// flight, these are all.
+    /// Datagrams that were received, and datagrams that were dropped because a mailbox was full.
+    /// When nothing is in flight, these are all.
     accounted: AtomicU64,
     received: AtomicU64,
     freed: AtomicU64,
@@ -128,8 +128,8 @@ pub(super) fn due(datagrams: u64, now_ns: u64, pace_ns: Option<f64>) -> u64 {
     pace_ns.map_or(datagrams, |pace| datagrams.min(steps(pace) * STEP))
 }
 
-/// The application: receives from each flow in turn. When a message is complete, its tokens are returned; at the end,
-/// also those of an incomplete message.
+/// The application: receives from each flow in turn. When a message is complete, its tokens are
+/// returned; at the end, also those of an incomplete message.
 fn serve<C: BindingCount, W: Way<C>>(flows: &mut [Flow<W>], progress: &Progress, ended: &AtomicBool) {
     let dropped = |flows: &[Flow<W>]| flows.iter().map(|f| f.way.socket().stats().queue_full).sum::<u64>();
     let dropped_before = dropped(flows);
@@ -201,7 +201,8 @@ mod tests {
         assert_eq!((memory.stats().in_use, accounting.outstanding(), accounting.stats().inflight()), (0, 0, 0));
     }
 
-    /// Proves MEM-3 and POOL-5 as far as counters can: with tokens of either kind, all pages are returned.
+    /// Proves MEM-3 and POOL-5 as far as counters can: with tokens of either kind, all pages are
+    /// returned.
     #[test]
     fn what_comes_is_given_back() {
         books_balance::<RefCount, LockedMap<_>>();

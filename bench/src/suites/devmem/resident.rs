@@ -1,7 +1,7 @@
 //! A thread that keeps what it measures with from one job to the next.
 //!
-//! Stacks and their streams stay on the thread that made them. Here they outlive a measurement: they are connected and
-//! warmed up once. Between jobs the thread sleeps.
+//! Stacks and their streams stay on the thread that made them. Here they outlive a measurement:
+//! they are connected and warmed up once. Between jobs the thread sleeps.
 
 use super::rig::unavailable;
 use crate::error::BenchError;
@@ -18,7 +18,8 @@ pub(super) struct Resident<J, R> {
 }
 
 impl<J: Send + 'static, R: Send + 'static> Resident<J, R> {
-    /// Starts the thread on this CPU. The thread makes its state, and then does one job after another.
+    /// Starts the thread on this CPU. The thread makes its state, and then does one job after
+    /// another.
     pub(super) fn spawn<S>(
         cpu: usize,
         make: impl FnOnce() -> Result<S, BenchError> + Send + 'static,

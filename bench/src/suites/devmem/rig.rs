@@ -18,7 +18,8 @@ pub(super) const PAGES: usize = 20480;
 /// Pages of host memory, for headers that are sent.
 pub(super) const HEADER_PAGES: usize = 2048;
 
-/// The file that stands in for a device's memory. All variants share it, and no code here reads its contents.
+/// The file that stands in for a device's memory. All variants share it, and no code here reads its
+/// contents.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     file: OnceLock<OwnedFd>,

@@ -6,17 +6,17 @@
 //!   peer ◄─ device ◄─ ring ◄─ driver ◄─ stack ◄─ DeviceStream::send
 //! ```
 //!
-//! A *cost* is the CPU time of `Stack::poll`, which includes the driver, and of the application's calls: receiving and
-//! giving tokens back, or sending and asking for ranges that were sent. A *throughput* also includes the device's
-//! turns, in which it copies the bytes.
+//! A *cost* is the CPU time of `Stack::poll`, which includes the driver, and of the application's
+//! calls: receiving and giving tokens back, or sending and asking for ranges that were sent. A
+//! *throughput* also includes the device's turns, in which it copies the bytes.
 //!
-//! The device has a CPU of its own because a network card has no part of the stack's caches either. On the stack's
-//! CPU, the copy of 16 long segments would drive the stack's data and code out of the caches of that CPU, and the cost
-//! would contain these misses. The device and the stack still take turns, so that each turn has the same number of
-//! segments at every length.
+//! The device has a CPU of its own because a network card has no part of the stack's caches either.
+//! On the stack's CPU, the copy of 16 long segments would drive the stack's data and code out of
+//! the caches of that CPU, and the cost would contain these misses. The device and the stack still
+//! take turns, so that each turn has the same number of segments at every length.
 //!
-//! Pages of device memory are 64 KiB, so each segment is in one page. The last row has the longest segments in pages
-//! of 4 KiB.
+//! Pages of device memory are 64 KiB, so each segment is in one page. The last row has the longest
+//! segments in pages of 4 KiB.
 
 use super::directions::{MSS, WHOLE_NS};
 use super::lane::{Card, Lane, Shape, Turns, bind, late};
@@ -33,14 +33,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Bytes of payload. Up to [`MSS`], a segment is one frame. Longer segments are possible with offloads.
+/// Bytes of payload. Up to [`MSS`], a segment is one frame. Longer segments are possible with
+/// offloads.
 const LENGTHS: [usize; 8] = [64, 256, MSS, 4096, 9000, 16_000, 32_000, 64_000];
-/// The shortest segment, the longest that is not cut, and the longest of all: the goals compare them.
+/// The shortest segment, the longest that is not cut, and the longest of all: the goals compare
+/// them.
 pub(super) const JUDGED: [usize; 3] = [LENGTHS[0], MSS, LONG];
 const LONG: usize = LENGTHS[7];
 /// Page order of the device memory: 64 KiB.
 pub(super) const ORDER: u8 = 4;
-/// Segments in a turn. The window has room for as many of the longest segments, because it counts each page as one MSS.
+/// Segments in a turn. The window has room for as many of the longest segments, because it counts
+/// each page as one MSS.
 const BURST: u64 = 16;
 /// Segments of the warm-up: the ring has 256 buffers, and each of them is used several times.
 const WARM: u64 = 1024;
@@ -247,7 +250,8 @@ mod tests {
 
     #[test]
     fn a_segment_costs_the_stack_its_part_and_throughput_has_all_of_the_time() {
-        // 100 segments of 1000 bytes: 50 us of the stack, and 200 us in all. 800,000 bits in 200 us are 4 Gb/s.
+        // 100 segments of 1000 bytes: 50 us of the stack, and 200 us in all. 800,000 bits in 200 us
+        // are 4 Gb/s.
         let took = Took { segments: 100, stack_ns: 50_000, all_ns: 200_000, ..Took::default() };
         let [cost, rate] = took.each(1000);
         assert!((cost - 500.0).abs() < 1e-9 && (rate / 4e9 - 1.0).abs() < 1e-9, "{cost} ns, {rate} b/s");
@@ -261,7 +265,8 @@ mod tests {
         assert_eq!(name(LONG, 0), "64000 bytes, pages of 4 KiB");
     }
 
-    /// All of the time of [`Took`] is the rig's, and every segment is counted once: of each length, received and sent.
+    /// All of the time of [`Took`] is the rig's, and every segment is counted once: of each length,
+    /// received and sent.
     #[test]
     fn segments_of_each_length_are_received_and_sent() {
         let harness = Harness::for_tests();

@@ -5,15 +5,16 @@
 //!   transmit  each CPU: DeviceStream::send ─► stack ─► device, peer      one binding, counted by both
 //! ```
 //!
-//! Receiving: the network's CPU time is that of the stack and of receiving, the application's is that of giving tokens
-//! back. Sending: each CPU has a lane of its own with half of the flows, because a stream is sent from its stack's
-//! thread. The lanes share only the binding. The device and the peer take turns with the stack, and are left out of all
-//! CPU time. A segment has 1448 bytes, because counts and tokens are taken per segment: large segments would hide their
-//! cost.
+//! Receiving: the network's CPU time is that of the stack and of receiving, the application's is
+//! that of giving tokens back. Sending: each CPU has a lane of its own with half of the flows,
+//! because a stream is sent from its stack's thread. The lanes share only the binding. The device
+//! and the peer take turns with the stack, and are left out of all CPU time. A segment has 1448
+//! bytes, because counts and tokens are taken per segment: large segments would hide their cost.
 //!
-//! The streams of all variants are connected and warmed up once, and outlive the measurements. A measurement consists
-//! of slices, a quarter of a message of each flow. The variants take turns slice by slice, so that all of them see the
-//! same minutes of the machine. CPU time is the thread's CPU clock around turns in which there was something to do.
+//! The streams of all variants are connected and warmed up once, and outlive the measurements. A
+//! measurement consists of slices, a quarter of a message of each flow. The variants take turns
+//! slice by slice, so that all of them see the same minutes of the machine. CPU time is the
+//! thread's CPU clock around turns in which there was something to do.
 
 use super::benchmark::{Outcome, Pace, STEP};
 use super::directions::{Direction, FLOWS, MSS, UNIT, VARIANTS, WHOLE_NS};
@@ -59,11 +60,13 @@ fn shape(flows: usize) -> Shape {
 
 /// What moves the slices of a variant on its thread.
 trait Slices {
-    /// Moves this many units of each flow: as fast as it goes, or one unit of any flow every `pace_ns`.
+    /// Moves this many units of each flow: as fast as it goes, or one unit of any flow every
+    /// `pace_ns`.
     fn slice(&mut self, units: u64, pace_ns: Option<f64>) -> Result<Outcome, BenchError>;
 }
 
-/// Measures `f`, which returns the number of units that arrived, and its CPU time in turns with work.
+/// Measures `f`, which returns the number of units that arrived, and its CPU time in turns with
+/// work.
 fn timed(f: impl FnOnce(Instant) -> Result<(u64, u64), BenchError>) -> Result<Outcome, BenchError> {
     let (begin, before) = (Instant::now(), thread_time());
     let (arrived, network_ns) = f(begin)?;
@@ -175,13 +178,15 @@ impl<C: BindingCount, W: StreamWay<C>> Slices for Receiving<C, W> {
     }
 }
 
-/// The units of each flow that are due, if `due` units are due in all. There are no more than `units` of each.
+/// The units of each flow that are due, if `due` units are due in all. There are no more than
+/// `units` of each.
 fn each(due: u64, flows: usize, units: u64) -> u64 {
     due.div_ceil(flows as u64).min(units)
 }
 
 impl Application {
-    /// Takes what has come. When a message is complete, its tokens are returned. Returns how much came.
+    /// Takes what has come. When a message is complete, its tokens are returned. Returns how much
+    /// came.
     fn work(&mut self) -> usize {
         let Self { flows, came, progress, message } = self;
         let n = came.slots();
@@ -262,8 +267,8 @@ impl<C: BindingCount> Slices for Transmitting<C> {
     }
 }
 
-/// The offset in the binding of byte `at` of a flow. The messages of a flow lie in a part of the memory of its own, and
-/// a range of up to [`RANGE`] bytes stays in it.
+/// The offset in the binding of byte `at` of a flow. The messages of a flow lie in a part of the
+/// memory of its own, and a range of up to [`RANGE`] bytes stays in it.
 fn place(flow: usize, at: u64) -> u64 {
     flow as u64 * MESSAGE * UNIT + at % (MESSAGE * UNIT - RANGE)
 }
@@ -390,7 +395,11 @@ impl Threads {
             Self::Transmit { lanes } => {
                 lanes.iter().for_each(|lane| lane.begin(job.clone()));
                 let [first, second] = [0, 1].map(|lane| lanes[lane].end());
-                let both = first?.iter().zip(&second?).map(|(first, second)| first.in_parallel_with(second)).collect::<Vec<_>>();
+                let both = first?
+                    .iter()
+                    .zip(&second?)
+                    .map(|(first, second)| first.in_parallel_with(second))
+                    .collect::<Vec<_>>();
                 Ok(job.sums(&both))
             }
         }
@@ -422,7 +431,8 @@ impl StreamBenchmark {
     }
 }
 
-/// Slices of a variant that take half of `duration_ns`, if a slice of all flows takes `slice_ns`: whole messages.
+/// Slices of a variant that take half of `duration_ns`, if a slice of all flows takes `slice_ns`:
+/// whole messages.
 fn slices(duration_ns: u64, slice_ns: f64) -> u64 {
     ((duration_ns as f64 / 2.0 / slice_ns.max(1.0)) as u64).clamp(1, MOST).next_multiple_of(WHOLE)
 }
@@ -531,7 +541,8 @@ mod tests {
         }
     }
 
-    /// Both directions: every unit arrives, and what a message held is freed ([`Receiving::slice`] checks that).
+    /// Both directions: every unit arrives, and what a message held is freed ([`Receiving::slice`]
+    /// checks that).
     #[test]
     fn streams_outlive_their_measurements() {
         let harness = Harness::for_tests();

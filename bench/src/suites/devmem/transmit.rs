@@ -1,7 +1,8 @@
-//! Sending: the application makes datagrams of parts of the binding, and the network's thread hands them to the device.
+//! Sending: the application makes datagrams of parts of the binding, and the network's thread hands
+//! them to the device.
 //!
-//! Each datagram holds the binding from the moment the application makes it. A frame that the device has holds the
-//! binding by itself: that hold begins and ends on the network's CPU.
+//! Each datagram holds the binding from the moment the application makes it. A frame that the
+//! device has holds the binding by itself: that hold begins and ends on the network's CPU.
 
 use super::benchmark::{Outcome, STEP, Traffic};
 use super::directions::{FLOWS, MESSAGE, PAYLOAD};
@@ -118,8 +119,8 @@ impl<C: BindingCount> Traffic for Transmitting<C> {
     }
 }
 
-/// Sends the datagrams that the application has made, up to [`STEP`] of them, and notifies the device. Returns how many
-/// there were. A datagram that found no room is sent by the next call.
+/// Sends the datagrams that the application has made, up to [`STEP`] of them, and notifies the
+/// device. Returns how many there were. A datagram that found no room is sent by the next call.
 fn send<C: BindingCount>(
     tx: &mut VirtioSplitTx<BindingRef<C>>,
     senders: &mut [Sender<C>],
@@ -146,8 +147,8 @@ fn send<C: BindingCount>(
     sent
 }
 
-/// The application: makes datagrams of messages that lie one after another, from each flow in turn, half a step at a
-/// time. Returns the nanoseconds of CPU time that this took.
+/// The application: makes datagrams of messages that lie one after another, from each flow in turn,
+/// half a step at a time. Returns the nanoseconds of CPU time that this took.
 fn make<C: BindingCount>(
     makers: &mut [Sender<C>],
     mut out: Producer<Datagram<C>>,
@@ -169,8 +170,8 @@ fn make<C: BindingCount>(
         for at in made..made + turn {
             let first = flow as u64 * MESSAGE * PAYLOAD;
             let offset = first + (at / FLOWS as u64 % MESSAGE) * PAYLOAD;
-            // The binding's owner is alive and the ring has room, so this does not fail. If it did, the count at the
-            // end would show that.
+            // The binding's owner is alive and the ring has room, so this does not fail. If it did,
+            // the count at the end would show that.
             if let Ok(message) = makers[flow].message(&[(offset, PAYLOAD as u32)]) {
                 let _ = out.push((flow, message));
             }
@@ -208,8 +209,8 @@ mod tests {
         assert_eq!((memory.stats().in_use, accounting.outstanding()), (0, 0));
     }
 
-    /// Proves MEM-8 as far as counters can: every datagram that is made is sent, and nothing holds the binding
-    /// afterwards.
+    /// Proves MEM-8 as far as counters can: every datagram that is made is sent, and nothing holds
+    /// the binding afterwards.
     #[test]
     fn what_is_made_is_sent() {
         all_go::<RefCount>();

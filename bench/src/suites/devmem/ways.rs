@@ -62,8 +62,8 @@ pub(super) struct LockedMap<C: BindingCount> {
 
 impl<C: BindingCount> Way<C> for LockedMap<C> {
     fn new(socket: Socket<C>, binding: &BindingRef<C>) -> Self {
-        // SAFETY: the packets received below come from `recv_bare`, each with a count on its page; the flow table's one
-        // queue receives into this binding.
+        // SAFETY: the packets received below come from `recv_bare`, each with a count on its page;
+        // the flow table's one queue receives into this binding.
         let map = unsafe { Locked::over(vec![binding.clone()].into()) };
         Self { socket, map }
     }
@@ -104,7 +104,8 @@ pub(super) trait StreamWay<C: BindingCount> {
 
     fn back(&self) -> Self::Back;
 
-    /// Receives up to 16 fragments, and calls `f` with the bytes and the tokens of each. Returns how many there were.
+    /// Receives up to 16 fragments, and calls `f` with the bytes and the tokens of each. Returns
+    /// how many there were.
     fn receive(&mut self, stream: &mut DeviceStream<C>, f: impl FnMut(u64, TokenRange)) -> usize;
 }
 
@@ -167,8 +168,8 @@ impl<C: BindingCount> StreamWay<C> for StreamLocked<C> {
     type Back = LockedBack<C>;
 
     fn new(stream: &DeviceStream<C>, binding: &BindingRef<C>) -> Self {
-        // SAFETY: the fragments received below come from `recv_bare`, each with a count on its page; the stack's one
-        // queue receives into this binding.
+        // SAFETY: the fragments received below come from `recv_bare`, each with a count on its
+        // page; the stack's one queue receives into this binding.
         let map = unsafe { Locked::over(vec![binding.clone()].into()) };
         Self(LockedBack { map, returner: stream.returner() })
     }

@@ -1,8 +1,9 @@
-//! The cost of allocating and returning pages when every thread does both, alone and at the same time as the others.
+//! The cost of allocating and returning pages when every thread does both, alone and at the same
+//! time as the others.
 //!
-//! Each thread allocates a page and drops it, then the next, as the row `in_context` does on one thread. The value is the
-//! mean time of all threads. If the cost does not depend on the number of threads, the rows of one thread and of many
-//! threads are equal.
+//! Each thread allocates a page and drops it, then the next, as the row `in_context` does on one
+//! thread. The value is the mean time of all threads. If the cost does not depend on the number of
+//! threads, the rows of one thread and of many threads are equal.
 
 use super::solo::buffer;
 use crate::accounting::{Accounting, CountedSharedPool};
@@ -19,7 +20,8 @@ const PAGES: usize = 4096;
 
 /// A stock of buffers that the threads share.
 pub(super) trait Stock: Sync + Send {
-    /// Takes a buffer and returns it, as often as a block has operations. `false` if the stock was empty.
+    /// Takes a buffer and returns it, as often as a block has operations. `false` if the stock was
+    /// empty.
     fn block(&self) -> bool;
 }
 

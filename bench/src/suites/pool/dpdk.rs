@@ -32,8 +32,8 @@ fn start(cpus: &[usize]) -> Result<Running, String> {
     // The message of pkg-config is replaced, because it has several lines.
     let flags = tool("pkg-config", flags).map_err(|_| "libdpdk is not installed (Debian: libdpdk-dev, pkg-config)")?;
     let program = build(dir.path(), netmem_bench::baselines::DPDK_POOL, &flags)?;
-    // Without huge pages DPDK still needs files, unless it is progress to share no memory. The directory of the program is
-    // removed when the program runs.
+    // Without huge pages DPDK still needs files, unless it is progress to share no memory. The
+    // directory of the program is removed when the program runs.
     launch(&program, cpus, true).or_else(|_| launch(&program, cpus, false))
 }
 

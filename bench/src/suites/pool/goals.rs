@@ -20,7 +20,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         Target::least(2, "locked_ring / remote >= 2.5", ratio("locked_ring", 2, "remote", 2), "x", 2.5)
             .open("With one thread that drops, the producers' lock is never contended. With 2 and 4 such threads on one CPU the ratio was 1.8 and 2.8."),
     ];
-    // Goals of the rows in which all threads allocate pages and give them back.
+    // Goals of the rows in which all threads allocate pages and return them.
     targets.push(
         Target::most(1, "shared / in_context <= 2", ratio("shared", 1, "in_context", 1), "x", 2.0)
             .open("Any thread may allocate, so each operation is a restartable sequence with two stores: docs/design/shared-pool.md."),

@@ -1,7 +1,8 @@
 //! The kernel's own page pool: live XDP frames that a program drops.
 //!
-//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the program on each, and
-//! recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and root (`CAP_BPF`, `CAP_NET_ADMIN`).
+//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the
+//! program on each, and recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and
+//! root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
@@ -56,7 +57,8 @@ struct TestRun {
 
 /// # Safety
 ///
-/// `attributes` has the type that `command` requires, and its addresses point to the data that the command expects.
+/// `attributes` has the type that `command` requires, and its addresses point to the data that the
+/// command expects.
 unsafe fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
     // SAFETY: the caller guarantees what the command needs.
     match unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) } {
@@ -80,7 +82,8 @@ impl LiveFrames {
             insns: address(&PROGRAM),
             license: address(c"Dual MIT/GPL"),
         };
-        // SAFETY: program and license are static, and the attributes are those that the command takes.
+        // SAFETY: program and license are static, and the attributes are those that the command
+        // takes.
         let loaded = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
         let fd = loaded.map_err(|e| unavailable("an XDP program cannot be loaded", &e))?;
         // SAFETY: the kernel has just opened it for us.

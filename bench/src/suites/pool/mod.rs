@@ -1,9 +1,11 @@
-//! The suite `pool`: what does it cost to allocate a page and to return it, in the poll context and from other CPUs?
+//! The suite `pool`: what does it cost to allocate a page and to return it, in the poll context and
+//! from other CPUs?
 //!
-//! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread allocates pages and
-//! others drop them. In [`mod@crowd`] every thread allocates pages and drops them. In [`starved`] a thread needs a page
-//! while all pages are elsewhere. [`dpdk`] and [`live_frames`] measure DPDK and the kernel. All of them are
-//! [timings](crate::timing) of blocks of 64 operations. [`accounting`] has the pools, and [`goals`] has their goals.
+//! [`solo`] measures one thread, and what other designs do in its place. In [`pipeline`] one thread
+//! allocates pages and others drop them. In [`mod@crowd`] every thread allocates pages and drops
+//! them. In [`starved`] a thread needs a page while all pages are elsewhere. [`dpdk`] and
+//! [`live_frames`] measure DPDK and the kernel. All of them are [timings](crate::timing) of blocks
+//! of 64 operations. [`accounting`] has the pools, and [`goals`] has their goals.
 
 mod crowd;
 mod dpdk;
@@ -41,7 +43,8 @@ pub(super) fn benchmarks(plan: &Plan, accounting: &Accounting) -> Vec<Box<dyn Be
     }
     if plan.most() == 1 {
         // These rows are skipped. Their heads are for two threads, the fewest that they can have.
-        let mut heads: Vec<_> = other_cpus(accounting, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()).collect();
+        let mut heads: Vec<_> =
+            other_cpus(accounting, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()).collect();
         heads.extend(every_thread(accounting, &dpdk, 2).iter().flat_map(|benchmark| benchmark.heads()));
         let why = "one thread allocates pages and another drops them, each on a CPU of its own".into();
         benchmarks.push(Box::new(Skipped { heads, why }));
@@ -86,7 +89,10 @@ fn ordered(accounting: &Accounting, name: &'static str, cache: usize, order: u8)
 }
 
 /// Makes something with its own handle of the accounting.
-fn on<S>(accounting: &Accounting, make: fn(&Accounting) -> Result<S, BenchError>) -> impl FnOnce() -> Result<S, BenchError> + 'static
+fn on<S>(
+    accounting: &Accounting,
+    make: fn(&Accounting) -> Result<S, BenchError>,
+) -> impl FnOnce() -> Result<S, BenchError> + 'static
 where
     S: 'static,
 {
@@ -104,7 +110,7 @@ fn crowd<S: crowd::Stock + 'static>(
     Timing::benchmark(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
 }
 
-/// The rows in which every thread allocates pages and gives them back.
+/// The rows in which every thread allocates pages and returns them.
 fn every_thread(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let dpdk = dpdk.clone();
     vec![
@@ -215,8 +221,9 @@ fn other_cpus(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<d
     benchmarks
 }
 
-/// Rows of one thread that allocates pages, and several threads that drop them, all on the same other CPU. If returning a
-/// page takes a lock, a thread that is preempted in the middle of a return makes the next thread wait.
+/// Rows of one thread that allocates pages, and several threads that drop them, all on the same
+/// other CPU. If returning a page takes a lock, a thread that is preempted in the middle of a
+/// return makes the next thread wait.
 fn sharing(accounting: &Accounting, droppers: usize) -> [Box<dyn Benchmark>; 2] {
     let pages = pipeline::pages(droppers);
     let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");
@@ -230,8 +237,8 @@ fn sharing(accounting: &Accounting, droppers: usize) -> [Box<dyn Benchmark>; 2] 
     ]
 }
 
-/// Rows of two threads, by the number of pages in a magazine; 0 means no magazines. The row `remote` has the pool's own
-/// choice.
+/// Rows of two threads, by the number of pages in a magazine; 0 means no magazines. The row
+/// `remote` has the pool's own choice.
 fn magazines(accounting: &Accounting) -> impl Iterator<Item = Box<dyn Benchmark>> {
     let options = |name: &str, magazine| PoolOptions::new(name).cache(CACHE).magazine(magazine);
     let titled = |name: &str, section, magazine| Head {

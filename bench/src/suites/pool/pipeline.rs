@@ -7,11 +7,11 @@
 //!      └──────────── any return path ◄────────────┘
 //! ```
 //!
-//! The time is the first thread's, from empty rings to empty rings: every page that was taken in that time was dropped.
-//! Rings, batches and the loops around them are the same for all variants.
+//! The time is the first thread's, from empty rings to empty rings: every page that was taken in
+//! that time was dropped. Rings, batches and the loops around them are the same for all variants.
 
 use super::solo::{Buffer, buffer};
-use crate::accounting::{M, CountedPool};
+use crate::accounting::{CountedPool, M};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH as BLOCK, Work};
@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const RING: usize = 1024;
 /// Pages that are passed on together.
 const BATCH: usize = 32;
-/// Pages of a pool. The number does not depend on the number of droppers as long as each dropper can have some:
-/// otherwise the size of the working set would be measured.
+/// Pages of a pool. The number does not depend on the number of droppers as long as each dropper
+/// can have some: otherwise the size of the working set would be measured.
 pub(super) fn pages(droppers: usize) -> usize {
     (4 * RING).max(256 * droppers)
 }
@@ -73,8 +73,8 @@ impl<T: Send, F: Fn(Page<M>) -> T + Send> Source for Pages<F> {
     }
 }
 
-/// Pages of a pool that is polled all the time, mostly without need: one empty poll for each page, and one for each
-/// idle turn.
+/// Pages of a pool that is polled all the time, mostly without need: one empty poll for each page,
+/// and one for each idle turn.
 pub(super) struct Busy<F>(pub(super) Pages<F>);
 
 impl<F: Fn(Page<M>) -> Page<M> + Send> Source for Busy<F> {
@@ -206,7 +206,8 @@ impl<S: Source> Work for Pipeline<S> {
     }
 }
 
-/// Sends `left` buffers, to each ring in turn, and waits until all of them are dropped. `false` if a dropper has ended.
+/// Sends `left` buffers, to each ring in turn, and waits until all of them are dropped. `false` if
+/// a dropper has ended.
 fn send<S: Source>(source: &mut S, rings: &mut [Producer<S::Item>], mut left: u64) -> bool {
     let mut at = 0;
     while left > 0 {
@@ -246,7 +247,8 @@ pub(super) fn drop_all<T>(
     idle: fn(),
 ) {
     loop {
-        // The flag is read before the ring: everything that was sent before the end is then seen in the ring.
+        // The flag is read before the ring: everything that was sent before the end is then seen in
+        // the ring.
         let last = ended.load(Ordering::Acquire);
         match ring.slots().min(BATCH) {
             0 if last => return,
@@ -272,7 +274,8 @@ mod tests {
         assert!(timed.ns > 0);
     }
 
-    /// More droppers than most machines that run this test have CPUs. Proves POOL-5: every page is returned in the end.
+    /// More droppers than most machines that run this test have CPUs. Proves POOL-5: every page is
+    /// returned in the end.
     #[test]
     fn whatever_is_taken_is_dropped_by_some_of_many() {
         let accounting = Accounting::default();

@@ -1,9 +1,9 @@
 //! Work of one thread in its poll context, and the same work in other designs.
 //!
-//! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in a driver that
-//! receives 64 frames.
+//! Each function makes the work of a row: blocks of 64 operations, each block in one poll, like in
+//! a driver that receives 64 frames.
 
-use crate::accounting::{M, CountedPool};
+use crate::accounting::{CountedPool, M};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work, apart};
@@ -43,9 +43,11 @@ pub(super) fn buffer() -> Buffer {
     Box::new([const { MaybeUninit::uninit() }; 2048])
 }
 
-/// The limit: pointers are popped from an array and pushed back. The array has as many places as a pool's cache.
+/// The limit: pointers are popped from an array and pushed back. The array has as many places as a
+/// pool's cache.
 ///
-/// It checks whether it is empty and whether it is full, as every cache must, and does nothing else.
+/// It checks whether it is empty and whether it is full, as every cache must, and does nothing
+/// else.
 pub(super) fn limit(capacity: usize) -> impl FnMut(u64) -> bool {
     struct Array {
         len: usize,
@@ -138,8 +140,8 @@ pub(super) fn malloc() -> impl FnMut(u64) -> bool {
     }
 }
 
-/// Returns the page unchanged. This is a function item and not a function pointer, which would be called for every
-/// page.
+/// Returns the page unchanged. This is a function item and not a function pointer, which would be
+/// called for every page.
 pub(super) fn whole(page: Page<M>) -> Page<M> {
     page
 }
@@ -180,7 +182,8 @@ fn redirect<T>(frame: T, target: &mut bool) -> Result<(), T> {
     Err(frame)
 }
 
-/// 64 frames are handed to a target that accepts none of them, and dropped: in the poll context, or just after it.
+/// 64 frames are handed to a target that accepts none of them, and dropped: in the poll context, or
+/// just after it.
 pub(super) fn refused(mut pool: CountedPool, in_context: bool) -> impl FnMut(u64) -> bool {
     let mut held: [Option<Page<M>>; BATCH as usize] = [const { None }; _];
     move |blocks| {

@@ -1,7 +1,8 @@
-//! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU, which is not full.
+//! An allocation while the pool has no page at hand: all pages are in the magazine of another CPU,
+//! which is not full.
 
 use super::pipeline::drop_all;
-use crate::accounting::{M, CountedPool};
+use crate::accounting::{CountedPool, M};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work};
@@ -11,12 +12,12 @@ use std::hint::spin_loop;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// A pool reclaims the pages that CPUs hold at most every 100 us. An allocation that comes after this pause does not
-/// wait for that limit.
+/// A pool reclaims the pages that CPUs hold at most every 100 us. An allocation that comes after
+/// this pause does not wait for that limit.
 const PAUSE: Duration = Duration::from_micros(120);
 
-/// A pool with so few pages that one magazine holds all of them. They are dropped on the second CPU. Then the first CPU
-/// allocates until it gets one.
+/// A pool with so few pages that one magazine holds all of them. They are dropped on the second
+/// CPU. Then the first CPU allocates until it gets one.
 pub(super) struct Starved {
     pool: CountedPool,
     pages: usize,
@@ -61,7 +62,8 @@ impl Work for Starved {
 }
 
 impl Starved {
-    /// Sends all pages to the other CPU, and waits until they are dropped there. `false` if the thread there has ended.
+    /// Sends all pages to the other CPU, and waits until they are dropped there. `false` if the
+    /// thread there has ended.
     fn all_dropped_there(&mut self, ring: &mut Producer<Page<M>>) -> bool {
         let mut out = Vec::with_capacity(self.pages);
         while out.len() < self.pages {
@@ -93,8 +95,8 @@ mod tests {
     use crate::accounting::Accounting;
     use netmem::pool::PoolOptions;
 
-    /// No page is stranded: every page that was dropped on the other CPU can be allocated again, after a reclaim.
-    /// Proves POOL-4.
+    /// No page is stranded: every page that was dropped on the other CPU can be allocated again,
+    /// after a reclaim. Proves POOL-4.
     #[test]
     fn a_starved_pool_gets_its_pages_back() {
         let harness = Harness::for_tests();

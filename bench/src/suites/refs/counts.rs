@@ -1,8 +1,8 @@
 //! The reference counts, behind one trait.
 //!
-//! Each count does what a lookup does: a get that may be refused (except for `Arc`, which cannot refuse), and a put
-//! that returns whether it was the last. A branch that is never taken checks both results. Only the plain increment,
-//! which is the limit, has no results.
+//! Each count does what a lookup does: a get that may be refused (except for `Arc`, which cannot
+//! refuse), and a put that returns whether it was the last. A branch that is never taken checks
+//! both results. Only the plain increment, which is the limit, has no results.
 
 use crate::error::BenchError;
 use netmem_refs::rcu;
@@ -11,8 +11,8 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
 
-/// Pairs in a block. Variants with a guard for a batch hold it for one block. It is also the number of counters that
-/// are used in turn.
+/// Pairs in a block. Variants with a guard for a batch hold it for one block. It is also the number
+/// of counters that are used in turn.
 pub(super) const BATCH: usize = 64;
 
 /// A count that is measured.
@@ -35,7 +35,8 @@ pub(super) trait Count: Variant {
     /// Whether all threads share one count. Otherwise each thread has its own.
     const SHARED: bool = true;
 
-    /// One get and one put. `false` if the get was refused or the put was the last: then the count is broken.
+    /// One get and one put. `false` if the get was refused or the put was the last: then the count
+    /// is broken.
     fn pair(&self, batch: &Self::Batch) -> bool;
 }
 
@@ -46,7 +47,8 @@ pub(super) trait Last: Variant {
         Self::new()
     }
 
-    /// The last put. `false` if it was not the last: then the count is broken. Memory stays allocated.
+    /// The last put. `false` if it was not the last: then the count is broken. Memory stays
+    /// allocated.
     fn put(&mut self, batch: &Self::Batch) -> bool;
 }
 
@@ -75,13 +77,13 @@ fn apart() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The limit: memory is loaded, incremented and stored by one instruction without a lock prefix. Each thread has a
-/// cache line of its own. The accesses are relaxed atomics, so that the compiler keeps them: on x86-64 they are `inc`
-/// and `dec` of memory.
+/// The limit: memory is loaded, incremented and stored by one instruction without a lock prefix.
+/// Each thread has a cache line of its own. The accesses are relaxed atomics, so that the compiler
+/// keeps them: on x86-64 they are `inc` and `dec` of memory.
 ///
-/// With one counter the result says more about the processor than with 64. Some processors pass a stored value to the
-/// next load of the same address in a register (about half a nanosecond for the pair), others through the store buffer
-/// (three).
+/// With one counter the result says more about the processor than with 64. Some processors pass a
+/// stored value to the next load of the same address in a register (about half a nanosecond for the
+/// pair), others through the store buffer (three).
 pub(super) struct Plain(AtomicU64);
 
 impl Plain {
@@ -115,7 +117,8 @@ impl Last for Plain {
     }
 }
 
-/// `Arc`, cloned and dropped. Its counts have a cache line of their own, because its content is a cache line.
+/// `Arc`, cloned and dropped. Its counts have a cache line of their own, because its content is a
+/// cache line.
 pub(super) struct Strong(Arc<Line>);
 
 #[repr(align(64))]
@@ -176,7 +179,8 @@ impl Last for Swapped {
     }
 }
 
-/// `RcuRef` with a guard for every operation: the cost of a lookup whose reference is dropped much later.
+/// `RcuRef` with a guard for every operation: the cost of a lookup whose reference is dropped much
+/// later.
 pub(super) struct Guarded(RcuRef);
 
 variant!(Guarded, "rcuref", Self(RcuRef::new(1)));
@@ -199,7 +203,8 @@ impl Last for Guarded {
     }
 }
 
-/// `RcuRef` with a guard for a block of 64 pairs: the cost for code that works in batches, as for packets.
+/// `RcuRef` with a guard for a block of 64 pairs: the cost for code that works in batches, as for
+/// packets.
 pub(super) struct Batched(RcuRef);
 
 impl Variant for Batched {

@@ -1,5 +1,5 @@
-//! The cost of ending a per-CPU count: it interrupts every CPU that runs a thread of the program, and adds up all
-//! slots.
+//! The cost of ending a per-CPU count: it interrupts every CPU that runs a thread of the program,
+//! and adds up all slots.
 
 use super::counts::{BATCH, Count, PerCpu, Variant};
 use crate::error::BenchError;
@@ -15,8 +15,8 @@ const KILLS: u64 = 64;
 /// Counts that are killed before, as warm-up.
 const WARM: u64 = KILLS / 16;
 
-/// This many running threads, and this many other counts that are alive. One thread kills counts, while the others get
-/// and put a count that stays alive.
+/// This many running threads, and this many other counts that are alive. One thread kills counts,
+/// while the others get and put a count that stays alive.
 pub(super) struct Kill {
     head: Head,
     others: usize,
@@ -49,8 +49,8 @@ impl Benchmark for Kill {
             if thread > 0 {
                 return (0..blocks * BATCH as u64).all(|_| black_box(&others[0]).pair(&()));
             }
-            // The blocks of the first thread are kills. When no count is left, the first thread does nothing, because
-            // no other thread waits for its work.
+            // The blocks of the first thread are kills. When no count is left, the first thread
+            // does nothing, because no other thread waits for its work.
             for _ in 0..blocks {
                 let Some(count) = doomed.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                 if count.kill().is_err() {

@@ -8,7 +8,8 @@ use crate::rounds::Benchmark;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Counts that are ended, one after another, for one value: as many cache lines as fit into a second-level cache.
+/// Counts that are ended, one after another, for one value: as many cache lines as fit into a
+/// second-level cache.
 const MANY: usize = 4096;
 
 /// One variant. Counts are made before the timed part and freed after it.

@@ -1,8 +1,10 @@
-//! The place of an object's count: next to members that other threads read all the time, or on a cache line of its own.
+//! The place of an object's count: next to members that other threads read all the time, or on a
+//! cache line of its own.
 //!
-//! The object is like the kernel's `dst_entry`, the entry of a route: a few members are written once and read for every
-//! packet by every CPU. One thread gets and puts the count; all others read the members. If the count is next to the
-//! members, each get and each put takes the cache line away from every reader.
+//! The object is like the kernel's `dst_entry`, the entry of a route: a few members are written
+//! once and read for every packet by every CPU. One thread gets and puts the count; all others read
+//! the members. If the count is next to the members, each get and each put takes the cache line
+//! away from every reader.
 
 use super::counts::{BATCH, Count};
 use crate::error::BenchError;

@@ -1,8 +1,9 @@
-//! The suite `refs`: what do a get and a put of a reference cost, for one thread and for several threads that share a count?
+//! The suite `refs`: what do a get and a put of a reference cost, for one thread and for several
+//! threads that share a count?
 //!
-//! [`counts`] puts every count behind one trait. The suite measures [`pairs`] of a get and a put, [`retries`] of the
-//! compare-and-swap loop, the [`last`] put, the [`layout`] of an object with a count, a [`kill`], and [`memory`].
-//! [`goals`] has the goals.
+//! [`counts`] puts every count behind one trait. The suite measures [`pairs`] of a get and a put,
+//! [`retries`] of the compare-and-swap loop, the [`last`] put, the [`layout`] of an object with a
+//! count, a [`kill`], and [`memory`]. [`goals`] has the goals.
 
 mod counts;
 mod goals;

@@ -8,8 +8,8 @@ use crate::rounds::Benchmark;
 use netmem_refs::OwnLine;
 use std::hint::black_box;
 
-/// Counters, each on a cache line of its own. The array is aligned to two lines, because processors fetch lines in
-/// pairs.
+/// Counters, each on a cache line of its own. The array is aligned to two lines, because processors
+/// fetch lines in pairs.
 #[repr(align(128))]
 struct Counters<C, const N: usize>([OwnLine<C>; N]);
 
@@ -35,15 +35,16 @@ impl<C: Count, const N: usize> Pairs<C, N> {
         Ok(Counters(counts))
     }
 
-    /// The pairs of thread `thread`. Each thread starts at another counter: otherwise the threads would run in step,
-    /// and meet at every counter or at none.
+    /// The pairs of thread `thread`. Each thread starts at another counter: otherwise the threads
+    /// would run in step, and meet at every counter or at none.
     fn work(&self, thread: usize, blocks: u64) -> bool {
         let set = &self.sets[thread % self.sets.len()];
         drive(black_box(set), thread * N / self.head.threads, blocks)
     }
 }
 
-/// `blocks` blocks of 64 pairs. The compiler sees the operations of the variant, but not the counters nor their number.
+/// `blocks` blocks of 64 pairs. The compiler sees the operations of the variant, but not the
+/// counters nor their number.
 #[inline(never)]
 fn drive<C: Count, const N: usize>(set: &Counters<C, N>, start: usize, blocks: u64) -> bool {
     let (before, after) = set.0.split_at(start.min(N));

@@ -64,7 +64,8 @@ impl Benchmark for Retries {
     }
 
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
-        // The value is a ratio, so all operations are counted, also those before and after the timed part of a thread.
+        // The value is a ratio, so all operations are counted, also those before and after the
+        // timed part of a thread.
         let (retried, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = |_: usize, blocks: u64| {
             let Some(retries) = drive(black_box(&self.count), blocks) else { return false };

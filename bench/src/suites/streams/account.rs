@@ -1,19 +1,21 @@
 //! CPU time of all threads of a process, as the kernel's control groups count it.
 //!
-//! A group counts the run time of its tasks: user code, system calls, and softirqs that run at the end of a task's
-//! system call. If a task sends frames over a veth or writes them into a tap, the frames are received in such a
-//! softirq, so the sender's group pays for that. Softirqs that were put off run in `ksoftirqd`, which is in none of
-//! these groups: its run time on all CPUs is added. Work queues, and hardware interrupts that hit another task, are not
-//! counted; virtual interfaces have neither. Because `ksoftirqd` serves the whole machine, the machine should be
-//! otherwise idle.
+//! A group counts the run time of its tasks: user code, system calls, and softirqs that run at the
+//! end of a task's system call. If a task sends frames over a veth or writes them into a tap, the
+//! frames are received in such a softirq, so the sender's group pays for that. Softirqs that were
+//! put off run in `ksoftirqd`, which is in none of these groups: its run time on all CPUs is added.
+//! Work queues, and hardware interrupts that hit another task, are not counted; virtual interfaces
+//! have neither. Because `ksoftirqd` serves the whole machine, the machine should be otherwise
+//! idle.
 //!
-//! Both versions of control groups are understood: `cpuacct.usage` of version 1 (nanoseconds), and `cpu.stat` of version 2 (microseconds).
+//! Both versions of control groups are understood: `cpuacct.usage` of version 1 (nanoseconds), and
+//! `cpu.stat` of version 2 (microseconds).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A control group for a measurement. When it is dropped, its processes go back to their old group, and the group is
-/// removed.
+/// A control group for a measurement. When it is dropped, its processes go back to their old group,
+/// and the group is removed.
 #[derive(Debug)]
 pub(super) struct Group {
     path: PathBuf,
@@ -26,7 +28,8 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// The directory of this process's group, and whether it is of version 1, from the texts of `/proc/self/mounts` and `/proc/self/cgroup`.
+/// The directory of this process's group, and whether it is of version 1, from the texts of
+/// `/proc/self/mounts` and `/proc/self/cgroup`.
 fn own(mounts: &str, groups: &str) -> Option<(PathBuf, bool)> {
     let mount = |kind: &str, option: Option<&str>| {
         mounts.lines().find_map(|line| {

@@ -144,7 +144,8 @@ impl Benchmark for Requests {
     }
 }
 
-/// Bulk with segments of several lengths. Threads sleep when they are idle, so that all CPU time is work.
+/// Bulk with segments of several lengths. Threads sleep when they are idle, so that all CPU time is
+/// work.
 struct CostLine(Case);
 
 /// The least-squares line through some points: its value at 0, and its slope.

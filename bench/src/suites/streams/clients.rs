@@ -1,10 +1,11 @@
-//! Clients that share one address, as a port of the device. Each client sends a request, waits for the answer, and
-//! sends the next.
+//! Clients that share one address, as a port of the device. Each client sends a request, waits for
+//! the answer, and sends the next.
 //!
-//! The clients know only as much of TCP as a connection without loss needs: they answer each segment of the server by
-//! its flags. A server that was kept from its CPU for longer than its retransmission timeout sends segments again. They are
-//! ignored, because the clients have answered the first ones. A second answer could reach a server whose connection
-//! has ended, and the server would reset it.
+//! The clients know only as much of TCP as a connection without loss needs: they answer each
+//! segment of the server by its flags. A server that was kept from its CPU for longer than its
+//! retransmission timeout sends segments again. They are ignored, because the clients have answered
+//! the first ones. A second answer could reach a server whose connection has ended, and the server
+//! would reset it.
 //!
 //! ```text
 //!   SYN ─►   ◄─ SYN, ACK   request ─►   ◄─ answer   FIN ─►   ◄─ FIN   ACK ─►   SYN of the next port

@@ -1,4 +1,5 @@
-//! The operations of one end of a connection, the same for every stack, and the four programs that use them.
+//! The operations of one end of a connection, the same for every stack, and the four programs that
+//! use them.
 
 use super::memory::PIECE;
 use hdrhistogram::Histogram;
@@ -20,12 +21,12 @@ pub(super) enum Idle {
 
 /// One end of a connection. Used by one thread.
 pub(super) trait End {
-    /// Writes the next part of the sender's working set and sends it, at most a piece and as much as there is room for.
-    /// Returns how many bytes were sent.
+    /// Writes the next part of the sender's working set and sends it, at most a piece and as much
+    /// as there is room for. Returns how many bytes were sent.
     fn produce(&mut self) -> anyhow::Result<usize>;
 
-    /// Receives into the receiver's working set and reads what was received, about a piece at most. Returns how many
-    /// bytes, or `None` at the end.
+    /// Receives into the receiver's working set and reads what was received, about a piece at most.
+    /// Returns how many bytes, or `None` at the end.
     fn consume(&mut self) -> anyhow::Result<Option<usize>>;
 
     /// Sends as much of a message as there is room for. Returns how many bytes.
@@ -34,8 +35,8 @@ pub(super) trait End {
     /// Receives the bytes that are there. Returns how many, or `None` at the end.
     fn read(&mut self, into: &mut [u8]) -> anyhow::Result<Option<usize>>;
 
-    /// Lets the stack work. `worked` says whether the program has done something since the last call. If it has not,
-    /// the call may sleep, but no longer than [`LOOK`].
+    /// Lets the stack work. `worked` says whether the program has done something since the last
+    /// call. If it has not, the call may sleep, but no longer than [`LOOK`].
     fn turn(&mut self, worked: bool) -> anyhow::Result<()>;
 }
 
@@ -95,7 +96,8 @@ pub(super) fn sink(mut end: impl End, watch: &Watch) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends a request, waits for the response, and repeats that. Returns the times of the requests, in nanoseconds.
+/// Sends a request, waits for the response, and repeats that. Returns the times of the requests, in
+/// nanoseconds.
 pub(super) fn client(mut end: impl End, watch: &Watch) -> anyhow::Result<Histogram<u64>> {
     let mut times = Histogram::new_with_bounds(1, LONGEST, 3)?;
     let (request, mut response) = ([0x5a; MESSAGE], [0; MESSAGE]);

@@ -1,10 +1,11 @@
 //! memcached: our server behind a tap, and Debian's memcached over a veth, with the same load.
 //!
-//! The load is one thread with connections of the kernel. Each connection has one command in flight: 100 `get` for each
-//! `set`, with random keys and values of one length. The load reads each value that it receives. Servers sleep when
-//! they are idle. CPU time is counted twice: that of the server alone, and that of both sides. The first figure is too
-//! good for a server on the kernel's sockets, because its segments are received in softirqs of the client. For our
-//! server, the kernel receives the segments in softirqs of the server, which writes them into the tap. The server also
+//! The load is one thread with connections of the kernel. Each connection has one command in
+//! flight: 100 `get` for each `set`, with random keys and values of one length. The load reads each
+//! value that it receives. Servers sleep when they are idle. CPU time is counted twice: that of the
+//! server alone, and that of both sides. The first figure is too good for a server on the kernel's
+//! sockets, because its segments are received in softirqs of the client. For our server, the kernel
+//! receives the segments in softirqs of the server, which writes them into the tap. The server also
 //! contains its own stack.
 
 use super::account::Group;
@@ -100,7 +101,8 @@ impl Connection {
     fn send(&mut self, command: &[u8], get: bool) -> anyhow::Result<()> {
         self.answer.clear();
         self.get = get;
-        // A command is shorter than any send buffer, and the buffer is empty, so the call does not wait.
+        // A command is shorter than any send buffer, and the buffer is empty, so the call does not
+        // wait.
         self.stream.write_all(command).context("sending a command to memcached")
     }
 
@@ -166,7 +168,8 @@ impl Load {
         Ok((self.commands - before, begin.elapsed()))
     }
 
-    /// Sends the commands that `next` returns on all connections, until it returns none and all commands are answered.
+    /// Sends the commands that `next` returns on all connections, until it returns none and all
+    /// commands are answered.
     fn drive(&mut self, next: &mut dyn FnMut(&mut Self) -> Option<Sent>) -> anyhow::Result<()> {
         let mut buffer = vec![0; 16 << 10];
         let mut busy = [false; CONNECTIONS];
@@ -239,7 +242,8 @@ impl Memcached {
             Server::Debian => {
                 let ends = self.env.veth(link)?;
                 let mut command = Command::new("memcached");
-                // One thread, as our server has one. memcached refuses to run as root unless a user is named.
+                // One thread, as our server has one. memcached refuses to run as root unless a user
+                // is named.
                 command.args(["-u", "nobody", "-t", "1", "-m", "64", "-U", "0", "-p", &PORT.to_string()]);
                 command.args(["-l", &ADDRESSES[1].to_string()]);
                 let child = spawn(&ends[1], command)?;

@@ -1,9 +1,10 @@
 //! The memory that applications write and read: more than the last-level cache holds.
 //!
-//! A sender has a large buffer. It writes every word of the next piece before the piece is sent. A receiver keeps the
-//! last received bytes, as many as the sender's buffer has, and reads every word. With the kernel and with smoltcp,
-//! both are buffers of this process. With our stack they are pages of the region that the device reaches: the sender
-//! uses a queue of pages in a circle, and the receiver holds a queue of fragments.
+//! A sender has a large buffer. It writes every word of the next piece before the piece is sent. A
+//! receiver keeps the last received bytes, as many as the sender's buffer has, and reads every
+//! word. With the kernel and with smoltcp, both are buffers of this process. With our stack they
+//! are pages of the region that the device reaches: the sender uses a queue of pages in a circle,
+//! and the receiver holds a queue of fragments.
 //!
 //! The memory is made once for all variants, because they take turns.
 
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 /// Bytes that are written or read at a time.
 pub(super) const PIECE: usize = 64 << 10;
-/// Pages in addition to the application's: for rings, headers, copies, and data that is out of order.
+/// Pages in addition to the application's: for rings, headers, copies, and data that is out of
+/// order.
 pub(super) const SPARE: usize = 16 << 10;
 /// A rate that no run reaches, in bytes per second.
 const MOST: f64 = 10e9;
@@ -27,7 +29,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Advances the position by this many bytes. If no whole piece follows, the position returns to the start.
+    /// Advances the position by this many bytes. If no whole piece follows, the position returns to
+    /// the start.
     fn advance(&mut self, bytes: usize) {
         self.at += bytes.div_ceil(8);
         if self.at + PIECE / 8 > self.words.len() {
@@ -115,8 +118,8 @@ fn available() -> Option<usize> {
 }
 
 impl Memory {
-    /// A quarter more than the last-level cache has. At most as much as is moved in four times `duration`, and at most
-    /// an eighth of the memory.
+    /// A quarter more than the last-level cache has. At most as much as is moved in four times
+    /// `duration`, and at most an eighth of the memory.
     pub(super) fn new(duration: Duration) -> Self {
         let wanted = cache().map_or(64 << 20, |bytes| bytes + bytes / 4);
         let moved = (4.0 * duration.as_secs_f64() * MOST) as usize;
@@ -166,7 +169,8 @@ impl Memory {
                 .reserved_huge_pages(true)
                 .build::<PeerShared>()
                 .map_err(|e| format!("{e}"))?;
-            // SAFETY: only devices of this process get the region's file, and they write only to posted buffers.
+            // SAFETY: only devices of this process get the region's file, and they write only to
+            // posted buffers.
             let _ = self.region.set(RegionProvider::new(unsafe { region.trust_peer() }));
         }
         self.region.get().cloned().ok_or_else(|| "memory of the device".to_owned())

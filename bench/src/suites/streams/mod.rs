@@ -1,4 +1,5 @@
-//! The suite `streams`: how do throughput, CPU time and latency of TCP on our stack compare with the kernel's and with smoltcp's?
+//! The suite `streams`: how do throughput, CPU time and latency of TCP on our stack compare with
+//! the kernel's and with smoltcp's?
 //!
 //! ```text
 //!   ours, smoltcp     stack ── driver ── device, its two queue pairs connected ── driver ── stack
@@ -8,10 +9,11 @@
 //!   memcached         our server behind a tap, Debian's over a veth, and the same load
 //! ```
 //!
-//! Applications write what they send and read what they receive: see [`memory`]. Each end has a CPU. `sleeping`:
-//! threads sleep when they have no work, and the device has a thread of its own. `polling`: no thread sleeps. The
-//! thread of an end polls the device, so that two CPUs are enough. Without offloads the stacks compute all checksums,
-//! segments are at most 1500 bytes, and the kernel does not merge received segments.
+//! Applications write what they send and read what they receive: see [`memory`]. Each end has a
+//! CPU. `sleeping`: threads sleep when they have no work, and the device has a thread of its own.
+//! `polling`: no thread sleeps. The thread of an end polls the device, so that two CPUs are enough.
+//! Without offloads the stacks compute all checksums, segments are at most 1500 bytes, and the
+//! kernel does not merge received segments.
 //!
 //! [`replies`] is about our stack alone: servers on many threads count one destination entry.
 //!

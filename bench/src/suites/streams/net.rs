@@ -1,7 +1,8 @@
-//! Networks of the kernel: namespaces that end with the suite, pairs of virtual interfaces, and their offloads.
+//! Networks of the kernel: namespaces that end with the suite, pairs of virtual interfaces, and
+//! their offloads.
 //!
-//! A namespace has no name. It exists as long as its descriptor and the sockets in it, so it also ends when the suite
-//! is killed.
+//! A namespace has no name. It exists as long as its descriptor and the sockets in it, so it also
+//! ends when the suite is killed.
 
 use super::rig::Link;
 use netmem::device::port::Tap;
@@ -22,7 +23,8 @@ impl Namespace {
     /// Makes an empty namespace.
     pub(super) fn new() -> Outcome<Self> {
         let made = std::thread::spawn(|| {
-            // SAFETY: only this thread gets the new network namespace. Neither descriptors nor memory are unshared.
+            // SAFETY: only this thread gets the new network namespace. Neither descriptors nor
+            // memory are unshared.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)?;
             std::fs::File::open("/proc/thread-self/ns/net").map(OwnedFd::from)
         });
@@ -30,7 +32,8 @@ impl Namespace {
         made.map(Self).map_err(|e| format!("a network namespace (needs root): {e}"))
     }
 
-    /// Runs `f` in the namespace, on a thread of its own. Sockets and processes that `f` makes stay in the namespace.
+    /// Runs `f` in the namespace, on a thread of its own. Sockets and processes that `f` makes stay
+    /// in the namespace.
     pub(super) fn run<T: Send>(&self, f: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
         let inside = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
@@ -104,8 +107,9 @@ struct Flag {
     value: u32,
 }
 
-/// `SIOCETHTOOL` of linux/sockios.h, and the commands of linux/ethtool.h that switch transmit checksums, scatter and gather, TCP segmentation,
-/// software segmentation and merging of received frames.
+/// `SIOCETHTOOL` of linux/sockios.h, and the commands of linux/ethtool.h that switch transmit
+/// checksums, scatter and gather, TCP segmentation, software segmentation and merging of received
+/// frames.
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const SET_TX_CHECKSUM: u32 = 0x17;
 const SET_SCATTER_GATHER: u32 = 0x19;
@@ -129,7 +133,8 @@ fn offload(interface: &str, on: bool) -> Outcome<()> {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut flag).cast();
-        // SAFETY: the request reads an `ifreq` whose data is what these commands take, and both live until it returns.
+        // SAFETY: the request reads an `ifreq` whose data is what these commands take, and both
+        // live until it returns.
         let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request) };
         if result < 0 {
             return Err(format!("offloads of {interface}: {}", io::Error::last_os_error()));

@@ -1,14 +1,16 @@
-//! The count of a destination entry in a send path: a server like memcached, whose clients are all at one address.
+//! The count of a destination entry in a send path: a server like memcached, whose clients are all
+//! at one address.
 //!
 //! ```text
 //!   thread:  Clients (a port) ── device ── driver ── stack ── server ── the same way back        one of these for each thread
 //!                                                     └── the host's destination entry for the clients, one for all threads
 //! ```
 //!
-//! A datagram with an answer looks the entry up twice: once for its source address and the path MTU, and once when it
-//! is sent. A connection looks it up once. Each lookup is a get, and later a put. Requests are 100 `get` for each
-//! `set`; a connection has one request. Variants differ only in the count. Each thread polls everything that belongs to
-//! it, so that threads share nothing else but the directory of connections.
+//! A datagram with an answer looks the entry up twice: once for its source address and the path
+//! MTU, and once when it is sent. A connection looks it up once. Each lookup is a get, and later a
+//! put. Requests are 100 `get` for each `set`; a connection has one request. Variants differ only
+//! in the count. Each thread polls everything that belongs to it, so that threads share nothing
+//! else but the directory of connections.
 
 use super::rig::address;
 use crate::error::BenchError;
@@ -174,7 +176,8 @@ impl<C: Count> Server<C> {
             let [fragment] = std::mem::take(&mut places);
             match socket.send_to(answer(store, &fragment, out), received.from) {
                 Ok(()) => *answered += 1,
-                // The next poll of the stack makes room. This request stays unanswered, and its client sends no further one.
+                // The next poll of the stack makes room. This request stays unanswered, and its
+                // client sends no further one.
                 Err(_) => break,
             }
         }
@@ -221,7 +224,8 @@ impl Parts {
         let device = NetDevice::new(Options::default(), |_| Ok(Clients::new(proto, thread)))?;
         let (front, back) = UnixStream::pair()?;
         let connection = device.control().serve(back)?;
-        // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
+        // SAFETY: the back end is the device above, in this process, and no other process gets the
+        // region's file.
         let options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
         let (net, pairs) =
             VirtioNet::probe(VhostUser::own_device(front)?, options.max_frame(LARGE_FRAME).tx_pages(SENT))?;
@@ -304,7 +308,8 @@ impl<C: Count> Replies<C> {
                     ensure!(!threads.iter().any(|thread| thread.is_finished()), "a server has ended before its time");
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // Last, the requests that were answered while the counters were read: many, if this thread lost its CPU meanwhile.
+                // Last, the requests that were answered while the counters were read: many, if this
+                // thread lost its CPU meanwhile.
                 let now = || {
                     let (answered, lookups) = (sum(&watch.answered), sum(&watch.lookups));
                     (answered, lookups, host.route_retries(), sum(&watch.answered) - answered)
@@ -313,8 +318,8 @@ impl<C: Count> Replies<C> {
                 // If there are more threads than CPUs, each thread must run several times.
                 let turns = self.threads.div_ceil(cpus.len()).max(1) as u32;
                 let duration = Duration::from_nanos(harness.duration_ns()) * turns;
-                // Goes on until the requests in flight, and those that were answered while the counters were read, are few compared with
-                // those that were counted.
+                // Goes on until the requests in flight, and those that were answered while the
+                // counters were read, are few compared with those that were counted.
                 let (elapsed, after) = loop {
                     let (elapsed, after) = (since.elapsed(), now());
                     let few = ENOUGH.max(before.3 + after.3);
@@ -393,7 +398,8 @@ pub(super) fn benchmarks(threads: &[usize], cpus: usize) -> Vec<Box<dyn Benchmar
 mod tests {
     use super::*;
 
-    /// Proves REF-8 as far as counters can: a datagram's entry is looked up twice, a connection's once.
+    /// Proves REF-8 as far as counters can: a datagram's entry is looked up twice, a connection's
+    /// once.
     #[test]
     fn answers_look_their_destination_up() {
         for (proto, gets) in [(Proto::Udp, 2.0), (Proto::Tcp, 1.0)] {

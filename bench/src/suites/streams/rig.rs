@@ -66,7 +66,8 @@ impl<P: Port> Rig<P> {
         let (front, back) = UnixStream::pair()?;
         let connection = device.control().serve(back)?;
         let provider = memory.region().map_err(anyhow::Error::msg)?;
-        // SAFETY: the back end is the device above, in this process, and no other process gets the region's file.
+        // SAFETY: the back end is the device above, in this process, and no other process gets the
+        // region's file.
         let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
         let offloads = if link.offloads { Offload::All } else { Offload::None };
         let options =

@@ -1,4 +1,5 @@
-//! A run: two ends and the path between them, a program on each end, and the measured values of the run.
+//! A run: two ends and the path between them, a program on each end, and the measured values of the
+//! run.
 
 use super::account::{Group, SoftIrqs};
 use super::end::{End, Idle, Watch, client, server, sink, source};
@@ -39,7 +40,8 @@ pub(super) enum Path {
     Smoltcp,
     /// The kernel at both ends of a veth.
     Veth,
-    /// Our stack sends data or requests, through a tap. The kernel receives them, and answers requests.
+    /// Our stack sends data or requests, through a tap. The kernel receives them, and answers
+    /// requests.
     OursToKernel,
     /// The other direction.
     KernelToOurs,
@@ -66,7 +68,8 @@ pub(super) struct Took {
     pub(super) features: u64,
 }
 
-/// What all runs share. Networks are kept, because the kernel does much work in the background when it removes one.
+/// What all runs share. Networks are kept, because the kernel does much work in the background when
+/// it removes one.
 #[derive(Debug)]
 pub(super) struct Env {
     pub(super) memory: Memory,
@@ -234,7 +237,8 @@ impl<'e> Run<'e> {
         Ok(Took { features, ..took? })
     }
 
-    /// The thread that polls the device: a thread of its own, or the sender's thread, which then owns the device.
+    /// The thread that polls the device: a thread of its own, or the sender's thread, which then
+    /// owns the device.
     fn side<'a, P: Port + Send + 'a>(
         &self,
         own: NetDevice<P>,

@@ -1,8 +1,8 @@
 //! An end on smoltcp, over the same device and driver as our stack.
 //!
-//! Received frames are read where the device wrote them. Frames to send are written into pages of the device. Buffers
-//! are as large as our stack's send buffer. Only two settings are not the default: the size of the buffers, and that
-//! small segments are not delayed.
+//! Received frames are read where the device wrote them. Frames to send are written into pages of
+//! the device. Buffers are as large as our stack's send buffer. Only two settings are not the
+//! default: the size of the buffers, and that small segments are not delayed.
 
 use super::end::{End, Idle, LOOK};
 use super::memory::{Buffer, Memory, PIECE, SPARE};

@@ -1,4 +1,5 @@
-//! One thread receives 16 fragments at a time. Either this thread returns them, or all other threads do.
+//! One thread receives 16 fragments at a time. Either this thread returns them, or all other
+//! threads do.
 
 use super::order::{Order, PAGES};
 use crate::error::BenchError;
@@ -12,7 +13,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Batches that are in flight at a time, on one thread or for all returners together: 1024 fragments.
+/// Batches that are in flight at a time, on one thread or for all returners together: 1024
+/// fragments.
 const OUT: usize = 64;
 
 /// The tokens of fragments that were received together.
@@ -132,12 +134,13 @@ impl<R: Receive> Sender<R> {
     }
 }
 
-/// Gives back the batches from a ring until the sender has ended and the ring is empty. Returns how many fragments were
-/// freed.
+/// Gives back the batches from a ring until the sender has ended and the ring is empty. Returns how
+/// many fragments were freed.
 fn give_all_back(mut ring: Consumer<Batch>, returner: &impl Return, ended: &AtomicBool) -> u64 {
     let mut freed = 0;
     loop {
-        // The flag is read before the ring: everything that was sent before the end is then seen in the ring.
+        // The flag is read before the ring: everything that was sent before the end is then seen in
+        // the ring.
         let last = ended.load(Ordering::Acquire);
         match ring.pop() {
             Ok(tokens) => freed += return_tokens(returner, &tokens),
@@ -161,8 +164,8 @@ mod tests {
         }
     }
 
-    /// More returners than most machines that run this test have CPUs. Proves MEM-6: as many fragments are freed as
-    /// were received.
+    /// More returners than most machines that run this test have CPUs. Proves MEM-6: as many
+    /// fragments are freed as were received.
     #[test]
     fn all_that_is_received_is_given_back_by_somebody() {
         for order in [(Sequence::InOrder, 1), (Sequence::Mixed, 8)] {

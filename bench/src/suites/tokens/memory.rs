@@ -1,7 +1,7 @@
 //! The memory of pages and sockets, and the time until a socket has its first fragment.
 //!
-//! The memory is the increase of the process's memory as the kernel counts it. It includes the rounding of allocators.
-//! It does not include tables that are mapped and were never touched.
+//! The memory is the increase of the process's memory as the kernel counts it. It includes the
+//! rounding of allocators. It does not include tables that are mapped and were never touched.
 
 use crate::error::BenchError;
 use crate::harness::Harness;
@@ -11,8 +11,8 @@ use netmem_bench::baselines::tokens::{BATCH, Fragment, Niovs, Receive, Tokens};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Pages of a device of 80 GB, 4 KiB each. The old kinds of tokens number only the first 2^24, and no other pages are
-/// received.
+/// Pages of a device of 80 GB, 4 KiB each. The old kinds of tokens number only the first 2^24, and
+/// no other pages are received.
 const DEVICE: u32 = 20_000_000;
 /// Sockets that receive from the device.
 const SOCKETS: usize = 256;
@@ -108,8 +108,8 @@ fn taken<M>(make: impl FnOnce() -> M) -> Result<f64, BenchError> {
     Ok(bytes)
 }
 
-/// Bytes of this process that are in memory and belong to no file. The kernel counts them at the time of the call;
-/// `statm` would be late.
+/// Bytes of this process that are in memory and belong to no file. The kernel counts them at the
+/// time of the call; `statm` would be late.
 fn anonymous() -> Result<u64, BenchError> {
     const FILE: &str = "/proc/self/smaps_rollup";
     let unavailable = |why: String| BenchError::Unavailable { what: "memory", why };

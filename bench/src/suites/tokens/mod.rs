@@ -1,13 +1,15 @@
-//! The suite `tokens`: what does it cost a socket to receive a fragment of device memory and to have its token returned?
+//! The suite `tokens`: what does it cost a socket to receive a fragment of device memory and to
+//! have its token returned?
 //!
 //! ```text
 //!   order of pages ──► receiver ── 16 tokens ──► ring of each returner ──► returner      two threads or more
 //!                         └──────► 64 batches that are out ──────► itself                one thread
 //! ```
 //!
-//! `netmem_bench::baselines::tokens` has the ways in which a token finds its page. [`hand_over`] has no tokens, and only passes
-//! batches from thread to thread. [`circuit`] measures each way over an [`order`] of pages, [`memory`] measures the
-//! memory of pages and sockets, and [`goals`] has the goals of netmem's way.
+//! `netmem_bench::baselines::tokens` has the ways in which a token finds its page. [`hand_over`]
+//! has no tokens, and only passes batches from thread to thread. [`circuit`] measures each way over
+//! an [`order`] of pages, [`memory`] measures the memory of pages and sockets, and [`goals`] has
+//! the goals of netmem's way.
 
 mod circuit;
 mod goals;

@@ -11,7 +11,8 @@ const PASSES: u32 = 16;
 /// How the pages of a binding follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sequence {
-    /// The order in which a pool hands out pages that were returned in bulk: neighbours share cache lines of counts.
+    /// The order in which a pool hands out pages that were returned in bulk: neighbours share cache
+    /// lines of counts.
     InOrder,
     /// The worst order after a long time: the next page is never near the last one.
     Mixed,
@@ -34,7 +35,8 @@ impl Sequence {
     }
 }
 
-/// Bindings, and their pages in the order in which they are received: each page once, then each once more.
+/// Bindings, and their pages in the order in which they are received: each page once, then each
+/// once more.
 pub(super) struct Order {
     pub(super) sequence: Sequence,
     pub(super) bindings: Vec<Arc<Niovs>>,

@@ -21,7 +21,7 @@ use crate::ethtool;
 use crate::layout::Layout;
 use crate::options::{Mode, QueueOptions};
 use crate::queue_key::{QueueAddress, QueueKey};
-use crate::socket::{Tries, Unbound};
+use crate::socket::{BindRetry, Unbound};
 use crate::sys;
 use crate::umem_memory::UmemMemory;
 use netmem_pool::{Provider, RawPage, Region};
@@ -159,7 +159,7 @@ pub(crate) fn end(umem: u64) {
             keys.push(held.key);
         }
     }
-    keys.into_iter().filter(|key| is_free(*key, Tries::Patient)).for_each(released);
+    keys.into_iter().filter(|key| is_free(*key, BindRetry::Patient)).for_each(released);
 }
 
 /// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile.
@@ -173,13 +173,13 @@ pub(crate) fn end(umem: u64) {
 pub fn reclaim() -> usize {
     let orphans = |held: &&HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
     let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
-    keys.into_iter().filter(|key| is_free(*key, Tries::Once)).for_each(released);
+    keys.into_iter().filter(|key| is_free(*key, BindRetry::Once)).for_each(released);
     held().iter().filter(orphans).map(|held| held.pages.sent()).sum()
 }
 
 /// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot
 /// ask.
-fn is_free(key: QueueKey, tries: Tries) -> bool {
+fn is_free(key: QueueKey, retry: BindRetry) -> bool {
     /// A UMEM that no frame is in.
     #[repr(align(4096))]
     struct Chunk([u8; 4096]);
@@ -198,7 +198,7 @@ fn is_free(key: QueueKey, tries: Tries) -> bool {
             .map_err(|source| XskError::System { step, source })?;
         let (unbound, _) = Unbound::new(fd, 2, &options)?;
         let address = QueueAddress { interface: name, ifindex: key.ifindex, queue: key.queue };
-        unbound.bind(address, &options, &binding, None, tries)
+        unbound.bind(address, &options, &binding, None, retry)
     };
     matches!(bind(), Ok(_) | Err(XskError::NoInterface { .. } | XskError::NoQueue { .. }))
 }

@@ -9,7 +9,7 @@ use crate::queue_key::{QueueAddress, QueueKey};
 use crate::quirks::Quirk;
 use crate::receive::Receive;
 use crate::rx::XskRx;
-use crate::socket::{RxRings, Tries, Unbound, XskSocket, failed, poll_busily};
+use crate::socket::{BindRetry, RxRings, Unbound, XskSocket, failed, poll_busily};
 use crate::sys;
 use crate::tx::XskTx;
 use crate::umem::Umem;
@@ -86,7 +86,7 @@ impl<M: UmemMemory> Umem<M> {
         let key = QueueKey::new(unbound.as_fd(), ifindex, queue);
         let filled = Filled::new(self, &provider, pool, rings.receive, (level, key));
         let address = QueueAddress { interface: target.interface.clone(), ifindex, queue };
-        let bind = |unbound: Unbound| unbound.bind(address, &options, &binding, first.as_deref(), Tries::Patient);
+        let bind = |unbound: Unbound| unbound.bind(address, &options, &binding, first.as_deref(), BindRetry::Patient);
         let (filled, socket) = filled.bind(unbound, bind)?;
         held::released(key);
         let filled = filled.complete()?;

@@ -27,7 +27,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(5);
 
 /// How often binding is tried if the queue has another socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tries {
+pub(crate) enum BindRetry {
     Once,
     /// For half a second.
     Patient,
@@ -149,7 +149,7 @@ impl Unbound {
         options: &QueueOptions,
         binding: &Binding,
         shared: Option<&XskSocket>,
-        tries: Tries,
+        retry: BindRetry,
     ) -> Result<XskSocket, XskError> {
         let QueueAddress { interface, ifindex, queue } = address;
         let &Binding { mode, reason, .. } = binding;
@@ -178,7 +178,7 @@ impl Unbound {
             bound
         };
         let mut bound = bind();
-        for _ in 0..if tries == Tries::Once { 0 } else { BUSY_TRIES } {
+        for _ in 0..if retry == BindRetry::Once { 0 } else { BUSY_TRIES } {
             // The kernel releases a queue some time after its last socket was closed. The socket
             // may be that of a process that was killed.
             if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {

@@ -42,11 +42,11 @@ pub(super) const RX_BATCH: u16 = 64;
 /// A receive queue without its pools.
 pub(super) struct Receive<B: Buffers> {
     ring: RingQueue<B::Buffer>,
-    work: Work<B>,
+    path: ReceivePath<B>,
 }
 
 /// The part of a receive queue that does not depend on the format of the ring.
-struct Work<B> {
+struct ReceivePath<B> {
     buffers: B,
     header: HeaderFields,
     offloads: Offloads,
@@ -69,7 +69,7 @@ impl<B: Buffers> Receive<B> {
     pub(super) fn new(ring: RingHandle, mut buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
         buffers.started(&ring);
         let ring = RingQueue::shaped(ring, &buffers.segments(), B::TABLES);
-        Self { ring, work: Work { buffers, header, offloads, stats: RxStats::default() } }
+        Self { ring, path: ReceivePath { buffers, header, offloads, stats: RxStats::default() } }
     }
 
     pub(super) fn ring(&self) -> &RingQueue<B::Buffer> {
@@ -81,11 +81,11 @@ impl<B: Buffers> Receive<B> {
     }
 
     pub(super) fn stats(&self) -> RxStats {
-        self.work.stats
+        self.path.stats
     }
 
     pub(super) fn buffers(&self) -> &B {
-        &self.work.buffers
+        &self.path.buffers
     }
 
     /// Buffers that the device has.
@@ -95,7 +95,7 @@ impl<B: Buffers> Receive<B> {
 
     /// Whether the device has buffers for a frame of any length.
     pub(super) fn can_receive(&self) -> bool {
-        let longest = if self.work.header == HeaderFields::Mergeable { MAX_FRAGS + 1 } else { 1 };
+        let longest = if self.path.header == HeaderFields::Mergeable { MAX_FRAGS + 1 } else { 1 };
         self.posted() >= longest.min(self.ring.queue.holds())
     }
 
@@ -103,8 +103,8 @@ impl<B: Buffers> Receive<B> {
     /// its slots, and will be posted again.
     #[cold]
     pub(super) fn adopt(&mut self, ring: RingHandle, napi: &mut Napi<'_, B>) {
-        self.work.stats.restart(self.ring.queue.unread());
-        self.work.buffers.started(&ring);
+        self.path.stats.restart(self.ring.queue.unread());
+        self.path.buffers.started(&ring);
         self.ring.replace(ring);
         self.refill(napi);
     }
@@ -113,8 +113,8 @@ impl<B: Buffers> Receive<B> {
     /// many frames there were.
     #[inline]
     pub(super) fn receive(&mut self, napi: &mut Napi<'_, B>, budget: usize, sink: &mut impl FrameSink<B>) -> usize {
-        let Self { ring, work } = self;
-        let done = with_queue!(&mut ring.queue, queue => work.receive(queue, napi, budget, sink));
+        let Self { ring, path } = self;
+        let done = with_queue!(&mut ring.queue, queue => path.receive(queue, napi, budget, sink));
         sink.flush();
         ring.notify();
         done
@@ -122,8 +122,8 @@ impl<B: Buffers> Receive<B> {
 
     /// Posts every free slot for which there is memory.
     pub(super) fn refill(&mut self, napi: &mut Napi<'_, B>) {
-        let Self { ring, work } = self;
-        with_queue!(&mut ring.queue, queue => work.refill(queue, napi));
+        let Self { ring, path } = self;
+        with_queue!(&mut ring.queue, queue => path.refill(queue, napi));
     }
 
     /// Stops the queue and closes its pools. Posted pages are returned; they are quarantined if the
@@ -143,7 +143,7 @@ impl<B: Buffers> Receive<B> {
             );
             pools.device_gone(&mut panics);
         }
-        let Self { ring, work: Work { buffers, .. } } = self;
+        let Self { ring, path: ReceivePath { buffers, .. } } = self;
         let unread = ring.queue.unread();
         let lost = |posted: bool| posted && confirmed.is_err();
         pools.poll(|_| {
@@ -166,7 +166,7 @@ impl<B: Buffers> Receive<B> {
     }
 }
 
-impl<B: Buffers> Work<B> {
+impl<B: Buffers> ReceivePath<B> {
     #[inline]
     fn receive<F: DriverFormat>(
         &mut self,

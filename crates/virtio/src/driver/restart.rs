@@ -143,7 +143,7 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
         unreachable!("a queue that is there runs: what stops it consumes it")
     };
     // Done in every case, so that a thread that waits for the queue sees its new state.
-    let _wakes = Wakes(&state, index);
+    let _wakes = WakeOnDrop(&state, index);
     if let Err(source) = confirmed {
         return Err(RestartError::Stopped { closed: Box::new(closed), source: source.into() });
     }
@@ -156,10 +156,10 @@ fn exchange<Q: Stop, P, N: Stop<Mem = Q::Mem>>(
     }
 }
 
-/// Wakes the threads that wait for a queue.
-struct Wakes<'l, M: PeerMemory>(&'l DriverState<M>, usize);
+/// WakeOnDrop the threads that wait for a queue.
+struct WakeOnDrop<'l, M: PeerMemory>(&'l DriverState<M>, usize);
 
-impl<M: PeerMemory> Drop for Wakes<'_, M> {
+impl<M: PeerMemory> Drop for WakeOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.epolls.wake(self.1);
     }

@@ -32,7 +32,7 @@ use netmem_pool::{Device, Napi, Page, PagePool, PeerMemory, PoolOptions, PoolSta
 
 /// The most buffers that are posted without pages of their own, if the device has no others. Each
 /// of them loses payload also when there are pages again.
-const WITHOUT: usize = 4;
+const MAX_DISCARD_BUFFERS: usize = 4;
 
 /// The pools of a queue of split frames.
 pub(super) struct SplitPools<M: PeerMemory> {
@@ -45,7 +45,7 @@ pub(super) struct SplitPools<M: PeerMemory> {
 impl<M: PeerMemory> SplitPools<M> {
     /// The pools of queue pair `pair`, prefilled with as many pages as the ring can post.
     pub(super) fn new(config: &QueueConfig<M>, pair: usize, o: &SplitOptions) -> Result<Self, NetError> {
-        let (min, max) = (ETHERNET as u16, SplitOptions::MOST);
+        let (min, max) = (ETHERNET as u16, SplitOptions::MAX_HEADER_BYTES);
         if !(min..=max).contains(&o.header_bytes) {
             return Err(NetError::HeaderBytes { asked: o.header_bytes, min, max });
         }
@@ -132,12 +132,12 @@ pub(super) struct SplitBuffer<M: PeerMemory> {
     /// The other pages, the last one first.
     more: Vec<Page<Device>>,
     /// Whether the buffer is posted with the page for dropped payload. It then has no other pages.
-    without: bool,
+    discards: bool,
 }
 
 impl<M: PeerMemory> Default for SplitBuffer<M> {
     fn default() -> Self {
-        Self { host_part: None, page: None, more: Vec::new(), without: false }
+        Self { host_part: None, page: None, more: Vec::new(), discards: false }
     }
 }
 
@@ -161,12 +161,12 @@ pub(super) struct SplitBuffers<M: PeerMemory> {
     spare: Vec<Page<Device>>,
     /// Whether buffers may be posted without pages of their own. This is so if no slot has pages to
     /// collect, and the device has no buffer with pages.
-    posts_without: bool,
+    posts_discarding: bool,
     keeps_receiving: bool,
     /// The page into which payload is received that is then dropped.
-    bin: Option<Page<Device>>,
+    discard_page: Option<Page<Device>>,
     /// Buffers that are posted without pages of their own.
-    without: usize,
+    discarding: usize,
 }
 
 impl<M: PeerMemory> SplitBuffers<M> {
@@ -181,10 +181,10 @@ impl<M: PeerMemory> SplitBuffers<M> {
             splits: false,
             host_pages: Vec::new(),
             spare: Vec::new(),
-            posts_without: false,
+            posts_discarding: false,
             keeps_receiving: *keeps_receiving,
-            bin: None,
-            without: 0,
+            discard_page: None,
+            discarding: 0,
         }
     }
 
@@ -255,12 +255,15 @@ impl<M: PeerMemory> SplitBuffers<M> {
 
     /// Posts a buffer without pages of its own.
     #[cold]
-    fn fill_without(&mut self, slot: &mut SplitBuffer<M>, segments: &mut Segments<'_>) -> bool {
-        let (Some(bin), true) = (&self.bin, self.posts_without && self.without < WITHOUT) else { return false };
-        (1..=self.pages).for_each(|n| segments.set(n, bin.dma_addr()));
+    fn fill_discarding(&mut self, slot: &mut SplitBuffer<M>, segments: &mut Segments<'_>) -> bool {
+        let (Some(page), true) = (&self.discard_page, self.posts_discarding && self.discarding < MAX_DISCARD_BUFFERS)
+        else {
+            return false;
+        };
+        (1..=self.pages).for_each(|n| segments.set(n, page.dma_addr()));
         self.spare.append(&mut slot.more);
-        slot.without = true;
-        self.without += 1;
+        slot.discards = true;
+        self.discarding += 1;
         true
     }
 }
@@ -291,8 +294,8 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
 
     #[inline(always)]
     fn fill(&mut self, slot: &mut SplitBuffer<M>, napi: &mut SplitNapi<'_, M>, segments: &mut Segments<'_>) -> bool {
-        if self.keeps_receiving && self.bin.is_none() {
-            self.bin = napi.device.alloc();
+        if self.keeps_receiving && self.discard_page.is_none() {
+            self.discard_page = napi.device.alloc();
         }
         if slot.host_part.is_none() {
             let Some(part) = split_page(&mut self.host_pages, self.per_page, &mut napi.host) else { return false };
@@ -300,9 +303,9 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
             slot.host_part = Some(part);
         }
         if slot.page.is_none()
-            && !slot.without
+            && !slot.discards
             && !self.fill_pages(slot, &mut napi.device, segments)
-            && !self.fill_without(slot, segments)
+            && !self.fill_discarding(slot, segments)
         {
             return false;
         }
@@ -334,9 +337,9 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
         let (head, rest) = self.split_at(header, len)?;
         let part = slot.host_part.take()?;
         let (first, mut left) = (rest.min(self.page) as usize, rest.saturating_sub(self.page) as usize);
-        if slot.without {
-            slot.without = false;
-            self.without -= 1;
+        if slot.discards {
+            slot.discards = false;
+            self.discarding -= 1;
             let head = part.freeze_range(VnetHdr::LEN..VnetHdr::LEN + head as usize);
             return Some(SplitFrame::new(head, None, Meta::default()).with_lost(rest));
         }
@@ -362,12 +365,13 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
             self.spare.extend(slot.page.take().into_iter().chain(slot.more.drain(..)));
         }
         // There is one after a buffer was made of the collected pages.
-        self.posts_without = self.bin.is_some() && posted == self.without && self.spare.len() < self.pages;
-        !self.spare.is_empty() || self.posts_without
+        self.posts_discarding =
+            self.discard_page.is_some() && posted == self.discarding && self.spare.len() < self.pages;
+        !self.spare.is_empty() || self.posts_discarding
     }
 
     fn collected(&mut self) {
-        self.posts_without = false;
+        self.posts_discarding = false;
         // Pages that are too few for a buffer are returned to the pool, where other queues find
         // them.
         self.spare.clear();
@@ -391,8 +395,8 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     }
 
     fn release_shared(&mut self, lost: bool, pools: &mut SplitPools<M>, panics: &mut Panics) {
-        let Some(bin) = self.bin.take() else { return };
-        panics.call(|| if lost { pools.device.quarantine(bin) } else { drop(bin) });
+        let Some(page) = self.discard_page.take() else { return };
+        panics.call(|| if lost { pools.device.quarantine(page) } else { drop(page) });
     }
 }
 

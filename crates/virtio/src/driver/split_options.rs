@@ -27,7 +27,7 @@ impl SplitOptions {
     /// Pages of device memory in a pool's array cache, unless the caller asks for another number.
     pub(super) const CACHE: usize = 512;
     /// The most bytes of headers in a host part.
-    pub(super) const MOST: u16 = 1024 - VnetHdr::LEN as u16;
+    pub(super) const MAX_HEADER_BYTES: u16 = 1024 - VnetHdr::LEN as u16;
 
     /// Payload goes to pages of `provider`. The host parts have room for 114 bytes of each frame
     /// ([`TCP_V6`](Self::TCP_V6)), which is enough for the headers of TCP and of UDP over both IPs.

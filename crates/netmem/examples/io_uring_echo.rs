@@ -8,7 +8,7 @@
 //!
 //! * The region is registered with each ring as one *fixed buffer*: the kernel keeps its pages
 //!   pinned, and a send by `WRITE_FIXED` does not look them up.
-//! * Pages are lent to the kernel by a *provided-buffer ring*. The buffer's number is the page's
+//! * Pages are posted to the kernel by a *provided-buffer ring*. The buffer's number is the page's
 //!   number in its region. The page itself stays in a table at that number. When the kernel says
 //!   which buffer it has filled, the page is taken out of the table: it is the received data.
 //! * A page that was echoed is dropped and goes to this CPU's magazine. The worker takes the next
@@ -36,8 +36,8 @@ type M = KernelShared;
 type Memory = Arc<RegionProvider<M>>;
 
 const PAGES: usize = 256;
-/// Pages lent to the kernel by each worker. A power of two.
-const LENT: u16 = 64;
+/// Pages posted to the kernel by each worker. A power of two.
+const POSTED: u16 = 64;
 const GROUP: u16 = 0;
 const WORKERS: usize = 2;
 
@@ -51,15 +51,15 @@ const CANCEL: u64 = 5 << 32;
 
 /// Pages that the kernel may fill, in a ring that it shares with this process.
 struct Provided {
-    /// `LENT` entries in memory of their own.
+    /// `POSTED` entries in memory of their own.
     ring: *mut BufRingEntry,
     tail: u16,
-    /// Each page that is lent, at its number in the region.
-    lent: Vec<Option<Page<M>>>,
+    /// Each page that is posted, at its number in the region.
+    posted: Vec<Option<Page<M>>>,
 }
 
 impl Provided {
-    const BYTES: usize = LENT as usize * size_of::<BufRingEntry>();
+    const BYTES: usize = POSTED as usize * size_of::<BufRingEntry>();
 
     fn new(ring: &IoUring, pages: u32) -> io::Result<Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -68,17 +68,17 @@ impl Provided {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let lent = (0..pages).map(|_| None).collect();
-        let provided = Self { ring: at.cast(), tail: 0, lent };
+        let posted = (0..pages).map(|_| None).collect();
+        let provided = Self { ring: at.cast(), tail: 0, posted };
         // SAFETY: the memory stays mapped until the worker has closed its ring.
-        unsafe { ring.submitter().register_buf_ring_with_flags(at.addr() as u64, LENT, GROUP, 0)? };
+        unsafe { ring.submitter().register_buf_ring_with_flags(at.addr() as u64, POSTED, GROUP, 0)? };
         Ok(provided)
     }
 
     /// Lends a page to the kernel.
-    fn lend(&mut self, page: Page<M>) {
+    fn post(&mut self, page: Page<M>) {
         let number = page.index();
-        let at = usize::from(self.tail % LENT);
+        let at = usize::from(self.tail % POSTED);
         // SAFETY: one of the ring's entries, which the kernel reads only once the tail has passed
         // it.
         let entry = unsafe { &mut *self.ring.add(at) };
@@ -86,7 +86,7 @@ impl Provided {
         entry.set_len(page.len() as u32);
         // The region has fewer pages than there are buffer numbers.
         entry.set_bid(number as u16);
-        self.lent[number as usize] = Some(page);
+        self.posted[number as usize] = Some(page);
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the tail lies in the ring's memory, where the kernel reads it.
         let tail = unsafe { &*BufRingEntry::tail(self.ring).cast::<AtomicU16>() };
@@ -96,7 +96,7 @@ impl Provided {
 
     /// The page that the kernel has filled, which is this process's again.
     fn filled(&mut self, number: u16) -> Option<Page<M>> {
-        self.lent.get_mut(usize::from(number))?.take()
+        self.posted.get_mut(usize::from(number))?.take()
     }
 }
 
@@ -123,7 +123,7 @@ struct Worker<'p> {
     listener: &'p TcpListener,
     connections: HashMap<RawFd, Connection>,
     /// Connections that wait for a page.
-    starved: Vec<RawFd>,
+    out_of_buffers: Vec<RawFd>,
     /// Operations that the kernel has not completed.
     pending: usize,
     stop: Arc<OwnedFd>,
@@ -150,20 +150,20 @@ impl<'p> Worker<'p> {
             pool,
             listener,
             connections: HashMap::new(),
-            starved: Vec::new(),
+            out_of_buffers: Vec::new(),
             pending: 0,
             stop,
             stopped: 0,
             echoed: 0,
         };
-        (0..LENT).for_each(|_| worker.lend());
+        (0..POSTED).for_each(|_| worker.post());
         Ok(worker)
     }
 
     /// Lends one more page, if there is one.
-    fn lend(&mut self) {
+    fn post(&mut self) {
         if let Some(page) = self.pool.alloc() {
-            self.provided.lend(page);
+            self.provided.post(page);
         }
     }
 
@@ -214,7 +214,7 @@ impl<'p> Worker<'p> {
         }
         if !quiet {
             // The kernel may still write: these pages are never used again.
-            std::mem::take(&mut self.provided.lent).into_iter().for_each(std::mem::forget);
+            std::mem::take(&mut self.provided.posted).into_iter().for_each(std::mem::forget);
         }
         served.map(|()| self.echoed)
     }
@@ -257,7 +257,7 @@ impl<'p> Worker<'p> {
             }
             // No buffer was left. This connection goes on when one is.
             (Err(_), None, Some(_)) if completion.result() == -libc::ENOBUFS => {
-                self.starved.push(fd);
+                self.out_of_buffers.push(fd);
                 Ok(())
             }
             (_, page, _) => {
@@ -293,8 +293,8 @@ impl<'p> Worker<'p> {
     /// Lends a page in place of one that was dropped, and lets a connection go on that waited for
     /// one.
     fn replenish(&mut self) -> io::Result<()> {
-        self.lend();
-        match self.starved.pop() {
+        self.post();
+        match self.out_of_buffers.pop() {
             Some(fd) => self.receive(fd),
             None => Ok(()),
         }

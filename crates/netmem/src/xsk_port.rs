@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Frames that are received at a time, and sent before the kernel is told.
-const BATCH: usize = 64;
+const FRAMES_PER_CALL: usize = 64;
 /// Frames that are dropped at most when a front end has left: more than a ring holds.
 const WAITING: usize = 65_536;
 /// Pages of a queue: twice a transmit ring, and what the kernel has to receive into.
@@ -105,7 +105,7 @@ impl XskPort {
     /// Note: a socket of another network namespace is not watched, so a sleeping thread is not
     /// woken when its interface goes; the port notices it with the next frame from the driver.
     pub fn new(rx: XskRx<KernelShared>, tx: XskTx<KernelShared>, pages: Arc<SharedPool<KernelShared>>) -> Self {
-        let (waiting, wire) = (VecDeque::with_capacity(BATCH), Vec::new());
+        let (waiting, wire) = (VecDeque::with_capacity(FRAMES_PER_CALL), Vec::new());
         Self { rx, tx, pages, waiting, shown: Shown::Nowhere, _interface: None, wire, queued: 0 }
     }
 
@@ -119,7 +119,7 @@ impl XskPort {
         rx.poll(|poll| {
             // In the poll context, and before pages are looked for.
             tx.complete();
-            poll.receive(BATCH, &mut |packet: Packet<KernelShared>| {
+            poll.receive(FRAMES_PER_CALL, &mut |packet: Packet<KernelShared>| {
                 if packet.len() + VnetHdr::LEN <= MAX_WIRE {
                     waiting.push_back(packet);
                 }
@@ -199,7 +199,7 @@ impl Port for XskPort {
                 && self.tx.send(packet).is_ok()
             {
                 self.queued += 1;
-                if self.queued == BATCH {
+                if self.queued == FRAMES_PER_CALL {
                     self.flush();
                 }
                 return true;

@@ -109,7 +109,7 @@ pub trait Poll {
 /// for many packets: it drops what the queue refuses, or keeps it until there is room.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no transmit queue",
-    note = "a queue that is lent (`&mut queue`) is one; a `TxBulk` is pushed to and flushed"
+    note = "a reference to a queue (`&mut queue`) is one; a `TxBulk` is pushed to and flushed"
 )]
 pub trait TxQueue {
     /// The kind of memory that it sends from.

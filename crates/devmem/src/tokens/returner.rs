@@ -92,20 +92,20 @@ pub(crate) struct Done {
 }
 
 /// References that were removed from counts and were not put yet: see [`Call`].
-struct Batch<'c, B> {
-    pages: [MaybeUninit<(&'c B, u32)>; BATCH],
+struct PendingPuts<'c, B> {
+    pages: [MaybeUninit<(&'c B, u32)>; GROUP],
     len: usize,
     /// Whether a binding is drained now, to whose pages references were put.
     drained: bool,
 }
 
 /// The number of ranges that are looked up together, and of references that are put together.
-const BATCH: usize = 16;
+const GROUP: usize = 16;
 
-impl<'c, B: Pages> Batch<'c, B> {
+impl<'c, B: Pages> PendingPuts<'c, B> {
     #[inline]
     fn new() -> Self {
-        Self { pages: [const { MaybeUninit::uninit() }; BATCH], len: 0, drained: false }
+        Self { pages: [const { MaybeUninit::uninit() }; GROUP], len: 0, drained: false }
     }
 
     /// # Safety
@@ -115,7 +115,7 @@ impl<'c, B: Pages> Batch<'c, B> {
     unsafe fn push(&mut self, binding: &'c B, index: u32) {
         self.pages[self.len].write((binding, index));
         self.len += 1;
-        if self.len == BATCH {
+        if self.len == GROUP {
             self.put();
         }
     }
@@ -147,7 +147,7 @@ struct Call<'c, B, K: Counter = Count> {
     holder: K::Holder,
     /// The number of fragments that the call may still process.
     left: u32,
-    taken: Batch<'c, B>,
+    taken: PendingPuts<'c, B>,
     done: Done,
 }
 
@@ -156,9 +156,9 @@ impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
     /// drained now.
     #[inline]
     fn run(table: Option<&'c Table<B, K>>, ranges: &[TokenRange], holder: K::Holder) -> (Done, bool) {
-        let mut call = Call { table, holder, left: MAX_FRAGMENTS, taken: Batch::new(), done: Done::default() };
-        for ranges in ranges.chunks(BATCH) {
-            let mut found = [None; BATCH];
+        let mut call = Call { table, holder, left: MAX_FRAGMENTS, taken: PendingPuts::new(), done: Done::default() };
+        for ranges in ranges.chunks(GROUP) {
+            let mut found = [None; GROUP];
             for (TokenRange { start, .. }, found) in ranges.iter().zip(&mut found) {
                 *found = table.and_then(|table| table.find(*start));
                 if let Some(range) = *found {

@@ -247,7 +247,7 @@ where
         let Headers { to, peer, port, payload: ByteRange { at: start, len } } =
             match parse(&frame, &self.flows.interface) {
                 Ok(headers) => headers,
-                Err(Refused::Frame(why)) => {
+                Err(Refused::Dropped(why)) => {
                     return count(match why {
                         Why::Beyond { .. } => &dropped.headers_in_device,
                         Why::Malformed => &dropped.malformed,
@@ -310,7 +310,7 @@ struct Headers {
 
 /// Why a frame is not a datagram for a socket.
 enum Refused {
-    Frame(Why),
+    Dropped(Why),
     /// It is for another station.
     NotOurs,
     /// It is a fragment of an IP datagram.
@@ -325,7 +325,7 @@ enum Refused {
 impl From<Why> for Refused {
     #[inline]
     fn from(why: Why) -> Self {
-        Self::Frame(why)
+        Self::Dropped(why)
     }
 }
 

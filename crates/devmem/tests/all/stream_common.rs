@@ -206,7 +206,7 @@ pub struct Echo {
     /// Tokens of ranges that are being sent: they are given back when the range may be used again.
     sending: HashMap<u64, TokenRange>,
     ended: bool,
-    shut: bool,
+    shut_down: bool,
 }
 
 impl Echo {
@@ -214,7 +214,7 @@ impl Echo {
     pub fn new(stream: DeviceStream) -> Self {
         let receiver = Receiver::new(stream.tcp().peer_addr().port().into());
         let (waiting, sending) = Default::default();
-        Self { stream, receiver, waiting, sending, ended: false, shut: false }
+        Self { stream, receiver, waiting, sending, ended: false, shut_down: false }
     }
 
     /// Returns false when the stream is over.
@@ -254,11 +254,11 @@ impl Echo {
                 break;
             }
         }
-        if self.ended && self.waiting.is_empty() && !self.shut {
+        if self.ended && self.waiting.is_empty() && !self.shut_down {
             self.stream.tcp_mut().shutdown();
-            self.shut = true;
+            self.shut_down = true;
         }
-        !(self.shut && self.sending.is_empty())
+        !(self.shut_down && self.sending.is_empty())
     }
 }
 
@@ -269,7 +269,7 @@ pub struct Source {
     at: u64,
     len: u64,
     unfinished: u64,
-    shut: bool,
+    shut_down: bool,
 }
 
 /// Where a stream's bytes are in device memory.
@@ -281,7 +281,7 @@ impl Source {
             let piece = (len - position).min(1 << 16) as u32;
             ours.end.fill(&[Span { memory: 0, offset: PLACE + position, len: piece, seed, position }]);
         }
-        Self { stream, at: 0, len, unfinished: 0, shut: false }
+        Self { stream, at: 0, len, unfinished: 0, shut_down: false }
     }
 
     /// Returns false when everything was acknowledged.
@@ -302,9 +302,9 @@ impl Source {
                 Err(error) => panic!("{error}"),
             }
         }
-        if !self.shut {
+        if !self.shut_down {
             self.stream.tcp_mut().shutdown();
-            self.shut = true;
+            self.shut_down = true;
         }
         self.unfinished > 0
     }

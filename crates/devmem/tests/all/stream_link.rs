@@ -59,7 +59,7 @@ fn event() -> OwnedFd {
 }
 
 /// Where the headers of a frame end, and whether its transport checksum is right.
-fn look(bytes: &[u8]) -> (usize, bool) {
+fn parse(bytes: &[u8]) -> (usize, bool) {
     let head = &bytes[..bytes.len().min(MAX_HEAD)];
     let Ok((_, Network::Ip(ip))) = wire::parse(head, bytes.len()) else { return (bytes.len(), false) };
     let Ok(transport) = ip.transport(head) else { return (bytes.len(), false) };
@@ -95,7 +95,7 @@ impl Rx {
 
     fn frame(&mut self, nic: &mut Nic, frame: OnLink) -> EitherFrame {
         let OnLink { bytes, gso } = frame;
-        let (headers, right) = look(&bytes);
+        let (headers, right) = parse(&bytes);
         let head = nic.head.unwrap_or(headers).min(bytes.len());
         let mut page = self.host.alloc().expect("host pages are always there");
         page.copy_from(64, &bytes[..head]).unwrap();

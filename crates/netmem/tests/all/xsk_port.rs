@@ -206,16 +206,16 @@ fn frames_for_a_front_end_that_has_left_are_dropped() {
 fn a_port_leaves_nothing_and_notices_the_end_of_its_interface() {
     in_namespace(|| {
         veth("v0", "v1", 2, 1500);
-        let look = || {
+        let state = || {
             (
                 Interface::by_name("v0").unwrap().programs.len(),
                 namespace::command("ip -d link show v0").contains("promiscuity 1"),
             )
         };
         let ports = XskPort::open("v0", None, ProgramOptions::default(), |_| QueueOptions::new()).unwrap();
-        assert_eq!((ports.len(), look()), (2, (1, true)));
+        assert_eq!((ports.len(), state()), (2, (1, true)));
         drop(ports);
-        assert_eq!(look(), (0, false));
+        assert_eq!(state(), (0, false));
         let mut ports = until("the queues are free", || {
             XskPort::open("v0", Some(vec![1]), ProgramOptions::default(), |_| QueueOptions::new()).ok()
         });

@@ -1,14 +1,17 @@
-//! packetdrill's interface for stacks in shared objects: a structure of function pointers that the object fills in.
+//! packetdrill's interface for stacks in shared objects: a structure of function pointers that the
+//! object fills in.
 //!
-//! The declarations follow the layout of the structure `packetdrill_interface`. The two variadic functions are declared
-//! with the one argument with which they are called: on the ABIs of Linux, the caller passes it in the same place.
+//! The declarations follow the layout of the structure `packetdrill_interface`. The two variadic
+//! functions are declared with the one argument with which they are called: on the ABIs of Linux,
+//! the caller passes it in the same place.
 
 use libc::{
     c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t,
     ssize_t, timeval,
 };
 
-/// The pointer that packetdrill passes to each function. It is not used, because there is one world.
+/// The pointer that packetdrill passes to each function. It is not used, because there is one
+/// world.
 pub(crate) type User = *mut c_void;
 
 #[repr(C)]

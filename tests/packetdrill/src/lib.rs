@@ -8,8 +8,8 @@
 //! ```
 //!
 //! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
-//! `tests/packetdrill/run.py` builds it and runs the scripts. docs/design/streams.md lists the scripts
-//! that pass.
+//! `tests/packetdrill/run.py` builds it and runs the scripts. docs/design/streams.md lists the
+//! scripts that pass.
 //!
 //! The object is also preloaded (`LD_PRELOAD`), because packetdrill calls some functions of the C
 //! library that the object must replace:

@@ -1,10 +1,11 @@
-//! Settings that the scripts make with `sysctl`, `ip`, `tc` and `ethtool`. Commands with these names, which come first
-//! in `PATH`, write each setting to a file of a directory. This module reads the files when the settings are needed.
+//! Settings that the scripts make with `sysctl`, `ip`, `tc` and `ethtool`. Commands with these
+//! names, which come first in `PATH`, write each setting to a file of a directory. This module
+//! reads the files when the settings are needed.
 
 use std::path::PathBuf;
 
-/// The directory. It has a file for each setting, which contains the value. A setting without a file has the default
-/// value of Linux.
+/// The directory. It has a file for each setting, which contains the value. A setting without a
+/// file has the default value of Linux.
 pub(crate) struct Settings(PathBuf);
 
 impl Settings {

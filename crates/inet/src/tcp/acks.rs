@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::Time;
 
-/// The number of segments that are acknowledged at once at the beginning and after an idle time. The peer is then in
-/// slow start, and delayed acknowledgements would slow it down.
+/// The number of segments that are acknowledged at once at the beginning and after an idle time.
+/// The peer is then in slow start, and delayed acknowledgements would slow it down.
 const QUICK: u16 = 16;
 
 /// Delayed acknowledgements, counted in segments (RFC 9293, section 3.8.6.3).
@@ -52,7 +52,8 @@ impl Acks {
         self.now = true;
     }
 
-    /// Acknowledges segments at once for a while if `quick`. Otherwise acknowledgements are delayed from now on.
+    /// Acknowledges segments at once for a while if `quick`. Otherwise acknowledgements are delayed
+    /// from now on.
     pub(super) fn set_quick(&mut self, quick: bool) {
         self.quick = if quick { QUICK } else { 0 };
         self.now |= quick && self.segments > 0;
@@ -67,8 +68,8 @@ impl Acks {
         self.now
     }
 
-    /// Notes that a header with ACK was sent. If it had payload, the user answers what it reads, and further
-    /// acknowledgements can wait for such an answer.
+    /// Notes that a header with ACK was sent. If it had payload, the user answers what it reads,
+    /// and further acknowledgements can wait for such an answer.
     pub(super) fn sent(&mut self, payload: bool) {
         if payload && self.segments > 0 {
             self.quick = 0;
@@ -81,8 +82,8 @@ impl Acks {
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        // The deadline is removed. If the ring is full, the acknowledgement waits for room in the ring, and a timer
-        // does not help.
+        // The deadline is removed. If the ring is full, the acknowledgement waits for room in the
+        // ring, and a timer does not help.
         self.now |= self.due.take_if(|due| *due <= now).is_some();
     }
 }

@@ -234,8 +234,8 @@ impl Charge {
         }
     }
 
-    /// Leaves the buffer counted. [`Budget::uncharge`] ends the counting. This is for holders that keep
-    /// a number of buffers instead of charges.
+    /// Leaves the buffer counted. [`Budget::uncharge`] ends the counting. This is for holders that
+    /// keep a number of buffers instead of charges.
     pub fn detach(mut self) {
         if let Counted::Shared(charge) = &self.0 {
             // The other chunks in the buffer keep its charge. This one counts as a buffer of its

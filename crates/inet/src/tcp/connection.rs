@@ -26,9 +26,9 @@ use crate::Time;
 ///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
 /// ```
 ///
-/// After any of the calls on the left, call [`poll_transmit`](Self::poll_transmit), then check events and the
-/// deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends nothing more and
-/// has no more events.
+/// After any of the calls on the left, call [`poll_transmit`](Self::poll_transmit), then check
+/// events and the deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends
+/// nothing more and has no more events.
 pub struct Connection<C: Carrier> {
     pub(super) state: State,
     pub(super) config: Config,
@@ -123,7 +123,8 @@ impl<C: Carrier> Connection<C> {
         Self::new(state, config, sender, queue, now)
     }
 
-    /// A connection that answers `syn`: SYN-ACK is sent by the next [`poll_transmit`](Self::poll_transmit).
+    /// A connection that answers `syn`: SYN-ACK is sent by the next
+    /// [`poll_transmit`](Self::poll_transmit).
     pub(super) fn answer(syn: &Header, config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let send = SendOptions { syn_retries: config.syn_ack_retries, ..config.send };
         let this = Self::begin(State::SynReceived, &Config { send, ..*config }, start, queue, now);

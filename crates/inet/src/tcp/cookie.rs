@@ -1,12 +1,14 @@
-//! SYN cookies: the number of the SYN-ACK contains all state of the connection, so this side keeps none.
+//! SYN cookies: the number of the SYN-ACK contains all state of the connection, so this side keeps
+//! none.
 //!
 //! ```text
 //!   number of SYN-ACK    27 bits: hash of flow, peer's number, period, MSS │ 2 bits: period │ 3 bits: MSS
 //!   low bits of TSval     1 bit: ECN │ 1 bit: SACK │ 4 bits: window scale, 15 for none
 //! ```
 //!
-//! The peer returns both in its acknowledgement. Without timestamps there is no room for the options, so the SYN-ACK
-//! offers none. The options are not part of the hash: a peer can send false options in any case.
+//! The peer returns both in its acknowledgement. Without timestamps there is no room for the
+//! options, so the SYN-ACK offers none. The options are not part of the hash: a peer can send false
+//! options in any case.
 
 use std::hash::Hash;
 use std::time::Duration;

@@ -66,7 +66,8 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// Whether another attempt cannot help, because the peer's host itself refuses (RFC 9293, section 3.9.2.2).
+    /// Whether another attempt cannot help, because the peer's host itself refuses (RFC 9293,
+    /// section 3.9.2.2).
     #[must_use]
     pub fn is_hard(self) -> bool {
         matches!(self, Self::Protocol | Self::Port | Self::Prohibited)
@@ -85,7 +86,8 @@ pub enum IcmpError {
     },
 }
 
-/// The events that wait to be taken. Each kind waits at most once, so that the peer cannot make them pile up.
+/// The events that wait to be taken. Each kind waits at most once, so that the peer cannot make
+/// them pile up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Events(u8);
 

@@ -12,8 +12,8 @@ use crate::Time;
 
 /// A key that only this host knows. Take it from the system's random number generator at the start.
 ///
-/// The hash is SipHash-2-4, a keyed function for short inputs: an attacker that sees many of its results cannot compute
-/// another one.
+/// The hash is SipHash-2-4, a keyed function for short inputs: an attacker that sees many of its
+/// results cannot compute another one.
 #[derive(Clone, Copy)]
 pub struct Secret([u8; 16]);
 
@@ -26,7 +26,8 @@ pub struct Start {
     pub timestamp_offset: u32,
 }
 
-/// The input of the hash. The use is a part of it, so that a flow has unrelated numbers for different uses.
+/// The input of the hash. The use is a part of it, so that a flow has unrelated numbers for
+/// different uses.
 #[derive(Clone, Copy, Hash)]
 enum Use {
     Sequence,
@@ -41,12 +42,14 @@ impl Secret {
         Self(random)
     }
 
-    /// The initial numbers of a connection between the addresses and ports of `flow`, at the time `now`.
+    /// The initial numbers of a connection between the addresses and ports of `flow`, at the time
+    /// `now`.
     ///
-    /// RFC 6528: the sum of a clock that ticks every 4 microseconds and of a keyed hash of the flow. Numbers of one
-    /// flow grow with time, so that segments of an earlier connection are recognized as old. Numbers of other flows
-    /// cannot be guessed. RFC 7323, section 5.4, requires the same of timestamps. The offset does not depend on the
-    /// time, so that timestamps of a flow grow from connection to connection.
+    /// RFC 6528: the sum of a clock that ticks every 4 microseconds and of a keyed hash of the
+    /// flow. Numbers of one flow grow with time, so that segments of an earlier connection are
+    /// recognized as old. Numbers of other flows cannot be guessed. RFC 7323, section 5.4, requires
+    /// the same of timestamps. The offset does not depend on the time, so that timestamps of a flow
+    /// grow from connection to connection.
     #[must_use]
     pub fn start(&self, flow: &impl Hash, now: Time) -> Start {
         let clock = (now.micros() / 4) as u32;

@@ -7,8 +7,8 @@ use crate::Time;
 const WINDOW: Duration = Duration::from_secs(1);
 const MOST: u8 = 8;
 
-/// At most 8 answers a second to segments that are not acceptable (RFC 5961, section 7). Two peers that both answer the other's
-/// unacceptable acknowledgements would otherwise never stop.
+/// At most 8 answers a second to segments that are not acceptable (RFC 5961, section 7). Two peers
+/// that both answer the other's unacceptable acknowledgements would otherwise never stop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limit {
     since: Time,

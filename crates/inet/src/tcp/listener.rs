@@ -32,8 +32,9 @@ pub struct Listener {
 
 /// The reaction to a segment for a listening port.
 pub enum Answer<C: Carrier> {
-    /// A connection in SYN-RECEIVED. Its next [`poll_transmit`](Connection::poll_transmit) sends SYN-ACK.
-    /// Report later whether it [`connected`](Listener::connected) or [`failed`](Listener::failed).
+    /// A connection in SYN-RECEIVED. Its next [`poll_transmit`](Connection::poll_transmit) sends
+    /// SYN-ACK. Report later whether it [`connected`](Listener::connected) or
+    /// [`failed`](Listener::failed).
     HalfOpen(Connection<C>),
     /// The acknowledgement had a cookie. This connection is established and counted as waiting.
     /// Pass the same segment to it.

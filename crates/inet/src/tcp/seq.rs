@@ -5,12 +5,14 @@ use std::ops::{Add, AddAssign, Sub};
 
 use serde::{Deserialize, Serialize};
 
-/// A sequence number. Two of them can be compared if they are less than 2^31 apart, which any window guarantees.
+/// A sequence number. Two of them can be compared if they are less than 2^31 apart, which any
+/// window guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// The number of bytes from `earlier` to this number. It is negative if `earlier` is in fact later.
+    /// The number of bytes from `earlier` to this number. It is negative if `earlier` is in fact
+    /// later.
     #[inline]
     #[must_use]
     pub const fn distance(self, earlier: Self) -> i32 {

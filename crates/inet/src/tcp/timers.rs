@@ -26,8 +26,8 @@ impl<C: Carrier> Connection<C> {
             .min()
     }
 
-    /// Acts on the timers that have expired at `now`. Call it at the [`poll_timeout`](Self::poll_timeout).
-    /// An earlier call does nothing.
+    /// Acts on the timers that have expired at `now`. Call it at the
+    /// [`poll_timeout`](Self::poll_timeout). An earlier call does nothing.
     pub fn handle_timeout(&mut self, now: Time) {
         record!(self, Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {

@@ -11,7 +11,8 @@ pub struct Arp {
     pub request: bool,
     /// The sender's Ethernet address.
     pub mac: Mac,
-    /// The sender's IP address; unspecified in a probe (RFC 5227), which asks whether the target's address is in use.
+    /// The sender's IP address; unspecified in a probe (RFC 5227), which asks whether the target's
+    /// address is in use.
     pub sender: Ipv4Addr,
     /// The IP address that is asked for, or that the reply goes to.
     pub target: Ipv4Addr,

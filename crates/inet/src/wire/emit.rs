@@ -40,7 +40,8 @@ impl Outer {
         false
     }
 
-    /// Writes the link and IP headers for `len` bytes of content, and returns how many bytes that are.
+    /// Writes the link and IP headers for `len` bytes of content, and returns how many bytes that
+    /// are.
     ///
     /// IPv4 packets may not be fragmented by routers, so their identification is 0 (RFC 6864).
     pub(super) fn emit(
@@ -91,8 +92,8 @@ impl Outer {
     }
 }
 
-/// Writes the headers in front of a fragment of a datagram, from the link on: `len` bytes of its content follow, which is of the protocol
-/// `content`.
+/// Writes the headers in front of a fragment of a datagram, from the link on: `len` bytes of its
+/// content follow, which is of the protocol `content`.
 ///
 /// # Errors
 ///
@@ -132,8 +133,8 @@ const FRAGMENT: usize = 8;
 pub struct Body {
     /// Bytes of payload.
     pub len: usize,
-    /// The sum of the payload, with which the checksum is computed here. If it is `None`, the device computes the
-    /// checksum, and the headers get the sum of the pseudo header.
+    /// The sum of the payload, with which the checksum is computed here. If it is `None`, the
+    /// device computes the checksum, and the headers get the sum of the pseudo header.
     pub sum: Option<Sum>,
     /// The device cuts the payload into segments of so many bytes. `sum` is `None` then.
     pub segment_size: Option<u16>,
@@ -179,7 +180,8 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Stores the checksum of a transport header of `len` bytes at `at`, or what the device needs to compute it.
+    /// Stores the checksum of a transport header of `len` bytes at `at`, or what the device needs
+    /// to compute it.
     #[inline]
     pub(super) fn finish(&self, out: &mut [u8], at: usize, len: usize, body: Body, gso: Option<Gso>) -> Emitted {
         // ICMP of IPv4 has no pseudo header.
@@ -190,7 +192,8 @@ impl Sums {
         let place = at + usize::from(self.offset);
         let (value, checksum) = match body.sum {
             Some(mut sum) => {
-                // The payload's sum stands by itself, so a header of an even number of bytes can be added in any order.
+                // The payload's sum stands by itself, so a header of an even number of bytes can be
+                // added in any order.
                 sum.add_word(header_sum(&out[at..at + len]));
                 sum.add_word(pseudo);
                 (sum.checksum(), Checksum::Verified)

@@ -21,8 +21,8 @@ pub mod protocol {
     pub(super) const DESTINATION: u8 = 60;
 }
 
-/// The most extension headers of IPv6 that are parsed. A packet with more is dropped, because each takes time, and real
-/// packets have one or two.
+/// The most extension headers of IPv6 that are parsed. A packet with more is dropped, because each
+/// takes time, and real packets have one or two.
 pub const MAX_EXTENSIONS: usize = 6;
 
 /// The values of an IP header.
@@ -63,7 +63,8 @@ impl Ip {
     /// ECN-capable transport, the codepoint that TCP senders use.
     pub const ECT0: u8 = 2;
 
-    /// Reads a packet of `len` bytes that begins with its IP header, and whose first bytes are `head`.
+    /// Reads a packet of `len` bytes that begins with its IP header, and whose first bytes are
+    /// `head`.
     ///
     /// # Errors
     ///
@@ -192,8 +193,9 @@ pub(super) fn parse_v6(bytes: Bytes<'_>, at: usize) -> Result<Ip, ParseError> {
 }
 
 impl Ip {
-    /// Parses the extension headers of a reassembled datagram of IPv6: those behind the fragment header are in its
-    /// content. `head` is as for [`transport`](Self::transport). Does nothing to IPv4.
+    /// Parses the extension headers of a reassembled datagram of IPv6: those behind the fragment
+    /// header are in its content. `head` is as for [`transport`](Self::transport). Does nothing to
+    /// IPv4.
     ///
     /// # Errors
     ///
@@ -204,7 +206,8 @@ impl Ip {
     }
 }
 
-/// Skips extension headers up to the transport header, or to the fragment header of a real fragment.
+/// Skips extension headers up to the transport header, or to the fragment header of a real
+/// fragment.
 #[inline]
 fn extensions(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), ParseError> {
     match ip.protocol {
@@ -257,8 +260,8 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// The upper two bits of an unknown option say what to do: if they are zero, the option is skipped; otherwise the
-/// packet is dropped.
+/// The upper two bits of an unknown option say what to do: if they are zero, the option is skipped;
+/// otherwise the packet is dropped.
 fn v6_options(mut options: &[u8]) -> Result<(), ParseError> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {

@@ -35,7 +35,8 @@ pub const fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
 pub struct Solicitation {
     /// The address that is asked for.
     pub target: Ipv6Addr,
-    /// The Ethernet address of the asking station. `None` if it asks whether the target's address is in use, or says nothing.
+    /// The Ethernet address of the asking station. `None` if it asks whether the target's address
+    /// is in use, or says nothing.
     pub mac: Option<Mac>,
 }
 

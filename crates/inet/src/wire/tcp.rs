@@ -63,10 +63,11 @@ impl Segment {
     }
 }
 
-/// Reads options. An option with a wrong length ends the list: the segment is processed with the options in front of
-/// it.
+/// Reads options. An option with a wrong length ends the list: the segment is processed with the
+/// options in front of it.
 ///
-/// Options that belong to a SYN are ignored in other segments, and selective acknowledgements in a SYN.
+/// Options that belong to a SYN are ignored in other segments, and selective acknowledgements in a
+/// SYN.
 #[inline]
 fn parse_options(options: &[u8], flags: Flags) -> Options {
     match <&[u8; 12]>::try_from(options) {
@@ -130,8 +131,8 @@ fn plain_len(options: &Options) -> usize {
         + 12 * usize::from(options.timestamps.is_some())
 }
 
-/// Bytes of the TCP header with these options, as [`emit_tcp`] writes it: from 20 to 60. Blocks of selective acknowledgements for which
-/// there is no room are left out, from the last on.
+/// Bytes of the TCP header with these options, as [`emit_tcp`] writes it: from 20 to 60. Blocks of
+/// selective acknowledgements for which there is no room are left out, from the last on.
 #[inline]
 #[must_use]
 pub fn tcp_header_len(options: &Options) -> usize {
@@ -143,7 +144,8 @@ pub fn tcp_header_len(options: &Options) -> usize {
         }
 }
 
-/// Writes the headers of a segment, from the link to the TCP header. `flow` is the sender's: its local end is the source.
+/// Writes the headers of a segment, from the link to the TCP header. `flow` is the sender's: its
+/// local end is the source.
 ///
 /// # Errors
 ///

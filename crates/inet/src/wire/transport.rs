@@ -16,7 +16,8 @@ pub enum Transport {
     Udp(Datagram),
     /// ICMP of the family of the packet's addresses.
     Icmp(Icmp),
-    /// An unknown protocol. The answer is [`IcmpKind::ProtocolUnreachable`](super::IcmpKind::ProtocolUnreachable).
+    /// An unknown protocol. The answer is
+    /// [`IcmpKind::ProtocolUnreachable`](super::IcmpKind::ProtocolUnreachable).
     Unknown,
 }
 
@@ -42,8 +43,9 @@ impl Covered {
 }
 
 impl Ip {
-    /// Reads the transport header. `head` are the bytes from which the IP header was read; for a reassembled datagram,
-    /// they are the first bytes of its [`content`](Self::content), which then begins at 0.
+    /// Reads the transport header. `head` are the bytes from which the IP header was read; for a
+    /// reassembled datagram, they are the first bytes of its [`content`](Self::content), which then
+    /// begins at 0.
     ///
     /// # Errors
     ///
@@ -70,8 +72,8 @@ impl Ip {
 
     /// The data that the transport checksum covers. `None` if there is no checksum.
     ///
-    /// Devices verify checksums of TCP and UDP. That of ICMP is always verified by the CPU, except if the frame's
-    /// checksum was not computed yet.
+    /// Devices verify checksums of TCP and UDP. That of ICMP is always verified by the CPU, except
+    /// if the frame's checksum was not computed yet.
     #[inline]
     #[must_use]
     pub fn covered(&self, transport: &Transport) -> Option<Covered> {

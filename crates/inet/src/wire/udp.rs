@@ -15,9 +15,9 @@ pub struct Datagram {
     pub destination_port: u16,
     /// The payload.
     pub payload: ByteRange,
-    /// Whether it has a checksum. Over IPv4 it may have none. Over IPv6 it must have one: without it,
-    /// [`Covered::holds`](super::Covered::holds) is false, and only a receiver with checksums of its own may accept the
-    /// datagram.
+    /// Whether it has a checksum. Over IPv4 it may have none. Over IPv6 it must have one: without
+    /// it, [`Covered::holds`](super::Covered::holds) is false, and only a receiver with checksums
+    /// of its own may accept the datagram.
     pub checksum: bool,
 }
 
@@ -44,7 +44,8 @@ impl Datagram {
     }
 }
 
-/// Writes the headers of a datagram, from the link to the UDP header. `flow` is the sender's: its local end is the source.
+/// Writes the headers of a datagram, from the link to the UDP header. `flow` is the sender's: its
+/// local end is the source.
 ///
 /// # Errors
 ///

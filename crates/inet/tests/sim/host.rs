@@ -115,8 +115,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks a sent header. `out_of_buffers`: bytes of payload in order that were dropped because a
-    /// buffer was missing.
+    /// Checks a sent header. `out_of_buffers`: bytes of payload in order that were dropped because
+    /// a buffer was missing.
     fn announced(&mut self, name: &str, header: &Header, out_of_buffers: u64) {
         if header.flags.has(Flags::SYN) {
             self.scale = header.options.window_scale.unwrap_or(0);

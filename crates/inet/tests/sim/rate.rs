@@ -1,4 +1,5 @@
-//! The throughput of a stream over a link that only loses packets. Time is simulated, so the result is always the same.
+//! The throughput of a stream over a link that only loses packets. Time is simulated, so the result
+//! is always the same.
 
 use crate::host::{End, Host, Plan, Ring};
 use crate::{World, flow};
@@ -7,8 +8,8 @@ use netmem_inet::tcp::{Config, Listener};
 use netmem_netem::LinkOptions;
 use std::time::Duration;
 
-/// Mbit/s of a stream of 1,000,000 bytes. If `merges` is set, the receiver answers packets that arrive at the same time
-/// together.
+/// Mbit/s of a stream of 1,000,000 bytes. If `merges` is set, the receiver answers packets that
+/// arrive at the same time together.
 fn rate(seed: u64, merges: bool) -> f64 {
     let bytes = 1_000_000;
     let options = LinkOptions { loss: 0.01, delay: Duration::from_millis(10), seed, ..LinkOptions::default() };
@@ -33,7 +34,8 @@ fn rate(seed: u64, merges: bool) -> f64 {
     bytes as f64 * 8e-6 / (world.now - begin).as_secs_f64()
 }
 
-/// At 1 % loss and 20 ms, Linux 6.18 has 8.7 Mbit/s in the median of 40 seeds of such a link (`bench/peers/loss.py`).
+/// At 1 % loss and 20 ms, Linux 6.18 has 8.7 Mbit/s in the median of 40 seeds of such a link
+/// (`bench/peers/loss.py`).
 #[test]
 fn a_stream_with_losses_is_nearly_as_fast_as_the_kernels() {
     for merges in [false, true] {

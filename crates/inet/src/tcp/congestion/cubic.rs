@@ -1,5 +1,6 @@
-//! CUBIC (RFC 9438): after a loss, the window quickly approaches the size at which the loss occurred, stays near it,
-//! and then probes beyond it. The curve is a function of time, not of round trips.
+//! CUBIC (RFC 9438): after a loss, the window quickly approaches the size at which the loss
+//! occurred, stays near it, and then probes beyond it. The curve is a function of time, not of
+//! round trips.
 //!
 //! ```text
 //!   cwnd ^                                  .
@@ -20,8 +21,8 @@ const BETA: f64 = 0.7;
 /// CUBIC.
 #[derive(Clone, Debug, Default)]
 pub struct Cubic {
-    /// The window before the last loss, at which the curve is flat. It is less if the window did not reach the value
-    /// before the previous loss (fast convergence).
+    /// The window before the last loss, at which the curve is flat. It is less if the window did
+    /// not reach the value before the previous loss (fast convergence).
     w_max: f64,
     /// The window before the last loss.
     prior: f64,
@@ -88,8 +89,8 @@ impl Control for Cubic {
         window.cwnd = epoch.exact as u32;
     }
 
-    /// The threshold is computed from the window, not from the segments in flight, because the window does not grow
-    /// while the connection does not fill it (4.6).
+    /// The threshold is computed from the window, not from the segments in flight, because the
+    /// window does not grow while the connection does not fill it (4.6).
     fn reduced(&mut self, window: &Window) -> u32 {
         let cwnd = f64::from(window.cwnd);
         self.before = Some((self.w_max, self.prior));
@@ -146,7 +147,8 @@ mod tests {
     fn the_window_follows_the_curve_to_the_old_maximum_and_beyond() {
         let (mut cubic, mut window) = after_a_loss_at(1000);
         assert_eq!(window.cwnd, 700);
-        // K = cbrt(300 / 0.4) = 9.0856 s. W(t) = 0.4 (t - K)^3 + 1000: W(3) = 909.8, W(9) = 1000.0, W(12) = 1009.9
+        // K = cbrt(300 / 0.4) = 9.0856 s. W(t) = 0.4 (t - K)^3 + 1000: W(3) = 909.8, W(9) = 1000.0,
+        // W(12) = 1009.9
         let mut expect = [(30, 909.8), (90, 1000.0), (120, 1009.9)].into_iter();
         let (mut round, mut next) = (0, expect.next());
         while let Some((at, w)) = next {
@@ -162,7 +164,8 @@ mod tests {
     fn on_short_paths_the_window_is_that_of_reno() {
         let (mut cubic, mut window) = after_a_loss_at(20);
         assert_eq!(window.cwnd, 14);
-        // The curve needs cbrt(6 / 0.4) = 2.47 s to be at 20. Reno grows by 0.529 a round trip: 14 + 10 * 0.529 = 19.3
+        // The curve needs cbrt(6 / 0.4) = 2.47 s to be at 20. Reno grows by 0.529 a round trip: 14
+        // + 10 * 0.529 = 19.3
         grow(&mut cubic, &mut window, 0, 10);
         assert_eq!(window.cwnd, 19);
     }

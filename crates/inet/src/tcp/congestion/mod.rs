@@ -1,9 +1,10 @@
-//! Congestion control: how the window grows by acknowledgements and how far it shrinks when a segment is lost. Windows are in
-//! segments.
+//! Congestion control: how the window grows by acknowledgements and how far it shrinks when a
+//! segment is lost. Windows are in segments.
 //!
 //! The sender decides *when* the window changes: it finds losses, shrinks the window in steps ([RFC
-//! 6937](https://www.rfc-editor.org/rfc/rfc6937)), undoes wrong reductions, and does not let the window grow while the
-//! connection does not fill it. An algorithm decides *by how much* it changes.
+//! 6937](https://www.rfc-editor.org/rfc/rfc6937)), undoes wrong reductions, and does not let the
+//! window grow while the connection does not fill it. An algorithm decides *by how much* it
+//! changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,8 @@ pub use newreno::NewReno;
 pub struct Window {
     /// The number of segments that may be in flight.
     pub cwnd: u32,
-    /// Below this threshold, the window grows by slow start. It is [`Window::UNKNOWN`] before the first loss.
+    /// Below this threshold, the window grows by slow start. It is [`Window::UNKNOWN`] before the
+    /// first loss.
     pub ssthresh: u32,
 }
 
@@ -32,7 +34,8 @@ impl Window {
         self.cwnd < self.ssthresh
     }
 
-    /// Grows by `acked` segments up to the threshold, and returns the number of segments that are left (RFC 5681, 3.1).
+    /// Grows by `acked` segments up to the threshold, and returns the number of segments that are
+    /// left (RFC 5681, 3.1).
     pub fn slow_start(&mut self, acked: u32) -> u32 {
         let grow = acked.min(self.ssthresh.saturating_sub(self.cwnd));
         self.cwnd += grow;
@@ -53,8 +56,8 @@ pub struct Sample {
 
 /// A congestion control algorithm. It owns its own state, and the sender owns the [`Window`].
 pub trait Control {
-    /// Grows the window. The sender calls it for an acknowledgement, if no loss is being repaired and the window was
-    /// fully used.
+    /// Grows the window. The sender calls it for an acknowledgement, if no loss is being repaired
+    /// and the window was fully used.
     fn acked(&mut self, window: &mut Window, sample: &Sample);
 
     /// Returns the threshold after a loss or a congestion mark was seen.

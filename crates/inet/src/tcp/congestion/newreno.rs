@@ -19,8 +19,8 @@ impl Control for NewReno {
         }
     }
 
-    /// The threshold is half of the window, not of the segments in flight, because the window does not grow while the
-    /// connection does not fill it.
+    /// The threshold is half of the window, not of the segments in flight, because the window does
+    /// not grow while the connection does not fill it.
     fn reduced(&mut self, window: &Window) -> u32 {
         self.acked = 0;
         (window.cwnd / 2).max(2)

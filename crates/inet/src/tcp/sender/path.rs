@@ -1,9 +1,9 @@
-//! The size of segments. It depends on the peer's MSS, on the announced path MTU (RFC 1191, 8201), and on the results
-//! of probes (RFC 4821).
+//! The size of segments. It depends on the peer's MSS, on the announced path MTU (RFC 1191, 8201),
+//! and on the results of probes (RFC 4821).
 //!
-//! A "packet too big" message can be forged, so it never reduces the size below a floor. On a path without such
-//! messages, full segments are lost without a notice. After four timeouts in a row the size is therefore halved, and
-//! then larger segments are tried one by one.
+//! A "packet too big" message can be forged, so it never reduces the size below a floor. On a path
+//! without such messages, full segments are lost without a notice. After four timeouts in a row the
+//! size is therefore halved, and then larger segments are tried one by one.
 
 use super::core::Sender;
 use super::recovery_state::RecoveryState;
@@ -15,14 +15,16 @@ use crate::tcp::{Carrier, Seq};
 const PROBE_WINDOW: u32 = 11;
 
 impl<C: Carrier> Sender<C> {
-    /// Applies a change of the route's path MTU: `max_payload` bytes of payload and options fit into a segment.
+    /// Applies a change of the route's path MTU: `max_payload` bytes of payload and options fit
+    /// into a segment.
     pub fn set_max_payload(&mut self, max_payload: u32) {
         self.path.set_path(max_payload, self.options.mtu_probing || self.path.suspect);
     }
 
-    /// Handles a router's message that the segment with number `seq` was too big, and that `max_payload` bytes of
-    /// payload and options would fit. Returns whether the message is used: the number must be in flight. Payload that
-    /// was sent in larger segments is sent again, and the congestion window is not reduced.
+    /// Handles a router's message that the segment with number `seq` was too big, and that
+    /// `max_payload` bytes of payload and options would fit. Returns whether the message is used:
+    /// the number must be in flight. Payload that was sent in larger segments is sent again, and
+    /// the congestion window is not reduced.
     pub fn handle_too_big(&mut self, seq: Seq, max_payload: u32, now: Time) -> bool {
         let max_payload = max_payload.max(self.path.floor);
         let in_flight = self.una <= seq && seq < self.nxt;
@@ -49,7 +51,8 @@ impl<C: Carrier> Sender<C> {
             return None;
         }
         let len = self.path.candidate(at)?;
-        // If the probe is lost, the payload behind it must cause enough acknowledgements to detect the loss.
+        // If the probe is lost, the payload behind it must cause enough acknowledgements to detect
+        // the loss.
         let needed = len + (self.recovery.reordering() + 1) * self.segment_size();
         let room = i64::from(self.window_end().distance(self.nxt));
         if (self.unsent() as u64) < u64::from(needed) || room < i64::from(needed) || self.queue.fit(self.nxt, len) < len

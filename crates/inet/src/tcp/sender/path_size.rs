@@ -24,7 +24,8 @@ pub(super) struct PathSize {
     /// The range of the search: `low` was proved to work, and `high` was not yet proved to fail.
     low: u32,
     high: u32,
-    /// Whether the path dropped large segments, so that it is searched although the user did not ask for it.
+    /// Whether the path dropped large segments, so that it is searched although the user did not
+    /// ask for it.
     pub(super) suspect: bool,
     probe: Option<(Seq, Seq)>,
     refuted: Option<u64>,
@@ -97,7 +98,8 @@ impl PathSize {
         self.probe = Some((start, end));
     }
 
-    /// Takes the size of the probe, if the peer has received the probe: it has everything before `una`.
+    /// Takes the size of the probe, if the peer has received the probe: it has everything before
+    /// `una`.
     pub(super) fn delivered(&mut self, una: Seq) {
         if let Some((start, end)) = self.probe.filter(|(_, end)| *end <= una) {
             self.probe = None;

@@ -15,9 +15,9 @@ pub(super) struct Delivery {
     pub(super) delivered: u32,
     /// Segments in flight after this acknowledgement.
     pub(super) in_flight: u32,
-    /// Whether the cumulative acknowledgement advanced, and no further loss was found. If so, the window may grow by
-    /// one segment more than was delivered (slow start reduction bound). Otherwise it may not (conservative reduction
-    /// bound).
+    /// Whether the cumulative acknowledgement advanced, and no further loss was found. If so, the
+    /// window may grow by one segment more than was delivered (slow start reduction bound).
+    /// Otherwise it may not (conservative reduction bound).
     pub(super) good: bool,
 }
 
@@ -56,8 +56,8 @@ impl Prr {
 mod tests {
     use super::*;
 
-    /// The example of RFC 6937, 4.1: of 20 segments, the first is lost. `ssthresh` is 10. Each of the other segments
-    /// causes an acknowledgement.
+    /// The example of RFC 6937, 4.1: of 20 segments, the first is lost. `ssthresh` is 10. Each of
+    /// the other segments causes an acknowledgement.
     #[test]
     fn half_of_what_is_delivered_leaves_while_more_than_ssthresh_is_in_flight() {
         let mut prr = Prr::begin(20);

@@ -1,5 +1,6 @@
-//! Random tests of a sender with a receiver that follows RFC 9293 and 2018, over a path with seeded faults. With all
-//! faults, all bytes arrive, counts stay correct, and nothing is sent again while its earlier copy is in the ring.
+//! Random tests of a sender with a receiver that follows RFC 9293 and 2018, over a path with seeded
+//! faults. With all faults, all bytes arrive, counts stay correct, and nothing is sent again while
+//! its earlier copy is in the ring.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -19,7 +20,8 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Processes a segment, and returns the SACK blocks of the acknowledgement. Their numbers are counted from 1.
+    /// Processes a segment, and returns the SACK blocks of the acknowledgement. Their numbers are
+    /// counted from 1.
     fn receive(&mut self, from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
         let mut blocks = Vec::new();
         let known = to <= self.next || self.behind.iter().any(|(start, end)| Seq(*start) <= from && to <= Seq(*end));
@@ -80,7 +82,8 @@ struct Simulation {
     finished: bool,
     window: u32,
     sent_segments: u64,
-    /// Transmissions that may be in the ring, each with its first number and the one after its last.
+    /// Transmissions that may be in the ring, each with its first number and the one after its
+    /// last.
     tickets: Vec<(Done, u32, u32)>,
 }
 
@@ -175,8 +178,8 @@ impl Simulation {
         }
     }
 
-    /// Makes the transmissions that the sender chooses. No range may be sent again while its earlier
-    /// copy is in the ring.
+    /// Makes the transmissions that the sender chooses. No range may be sent again while its
+    /// earlier copy is in the ring.
     fn transmit(&mut self) {
         while let Some(transmission) = self.sender.poll_transmit(self.time(), self.offload) {
             let Transmission { seq, len, syn, fin, .. } = transmission;

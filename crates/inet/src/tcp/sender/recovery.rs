@@ -1,4 +1,5 @@
-//! Loss recovery: the states between the first sign of a loss and its repair, and how a wrong reduction is undone.
+//! Loss recovery: the states between the first sign of a loss and its repair, and how a wrong
+//! reduction is undone.
 //!
 //! ```text
 //!              SACK, duplicate                 RACK or 3 duplicates
@@ -10,9 +11,10 @@
 //!                                            the retransmission timer expired: slow start
 //! ```
 //!
-//! A recovery is *undone* if it becomes known that nothing was lost. There are three signs. The peer echoes a timestamp
-//! from before the retransmission (Eifel, RFC 3522 and 4015). It reports each retransmission as a duplicate (D-SACK,
-//! RFC 3708). Or, after a timeout, it acknowledges segments that were not sent again (F-RTO, RFC 5682).
+//! A recovery is *undone* if it becomes known that nothing was lost. There are three signs. The
+//! peer echoes a timestamp from before the retransmission (Eifel, RFC 3522 and 4015). It reports
+//! each retransmission as a duplicate (D-SACK, RFC 3708). Or, after a timeout, it acknowledges
+//! segments that were not sent again (F-RTO, RFC 5682).
 
 use super::Ack;
 use super::ack::AckOutcome;
@@ -56,7 +58,8 @@ impl<C: Carrier> Sender<C> {
         match self.recovery.state {
             RecoveryState::Recovery => {
                 if outcome.advanced && early && self.recovery.undo.is_some() {
-                    // The original of a segment in a hole has arrived. The originals of the others will arrive, too.
+                    // The original of a segment in a hole has arrived. The originals of the others
+                    // will arrive, too.
                     if self.scoreboard.retransmitted() == 0 {
                         self.undo();
                         self.settle_state();
@@ -94,7 +97,8 @@ impl<C: Carrier> Sender<C> {
             .probe()
             .is_some_and(|start| self.scoreboard.front().is_some_and(|range| range.start == start && range.lost))
         {
-            // The lost segment is the MTU probe: it was too large for the path, and there is no congestion.
+            // The lost segment is the MTU probe: it was too large for the path, and there is no
+            // congestion.
             self.path.failed(at);
             self.repeat_at_full_window();
         } else {
@@ -102,18 +106,20 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Handles that everything in flight at the beginning of the state is acknowledged. Returns whether nothing more is
-    /// to be done.
+    /// Handles that everything in flight at the beginning of the state is acknowledged. Returns
+    /// whether nothing more is to be done.
     fn is_repaired(&mut self, outcome: &AckOutcome, early: bool, ack: &Ack<'_>) -> bool {
         match self.recovery.state {
-            // The peer may repeat the mark until it receives CWR, which is in the segment at `high`.
+            // The peer may repeat the mark until it receives CWR, which is in the segment at
+            // `high`.
             RecoveryState::Cwr if self.una > self.recovery.high => self.end_reduction(),
             RecoveryState::Recovery => {
                 self.recovery.duplicates = 0;
                 if early || self.recovery.all_were_duplicates() {
                     self.undo();
                 } else if !self.has_sack() && self.una == self.recovery.high {
-                    // Duplicates of retransmitted segments must not begin another recovery (RFC 6582, 3.2).
+                    // Duplicates of retransmitted segments must not begin another recovery (RFC
+                    // 6582, 3.2).
                     self.forget_first_retransmission();
                     return !ack.ece && !outcome.sacked;
                 }
@@ -158,14 +164,15 @@ impl<C: Carrier> Sender<C> {
         self.forget_first_retransmission();
     }
 
-    /// Without selective acknowledgements, each duplicate acknowledgement indicates one segment that the peer has
-    /// received.
+    /// Without selective acknowledgements, each duplicate acknowledgement indicates one segment
+    /// that the peer has received.
     fn count_duplicate(&mut self, outcome: &mut AckOutcome) {
         if self.has_sack() {
             return;
         }
         if outcome.advanced {
-            // One acknowledged segment filled the hole. The others were already counted by duplicate acknowledgements.
+            // One acknowledged segment filled the hole. The others were already counted by
+            // duplicate acknowledgements.
             let filled = outcome.delivered;
             let known = self.recovery.duplicates.min(filled.saturating_sub(1));
             self.recovery.duplicates -= known;
@@ -229,8 +236,8 @@ impl<C: Carrier> Sender<C> {
         self.cwr = true;
     }
 
-    /// Begins a reduction because of a congestion mark, or because a tail loss probe repaired a loss. The window
-    /// shrinks at most once in a round trip.
+    /// Begins a reduction because of a congestion mark, or because a tail loss probe repaired a
+    /// loss. The window shrinks at most once in a round trip.
     pub(super) fn enter_cwr(&mut self) {
         if self.recovery.state < RecoveryState::Cwr {
             self.recovery.undo = None;
@@ -253,7 +260,8 @@ impl<C: Carrier> Sender<C> {
         self.recovery.state = RecoveryState::Recovery;
     }
 
-    /// Sends segments that were too large again, in smaller segments. This is no sign of congestion.
+    /// Sends segments that were too large again, in smaller segments. This is no sign of
+    /// congestion.
     pub(super) fn repeat_at_full_window(&mut self) {
         self.recovery.duplicates = 0;
         if self.recovery.state != RecoveryState::Loss {

@@ -30,8 +30,8 @@ pub(super) struct Undo {
     /// The first number that was in flight at the reduction.
     pub(super) from: Seq,
     pub(super) before: Window,
-    /// Segments that were sent again, less those that the peer reported as duplicates. `None` before the first
-    /// retransmission.
+    /// Segments that were sent again, less those that the peer reported as duplicates. `None`
+    /// before the first retransmission.
     pub(super) open: Option<u32>,
 }
 
@@ -52,12 +52,14 @@ pub(super) struct Recovery {
     pub(super) frto: bool,
     /// Whether F-RTO requires that only new data is sent until the next acknowledgement.
     pub(super) new_only: bool,
-    /// The number of segments whose arrival duplicate acknowledgements indicate, if the peer has no selective ones.
+    /// The number of segments whose arrival duplicate acknowledgements indicate, if the peer has no
+    /// selective ones.
     pub(super) duplicates: u32,
     /// The largest reordering that was seen, in segments, and how often reordering was seen.
     pub(super) reordering: u32,
     pub(super) reordered: u32,
-    /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a segment.
+    /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a
+    /// segment.
     pub(super) tail: Option<(Seq, bool)>,
 }
 
@@ -121,7 +123,8 @@ impl Recovery {
         }
     }
 
-    /// Notes reordering: a segment at `low` was delivered for the first time after a segment that ends at `high`.
+    /// Notes reordering: a segment at `low` was delivered for the first time after a segment that
+    /// ends at `high`.
     pub(super) fn saw_reordering(&mut self, low: Seq, high: Seq, size: u32) {
         let segments = (high - low).div_ceil(size.max(1));
         self.reordering = self.reordering.max(segments.min(MOST_REORDERING));

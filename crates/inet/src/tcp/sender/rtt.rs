@@ -5,10 +5,12 @@ const MIN_RTT_WINDOW: u64 = 300_000_000;
 /// The timeout before the first sample.
 const INITIAL_RTO: u64 = 1_000_000;
 
-/// The smoothed round-trip time, its variation, its minimum, and the timeout that is computed from them.
+/// The smoothed round-trip time, its variation, its minimum, and the timeout that is computed from
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rtt {
-    /// The smoothed time, times 8, as RFC 6298 advises for exact arithmetic; 0 before the first sample.
+    /// The smoothed time, times 8, as RFC 6298 advises for exact arithmetic; 0 before the first
+    /// sample.
     srtt8: u64,
     /// The variation, times 4.
     var4: u64,
@@ -48,7 +50,8 @@ impl Rtt {
         }
     }
 
-    /// Sets the timeout to three seconds if the SYN was lost and there is no sample (RFC 6298, 5.7).
+    /// Sets the timeout to three seconds if the SYN was lost and there is no sample (RFC 6298,
+    /// 5.7).
     pub(super) fn syn_was_lost(&mut self) {
         if self.srtt8 == 0 {
             self.rto = (3 * INITIAL_RTO).min(self.ceiling);

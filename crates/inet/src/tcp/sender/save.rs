@@ -1,4 +1,5 @@
-//! The state of a sender as plain numbers, with which it continues on another queue, or after a restart.
+//! The state of a sender as plain numbers, with which it continues on another queue, or after a
+//! restart.
 
 use std::time::Duration;
 
@@ -67,13 +68,15 @@ impl<C: Carrier> Sender<C> {
         })
     }
 
-    /// The payload in the queue, in order: from the first unacknowledged byte to the last that the user has queued.
+    /// The payload in the queue, in order: from the first unacknowledged byte to the last that the
+    /// user has queued.
     pub fn chunks(&self) -> impl Iterator<Item = &C::Sent> {
         self.queue.chunks()
     }
 
-    /// A sender that continues from the state of another one that was [saved](Self::save). Numbers that were sent and
-    /// not acknowledged count as in flight. The congestion window begins anew, because the path may be another one.
+    /// A sender that continues from the state of another one that was [saved](Self::save). Numbers
+    /// that were sent and not acknowledged count as in flight. The congestion window begins anew,
+    /// because the path may be another one.
     #[must_use]
     pub fn restore(
         saved: &SavedSender,

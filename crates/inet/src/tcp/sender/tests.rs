@@ -1,5 +1,5 @@
-//! Traces of a sender: the acknowledgements of the peer, and the segments that the sender sends then. Times are in
-//! milliseconds, and segments have 1000 bytes.
+//! Traces of a sender: the acknowledgements of the peer, and the segments that the sender sends
+//! then. Times are in milliseconds, and segments have 1000 bytes.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ impl Trace {
         trace
     }
 
-    /// A sender with a round trip of 100 ms, selective acknowledgements, and an initial window of 10 segments.
+    /// A sender with a round trip of 100 ms, selective acknowledgements, and an initial window of
+    /// 10 segments.
     fn new() -> Self {
         Self::with(SendOptions::default(), true, 100)
     }
@@ -505,7 +506,8 @@ fn a_sender_goes_on_from_saved_numbers() {
     assert!(trace.sender.is_idle() && trace.sender.is_fin_acked());
 }
 
-/// A connection that has sent 2^31 bytes or more goes on: the first number no longer has an order with the present ones.
+/// A connection that has sent 2^31 bytes or more goes on: the first number no longer has an order
+/// with the present ones.
 #[test]
 fn the_first_number_is_forgotten() {
     for sent in [1 << 30, 1 << 31, 3 << 30, u32::MAX] {

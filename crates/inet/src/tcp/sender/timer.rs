@@ -14,8 +14,8 @@ const DELAYED_ACK: u64 = 200_000;
 const SLACK: u64 = 2_000;
 
 impl<C: Carrier> Sender<C> {
-    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, if nothing else happens
-    /// before.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, if nothing else
+    /// happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
@@ -28,7 +28,8 @@ impl<C: Carrier> Sender<C> {
         self.waiting.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// Acts on the timer, if it is due. [`poll_transmit`](Self::poll_transmit) then returns what is to be sent.
+    /// Acts on the timer, if it is due. [`poll_transmit`](Self::poll_transmit) then returns what is
+    /// to be sent.
     ///
     /// # Errors
     /// The peer did not answer as many transmissions, or for as long, as the options allow.

@@ -12,8 +12,8 @@ impl<C: Carrier> Sender<C> {
     /// `offload`: the bytes of payload that the device can cut into segments, or 0 if it cannot
     /// cut.
     ///
-    /// The result is the same until [`handle_sent`](Self::handle_sent) is called for it. Call this until it
-    /// returns `None`.
+    /// The result is the same until [`handle_sent`](Self::handle_sent) is called for it. Call this
+    /// until it returns `None`.
     pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.ring.settle();
@@ -233,7 +233,8 @@ impl<C: Carrier> Sender<C> {
         &self.scratch
     }
 
-    /// Notes that the transmission that [`poll_transmit`](Self::poll_transmit) returned was given to the device.
+    /// Notes that the transmission that [`poll_transmit`](Self::poll_transmit) returned was given
+    /// to the device.
     pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();

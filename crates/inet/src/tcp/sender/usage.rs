@@ -1,5 +1,5 @@
-//! The use of the congestion window by a connection. A window that is not used says nothing about the path, and must
-//! not grow (RFC 7661).
+//! The use of the congestion window by a connection. A window that is not used says nothing about
+//! the path, and must not grow (RFC 7661).
 
 use crate::tcp::Seq;
 use crate::tcp::congestion::Window;
@@ -21,7 +21,8 @@ impl Usage {
         Self { end: iss, ..Self::default() }
     }
 
-    /// Notes the segments in flight after a transmission, or that the window held data back (`limited`).
+    /// Notes the segments in flight after a transmission, or that the window held data back
+    /// (`limited`).
     pub(super) fn note(&mut self, limited: bool, out: u32, una: Seq, nxt: Seq) {
         if una >= self.end || limited || (!self.limited && out > self.most) {
             (self.limited, self.most, self.end) = (limited, out, nxt);

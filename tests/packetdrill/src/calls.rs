@@ -142,7 +142,7 @@ extern "C" fn connect(_: User, fd: c_int, at: *const sockaddr, len: socklen_t) -
     status(shared().blocking(None, |world, _| world.connect(fd, remote)))
 }
 
-/// A receiving call: what it takes, and where it stores the bytes.
+/// A receiving call, which stores the bytes in `parts`.
 fn receive(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
     let known = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC | libc::MSG_NOSIGNAL;
     if flags & libc::MSG_OOB != 0 {

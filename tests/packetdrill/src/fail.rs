@@ -1,4 +1,4 @@
-//! The end of a test that failed.
+//! The end of a test that failed: packetdrill ends at once, with a message.
 
 /// Ends packetdrill, because the test has failed.
 pub(crate) fn fail(why: &str) -> ! {

@@ -2,7 +2,7 @@
 //! packetdrill loads (`--so_filename`).
 //!
 //! ```text
-//!   packetdrill ──► socket calls ──► World: descriptors, a virtual clock ──► tcp::{Connection, Listener}
+//!   packetdrill ──► socket calls ──► World: sockets, a virtual clock ──► Connection, Listener
 //!       ▲   ╰─────► netdev_send ──► wire: IP packets, no link ──────────────────────────►╯    │
 //!       ╰───────── netdev_receive ◄── wire ◄──────────────────────────────────────────────────╯
 //! ```
@@ -16,8 +16,8 @@
 //!
 //! | call | why it is answered here |
 //! | --- | --- |
-//! | `getsockopt` | scripts look into connections by `TCP_INFO` |
-//! | `times` | packetdrill spins until ten ticks of the system's clock have passed; the clock is virtual |
+//! | `getsockopt` | scripts read the state of connections by `TCP_INFO` |
+//! | `times` | packetdrill spins until ten ticks of the clock have passed; the clock is virtual |
 //! | `mlockall`, `sched_setscheduler` | privileges that are of use only where the clock is real |
 //!
 //! What this TCP does not have (Fast Open, an error queue, epoll) is an error of the call, so that

@@ -1,4 +1,4 @@
-//! The memory of payload in these tests: shared bytes, which no device reads.
+//! The memory of payload: shared bytes, which no device reads.
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Chunk for SharedBytes {
     }
 }
 
-/// The ticket of a transmission. packetdrill takes each packet at once.
+/// The ticket of a transmission. Each packet is complete at once.
 pub(crate) struct Done;
 
 impl Ticket for Done {

@@ -99,7 +99,8 @@ fn change(options: &mut Options, level: c_int, name: c_int, [n, second]: [c_int;
     match (level, name) {
         // No other process has sockets here, and no packet filter reads marks.
         (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT | libc::SO_MARK) => (),
-        // Payload is sent by reference always. There is no error queue that says when it was sent.
+        // Payload is sent by reference always. There is no error queue that reports when it was
+        // sent.
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => (),
         // Urgent data is in line always (RFC 6093).
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) if n != 0 => (),

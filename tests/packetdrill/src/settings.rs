@@ -42,7 +42,7 @@ impl Settings {
         words.next()?.parse().ok()
     }
 
-    /// Whether the queue takes no packets: `tc qdisc replace dev tun0 root pfifo limit 0`.
+    /// Whether the queue accepts no packets: `tc qdisc replace dev tun0 root pfifo limit 0`.
     pub(crate) fn queue_is_full(&self) -> bool {
         self.after("qdisc", "limit") == Some(0)
     }

@@ -1,4 +1,9 @@
-//! The decision when an acknowledgement is sent.
+//! When an acknowledgement is sent.
+//!
+//! Why not for each segment: acknowledgements would be as many packets as the data. Why not late:
+//! the peer's window grows by acknowledgements, and it finds losses by them. RFC 9293, section
+//! 3.8.6.3, allows a delay below half a second (MUST-40), and wants one acknowledgement for every
+//! second full segment (SHLD-19).
 
 use std::time::Duration;
 

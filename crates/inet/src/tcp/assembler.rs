@@ -1,4 +1,7 @@
-//! Storage for payload that arrived before the payload in front of it.
+//! Payload that arrived out of order.
+//!
+//! Why it is stored: the peer would have to send it again (RFC 9293, section 3.10.7.4, SHLD-31),
+//! and selective acknowledgements report it (RFC 2018). Only the receiver uses it.
 
 use std::collections::VecDeque;
 

@@ -1,18 +1,18 @@
 //! The page budget: the number of buffers that received payload may occupy, and the share of each
 //! connection.
 //!
-//! The window promises bytes, and it must not shrink. A peer that sends one byte in each segment
-//! makes each of these bytes occupy a buffer. Buffers are therefore counted, for each connection
-//! and for its queue. A buffer is counted from the moment in which its segment is stored until the
-//! user drops the payload.
+//! Why not bytes: the window promises bytes, and it must not shrink. A peer that sends one byte in
+//! each segment makes each of these bytes occupy a buffer. Buffers are therefore counted, for each
+//! connection and for its queue. A buffer is counted from the moment in which its segment is stored
+//! until the user drops the payload.
 //!
 //! Users drop payload on any thread. A connection whose window is small because buffers are missing
 //! waits for that:
 //!
 //! ```text
-//!   the stack's thread                       the thread that drops payload
-//!   1  awaited = true                        1  used -= 1
-//!   2  looks whether there are enough        2  reads awaited: true, exchanges it for false, and calls the queue's waker
+//!   the stack's thread       the thread that drops payload
+//!   1  awaited = true        1  used -= 1
+//!   2  reads used            2  reads awaited; if true, swaps it and calls the queue's waker
 //! ```
 //!
 //! All four accesses are sequentially consistent, so at least one thread sees the other thread's
@@ -140,8 +140,8 @@ impl Budget {
     /// and in the parent.
     #[must_use]
     pub fn try_charge(&self) -> Option<Charge> {
-        // Two queues can take the parent's last buffer at the same time. The limit is then exceeded
-        // by one buffer for each queue.
+        // Two queues can charge the parent's last buffer at the same time. The limit is then
+        // exceeded by one buffer for each queue.
         self.has_room().then(|| self.charge())
     }
 
@@ -366,7 +366,7 @@ mod tests {
         assert!(Budget::within(4096, Some(&queue)).try_charge().is_some());
     }
 
-    /// What the user keeps by number takes nothing from the share of what the peer sends.
+    /// Detached charges do not reduce the share of what the peer sends.
     #[test]
     fn buffers_that_were_left_counted_are_not_in_the_share() {
         let queue = Budget::new(1600);

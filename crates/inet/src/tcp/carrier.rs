@@ -1,4 +1,7 @@
 //! Traits for the memory that holds the payload of a connection.
+//!
+//! Why traits: the state machine trims, joins and holds payload, and never reads it. So payload can
+//! be in pages, in device memory that CPUs cannot read, or in no memory at all.
 
 /// A piece of payload: a fragment of a page, or a range of memory that CPUs cannot read.
 ///

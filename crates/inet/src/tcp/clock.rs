@@ -1,4 +1,7 @@
-//! The peer's timestamps, and protection against wrapped sequence numbers.
+//! The peer's timestamps, and protection against wrapped sequence numbers (PAWS).
+//!
+//! Why: at 10 Gbit/s, sequence numbers wrap in less than four seconds. A segment that was delayed
+//! for longer would be accepted as new data (RFC 7323, section 5).
 
 use std::time::Duration;
 

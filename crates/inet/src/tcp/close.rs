@@ -1,4 +1,7 @@
-//! The end of a connection, and its timers.
+//! How a connection ends: FIN, a reset, a failure, TIME-WAIT.
+//!
+//! Why one file: each way out passes `end`, which drops the payload and reports the event. Nothing
+//! else sets the state `Closed`. `timers` decides when a connection has waited long enough.
 
 use super::connection::Connection;
 use super::event::Events;
@@ -34,8 +37,8 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Shuts the reading side down: after the queued payload, [`recv`](Self::recv) returns the end
-    /// of the stream. TCP has no message that tells the peer. Payload that still arrives is
-    /// acknowledged.
+    /// of the stream. TCP has no message for this, so that the peer does not learn of it. Payload
+    /// that still arrives is acknowledged.
     pub fn shutdown_read(&mut self) {
         record!(self, Step::ShutdownRead);
         self.recv_shutdown = true;
@@ -65,8 +68,8 @@ impl<C: Carrier> Connection<C> {
         self.restart_orphan_progress();
     }
 
-    /// Notes what an orphan's peer owes. If each acknowledged byte began the orphan's time again, a
-    /// peer could keep it for months.
+    /// Sets the progress that extends an orphan's time. If each acknowledged byte extended it, a
+    /// peer could keep the orphan for months.
     pub(super) fn restart_orphan_progress(&mut self) {
         let step = (self.sender.end() - self.sender.una()) / 8;
         self.orphan_progress = (self.sender.una() + step.max(1), step.max(1));
@@ -83,6 +86,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Ends the connection because its device is gone: nothing can be sent or received any more.
+    /// [`poll_event`](Self::poll_event) follows.
     pub fn handle_device_gone(&mut self) {
         record!(self, Step::DeviceGone);
         if self.state != State::Closed {

@@ -1,4 +1,5 @@
-//! The settings of a connection, and their defaults.
+//! The settings of a connection, and their defaults. A default that an RFC requires has its
+//! section.
 
 use std::time::Duration;
 

@@ -1,5 +1,11 @@
-//! The connection: its states, and the user's calls. `input` handles received segments, `transmit`
-//! sends segments, and `close` ends the connection.
+//! The connection: its fields, how it begins, and the handshake.
+//!
+//! Why a value without clock and device: a simulation with a seed, a replay, packetdrill and a
+//! production program then run the same code.
+//!
+//! The fields are shared by the files that have the rest of the `impl`. `user` has the user's
+//! calls, `input` handles what arrives, `transmit` sends, `timers` acts when time has passed,
+//! `close` ends the connection, `saved` moves it to another process.
 
 use std::time::Duration;
 
@@ -21,14 +27,16 @@ use crate::Time;
 /// not know its addresses.
 ///
 /// ```text
-///   segment(header, payload, meta, now) ─┐                     ┌─► transmit(now, out): segments
-///   send, recv, shutdown, close, abort  ─┼─► Connection ───────┼─► event(): an event for the user
-///   error(icmp, now), timeout(now)      ─┘                     └─► deadline(): when timeout is to be called
+///   handle_segment, handle_icmp_error   ─┐                  ┌─► 1  poll_transmit: segments
+///   handle_timeout, handle_device_gone  ─┼──► Connection ───┼─► 2  poll_event: events for the user
+///   send, recv, shutdown, close, abort  ─┘                  └─► 3  poll_timeout: the next time
 /// ```
 ///
-/// After any of the calls on the left, call [`poll_transmit`](Self::poll_transmit), then check
-/// events and the deadline. After [`is_gone`](Self::is_gone) returns true, the connection sends
-/// nothing more and has no more events.
+/// `handle_*` passes on what arrived, `poll_*` asks for what follows from it. After one or several
+/// of the calls on the left, call those on the right in their order:
+/// [`poll_transmit`](Self::poll_transmit) once, [`poll_event`](Self::poll_event) until it returns
+/// `None`, then [`poll_timeout`](Self::poll_timeout). After [`is_gone`](Self::is_gone) returns
+/// true, the connection sends nothing more and has no more events.
 pub struct Connection<C: Carrier> {
     pub(super) state: State,
     pub(super) config: Config,
@@ -65,29 +73,31 @@ pub struct Connection<C: Carrier> {
     pub(super) reply: Option<Header>,
     pub(super) challenge_limit: Limit,
     /// The time at which FIN-WAIT-2 or TIME-WAIT ends. In earlier states of a connection that the
-    /// user has closed: the time at which it is reset unless the peer acknowledges something
-    /// before.
+    /// user has closed (an orphan), the time at which it is reset.
     pub(super) expires_at: Option<Time>,
-    /// What the peer of an orphan must have acknowledged for its time to begin again, and how much
-    /// further it must come then: an eighth of what was left when the user closed.
+    /// The number that the peer of an orphan must acknowledge before `expires_at` is extended, and
+    /// the step to the next such number: an eighth of what was unacknowledged when the user closed.
     pub(super) orphan_progress: (Seq, u32),
     /// Whether the user has shut the sending side down.
     pub(super) send_shutdown: bool,
     /// Whether the user has shut the reading side down, but has not closed the connection.
     pub(super) recv_shutdown: bool,
-    /// Whether the user has closed the connection: nothing is read any more.
+    /// Whether the user has closed the connection, so that nothing is read any more.
     pub(super) closed: bool,
     /// The number after the last urgent byte that was received.
     pub(super) urgent: Option<Seq>,
     /// The number after the last urgent byte that was sent.
     pub(super) urgent_sent: Option<Seq>,
-    /// Set while no buffer is free: when to check again, and the current interval between checks.
+    /// Set while a closed window waits for buffers: the time of the next check, and the current
+    /// interval between checks.
     pub(super) retry_at: Option<(Time, Duration)>,
+    /// When the last acceptable segment was received.
     pub(super) last_received: Time,
     /// The number of unanswered probes of an idle peer, and when the last probe was sent.
     pub(super) keep_alive_probes: u8,
     pub(super) keep_alive_probed_at: Time,
     pub(super) last_data_received: Time,
+    /// The largest payload of a received segment.
     pub(super) largest_segment: u32,
     /// Set while the output refuses segments.
     pub(super) stall: Option<Stall>,
@@ -197,8 +207,8 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// Takes the options of the peer's SYN that both sides support. `promised` is the window of a
-    /// SYN-ACK with a cookie.
+    /// Negotiates: stores the options of the peer's SYN that both sides support. `promised` is the
+    /// window of a SYN-ACK with a cookie.
     pub(super) fn negotiate(&mut self, syn: &Header, ecn: bool, promised: Option<u16>, now: Time) {
         let options = &syn.options;
         self.irs = syn.seq;

@@ -1,9 +1,9 @@
 //! SYN cookies: the number of the SYN-ACK contains all state of the connection, so this side keeps
-//! none.
+//! none (RFC 4987, section 3.6). Why: a flood of SYN with forged addresses must not occupy memory.
 //!
 //! ```text
-//!   number of SYN-ACK    27 bits: hash of flow, peer's number, period, MSS │ 2 bits: period │ 3 bits: MSS
-//!   low bits of TSval     1 bit: ECN │ 1 bit: SACK │ 4 bits: window scale, 15 for none
+//!   number of SYN-ACK   27 bits: hash of flow, peer's number, period, MSS │ 2: period │ 3: MSS
+//!   low bits of TSval    1 bit: ECN │ 1 bit: SACK │ 4 bits: window scale, 15 for none
 //! ```
 //!
 //! The peer returns both in its acknowledgement. Without timestamps there is no room for the

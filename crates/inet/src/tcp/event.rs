@@ -1,4 +1,7 @@
 //! Events and errors of a connection, for its user.
+//!
+//! Why events are flags and not a queue: a peer decides how often something happens. So each kind
+//! waits at most once, and nothing piles up.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +34,7 @@ pub enum Error {
     /// The peer did not answer in time.
     #[error("connection timed out")]
     TimedOut,
-    /// A router or the peer's host said that the peer cannot be reached.
+    /// A router or the peer's host reported that the peer cannot be reached.
     #[error("the peer cannot be reached: {0}")]
     Unreachable(Unreachable),
     /// The device is gone.
@@ -86,7 +89,7 @@ pub enum IcmpError {
     },
 }
 
-/// The events that wait to be taken. Each kind waits at most once, so that the peer cannot make
+/// The events that wait for the user. Each kind waits at most once, so that the peer cannot make
 /// them pile up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Events(u8);
@@ -103,7 +106,7 @@ impl Events {
         self.0 |= event;
     }
 
-    /// Takes the first waiting event, in the order above.
+    /// Removes and returns the first waiting event, in the order above.
     pub(super) fn take(&mut self, error: Option<Error>) -> Option<Event> {
         let first = self.0 & self.0.wrapping_neg();
         self.0 &= !first;

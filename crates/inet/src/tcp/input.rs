@@ -1,4 +1,9 @@
-//! Input of segments: RFC 9293, section 3.10.7, in its order.
+//! What arrives: segments, and ICMP errors about segments.
+//!
+//! Segments are processed in the order of RFC 9293, section 3.10.7. Why the order matters: each
+//! check protects the steps behind it. Sequence number, reset, SYN and acknowledgement are checked
+//! before anything in the segment is used, so that an attacker that does not see the connection
+//! must guess them (RFC 5961).
 
 use std::time::Duration;
 
@@ -16,6 +21,8 @@ const IDLE: Duration = Duration::from_secs(1);
 
 impl<C: Carrier> Connection<C> {
     /// Processes a segment that arrived for this connection.
+    ///
+    /// [`poll_transmit`](Self::poll_transmit) follows, once for all segments that arrived together.
     ///
     /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in
     /// the number of gaps for a segment out of order.
@@ -42,7 +49,8 @@ impl<C: Carrier> Connection<C> {
     /// 3.10.7.4; RFC 5961, section 5; RFC 7323, section 5.3).
     ///
     /// The owner of the connection needs this for segments that it drops itself, because it could
-    /// not verify them: a segment that would not be processed anyway says nothing about the peer.
+    /// not verify them. If the segment would not be processed anyway, it is no sign that the peer
+    /// is alive.
     #[must_use]
     pub fn accepts(&self, header: &Header, len: u32, now: Time) -> bool {
         let flags = header.flags;
@@ -73,6 +81,7 @@ impl<C: Carrier> Connection<C> {
     /// it (RFC 5927). During the handshake, a hard error ends the connection. An error of this host
     /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
     /// is reported if the connection times out. Returns whether the error counts.
+    /// [`poll_event`](Self::poll_event) follows.
     pub fn handle_icmp_error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
         record!(self, Step::Icmp { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
@@ -243,7 +252,7 @@ impl<C: Carrier> Connection<C> {
         header.options.timestamps.is_some_and(|stamps| !clock.is_old(stamps.value, now))
     }
 
-    /// Gives ECN up if the flags of a repeated SYN or SYN-ACK are without it: the peer sends no
+    /// Stops using ECN if the flags of a repeated SYN or SYN-ACK are without it: the peer sends no
     /// ECN-capable data then, and expects none (RFC 3168, sections 6.1.1 and 6.1.1.1).
     fn check_ecn(&mut self, flags: Flags) {
         if !flags.is_ecn_setup() {
@@ -271,7 +280,8 @@ impl<C: Carrier> Connection<C> {
         self.acks.at_once();
     }
 
-    /// Sends a challenge: an acknowledgement that tells the true peer the expected number. The
+    /// Sends a challenge: an acknowledgement with the expected number, for the true peer (RFC 5961,
+    /// section 3.2). The
     /// number of challenges is limited.
     fn challenge(&mut self, now: Time) {
         if self.challenge_limit.allows(now) {

@@ -1,4 +1,7 @@
 //! Initial sequence numbers, and initial offsets of timestamps.
+//!
+//! Why not a counter: an attacker that can compute the numbers of a connection can reset it, or
+//! insert data, without seeing a packet of it (RFC 6528).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

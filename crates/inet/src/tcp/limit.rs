@@ -1,4 +1,7 @@
 //! A limit for the number of answers to unacceptable segments.
+//!
+//! Why: two peers that both answer the other's unacceptable acknowledgements would never stop, and
+//! an attacker could make this side send (RFC 5961, section 7).
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
 //! The state LISTEN: decides which segments begin a connection.
+//!
+//! Why it only counts: half-open connections are ordinary connections, which the caller stores with
+//! its other ones. So there is one table, one set of timers, and one place where a flood is
+//! limited.
 
 use std::hash::Hash;
 
@@ -11,8 +15,9 @@ use crate::Time;
 /// A listening port: the sizes of its two bounded queues, and the behaviour when they are full.
 ///
 /// ```text
-///   SYN ─► half open: at most `half_open` ─► connected, not accepted: at most `backlog` ─► accept
-///     └──► full: SYN-ACK is a cookie ─► acknowledgement with a cookie ──┘   └ full: SYN and acknowledgements are dropped
+///   SYN ─┬─► half open: at most `half_open` ──┬─► waits: at most `backlog` ─► accept
+///        │     full                           │     full: SYN and acknowledgements are dropped
+///        └─► SYN-ACK with a cookie ─► its ACK ┘
 /// ```
 ///
 /// The queues themselves belong to the caller, which stores half-open connections with its other
@@ -437,7 +442,7 @@ mod tests {
         assert!(matches!(give_segment(&mut other, arriving, NOW), Answer::Connected(_)));
     }
 
-    /// A flood must not make the stack look up a path for each segment.
+    /// A flood must not cost a lookup of a path for each segment.
     #[test]
     fn only_a_connection_needs_a_path() {
         let mut listener = Listener::new(1, 0);

@@ -1,9 +1,12 @@
 //! TCP as a pure state machine: segments, calls and the time go in, segments and events come out.
 //!
+//! Why without clock, device and table of connections: each of them makes a run depend on something
+//! that a test cannot repeat. `handle_*` passes on what arrived, `poll_*` asks for what follows.
+//!
 //! ```text
-//!   segment ─┐                                            ┌─► segment: header, payload by reference
-//!   call    ─┼─► Connection: Receiver, Sender, timers  ──┼─► event for the user
-//!   time    ─┘                                            └─► next deadline
+//!   segment ─┐                                          ┌─► segment: header, payload by reference
+//!   call    ─┼─► Connection: Receiver, Sender, timers ──┼─► event for the user
+//!   time    ─┘                                          └─► next time
 //! ```
 //!
 //! * [`Seq`]: a sequence number. [`Header`], [`Options`]: the fields of a segment, as values;

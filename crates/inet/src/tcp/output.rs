@@ -1,4 +1,7 @@
 //! The output of a connection: segments, and the trait of their destination.
+//!
+//! Why a trait and not a list of segments: the destination may refuse a segment because its ring is
+//! full. The connection then has not changed, and passes the same segment again.
 
 use super::{Carrier, Header};
 

@@ -1,4 +1,7 @@
-//! The receiving half: received payload, in order and out of order, and the window.
+//! The receiving half: received payload, in order and out of order.
+//!
+//! Why no byte ring: payload stays in the buffer into which it was received. The receiver keeps
+//! chunks and trims them by arithmetic. What it promises to the peer is in `window`.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -36,8 +39,8 @@ pub(super) struct SavedReceiver {
 ///
 /// If payload in order had to be dropped because no buffer was free, the receiver announces less
 /// than it has promised, until there are enough free buffers for the promise. While no buffer is
-/// free, it announces a window of 0. Otherwise the peer would take the drops for losses, and would
-/// give up after a while. Payload within the promise is still accepted.
+/// free, it announces a window of 0. Otherwise the peer would treat the drops as losses, and would
+/// end the connection after a while. Payload within the promise is still accepted.
 pub(super) struct Receiver<T: Chunk> {
     nxt: Seq,
     edge: Seq,
@@ -81,7 +84,7 @@ pub(super) struct Arrival {
     pub(super) acknowledge: bool,
     /// Whether FIN is in order now.
     pub(super) finished: bool,
-    /// Bytes that were not taken: they were behind the window, or missing in the payload, or no
+    /// Bytes that were not stored: they were behind the window, or missing in the payload, or no
     /// buffer was free.
     pub(super) dropped: u32,
 }
@@ -197,7 +200,7 @@ impl<T: Chunk> Receiver<T> {
             || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
     }
 
-    /// Takes the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is
+    /// Stores the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is
     /// shorter than `len`, the rest was dropped before.
     pub(super) fn accept(&mut self, seq: Seq, len: u32, payload: impl Iterator<Item = T>, fin: bool) -> Arrival {
         let mut arrival = Arrival::default();
@@ -205,7 +208,7 @@ impl<T: Chunk> Receiver<T> {
         let limit = self.fin.map_or(self.edge, |fin| fin.min(self.edge));
         let (mut at, last) = (seq, seq + len);
         for mut chunk in payload {
-            // More payload than the header says would move the number of FIN.
+            // More payload than the length in the header would move the number of FIN.
             chunk.truncate(chunk.len().min((last - at) as usize));
             let end = at + chunk.len() as u32;
             if chunk.is_empty() || limit <= at {
@@ -221,8 +224,8 @@ impl<T: Chunk> Receiver<T> {
         }
         arrival.dropped += last - at;
         if at < last && seq <= self.nxt && self.nxt < last {
-            // The peer must wait, and not take it for a loss, or it gives up if the queue is short
-            // for long.
+            // The window closes, so that the peer waits. If it detected a loss instead, it would
+            // end the connection while the queue is out of buffers for long.
             self.note_out_of_buffers(last - at);
             self.cut_short = true;
         }
@@ -300,7 +303,8 @@ impl<T: Chunk> Receiver<T> {
         self.cut_short
     }
 
-    /// The queue may have buffers again: the window opens, and the peer tries.
+    /// Opens the window, because the queue may have buffers again. The peer then sends, and the
+    /// payload is stored or dropped.
     pub(super) fn retry_buffers(&mut self) {
         self.cut_short = false;
     }
@@ -329,8 +333,8 @@ impl<T: Chunk> Receiver<T> {
 
     /// Copies payload that was not read behind the payload in front of it, as far as there is room
     /// in the buffers. Small segments then occupy as many buffers as their bytes fill, so that the
-    /// window's promise is kept for segments of any size. Cost: a look at each chunk, and a copy of
-    /// what moves, which moves once or twice.
+    /// window's promise is kept for segments of any size. Cost: each chunk is visited, and bytes
+    /// that move are copied once or twice.
     #[cold]
     fn compact(&mut self) {
         let mut chunks = mem::take(&mut self.queue).into_iter();

@@ -1,4 +1,7 @@
-//! Recordings of the input and output of a connection, and their replay.
+//! The recording of a connection: its calls, and the segments that it sent.
+//!
+//! Why: a failure in production becomes a test. `replay` repeats the calls. A recording has
+//! headers, lengths and times, and no payload.
 
 use std::time::Duration;
 

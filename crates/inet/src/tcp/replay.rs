@@ -1,4 +1,7 @@
-//! The replay of a recording.
+//! The replay of a recording, with payload that is only counted.
+//!
+//! Why the segments are compared: a change of the code that changes what a peer sees is found by
+//! old recordings.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -119,7 +122,7 @@ impl Chunk for Length {
     }
 }
 
-/// A transmission of a replay. It is complete when the recording says so.
+/// A transmission of a replay. It is complete when it was complete in the recording.
 #[derive(Debug)]
 pub struct Numbered {
     number: u64,
@@ -155,7 +158,7 @@ impl Output<Counted> for Comparison<'_> {
 
     fn transmit(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
         // After the last recorded segment, either the ring was full, or the replay sends one
-        // segment too many. The caller tells these cases apart.
+        // segment too many. The caller distinguishes these cases.
         let (sent, rest) = self.sent.split_first().ok_or(Full)?;
         self.same &= (sent.header, sent.len) == (*segment.header, segment.payload_len);
         self.sent = rest;

@@ -1,4 +1,4 @@
-//! The reset that answers a segment without a connection.
+//! The reset that answers a segment for which there is no connection.
 
 use super::{Flags, Header};
 

@@ -1,4 +1,7 @@
 //! The state of a connection as plain numbers, with which it continues in another process.
+//!
+//! Why numbers and not the value: a `Connection` has references to payload and to budgets, and its
+//! times count from the start of its process.
 
 use std::time::Duration;
 
@@ -26,8 +29,8 @@ pub struct Saved {
     irs: Seq,
     peer_scale: u8,
     window_scaling: bool,
-    /// Whether marks of the peer's data are echoed. The sender's state says whether its own data is
-    /// ECN-capable.
+    /// Whether marks of the peer's data are echoed. Whether this side's data is ECN-capable is in
+    /// `sender`.
     ecn: bool,
     ecn_echo: bool,
     send_shutdown: bool,

@@ -1,4 +1,4 @@
-//! The states of a connection.
+//! The states of a connection (RFC 9293, section 3.3.2).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,7 @@
-//! The timers of a connection.
+//! What happens when time passes: timeouts, keep-alive, retries for buffers.
+//!
+//! Why one deadline: a stack has many connections and one timer wheel. `poll_timeout` is the
+//! earliest of a connection's timers, and `handle_timeout` acts on all that have expired.
 
 use std::time::Duration;
 
@@ -12,7 +15,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LONGEST_RETRY: Duration = Duration::from_millis(500);
 
 impl<C: Carrier> Connection<C> {
-    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, `None` if no
+    /// timer runs. Any other call can change it. Cost: constant.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let stall = self.stall.map(|stall| stall.at);
@@ -26,8 +30,9 @@ impl<C: Carrier> Connection<C> {
             .min()
     }
 
-    /// Acts on the timers that have expired at `now`. Call it at the
+    /// Acts on the timers that have expired at `now`. Call it at the time of
     /// [`poll_timeout`](Self::poll_timeout). An earlier call does nothing.
+    /// [`poll_transmit`](Self::poll_transmit) follows.
     pub fn handle_timeout(&mut self, now: Time) {
         record!(self, Step::Timeout(now));
         if let Some(stall) = self.stall.filter(|stall| stall.at <= now) {
@@ -61,9 +66,9 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The output refuses segments for as long as a retransmission timer runs. This counts as a
-    /// retransmission if payload, SYN or FIN waits, so that the connection ends where nothing
-    /// leaves any more (RFC 9293, section 3.8.3).
+    /// Handles that the output has refused segments for as long as a retransmission timer runs.
+    /// This counts as a retransmission if payload, SYN or FIN waits, so that the connection ends
+    /// where nothing leaves any more (RFC 9293, section 3.8.3).
     fn handle_stall(&mut self, stall: Stall, now: Time) {
         if self.state == State::Closed {
             // The last segment is a reset, which is not repeated.
@@ -106,8 +111,8 @@ impl<C: Carrier> Connection<C> {
     /// for buffers: the user returns a buffer by dropping payload, which is no call of this
     /// connection.
     pub(super) fn schedule_buffer_retry(&mut self, now: Time) {
-        // A queue is short for long if it is short at all, and the check costs a segment of the
-        // peer.
+        // If the whole queue is out of buffers, that lasts for long, and each check costs a segment
+        // of the peer.
         let first = if self.receiver.is_cut_short() { LONGEST_RETRY } else { FIRST_RETRY };
         self.retry_at = self.receiver.waits_for_buffers().then(|| self.retry_at.unwrap_or((now + first, first)));
     }

@@ -1,4 +1,7 @@
-//! Output of segments.
+//! Output of segments: replies, payload, acknowledgements.
+//!
+//! Why in this call only: what arrives and what the user calls only changes the state. Segments of
+//! a poll therefore share one acknowledgement, and a full ring loses nothing.
 
 use super::connection::{Connection, Stall};
 #[cfg(feature = "record")]
@@ -10,6 +13,7 @@ use crate::Time;
 
 impl<C: Carrier> Connection<C> {
     /// Sends everything that may be sent now: a reply, payload, acknowledgements.
+    /// [`poll_event`](Self::poll_event) follows.
     ///
     /// # Errors
     /// The output has refused a segment. Segments that were not sent are kept: call this again when
@@ -100,7 +104,7 @@ impl<C: Carrier> Connection<C> {
         let (mut header, edge) = self.header(self.sender.next_seq(), flags, now);
         if self.sack {
             header.options.sack = self.receiver.sack();
-            // 40 bytes of options hold three blocks beside timestamps.
+            // 40 bytes of options hold three blocks if there are timestamps (RFC 2018, section 3).
             header.options.sack.truncate(if self.peer_clock.is_some() { 3 } else { SackBlocks::MOST });
         }
         out.transmit(empty(&header))?;
@@ -233,8 +237,8 @@ mod tests {
         }
     }
 
-    /// A ring that takes one segment, and is full then: each call leaves something behind. That is
-    /// progress, and the connection lives.
+    /// A ring that accepts one segment in each call, and is full then. Each call sends something,
+    /// which is progress, and the connection lives.
     #[test]
     fn a_full_ring_that_takes_segments_is_no_timeout() {
         let mut pair = Pair::connected(&Config::default(), &Config::default());

@@ -1,4 +1,6 @@
-//! The user's calls.
+//! The user's calls: send, receive, settings, statistics (RFC 9293, section 3.9.1).
+//!
+//! They change the state and send nothing. `poll_transmit` sends what follows from them.
 
 use std::time::Duration;
 
@@ -65,7 +67,7 @@ pub struct Info {
 
 impl<C: Carrier> Connection<C> {
     /// Queues `chunk` to be sent. `more` announces that more payload follows soon, so that a
-    /// segment can wait until it is full.
+    /// segment can wait until it is full. [`poll_transmit`](Self::poll_transmit) follows.
     ///
     /// # Errors
     /// The chunk is refused. The error contains the chunk and the reason.
@@ -133,8 +135,8 @@ impl<C: Carrier> Connection<C> {
         self.sender.end()
     }
 
-    /// Takes the next payload that is in order. Payload that arrived before a reset can still be
-    /// read.
+    /// Removes and returns the next payload that is in order. Payload that arrived before a reset
+    /// can still be read.
     ///
     /// # Errors
     /// The connection is over, and no payload is left to be read.
@@ -152,14 +154,14 @@ impl<C: Carrier> Connection<C> {
         }
     }
 
-    /// The payload that [`recv`](Self::recv) takes next.
+    /// The payload that [`recv`](Self::recv) returns next.
     #[must_use]
     pub fn peek(&self) -> Option<&C::Received> {
         self.receiver.peek()
     }
 
-    /// The payload that later calls of [`recv`](Self::recv) take, in order, without the first `n`
-    /// pieces.
+    /// The payload that later calls of [`recv`](Self::recv) return, in order, without the first `n`
+    /// chunks.
     pub fn queued_from(&self, n: usize) -> impl Iterator<Item = &C::Received> {
         self.receiver.queued_from(n)
     }
@@ -213,7 +215,8 @@ impl<C: Carrier> Connection<C> {
         u32::try_from(ahead).ok().filter(|ahead| *ahead > 0)
     }
 
-    /// The next event. Each kind waits at most once.
+    /// The next event, in the order of [`Event`]'s variants. Each kind waits at most once. Call it
+    /// until it returns `None`; [`poll_timeout`](Self::poll_timeout) follows.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.take(self.error)
     }

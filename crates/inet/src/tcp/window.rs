@@ -1,4 +1,5 @@
-//! Sizes of windows.
+//! Sizes of windows that are needed before there is a receiver: the scale is announced in SYN, and
+//! a cookie promises a window for which no state is kept.
 
 /// The initial window, if the window adapts.
 pub(super) const FIRST_WINDOW: u32 = 64 << 10;

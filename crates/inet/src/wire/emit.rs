@@ -1,4 +1,7 @@
 //! Writing the headers in front of transport headers, and the checksum of the payload behind them.
+//!
+//! Why the checksum is in one place: it is computed here, or left to the device as a partial sum.
+//! `Sums::finish` decides that for all protocols.
 
 use super::ethernet::{EthernetHeader, ether_type};
 use super::ip::pseudo_sum;
@@ -18,7 +21,7 @@ pub struct Outer {
 }
 
 impl Outer {
-    /// How many routers may forward a packet if nothing else is said.
+    /// How many routers may forward a packet, by default.
     pub const HOP_LIMIT: u8 = 64;
 
     /// Headers for packets of no special class.

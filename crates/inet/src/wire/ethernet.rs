@@ -1,4 +1,4 @@
-//! Ethernet's header and addresses.
+//! Ethernet's header and addresses. VLAN tags are not parsed.
 
 use std::fmt;
 

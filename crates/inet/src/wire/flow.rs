@@ -1,4 +1,4 @@
-//! The addresses and ports of a connection.
+//! The two ends of a connection, as the key by which segments find it.
 
 use std::net::SocketAddr;
 

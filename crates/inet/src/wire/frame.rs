@@ -1,4 +1,4 @@
-//! Ethernet frames.
+//! Ethernet frames: the entry of received headers.
 
 use super::arp::Arp;
 use super::ethernet::{EthernetHeader, Mac, ether_type};
@@ -15,8 +15,8 @@ pub enum Network {
 }
 
 /// Reads the headers of an Ethernet frame of `len` bytes, whose first bytes are `head`, up to the
-/// transport header. `head` has the frame's first [`MAX_HEAD`] bytes, or all of them, or as many as
-/// a CPU can read.
+/// transport header. `head` has the frame's first [`MAX_HEAD`](super::MAX_HEAD) bytes, or all of
+/// them, or as many as a CPU can read.
 ///
 /// The caller checks whether the frame is for this station.
 ///

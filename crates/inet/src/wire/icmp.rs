@@ -26,7 +26,7 @@ pub enum Icmp {
     Error(IcmpError),
     /// A neighbour asks for an address.
     Solicitation(Solicitation),
-    /// A neighbour tells its address.
+    /// A neighbour advertises its address.
     Advertisement(Advertisement),
     /// A message that is ignored.
     Unknown,

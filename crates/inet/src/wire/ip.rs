@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791) and IPv6 (RFC 8200).
+//! IPv4 (RFC 791) and IPv6 (RFC 8200), up to the transport header.
 
 use super::flow::Flow;
 use super::head::{ByteRange, Bytes, ParseError, be16, be32};
@@ -22,7 +22,7 @@ pub mod protocol {
 }
 
 /// The most extension headers of IPv6 that are parsed. A packet with more is dropped, because each
-/// takes time, and real packets have one or two.
+/// costs time, and real packets have one or two.
 pub const MAX_EXTENSIONS: usize = 6;
 
 /// The values of an IP header.
@@ -260,8 +260,8 @@ fn walk(ip: &mut Ip, bytes: Bytes<'_>) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// The upper two bits of an unknown option say what to do: if they are zero, the option is skipped;
-/// otherwise the packet is dropped.
+/// The upper two bits of an unknown option are its action (RFC 8200, section 4.2): if they are
+/// zero, the option is skipped; otherwise the packet is dropped.
 fn v6_options(mut options: &[u8]) -> Result<(), ParseError> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {

@@ -1,5 +1,8 @@
 //! Headers on the fast path: fixed offsets, no allocation, each length is checked once.
 //!
+//! Why not a general parser: a peer chooses each byte, and each packet passes here. What a stack
+//! does not need is refused by the first check that finds it.
+//!
 //! ```text
 //!   ├─ Ethernet ─┤─ IPv4, or IPv6 and its extensions ─┤─ TCP, UDP, ICMP ─┤─ payload ─┤─ padding ─┤
 //!                │                                    ├──── Ip::content ─────────────┤
@@ -11,7 +14,7 @@
 //! there. [`parse`] reads a frame of Ethernet. [`Ip::parse`] reads a packet that begins with its IP
 //! header. Both get the length of the frame, and return values and places ([`ByteRange`]) that are
 //! inside of the frame. Checksums of transport headers cover payload, which the copy does not have:
-//! [`Ip::covered`] says which bytes to add up.
+//! [`Ip::covered`] is the range of bytes to add up.
 //!
 //! **Writing.** Functions called `emit` write headers from the first byte of a slice on, and return
 //! how many bytes they wrote, with the offload information of the frame ([`Emitted`]). A page for
@@ -20,7 +23,7 @@
 //!
 //! **What is refused.** VLAN tags, because a stack has one network, and does not know the tag of
 //! it. IPv4 with source routing, and IPv6 routing headers with segments left. Addresses that cannot
-//! be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`ParseError`] says why.
+//! be on a link. Extensions of IPv6 beyond [`MAX_EXTENSIONS`]. [`ParseError`] has the reason.
 
 mod arp;
 mod emit;

@@ -36,7 +36,7 @@ pub struct Solicitation {
     /// The address that is asked for.
     pub target: Ipv6Addr,
     /// The Ethernet address of the asking station. `None` if it asks whether the target's address
-    /// is in use, or says nothing.
+    /// is in use, or has no such option.
     pub mac: Option<Mac>,
 }
 

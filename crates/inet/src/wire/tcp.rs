@@ -124,7 +124,7 @@ fn sack_blocks(options: &Options, len: usize) -> usize {
 /// Bytes of options without selective acknowledgements. At most 24.
 #[inline]
 fn plain_len(options: &Options) -> usize {
-    // Permission for selective acknowledgements takes the padding of timestamps, or 4 bytes.
+    // Permission for selective acknowledgements uses the padding of timestamps, or 4 bytes.
     4 * (usize::from(options.mss.is_some())
         + usize::from(options.window_scale.is_some())
         + usize::from(options.sack_permitted && options.timestamps.is_none()))
@@ -177,7 +177,7 @@ pub fn emit_tcp(out: &mut [u8], outer: &Outer, flow: &Flow, header: &Header, bod
     Ok(sums.finish(out, at, len, body, gso))
 }
 
-/// Writes as many bytes as [`tcp_header_len`] says.
+/// Writes the options: the bytes that [`tcp_header_len`] has counted.
 fn emit_options(out: &mut [u8], options: &Options) {
     let mut at = 0;
     let mut put = |bytes: &[u8]| {

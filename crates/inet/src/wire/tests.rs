@@ -164,7 +164,7 @@ fn assert_same(segment: &Segment, tcp: &TcpSlice<'_>) {
                 }
             }
             Ok(_) => (),
-            // The other parser gives up at an option that it does not know.
+            // The other parser stops at an option that it does not know.
             Err(_) => return,
         }
     }
@@ -241,7 +241,7 @@ fn damaged_frames_are_dropped_or_read_alike() {
             continue;
         };
         let _ = read(&frame);
-        // The other parser looks into ICMP, and into more extension headers.
+        // The other parser reads ICMP, and into more extension headers.
         let other = SlicedPacket::from_ethernet(&frame);
         let Ok(other) = other else {
             assert!(
@@ -493,7 +493,7 @@ fn errors_quote_the_packet() {
         assert!(matches!(other.transport, Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_))));
         assert_eq!(error(sent.remote.ip()).0, Err(ParseError::Martian));
     }
-    // A router that does not say what fits.
+    // A router that does not report the MTU.
     assert_eq!(IcmpKind::from_v4(3, 4, 0, 1500), Some(IcmpKind::TooBig { mtu: 1492 }));
     assert_eq!(IcmpKind::from_v4(3, 4, 0, 60), Some(IcmpKind::TooBig { mtu: 68 }));
 }

@@ -1,4 +1,4 @@
-//! The transport header behind an IP header.
+//! The transport header behind an IP header, and what its checksum covers.
 
 use super::head::{ByteRange, Bytes, ParseError};
 use super::icmp::Icmp;

@@ -82,7 +82,7 @@ pub(crate) struct Host {
     out_of_buffers: u64,
     pub(crate) out: Vec<Vec<u8>>,
     key: u64,
-    /// What the user was told.
+    /// Whether events have reported that the user can read, and write.
     readable: bool,
     writable: bool,
     pub(crate) connected: bool,

@@ -48,7 +48,7 @@ struct World {
     now: Time,
     /// The path's MTU, each with the time from which it is valid.
     mtu: Vec<(Time, usize)>,
-    /// How often the sender is told that a packet was too big.
+    /// How often a "packet too big" reaches the sender.
     told: f64,
     /// How often a packet that can be marked is marked.
     mark: f64,
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Two hosts, and a link that does only what the options say.
+    /// Two hosts, and a link that does only what the options set.
     fn over(hosts: [Host; 2], options: LinkOptions) -> Self {
         Self {
             hosts,

@@ -1,4 +1,4 @@
-//! The device, which queues packets for packetdrill.
+//! The device: the output of connections, which queues packets for packetdrill.
 
 use crate::memory::{Done, Memory};
 use netmem_inet::Time;

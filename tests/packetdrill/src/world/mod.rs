@@ -18,7 +18,7 @@
 //!
 //! | turn | moves on | passes to |
 //! | --- | --- | --- |
-//! | `Main` | packetdrill's main thread | `Caller`, after each packet and timer, if a call is blocked |
+//! | `Main` | packetdrill's main thread | `Caller`, after a packet or timer, if a call is blocked |
 //! | `Caller` | the blocked call tries again | `Main` if it still blocks, `Ending` if it returns |
 //! | `Ending` | the call returned | `Main`, when its thread asked for the time |
 

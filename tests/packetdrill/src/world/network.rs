@@ -1,5 +1,4 @@
-//! Packets: what packetdrill sends reaches connections and listeners, and what they send is queued
-//! for packetdrill.
+//! Packets from packetdrill: which connection or listener they reach, and what follows.
 
 use super::device::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers, packet};
 use super::host::World;

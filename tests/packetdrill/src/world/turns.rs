@@ -1,4 +1,4 @@
-//! The turns of packetdrill's two threads, and the clock.
+//! The turns of packetdrill's two threads, and the clock. The module above has the rules.
 
 use super::host::{Turn, World};
 use crate::fail::fail;

@@ -50,7 +50,7 @@ fn fin_waits_for_the_payload_before_it() {
     assert_eq!(receiver.read_position(), START);
 }
 
-/// The window that the peer sees never takes back promised bytes, and never admits more than
+/// The window that the peer sees never withdraws promised bytes, and never admits more than
 /// the buffer.
 #[test]
 fn the_right_edge_never_moves_back() {

@@ -1,4 +1,8 @@
-//! The window that the receiver announces.
+//! The window that the receiver announces, and when an update of it is due.
+//!
+//! Why it is not simply the free bytes: buffers are counted, not bytes, and one byte can occupy a
+//! buffer. An edge that was announced is kept (RFC 9293, section 3.8.6), and small steps are not
+//! announced (section 3.8.6.2.2).
 
 use super::Receiver;
 use crate::tcp::{Chunk, Seq};
@@ -67,7 +71,7 @@ impl<T: Chunk> Receiver<T> {
         let remaining = self.remaining();
         let advance = self.advance(remaining);
         let open = remaining + advance;
-        // Rounding down would take back promised bytes. If every window were rounded up, more than
+        // Rounding down would withdraw promised bytes. If every window were rounded up, more than
         // the capacity would be promised.
         let most = self.capacity.saturating_sub(self.queued) + unit;
         let up = advance == 0 && self.reduced_edge.is_none() && open.next_multiple_of(unit) <= most;

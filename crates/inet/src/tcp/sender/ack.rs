@@ -1,4 +1,8 @@
 //! Acknowledgements: which ranges arrived, and how long they took.
+//!
+//! Why in three steps: the blocks and the cumulative number are processed first, and collect what
+//! has changed in an `AckOutcome`. Recovery, window and timers act on the whole change, because
+//! each of them depends on the others' input.
 
 use super::core::{Purpose, Sender};
 use super::sacks::Sacks;
@@ -264,8 +268,8 @@ impl<C: Carrier> Sender<C> {
         }
     }
 
-    /// Samples the round-trip time. A segment that was sent once gives the sample. Otherwise the
-    /// echoed timestamp gives it, because it is always of the right transmission.
+    /// Samples the round-trip time: from a segment that was sent once (Karn), or from the echoed
+    /// timestamp, which belongs to the transmission that arrived (RFC 7323, section 4).
     fn measure(&mut self, ack: &Ack<'_>, outcome: &AckOutcome, at: u64) {
         let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
         if let Some(rtt) = since(outcome.last.or(outcome.first_sacked)).filter(|_| !outcome.ever_retransmitted) {

@@ -1,4 +1,4 @@
-//! How long the sender was in which situation.
+//! For how long the sender was busy, and limited by the peer's window. Only statistics use it.
 
 /// The durations of the sender's situations, and counters.
 #[derive(Clone, Copy, Debug, Default)]

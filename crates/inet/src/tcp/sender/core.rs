@@ -1,4 +1,7 @@
 //! The state of the sender, and the calls of its user.
+//!
+//! The fields are shared by the files that have the rest of the `impl`: `transmit` chooses, `ack`
+//! and `recovery` handle acknowledgements, `timer` expires, `path` sizes segments, `save` restores.
 
 use std::time::Duration;
 
@@ -54,7 +57,7 @@ pub(super) struct Timer {
     pub(super) at: u64,
 }
 
-/// The sending half of a connection. See the [module](self).
+/// The sending half of a connection. See the [module](super).
 #[derive(Debug)]
 pub struct Sender<C: Carrier> {
     pub(super) options: SendOptions,
@@ -180,7 +183,7 @@ impl<C: Carrier> Sender<C> {
         (self.scoreboard, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
-    /// Takes the result of the handshake, when the peer's SYN was received. Before this call, only
+    /// Stores the result of the handshake, when the peer's SYN was received. Before this call, only
     /// SYN is sent.
     pub fn establish(&mut self, negotiated: &Negotiated, now: Time) {
         let Negotiated { mss, sack, timestamps, ecn, window, seq } = *negotiated;

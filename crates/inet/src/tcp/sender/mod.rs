@@ -1,11 +1,14 @@
 //! The sending half of a connection: the choice of what is sent, and what is sent again.
 //!
 //! ```text
-//!   send(chunk) ──► Queue ──► next() ──► the connection adds acknowledgement, window, options ──► sent(ticket)
-//!                     ▲         ▲                                                                    │
-//!            drop     │         │ lost segments, new data, a probe                                   ▼
-//!   ack(..) ──────────┴──► Scoreboard ◄── Rack, Recovery, Congestion, timers ◄───────────────── Ring of tickets
+//!   send ──► Queue ──► poll_transmit ──► the connection: header, output ──► handle_sent(ticket)
+//!              ▲            ▲                                                    │
+//!        drops │            │ lost segments, new data, a probe                   ▼
+//!   handle_ack ┴───► Scoreboard ◄── Rack, Recovery, Congestion, timer ◄── Ring of tickets
 //! ```
+//!
+//! Why it is separate from the connection: loss recovery is half of TCP, and can be tested without
+//! states, windows of this side and headers (`tests`, `random`).
 //!
 //! SYN, data and FIN occupy sequence numbers, and are acknowledged and repeated in the same way.
 //! Payload is held until it is acknowledged. Each transmission holds a clone until the device is

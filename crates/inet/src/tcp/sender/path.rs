@@ -1,9 +1,8 @@
-//! The size of segments. It depends on the peer's MSS, on the announced path MTU (RFC 1191, 8201),
-//! and on the results of probes (RFC 4821).
+//! Changes of the path MTU, and probes for a larger one (RFC 1191, 8201, 4821).
 //!
-//! A "packet too big" message can be forged, so it never reduces the size below a floor. On a path
-//! without such messages, full segments are lost without a notice. After four timeouts in a row the
-//! size is therefore halved, and then larger segments are tried one by one.
+//! A "packet too big" message can be forged, so it never reduces the size below a floor, and it
+//! counts only for a number in flight (RFC 5927). Payload that was sent in larger segments is sent
+//! again; this is no sign of congestion.
 
 use super::core::Sender;
 use super::recovery_state::RecoveryState;

@@ -1,4 +1,9 @@
-//! The size of segments, and the search for a larger one.
+//! The size of segments. It depends on the peer's MSS, on the announced path MTU, and on the
+//! results of probes.
+//!
+//! Why probes: on a path without "packet too big" messages, full segments are lost without a
+//! notice. After four timeouts in a row the size is therefore halved, and then larger segments are
+//! tried one by one.
 
 use crate::tcp::Seq;
 

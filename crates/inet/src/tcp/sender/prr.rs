@@ -1,4 +1,7 @@
 //! Proportional rate reduction (RFC 6937): the number of segments that are sent during recovery.
+//!
+//! Why: if the window were halved at once, nothing would be sent until half of the segments in
+//! flight are acknowledged, and then a burst.
 
 /// The segments that were delivered and sent since the window began to shrink.
 #[derive(Clone, Copy, Debug, Default)]

@@ -64,8 +64,8 @@ impl<T: Chunk> Queue<T> {
         last.is_some_and(|last| last.chunk.continues(chunk) && last.chunk.len() + chunk.len() < MAX_CHUNK)
     }
 
-    /// Adds `chunk` at the end. `push`: the receiver is to be told by PSH that no more follows for
-    /// now.
+    /// Adds `chunk` at the end. `push`: PSH follows the last byte, because no more payload is
+    /// announced.
     ///
     /// Many small writes into one page are joined to one chunk, because a frame has room for few
     /// chunks, and each chunk costs a reference count.

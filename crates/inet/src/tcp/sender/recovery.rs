@@ -2,13 +2,13 @@
 //! reduction is undone.
 //!
 //! ```text
-//!              SACK, duplicate                 RACK or 3 duplicates
-//!     Open ──────────────────────► Disorder ───────────────────────► Recovery ──┐
-//!      │ ▲                            │                                 │        │ all that was in flight
-//!      │ └────────────────────────────┴─── nothing is missing ◄─────────┼────────┤ is acknowledged
-//!      │ congestion mark                                                ▼        │
-//!      └────────────────────────────► Cwr ── (as Recovery, no loss)   Loss ──────┘
-//!                                            the retransmission timer expired: slow start
+//!          SACK, duplicate            RACK or 3 duplicates
+//!   Open ───────────────────► Disorder ────────────────────► Recovery ──┐
+//!    │ ▲                        │                               │       │ all that was in flight
+//!    │ └────────────────────────┴── nothing is missing ◄────────┼───────┤ is acknowledged
+//!    │ congestion mark                                          ▼       │
+//!    └──────────────────────► Cwr ── (as Recovery, no loss)   Loss ─────┘
+//!                                    the retransmission timer expired: slow start
 //! ```
 //!
 //! A recovery is *undone* if it becomes known that nothing was lost. There are three signs. The

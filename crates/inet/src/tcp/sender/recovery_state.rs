@@ -1,4 +1,4 @@
-//! The state of loss recovery.
+//! The values of loss recovery: its state, what is needed to undo it, the measured reordering.
 
 use super::prr::Prr;
 use super::rack::DUPLICATES;

@@ -1,4 +1,7 @@
-//! Transmissions that the device has not finished, in order.
+//! Transmissions that the device has not completed, in order.
+//!
+//! Why they are kept: a range must not be sent again while the device still holds its earlier copy,
+//! and one connection must not fill the device's ring.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,7 @@
 //! The SACK blocks of the last acknowledgement.
+//!
+//! Why they are kept: a peer repeats up to four blocks in each acknowledgement. Only the new part
+//! of each block is processed, so that its cost is that of what has changed.
 
 use crate::tcp::{SackBlocks, Seq};
 

@@ -1,4 +1,8 @@
 //! The sender's single timer, and the actions when it expires.
+//!
+//! Why one timer: a tail loss probe and the reordering timer expire before the retransmission
+//! timeout (RFC 8985, section 7.2), and persist runs only while nothing is in flight. The one that
+//! expires first arms the next.
 
 use std::time::Duration;
 

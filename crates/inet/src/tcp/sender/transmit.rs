@@ -1,4 +1,7 @@
-//! The choice of what is sent.
+//! The choice of what is sent: lost segments first, then probes and new data.
+//!
+//! Why a choice that does not change until it is confirmed: the output may refuse the segment, and
+//! then nothing was sent. Only `handle_sent` moves numbers on.
 
 use super::core::{Probe, Purpose, Sender};
 use super::options::{Kind, Transmission};
@@ -13,7 +16,7 @@ impl<C: Carrier> Sender<C> {
     /// cut.
     ///
     /// The result is the same until [`handle_sent`](Self::handle_sent) is called for it. Call this
-    /// until it returns `None`.
+    /// until it returns `None`; [`poll_timeout`](Self::poll_timeout) follows.
     pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.ring.settle();
@@ -233,8 +236,8 @@ impl<C: Carrier> Sender<C> {
         &self.scratch
     }
 
-    /// Notes that the transmission that [`poll_transmit`](Self::poll_transmit) returned was given
-    /// to the device.
+    /// Handles that a transmission was posted to the device: the one that
+    /// [`poll_transmit`](Self::poll_transmit) returned, which is to be called again.
     pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();

@@ -1,5 +1,6 @@
-//! The use of the congestion window by a connection. A window that is not used says nothing about
-//! the path, and must not grow (RFC 7661).
+//! The use of the congestion window by a connection.
+//!
+//! Why: a window that is not used was not tested by the path, and must not grow (RFC 7661).
 
 use crate::tcp::Seq;
 use crate::tcp::congestion::Window;

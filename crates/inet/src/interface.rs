@@ -1,4 +1,7 @@
 //! The addresses of a stack, and the check of whether a frame is for it.
+//!
+//! Why they do not change: the stacks of a host read them for each frame, on several threads, and
+//! need no lock.
 
 use crate::wire::{Advertisement, Arp, EthernetHeader, Ip, Mac, Solicitation, all_nodes, solicited_node};
 use std::net::{IpAddr, Ipv4Addr};
@@ -104,19 +107,19 @@ impl Interface {
         if self.owns(ip.destination) {
             return (!to_group).then_some(Cast::Unicast);
         }
-        self.in_group(ip).then_some(Cast::Group)
+        self.is_in_group(ip).then_some(Cast::Group)
     }
 
     #[cold]
-    fn in_group(&self, ip: &Ip) -> bool {
+    fn is_in_group(&self, ip: &Ip) -> bool {
         match ip.destination {
             IpAddr::V4(addr) => {
                 let all = Ipv4Addr::new(224, 0, 0, 1);
                 addr.is_broadcast() || addr == all || self.is_broadcast(ip.destination)
             }
             IpAddr::V6(addr) => {
-                let asked = |own: &Address| matches!(own.addr, IpAddr::V6(own) if solicited_node(own) == addr);
-                addr == all_nodes() || self.addresses.iter().any(asked)
+                let solicited = |own: &Address| matches!(own.addr, IpAddr::V6(own) if solicited_node(own) == addr);
+                addr == all_nodes() || self.addresses.iter().any(solicited)
             }
         }
     }
@@ -135,11 +138,11 @@ impl Interface {
         family.max_by_key(worth).map(|own| own.addr)
     }
 
-    /// Writes the frame that asks for the Ethernet address of a neighbour. It goes to all stations
-    /// that may have the address, or only to the station `at`, which had it before. `None` if the
-    /// interface has no address of the family, or if there are fewer than 86 bytes.
+    /// Writes the frame that solicits the Ethernet address of a neighbour. It is sent to all
+    /// stations that may have the address, or only to the station `at`, which had it before. `None`
+    /// if the interface has no address of the family, or if there are fewer than 86 bytes.
     #[must_use]
-    pub fn ask(&self, target: IpAddr, at: Option<Mac>, out: &mut [u8]) -> Option<usize> {
+    pub fn solicit(&self, target: IpAddr, at: Option<Mac>, out: &mut [u8]) -> Option<usize> {
         match (target, self.source(target, target)?) {
             (IpAddr::V4(target), IpAddr::V4(sender)) => {
                 let arp = Arp { request: true, mac: self.mac, sender, target, target_mac: Mac::default() };
@@ -165,8 +168,8 @@ impl Interface {
     /// is in use (RFC 5227).
     #[must_use]
     pub fn answer_arp(&self, arp: &Arp, out: &mut [u8]) -> Option<usize> {
-        let asks = arp.sender.is_unspecified() || self.is_neighbor(arp.sender.into());
-        if !arp.request || !asks || !self.owns(arp.target.into()) || self.owns(arp.sender.into()) {
+        let may_ask = arp.sender.is_unspecified() || self.is_neighbor(arp.sender.into());
+        if !arp.request || !may_ask || !self.owns(arp.target.into()) || self.owns(arp.sender.into()) {
             return None;
         }
         let (sender, target) = (arp.target, arp.sender);
@@ -180,27 +183,27 @@ impl Interface {
         &self,
         link: &EthernetHeader,
         ip: &Ip,
-        asked: &Solicitation,
+        solicitation: &Solicitation,
         out: &mut [u8],
     ) -> Option<usize> {
         let IpAddr::V6(from) = ip.source else { return None };
-        if !self.owns(asked.target.into()) || self.owns(ip.source) {
+        if !self.owns(solicitation.target.into()) || self.owns(ip.source) {
             return None;
         }
         let probes = from.is_unspecified();
         let (to, destination) = match probes {
             true => (all_nodes(), Mac::of_multicast(all_nodes().into())),
-            false => (from, asked.mac.unwrap_or(link.source)),
+            false => (from, solicitation.mac.unwrap_or(link.source)),
         };
         let answer = Advertisement {
-            target: asked.target,
+            target: solicitation.target,
             mac: Some(self.mac),
             router: false,
             solicited: !probes,
             overrides: true,
         };
         let link = EthernetHeader { destination, source: self.mac };
-        answer.emit(out, link, asked.target, to).ok().map(|emitted| emitted.len)
+        answer.emit(out, link, solicitation.target, to).ok().map(|emitted| emitted.len)
     }
 }
 
@@ -271,10 +274,10 @@ mod tests {
         assert_eq!(two.source(far, far), Some("198.51.0.1".parse().unwrap()));
     }
 
-    /// The question of one station is answered by the station that has the address, and not by a
-    /// third one.
+    /// The solicitation of one station is answered by the station that has the address, and not by
+    /// a third one.
     #[test]
-    fn questions_are_answered() {
+    fn solicitations_are_answered() {
         let (us, mut peer) = (interface(), interface());
         peer.mac = PEER;
         for (own, addr) in peer.addresses.iter_mut().zip(["192.0.2.2", "fe80::2", "2001:db8::2", "2001:db8:5::2"]) {
@@ -284,7 +287,7 @@ mod tests {
         for (target, at) in [("192.0.2.1", None), ("192.0.2.1", Some(US)), ("fe80::1", None), ("2001:db8::1", Some(US))]
         {
             let target: IpAddr = target.parse().unwrap();
-            let len = peer.ask(target, at, &mut asked).unwrap();
+            let len = peer.solicit(target, at, &mut asked).unwrap();
             let (link, network) = wire::parse(&asked, len).unwrap();
             assert!(at.is_none_or(|at| link.destination == at) && link.source == PEER);
             match network {

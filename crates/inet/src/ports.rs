@@ -1,4 +1,7 @@
 //! Local ports that are chosen for the user (RFC 6056, algorithm 4: double hash).
+//!
+//! Why not the next free port: a station that knows one port could guess those of other
+//! connections, and forge their segments.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

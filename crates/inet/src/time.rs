@@ -1,4 +1,6 @@
 //! Time, as an argument.
+//!
+//! Why not `Instant`: a simulation with a seed and a replayed recording have a clock of their own.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};

@@ -4,14 +4,14 @@ use crate::wire::Mac;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-/// The answer to a question for a neighbour's address.
+/// The answer to a solicitation for a neighbour's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// It is this.
     Known(Mac),
-    /// It was asked for.
+    /// It was solicited.
     Pending,
-    /// No station answered. It will be asked for again, not before a second has passed. Or the
+    /// No station answered. It will be solicited again, not before a second has passed. Or the
     /// cache has no room for it.
     Failed,
 }
@@ -28,14 +28,14 @@ pub enum Sent<P> {
     Failed(P),
 }
 
-/// An action that the cache asks for, or a change that it reports.
+/// An action that the cache requires, or a change that it reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<P> {
-    /// Send what [`Interface::ask`](crate::Interface::ask) writes.
-    Ask {
-        /// The IP address that the question is for.
+    /// Send what [`Interface::solicit`](crate::Interface::solicit) writes.
+    Solicit {
+        /// The IP address that the solicitation is for.
         target: IpAddr,
-        /// The station to ask; `None` for all.
+        /// The station to send it to; `None` for all.
         at: Option<Mac>,
     },
     /// The address is known. The waiting packets must be sent to it.

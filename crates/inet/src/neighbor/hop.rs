@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// For so long after traffic with a neighbour its entry is not replaced. Replacing an entry that is
-/// used less often costs its next packet a question.
+/// used less often costs its next packet a solicitation.
 pub const IN_USE: Duration = Duration::from_secs(5);
 
 /// A neighbour, as the cache and senders share it. 64 bytes.
@@ -37,7 +37,7 @@ impl Hop {
         self.addr
     }
 
-    /// The Ethernet address, if the cache need not be asked. One load.
+    /// The Ethernet address, if the cache need not be called. One load.
     ///
     /// If the address changes at this moment, the frame goes to the old address, as it would have a
     /// moment before.
@@ -52,7 +52,7 @@ impl Hop {
     }
 
     /// Confirms that the neighbour receives frames; for example, it has acknowledged new data. The
-    /// cache then need not ask it. One load, and at most one store a second.
+    /// cache then need not solicit it. One load, and at most one store a second.
     #[inline]
     pub fn confirm(&self, now: Time) {
         touch(&self.confirmed, now);

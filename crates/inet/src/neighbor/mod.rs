@@ -4,21 +4,21 @@
 //! ```text
 //!                    resolve                answered                  30 s without a confirmation
 //!   (not known) ──────────────► Incomplete ──────────► Reachable ◄───────────────────────┐
-//!        ▲                        │ 3 questions            │  30 s                       │
+//!        ▲                        │ 3 solicitations        │  30 s                       │
 //!        │ 1 s                    ▼                        ▼               answered, or  │
 //!      Failed ◄────────────────── ┴ ◄── Probe ◄── Delay ◄── Stale          confirmed     │
-//!                        3 questions      │   5 s    │ used  ▲                          │
-//!                                         │          │       └── reported, not asked for │
+//!                    3 solicitations      │   5 s    │ used  ▲                          │
+//!                                         │          │       └── reported, not solicited │
 //!                                         └──────────┴─────────────────────────────────┘
 //! ```
 //!
 //! Users of a neighbour share a [`Hop`] with the cache. It has the Ethernet address, which a sender
 //! reads for each frame without a lock, if the cache has marked it as usable. If not, the sender
-//! asks the cache ([`Neighbors::resolve`]), under the lock that protects it.
+//! calls the cache ([`Neighbors::resolve`]), under the lock that protects it.
 //!
 //! The cache returns [`Event`]s, which its owner carries out. All that a neighbour can make grow is
-//! bounded: entries, packets that wait for an answer, and questions, of which there is one a second
-//! for each entry.
+//! bounded: entries, packets that wait for an answer, and solicitations, of which there is one a
+//! second for each entry.
 //!
 //! **A full cache** replaces entries that carry no traffic. Traffic is what a user marks as such
 //! ([`Hop::touch`]) or has acknowledged ([`Hop::confirm`]); the answer to the first packet of a

@@ -20,15 +20,15 @@ pub const MAX_WAITING_IN_ALL: usize = 256;
 /// Entries that are examined for one that can be replaced.
 pub(super) const SCANNED: usize = 64;
 
-/// The time between two questions (`RETRANS_TIMER`), and the time for which a failure is
+/// The time between two solicitations (`RETRANS_TIMER`), and the time for which a failure is
 /// remembered.
 const RETRY: Duration = Duration::from_secs(1);
 /// Questions until a neighbour has failed (`MAX_MULTICAST_SOLICIT`, `MAX_UNICAST_SOLICIT`).
-const QUESTIONS: u8 = 3;
+const MAX_SOLICITATIONS: u8 = 3;
 /// How long a neighbour counts as reachable after it was confirmed (`REACHABLE_TIME`). A random
 /// factor is applied to it.
 const REACHABLE: Duration = Duration::from_secs(30);
-/// How long a stale neighbour is used before it is asked (`DELAY_FIRST_PROBE_TIME`).
+/// How long a stale neighbour is used before it is solicited (`DELAY_FIRST_PROBE_TIME`).
 const DELAY: Duration = Duration::from_secs(5);
 /// A new address is not replaced for so long, so that two stations with the same IP address cannot
 /// make it change all the time.
@@ -36,15 +36,15 @@ const LOCKED: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The address is being asked for, and so many questions were sent.
+    /// The address is being solicited, and so many solicitations were sent.
     Incomplete(u8),
     /// The neighbour has answered, or was confirmed, not long ago.
     Reachable,
-    /// It may have changed. It is not asked before it is used.
+    /// It may have changed. It is not solicited before it is used.
     Stale,
-    /// It was used, and may still be confirmed before it is asked.
+    /// It was used, and may still be confirmed before it is solicited.
     Delay,
-    /// It is being asked, and so many questions were sent.
+    /// It is being solicited, and so many solicitations were sent.
     Probe(u8),
     /// It did not answer.
     Failed,
@@ -59,7 +59,7 @@ pub(super) struct Entry<P> {
     due: Option<Time>,
     /// When the address was last set.
     learned: Time,
-    /// When it was last asked for, or reported.
+    /// When it was last resolved, or reported.
     used: Time,
     waiting: VecDeque<P>,
 }
@@ -91,7 +91,7 @@ impl<P> Neighbors<P> {
         Self::default()
     }
 
-    /// The part of the neighbour with that address that senders share. The address is not asked for
+    /// The part of the neighbour with that address that senders share. The address is not solicited
     /// before it is [resolved](Self::resolve).
     pub fn hop(&mut self, addr: IpAddr, now: Time) -> Arc<Hop> {
         match self.entry(addr, now, None) {
@@ -100,8 +100,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// The neighbour's address. Asks for it if it is not known; the question is an [`Event`]. Costs
-    /// a lookup. If a sender has the address from [`Hop::mac`], it need not call this.
+    /// The neighbour's address. Solicits it if it is not known; the solicitation is an [`Event`].
+    /// Costs a lookup. If a sender has the address from [`Hop::mac`], it need not call this.
     pub fn resolve(&mut self, hop: &Arc<Hop>, now: Time) -> Resolution {
         let Some(at) = self.entry(hop.addr, now, Some(hop)) else { return Resolution::Failed };
         let entry = &mut self.entries[at];
@@ -115,13 +115,13 @@ impl<P> Neighbors<P> {
                 Resolution::Known(mac)
             }
             State::Incomplete(0) => {
-                self.ask(at, 1, now);
+                self.solicit(at, 1, now);
                 Resolution::Pending
             }
             State::Incomplete(_) => Resolution::Pending,
             State::Failed if entry.due.is_some_and(|due| now < due) => Resolution::Failed,
             State::Failed => {
-                self.ask(at, 1, now);
+                self.solicit(at, 1, now);
                 Resolution::Pending
             }
         }
@@ -150,6 +150,7 @@ impl<P> Neighbors<P> {
 
     /// A request or a reply was received. A request for an address of `interface` makes an entry,
     /// because an answer will be sent there; other messages only change entries that exist.
+    /// [`poll_event`](Self::poll_event) is the call that follows.
     pub fn handle_arp(&mut self, arp: &Arp, interface: &Interface, now: Time) {
         let sender = IpAddr::V4(arp.sender);
         if !interface.is_neighbor(sender) || interface.owns(sender) {
@@ -162,8 +163,8 @@ impl<P> Neighbors<P> {
         self.update(sender, arp.mac, for_us && !arp.request, true, now);
     }
 
-    /// A solicitation was received: a neighbour asks for an address of `interface`, and reports its
-    /// own.
+    /// A solicitation was received: a neighbour requests an address of `interface`, and reports its
+    /// own. [`poll_event`](Self::poll_event) is the call that follows.
     pub fn handle_solicitation(&mut self, ip: &Ip, solicitation: &Solicitation, interface: &Interface, now: Time) {
         let known = interface.is_neighbor(ip.source) && !interface.owns(ip.source);
         if let Some(mac) = solicitation.mac.filter(|_| known && interface.owns(solicitation.target.into())) {
@@ -173,6 +174,7 @@ impl<P> Neighbors<P> {
     }
 
     /// An advertisement was received: a neighbour reports its address. Makes no entry.
+    /// [`poll_event`](Self::poll_event) is the call that follows.
     pub fn handle_advertisement(&mut self, advertisement: &Advertisement, interface: &Interface, now: Time) {
         let target = IpAddr::V6(advertisement.target);
         if interface.owns(target) {
@@ -180,7 +182,7 @@ impl<P> Neighbors<P> {
         }
         match advertisement.mac {
             Some(mac) => self.update(target, mac, advertisement.solicited, advertisement.overrides, now),
-            // An answer to a question that was sent to one station may leave the address out.
+            // An answer to a solicitation that was sent to one station may leave the address out.
             None => {
                 if let Some(&at) = self.index.get(&target)
                     && advertisement.solicited
@@ -192,8 +194,8 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// A neighbour has reported its address `mac`. `answer` says that it answers a question of this
-    /// station; `overrides`, that it replaces an earlier address.
+    /// A neighbour has reported its address `mac`. `answer`: it answers a solicitation of this
+    /// station; `overrides`: it replaces an earlier address.
     fn update(&mut self, addr: IpAddr, mac: Mac, answer: bool, overrides: bool, now: Time) {
         let Some(&at) = self.index.get(&addr) else { return };
         if !mac.is_unicast() {
@@ -205,7 +207,7 @@ impl<P> Neighbors<P> {
         let other = known && entry.mac != mac;
         if other && (!overrides || now.since(entry.learned) < LOCKED) {
             // There are two stations with this address, or one has moved. The known address is
-            // used, and asked again.
+            // used, and solicited again.
             if entry.state == State::Reachable {
                 entry.hop.set(None);
                 self.becomes(at, State::Stale, None);
@@ -215,9 +217,9 @@ impl<P> Neighbors<P> {
         if other || !known {
             (entry.mac, entry.learned) = (mac, now);
         }
-        // An answer counts only if there was a question, because any station can forge a reply.
-        let asked = matches!(entry.state, State::Incomplete(1..) | State::Probe(_));
-        if answer && asked {
+        // An answer counts only if there was a solicitation, because any station can forge a reply.
+        let solicited = matches!(entry.state, State::Incomplete(1..) | State::Probe(_));
+        if answer && solicited {
             self.reachable(at, now);
         } else if other || !known {
             entry.hop.set(None);
@@ -234,14 +236,15 @@ impl<P> Neighbors<P> {
         }
     }
 
-    /// The first moment at which [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called: at the first moment at which
+    /// it has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         self.due
     }
 
     /// Changes the states that are due. Examines all entries if one may be due; otherwise costs a
-    /// comparison.
+    /// comparison. [`poll_event`](Self::poll_event) is the call that follows.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -258,7 +261,7 @@ impl<P> Neighbors<P> {
                     let due = confirmed + spread(entry);
                     self.becomes(at, State::Reachable, Some(due));
                 }
-                State::Incomplete(n) | State::Probe(n) if n < QUESTIONS => self.ask(at, n + 1, now),
+                State::Incomplete(n) | State::Probe(n) if n < MAX_SOLICITATIONS => self.solicit(at, n + 1, now),
                 State::Incomplete(_) | State::Probe(_) => self.failed(at, now),
                 State::Reachable => {
                     entry.hop.set(None);
@@ -266,7 +269,7 @@ impl<P> Neighbors<P> {
                 }
                 State::Delay => {
                     entry.state = State::Probe(0);
-                    self.ask(at, 1, now);
+                    self.solicit(at, 1, now);
                 }
                 State::Stale | State::Failed => entry.due = None,
             }
@@ -294,13 +297,13 @@ impl<P> Neighbors<P> {
     }
 
     /// Asks for the `n`-th time.
-    fn ask(&mut self, at: usize, n: u8, now: Time) {
+    fn solicit(&mut self, at: usize, n: u8, now: Time) {
         let entry = &self.entries[at];
         let (state, station) = match entry.state {
             State::Probe(_) => (State::Probe(n), Some(entry.mac)),
             _ => (State::Incomplete(n), None),
         };
-        self.events.push_back(Event::Ask { target: entry.hop.addr, at: station });
+        self.events.push_back(Event::Solicit { target: entry.hop.addr, at: station });
         self.becomes(at, state, Some(now + RETRY));
     }
 
@@ -324,7 +327,7 @@ impl<P> Neighbors<P> {
     fn entry(&mut self, addr: IpAddr, now: Time, hop: Option<&Arc<Hop>>) -> Option<usize> {
         if let Some(&at) = self.index.get(&addr) {
             // If an entry was replaced meanwhile, its users still have its hop, which stays empty.
-            // They ask the cache each time.
+            // They call the cache each time.
             return Some(at);
         }
         let hop = hop.cloned().unwrap_or_else(|| Hop::new(addr));
@@ -360,7 +363,7 @@ impl<P> Neighbors<P> {
 }
 
 /// How long a neighbour is reachable: from half to one and a half times [`REACHABLE`], so that not
-/// all are asked at the same time.
+/// all are solicited at the same time.
 fn spread<P>(entry: &Entry<P>) -> Duration {
     let [.., a, b] = entry.mac.0;
     REACHABLE / 2 + REACHABLE * u32::from(a ^ b) / 255

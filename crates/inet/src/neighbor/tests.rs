@@ -35,8 +35,8 @@ fn events<P>(neighbors: &mut Neighbors<P>) -> Vec<Event<P>> {
     std::iter::from_fn(|| neighbors.poll_event()).collect()
 }
 
-fn ask(at: Option<Mac>) -> Event<u32> {
-    Event::Ask { target: THEIRS.into(), at }
+fn solicit(at: Option<Mac>) -> Event<u32> {
+    Event::Solicit { target: THEIRS.into(), at }
 }
 
 /// Runs all timers that are due, and returns the events with their times.
@@ -54,10 +54,10 @@ fn run(neighbors: &mut Neighbors<u32>, until: f64) -> Vec<(f64, Event<u32>)> {
 fn resolved() -> (Neighbors<u32>, Arc<Hop>) {
     let mut neighbors = Neighbors::new();
     let hop = neighbors.hop(THEIRS.into(), at(0.0));
-    assert_eq!((events(&mut neighbors), hop.mac()), (vec![], None), "nothing is asked before it is used");
+    assert_eq!((events(&mut neighbors), hop.mac()), (vec![], None), "nothing is solicited before it is used");
     assert_eq!(neighbors.resolve(&hop, at(0.0)), Resolution::Pending);
     assert_eq!(neighbors.resolve(&hop, at(0.1)), Resolution::Pending);
-    assert_eq!(events(&mut neighbors), [ask(None)]);
+    assert_eq!(events(&mut neighbors), [solicit(None)]);
     neighbors.handle_arp(&reply(PEER), &interface(), at(0.2));
     let found = Event::Resolved { addr: THEIRS.into(), mac: PEER, packets: VecDeque::new() };
     assert_eq!(events(&mut neighbors), [found]);
@@ -66,16 +66,16 @@ fn resolved() -> (Neighbors<u32>, Arc<Hop>) {
 }
 
 #[test]
-fn a_neighbour_that_does_not_answer_fails_and_is_asked_again_later() {
+fn a_neighbour_that_does_not_answer_fails_and_is_solicited_again_later() {
     let mut neighbors = Neighbors::new();
     let hop = neighbors.hop(THEIRS.into(), at(0.0));
     assert_eq!(neighbors.send(&hop, 1, at(0.0)), Sent::Queued(None));
-    assert_eq!(events(&mut neighbors), [ask(None)]);
+    assert_eq!(events(&mut neighbors), [solicit(None)]);
     let failed = Event::Failed { addr: THEIRS.into(), packets: [1].into() };
-    assert_eq!(run(&mut neighbors, 3.5), [(1.0, ask(None)), (2.0, ask(None)), (3.0, failed)]);
+    assert_eq!(run(&mut neighbors, 3.5), [(1.0, solicit(None)), (2.0, solicit(None)), (3.0, failed)]);
     assert_eq!(neighbors.send(&hop, 2, at(3.9)), Sent::Failed(2));
     assert_eq!(neighbors.send(&hop, 3, at(4.0)), Sent::Queued(None));
-    assert_eq!(events(&mut neighbors), [ask(None)]);
+    assert_eq!(events(&mut neighbors), [solicit(None)]);
 }
 
 #[test]
@@ -93,27 +93,27 @@ fn packets_wait_in_order_and_within_a_bound() {
 }
 
 #[test]
-fn a_neighbour_ages_and_is_asked_before_it_is_given_up() {
+fn a_neighbour_ages_and_is_solicited_before_it_is_given_up() {
     let (mut neighbors, hop) = resolved();
     assert_eq!(run(&mut neighbors, 100.0), [], "it is not used");
     assert_eq!(hop.mac(), None);
     assert_eq!(neighbors.resolve(&hop, at(100.0)), Resolution::Known(PEER));
     assert_eq!(hop.mac(), Some(PEER), "it is used without a look at the cache");
-    assert_eq!(run(&mut neighbors, 105.5), [(105.0, ask(Some(PEER)))]);
+    assert_eq!(run(&mut neighbors, 105.5), [(105.0, solicit(Some(PEER)))]);
     // An answer by the peer itself.
     neighbors.handle_arp(&reply(PEER), &interface(), at(105.6));
     assert_eq!(run(&mut neighbors, 200.0), []);
     // And none.
     assert_eq!(neighbors.resolve(&hop, at(200.0)), Resolution::Known(PEER));
     let failed = Event::Failed { addr: THEIRS.into(), packets: VecDeque::new() };
-    let mut expected = [205.0, 206.0, 207.0].map(|at| (at, ask(Some(PEER)))).to_vec();
+    let mut expected = [205.0, 206.0, 207.0].map(|at| (at, solicit(Some(PEER)))).to_vec();
     expected.push((208.0, failed));
     assert_eq!(run(&mut neighbors, 220.0), expected);
     assert_eq!((hop.mac(), neighbors.resolve(&hop, at(220.0))), (None, Resolution::Pending));
 }
 
 #[test]
-fn a_neighbour_that_acknowledges_is_not_asked() {
+fn a_neighbour_that_acknowledges_is_not_solicited() {
     let (mut neighbors, hop) = resolved();
     for second in 1..300 {
         hop.confirm(at(f64::from(second)));
@@ -122,10 +122,10 @@ fn a_neighbour_that_acknowledges_is_not_asked() {
     }
 }
 
-/// A reply that was not asked for makes no entry, and a change of address is used and asked
-/// for, not more than once a second.
+/// A reply that was not solicited makes no entry, and a change of address is used and
+/// solicited, not more than once a second.
 #[test]
-fn unasked_news_are_not_believed_without_a_question() {
+fn unsolicited_news_are_not_believed_without_a_solicitation() {
     let mut neighbors = Neighbors::<u32>::new();
     neighbors.handle_arp(&reply(PEER), &interface(), at(0.0));
     neighbors.handle_arp(&request(PEER, THEIRS, THEIRS), &interface(), at(0.0));
@@ -134,12 +134,13 @@ fn unasked_news_are_not_believed_without_a_question() {
     let (mut neighbors, hop) = resolved();
     neighbors.handle_arp(&reply(OTHER), &interface(), at(0.9));
     assert_eq!(neighbors.resolve(&hop, at(0.9)), Resolution::Known(PEER), "too early");
-    assert_eq!(run(&mut neighbors, 6.0), [(5.9, ask(Some(PEER)))], "the one that is known is asked");
+    assert_eq!(run(&mut neighbors, 6.0), [(5.9, solicit(Some(PEER)))], "the one that is known is solicited");
     neighbors.handle_arp(&reply(PEER), &interface(), at(6.0));
     neighbors.handle_arp(&request(OTHER, THEIRS, THEIRS), &interface(), at(6.5));
     assert_eq!((hop.mac(), neighbors.resolve(&hop, at(6.5))), (None, Resolution::Known(OTHER)));
-    assert_eq!(run(&mut neighbors, 12.0), [(11.5, ask(Some(OTHER)))]);
-    // A reply to no question, by a neighbour that is stale: it is recorded, and does not confirm.
+    assert_eq!(run(&mut neighbors, 12.0), [(11.5, solicit(Some(OTHER)))]);
+    // A reply to no solicitation, by a neighbour that is stale: it is recorded, and does not
+    // confirm.
     let (mut neighbors, hop) = resolved();
     assert_eq!(run(&mut neighbors, 100.0), []);
     neighbors.handle_arp(&reply(PEER), &interface(), at(100.0));
@@ -152,7 +153,7 @@ fn unasked_news_are_not_believed_without_a_question() {
 }
 
 #[test]
-fn a_question_tells_the_address_of_the_station_that_asks() {
+fn a_solicitation_reports_the_address_of_the_station_that_sends_it() {
     let mut neighbors = Neighbors::<u32>::new();
     neighbors.handle_arp(&request(PEER, THEIRS, OWN), &interface(), at(0.0));
     let hop = neighbors.hop(THEIRS.into(), at(0.0));
@@ -177,8 +178,8 @@ fn entries_are_bounded() {
     assert_eq!((neighbors.entries.len(), neighbors.index.len()), (MAX_NEIGHBORS, MAX_NEIGHBORS));
     assert!(users.iter().all(|hop| hop.mac().is_some()));
 }
-/// A neighbour to which frames are sent without a question for its address has its entry
-/// although stations that do nothing but ask came later, each of them with users.
+/// A neighbour to which frames are sent without a solicitation for its address has its entry
+/// although stations that do nothing but solicit came later, each of them with users.
 #[test]
 fn a_neighbour_that_carries_traffic_is_not_replaced() {
     let (mut neighbors, hop) = resolved();

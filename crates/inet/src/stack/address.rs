@@ -1,4 +1,7 @@
 //! Addresses of users, in the one form that is compared with those of packets.
+//!
+//! Why: one address has several forms, by scope, flow label and the IPv6 form of an IPv4 address,
+//! and tables compare all of it.
 
 use std::net::{SocketAddr, SocketAddrV6};
 

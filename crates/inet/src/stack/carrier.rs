@@ -1,4 +1,7 @@
 //! Payload in host memory: the implementation of the connection's payload type.
+//!
+//! Why a ticket is a page: the driver reports no completions one by one. A transmission is complete
+//! when its packet has been dropped, and then nothing else holds the page of its headers.
 
 use crate::tcp::{Carrier, Chunk, Ticket};
 use netmem_pool::{Frag, Mapped, Memory, Page};

@@ -72,9 +72,9 @@ impl<P: Payload, T: TxQueue<Mem = P::Mem>> Control<'_, P, T> {
         let (work, mut changed) = (events.len(), false);
         for event in events {
             match event {
-                Event::Ask { target, at } => {
+                Event::Solicit { target, at } => {
                     let mut frame = [0; 128];
-                    if let Some(len) = host.interface().ask(target, at, &mut frame) {
+                    if let Some(len) = host.interface().solicit(target, at, &mut frame) {
                         self.send_frame(&frame[..len]);
                     }
                 }

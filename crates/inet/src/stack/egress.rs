@@ -1,4 +1,7 @@
 //! Outgoing frames: headers are written into a separate page, and payload is sent by reference.
+//!
+//! Why a separate page: the page of the payload has other holders, such as the user and an earlier
+//! transmission, so nothing may be written in front of the payload.
 
 use crate::stack::stats::StackStats;
 use crate::wire::{
@@ -22,22 +25,22 @@ pub(crate) struct Egress<M: Mapped> {
     /// The offset of headers in their page. It varies, because all pages are aligned alike, and
     /// equal offsets would use only a few sets of the cache.
     colour: usize,
-    /// Whether the device cuts segments, of IPv4 and of IPv6.
-    pub(crate) cuts: [Cuts; 2],
+    /// What the device cuts, of IPv4 and of IPv6.
+    pub(crate) tso: [Tso; 2],
     /// The identification of the last datagram that was sent in fragments.
     fragment_id: u32,
 }
 
-/// The segments that a device can cut.
+/// The large segments that a device cuts (TCP segmentation offload).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cuts {
+pub(crate) enum Tso {
     None,
     /// Those without congestion marks in their headers.
     WithoutEcn,
     All,
 }
 
-impl Cuts {
+impl Tso {
     /// What the device of a transmit queue cuts.
     pub(crate) fn of<T: TxQueue>(tx: &T, kind: GsoKind) -> Self {
         let supports = |ecn| {
@@ -53,10 +56,10 @@ impl Cuts {
 }
 
 impl<M: Mapped> Egress<M> {
-    pub(crate) fn new(pool: Arc<SharedPool<M>>, cuts: [Cuts; 2]) -> Self {
+    pub(crate) fn new(pool: Arc<SharedPool<M>>, tso: [Tso; 2]) -> Self {
         // A random start, so that another process or stack does not use the same numbers.
         let fragment_id = RandomState::new().hash_one(std::process::id()) as u32;
-        Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, cuts, fragment_id }
+        Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, tso, fragment_id }
     }
 
     /// A page of the pool.

@@ -1,4 +1,7 @@
 //! The orderly end of a stack: its peers learn that their connections end.
+//!
+//! Why dropping is not enough: a stack that is dropped sends nothing, and its peers wait until they
+//! give up.
 
 use crate::stack::payload::Transmit;
 use crate::stack::source::Source;

@@ -1,4 +1,7 @@
 //! Received fragments of datagrams: their pages are counted, and they are put together.
+//!
+//! Why a budget of their own: a peer can send fragments of many datagrams that are never complete,
+//! and they must not occupy the pages of connections.
 
 use crate::reassembly::Reassembly;
 use crate::stack::payload::{Payload, ReceivedFrame};

@@ -1,4 +1,7 @@
 //! The path to a peer: its destination entry, and the Ethernet header of frames to the next hop.
+//!
+//! Why a connection caches it: a lookup costs a critical section and a get of the count. The cached
+//! entry costs a load for each segment, which checks that no route has changed.
 
 use crate::neighbor::Resolution;
 use crate::route::Dst;
@@ -20,7 +23,7 @@ pub(crate) struct Path<P: Payload> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Resolved,
-    /// The next hop's address is being asked for.
+    /// The next hop's address is being solicited.
     Pending,
     /// The next hop did not answer.
     Failed,
@@ -33,7 +36,7 @@ pub(crate) enum NextHop {
     Device(EthernetHeader),
     /// This host.
     Loopback,
-    /// Not known yet: the next hop's address is being asked for.
+    /// Not known yet: the next hop's address is being solicited.
     Pending,
 }
 

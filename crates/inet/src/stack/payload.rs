@@ -1,4 +1,7 @@
 //! The kind of memory of a stack's payload.
+//!
+//! Why a trait: payload may be in memory of a device, which this process does not map. Headers are
+//! always in host memory, so the stack is the same for each kind.
 
 use crate::stack::carrier::HeaderTicket;
 use crate::tcp::Carrier;

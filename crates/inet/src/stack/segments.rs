@@ -1,7 +1,10 @@
 //! The segments of a connection on their way: to the device, or to this host.
+//!
+//! Why not in the state machine: it has no path, writes no headers, and knows no queue. It calls
+//! this [`Output`] for each segment.
 
 use crate::stack::carrier::HeaderTicket;
-use crate::stack::egress::{Cuts, Egress};
+use crate::stack::egress::{Egress, Tso};
 use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::{Payload, Transmit, Unsent};
 use crate::stack::shared::host::Host;
@@ -12,7 +15,7 @@ use netmem_packet::{Packet, TxQueue};
 use netmem_pool::Mapped;
 
 /// The most payload of a segment that the device cuts: an IP packet is at most 65535 bytes long.
-const MOST_CUT: usize = 65535 - 40 - 60;
+const MAX_TSO_PAYLOAD: usize = 65535 - 40 - 60;
 
 /// The output of a connection.
 pub(crate) struct Segments<'a, P: Payload, T> {
@@ -30,12 +33,12 @@ pub(crate) struct Segments<'a, P: Payload, T> {
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> {
     fn max_payload(&self) -> usize {
-        let cuts = match self.egress.cuts[usize::from(self.flow.local.is_ipv6())] {
-            Cuts::All => true,
-            Cuts::WithoutEcn => !self.ecn,
-            Cuts::None => false,
+        let offloads = match self.egress.tso[usize::from(self.flow.local.is_ipv6())] {
+            Tso::All => true,
+            Tso::WithoutEcn => !self.ecn,
+            Tso::None => false,
         };
-        if cuts || self.path.is_loopback() { MOST_CUT } else { 0 }
+        if offloads || self.path.is_loopback() { MAX_TSO_PAYLOAD } else { 0 }
     }
 
     fn transmit(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {

@@ -1,4 +1,7 @@
 //! The receive queue of a stack, and its batches of frames.
+//!
+//! Why not `RxQueue` alone: frames whose payload is in memory of a device are of another type, and
+//! frames in host memory are merged before the stack processes them.
 
 use crate::stack::payload::Payload;
 use netmem_packet::{Gro, Handler, Packet, Poll, RxQueue, Wait};

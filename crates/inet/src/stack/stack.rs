@@ -1,7 +1,7 @@
 //! A stack over a queue pair, as its user drives it.
 
 use crate::stack::core::{Core, SharedCore};
-use crate::stack::egress::{Cuts, Egress};
+use crate::stack::egress::{Egress, Tso};
 use crate::stack::input::{Input, Origin};
 use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
@@ -85,7 +85,7 @@ where
             epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         epoll::add(&set, tx.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;
-        let egress = Egress::new(pool, [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Cuts::of(&tx, kind)));
+        let egress = Egress::new(pool, [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Tso::of(&tx, kind)));
         let resources = Resources::new(host.clone(), id, egress, options, now, mailbox.clone().into());
         let core = Groups(Rc::new(RefCell::new(Core::new(resources))));
         Ok(Self { rx, tx, batch: R::batch(options.receive), core, mailbox, set, awaits_tx: false })
@@ -182,8 +182,9 @@ where
     }
 
     /// Registers `waker`, which is called when a socket is called. Returns whether a socket was
-    /// called since the last poll. It is for a task that drives the stack, because other tasks of
-    /// its thread call sockets while it sleeps. A loop that calls sockets itself does not need it.
+    /// called since the last poll; [`poll`](Self::poll) is the call that follows then. It is for a
+    /// task that drives the stack, because other tasks of its thread call sockets while it sleeps.
+    /// A loop that calls sockets itself does not need it.
     pub fn poll_calls(&mut self, waker: &Waker) -> bool {
         let waker = waker.clone();
         let mut core = self.core.borrow_mut();
@@ -195,10 +196,12 @@ where
         called
     }
 
-    /// Call this if the device is gone for ever. Every connection ends with
-    /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone), which users see after the next
-    /// poll. Received payload can still be read. Do not call it if the device is replaced and the
-    /// queues are reconnected: connections then send again what was in flight.
+    /// The device is gone for ever: every connection ends with
+    /// [`tcp::Error::DeviceGone`](crate::tcp::Error::DeviceGone). [`poll`](Self::poll) is the call
+    /// that follows; after it, users see the error. Received payload can still be read.
+    ///
+    /// **Do not call it if the device is replaced** and the queues are reconnected: connections
+    /// then send again what was in flight.
     pub fn handle_device_gone(&mut self) {
         let core = &mut *self.core.borrow_mut();
         core.tcp.handle_device_gone(&mut core.resources);

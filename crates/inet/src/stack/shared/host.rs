@@ -1,4 +1,7 @@
 //! A host: the data that its stacks share.
+//!
+//! Why it is shared: the device may deliver a segment, a cookie or an answer of a neighbour to the
+//! queue of any stack.
 
 use crate::icmp::Limiter;
 use crate::interface::Interface;

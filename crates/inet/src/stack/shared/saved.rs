@@ -1,4 +1,6 @@
 //! A stream as numbers and bytes, while no stack has it.
+//!
+//! It stands below the sockets, because a host reserves the flows of streams that will be restored.
 
 use crate::tcp::Saved;
 use crate::wire::Flow;

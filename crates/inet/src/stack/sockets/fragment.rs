@@ -1,4 +1,8 @@
 //! Received payload that the user holds.
+//!
+//! Why not a plain fragment of a page: the page counts in the budgets of its connection and its
+//! queue until the user drops it, so that a user who keeps payload closes the window and not the
+//! queue.
 
 use crate::tcp::{Budget, Charge, Held};
 use netmem_pool::{BytesOwner, Frag, Mapped, Memory, OutOfRange, Page, Readable, SharedPool};

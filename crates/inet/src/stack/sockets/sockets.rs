@@ -101,8 +101,8 @@ impl<P: Payload> Sockets<P> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         let local = canonical(local);
         resources.check_local(local.ip())?;
-        let (n, port) = datagrams.bind(resources, local)?;
-        Ok(UdpSocket { core: self.core.clone(), n, local: SocketAddr::new(local.ip(), port) })
+        let (id, port) = datagrams.bind(resources, local)?;
+        Ok(UdpSocket { core: self.core.clone(), id, local: SocketAddr::new(local.ip(), port) })
     }
 
     /// The counters of the stack, also after its end. As
@@ -112,7 +112,8 @@ impl<P: Payload> Sockets<P> {
         self.core.borrow().resources.egress.stats
     }
 
-    /// Pages into which received payload can be detached. See [`Fragment::detach`](crate::Fragment::detach).
+    /// Pages into which received payload can be detached. See
+    /// [`Fragment::detach`](crate::Fragment::detach).
     pub fn packer(&self) -> Packer<P::Mem> {
         let Resources { egress, budget, pages, .. } = &self.core.borrow().resources;
         Packer::new(egress.pool.clone(), budget.clone(), pages.packed.clone())

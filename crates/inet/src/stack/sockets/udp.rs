@@ -5,6 +5,7 @@ use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::transport::datagrams::{OutgoingDatagram, ReceivedDatagram, flow_to};
+use crate::stack::transport::handles::UdpId;
 use crate::wire::{HEADROOM, MAX_HEADERS};
 use netmem_packet::Packet;
 use netmem_pool::Frag;
@@ -22,8 +23,7 @@ use std::task::{Context, Poll};
 /// Stays on the stack's thread.
 pub struct UdpSocket<P: Payload> {
     pub(crate) core: SharedCore<P>,
-    /// Its number in the table.
-    pub(crate) n: u32,
+    pub(crate) id: UdpId,
     pub(crate) local: SocketAddr,
 }
 
@@ -58,7 +58,7 @@ impl<P: Payload> UdpSocket<P> {
     pub fn connect(&mut self, peer: Option<SocketAddr>) -> Result<(), SocketError> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         let peer = peer.map(|peer| flow_to(resources, self.local, peer)).transpose()?.map(|flow| flow.remote);
-        let socket = datagrams.get_mut(self.n).ok_or(SocketError::StackGone)?;
+        let socket = datagrams.get_mut(self.id).ok_or(SocketError::StackGone)?;
         (socket.peer, socket.error) = (peer, None);
         Ok(())
     }
@@ -66,7 +66,7 @@ impl<P: Payload> UdpSocket<P> {
     /// The station that the socket is [connected](Self::connect) to.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.core.borrow().datagrams.get(self.n)?.peer
+        self.core.borrow().datagrams.get(self.id)?.peer
     }
 
     /// Sends a copy of `payload` to the station that the socket is [connected](Self::connect) to.
@@ -87,7 +87,7 @@ impl<P: Payload> UdpSocket<P> {
     /// [connected](Self::connect): a datagram that was sent earlier reached no socket.
     pub fn recv_from(&mut self, into: &mut [Fragment<P::Mem>]) -> Result<Received, SocketError> {
         let mut core = self.core.borrow_mut();
-        let socket = core.datagrams.get_mut(self.n).ok_or(SocketError::StackGone)?;
+        let socket = core.datagrams.get_mut(self.id).ok_or(SocketError::StackGone)?;
         if let Some(error) = socket.error.take() {
             return Err(error);
         }
@@ -121,7 +121,7 @@ impl<P: Payload> UdpSocket<P> {
             Err(SocketError::WouldBlock) => {
                 let waker = cx.waker().clone();
                 let mut core = self.core.borrow_mut();
-                let before = core.datagrams.get_mut(self.n).and_then(|socket| socket.read.replace(waker));
+                let before = core.datagrams.get_mut(self.id).and_then(|socket| socket.read.replace(waker));
                 drop(core);
                 drop(before);
                 Poll::Pending
@@ -155,7 +155,7 @@ impl<P: Payload> UdpSocket<P> {
             pages += 1;
         }
         resources.egress.stats.copied_sent += payload.len() as u64;
-        datagrams.push(resources, self.n, OutgoingDatagram { flow, packet, pages });
+        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages });
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl<P: Payload> UdpSocket<P> {
     pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         let flow = datagrams.flow(resources, self.local, to, payload.len())?;
-        datagrams.push(resources, self.n, OutgoingDatagram { flow, packet: Packet::new(payload), pages: 0 });
+        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet: Packet::new(payload), pages: 0 });
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl<P: Payload> Drop for UdpSocket<P> {
     fn drop(&mut self) {
         let mut guard = self.core.borrow_mut();
         let Core { datagrams, resources, .. } = &mut *guard;
-        let socket = datagrams.unbind(resources, self.n, self.local);
+        let socket = datagrams.unbind(resources, self.id, self.local);
         drop(guard);
         // The socket's contents are dropped when no table is borrowed.
         drop(socket);

@@ -16,12 +16,13 @@ use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{Addresses, Protocol};
+use crate::stack::table::Table;
+use crate::stack::transport::handles::{OfUdpSockets, UdpId};
 use crate::tcp::{Budget, Held};
 use crate::time::Time;
 use crate::wire::{Flow, IcmpKind, Outer};
 use netmem_packet::{Gso, GsoKind, Packet, TxQueue};
 use netmem_pool::{Frag, Mapped, Page};
-use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::task::Waker;
@@ -42,8 +43,8 @@ const REMEMBERED: usize = 64;
 
 /// The sockets of a stack.
 pub(crate) struct Datagrams<M: Mapped> {
-    sockets: Slab<UdpEntry<M>>,
-    bound: HashMap<(Addresses, u16), u32>,
+    sockets: Table<OfUdpSockets, UdpEntry<M>>,
+    bound: HashMap<(Addresses, u16), UdpId>,
     outbox: VecDeque<OutgoingDatagram<M>>,
     /// Pages of the stack's pool in the outbox.
     held: usize,
@@ -132,7 +133,7 @@ pub(crate) struct ReceivedDatagram<M: Mapped> {
 impl<M: Mapped> Datagrams<M> {
     pub(crate) fn new() -> Self {
         Self {
-            sockets: Slab::new(),
+            sockets: Table::new(),
             bound: HashMap::new(),
             outbox: VecDeque::new(),
             held: 0,
@@ -152,50 +153,50 @@ impl<M: Mapped> Datagrams<M> {
     }
 
     /// The socket that a packet with this flow is for.
-    pub(crate) fn find(&self, flow: &Flow) -> Option<u32> {
+    pub(crate) fn find(&self, flow: &Flow) -> Option<UdpId> {
         let bound = |to| self.bound.get(&(to, flow.local.port())).copied();
         let found = bound(Addresses::One(flow.local.ip())).or_else(|| bound(Addresses::All));
-        found.filter(|&n| self.sockets[n as usize].peer.is_none_or(|peer| peer == flow.remote))
+        found.filter(|&id| self.get(id).is_some_and(|socket| socket.peer.is_none_or(|peer| peer == flow.remote)))
     }
 
-    pub(crate) fn get_mut(&mut self, n: u32) -> Option<&mut UdpEntry<M>> {
-        self.sockets.get_mut(n as usize)
+    pub(crate) fn get_mut(&mut self, id: UdpId) -> Option<&mut UdpEntry<M>> {
+        self.sockets.get_mut(id)
     }
 
-    pub(crate) fn get(&self, n: u32) -> Option<&UdpEntry<M>> {
-        self.sockets.get(n as usize)
+    pub(crate) fn get(&self, id: UdpId) -> Option<&UdpEntry<M>> {
+        self.sockets.get(id)
     }
 }
 
 impl<M: Mapped> Datagrams<M> {
     // ---- sockets come, and go
 
-    /// Opens a socket. Returns its number and its port.
+    /// Opens a socket. Returns also its port.
     pub(crate) fn bind<P: Payload<Mem = M>>(
         &mut self,
         resources: &Resources<P>,
         local: SocketAddr,
-    ) -> Result<(u32, u16), SocketError> {
+    ) -> Result<(UdpId, u16), SocketError> {
         let (host, to) = (&resources.host, Addresses::of(local.ip(), false));
         let port = host.directory().bind_to(Protocol::Udp, host.ports(), local, (to, resources.id))?;
         let budget = Budget::within(resources.options.pages / 4, Some(&resources.budget));
         let (queue, long) = (VecDeque::new(), VecDeque::new());
-        let n = self.sockets.insert(UdpEntry { queue, budget, read: None, peer: None, error: None, long }) as u32;
-        self.bound.insert((to, port), n);
-        Ok((n, port))
+        let id = self.sockets.insert(UdpEntry { queue, budget, read: None, peer: None, error: None, long });
+        self.bound.insert((to, port), id);
+        Ok((id, port))
     }
 
     /// Removes a socket that is bound to `local`. The caller drops it when no table is borrowed.
     pub(crate) fn unbind<P: Payload<Mem = M>>(
         &mut self,
         resources: &Resources<P>,
-        n: u32,
+        id: UdpId,
         local: SocketAddr,
     ) -> Option<UdpEntry<M>> {
         let (to, port) = (Addresses::of(local.ip(), false), local.port());
         self.bound.remove(&(to, port));
         resources.host.directory().unbind(Protocol::Udp, port, (to, resources.id));
-        self.sockets.try_remove(n as usize)
+        self.sockets.remove(id)
     }
 
     // ---- what arrives
@@ -204,11 +205,11 @@ impl<M: Mapped> Datagrams<M> {
     pub(crate) fn handle_datagram<P: Payload<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
-        n: u32,
+        id: UdpId,
         flow: Flow,
         mut packet: Packet<M>,
     ) {
-        let Some(socket) = self.get_mut(n) else { return };
+        let Some(socket) = self.get_mut(id) else { return };
         // Several datagrams in one frame: the sender's kernel has not cut them, or the device has
         // merged them.
         let size = match packet.meta.gso {
@@ -240,7 +241,7 @@ impl<M: Mapped> Datagrams<M> {
         kind: IcmpKind,
         len: u16,
     ) {
-        let Some(socket) = self.find(flow).and_then(|n| self.get_mut(n)) else { return };
+        let Some(socket) = self.find(flow).and_then(|id| self.get_mut(id)) else { return };
         match kind {
             IcmpKind::TooBig { mtu } if socket.has_sent(flow.remote, len, resources.now) => {
                 if let Some(path) = resources.find_path(flow.remote.ip()) {
@@ -300,14 +301,14 @@ impl<M: Mapped> Datagrams<M> {
         admitted.then(|| resources.egress.page()).flatten().ok_or(SocketError::WouldBlock)
     }
 
-    /// Puts a datagram of socket `n` into the outbox.
+    /// Puts a datagram of a socket into the outbox.
     pub(crate) fn push<P: Payload<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
-        n: u32,
+        id: UdpId,
         datagram: OutgoingDatagram<M>,
     ) {
-        if let Some(socket) = self.get_mut(n) {
+        if let Some(socket) = self.get_mut(id) {
             socket.note_sent(datagram.flow.remote, datagram.packet.len(), resources.now);
         }
         self.held += datagram.pages;

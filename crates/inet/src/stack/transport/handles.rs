@@ -1,4 +1,5 @@
-//! The handles of connections and of listeners. A handle that outlives its entry names nothing.
+//! The handles of connections, of listeners, and of sockets for datagrams. A handle that outlives
+//! its entry names nothing.
 
 use crate::stack::table::Id;
 
@@ -13,3 +14,9 @@ pub(crate) type ListenerId = Id<OfListeners>;
 
 /// The kind of [`ListenerId`].
 pub(crate) enum OfListeners {}
+
+/// The handle of a socket for datagrams.
+pub(crate) type UdpId = Id<OfUdpSockets>;
+
+/// The kind of [`UdpId`].
+pub(crate) enum OfUdpSockets {}

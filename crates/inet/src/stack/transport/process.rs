@@ -1,5 +1,8 @@
 //! The processing of a connection that is due: its timers, the segments that it sends, its events,
 //! its next timer.
+//!
+//! Why not at once, when a segment arrives or a user calls: all segments of a poll are answered
+//! together, and what a user sends by several calls leaves in few segments.
 
 use crate::stack::payload::{Payload, Transmit};
 use crate::stack::resources::Resources;

@@ -11,8 +11,8 @@
 //!                             └──────────┴──► buffer_limited
 //! ```
 //!
-//! * **ring**: the transmit ring is full. Connections are processed in order, as many as completions
-//!   make room for.
+//! * **ring**: the transmit ring is full. Connections are processed in order, as many as
+//!   completions make room for.
 //! * **hops**: the next hop is not resolved. Connections are due when a neighbour has changed.
 //! * **buffer_limited**: pages are missing to receive. Connections are due when pages are returned.
 //!

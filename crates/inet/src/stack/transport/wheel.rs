@@ -1,5 +1,8 @@
 //! The timers of a stack: a hierarchical wheel of microseconds.
 //!
+//! Why not a heap: each connection has a timer that is set for almost every segment, and here this
+//! costs a few stores, whatever the number of connections.
+//!
 //! ```text
 //!   level 0   64 slots of 1 us       this block of 64 us
 //!   level 1   64 slots of 64 us      this block of 4 ms      a slot whose time has come is emptied

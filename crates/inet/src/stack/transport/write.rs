@@ -1,5 +1,8 @@
 //! Bytes that a user writes: they are copied into pages of the stack's pool, within the
 //! connection's share.
+//!
+//! Why a share: a peer that does not read keeps what was written for it
+//! ([`pages`](crate::stack::pages)).
 
 use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::Time;
+use crate::time::Time;
 
 /// The number of segments that are acknowledged at once at the beginning and after an idle time.
 /// The peer is then in slow start, and delayed acknowledgements would slow it down.

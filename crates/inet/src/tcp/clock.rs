@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::Timestamps;
-use crate::Time;
+use crate::time::Time;
 
 /// After this time without a segment, the peer's clock may have wrapped (RFC 7323, section 5.5).
 const STALE: Duration = Duration::from_secs(24 * 24 * 3600);

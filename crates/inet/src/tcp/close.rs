@@ -7,7 +7,7 @@ use super::connection::Connection;
 use super::event::Events;
 use super::state::State;
 use super::{Carrier, Error, Flags, Header, Seq};
-use crate::Time;
+use crate::time::Time;
 
 /// A connection that reuses the ports of one in TIME-WAIT begins this far after the last number of
 /// the old one.

@@ -21,7 +21,7 @@ use super::recording::{Recording, Step};
 use super::sender::{Negotiated, SendOptions, Sender};
 use super::state::State;
 use super::{Carrier, Config, Ecn, Error, Header, Seq, Start, Timestamps, Unreachable, window};
-use crate::Time;
+use crate::time::Time;
 
 /// One end of a TCP connection, as a value: it does no input or output, reads no clock, and does
 /// not know its addresses.

@@ -14,7 +14,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use super::{Options, Secret, Seq};
-use crate::Time;
+use crate::time::Time;
 
 /// A cookie is valid in the period in which it was made, and in the next one.
 const PERIOD: Duration = Duration::from_secs(64);

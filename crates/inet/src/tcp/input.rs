@@ -14,7 +14,7 @@ use super::event::Events;
 use super::sender::Ack;
 use super::state::State;
 use super::{Carrier, Ecn, Error, Flags, Header, IcmpError, Meta, Seq, reset_for};
-use crate::Time;
+use crate::time::Time;
 
 /// After a pause of this length, the peer is in slow start again.
 const IDLE: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
 use super::Seq;
-use crate::Time;
+use crate::time::Time;
 
 /// A key that only this host knows. Take it from the system's random number generator at the start.
 ///

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::Time;
+use crate::time::Time;
 
 const WINDOW: Duration = Duration::from_secs(1);
 const MOST: u8 = 8;

@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::cookie::CookieOptions;
 use super::state::State;
 use super::{Budget, Carrier, Config, Ecn, Flags, Header, Options, Secret, Seq, Timestamps, cookie, reset_for, window};
-use crate::Time;
+use crate::time::Time;
 
 /// A listening port: the sizes of its two bounded queues, and the behaviour when they are full.
 ///

@@ -13,7 +13,7 @@ use super::assembler::Assembler;
 use super::budget::{Budget, Held};
 use super::window::{FIRST_WINDOW, LARGEST_WINDOW, first_window, scale};
 use super::{Chunk, SackBlocks, Seq};
-use crate::Time;
+use crate::time::Time;
 
 /// The state of a receiver that another receiver needs to continue, besides the payload that was
 /// not read.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, Header, IcmpError, KeepAlive, Meta, Seq, Start};
-use crate::Time;
+use crate::time::Time;
 
 /// A recording of a connection from its beginning: headers, times, calls, and the segments that it
 /// sent. Payload is only counted.

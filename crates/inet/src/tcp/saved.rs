@@ -13,7 +13,7 @@ use super::receiver::SavedReceiver;
 use super::sender::{SavedSender, SendOptions, Sender};
 use super::state::State;
 use super::{Budget, Carrier, Config, Seq};
-use crate::Time;
+use crate::time::Time;
 
 /// The state that another process needs to continue with a connection. The payload is separate:
 /// [`Connection::unread`] and [`Connection::unacknowledged`].

@@ -9,7 +9,7 @@ use super::{
     Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Meta, Outgoing, Output, Received, Seq, Start,
     State, Ticket,
 };
-use crate::Time;
+use crate::time::Time;
 
 /// A range of shared bytes.
 #[derive(Clone, Debug)]

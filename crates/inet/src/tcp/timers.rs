@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::connection::{Connection, Stall};
 use super::state::State;
 use super::{Carrier, Error, Flags};
-use crate::Time;
+use crate::time::Time;
 
 /// The first and the longest interval at which a connection checks for free buffers.
 const FIRST_RETRY: Duration = Duration::from_millis(10);

@@ -9,7 +9,7 @@ use super::recording::SentSegment;
 use super::sender::Kind;
 use super::state::State;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
-use crate::Time;
+use crate::time::Time;
 
 impl<C: Carrier> Connection<C> {
     /// Sends everything that may be sent now: a reply, payload, acknowledgements.

@@ -10,7 +10,7 @@ use super::budget::{Budget, Held};
 use super::connection::Connection;
 use super::sender::SendInfo;
 use super::{Carrier, Error, Event, IpFields, KeepAlive, Seq, State};
-use crate::Time;
+use crate::time::Time;
 
 /// The result of [`recv`](Connection::recv).
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use super::sacks::Sacks;
 use super::scoreboard::Range;
 use super::usage::Usage;
 use super::{Ack, Acked, RecoveryState};
-use crate::Time;
 use crate::tcp::{Carrier, SackBlocks, Seq};
+use crate::time::Time;
 
 /// The changes that one acknowledgement caused, for recovery and congestion control. Counts are in
 /// segments.

@@ -16,9 +16,9 @@ use super::rtt::Rtt;
 use super::sacks::Sacks;
 use super::scoreboard::Scoreboard;
 use super::usage::Usage;
-use crate::Time;
 use crate::tcp::congestion::{Controller, Window};
 use crate::tcp::{Carrier, Chunk, Seq};
+use crate::time::Time;
 
 /// Bytes of the timestamp option, padded.
 const TIMESTAMP_BYTES: u32 = 12;

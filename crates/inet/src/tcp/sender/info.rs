@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::core::Sender;
 use super::recovery_state::RecoveryState;
-use crate::Time;
 use crate::tcp::Carrier;
+use crate::time::Time;
 
 /// The state of the sender. Counts without another unit are segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 use super::core::Sender;
 use super::recovery_state::RecoveryState;
 use super::{Kind, Transmission};
-use crate::Time;
 use crate::tcp::{Carrier, Seq};
+use crate::time::Time;
 
 /// The number of segments that the congestion window must have for a probe.
 const PROBE_WINDOW: u32 = 11;

@@ -6,9 +6,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::*;
-use crate::Time;
 use crate::tcp::testing::{Done, SharedBytes, TestCarrier};
 use crate::tcp::{Chunk, Congestion, Seq};
+use crate::time::Time;
 
 /// The receiver: the ranges of bytes that it has.
 struct Receiver {

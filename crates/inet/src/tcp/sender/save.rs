@@ -9,8 +9,8 @@ use super::core::Sender;
 use super::queue::Queue;
 use super::scoreboard::Range;
 use super::{Negotiated, SendOptions};
-use crate::Time;
 use crate::tcp::{Carrier, Seq};
+use crate::time::Time;
 
 /// The state of an established connection that is needed to continue sending, besides its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::recovery_state::RecoveryState;
 use super::*;
-use crate::Time;
 use crate::tcp::congestion::Window;
 use crate::tcp::testing::{Done, SharedBytes, TestCarrier};
 use crate::tcp::{Chunk, Seq};
+use crate::time::Time;
 
 mod losses;
 

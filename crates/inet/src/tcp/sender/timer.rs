@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::core::{Probe, Purpose, Sender, Timer};
 use super::{RecoveryState, TimedOut};
-use crate::Time;
 use crate::tcp::Carrier;
+use crate::time::Time;
 
 /// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
 const DELAYED_ACK: u64 = 200_000;

@@ -7,8 +7,8 @@ use super::core::{Probe, Purpose, Sender};
 use super::options::{Kind, Transmission};
 use super::ring::Id;
 use super::scoreboard::Range;
-use crate::Time;
 use crate::tcp::{Carrier, Seq};
+use crate::time::Time;
 
 impl<C: Carrier> Sender<C> {
     /// Chooses the next transmission, if there is one: lost segments, new data, or a probe.

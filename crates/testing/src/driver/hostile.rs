@@ -1,136 +1,26 @@
 //! A vhost-user backend that does what a test tells it to: the messages are answered on a thread, the driver's memory and
 //! rings are the test's to write at will.
 
-use std::collections::HashMap;
+mod back_end;
+mod ring;
+
+pub use back_end::{Behaviour, FEATURES, FORMATS, OnStop, WITHOUT_CONTROL};
+pub use ring::{DeviceRing, PackedWords};
+
+use super::{Books, DropAll, close_clean, receive};
+use crate::vhost_user::back::Peer;
+use back_end::{Backend, Mapped, State};
+use netmem_virtio::VhostUser;
+use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNet};
+use netmem_virtio::net::{VnetHdr, feature};
+use netmem_virtio::virtqueue::{PackedRing, SplitRing};
 use std::fs::File;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-
-use super::{Books, DropAll, close_clean, receive};
-use netmem_virtio::VhostUser;
-use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioNet};
-use netmem_virtio::net::{VnetHdr, feature};
-use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc, PackedDesc, PackedRing, Position, SplitRing};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
-use crate::vhost_user::back::{Message, Peer, words};
-
-/// Formats of rings, and both orders of use.
-pub const FORMATS: [u64; 4] = [0, feature::IN_ORDER, feature::RING_PACKED, feature::RING_PACKED | feature::IN_ORDER];
-
-/// All that the driver could want, but for features of rings.
-pub const FEATURES: u64 = feature::VERSION_1
-    | feature::VHOST_USER_PROTOCOL
-    | feature::MRG_RXBUF
-    | feature::CSUM
-    | feature::GUEST_CSUM
-    | feature::GUEST_TSO4
-    | feature::GUEST_TSO6
-    | feature::GUEST_UFO
-    | feature::HOST_TSO4
-    | feature::HOST_TSO6
-    | feature::CTRL_VQ
-    | feature::MQ;
-
-/// The same without a control queue: a driver of several queue pairs does not wait for answers on
-/// one.
-pub const WITHOUT_CONTROL: u64 = FEATURES & !feature::CTRL_VQ;
-
-/// What the backend does when a ring is to be stopped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnStop {
-    /// Says where it stood.
-    #[default]
-    Answer,
-    /// Answers nothing and hangs up.
-    Refuse,
-    /// Answers nothing, until [`Hostile::release`].
-    Hang,
-}
-
-#[derive(Clone, Debug)]
-pub struct Behaviour {
-    pub features: u64,
-    pub pairs: u64,
-    pub on_stop: OnStop,
-    /// The message, by name, at which it fails: it says so, if asked to, and hangs up.
-    pub fail_at: Option<&'static str>,
-    /// Whether answers to requests are confirmed.
-    pub acks: bool,
-    /// Protocol features beside that.
-    pub protocol: u64,
-    /// Bits of the device status that it remembers.
-    pub status: u64,
-    /// What it answers when asked for its configuration space: the whole payload.
-    pub config: Vec<u8>,
-}
-
-impl Default for Behaviour {
-    fn default() -> Self {
-        Self {
-            features: FEATURES,
-            pairs: 1,
-            on_stop: OnStop::Answer,
-            fail_at: None,
-            acks: true,
-            protocol: 1,
-            status: 0xff,
-            config: Vec::new(),
-        }
-    }
-}
-
-struct Mapped {
-    guest: u64,
-    user: u64,
-    len: usize,
-    base: *mut u8,
-    file: File,
-}
-
-// SAFETY: a mapping of its own; tests write it through volatile and atomic accesses.
-unsafe impl Send for Mapped {}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `set_mem_table`, and the rings are not used after it.
-        unsafe { munmap(self.base.cast(), self.len).unwrap() };
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct RingAt {
-    size: u16,
-    parts: [u64; 3],
-}
-
-#[derive(Default)]
-struct State {
-    memory: Vec<Mapped>,
-    rings: Vec<RingAt>,
-    /// Call descriptors.
-    calls: Vec<File>,
-    kicks: Vec<File>,
-    stops: Vec<u32>,
-    enabled: Vec<(u32, bool)>,
-    released: bool,
-}
-
-struct Backend {
-    behaviour: Mutex<Behaviour>,
-    state: Mutex<State>,
-    changed: Condvar,
-    features: AtomicU64,
-    status: AtomicU64,
-    mtu: AtomicU64,
-    /// The messages that came, by name.
-    messages: Mutex<Vec<&'static str>>,
-}
 
 /// The backend, in the hands of the test.
 pub struct Hostile {
@@ -251,13 +141,12 @@ impl Hostile {
         let [desc, avail, used] = at.parts.map(host);
         let packed = self.negotiated() & feature::RING_PACKED != 0;
         // SAFETY: the driver laid the ring out, and the mapping stays while the test has the backend.
-        let words = unsafe {
+        unsafe {
             match packed {
-                true => Words::Packed(PackedWords::new(PackedRing::from_parts(desc, avail, used, at.size))),
-                false => Words::Split(SplitRing::from_parts(desc, avail, used, at.size)),
+                true => DeviceRing::packed_ring(PackedRing::from_parts(desc, avail, used, at.size)),
+                false => DeviceRing::split_ring(SplitRing::from_parts(desc, avail, used, at.size)),
             }
-        };
-        DeviceRing { words, size: at.size, seen: 0, used: 0 }
+        }
     }
 
     /// Answers the next command on the control queue. Returns class, command and argument.
@@ -427,275 +316,5 @@ impl Bench {
         }
         assert_eq!(self.pair.rx.stats(), before);
         self.close();
-    }
-}
-
-/// A ring from the device's side, with nothing checked.
-pub struct DeviceRing {
-    words: Words,
-    pub size: u16,
-    /// Heads taken from the available ring, of a split ring.
-    pub seen: u16,
-    /// Chains given back.
-    pub used: u16,
-}
-
-enum Words {
-    Split(SplitRing),
-    Packed(PackedWords),
-}
-
-/// A packed ring, and where the device is in it.
-pub struct PackedWords {
-    pub ring: PackedRing,
-    /// The next chain to take.
-    pub next: Position,
-    /// The place of the next used descriptor.
-    pub used: Position,
-    /// The chains that were taken, by id.
-    chains: HashMap<u16, Vec<Desc>>,
-    /// The used descriptor that is written last.
-    held: Option<(u16, PackedDesc)>,
-}
-
-impl PackedWords {
-    fn new(ring: PackedRing) -> Self {
-        Self { ring, next: Position::START, used: Position::START, chains: HashMap::new(), held: None }
-    }
-
-    /// The chain at a position: its id, its descriptors, and the place behind it.
-    fn chain(&self, mut at: Position) -> Option<(u16, Vec<Desc>, Position)> {
-        let mut chain = Vec::new();
-        loop {
-            let d = self.ring.desc(at.offset());
-            if !d.is_available(at) || chain.len() == usize::from(self.ring.size()) {
-                return None;
-            }
-            let flags = d.flags & PackedDesc::KIND;
-            chain.push(Desc { addr: d.addr, len: d.len, flags, next: 0 });
-            at = at.step(1, self.ring.size());
-            if flags & DESC_NEXT == 0 {
-                return Some((d.id, chain, at));
-            }
-        }
-    }
-
-    /// An id that the device has seen, if there is one.
-    pub fn seen_id(&self, n: u64) -> Option<u16> {
-        let mut ids: Vec<_> = self.chains.keys().copied().collect();
-        ids.sort_unstable();
-        (!ids.is_empty()).then(|| ids[n as usize % ids.len()])
-    }
-
-    /// A used descriptor at the next place, which moves by the descriptors of the chain, or of any if there is none of this id.
-    fn put(&mut self, id: u16, len: u32) -> (u16, PackedDesc) {
-        let like = self.chains.get(&id).or_else(|| self.chains.values().next());
-        let (at, span) = (self.used, like.map_or(1, Vec::len) as u16);
-        self.used = at.step(span, self.ring.size());
-        (at.offset(), PackedDesc { addr: 0, len, id, flags: at.used() | DESC_WRITE })
-    }
-}
-
-impl DeviceRing {
-    /// The words of a split ring.
-    pub fn split(&self) -> &SplitRing {
-        match &self.words {
-            Words::Split(ring) => ring,
-            Words::Packed(_) => panic!("a packed ring"),
-        }
-    }
-
-    pub fn is_packed(&self) -> bool {
-        matches!(self.words, Words::Packed(_))
-    }
-
-    /// The words of a packed ring, and the device's places in it.
-    pub fn packed(&mut self) -> &mut PackedWords {
-        match &mut self.words {
-            Words::Split(_) => panic!("a split ring"),
-            Words::Packed(words) => words,
-        }
-    }
-
-    /// Chains that the driver has made available and that were not taken yet.
-    pub fn available(&self) -> u16 {
-        match &self.words {
-            Words::Split(ring) => ring.avail_idx().wrapping_sub(self.seen),
-            Words::Packed(words) => {
-                let (mut at, mut n) = (words.next, 0);
-                while n < self.size
-                    && let Some((_, _, behind)) = words.chain(at)
-                {
-                    (at, n) = (behind, n + 1);
-                }
-                n
-            }
-        }
-    }
-
-    /// Whether at least `n` chains are there, as far as that costs little to say.
-    pub fn may_have(&self, n: u16) -> bool {
-        match &self.words {
-            Words::Split(_) => (n..=self.size).contains(&self.available()),
-            Words::Packed(_) => true,
-        }
-    }
-
-    /// Takes the next available head.
-    pub fn take(&mut self) -> Option<u16> {
-        match &mut self.words {
-            Words::Split(_) => (self.available() > 0).then(|| {
-                self.seen = self.seen.wrapping_add(1);
-                self.split().avail_entry(self.seen.wrapping_sub(1))
-            }),
-            Words::Packed(words) => {
-                let (id, chain, behind) = words.chain(words.next)?;
-                words.chains.insert(id, chain);
-                words.next = behind;
-                Some(id)
-            }
-        }
-    }
-
-    /// Claims to have used `id`, and shows it.
-    pub fn give(&mut self, id: u32, len: u32) {
-        self.write(id, len);
-        self.show();
-    }
-
-    /// Claims to have used `id`, and does not show it yet.
-    pub fn write(&mut self, id: u32, len: u32) {
-        match &mut self.words {
-            Words::Split(ring) => ring.set_used_entry(self.used, id, len),
-            Words::Packed(words) => {
-                let used = words.put(id as u16, len);
-                match words.held {
-                    None => words.held = Some(used),
-                    Some(_) => words.ring.set_used_desc(used.0, used.1),
-                }
-            }
-        }
-        self.used = self.used.wrapping_add(1);
-    }
-
-    pub fn show(&mut self) {
-        match &mut self.words {
-            Words::Split(ring) => ring.set_used_idx(self.used),
-            Words::Packed(words) => {
-                if let Some((at, d)) = words.held.take() {
-                    words.ring.set_used_desc(at, d);
-                }
-            }
-        }
-    }
-
-    /// Claims something that makes no sense, one of three kinds.
-    pub fn say_anything(&mut self, n: u16) {
-        match &self.words {
-            Words::Split(ring) => ring.set_used_idx([0, self.used.wrapping_add(1), u16::MAX][usize::from(n)]),
-            Words::Packed(words) => {
-                // All of the ring is used, in this turn, in the next one, or by id 7 everywhere.
-                let used = if n == 1 { 0 } else { Position::START.used() };
-                for at in 0..self.size {
-                    let id = if n == 2 { 7 } else { at };
-                    words.ring.set_used_desc(at, PackedDesc { addr: 0, len: 100, id, flags: used });
-                }
-            }
-        }
-    }
-
-    /// Writes any used entry.
-    pub fn set_used_entry_of(&self, position: u16, id: u16, len: u64) {
-        self.split().set_used_entry(position, u32::from(id), len as u32);
-    }
-
-    /// Chains that the driver has made available beyond `used` that came back.
-    pub fn lag(&self, used: u16) -> u16 {
-        self.split().avail_idx().wrapping_sub(used)
-    }
-
-    /// The chain that begins at `head`, and that was taken if the ring is packed.
-    pub fn chain(&self, head: u16) -> Vec<Desc> {
-        let ring = match &self.words {
-            Words::Split(ring) => ring,
-            Words::Packed(words) => return words.chains[&head].clone(),
-        };
-        let mut chain = vec![ring.desc(head)];
-        while chain[chain.len() - 1].flags & DESC_NEXT != 0 {
-            assert!(chain.len() <= usize::from(self.size), "a chain without end");
-            chain.push(ring.desc(chain[chain.len() - 1].next));
-        }
-        chain
-    }
-}
-
-impl Backend {
-    fn ring(&self, index: u32, change: impl FnOnce(&mut RingAt)) {
-        let mut state = self.state.lock().unwrap();
-        let index = index as usize;
-        if state.rings.len() <= index {
-            state.rings.resize(index + 1, RingAt::default());
-        }
-        change(&mut state.rings[index]);
-    }
-
-    /// Does what a message asks for, and answers it. `None`: the connection is to end.
-    fn handle(&self, peer: &Peer, mut m: Message) -> Option<()> {
-        let behaviour = self.behaviour.lock().unwrap().clone();
-        self.messages.lock().unwrap().push(m.name());
-        let fails = behaviour.fail_at == Some(m.name());
-        if fails && !m.confirm {
-            return None;
-        }
-        match m.name() {
-            _ if fails => {}
-            "GET_FEATURES" => return peer.answer(&m, &words(&[behaviour.features])),
-            "GET_PROTOCOL_FEATURES" => {
-                return peer.answer(&m, &words(&[behaviour.protocol | if behaviour.acks { 1 << 3 } else { 0 }]));
-            }
-            "GET_CONFIG" => return peer.answer(&m, &behaviour.config),
-            "GET_QUEUE_NUM" => return peer.answer(&m, &words(&[behaviour.pairs])),
-            "GET_STATUS" => return peer.answer(&m, &words(&[self.status.load(Relaxed) & behaviour.status])),
-            "GET_VRING_BASE" => {
-                let index = m.u32(0);
-                let mut state = self.state.lock().unwrap();
-                state.stops.push(index);
-                match behaviour.on_stop {
-                    OnStop::Answer => {}
-                    OnStop::Refuse => return None,
-                    OnStop::Hang => drop(self.changed.wait_while(state, |s| !s.released).unwrap()),
-                }
-                return peer.answer(&m, &words(&[u64::from(index)]));
-            }
-            "SET_OWNER" | "SET_PROTOCOL_FEATURES" | "SET_VRING_BASE" => {}
-            "SET_FEATURES" => self.features.store(m.u64(0), Relaxed),
-            "SET_STATUS" => self.status.store(m.u64(0), Relaxed),
-            "NET_SET_MTU" => self.mtu.store(m.u64(0), Relaxed),
-            "SET_MEM_TABLE" => {
-                let fds = std::mem::take(&mut m.fds);
-                assert_eq!(fds.len(), m.u32(0) as usize);
-                let map = |(i, fd): (usize, _)| {
-                    let [guest, size, user, offset] = [0, 8, 16, 24].map(|at| m.u64(8 + 32 * i + at));
-                    let (len, prot, file) = (size as usize, ProtFlags::READ | ProtFlags::WRITE, File::from(fd));
-                    // SAFETY: a new mapping of a foreign file.
-                    let base =
-                        unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, offset).unwrap() };
-                    Mapped { guest, user, len, base: base.cast(), file }
-                };
-                self.state.lock().unwrap().memory = fds.into_iter().enumerate().map(map).collect();
-            }
-            "SET_VRING_NUM" => self.ring(m.u32(0), |r| r.size = m.u32(4) as u16),
-            "SET_VRING_ADDR" => self.ring(m.u32(0), |r| r.parts = [m.u64(8), m.u64(24), m.u64(16)]),
-            "SET_VRING_KICK" | "SET_VRING_CALL" => {
-                let mut state = self.state.lock().unwrap();
-                let kept = if m.name() == "SET_VRING_KICK" { &mut state.kicks } else { &mut state.calls };
-                kept.push(m.fds.remove(0).into());
-                assert!(m.fds.is_empty());
-            }
-            "SET_VRING_ENABLE" => self.state.lock().unwrap().enabled.push((m.u32(0), m.u32(4) != 0)),
-            other => panic!("the driver sent {other}"),
-        }
-        let answered = if m.confirm { peer.answer(&m, &words(&[u64::from(fails)])) } else { Some(()) };
-        answered.filter(|()| !fails)
     }
 }

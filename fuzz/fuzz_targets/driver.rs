@@ -64,13 +64,13 @@ impl Socket {
 
 /// Memory and rings as the driver has announced them. Addresses are this process's: both sides are in it.
 #[derive(Default)]
-struct Told {
+struct Announced {
     /// Bus address, length, address.
     regions: Vec<[u64; 3]>,
     rings: [Option<DeviceRing>; 2],
 }
 
-impl Told {
+impl Announced {
     /// Reads what the driver has said since the last time.
     fn hear(&mut self, socket: &mut Socket, size: u16) {
         let mut bytes = vec![0; 16384];
@@ -178,7 +178,7 @@ impl DeviceRing {
 }
 
 /// Gives a frame to the driver, with a header of the input's.
-fn deliver(input: &mut Input, told: &mut Told, device_memory: &std::ops::Range<u64>) {
+fn deliver(input: &mut Input, announced: &mut Announced, device_memory: &std::ops::Range<u64>) {
     let shape = input.u8();
     let buffers = if shape & 3 == 0 { 1 + u16::from(shape >> 2) % 20 } else { 1 };
     let mut header = VnetHdr { num_buffers: buffers, ..VnetHdr::PLAIN };
@@ -192,13 +192,13 @@ fn deliver(input: &mut Input, told: &mut Told, device_memory: &std::ops::Range<u
         header.num_buffers = if input.u8() & 1 == 0 { buffers } else { input.number(&[]) as u16 };
     }
     for i in 0..buffers {
-        let Some(head) = told.rings[0].as_mut().and_then(DeviceRing::take) else { return };
+        let Some(head) = announced.rings[0].as_mut().and_then(DeviceRing::take) else { return };
         let len = input.number(&[26, 64, 1518, 1530, 4096]) as u32;
-        let ring = told.rings[0].as_ref().expect("a head was taken from it");
+        let ring = announced.rings[0].as_ref().expect("a head was taken from it");
         let mut d = ring.ring.desc(head);
         let bytes = if i == 0 { header.to_bytes().to_vec() } else { vec![i as u8; 12] };
-        told.write(d.addr, &bytes, device_memory);
-        let ring = told.rings[0].as_mut().expect("a head was taken from it");
+        announced.write(d.addr, &bytes, device_memory);
+        let ring = announced.rings[0].as_mut().expect("a head was taken from it");
         if shape & 8 != 0 {
             // A length that fits: the whole chain, or one less.
             let mut have = d.len;
@@ -214,7 +214,7 @@ fn deliver(input: &mut Input, told: &mut Told, device_memory: &std::ops::Range<u
             ring.write(head.into(), len);
         }
     }
-    if let Some(ring) = &told.rings[0] {
+    if let Some(ring) = &announced.rings[0] {
         ring.show();
     }
 }
@@ -267,9 +267,9 @@ fn closed(closed: &PoolClosed, held: bool) {
     assert!(held || closed.outstanding == 0, "{s:?}: {} are out", closed.outstanding);
 }
 
-type Books = Arc<OnceLock<Arc<CountingDomain<VhostDomain>>>>;
+type Accounting = Arc<OnceLock<Arc<CountingDomain<VhostDomain>>>>;
 
-fn options(input: &mut Input, books: Books) -> (RxMode, NetOptions) {
+fn options(input: &mut Input, accounting: Accounting) -> (RxMode, NetOptions) {
     let shape = input.u8();
     let (mode, options) = match shape % 6 {
         0 => (RxMode::Small, NetOptions::new(RxMode::Small)),
@@ -282,15 +282,15 @@ fn options(input: &mut Input, books: Books) -> (RxMode, NetOptions) {
     let options = options.ring_size(32).pages(if shape & 64 == 0 { 72 } else { 24 }).tx_pages(8);
     let options = options.cache([16, 0][usize::from(shape >> 7)]).domain(move |table| {
         let domain = Arc::new(CountingDomain::new(table));
-        let _ = books.set(Arc::clone(&domain));
+        let _ = accounting.set(Arc::clone(&domain));
         domain as Arc<dyn DmaDomain>
     });
     (mode, options)
 }
 
 fn run(input: &mut Input) {
-    let books = Books::default();
-    let (mode, mut options) = options(input, Arc::clone(&books));
+    let accounting = Accounting::default();
+    let (mode, mut options) = options(input, Arc::clone(&accounting));
     let shape = input.u8();
     // Some devices lack some features; where the driver needs one of them, it says so.
     let offered = if shape & 1 == 0 { OFFERED } else { OFFERED & !input.number(&[]) };
@@ -310,12 +310,12 @@ fn run(input: &mut Input) {
     }
     let Ok(backend) = VhostUser::own_device(ours) else { unreachable!("the answer is there") };
     let Ok((net, mut pairs)) = VirtioNet::probe(backend, options) else { return };
-    let mut told = Told::default();
-    told.hear(&mut socket, 32);
+    let mut announced = Announced::default();
+    announced.hear(&mut socket, 32);
     let QueuePair { rx, tx } = pairs.pop().expect("a pair");
     match split {
         None => {
-            host(input, &mut socket, &mut told, rx, tx, &net);
+            host(input, &mut socket, &mut announced, rx, tx, &net);
             drop(net);
         }
         Some(provider) => {
@@ -324,9 +324,9 @@ fn run(input: &mut Input) {
             match rx.restart_split(&options) {
                 Ok(restarted) => {
                     closed(&restarted.closed, false);
-                    told.hear(&mut socket, 32);
+                    announced.hear(&mut socket, 32);
                     assert_eq!(restarted.queue.splits_headers(), splits);
-                    payload(input, &mut socket, &mut told, restarted.queue);
+                    payload(input, &mut socket, &mut announced, restarted.queue);
                 }
                 Err(RestartError::Stopped { closed: pools, .. }) => closed(&pools, false),
                 Err(RestartError::Unchanged { queue, .. }) => drop(queue),
@@ -335,7 +335,7 @@ fn run(input: &mut Input) {
             drop((tx, net));
         }
     }
-    let domain = books.get().expect("the driver made it");
+    let domain = accounting.get().expect("the driver made it");
     assert_eq!(domain.maps(), domain.unmaps(), "what was mapped is unmapped");
 }
 
@@ -343,7 +343,7 @@ fn run(input: &mut Input) {
 fn host(
     input: &mut Input,
     socket: &mut Socket,
-    told: &mut Told,
+    announced: &mut Announced,
     mut rx: netmem_virtio::driver::VirtioRx,
     mut tx: netmem_virtio::driver::VirtioTx,
     net: &VirtioNet,
@@ -352,10 +352,10 @@ fn host(
     let mut held: Vec<Packet<PeerShared>> = Vec::new();
     while !input.is_empty() {
         match input.below(16) {
-            0..5 => deliver(input, told, &(0..0)),
+            0..5 => deliver(input, announced, &(0..0)),
             5 => {
                 let ring = usize::from(input.u8() & 3 == 0);
-                if let Some(ring) = &mut told.rings[ring] {
+                if let Some(ring) = &mut announced.rings[ring] {
                     ring.lie(input);
                 }
             }
@@ -370,7 +370,7 @@ fn host(
                 }
             }
             9 => {
-                if let Some(ring) = &mut told.rings[1]
+                if let Some(ring) = &mut announced.rings[1]
                     && let Some(head) = ring.take()
                 {
                     ring.write(head.into(), 0);
@@ -435,16 +435,16 @@ fn end(socket: &mut Socket, choice: u64, held: &mut Vec<Packet<PeerShared>>) {
 }
 
 /// A queue whose payload goes to device memory.
-fn payload(input: &mut Input, socket: &mut Socket, told: &mut Told, mut rx: VirtioSplitRx) {
+fn payload(input: &mut Input, socket: &mut Socket, announced: &mut Announced, mut rx: VirtioSplitRx) {
     // The last region that was announced: no process has it mapped.
-    let device = told.regions.last().map_or(0..0, |&[bus, len, _]| bus..bus + len);
+    let device = announced.regions.last().map_or(0..0, |&[bus, len, _]| bus..bus + len);
     let (room, splits) = (rx.header_bytes(), rx.splits_headers());
     let mut held: Vec<SplitFrame> = Vec::new();
     while !input.is_empty() {
         match input.below(8) {
-            0..4 => deliver(input, told, &device),
+            0..4 => deliver(input, announced, &device),
             4 => {
-                if let Some(ring) = &mut told.rings[0] {
+                if let Some(ring) = &mut announced.rings[0] {
                     ring.lie(input);
                 }
             }

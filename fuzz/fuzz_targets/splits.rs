@@ -26,9 +26,9 @@ const CHANGED: u8 = 0xff;
 
 thread_local! {
     /// One for each mode, for all inputs: it is at the end of an input as it was at the beginning.
-    static RIGS: RefCell<[Rig; 2]> = RefCell::new([
-        Rig::new(RxMode::Small, SplitOptions::TCP_V6, 0),
-        Rig::new(RxMode::Big, SplitOptions::TCP_V4, feature::INDIRECT_DESC),
+    static RIGS: RefCell<[DeviceAndDriver; 2]> = RefCell::new([
+        DeviceAndDriver::new(RxMode::Small, SplitOptions::TCP_V6, 0),
+        DeviceAndDriver::new(RxMode::Big, SplitOptions::TCP_V4, feature::INDIRECT_DESC),
     ]);
 }
 
@@ -38,9 +38,9 @@ fuzz_target!(|data: &[u8]| {
 });
 
 /// Frames in wire form.
-struct Wires(VecDeque<Vec<u8>>);
+struct WireFrames(VecDeque<Vec<u8>>);
 
-impl Port for Wires {
+impl Port for WireFrames {
     const WANTS_BYTES: bool = false;
     const FEATURES: u64 = ALL_OFFLOADS;
 
@@ -57,8 +57,8 @@ impl Port for Wires {
     }
 }
 
-struct Rig {
-    device: NetDevice<Wires>,
+struct DeviceAndDriver {
+    device: NetDevice<WireFrames>,
     rx: VirtioSplitRx,
     memory: OwnedFd,
     /// Pages of device memory that are out of the pool when all buffers are posted and no frame is held.
@@ -66,9 +66,9 @@ struct Rig {
     _driver: (VirtioNet, VirtioTx, Connection),
 }
 
-impl Rig {
+impl DeviceAndDriver {
     fn new(mode: RxMode, header_bytes: u16, rings: u64) -> Self {
-        let mut port = Some(Wires(VecDeque::new()));
+        let mut port = Some(WireFrames(VecDeque::new()));
         let device = NetDevice::new(Options::default(), |_| Ok(port.take().expect("one pair"))).expect("a device");
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let connection = device.control().serve(theirs).expect("a connection");

@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 
 /// The kind of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// A file in memory, which stands in for a dma-buf.
     Memfd,
     /// Pages of a memfd, exported as a dma-buf by the kernel's `udmabuf`.
@@ -24,7 +24,7 @@ pub enum Kind {
     Heap,
 }
 
-impl Kind {
+impl MemoryKind {
     /// The kind that this run of the tests uses.
     pub fn of_this_run() -> Self {
         match std::env::var("NETMEM_TEST_MEMORY").as_deref() {
@@ -109,8 +109,8 @@ fn heap(bytes: u64) -> io::Result<OwnedFd> {
 }
 
 /// Reads all bytes from the device's side, or fails.
-pub fn read_exact_at(file: &File, kind: Kind, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    if kind == Kind::Memfd {
+pub fn read_exact_at(file: &File, kind: MemoryKind, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    if kind == MemoryKind::Memfd {
         return file.read_exact_at(bytes, offset);
     }
     // SAFETY: the window has as many bytes. The tests make sure that no other process writes them meanwhile.
@@ -120,8 +120,8 @@ pub fn read_exact_at(file: &File, kind: Kind, bytes: &mut [u8], offset: u64) -> 
 }
 
 /// Writes from the device's side.
-pub fn write_all_at(file: &File, kind: Kind, bytes: &[u8], offset: u64) -> io::Result<()> {
-    if kind == Kind::Memfd {
+pub fn write_all_at(file: &File, kind: MemoryKind, bytes: &[u8], offset: u64) -> io::Result<()> {
+    if kind == MemoryKind::Memfd {
         return file.write_all_at(bytes, offset);
     }
     // SAFETY: as above.

@@ -5,7 +5,7 @@ use netmem_packet::{Checksum, Gso, GsoKind, complete_checksum};
 
 /// The header fields of a frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind {
+pub struct FrameKind {
     pub v6: bool,
     pub vlan: bool,
     pub tcp: Option<Tcp>,
@@ -31,7 +31,7 @@ pub const URG: u8 = 32;
 pub const ECE: u8 = 64;
 pub const CWR: u8 = 128;
 
-impl Kind {
+impl FrameKind {
     pub fn random(rng: &mut fastrand::Rng) -> Self {
         let tcp = Tcp { sequence: rng.u32(..), flags: ACK, options: 4 * rng.usize(0..=10), window: rng.u16(..) };
         Self {
@@ -156,7 +156,7 @@ pub fn assert_sums(frame: &[u8]) {
 }
 
 /// Puts the sum of the pseudo header in the place of the checksum, as the sender of a partial checksum does.
-pub fn leave_partial(frame: &mut [u8], kind: &Kind) {
+pub fn leave_partial(frame: &mut [u8], kind: &FrameKind) {
     let at = kind.l4() + kind.place();
     let sum = |bytes: &[u8]| {
         let mut sum = netmem_packet::Sum::default();

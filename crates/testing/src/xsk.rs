@@ -173,7 +173,7 @@ pub fn memory<M: UmemMemory + netmem_pool::SystemMemory>(
 }
 
 /// A veth pair with one queue of ours.
-pub struct Bench<M: UmemMemory = KernelShared> {
+pub struct Harness<M: UmemMemory = KernelShared> {
     pub peer: Raw,
     pub rx: XskRx<M>,
     pub tx: XskTx<M>,
@@ -184,14 +184,14 @@ pub struct Bench<M: UmemMemory = KernelShared> {
     pub theirs: String,
 }
 
-impl Bench {
+impl Harness {
     pub fn new(pages: usize, mtu: u32, umem: &UmemOptions, queue: QueueOptions) -> Self {
         let (memory, umem) = memory(pages, umem);
         Self::with(memory, umem, mtu, queue)
     }
 }
 
-impl<M: UmemMemory> Bench<M> {
+impl<M: UmemMemory> Harness<M> {
     pub fn with(memory: Arc<RegionProvider<M>>, umem: Umem<M>, mtu: u32, queue: QueueOptions) -> Self {
         let (ours, theirs) = wire(mtu);
         let ifindex = index(&ours);

@@ -13,7 +13,7 @@
 //! So no bytes are passed from one process to the other.
 
 use crate::memory_common::Memory;
-use netmem_testing::device_memory::{self, Kind};
+use netmem_testing::device_memory::{self, MemoryKind};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Linked, Port, Steering, Tap};
 use netmem_virtio::device::{NetDevice, Options};
@@ -236,7 +236,7 @@ fn device<P: Port + 'static>(
 
 /// Answers requests until the test ends.
 fn answer(mut socket: UnixStream, memories: &[File], steering: &Steering) -> io::Result<()> {
-    let (kind, mut request) = (Kind::of_this_run(), [0; 48]);
+    let (kind, mut request) = (MemoryKind::of_this_run(), [0; 48]);
     socket.write_all(&0u64.to_le_bytes())?;
     let (mut bytes, mut want) = (Vec::new(), Vec::new());
     loop {

@@ -7,7 +7,7 @@ use netmem_packet::{Checksum, DevicePayload, Meta, SplitFrame, SplitHandler};
 use netmem_pool::{Device, PAGE_SIZE, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
 use netmem_refs::Worker;
 use netmem_testing::device_memory;
-use netmem_testing::device_memory::Kind;
+use netmem_testing::device_memory::MemoryKind;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -35,12 +35,12 @@ pub fn worker() -> Arc<Worker> {
 /// A device's memory: a memfd that stands in for it, or a dma-buf (`NETMEM_TEST_MEMORY`).
 pub struct Memory {
     pub file: File,
-    kind: Kind,
+    kind: MemoryKind,
 }
 
 impl Memory {
     pub fn bytes(bytes: u64) -> Self {
-        let kind = Kind::of_this_run();
+        let kind = MemoryKind::of_this_run();
         Self { file: File::from(kind.allocate(bytes)), kind }
     }
 

@@ -7,7 +7,7 @@ use netmem::net::{Meta, Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{PeerShared, PoolOptions, SharedPool};
 use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem::xdp::{Interface, ProgramOptions, QueueOptions, XskPort};
-use netmem_testing::large_frames::{Kind, leave_partial};
+use netmem_testing::large_frames::{FrameKind, leave_partial};
 use netmem_testing::namespace::{self, in_namespace, ip};
 use netmem_testing::xsk::{Raw, frame, until, veth};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -71,7 +71,7 @@ fn offloads_are_done_before_frames_leave() {
         let mut rng = fastrand::Rng::with_seed(16);
         for turn in 0..100 {
             // The kernel takes tags off before a packet socket sees them.
-            let kind = Kind { vlan: false, ..Kind::random(&mut rng) };
+            let kind = FrameKind { vlan: false, ..FrameKind::random(&mut rng) };
             let payload: Vec<u8> = (0..rng.usize(1..[1300, 20_000][turn % 2])).map(|_| rng.u8(..)).collect();
             let size = payload.len().div_ceil(60).max(rng.usize(400..1400));
             let (want, gso) = match turn % 2 {
@@ -158,7 +158,7 @@ fn the_example_serves_guests_one_after_another() {
                     rx.poll(|poll| poll.receive(1, &mut |packet: Packet<PeerShared>| got = Some(packet.to_vec())));
                     got.take().filter(|got| *got == sent)
                 });
-                let kind = Kind { vlan: false, ..Kind::random(&mut fastrand::Rng::with_seed(len as u64)) };
+                let kind = FrameKind { vlan: false, ..FrameKind::random(&mut fastrand::Rng::with_seed(len as u64)) };
                 let want = kind.frame(&sent[..len - 60]);
                 let mut partial = want.clone();
                 leave_partial(&mut partial, &kind);

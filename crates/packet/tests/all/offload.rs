@@ -6,7 +6,7 @@ use netmem_packet::{
     TxBulk, TxQueue, complete_checksum,
 };
 use netmem_pool::{Frag, Page, PagePool, PeerShared, PoolOptions, RegionOptions, RegionProvider};
-use netmem_testing::large_frames::{ACK, CWR, ECE, FIN, Kind, PSH, Tcp, URG, leave_partial};
+use netmem_testing::large_frames::{ACK, CWR, ECE, FIN, FrameKind, PSH, Tcp, URG, leave_partial};
 use std::collections::VecDeque;
 
 type Pool = PagePool<PeerShared>;
@@ -46,7 +46,7 @@ fn packet(pool: &mut Pool, rng: &mut fastrand::Rng, bytes: &[u8], head: usize, m
 fn segments_against_a_reference() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(7), new_pool(1024));
     for turn in 0..600 {
-        let mut kind = Kind::random(&mut rng);
+        let mut kind = FrameKind::random(&mut rng);
         if let Some(tcp) = &mut kind.tcp {
             tcp.flags |= rng.u8(..) & (FIN | PSH | ECE | CWR);
         }
@@ -90,7 +90,7 @@ fn segments_against_a_reference() {
 fn fragments_of_a_datagram() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(8), new_pool(256));
     for _ in 0..100 {
-        let kind = Kind { v6: false, tcp: None, may_fragment: true, ..Kind::random(&mut rng) };
+        let kind = FrameKind { v6: false, tcp: None, may_fragment: true, ..FrameKind::random(&mut rng) };
         let payload: Vec<u8> = (0..rng.usize(2..30_000)).map(|_| rng.u8(..)).collect();
         let whole = kind.frame(&payload);
         let mut frame = whole.clone();
@@ -139,7 +139,7 @@ fn joined(frames: impl IntoIterator<Item = Packet<PeerShared>>, udp: bool) -> (P
 fn segments_are_joined_to_the_frame_they_were() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(9), new_pool(1024));
     for turn in 0..600 {
-        let mut kind = Kind::random(&mut rng);
+        let mut kind = FrameKind::random(&mut rng);
         if let Some(tcp) = &mut kind.tcp {
             tcp.flags |= rng.u8(..) & (PSH | ECE | CWR);
         }
@@ -173,7 +173,7 @@ fn segments_are_joined_to_the_frame_they_were() {
 
 /// Changes one property of some frames, so that they do not continue the frame before. Returns the
 /// length of the payload, and whether the checksum is to be wrong.
-fn vary(kind: &mut Kind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) {
+fn vary(kind: &mut FrameKind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) {
     match rng.u8(0..40) {
         0 => return (rng.usize(0..=size + 5), false),
         1 => kind.tos ^= 1,
@@ -203,7 +203,7 @@ fn vary(kind: &mut Kind, size: usize, rng: &mut fastrand::Rng) -> (usize, bool) 
 /// that were received.
 fn cut_again(
     passed: Vec<Packet<PeerShared>>,
-    base: &Kind,
+    base: &FrameKind,
     want: &[Vec<Vec<u8>>],
     pool: &mut Pool,
 ) -> Vec<Vec<Vec<u8>>> {
@@ -236,10 +236,10 @@ fn nothing_is_lost_by_joining() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(10), new_pool(4096));
     let (mut made, mut came) = (0, 0);
     for turn in 0..150 {
-        let base = Kind { vlan: false, may_fragment: turn % 2 == 0, ..Kind::random(&mut rng) };
+        let base = FrameKind { vlan: false, may_fragment: turn % 2 == 0, ..FrameKind::random(&mut rng) };
         let flows = 1 + turn % 20;
         let size = rng.usize(1..1400);
-        let mut next: Vec<Kind> = (0..flows).map(|flow| Kind { flow: flow as u8, ..base }).collect();
+        let mut next: Vec<FrameKind> = (0..flows).map(|flow| FrameKind { flow: flow as u8, ..base }).collect();
         let mut want: Vec<Vec<Vec<u8>>> = vec![Vec::new(); flows];
         let mut frames = Vec::new();
         for _ in 0..rng.usize(1..200) {
@@ -280,7 +280,7 @@ fn a_wrong_checksum_stays_wrong() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(12), new_pool(64));
     for wrong in 0..3 {
         let tcp = Tcp { sequence: 1, flags: ACK, options: 12, window: 9 };
-        let kind = Kind { v6: false, vlan: false, tcp: Some(tcp), ..Kind::random(&mut rng) };
+        let kind = FrameKind { v6: false, vlan: false, tcp: Some(tcp), ..FrameKind::random(&mut rng) };
         let mut want = kind.segments(&[7; 3000], 1000);
         want[wrong][500] ^= 1;
         let frames: Vec<_> = want.iter().map(|f| packet(&mut pool, &mut rng, f, f.len(), 1)).collect();
@@ -303,11 +303,11 @@ fn a_wrong_checksum_stays_wrong() {
 #[test]
 fn metas_that_make_no_sense() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(13), new_pool(600));
-    let kind = Kind {
+    let kind = FrameKind {
         v6: false,
         vlan: false,
         tcp: Some(Tcp { sequence: 1, flags: ACK, options: 0, window: 9 }),
-        ..Kind::random(&mut rng)
+        ..FrameKind::random(&mut rng)
     };
     let frame = kind.frame(&[5; 3000]);
     let good = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
@@ -377,7 +377,7 @@ fn metas_that_make_no_sense() {
 #[test]
 fn too_few_pages() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(14), new_pool(256));
-    let kind = Kind { tcp: None, v6: true, vlan: true, ..Kind::random(&mut rng) };
+    let kind = FrameKind { tcp: None, v6: true, vlan: true, ..FrameKind::random(&mut rng) };
     let frame = kind.frame(&[5; 9000]);
     let mut large = packet(&mut pool, &mut rng, &frame, 10, 17);
     large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };
@@ -400,7 +400,7 @@ fn too_few_pages() {
 fn partial_checksums_over_fragments() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(15), new_pool(256));
     for turn in 0..2000 {
-        let kind = Kind::random(&mut rng);
+        let kind = FrameKind::random(&mut rng);
         let payload: Vec<u8> = (0..rng.usize(0..3000)).map(|_| rng.u8(..)).collect();
         let whole = kind.frame(&payload);
         let mut frame = whole.clone();
@@ -509,7 +509,7 @@ fn any_offload_to_any_queue() {
         let headers = std::cell::RefCell::new(headers);
         let mut bulk = TxBulk::holding(SoftwareTx::new(wire, || headers.borrow_mut().alloc()), 64);
         for _ in 0..rng.usize(1..60) {
-            let kind = Kind::random(&mut rng);
+            let kind = FrameKind::random(&mut rng);
             let payload: Vec<u8> = (0..rng.usize(1..3000)).map(|_| rng.u8(..)).collect();
             let least = payload.len().div_ceil(60);
             let most = if rng.bool() { least + 5 } else { payload.len() + 100 };
@@ -563,7 +563,7 @@ fn any_offload_to_any_queue() {
 #[test]
 fn refused_by_a_software_queue() {
     let (mut rng, mut pool) = (fastrand::Rng::with_seed(17), new_pool(256));
-    let kind = Kind { tcp: None, v6: false, vlan: false, ..Kind::random(&mut rng) };
+    let kind = FrameKind { tcp: None, v6: false, vlan: false, ..FrameKind::random(&mut rng) };
     let frame = kind.frame(&[9; 3000]);
     let mut large = packet(&mut pool, &mut rng, &frame, 10, 10);
     large.meta = Meta { checksum: kind.partial(), gso: Some(kind.gso(1000)) };

@@ -26,7 +26,7 @@ enum Format {
 
 /// When the driver wants an interrupt.
 #[derive(Clone, Copy)]
-pub enum Wish {
+pub enum InterruptWish {
     Never,
     Always,
     /// When so many more chains, each of one descriptor, were used, and one more.
@@ -283,22 +283,22 @@ impl Queue {
     }
 
     /// Says when an interrupt is wanted.
-    pub fn interrupts(&self, wish: Wish) {
+    pub fn interrupts(&self, wish: InterruptWish) {
         let event_idx = self.features & feature::EVENT_IDX != 0;
         match (&self.format, wish) {
-            (Format::Split(ring, ..), Wish::Never) if !event_idx => ring.set_avail_flags(AVAIL_NO_INTERRUPT),
-            (Format::Split(ring, ..), Wish::Always) if !event_idx => ring.set_avail_flags(0),
+            (Format::Split(ring, ..), InterruptWish::Never) if !event_idx => ring.set_avail_flags(AVAIL_NO_INTERRUPT),
+            (Format::Split(ring, ..), InterruptWish::Always) if !event_idx => ring.set_avail_flags(0),
             // The index is passed 2^15 elements from now.
-            (Format::Split(ring, _, used), Wish::Never) => ring.set_used_event(used.wrapping_add(1 << 15)),
-            (Format::Split(ring, _, used), Wish::Always) => ring.set_used_event(*used),
-            (Format::Split(ring, _, used), Wish::After(n)) => ring.set_used_event(used.wrapping_add(n)),
-            (Format::Packed(ring, ..), Wish::Never) => {
+            (Format::Split(ring, _, used), InterruptWish::Never) => ring.set_used_event(used.wrapping_add(1 << 15)),
+            (Format::Split(ring, _, used), InterruptWish::Always) => ring.set_used_event(*used),
+            (Format::Split(ring, _, used), InterruptWish::After(n)) => ring.set_used_event(used.wrapping_add(n)),
+            (Format::Packed(ring, ..), InterruptWish::Never) => {
                 ring.set_driver_event(Event { position: 0, flags: Event::DISABLE });
             }
-            (Format::Packed(ring, ..), Wish::Always) => {
+            (Format::Packed(ring, ..), InterruptWish::Always) => {
                 ring.set_driver_event(Event { position: 0, flags: Event::ENABLE });
             }
-            (Format::Packed(ring, _, used), Wish::After(n)) => {
+            (Format::Packed(ring, _, used), InterruptWish::After(n)) => {
                 ring.set_driver_event(Event { position: used.step(n, self.size).bits(), flags: Event::AT });
             }
         }

@@ -7,7 +7,7 @@ mod ring;
 pub use back_end::{Behaviour, FEATURES, FORMATS, OnStop, WITHOUT_CONTROL};
 pub use ring::{DeviceRing, PackedWords};
 
-use super::{Books, DropAll, close_clean, receive};
+use super::{Accounting, DropAll, close_clean, receive};
 use crate::vhost_user::back::Peer;
 use back_end::{Backend, Mapped, State};
 use netmem_virtio::VhostUser;
@@ -160,7 +160,7 @@ impl Hostile {
         let chain = ring.chain(head);
         let asked = [self.read(chain[0].addr, 2), self.read(chain[1].addr, 2)].concat();
         self.write(chain[2].addr, &[verdict]);
-        ring.give(u32::from(head), 1);
+        ring.add_used(u32::from(head), 1);
         asked.try_into().unwrap()
     }
 
@@ -232,7 +232,7 @@ impl Hostile {
         let first = chains[0].0;
         self.write(ring.chain(first)[0].addr + 10, &count.to_le_bytes());
         chains.into_iter().for_each(|(head, len)| ring.write(u32::from(head), len));
-        ring.show();
+        ring.publish();
         first
     }
 }
@@ -248,16 +248,16 @@ impl Drop for Hostile {
 }
 
 /// A driver and the test in the place of its device.
-pub struct Bench {
+pub struct Harness {
     pub device: Hostile,
     pub ring: DeviceRing,
     pub tx: DeviceRing,
     pub net: VirtioNet,
     pub pair: QueuePair,
-    pub books: Books,
+    pub accounting: Accounting,
 }
 
-impl Bench {
+impl Harness {
     pub fn new(options: NetOptions) -> Self {
         Self::with(Behaviour::default(), options)
     }
@@ -269,20 +269,20 @@ impl Bench {
     }
 
     pub fn with(behaviour: Behaviour, options: NetOptions) -> Self {
-        let books = Books::default();
-        Self::over(behaviour, books.keep(options), books)
+        let accounting = Accounting::default();
+        Self::over(behaviour, accounting.count(options), accounting)
     }
 
     /// A second device in this one's domain.
     pub fn beside(&self, behaviour: Behaviour, options: NetOptions) -> Self {
-        Self::over(behaviour, self.books.share(options), self.books.clone())
+        Self::over(behaviour, self.accounting.share(options), self.accounting.clone())
     }
 
     /// A device whose domain is in the options already.
-    pub fn over(behaviour: Behaviour, options: NetOptions, books: Books) -> Self {
+    pub fn over(behaviour: Behaviour, options: NetOptions, accounting: Accounting) -> Self {
         let (device, backend) = Hostile::new(behaviour);
         let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
-        Self { ring: device.ring(0), tx: device.ring(1), device, net, pair: pairs.remove(0), books }
+        Self { ring: device.ring(0), tx: device.ring(1), device, net, pair: pairs.remove(0), accounting }
     }
 
     pub fn deliver(&mut self, frame: &[u8]) {
@@ -291,7 +291,7 @@ impl Bench {
 
     /// Pages are with the device, and nowhere else.
     #[track_caller]
-    pub fn assert_home(&mut self, mode: RxMode) {
+    pub fn assert_all_posted(&mut self, mode: RxMode) {
         let expected = if mode == RxMode::Big { 0 } else { self.pair.rx.posted() as u64 };
         assert_eq!(self.pair.rx.pool_stats().inflight(), expected);
     }
@@ -300,7 +300,7 @@ impl Bench {
     pub fn close(self) {
         close_clean(self.pair);
         drop(self.net);
-        self.books.assert_balanced();
+        self.accounting.assert_balanced();
     }
 
     /// The receive queue has stopped for this reason, and does nothing any more; every page is accounted for.
@@ -311,7 +311,7 @@ impl Bench {
         assert!(before.errors().any(|e| e == (error.name(), 1)), "{before:?}");
         // Whatever else it says.
         for n in [0, 1, 2] {
-            self.ring.say_anything(n);
+            self.ring.publish_garbage(n);
             assert_eq!(receive(&mut self.pair.rx, &mut DropAll::default()), 0);
         }
         assert_eq!(self.pair.rx.stats(), before);

@@ -1,4 +1,4 @@
-//! What the driver's tests share: a device of ours on a thread of its own, programs, frames to compare, and the books.
+//! What the driver's tests share: a device of ours on a thread of its own, programs, frames to compare, and the accounts.
 
 pub mod hostile;
 pub mod split;
@@ -29,7 +29,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 pub const MODES: [RxMode; 3] = [RxMode::Small, RxMode::Mergeable, RxMode::Big];
 
 /// A device on its thread, which sleeps when there is nothing to do.
-pub struct Rig<P: Port + 'static> {
+pub struct DeviceThread<P: Port + 'static> {
     pub stats: Arc<Stats>,
     pub control: Control,
     pub connection: Option<Connection>,
@@ -37,7 +37,7 @@ pub struct Rig<P: Port + 'static> {
     thread: Option<JoinHandle<NetDevice<P>>>,
 }
 
-impl<P: Port + 'static> Rig<P> {
+impl<P: Port + 'static> DeviceThread<P> {
     pub fn new(mut device: NetDevice<P>) -> Self {
         let (stats, control, stop) = (device.stats(), device.control(), Arc::new(AtomicBool::new(false)));
         let flag = Arc::clone(&stop);
@@ -78,7 +78,7 @@ impl<P: Port + 'static> Rig<P> {
     }
 }
 
-impl<P: Port + 'static> Drop for Rig<P> {
+impl<P: Port + 'static> Drop for DeviceThread<P> {
     fn drop(&mut self) {
         self.halt();
     }
@@ -87,7 +87,7 @@ impl<P: Port + 'static> Drop for Rig<P> {
 /// A memory table that knows what is mapped: a page is mapped once at a time, a fragment that is to be sent any number of
 /// times, each is unmapped as often, and what is synced is mapped in that direction.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct CheckedDomain {
     table: VhostDomain,
     /// In which directions, by address and length: one for each time.
     mapped: Mutex<BTreeMap<(u64, usize), Vec<Direction>>>,
@@ -101,7 +101,7 @@ pub struct Synced {
     pub device: AtomicU64,
 }
 
-impl Ledger {
+impl CheckedDomain {
     fn assert_mapped(&self, dma: u64, len: usize, direction: Direction) {
         let mapped = self.mapped.lock().unwrap();
         let mut below = mapped.range(..=(dma, usize::MAX)).rev().take_while(|((at, _), _)| dma - at < 1 << 21);
@@ -113,7 +113,7 @@ impl Ledger {
     }
 }
 
-impl DmaDomain for Ledger {
+impl DmaDomain for CheckedDomain {
     fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
         let dma = self.table.map(addr, len, direction)?;
         let mut mapped = self.mapped.lock().unwrap();
@@ -152,12 +152,12 @@ impl DmaDomain for Ledger {
 
 /// Where a counting domain shows once the driver has made it.
 #[derive(Clone, Default)]
-pub struct Books {
-    domain: Arc<OnceLock<Arc<CountingDomain<Ledger>>>>,
+pub struct Accounting {
+    domain: Arc<OnceLock<Arc<CountingDomain<CheckedDomain>>>>,
     pub synced: Arc<Synced>,
 }
 
-impl Books {
+impl Accounting {
     /// Puts the device of these options into the same domain.
     pub fn share<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         let domain = Arc::clone(self.domain.get().unwrap());
@@ -165,17 +165,17 @@ impl Books {
     }
 
     /// Makes the device of these options count.
-    pub fn keep<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
+    pub fn count<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         let this = self.clone();
         options.domain(move |table| {
-            let ledger = Ledger { table, mapped: Mutex::default(), synced: this.synced };
+            let ledger = CheckedDomain { table, mapped: Mutex::default(), synced: this.synced };
             let domain = Arc::new(CountingDomain::new(ledger));
             this.domain.set(Arc::clone(&domain)).unwrap();
             domain
         })
     }
 
-    pub fn domain(&self) -> &Arc<CountingDomain<Ledger>> {
+    pub fn domain(&self) -> &Arc<CountingDomain<CheckedDomain>> {
         self.domain.get().unwrap()
     }
 
@@ -204,7 +204,7 @@ pub fn assert_closed(closed: &PoolClosed, quarantined: u64) {
     assert_eq!((s.inflight(), s.mapped), (0, s.unmapped), "{s:?}");
 }
 
-/// Stops a pair whose packets are all dropped, and checks its pool's books.
+/// Stops a pair whose packets are all dropped, and checks its pool's accounts.
 #[track_caller]
 pub fn close_clean<M: PeerMemory>(pair: QueuePair<M>) {
     drop(pair.tx);

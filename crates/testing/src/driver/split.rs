@@ -17,7 +17,7 @@ use netmem_virtio::driver::{
 use netmem_virtio::guest_memory::import::ImportedMemory;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::{Books, Digest, Rig, assert_closed, until};
+use super::{Accounting, DeviceThread, Digest, assert_closed, until};
 
 pub struct DeviceMemory {
     file: File,
@@ -74,7 +74,7 @@ impl DeviceMemory {
     }
 
     /// Pages that are free.
-    pub fn at_home(&self) -> usize {
+    pub fn free_pages(&self) -> usize {
         let pages: Vec<_> = std::iter::from_fn(|| self.provider.page()).collect();
         pages.len()
     }
@@ -140,16 +140,16 @@ pub fn assert_split_closed(closed: &SplitClosed, quarantined: u64) {
 }
 
 /// A device whose first queue is bound before it moves its first frame.
-pub struct Bound<P: Port + 'static> {
+pub struct BoundDevice<P: Port + 'static> {
     pub rx: VirtioSplitRx,
     pub tx: VirtioTx,
     pub more: Vec<QueuePair>,
     pub net: VirtioNet,
-    pub books: Books,
-    pub rig: Rig<P>,
+    pub accounting: Accounting,
+    pub device_thread: DeviceThread<P>,
 }
 
-impl<P: Port + 'static> Bound<P> {
+impl<P: Port + 'static> BoundDevice<P> {
     pub fn new(port: P, options: NetOptions, split: &SplitOptions) -> Self {
         let mut port = Some(port);
         Self::on(NetDevice::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap(), options, split)
@@ -157,13 +157,14 @@ impl<P: Port + 'static> Bound<P> {
 
     pub fn on(device: NetDevice<P>, options: NetOptions, split: &SplitOptions) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (connection, books) = (device.control().serve(theirs).unwrap(), Books::default());
-        let (net, mut more) = VirtioNet::probe(VhostUser::own_device(ours).unwrap(), books.keep(options)).unwrap();
+        let (connection, accounting) = (device.control().serve(theirs).unwrap(), Accounting::default());
+        let (net, mut more) =
+            VirtioNet::probe(VhostUser::own_device(ours).unwrap(), accounting.count(options)).unwrap();
         let pair = more.remove(0);
         let rx = bind(pair.rx, split);
-        let mut rig = Rig::new(device);
-        rig.connection = Some(connection);
-        Self { rx, tx: pair.tx, more, net, books, rig }
+        let mut device_thread = DeviceThread::new(device);
+        device_thread.connection = Some(connection);
+        Self { rx, tx: pair.tx, more, net, accounting, device_thread }
     }
 
     /// Stops all queues; every page was returned, and nothing is mapped any more.
@@ -173,6 +174,6 @@ impl<P: Port + 'static> Bound<P> {
         assert_split_closed(&self.rx.close().unwrap(), 0);
         self.more.into_iter().for_each(super::close_clean);
         drop(self.net);
-        self.books.assert_balanced();
+        self.accounting.assert_balanced();
     }
 }

@@ -22,15 +22,15 @@ pub const RINGS: [u64; 6] = [
 ];
 
 /// A port with frames in wire form.
-pub struct Wires(pub VecDeque<Vec<u8>>);
+pub struct WireFrames(pub VecDeque<Vec<u8>>);
 
-impl Wires {
+impl WireFrames {
     pub fn new<'f>(header: VnetHdr, frames: impl IntoIterator<Item = &'f Vec<u8>>) -> Self {
         Self(frames.into_iter().map(|frame| [&header.to_bytes()[..], frame].concat()).collect())
     }
 }
 
-impl Port for Wires {
+impl Port for WireFrames {
     const WANTS_BYTES: bool = false;
     const FEATURES: u64 = ALL_OFFLOADS;
 

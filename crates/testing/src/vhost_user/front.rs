@@ -141,7 +141,7 @@ impl Front {
     /// A connection on which `features` and all protocol features are negotiated.
     pub fn negotiated(stream: UnixStream, features: u64) -> Self {
         let mut front = Self::new(stream);
-        front.tell(request::SET_OWNER, &[], &[]).unwrap();
+        front.set(request::SET_OWNER, &[], &[]).unwrap();
         let offered = front.get_features().unwrap();
         assert_eq!(features & !offered, 0, "not offered");
         let protocol = front.get_protocol_features().unwrap();
@@ -200,13 +200,13 @@ impl Front {
     }
 
     /// Sends a message that has an answer, and waits for it.
-    pub fn ask(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Answer> {
+    pub fn query(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Answer> {
         self.send(request, 0, body, fds)?;
         self.answer(request)
     }
 
     /// Sends a message that has no answer of its own, and waits for the acknowledgement if they are agreed.
-    pub fn tell(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    pub fn set(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let flags = if self.acknowledged { NEED_REPLY } else { 0 };
         self.send(request, flags, body, fds)?;
         if self.acknowledged && self.answer(request)?.u64() != 0 {
@@ -222,40 +222,40 @@ impl Front {
 
     /// Accepts these protocol features; with [`REPLY_ACK`] among them, all messages from here on are acknowledged.
     pub fn set_protocol_features(&mut self, features: u64) -> Result<()> {
-        self.tell(request::SET_PROTOCOL_FEATURES, &u64s([features]), &[])?;
+        self.set(request::SET_PROTOCOL_FEATURES, &u64s([features]), &[])?;
         self.acknowledged = features & REPLY_ACK != 0;
         Ok(())
     }
 
     pub fn get_protocol_features(&self) -> Result<u64> {
-        Ok(self.ask(request::GET_PROTOCOL_FEATURES, &[], &[])?.u64())
+        Ok(self.query(request::GET_PROTOCOL_FEATURES, &[], &[])?.u64())
     }
 
     pub fn get_features(&self) -> Result<u64> {
-        Ok(self.ask(request::GET_FEATURES, &[], &[])?.u64())
+        Ok(self.query(request::GET_FEATURES, &[], &[])?.u64())
     }
 
     pub fn set_features(&self, features: u64) -> Result<()> {
-        self.tell(request::SET_FEATURES, &u64s([features]), &[])
+        self.set(request::SET_FEATURES, &u64s([features]), &[])
     }
 
     pub fn set_mem_table(&self, regions: &[Region<'_>]) -> Result<()> {
         let mut body = u32s([regions.len() as u32, 0]);
         regions.iter().for_each(|r| body.extend(r.words()));
         let fds: Vec<_> = regions.iter().map(|r| r.file).collect();
-        self.tell(request::SET_MEM_TABLE, &body, &fds)
+        self.set(request::SET_MEM_TABLE, &body, &fds)
     }
 
     pub fn add_memory(&self, region: &Region<'_>) -> Result<()> {
-        self.tell(request::ADD_MEM_REG, &[u64s([0]), region.words()].concat(), &[region.file])
+        self.set(request::ADD_MEM_REG, &[u64s([0]), region.words()].concat(), &[region.file])
     }
 
     pub fn remove_memory(&self, region: &Region<'_>) -> Result<()> {
-        self.tell(request::REM_MEM_REG, &[u64s([0]), region.words()].concat(), &[])
+        self.set(request::REM_MEM_REG, &[u64s([0]), region.words()].concat(), &[])
     }
 
     pub fn set_vring_num(&self, ring: usize, num: u16) -> Result<()> {
-        self.tell(request::SET_VRING_NUM, &u32s([ring as u32, num.into()]), &[])
+        self.set(request::SET_VRING_NUM, &u32s([ring as u32, num.into()]), &[])
     }
 
     pub fn set_vring_base(&self, ring: usize, base: u16) -> Result<()> {
@@ -264,17 +264,17 @@ impl Front {
 
     /// All 32 bits, of which a packed ring uses the upper half, too.
     pub fn set_vring_base_bits(&self, ring: usize, base: u32) -> Result<()> {
-        self.tell(request::SET_VRING_BASE, &u32s([ring as u32, base]), &[])
+        self.set(request::SET_VRING_BASE, &u32s([ring as u32, base]), &[])
     }
 
     pub fn set_vring_addr(&self, ring: usize, at: Addresses) -> Result<()> {
         let mut body = u32s([ring as u32, at.log.is_some().into()]);
         body.extend(u64s([at.desc, at.used, at.avail, at.log.unwrap_or(0)]));
-        self.tell(request::SET_VRING_ADDR, &body, &[])
+        self.set(request::SET_VRING_ADDR, &body, &[])
     }
 
     fn set_fd(&self, request: u32, ring: usize, fd: &impl AsFd) -> Result<()> {
-        self.tell(request, &u64s([ring as u64]), &[fd.as_fd()])
+        self.set(request, &u64s([ring as u64]), &[fd.as_fd()])
     }
 
     pub fn set_vring_kick(&self, ring: usize, fd: &impl AsFd) -> Result<()> {
@@ -283,7 +283,7 @@ impl Front {
 
     /// The ring has no kick descriptor: its driver sends no notifications.
     pub fn set_vring_kick_none(&self, ring: usize) -> Result<()> {
-        self.tell(request::SET_VRING_KICK, &u64s([ring as u64 | 1 << 8]), &[])
+        self.set(request::SET_VRING_KICK, &u64s([ring as u64 | 1 << 8]), &[])
     }
 
     pub fn set_vring_call(&self, ring: usize, fd: &impl AsFd) -> Result<()> {
@@ -295,23 +295,23 @@ impl Front {
     }
 
     pub fn set_vring_enable(&self, ring: usize, enable: bool) -> Result<()> {
-        self.tell(request::SET_VRING_ENABLE, &u32s([ring as u32, enable.into()]), &[])
+        self.set(request::SET_VRING_ENABLE, &u32s([ring as u32, enable.into()]), &[])
     }
 
     pub fn get_queue_num(&self) -> Result<u64> {
-        Ok(self.ask(request::GET_QUEUE_NUM, &[], &[])?.u64())
+        Ok(self.query(request::GET_QUEUE_NUM, &[], &[])?.u64())
     }
 
     /// `len` bytes of the configuration space.
     pub fn get_config(&self, offset: u32, len: u32) -> Result<Vec<u8>> {
         let body = [u32s([offset, len, 0]), vec![0; len as usize]].concat();
-        let answer = self.ask(request::GET_CONFIG, &body, &[])?.body;
+        let answer = self.query(request::GET_CONFIG, &body, &[])?.body;
         assert_eq!(answer[..12], body[..12]);
         Ok(answer[12..].to_vec())
     }
 
     pub fn get_vring_base(&self, ring: usize) -> Result<u32> {
-        let answer = self.ask(request::GET_VRING_BASE, &u32s([ring as u32, 0]), &[])?;
+        let answer = self.query(request::GET_VRING_BASE, &u32s([ring as u32, 0]), &[])?;
         assert_eq!(answer.body[..4], (ring as u32).to_le_bytes());
         Ok(u32::from_le_bytes(answer.body[4..].try_into().unwrap()))
     }

@@ -4,8 +4,8 @@
 use std::os::unix::net::UnixStream;
 
 use netmem_testing::device::{Driver, PLAIN, poll_until};
-use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile};
-use netmem_testing::driver::{Rig, frame, take};
+use netmem_testing::driver::hostile::{Behaviour, FEATURES, Harness, Hostile};
+use netmem_testing::driver::{DeviceThread, frame, take};
 use netmem_testing::tree::page;
 use netmem_virtio::device::port::{Echo, Port, Sink, Tap};
 use netmem_virtio::device::{NetDevice, Options};
@@ -136,14 +136,14 @@ fn causes(error: &dyn std::error::Error) -> Vec<String> {
 /// The driver reads its device's configuration, sees changes of it, and reports that it has announced itself.
 #[test]
 fn the_driver_reads_the_configuration_space() {
-    let mut rig = Rig::new(NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap());
-    let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Mergeable).pairs(2));
+    let mut device_thread = DeviceThread::new(NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap());
+    let (mut net, pairs) = device_thread.probe(NetOptions::new(RxMode::Mergeable).pairs(2));
     let config = net.config().unwrap();
     assert_eq!((config.mac, config.mtu, config.max_pairs), (Some(MAC), Some(9000), Some(2)));
     assert_eq!((config.speed, config.full_duplex), (Some(25_000), Some(true)));
     assert!(config.link_up && !config.announce);
-    rig.control.set_link(false);
-    rig.control.ask_to_announce();
+    device_thread.control.set_link(false);
+    device_thread.control.ask_to_announce();
     let config = net.config().unwrap();
     assert!(!config.link_up && config.announce);
     net.announced().unwrap();
@@ -151,9 +151,9 @@ fn the_driver_reads_the_configuration_space() {
     drop(pairs);
     // With one pair there is no control queue, and so nothing is asked.
     drop(net);
-    drop(rig.connection.take());
-    let (mut net, _pairs) = rig.probe(NetOptions::new(RxMode::Small));
-    rig.control.ask_to_announce();
+    drop(device_thread.connection.take());
+    let (mut net, _pairs) = device_thread.probe(NetOptions::new(RxMode::Small));
+    device_thread.control.ask_to_announce();
     assert_eq!((net.config().unwrap().announce, net.config().unwrap().max_pairs), (false, None));
     net.announced().unwrap();
 }
@@ -161,8 +161,9 @@ fn the_driver_reads_the_configuration_space() {
 /// A device with a shorter MTU than the driver's is told its own, which it accepts.
 #[test]
 fn a_device_with_a_short_mtu() {
-    let mut rig = Rig::new(NetDevice::new(Options { mtu: Some(1400), ..Options::default() }, |_| Ok(Sink)).unwrap());
-    let (net, _pairs) = rig.probe(NetOptions::new(RxMode::Small));
+    let mut device_thread =
+        DeviceThread::new(NetDevice::new(Options { mtu: Some(1400), ..Options::default() }, |_| Ok(Sink)).unwrap());
+    let (net, _pairs) = device_thread.probe(NetOptions::new(RxMode::Small));
     assert_eq!(net.config().unwrap().mtu, Some(1400));
 }
 
@@ -183,26 +184,26 @@ fn back_end(config: Vec<u8>) -> Behaviour {
 #[test]
 fn a_configuration_space_that_lies() {
     let told = [&MAC[..], &[1, 0, 0, 0], &1500u16.to_le_bytes(), &1000u32.to_le_bytes(), &[0]].concat();
-    let bench = Bench::with(back_end(answer(0, &told)), NetOptions::new(RxMode::Small));
-    let config = bench.net.config().unwrap();
+    let harness = Harness::with(back_end(answer(0, &told)), NetOptions::new(RxMode::Small));
+    let config = harness.net.config().unwrap();
     assert_eq!(
         (config.mac, config.mtu, config.speed, config.full_duplex),
         (Some(MAC), Some(1500), Some(1000), Some(false))
     );
-    assert_eq!(bench.device.mtu(), 1500);
-    bench.close();
+    assert_eq!(harness.device.mtu(), 1500);
+    harness.close();
     // Values without a meaning, of which the probe takes none, either.
     let nonsense = [&[0xff; 6][..], &[0, 0, 0xff, 0xff], &[67, 0], &[0, 0, 0, 0x80], &[2]].concat();
-    let bench = Bench::with(back_end(answer(0, &nonsense)), NetOptions::new(RxMode::Small));
+    let harness = Harness::with(back_end(answer(0, &nonsense)), NetOptions::new(RxMode::Small));
     let mut nothing = NetConfig::default();
     nothing.link_up = false;
-    assert_eq!(bench.net.config().unwrap(), nothing);
-    bench.close();
+    assert_eq!(harness.net.config().unwrap(), nothing);
+    harness.close();
     // A refusal, in each of its forms, is as good as no configuration space.
     for refusal in [vec![], vec![1, 0, 0, 0, 0, 0, 0, 0]] {
-        let bench = Bench::with(back_end(refusal), NetOptions::new(RxMode::Small));
-        assert_eq!(bench.net.config().unwrap(), NetConfig::default());
-        bench.close();
+        let harness = Harness::with(back_end(refusal), NetOptions::new(RxMode::Small));
+        assert_eq!(harness.net.config().unwrap(), NetConfig::default());
+        harness.close();
     }
     for wrong in
         [answer(1, &told), answer(0, &told[..16]), answer(0, &[&told[..], &[0]].concat()), vec![0; 12], vec![0; 5]]
@@ -220,21 +221,21 @@ fn a_configuration_space_that_lies() {
 #[test]
 fn a_back_end_that_tells_less_takes_over() {
     let told = [&MAC[..], &[1, 0, 0, 0], &1500u16.to_le_bytes(), &1000u32.to_le_bytes(), &[0]].concat();
-    let mut bench = Bench::with(back_end(answer(0, &told)), NetOptions::new(RxMode::Small));
+    let mut harness = Harness::with(back_end(answer(0, &told)), NetOptions::new(RxMode::Small));
     let (mut device, backend) = Hostile::new(Behaviour::default());
-    std::mem::swap(&mut bench.device, &mut device);
-    bench.net.reconnect(backend).unwrap();
-    assert_eq!((bench.net.features() & FIELDS, bench.net.config().unwrap()), (0, NetConfig::default()));
-    take(&mut bench.pair.rx);
-    bench.ring = bench.device.ring(0);
-    bench.deliver(&frame(1, 100));
-    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 100));
+    std::mem::swap(&mut harness.device, &mut device);
+    harness.net.reconnect(backend).unwrap();
+    assert_eq!((harness.net.features() & FIELDS, harness.net.config().unwrap()), (0, NetConfig::default()));
+    take(&mut harness.pair.rx);
+    harness.ring = harness.device.ring(0);
+    harness.deliver(&frame(1, 100));
+    assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 100));
     // And back.
     let (mut device, backend) = Hostile::new(back_end(answer(0, &told)));
-    std::mem::swap(&mut bench.device, &mut device);
-    bench.net.reconnect(backend).unwrap();
-    assert_eq!(bench.net.config().unwrap().mac, Some(MAC));
-    bench.close();
+    std::mem::swap(&mut harness.device, &mut device);
+    harness.net.reconnect(backend).unwrap();
+    assert_eq!(harness.net.config().unwrap().mac, Some(MAC));
+    harness.close();
 }
 
 /// The cells of the rows of a table, from the row that begins with `head` on.

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use netmem_packet::TxQueue;
 use netmem_testing::device::{Driver, EventFd, Front, PLAIN, SIZE, asleep, until};
-use netmem_testing::driver::hostile::{Behaviour, Bench};
-use netmem_testing::driver::{Rig, frame, receive, watched};
+use netmem_testing::driver::hostile::{Behaviour, Harness};
+use netmem_testing::driver::{DeviceThread, frame, receive, watched};
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode};
@@ -74,7 +74,7 @@ impl Drop for Filler {
 }
 
 /// The next front end is served, and the device ends on request.
-fn next_is_served(device: Rig<Gen>) {
+fn next_is_served(device: DeviceThread<Gen>) {
     let mut driver = Driver::over(&device.control, Arc::clone(&device.stats), PLAIN);
     driver.share_memory();
     driver.start_ring(SIZE);
@@ -86,7 +86,7 @@ fn next_is_served(device: Rig<Gen>) {
     device.stop();
 }
 
-fn driver(device: &Rig<Gen>) -> Driver {
+fn driver(device: &DeviceThread<Gen>) -> Driver {
     let mut driver = Driver::over(&device.control, Arc::clone(&device.stats), PLAIN);
     driver.share_memory();
     for index in 0..2 {
@@ -96,8 +96,8 @@ fn driver(device: &Rig<Gen>) -> Driver {
     driver
 }
 
-fn generator() -> Rig<Gen> {
-    Rig::one(Gen::new(64, None).unwrap())
+fn generator() -> DeviceThread<Gen> {
+    DeviceThread::one(Gen::new(64, None).unwrap())
 }
 
 /// The call descriptor is full and blocking: the device interrupts, and goes on.
@@ -295,25 +295,25 @@ fn other_files_are_refused() {
 fn a_full_kick_of_the_driver() {
     watched(|| {
         for keep_filling in [false, true] {
-            let mut bench = Bench::with(Behaviour::default(), NetOptions::new(RxMode::Small));
-            let kicks = bench.device.kicks();
+            let mut harness = Harness::with(Behaviour::default(), NetOptions::new(RxMode::Small));
+            let kicks = harness.device.kicks();
             assert_eq!(kicks.len(), 2);
             kicks.iter().for_each(fill);
             let filler = keep_filling.then(|| Filler::new(kicks));
             for i in 0..500 {
-                bench.deliver(&frame(i, 60));
+                harness.deliver(&frame(i, 60));
                 let mut held = Vec::new();
-                receive(&mut bench.pair.rx, &mut |p| held.push(p));
-                held.into_iter().for_each(|p| bench.pair.tx.send(p).unwrap());
-                bench.pair.tx.flush();
-                while let Some(head) = bench.tx.take() {
-                    bench.tx.give(u32::from(head), 0);
+                receive(&mut harness.pair.rx, &mut |p| held.push(p));
+                held.into_iter().for_each(|p| harness.pair.tx.send(p).unwrap());
+                harness.pair.tx.flush();
+                while let Some(head) = harness.tx.take() {
+                    harness.tx.add_used(u32::from(head), 0);
                 }
-                bench.pair.tx.complete();
+                harness.pair.tx.complete();
             }
-            assert_eq!(bench.pair.tx.stats().completed, 500);
+            assert_eq!(harness.pair.tx.stats().completed, 500);
             drop(filler);
-            bench.close();
+            harness.close();
         }
     });
 }
@@ -322,7 +322,7 @@ fn a_full_kick_of_the_driver() {
 #[test]
 fn a_sleeping_device_is_woken() {
     watched(|| {
-        let device = Rig::new(NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap());
+        let device = DeviceThread::new(NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap());
         let mut driver = Driver::over(&device.control, Arc::clone(&device.stats), PLAIN);
         driver.share_memory();
         for index in 0..2 {

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use etherparse::PacketBuilder;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 use netmem_testing::device::{Driver, EventFd, PLAIN, poll_until};
-use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES};
+use netmem_testing::driver::hostile::{Behaviour, FEATURES, Harness};
 use netmem_testing::driver::{frame, receive, take};
 use netmem_testing::vhost_user::front::{request, u64s};
 use netmem_virtio::device::port::{ALL_OFFLOADS, Port, Tap};
@@ -216,7 +216,7 @@ fn the_device_uses_no_batches() {
 fn the_device_writes_no_log() {
     let (mut device, mut driver, _) = device(feature::LOG_ALL);
     let log = device::memfd(1 << 20);
-    driver.front.ask(request::SET_LOG_BASE, &u64s([1 << 20, 0]), &[log.as_fd()]).unwrap();
+    driver.front.query(request::SET_LOG_BASE, &u64s([1 << 20, 0]), &[log.as_fd()]).unwrap();
     driver.post_rx(0, 0, 16, 2048);
     device.ports()[0].frames.push_back(wire(VnetHdr::PLAIN, &[7; 100]));
     poll_until(&mut device, || driver.rings[0].take().is_some());
@@ -231,9 +231,9 @@ fn the_device_writes_no_log() {
 const RINGS: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX | feature::IN_ORDER;
 
 /// A driver of a back end that has everything but `without`, in split rings.
-fn driver(without: u64, options: NetOptions) -> Bench {
+fn driver(without: u64, options: NetOptions) -> Harness {
     let every = Speaks::FEATURES | FEATURES | RINGS;
-    Bench::with(Behaviour { features: every & !without, ..Behaviour::default() }, options)
+    Harness::with(Behaviour { features: every & !without, ..Behaviour::default() }, options)
 }
 
 fn large() -> NetOptions {
@@ -244,100 +244,100 @@ fn large() -> NetOptions {
 #[test]
 fn the_driver_believes_no_offload() {
     for (_, bits, asks) in offloads() {
-        let mut bench = driver(bits, large());
-        assert_eq!(bench.net.features() & bits, 0);
-        bench.device.deliver_with(&mut bench.ring, asks.header, &asks.frame);
-        assert_eq!(take(&mut bench.pair.rx).len(), 0, "{}", feature::name(bits));
-        assert_eq!(bench.pair.rx.stats().not_negotiated, 1, "{}", feature::name(bits));
-        bench.close();
+        let mut harness = driver(bits, large());
+        assert_eq!(harness.net.features() & bits, 0);
+        harness.device.deliver_with(&mut harness.ring, asks.header, &asks.frame);
+        assert_eq!(take(&mut harness.pair.rx).len(), 0, "{}", feature::name(bits));
+        assert_eq!(harness.pair.rx.stats().not_negotiated, 1, "{}", feature::name(bits));
+        harness.close();
     }
     // A verified checksum is a hint, and is ignored.
-    let mut bench = driver(feature::GUEST_CSUM, large());
+    let mut harness = driver(feature::GUEST_CSUM, large());
     let verified = VnetHdr { flags: VnetHdr::DATA_VALID, ..VnetHdr::PLAIN };
-    bench.device.deliver_with(&mut bench.ring, verified, &frame(1, 100));
-    assert_eq!(take(&mut bench.pair.rx)[0].meta, Meta::default());
-    bench.close();
+    harness.device.deliver_with(&mut harness.ring, verified, &frame(1, 100));
+    assert_eq!(take(&mut harness.pair.rx)[0].meta, Meta::default());
+    harness.close();
 }
 
 /// The driver's frames use no offload that the device lacks.
 #[test]
 fn the_driver_asks_for_no_offload() {
     for (bit, _, asks) in offloads() {
-        let mut bench = driver(bit, large());
-        bench.deliver(&asks.frame);
-        let mut packet = take(&mut bench.pair.rx).remove(0);
+        let mut harness = driver(bit, large());
+        harness.deliver(&asks.frame);
+        let mut packet = take(&mut harness.pair.rx).remove(0);
         packet.meta = asks.meta;
-        let features = bench.net.features();
-        let sent = bench.pair.tx.send(packet).is_ok();
-        bench.pair.tx.flush();
+        let features = harness.net.features();
+        let sent = harness.pair.tx.send(packet).is_ok();
+        harness.pair.tx.flush();
         // Refused, or done by the driver itself.
         let mut frames = 0;
-        while let Some(head) = bench.tx.take() {
-            let at = bench.tx.chain(head)[0].addr;
-            let header = VnetHdr::from_bytes(bench.device.read(at, 12).try_into().unwrap());
+        while let Some(head) = harness.tx.take() {
+            let at = harness.tx.chain(head)[0].addr;
+            let header = VnetHdr::from_bytes(harness.device.read(at, 12).try_into().unwrap());
             assert_eq!(Offloads::sent(features & !bit).check(header, 1 << 16), Ok(header), "{}", feature::name(bit));
-            bench.tx.give(u32::from(head), 0);
+            harness.tx.add_used(u32::from(head), 0);
             frames += 1;
         }
         assert_eq!(frames > 0, sent, "{}", feature::name(bit));
-        bench.pair.tx.complete();
-        bench.close();
+        harness.pair.tx.complete();
+        harness.close();
     }
 }
 
 /// A count of buffers means nothing where frames are in one buffer.
 #[test]
 fn the_driver_merges_no_buffers() {
-    let mut bench = driver(feature::MRG_RXBUF, NetOptions::new(RxMode::Small));
+    let mut harness = driver(feature::MRG_RXBUF, NetOptions::new(RxMode::Small));
     for n in 1..3 {
-        let head = bench.ring.take().unwrap();
-        let at = bench.ring.chain(head)[0].addr;
-        bench.device.write(at, &wire(VnetHdr { num_buffers: 2, ..VnetHdr::PLAIN }, &frame(n, 100)));
-        bench.ring.give(u32::from(head), 112);
-        let frames: Vec<_> = take(&mut bench.pair.rx).iter().map(Packet::to_vec).collect();
+        let head = harness.ring.take().unwrap();
+        let at = harness.ring.chain(head)[0].addr;
+        harness.device.write(at, &wire(VnetHdr { num_buffers: 2, ..VnetHdr::PLAIN }, &frame(n, 100)));
+        harness.ring.add_used(u32::from(head), 112);
+        let frames: Vec<_> = take(&mut harness.pair.rx).iter().map(Packet::to_vec).collect();
         assert_eq!(frames, [frame(n, 100)]);
     }
-    bench.close();
+    harness.close();
 }
 
 /// The driver describes buffers by chains, never by a table.
 #[test]
 fn the_driver_writes_no_tables() {
-    let mut bench = driver(feature::INDIRECT_DESC, large().ring_features(RINGS & !feature::INDIRECT_DESC));
-    bench.deliver(&vec![7; 9000]);
-    let packet = take(&mut bench.pair.rx).remove(0);
-    bench.pair.tx.send(packet).unwrap();
-    bench.pair.tx.flush();
-    let head = bench.tx.take().unwrap();
-    let chain = bench.tx.chain(head);
+    let mut harness = driver(feature::INDIRECT_DESC, large().ring_features(RINGS & !feature::INDIRECT_DESC));
+    harness.deliver(&vec![7; 9000]);
+    let packet = take(&mut harness.pair.rx).remove(0);
+    harness.pair.tx.send(packet).unwrap();
+    harness.pair.tx.flush();
+    let head = harness.tx.take().unwrap();
+    let chain = harness.tx.chain(head);
     assert!(chain.len() >= 3 && chain.iter().all(|d| d.flags & DESC_INDIRECT == 0), "{chain:?}");
-    bench.tx.give(u32::from(head), 0);
-    bench.pair.tx.complete();
-    bench.close();
+    harness.tx.add_used(u32::from(head), 0);
+    harness.pair.tx.complete();
+    harness.close();
 }
 
 /// The driver kicks by the flag, whatever the event index says, and writes no event index of its own.
 #[test]
 fn the_driver_knows_no_event_index() {
     for (flags, wanted) in [(0, true), (1, false)] {
-        let mut bench =
+        let mut harness =
             driver(feature::EVENT_IDX, NetOptions::new(RxMode::Small).ring_features(RINGS & !feature::EVENT_IDX));
-        bench.deliver(&frame(1, 100));
-        let packet = take(&mut bench.pair.rx).remove(0);
-        bench.tx.split().set_used_flags(flags);
-        bench.tx.split().set_avail_event(if wanted { 1000 } else { 0 });
-        bench.ring.split().set_used_event(0xbeef);
-        let kicks = || EventFdOf(&bench.device.kicks()[1]).take();
+        harness.deliver(&frame(1, 100));
+        let packet = take(&mut harness.pair.rx).remove(0);
+        harness.tx.split().set_used_flags(flags);
+        harness.tx.split().set_avail_event(if wanted { 1000 } else { 0 });
+        harness.ring.split().set_used_event(0xbeef);
+        let kicks = || EventFdOf(&harness.device.kicks()[1]).take();
         kicks();
-        bench.pair.tx.send(packet).unwrap();
-        bench.pair.tx.flush();
+        harness.pair.tx.send(packet).unwrap();
+        harness.pair.tx.flush();
         assert_eq!(kicks(), wanted, "flags {flags}");
-        let _ = netmem_packet::Wait::arm(&mut bench.pair.rx);
-        assert_eq!(bench.ring.split().used_event(), 0xbeef);
-        let head = bench.tx.take().unwrap();
-        bench.tx.give(u32::from(head), 0);
-        bench.pair.tx.complete();
-        bench.close();
+        let _ = netmem_packet::Wait::arm(&mut harness.pair.rx);
+        assert_eq!(harness.ring.split().used_event(), 0xbeef);
+        let head = harness.tx.take().unwrap();
+        harness.tx.add_used(u32::from(head), 0);
+        harness.pair.tx.complete();
+        harness.close();
     }
 }
 
@@ -360,21 +360,22 @@ impl EventFdOf<'_> {
 /// A used entry stands for its own buffer, and not for those before it.
 #[test]
 fn the_driver_takes_no_batches() {
-    let mut bench = driver(feature::IN_ORDER, NetOptions::new(RxMode::Small).ring_features(RINGS & !feature::IN_ORDER));
+    let mut harness =
+        driver(feature::IN_ORDER, NetOptions::new(RxMode::Small).ring_features(RINGS & !feature::IN_ORDER));
     for n in 0..4 {
-        bench.deliver(&frame(n, 100));
+        harness.deliver(&frame(n, 100));
     }
-    for packet in take(&mut bench.pair.rx) {
-        bench.pair.tx.send(packet).unwrap();
+    for packet in take(&mut harness.pair.rx) {
+        harness.pair.tx.send(packet).unwrap();
     }
-    bench.pair.tx.flush();
-    let heads: Vec<_> = std::iter::from_fn(|| bench.tx.take()).collect();
-    bench.tx.give(u32::from(heads[3]), 0);
-    assert_eq!((bench.pair.tx.complete(), bench.pair.tx.posted()), (1, 3));
+    harness.pair.tx.flush();
+    let heads: Vec<_> = std::iter::from_fn(|| harness.tx.take()).collect();
+    harness.tx.add_used(u32::from(heads[3]), 0);
+    assert_eq!((harness.pair.tx.complete(), harness.pair.tx.posted()), (1, 3));
     for head in &heads[..3] {
-        bench.tx.give(u32::from(*head), 0);
+        harness.tx.add_used(u32::from(*head), 0);
     }
-    assert_eq!((bench.pair.tx.complete(), bench.pair.tx.posted(), bench.pair.tx.stats().stopped), (3, 0, None));
-    receive(&mut bench.pair.rx, &mut driver::DropAll::default());
-    bench.close();
+    assert_eq!((harness.pair.tx.complete(), harness.pair.tx.posted(), harness.pair.tx.stats().stopped), (3, 0, None));
+    receive(&mut harness.pair.rx, &mut driver::DropAll::default());
+    harness.close();
 }

@@ -81,10 +81,10 @@ fn exchange(pair: &mut QueuePair, frames: &[Vec<u8>], what: &str) {
 /// Connects with some ring features, in one mode, and exchanges frames on each pair.
 fn connect(socket: &Path, ring: u64, mode: RxMode, pairs: u16, what: &str) {
     let max = if mode == RxMode::Small { 1518 } else { 9014 };
-    let books = Books::default();
+    let accounting = Accounting::default();
     let options = NetOptions::new(mode).pairs(pairs).max_frame(max).pages(4096).ring_features(ring);
     let backend = VhostUser::connect(socket).unwrap();
-    let (net, mut queues) = VirtioNet::probe(backend, books.keep(options)).unwrap();
+    let (net, mut queues) = VirtioNet::probe(backend, accounting.count(options)).unwrap();
     assert_eq!(net.features() & Negotiated::RING, ring, "{what}");
     for (i, pair) in queues.iter_mut().enumerate() {
         let mut rng = Rng(ring + i as u64);
@@ -96,7 +96,7 @@ fn connect(socket: &Path, ring: u64, mode: RxMode, pairs: u16, what: &str) {
     }
     queues.into_iter().for_each(close_clean);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// Proves NET-7 on a back end that is not ours.
@@ -198,9 +198,9 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 /// A driver with all offloads.
-fn offloading(socket: &Path, books: &Books) -> (VirtioNet, QueuePair) {
+fn offloading(socket: &Path, accounting: &Accounting) -> (VirtioNet, QueuePair) {
     let options = NetOptions::new(RxMode::Mergeable).max_frame(65549).pages(4096);
-    let (net, mut pairs) = VirtioNet::probe(VhostUser::connect(socket).unwrap(), books.keep(options)).unwrap();
+    let (net, mut pairs) = VirtioNet::probe(VhostUser::connect(socket).unwrap(), accounting.count(options)).unwrap();
     let mut pair = pairs.remove(0);
     greet(&mut pair);
     (net, pair)
@@ -228,10 +228,10 @@ fn bounce(pair: &mut QueuePair, bytes: &[u8], meta: Meta) -> Packet<PeerShared> 
     back.remove(0)
 }
 
-fn ends((net, pair): (VirtioNet, QueuePair), books: &Books) {
+fn ends((net, pair): (VirtioNet, QueuePair), accounting: &Accounting) {
     close_clean(pair);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// DPDK's `csum` engine computes what is left to it, and leaves to us what it may: each way the sum
@@ -241,12 +241,12 @@ fn dpdk_csum_engine() {
     let _alone = crate::alone();
     for (dpdk, hardware) in [(Dpdk::System, true), (Dpdk::Debian13, true), (Dpdk::Debian13, false)] {
         let dir = tempfile::tempdir().unwrap();
-        let (socket, books) = (dir.path().join("vhost.sock"), Books::default());
+        let (socket, accounting) = (dir.path().join("vhost.sock"), Accounting::default());
         let place = if hardware { "hw" } else { "sw" };
         let commands = format!("port stop 0\ncsum set tcp {place} 0\ncsum set udp {place} 0\nport start 0\n");
         let vhost = format!("net_vhost0,iface={},queues=1", socket.display());
         let Some(_testpmd) = Testpmd::run(dpdk, &vhost, "--forward-mode=csum", &commands) else { return };
-        let (net, mut pair) = offloading(&socket, &books);
+        let (net, mut pair) = offloading(&socket, &accounting);
         for kind in 0..4 {
             for payload in [1, 18, 19, 500, 1400, 1401, 3000, 8000] {
                 let frame = Transport::new(kind, payload);
@@ -263,7 +263,7 @@ fn dpdk_csum_engine() {
                 assert!(bytes[12..] == frame.bytes[12..], "{dpdk:?}, {place}, kind {kind}, {payload} bytes");
             }
         }
-        ends((net, pair), &books);
+        ends((net, pair), &accounting);
     }
 }
 
@@ -275,13 +275,13 @@ fn dpdk_passes_large_segments() {
     let _alone = crate::alone();
     for dpdk in [Dpdk::System, Dpdk::Debian13] {
         let dir = tempfile::tempdir().unwrap();
-        let (socket, books) = (dir.path().join("vhost.sock"), Books::default());
+        let (socket, accounting) = (dir.path().join("vhost.sock"), Accounting::default());
         // Old flags: what vhost receives has the flags that transmission wants, so the segments'
         // size survives a forwarding that knows nothing of it. testpmd's own TSO wants a capability
         // that this port does not claim.
         let vhost = format!("net_vhost0,iface={},queues=1,tso=1,legacy-ol-flags=1", socket.display());
         let Some(_testpmd) = Testpmd::run(dpdk, &vhost, "--forward-mode=io", "") else { return };
-        let (net, mut pair) = offloading(&socket, &books);
+        let (net, mut pair) = offloading(&socket, &accounting);
         for kind in 0..2 {
             for (payload, size) in [(1500, 1000), (9000, 1460), (30_001, 536), (64_000, 1448)] {
                 let frame = Transport::new(kind, payload);
@@ -290,6 +290,6 @@ fn dpdk_passes_large_segments() {
                 assert!(back.to_vec() == frame.pseudo(0), "{dpdk:?}, kind {kind}, {payload} bytes are others");
             }
         }
-        ends((net, pair), &books);
+        ends((net, pair), &accounting);
     }
 }

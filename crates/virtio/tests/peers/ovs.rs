@@ -102,16 +102,16 @@ impl Switch {
 struct End {
     net: VirtioNet,
     pair: QueuePair,
-    books: Books,
+    accounting: Accounting,
 }
 
 impl End {
     /// Waits until the switch connects. It tries once a second.
     fn accept(listener: &Listener, mode: RxMode) -> Self {
         let backend = VhostUser::accept(listener, Duration::from_secs(60)).unwrap();
-        let books = Books::default();
-        let (net, mut pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(mode))).unwrap();
-        Self { net, pair: pairs.remove(0), books }
+        let accounting = Accounting::default();
+        let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(NetOptions::new(mode))).unwrap();
+        Self { net, pair: pairs.remove(0), accounting }
     }
 
     /// Whether there was room for it.
@@ -135,7 +135,7 @@ impl End {
     fn close(self) {
         close_clean(self.pair);
         drop(self.net);
-        self.books.assert_balanced();
+        self.accounting.assert_balanced();
     }
 }
 

@@ -132,8 +132,8 @@ fn dhcp_and_ping() {
     for mode in [RxMode::Mergeable, RxMode::Small] {
         let socket = dir.path().join(format!("{mode}.sock"));
         let (mut passt, backend) = Passt::connect(&root, &socket);
-        let books = Books::default();
-        let (net, mut pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(mode))).unwrap();
+        let accounting = Accounting::default();
+        let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(NetOptions::new(mode))).unwrap();
         let mut pair = pairs.remove(0);
 
         let (offer, address, router) = ask(&mut pair, &dhcp(1, None), dhcp_answer);
@@ -175,7 +175,7 @@ fn dhcp_and_ping() {
         }
         close_clean(pair);
         drop(net);
-        books.assert_balanced();
+        accounting.assert_balanced();
         assert!(passt.0.wait().unwrap().success(), "passt has ended with an error");
     }
 }

@@ -40,9 +40,9 @@ fn dpdk_is_killed_under_traffic() {
             Some((testpmd, backend.unwrap()))
         };
         let Some((mut testpmd, backend)) = start() else { return };
-        let books = Books::default();
+        let accounting = Accounting::default();
         let (mut net, mut pairs) =
-            VirtioNet::probe(backend, books.keep(NetOptions::new(RxMode::Mergeable).pages(2048))).unwrap();
+            VirtioNet::probe(backend, accounting.count(NetOptions::new(RxMode::Mergeable).pages(2048))).unwrap();
         let mut pair = pairs.remove(0);
         let (stop, came) = (AtomicBool::new(false), AtomicU64::new(0));
         let ((mut pair, sent), _testpmd) = std::thread::scope(|s| {
@@ -94,6 +94,6 @@ fn dpdk_is_killed_under_traffic() {
         assert!(tx.unconfirmed <= RESTARTS * 64);
         close_clean(pair);
         drop(net);
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
 }

@@ -29,9 +29,9 @@ fn dpdk_fills_chains_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("vhost.sock");
     let Some(_testpmd) = Testpmd::start(&socket, false) else { return };
-    let (memory, books) = (DeviceMemory::new(1024), Books::default());
+    let (memory, accounting) = (DeviceMemory::new(1024), Accounting::default());
     let backend = VhostUser::connect(&socket).unwrap();
-    let (net, mut pairs) = VirtioNet::probe(backend, books.keep(memory.options().pages(2048))).unwrap();
+    let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(memory.options().pages(2048))).unwrap();
     let pair = pairs.remove(0);
     let (mut rx, mut tx) = (bind(pair.rx, &memory.split()), pair.tx.into_split::<Arc<()>>());
     let binding = Arc::new(());
@@ -76,6 +76,6 @@ fn dpdk_fills_chains_in_order() {
     drop(tx);
     assert_closed(&unbound.queue.close().unwrap(), 0);
     drop(net);
-    assert_eq!(memory.at_home(), 1024);
-    books.assert_balanced();
+    assert_eq!(memory.free_pages(), 1024);
+    accounting.assert_balanced();
 }

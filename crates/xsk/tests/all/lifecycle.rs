@@ -7,7 +7,7 @@ use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
 use netmem_pool::{KernelShared, PagePool, PoolClosed, PoolOptions, RegionProvider, lingering};
 use netmem_testing::namespace::{command, in_namespace, ip, nics};
 use netmem_testing::xsk;
-use netmem_testing::xsk::{Bench, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
+use netmem_testing::xsk::{Harness, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use netmem_xsk::{
     AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
     XskError, XskRx, XskTx, reclaim,
@@ -64,7 +64,7 @@ fn drain(
 #[test]
 fn pages_come_home_from_eight_threads() {
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new().chunk(2048), QueueOptions::new());
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new().chunk(2048), QueueOptions::new());
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let received = thread::scope(|s| {
             let holders: Vec<_> = (0..8u64)
@@ -89,7 +89,7 @@ fn pages_come_home_from_eight_threads() {
                     give
                 })
                 .collect();
-            let (peer, stop, sent) = (&bench.peer, &stop, &sent);
+            let (peer, stop, sent) = (&harness.peer, &stop, &sent);
             let sender = s.spawn(move || {
                 let mut i = 0;
                 while !stop.load(Ordering::Relaxed) {
@@ -100,7 +100,7 @@ fn pages_come_home_from_eight_threads() {
                 }
             });
             let stop = Stop(stop);
-            let (rx, start, n) = (&mut bench.rx, Instant::now(), Cell::new(0));
+            let (rx, start, n) = (&mut harness.rx, Instant::now(), Cell::new(0));
             let mut hand = |packet: Packet<KernelShared>| {
                 n.set(n.get() + 1);
                 if n.get() % 5 == 0 {
@@ -114,22 +114,22 @@ fn pages_come_home_from_eight_threads() {
             }
             drop(stop);
             sender.join().unwrap();
-            drain(rx, &bench.theirs, sent.load(Ordering::Relaxed), hand, || n.get() as u64);
+            drain(rx, &harness.theirs, sent.load(Ordering::Relaxed), hand, || n.get() as u64);
             n.get() as u64
         });
-        let stats = bench.rx.stats();
+        let stats = harness.rx.stats();
         assert_eq!((stats.frames, stats.passed, stats.stopped), (received, received, None));
-        assert_eq!(sent.into_inner(), received + lost(&bench.rx, &bench.theirs), "{stats:?}");
+        assert_eq!(sent.into_inner(), received + lost(&harness.rx, &harness.theirs), "{stats:?}");
         // The level is there again.
         until("chunks for the kernel", || {
-            bench.rx.poll(|poll| poll.receive(1, &mut |packet: Packet<_>| drop(packet)));
-            (bench.rx.posted() == bench.rx.fill_level()).then_some(())
+            harness.rx.poll(|poll| poll.receive(1, &mut |packet: Packet<_>| drop(packet)));
+            (harness.rx.posted() == harness.rx.fill_level()).then_some(())
         });
         // A chunk is half a page, and a page is out while one of its halves is; one page is being
         // cut.
-        let pages = bench.rx.posted() as u64 / 2;
-        assert!((pages..=2 * pages + 1).contains(&bench.rx.pool_stats().inflight()), "{:?}", bench.rx.pool_stats());
-        let Bench { rx, tx, ours, .. } = bench;
+        let pages = harness.rx.posted() as u64 / 2;
+        assert!((pages..=2 * pages + 1).contains(&harness.rx.pool_stats().inflight()), "{:?}", harness.rx.pool_stats());
+        let Harness { rx, tx, ours, .. } = harness;
         let closed = rx.close().unwrap();
         assert_closed(&closed);
         assert!((pages..=2 * pages).contains(&closed.stats.quarantined), "{closed:?}");
@@ -142,7 +142,7 @@ fn pages_come_home_from_eight_threads() {
 #[test]
 fn random_frames_of_every_length() {
     in_namespace(|| {
-        let mut bench = Bench::new(4096, 3000, &UmemOptions::new().chunk(2048), QueueOptions::new());
+        let mut harness = Harness::new(4096, 3000, &UmemOptions::new().chunk(2048), QueueOptions::new());
         let mut random = fastrand::Rng::with_seed(5);
         let (mut sent, mut dropped) = (Vec::<Vec<u8>>::new(), 0);
         let next = Cell::new(0);
@@ -155,17 +155,17 @@ fn random_frames_of_every_length() {
         for len in lengths {
             sent.push((0..len).map(|_| random.u8(..)).collect());
             until("room for the frame", || {
-                let gone = bench.peer.offer(&sent[sent.len() - 1]);
+                let gone = harness.peer.offer(&sent[sent.len() - 1]);
                 dropped += u64::from(!gone);
-                bench.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| compare(packet, &sent)));
+                harness.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| compare(packet, &sent)));
                 gone.then_some(())
             });
         }
         let all = sent.len() as u64;
-        drain(&mut bench.rx, &bench.theirs, all + dropped, |packet| compare(packet, &sent), || next.get() as u64);
+        drain(&mut harness.rx, &harness.theirs, all + dropped, |packet| compare(packet, &sent), || next.get() as u64);
         // Those that the interface had no room for were sent again.
-        assert_eq!((next.get(), lost(&bench.rx, &bench.theirs)), (sent.len(), dropped));
-        assert_eq!(bench.rx.stats().frames, all);
+        assert_eq!((next.get(), lost(&harness.rx, &harness.theirs)), (sent.len(), dropped));
+        assert_eq!(harness.rx.stats().frames, all);
     });
 }
 
@@ -356,8 +356,8 @@ fn sent_pages_are_kept_until_the_kernel_has_released_the_queue() {
 #[test]
 fn an_interface_that_is_down_for_a_while() {
     in_namespace(|| {
-        let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        let Bench { peer, rx, tx, ours, program, .. } = bench;
+        let harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let Harness { peer, rx, tx, ours, program, .. } = harness;
         let mut traffic = Traffic { rx, tx, echoed: 0 };
         under_traffic(&peer, || {
             for _ in 0..5 {
@@ -398,8 +398,8 @@ fn an_interface_that_is_down_for_a_while() {
 fn an_interface_that_goes() {
     for moved in [false, true] {
         in_namespace(|| {
-            let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-            let Bench { peer, rx, tx, ours, program, umem, memory, .. } = bench;
+            let harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+            let Harness { peer, rx, tx, ours, program, umem, memory, .. } = harness;
             let mut traffic = Traffic { rx, tx, echoed: 0 };
             // The thread of a namespace of its own, which the interface is moved to.
             let (done, wait) = mpsc::channel::<()>();
@@ -454,8 +454,8 @@ fn an_interface_that_goes() {
 #[test]
 fn another_process_wants_the_interface() {
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        let ours = bench.ours.clone();
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let ours = harness.ours.clone();
         let before = Interface::by_name(&ours).unwrap().programs;
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let received = Cell::new(0);
@@ -464,7 +464,7 @@ fn another_process_wants_the_interface() {
             drop(packet);
         };
         thread::scope(|s| {
-            let (peer, flag, sent) = (&bench.peer, &stop, &sent);
+            let (peer, flag, sent) = (&harness.peer, &stop, &sent);
             s.spawn(move || {
                 while !flag.load(Ordering::Relaxed) {
                     let i = sent.load(Ordering::Relaxed);
@@ -488,18 +488,18 @@ fn another_process_wants_the_interface() {
             });
             let stop = Stop(&stop);
             while !others.is_finished() {
-                bench.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| count(packet)));
+                harness.rx.poll(|poll| poll.receive(64, &mut |packet: Packet<_>| count(packet)));
             }
             drop(stop);
         });
         let sent = sent.into_inner();
-        drain(&mut bench.rx, &bench.theirs, sent, count, || received.get());
+        drain(&mut harness.rx, &harness.theirs, sent, count, || received.get());
         let received = received.get();
         assert_eq!(Interface::by_name(&ours).unwrap().programs, before);
-        let stats = bench.rx.stats();
+        let stats = harness.rx.stats();
         assert!(received > 0 && (stats.frames, stats.stopped) == (received, None), "{stats:?}");
-        assert_eq!(sent, received + lost(&bench.rx, &bench.theirs));
-        let Bench { rx, tx, program, .. } = bench;
+        assert_eq!(sent, received + lost(&harness.rx, &harness.theirs));
+        let Harness { rx, tx, program, .. } = harness;
         drop((program, tx));
         assert_closed(&rx.close().unwrap());
     });
@@ -566,26 +566,26 @@ fn a_program_without_our_frames_comes_and_goes() {
 #[test]
 fn a_queue_that_only_sends_is_filled() {
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(512).rx_ring(64));
-        let mut pool = bench.pool(256);
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(512).rx_ring(64));
+        let mut pool = harness.pool(256);
         for i in 0..2000 {
-            bench.peer.send(&frame(60, i));
+            harness.peer.send(&frame(60, i));
             let mut page = pool.alloc().unwrap();
             page.copy_from(0, &frame(60, !i)).unwrap();
-            bench.send(Packet::new(page.freeze_range(0..60)));
-            assert_eq!(bench.peer.receive(), frame(60, !i));
+            harness.send(Packet::new(page.freeze_range(0..60)));
+            assert_eq!(harness.peer.receive(), frame(60, !i));
         }
-        assert_eq!(bench.rx.posted(), 512);
+        assert_eq!(harness.rx.posted(), 512);
         let kernel = until("all frames", || {
-            let kernel = bench.rx.socket().kernel_stats().unwrap();
+            let kernel = harness.rx.socket().kernel_stats().unwrap();
             (kernel.rx_ring_full >= 2000 - 64).then_some(kernel)
         });
         assert_eq!((kernel.rx_ring_full, kernel.rx_fill_empty), (2000 - 64, 0));
         // It can receive at any time.
         for n in 0..64 {
-            assert_eq!(bench.receive().to_vec(), frame(60, n));
+            assert_eq!(harness.receive().to_vec(), frame(60, n));
         }
-        bench.rx.poll(|poll| poll.receive(64, &mut |_: Packet<_>| panic!("there were 64")));
+        harness.rx.poll(|poll| poll.receive(64, &mut |_: Packet<_>| panic!("there were 64")));
     });
 }
 
@@ -593,8 +593,8 @@ fn a_queue_that_only_sends_is_filled() {
 #[test]
 fn the_halves_of_a_socket_part() {
     in_namespace(|| {
-        let bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(256));
-        let Bench { peer, rx, mut tx, program, umem, memory, .. } = bench;
+        let harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new().fill(256));
+        let Harness { peer, rx, mut tx, program, umem, memory, .. } = harness;
         let level = rx.fill_level() as u64;
         let closed = thread::spawn(move || rx.close().unwrap()).join().unwrap();
         assert_eq!((closed.stats.quarantined, closed.outstanding), (level, 0));

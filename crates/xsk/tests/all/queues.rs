@@ -9,7 +9,7 @@ use netmem_packet::{
 use netmem_pool::{KernelShared, PagePool, PeerShared, PoolOptions};
 use netmem_testing::namespace::{command, in_namespace, ip, nics};
 use netmem_testing::xsk;
-use netmem_testing::xsk::{Bench, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
+use netmem_testing::xsk::{Harness, Raw, frame, index, memory, name, on_wire, receive, until, veth, wire};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::device::{NetDevice, Options};
@@ -145,23 +145,23 @@ fn with_device<R>(options: NetOptions, test: impl FnOnce(QueuePair) -> R) -> R {
 fn frames_are_redirected_to_virtio_and_back() {
     in_namespace(|| {
         let (memory, umem) = memory::<PeerShared>(16384, &UmemOptions::new().headroom(64));
-        let mut bench = Bench::with(memory.clone(), umem, 1500, QueueOptions::new().fill(512));
+        let mut harness = Harness::with(memory.clone(), umem, 1500, QueueOptions::new().fill(512));
         let options = NetOptions::new(RxMode::Mergeable).memory(memory.region().clone(), memory.clone());
         with_device(options, |QueuePair { rx: mut virtio_rx, tx: mut virtio_tx }| {
             let n = 1000;
             let mut back = 0;
             {
-                let (mut to_virtio, mut to_xsk) = (To::new(&mut virtio_tx), To::new(&mut bench.tx));
+                let (mut to_virtio, mut to_xsk) = (To::new(&mut virtio_tx), To::new(&mut harness.tx));
                 let mut sent = 0;
                 until("all frames back", || {
                     // At most as many are on their way as there are chunks to receive into.
                     while sent < n && sent - back < 256 {
-                        bench.peer.send(&frame(60 + sent as usize % 1400, sent));
+                        harness.peer.send(&frame(60 + sent as usize % 1400, sent));
                         sent += 1;
                     }
-                    bench.rx.poll(|poll| poll.receive(64, &mut to_virtio));
+                    harness.rx.poll(|poll| poll.receive(64, &mut to_virtio));
                     virtio_rx.poll(|poll| poll.receive(64, &mut to_xsk));
-                    while let Some(got) = bench.peer.try_receive() {
+                    while let Some(got) = harness.peer.try_receive() {
                         let sent = frame(60 + back as usize % 1400, back);
                         assert_eq!(got, [&sent[6..12], &sent[..6], &sent[12..]].concat(), "{back}");
                         back += 1;
@@ -169,15 +169,15 @@ fn frames_are_redirected_to_virtio_and_back() {
                     (back == n).then_some(())
                 });
             }
-            assert_eq!((bench.rx.stats().redirected, virtio_rx.stats().redirected), (n, n));
+            assert_eq!((harness.rx.stats().redirected, virtio_rx.stats().redirected), (n, n));
             // Of the other's domain, and mapped by an addition.
-            assert_eq!((virtio_tx.stats().mapped, bench.tx.stats().unreachable), (n, 0));
+            assert_eq!((virtio_tx.stats().mapped, harness.tx.stats().unreachable), (n, 0));
             until("completions", || {
                 virtio_tx.complete();
-                bench.tx.complete();
-                (virtio_tx.posted() == 0 && bench.tx.outstanding() == 0).then_some(())
+                harness.tx.complete();
+                (virtio_tx.posted() == 0 && harness.tx.outstanding() == 0).then_some(())
             });
-            assert_eq!(bench.rx.pool_stats().inflight(), bench.rx.posted() as u64);
+            assert_eq!(harness.rx.pool_stats().inflight(), harness.rx.posted() as u64);
             assert_eq!(virtio_rx.pool_stats().inflight(), virtio_rx.posted() as u64);
         });
     });
@@ -188,12 +188,12 @@ fn frames_are_redirected_to_virtio_and_back() {
 #[test]
 fn a_thread_sleeps_until_there_is_work() {
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        let mut pool = bench.pool(256);
-        assert_eq!(bench.rx.arm().unwrap(), Armed::Waits);
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let mut pool = harness.pool(256);
+        assert_eq!(harness.rx.arm().unwrap(), Armed::Waits);
         let (go, wait) = mpsc::channel::<u64>();
-        let peer = &bench.peer;
-        let (rx, tx) = (&mut bench.rx, &mut bench.tx);
+        let peer = &harness.peer;
+        let (rx, tx) = (&mut harness.rx, &mut harness.tx);
         thread::scope(|s| {
             s.spawn(move || {
                 for i in wait {
@@ -255,9 +255,9 @@ fn the_socket_is_in_the_set_of_a_queue_while_it_waits() {
         }
     }
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        check(&mut bench.rx);
-        check(&mut bench.tx);
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        check(&mut harness.rx);
+        check(&mut harness.tx);
     });
 }
 
@@ -285,8 +285,8 @@ fn a_thread_that_sleeps_is_told_that_its_interface_is_gone() {
     for moved in [false, true] {
         in_namespace(|| {
             for receives in [true, false] {
-                let Bench { mut rx, mut tx, ours, .. } =
-                    Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+                let Harness { mut rx, mut tx, ours, .. } =
+                    Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
                 let (done, wait) = mpsc::channel::<()>();
                 let (tell, told) = mpsc::channel();
                 let other = thread::spawn(move || {
@@ -316,16 +316,16 @@ fn a_thread_that_sleeps_is_told_that_its_interface_is_gone() {
 #[test]
 fn a_sender_is_woken_by_late_completions() {
     in_namespace(|| {
-        let mut bench = Bench::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
-        let mut pool = bench.pool(256);
+        let mut harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
+        let mut pool = harness.pool(256);
         let n = 100;
         for i in 0..n {
             let mut page = pool.alloc().unwrap();
             page.copy_from(0, &frame(60, i)).unwrap();
-            bench.tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+            harness.tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
         }
-        bench.tx.flush();
-        let (peer, tx) = (&bench.peer, &mut bench.tx);
+        harness.tx.flush();
+        let (peer, tx) = (&harness.peer, &mut harness.tx);
         thread::scope(|s| {
             s.spawn(|| (0..n).for_each(|_| _ = peer.receive()));
             let mut pause = PollThenSleep::new(Duration::ZERO);
@@ -334,18 +334,18 @@ fn a_sender_is_woken_by_late_completions() {
                 pause.turn(work, &mut [tx], None).unwrap();
             }
         });
-        assert_eq!((pool.stats().inflight(), bench.tx.stats().completed), (0, n));
+        assert_eq!((pool.stats().inflight(), harness.tx.stats().completed), (0, n));
     });
 }
 
 /// A frame comes from the peer, and a frame is sent to it.
-fn one_each_way(bench: &mut Bench, pool: &mut PagePool<KernelShared>, i: u64) {
-    bench.peer.send(&frame(100, i));
-    assert_eq!(bench.receive().to_vec(), frame(100, i));
+fn one_each_way(harness: &mut Harness, pool: &mut PagePool<KernelShared>, i: u64) {
+    harness.peer.send(&frame(100, i));
+    assert_eq!(harness.receive().to_vec(), frame(100, i));
     let mut page = pool.alloc().unwrap();
     page.copy_from(0, &frame(60, i)).unwrap();
-    bench.send(Packet::new(page.freeze_range(0..60)));
-    assert_eq!(bench.peer.receive(), frame(60, i));
+    harness.send(Packet::new(page.freeze_range(0..60)));
+    assert_eq!(harness.peer.receive(), frame(60, i));
 }
 
 /// Without need-wakeup each flush is a system call, and no frame waits for another one. A socket on
@@ -353,11 +353,11 @@ fn one_each_way(bench: &mut Bench, pool: &mut PagePool<KernelShared>, i: u64) {
 #[test]
 fn without_need_wakeup_each_flush_is_a_call() {
     in_namespace(|| {
-        let mut bench = Bench::new(4096, 1500, &UmemOptions::new(), QueueOptions::new().need_wakeup(false));
-        let mut pool = bench.pool(256);
+        let mut harness = Harness::new(4096, 1500, &UmemOptions::new(), QueueOptions::new().need_wakeup(false));
+        let mut pool = harness.pool(256);
         for i in 0..200 {
-            one_each_way(&mut bench, &mut pool, i);
-            assert!(bench.tx.stats().kicks > i);
+            one_each_way(&mut harness, &mut pool, i);
+            assert!(harness.tx.stats().kicks > i);
         }
     });
 }
@@ -414,12 +414,12 @@ fn partial(len: usize) -> (Vec<u8>, Meta) {
 fn the_device_computes_checksums() {
     in_namespace(|| {
         let umem = UmemOptions::new().chunk(2048).tx_metadata(true).software_checksums(true);
-        let mut bench = Bench::new(4096, 1500, &umem, QueueOptions::new());
-        let mut pool = bench.pool(256);
+        let mut harness = Harness::new(4096, 1500, &umem, QueueOptions::new());
+        let mut pool = harness.pool(256);
         let start = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         for len in [60, 61, 777, 1514] {
             let (bytes, meta) = partial(len);
-            assert!(bench.tx.supports(meta));
+            assert!(harness.tx.supports(meta));
             let mut page = pool.alloc().unwrap();
             page.copy_from(64, &bytes).unwrap();
             let mut packet = Packet::new(page.freeze_range(64..64 + len));
@@ -427,19 +427,19 @@ fn the_device_computes_checksums() {
             let mut want = bytes;
             assert!(complete_checksum(&mut want, 34, 6));
             // A veth has no launch times, and the frame would leave at once.
-            assert_eq!(bench.tx.launch_times(), Err(NoLaunchTimes::Driver));
-            let packet = bench.tx.send_with(packet, TxRequest { launch_time: Some(1), timestamp: None }).unwrap_err();
+            assert_eq!(harness.tx.launch_times(), Err(NoLaunchTimes::Driver));
+            let packet = harness.tx.send_with(packet, TxRequest { launch_time: Some(1), timestamp: None }).unwrap_err();
             // The metadata cannot be written in front of a frame that has another holder.
             let holder = packet.clone();
-            let packet = bench.tx.send(packet).unwrap_err();
+            let packet = harness.tx.send(packet).unwrap_err();
             drop(holder);
-            bench.tx.send_with(packet, TxRequest { timestamp: Some(len as u64), launch_time: None }).unwrap();
-            bench.tx.flush();
-            assert_eq!(bench.peer.receive(), want, "{len}");
-            until("completion", || (bench.tx.complete() > 0).then_some(()));
+            harness.tx.send_with(packet, TxRequest { timestamp: Some(len as u64), launch_time: None }).unwrap();
+            harness.tx.flush();
+            assert_eq!(harness.peer.receive(), want, "{len}");
+            until("completion", || (harness.tx.complete() > 0).then_some(()));
             // A veth reports the time of the system's clock. The checksum's place in the metadata
             // is not mistaken for one.
-            let stamp = bench.tx.timestamp().unwrap();
+            let stamp = harness.tx.timestamp().unwrap();
             assert_eq!(stamp.id, len as u64);
             assert!(stamp.time.is_none_or(|time| u128::from(time) >= start.as_nanos()), "{stamp:?}");
         }
@@ -449,10 +449,10 @@ fn the_device_computes_checksums() {
         page.copy_from(2064, &bytes).unwrap();
         let mut packet = Packet::new(page.freeze_range(2064..2124));
         packet.meta = meta;
-        let back = bench.tx.send(packet).unwrap_err();
+        let back = harness.tx.send(packet).unwrap_err();
         assert_eq!((back.meta, back.to_vec()), (meta, bytes));
         drop(back);
-        assert_eq!((bench.tx.stats().no_offload, pool.stats().inflight()), (9, 0));
+        assert_eq!((harness.tx.stats().no_offload, pool.stats().inflight()), (9, 0));
     });
 }
 
@@ -461,15 +461,15 @@ fn the_device_computes_checksums() {
 fn busy_polling() {
     in_namespace(|| {
         let options = || QueueOptions::new().busy_poll(BusyPoll { microseconds: 50, budget: 64 });
-        let mut bench = Bench::new(4096, 1500, &UmemOptions::new(), options());
+        let mut harness = Harness::new(4096, 1500, &UmemOptions::new(), options());
         // The one that is mounted shows another namespace.
         command("mount -t sysfs sysfs /sys");
-        netmem_xsk::defer_interrupts(&bench.ours, 2, Duration::from_micros(200)).unwrap();
-        let mut pool = bench.pool(256);
+        netmem_xsk::defer_interrupts(&harness.ours, 2, Duration::from_micros(200)).unwrap();
+        let mut pool = harness.pool(256);
         for i in 0..200 {
-            one_each_way(&mut bench, &mut pool, i);
+            one_each_way(&mut harness, &mut pool, i);
         }
-        assert!(bench.rx.stats().wakeups >= 200);
+        assert!(harness.rx.stats().wakeups >= 200);
     });
 }
 

@@ -139,9 +139,9 @@ impl DeviceRing {
     }
 
     /// Claims to have used `id`, and shows it.
-    pub fn give(&mut self, id: u32, len: u32) {
+    pub fn add_used(&mut self, id: u32, len: u32) {
         self.write(id, len);
-        self.show();
+        self.publish();
     }
 
     /// Claims to have used `id`, and does not show it yet.
@@ -159,7 +159,7 @@ impl DeviceRing {
         self.used = self.used.wrapping_add(1);
     }
 
-    pub fn show(&mut self) {
+    pub fn publish(&mut self) {
         match &mut self.words {
             Words::Split(ring) => ring.set_used_idx(self.used),
             Words::Packed(words) => {
@@ -171,7 +171,7 @@ impl DeviceRing {
     }
 
     /// Claims something that makes no sense, one of three kinds.
-    pub fn say_anything(&mut self, n: u16) {
+    pub fn publish_garbage(&mut self, n: u16) {
         match &self.words {
             Words::Split(ring) => ring.set_used_idx([0, self.used.wrapping_add(1), u16::MAX][usize::from(n)]),
             Words::Packed(words) => {

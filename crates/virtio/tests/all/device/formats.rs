@@ -149,17 +149,17 @@ fn interrupts_come_where_they_are_asked_for() {
             assert_eq!(tx.take().len(), n);
             tx.calls()
         };
-        tx.interrupts(Wish::Never);
+        tx.interrupts(InterruptWish::Never);
         tx.calls();
         assert_eq!(send(&mut tx, 5), 0, "{ring:#x}");
-        tx.interrupts(Wish::Always);
+        tx.interrupts(InterruptWish::Always);
         assert_eq!(send(&mut tx, 5), 1, "{ring:#x}");
         if event_idx {
             // Around the ring several times.
             for _ in 0..40 {
-                tx.interrupts(Wish::After(7));
+                tx.interrupts(InterruptWish::After(7));
                 assert_eq!([send(&mut tx, 7), send(&mut tx, 1), send(&mut tx, 20)], [0, 1, 0], "{ring:#x}");
-                tx.interrupts(Wish::After(3));
+                tx.interrupts(InterruptWish::After(3));
                 assert_eq!(
                     [send(&mut tx, 2), send(&mut tx, 11), send(&mut tx, 1)],
                     [0, 1, 0],

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use netmem_testing::device::{Driver, GUEST, PLAIN, USER, poll_until, region};
-use netmem_testing::driver::split::{Bound, DeviceMemory, compare};
-use netmem_testing::driver::tcp::{Wires, flow, payload, receive};
+use netmem_testing::driver::split::{BoundDevice, DeviceMemory, compare};
+use netmem_testing::driver::tcp::{WireFrames, flow, payload, receive};
 use netmem_testing::driver::{frames, pcap, until};
 use netmem_testing::libcuda;
 use netmem_testing::{installed, skip};
@@ -79,12 +79,12 @@ fn on_gpu(gpu: &Gpu, bytes: usize) -> DeviceMemory {
 fn receives(gpu: &Gpu, sent: &[Vec<u8>], want: &[Vec<u8>]) {
     let memory = on_gpu(gpu, MIB);
     let split = memory.split().header_bytes(SplitOptions::UDP_V4);
-    let mut bound = Bound::on(device(gpu, pcap(sent, Play::Once)), memory.options(), &split);
+    let mut bound = BoundDevice::on(device(gpu, pcap(sent, Play::Once)), memory.options(), &split);
     compare(&mut bound.rx, &memory, want);
     let lost = (sent.len() - want.len()) as u64;
-    until(|| bound.rig.stats.dropped(DropReason::CopyFailed) == lost);
+    until(|| bound.device_thread.stats.dropped(DropReason::CopyFailed) == lost);
     // The device counts at the end of a pass, after the driver has the frames.
-    until(|| bound.rig.stats.rx_frames.load(Relaxed) == want.len() as u64);
+    until(|| bound.device_thread.stats.rx_frames.load(Relaxed) == want.len() as u64);
     bound.close();
 }
 
@@ -112,9 +112,9 @@ fn joins(gpu: &Gpu, lost: Option<usize>) {
     let memory = on_gpu(gpu, 16 * MIB);
     let segments = flow(false, 1, 7, &[1000; 4]);
     let split = memory.split().header_bytes(SplitOptions::TCP_V6);
-    let port = Wires::new(VnetHdr::PLAIN, &segments);
+    let port = WireFrames::new(VnetHdr::PLAIN, &segments);
     let options = memory.add(NetOptions::new(RxMode::Big)).pages(2000);
-    let mut bound = Bound::on(device(gpu, port), options, &split);
+    let mut bound = BoundDevice::on(device(gpu, port), options, &split);
     let all = driver::frame(7, 4000);
     let pieces: Vec<_> = match lost {
         None => vec![all],
@@ -123,7 +123,7 @@ fn joins(gpu: &Gpu, lost: Option<usize>) {
     };
     let got: Vec<_> = receive(&mut bound.rx, pieces.len()).iter().map(|frame| payload(&memory, frame)).collect();
     assert!(got == pieces);
-    until(|| bound.rig.stats.dropped(DropReason::CopyFailed) == u64::from(lost.is_some()));
+    until(|| bound.device_thread.stats.dropped(DropReason::CopyFailed) == u64::from(lost.is_some()));
     bound.close();
 }
 

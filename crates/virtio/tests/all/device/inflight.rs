@@ -23,14 +23,14 @@ const PART: usize = (16 + 16 * SIZE as usize).next_multiple_of(64);
 impl SharedFile {
     /// A region of the device's for two rings.
     fn inflight(front: &Front) -> Self {
-        let mut answer = front.ask(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
+        let mut answer = front.query(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
         let len = u64::from_le_bytes(answer.body[..8].try_into().unwrap());
         assert_eq!((len as usize, &answer.body[16..20]), (2 * PART, &[2, 0, 0, 1][..]));
         Self::new(answer.fds.pop().unwrap().into(), len as usize)
     }
 
     fn give(&self, front: &Front) -> std::io::Result<()> {
-        front.tell(request::SET_INFLIGHT_FD, &inflight_body(self.len as u64, 2, SIZE), &[self.file.as_fd()])
+        front.set(request::SET_INFLIGHT_FD, &inflight_body(self.len as u64, 2, SIZE), &[self.file.as_fd()])
     }
 
     /// Marks chain `head` of the first ring as in flight.
@@ -174,7 +174,7 @@ fn a_region_that_lies() {
     let check = |name: &str, version: u16, body: Vec<u8>| {
         let (driver, region) = taken_over(&device);
         region.set_u16(8, version);
-        let given = driver.front.tell(request::SET_INFLIGHT_FD, &body, &[region.file.as_fd()]);
+        let given = driver.front.set(request::SET_INFLIGHT_FD, &body, &[region.file.as_fd()]);
         let started = given.and_then(|()| {
             driver.front.set_vring_num(0, SIZE)?;
             driver.front.set_vring_kick(0, &driver.rings[0].kick)
@@ -190,7 +190,7 @@ fn a_region_that_lies() {
     check("no entries", 1, inflight_body(len, 2, 0));
     for (queues, size) in [(0, SIZE), (3, SIZE), (2, 0), (2, 32769)] {
         let driver = Driver::connect(&device, PLAIN);
-        let answer = driver.front.ask(request::GET_INFLIGHT_FD, &inflight_body(0, queues, size), &[]);
+        let answer = driver.front.query(request::GET_INFLIGHT_FD, &inflight_body(0, queues, size), &[]);
         assert!(answer.is_err(), "it has an answer of its own, which cannot say no");
     }
 }
@@ -294,7 +294,7 @@ fn packed_chains_in_flight_are_resubmitted() {
     let want = device.ports()[0].frame().to_vec();
     let driver = Driver::connect(&device, PLAIN | feature::RING_PACKED);
     driver.share_memory();
-    let mut answer = driver.front.ask(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
+    let mut answer = driver.front.query(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
     let len = u64::from_le_bytes(answer.body[..8].try_into().unwrap()) as usize;
     assert_eq!(len, 2 * (32 + 32 * usize::from(SIZE)).next_multiple_of(64));
     let region = SharedFile::new(answer.fds.pop().unwrap().into(), len);
@@ -331,7 +331,7 @@ fn packed_chains_in_flight_are_resubmitted() {
     let turn = PackedDesc::AVAIL | PackedDesc::USED;
     rx.packed().set_used_desc(0, PackedDesc { addr: 0, len: 76, id: 12, flags: turn | WRITE });
     let body = inflight_body(len as u64, 2, SIZE);
-    driver.front.tell(request::SET_INFLIGHT_FD, &body, &[region.file.as_fd()]).unwrap();
+    driver.front.set(request::SET_INFLIGHT_FD, &body, &[region.file.as_fd()]).unwrap();
     rx.describe(&driver, 0x8007_8007);
     poll_until(&mut device, || frames(&driver.stats).0 == 5);
     for (id, at, back) in [(10, 1, 40), (11, 2, 0), (13, 4, 40), (14, 5, 0), (15, 7, 40)] {

@@ -259,8 +259,8 @@ fn a_front_end_leaves_addresses_free() {
     assert!(add(left + 4096).is_err(), "more than the limit was mapped");
     add(left).unwrap();
     driver.remove_memory(&region(&vast, 1 << 60, 1 << 60, left, 0));
-    driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES, 0]), &[vast.as_fd()]).unwrap();
-    assert!(driver.front.ask(request::SET_LOG_BASE, &u64s([MAX_BYTES + 1, 0]), &[vast.as_fd()]).is_err());
+    driver.front.query(request::SET_LOG_BASE, &u64s([MAX_BYTES, 0]), &[vast.as_fd()]).unwrap();
+    assert!(driver.front.query(request::SET_LOG_BASE, &u64s([MAX_BYTES + 1, 0]), &[vast.as_fd()]).is_err());
     let e = driver.connection.take().unwrap().wait().unwrap_err();
     assert!(format!("{e:?}").contains("Memory(Limit {"), "{e:?}");
     let over = MemoryLimits { max_bytes: Some(u64::MAX), ..MemoryLimits::default() };
@@ -303,7 +303,7 @@ fn memory_is_added_under_traffic() {
     let mut driver = running(&device, 4);
     driver.post_rx(0, 0, 64, 2048);
     driver.post_rx(2, 0, 64, 2048);
-    let slots = driver.front.ask(front::request::GET_MAX_MEM_SLOTS, &[], &[]).unwrap();
+    let slots = driver.front.query(front::request::GET_MAX_MEM_SLOTS, &[], &[]).unwrap();
     assert_eq!(slots.u64(), MAX_REGIONS as u64);
     polled(&mut device, || {
         take(&mut driver, 0, 500);

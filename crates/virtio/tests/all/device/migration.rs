@@ -58,7 +58,7 @@ impl SharedFile {
     }
 
     fn set(&self, front: &Front) -> std::io::Result<()> {
-        let answer = front.ask(request::SET_LOG_BASE, &u64s([self.len as u64, 0]), &[self.file.as_fd()])?;
+        let answer = front.query(request::SET_LOG_BASE, &u64s([self.len as u64, 0]), &[self.file.as_fd()])?;
         assert!(answer.body.is_empty());
         Ok(())
     }
@@ -255,7 +255,7 @@ fn a_log_that_is_too_small() {
         }
         let mut driver = Driver::connect(&device, PLAIN);
         // The message has an answer of its own, which cannot say "no".
-        assert!(driver.front.ask(request::SET_LOG_BASE, &body, &[file.as_fd()]).is_err());
+        assert!(driver.front.query(request::SET_LOG_BASE, &body, &[file.as_fd()]).is_err());
         let e = driver.connection.take().unwrap().wait().unwrap_err();
         assert!(format!("{e:?}").contains("SET_LOG_BASE") && format!("{e:?}").contains(name), "{e:?}");
     }
@@ -269,12 +269,12 @@ fn a_log_has_a_limit() {
     let file = memfd(2 << 20);
     for (bytes, good) in [(limit, true), (limit + 1, false)] {
         let driver = Driver::connect(&device, PLAIN);
-        let log = driver.front.ask(request::SET_LOG_BASE, &u64s([bytes, 0]), &[file.as_fd()]);
+        let log = driver.front.query(request::SET_LOG_BASE, &u64s([bytes, 0]), &[file.as_fd()]);
         assert_eq!(log.is_ok(), good, "a log of {bytes} bytes");
     }
     let driver = Driver::connect(&device, PLAIN);
     for (bytes, good) in [(limit, true), (limit + 1, false)] {
-        let region = driver.front.tell(request::SET_INFLIGHT_FD, &inflight_body(bytes, 2, SIZE), &[file.as_fd()]);
+        let region = driver.front.set(request::SET_INFLIGHT_FD, &inflight_body(bytes, 2, SIZE), &[file.as_fd()]);
         assert_eq!(region.is_ok(), good, "a region of {bytes} bytes");
     }
 }
@@ -285,7 +285,7 @@ fn a_guest_is_announced() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Record::default())).unwrap();
     let mut driver = Driver::start(&device, PLAIN, 2);
     let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
-    driver.front.tell(request::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]).unwrap();
+    driver.front.set(request::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]).unwrap();
     let (addr, at) = driver.buffer(1, 0, 2048);
     driver.memory.write(at, &[0; 76]);
     driver.rings[1].chain(0, &[(addr, 76, 0)]);
@@ -326,8 +326,8 @@ fn ports_hear_of_the_end() {
 fn status_and_reset() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 2);
-    let status = |d: &Driver| d.front.ask(request::GET_STATUS, &[], &[]).unwrap().u64();
-    let set_status = |d: &Driver, status| d.front.tell(request::SET_STATUS, &u64s([status]), &[]);
+    let status = |d: &Driver| d.front.query(request::GET_STATUS, &[], &[]).unwrap().u64();
+    let set_status = |d: &Driver, status| d.front.set(request::SET_STATUS, &u64s([status]), &[]);
     assert_eq!(status(&driver), 0);
     for reset in [request::SET_STATUS, request::RESET_DEVICE] {
         set_status(&driver, 15).unwrap();
@@ -336,7 +336,7 @@ fn status_and_reset() {
         let avail = driver.rings[0].avail;
         poll_until(&mut device, || driver.rings[0].ring.used_idx() == avail);
         let body = if reset == request::SET_STATUS { u64s([0]) } else { Vec::new() };
-        driver.front.tell(reset, &body, &[]).unwrap();
+        driver.front.set(reset, &body, &[]).unwrap();
         assert_eq!(status(&driver), 0);
         driver.post_rx(0, 0, 8, 2048);
         for _ in 0..10 {
@@ -365,8 +365,8 @@ fn a_broken_ring_needs_a_reset() {
     const NEEDS_RESET: u64 = 64;
     let mut device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
     let mut driver = Driver::start(&device, MERGEABLE, 4);
-    let status = |d: &Driver| d.front.ask(request::GET_STATUS, &[], &[]).unwrap().u64();
-    let set_status = |d: &Driver, status| d.front.tell(request::SET_STATUS, &u64s([status]), &[]).unwrap();
+    let status = |d: &Driver| d.front.query(request::GET_STATUS, &[], &[]).unwrap().u64();
+    let set_status = |d: &Driver, status| d.front.set(request::SET_STATUS, &u64s([status]), &[]).unwrap();
     for (ring, reset) in [(3, request::SET_STATUS), (0, request::RESET_DEVICE)] {
         set_status(&driver, 15);
         device.poll();
@@ -383,7 +383,7 @@ fn a_broken_ring_needs_a_reset() {
         // A front end that adds a bit writes the others as it has read them.
         set_status(&driver, 15 | NEEDS_RESET);
         let body = if reset == request::SET_STATUS { u64s([0]) } else { Vec::new() };
-        driver.front.tell(reset, &body, &[]).unwrap();
+        driver.front.set(reset, &body, &[]).unwrap();
         assert_eq!(status(&driver), 0);
         driver.front.set_features(MERGEABLE).unwrap();
         for index in 0..4 {
@@ -407,7 +407,7 @@ fn an_mtu_is_compared_with_the_offer() {
     ] {
         let device = NetDevice::new(Options { mtu: offered, ..one_pair() }, |_| Ok(Sink)).unwrap();
         let driver = Driver::connect(&device, PLAIN);
-        assert_eq!(driver.front.tell(request::NET_SET_MTU, &u64s([mtu]), &[]).is_ok(), good, "{offered:?} {mtu}");
+        assert_eq!(driver.front.set(request::NET_SET_MTU, &u64s([mtu]), &[]).is_ok(), good, "{offered:?} {mtu}");
         driver.hang_up();
     }
 }

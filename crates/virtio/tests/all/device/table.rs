@@ -83,7 +83,7 @@ fn every_message_by_number() {
         if number == request::REM_MEM_REG {
             // What is to be removed.
             let (body, _) = payload(request::ADD_MEM_REG);
-            driver.front.tell(request::ADD_MEM_REG, &body, &[memfd(1 << 20).as_fd()]).unwrap();
+            driver.front.set(request::ADD_MEM_REG, &body, &[memfd(1 << 20).as_fd()]).unwrap();
         }
         // A kick starts a ring: alone, it is refused.
         if number == request::SET_VRING_KICK {
@@ -96,16 +96,16 @@ fn every_message_by_number() {
         // Either way of refusing: an acknowledgement that is not zero, or the end of the connection.
         let own = ["GET_", "SET_LOG_BASE", "CREATE_", "POSTCOPY_ADVISE", "POSTCOPY_END", "SET_DEVICE_", "CHECK_"];
         if own.iter().any(|prefix| name.starts_with(prefix)) {
-            assert_eq!(driver.front.ask(number, &body, &fds).is_err(), refused, "{name}");
+            assert_eq!(driver.front.query(number, &body, &fds).is_err(), refused, "{name}");
         } else {
-            assert_eq!(driver.front.tell(number, &body, &fds).is_err(), refused, "{name}");
+            assert_eq!(driver.front.set(number, &body, &fds).is_err(), refused, "{name}");
             driver.front.sync().unwrap();
         }
         if refused {
             let mut driver = driver;
             driver.reconnect(&device.control(), PLAIN);
             driver.front.acknowledged = false;
-            driver.front.tell(number, &body, &fds).unwrap();
+            driver.front.set(number, &body, &fds).unwrap();
             let e = driver.connection.take().unwrap().wait().unwrap_err();
             assert!(e.to_string().contains(name), "{e}");
         }

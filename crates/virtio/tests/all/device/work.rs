@@ -221,7 +221,7 @@ fn copies_fail<P: Port>(ring: usize, splits: bool, port: impl Fn() -> P) {
         driver.front.set_protocol_features(features).unwrap();
         let at = Driver::addresses(0, RING);
         let body = [u32s([0, 1 << 31]), u64s([at.desc, at.used, at.avail, 0])].concat();
-        driver.front.tell(request::SET_VRING_ADDR, &body, &[]).unwrap();
+        driver.front.set(request::SET_VRING_ADDR, &body, &[]).unwrap();
         driver.front.set_vring_kick(0, &driver.rings[0].kick).unwrap();
     }
     let flags = if ring == 0 { DESC_WRITE } else { 0 };

@@ -3,7 +3,7 @@
 
 use netmem_packet::{Checksum, Meta, Packet, Poll, RxQueue, Sendable, TxBulk, TxQueue};
 use netmem_pool::PeerShared;
-use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, FEATURES, Hostile};
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, FEATURES, Harness, Hostile};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Play, Sink};
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx};
@@ -34,8 +34,8 @@ fn take_all(ring: &mut DeviceRing, device: &Hostile) -> (Vec<u16>, Vec<u64>) {
 }
 
 /// A ring of so many entries, whose device is the test.
-fn bench(entries: u16) -> Bench {
-    Bench::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(2048))
+fn harness(entries: u16) -> Harness {
+    Harness::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(2048))
 }
 
 /// A full ring answers `Later`, and after completions `Now`. A packet that can never be sent is
@@ -43,37 +43,37 @@ fn bench(entries: u16) -> Bench {
 #[test]
 fn the_room_of_a_queue() {
     let behaviour = Behaviour { features: FEATURES & !feature::CSUM, ..Behaviour::default() };
-    let mut bench = Bench::with(behaviour, NetOptions::new(RxMode::Small).ring_size(4).pages(64));
-    let rx = &mut bench.pair.rx;
+    let mut harness = Harness::with(behaviour, NetOptions::new(RxMode::Small).ring_size(4).pages(64));
+    let rx = &mut harness.pair.rx;
     let (one, two, four) = (numbered(rx, 0, 1), numbered(rx, 0, 3), numbered(rx, 0, 4));
     let mut offload = numbered(rx, 0, 1);
     offload.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
-    let room = |bench: &Bench| [&one, &two, &four, &offload].map(|packet| bench.pair.tx.sendable(packet));
-    assert_eq!(room(&bench), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
+    let room = |harness: &Harness| [&one, &two, &four, &offload].map(|packet| harness.pair.tx.sendable(packet));
+    assert_eq!(room(&harness), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
     // An entry is kept free for a header without a place: a packet of three fragments wants all
     // four.
-    let packet = numbered(&mut bench.pair.rx, 0, 1);
-    bench.pair.tx.send(packet).unwrap();
-    assert_eq!(room(&bench), [Sendable::Now, Sendable::Later, Sendable::Never, Sendable::Never]);
+    let packet = numbered(&mut harness.pair.rx, 0, 1);
+    harness.pair.tx.send(packet).unwrap();
+    assert_eq!(room(&harness), [Sendable::Now, Sendable::Later, Sendable::Never, Sendable::Never]);
     for number in 1..3 {
-        let packet = numbered(&mut bench.pair.rx, number, 1);
-        bench.pair.tx.send(packet).unwrap();
+        let packet = numbered(&mut harness.pair.rx, number, 1);
+        harness.pair.tx.send(packet).unwrap();
     }
-    assert_eq!(room(&bench), [Sendable::Later, Sendable::Later, Sendable::Never, Sendable::Never]);
-    bench.pair.tx.flush();
-    let before = bench.pair.tx.stats();
-    let (heads, numbers) = take_all(&mut bench.tx, &bench.device);
-    assert_eq!((numbers, before), (vec![0, 1, 2], bench.pair.tx.stats()));
-    heads.iter().for_each(|head| bench.tx.give(u32::from(*head), 0));
-    assert_eq!(room(&bench)[0], Sendable::Later, "not completed yet");
-    bench.pair.tx.complete();
-    assert_eq!(room(&bench), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
-    bench.tx.give(3, 0);
-    bench.pair.tx.complete();
-    assert_eq!(bench.pair.tx.stats().stopped, Some(DeviceFault::IndexJump { by: 1, posted: 0 }));
-    assert_eq!(room(&bench), [Sendable::Never; 4]);
+    assert_eq!(room(&harness), [Sendable::Later, Sendable::Later, Sendable::Never, Sendable::Never]);
+    harness.pair.tx.flush();
+    let before = harness.pair.tx.stats();
+    let (heads, numbers) = take_all(&mut harness.tx, &harness.device);
+    assert_eq!((numbers, before), (vec![0, 1, 2], harness.pair.tx.stats()));
+    heads.iter().for_each(|head| harness.tx.add_used(u32::from(*head), 0));
+    assert_eq!(room(&harness)[0], Sendable::Later, "not completed yet");
+    harness.pair.tx.complete();
+    assert_eq!(room(&harness), [Sendable::Now, Sendable::Now, Sendable::Never, Sendable::Never]);
+    harness.tx.add_used(3, 0);
+    harness.pair.tx.complete();
+    assert_eq!(harness.pair.tx.stats().stopped, Some(DeviceFault::IndexJump { by: 1, posted: 0 }));
+    assert_eq!(room(&harness), [Sendable::Never; 4]);
     drop((one, two, four, offload));
-    bench.close();
+    harness.close();
 }
 
 /// A packet in another device's memory is never sent, also if there is room.
@@ -81,7 +81,7 @@ fn the_room_of_a_queue() {
 fn memory_out_of_reach() {
     for premapped in [true, false] {
         let options = || NetOptions::new(RxMode::Small).premapped(premapped);
-        let (mut first, mut second) = (Rig::one(Sink), Rig::one(Sink));
+        let (mut first, mut second) = (DeviceThread::one(Sink), DeviceThread::one(Sink));
         let (_a, mut a) = first.probe(options());
         let (_b, mut b) = second.probe(options());
         let foreign = numbered(&mut b[0].rx, 0, 1);
@@ -100,17 +100,17 @@ fn memory_out_of_reach() {
 #[test]
 fn dropping() {
     for entries in [4, 32, 256] {
-        let mut bench = bench(entries);
-        let mut packets: Vec<_> = (0..300).map(|n| numbered(&mut bench.pair.rx, n, 1)).collect();
-        let mut bulk = TxBulk::new(&mut bench.pair.tx);
+        let mut harness = harness(entries);
+        let mut packets: Vec<_> = (0..300).map(|n| numbered(&mut harness.pair.rx, n, 1)).collect();
+        let mut bulk = TxBulk::new(&mut harness.pair.tx);
         packets.drain(..).for_each(|packet| bulk.push(packet));
         bulk.flush();
         let fits = u64::from(entries) - 1;
         assert_eq!((bulk.stats(), bulk.held()), (bulk_stats(fits, 300 - fits), 0));
         drop(bulk);
-        let (_, numbers) = take_all(&mut bench.tx, &bench.device);
+        let (_, numbers) = take_all(&mut harness.tx, &harness.device);
         assert!(numbers.into_iter().eq(0..fits));
-        bench.close();
+        harness.close();
     }
 }
 
@@ -122,36 +122,36 @@ fn holding() {
     const PACKETS: u64 = 2000;
     let mut rng = Rng(11);
     for (entries, limit) in [(4, 64), (32, 64), (32, 300), (256, 1)] {
-        let mut bench = bench(entries);
-        let mut bulk = TxBulk::holding(&mut bench.pair.tx, limit);
+        let mut harness = harness(entries);
+        let mut bulk = TxBulk::holding(&mut harness.pair.tx, limit);
         let (mut made, mut waited, mut came, mut heads) = (0, 0, Vec::new(), Vec::new());
         while came.len() as u64 != PACKETS {
             // Of one to three fragments: the first may fit when the next does not, and must not be
             // overtaken.
             while made < PACKETS && bulk.room() > 0 {
-                bulk.push(numbered(&mut bench.pair.rx, made, 1 + (made % 3) as usize));
+                bulk.push(numbered(&mut harness.pair.rx, made, 1 + (made % 3) as usize));
                 made += 1;
             }
             bulk.flush();
             waited += u64::from(bulk.room() == 0);
             assert_eq!(bulk.stats().sent + bulk.held() as u64, made);
-            let (taken, numbers) = take_all(&mut bench.tx, &bench.device);
+            let (taken, numbers) = take_all(&mut harness.tx, &harness.device);
             came.extend(numbers);
             heads.extend(taken);
             for _ in 0..rng.below(heads.len() as u64 + 1) {
                 let head = heads.swap_remove(rng.below(heads.len() as u64) as usize);
-                bench.tx.give(u32::from(head), 0);
+                harness.tx.add_used(u32::from(head), 0);
             }
         }
         assert!(came.into_iter().eq(0..PACKETS), "a ring of {entries}");
         assert_eq!((bulk.stats(), bulk.held()), (bulk_stats(PACKETS, 0), 0));
         assert!(waited > 10, "a ring of {entries} was full {waited} times");
-        heads.drain(..).for_each(|head| bench.tx.give(u32::from(head), 0));
+        heads.drain(..).for_each(|head| harness.tx.add_used(u32::from(head), 0));
         bulk.flush();
         drop(bulk);
-        assert_eq!(bench.pair.tx.stats().completed, PACKETS);
-        bench.assert_home(RxMode::Small);
-        bench.close();
+        assert_eq!(harness.pair.tx.stats().completed, PACKETS);
+        harness.assert_all_posted(RxMode::Small);
+        harness.close();
     }
 }
 
@@ -159,62 +159,62 @@ fn holding() {
 /// wait; what can never be sent blocks none of them.
 #[test]
 fn what_does_not_fit() {
-    let mut bench = bench(4);
-    let mut bulk = TxBulk::holding(&mut bench.pair.tx, 64);
+    let mut harness = harness(4);
+    let mut bulk = TxBulk::holding(&mut harness.pair.tx, 64);
     for number in 0..100 {
-        bulk.push(numbered(&mut bench.pair.rx, number, 1));
+        bulk.push(numbered(&mut harness.pair.rx, number, 1));
     }
     assert_eq!((bulk.stats(), bulk.held(), bulk.room()), (bulk_stats(3, 33), 64, 0));
     let mut came = Vec::new();
     while bulk.held() > 0 {
-        let (heads, numbers) = take_all(&mut bench.tx, &bench.device);
+        let (heads, numbers) = take_all(&mut harness.tx, &harness.device);
         came.extend(numbers);
-        heads.into_iter().for_each(|head| bench.tx.give(u32::from(head), 0));
+        heads.into_iter().for_each(|head| harness.tx.add_used(u32::from(head), 0));
         bulk.flush();
     }
     // Three in the ring, 64 held.
-    came.extend(take_all(&mut bench.tx, &bench.device).1);
+    came.extend(take_all(&mut harness.tx, &harness.device).1);
     assert!(came.into_iter().eq(0..67));
     drop(bulk);
-    bench.close();
+    harness.close();
 
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(4).pages(256));
-    let mut bulk = TxBulk::holding(&mut bench.pair.tx, 64);
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small).ring_size(4).pages(256));
+    let mut bulk = TxBulk::holding(&mut harness.pair.tx, 64);
     for number in 0..30 {
         // Every third has more fragments than the ring has entries.
-        bulk.push(numbered(&mut bench.pair.rx, number, if number % 3 == 2 { 4 } else { 1 }));
+        bulk.push(numbered(&mut harness.pair.rx, number, if number % 3 == 2 { 4 } else { 1 }));
     }
     let mut came = Vec::new();
     bulk.flush();
     while came.len() < 20 {
-        let (heads, numbers) = take_all(&mut bench.tx, &bench.device);
+        let (heads, numbers) = take_all(&mut harness.tx, &harness.device);
         assert!(!heads.is_empty(), "it is stuck after {came:?}");
         came.extend(numbers);
-        heads.into_iter().for_each(|head| bench.tx.give(u32::from(head), 0));
+        heads.into_iter().for_each(|head| harness.tx.add_used(u32::from(head), 0));
         bulk.flush();
     }
     assert!(came.into_iter().eq((0..30).filter(|n| n % 3 != 2)));
     assert_eq!((bulk.stats(), bulk.held()), (bulk_stats(20, 10), 0));
     drop(bulk);
-    bench.close();
+    harness.close();
 }
 
 /// A device that writes invalid values stops the queue. What waits for it is then dropped, and
 /// counted: it would wait for ever.
 #[test]
 fn a_queue_that_stops_while_packets_wait() {
-    let mut bench = bench(4);
-    let mut bulk = TxBulk::holding(&mut bench.pair.tx, 64);
+    let mut harness = harness(4);
+    let mut bulk = TxBulk::holding(&mut harness.pair.tx, 64);
     for number in 0..50 {
-        bulk.push(numbered(&mut bench.pair.rx, number, 1));
+        bulk.push(numbered(&mut harness.pair.rx, number, 1));
     }
     bulk.flush();
     assert_eq!((bulk.stats(), bulk.held()), (bulk_stats(3, 0), 47));
-    bench.tx.give(77, 0);
+    harness.tx.add_used(77, 0);
     bulk.flush();
     assert_eq!((bulk.stats(), bulk.held()), (bulk_stats(3, 47), 0));
     assert_eq!(bulk.into_target().stats().stopped, Some(DeviceFault::BadId { id: 77 }));
-    bench.close();
+    harness.close();
 }
 
 /// Frames go from one device of ours to a slower one, through a ring of eight entries. With
@@ -227,7 +227,7 @@ fn forwarded_to_a_slow_device() {
     want.iter_mut().for_each(|f| f[0] = 2);
     let memory = common_memory(4096);
     let (came, arrived) = mpsc::channel();
-    let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Slow(came)));
+    let (mut first, mut second) = (DeviceThread::one(pcap(&want, Play::Once)), DeviceThread::one(Slow(came)));
     let (net_a, mut a) = first.probe(memory(RxMode::Small));
     let (net_b, b) = second.probe(memory(RxMode::Small).ring_size(8));
     let QueuePair { rx: far, mut tx } = b.into_iter().next().unwrap();

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use netmem_packet::{Packet, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, lingering};
-use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, FORMATS, OnStop};
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, FORMATS, Harness, OnStop};
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, RxMode};
 use netmem_virtio::net::VnetHdr;
@@ -36,14 +36,14 @@ fn number(rng: &mut Rng) -> u64 {
 }
 
 /// Receives a frame into as many chains as the dice say, with a header that is mostly right.
-fn deliver(bench: &mut Bench, mode: RxMode, rng: &mut Rng) {
+fn deliver(harness: &mut Harness, mode: RxMode, rng: &mut Rng) {
     let want = if mode == RxMode::Mergeable { 1 + rng.below(4) as u16 * (rng.below(2) as u16) } else { 1 };
-    if !bench.ring.may_have(want) {
+    if !harness.ring.may_have(want) {
         return;
     }
     for i in 0..want {
-        let Some(head) = bench.ring.take() else { return };
-        let d = bench.ring.chain(head)[0];
+        let Some(head) = harness.ring.take() else { return };
+        let d = harness.ring.chain(head)[0];
         let more = u16::from(rng.below(200) == 0);
         let mut header = VnetHdr { num_buffers: want + more, ..VnetHdr::PLAIN };
         if rng.below(20) == 0 {
@@ -53,11 +53,11 @@ fn deliver(bench: &mut Bench, mode: RxMode, rng: &mut Rng) {
             header.gso_size = number(rng) as u16;
         }
         let bytes = if i == 0 { header.to_bytes().to_vec() } else { vec![rng.next() as u8; 12] };
-        bench.device.try_write(d.addr, &bytes);
+        harness.device.try_write(d.addr, &bytes);
         let most = if mode == RxMode::Big { 9000 } else { 1500 };
-        bench.ring.write(u32::from(head), 26 + rng.below(most) as u32);
+        harness.ring.write(u32::from(head), 26 + rng.below(most) as u32);
     }
-    bench.ring.show();
+    harness.ring.publish();
 }
 
 /// Something that no device should do.
@@ -66,11 +66,11 @@ fn lie(ring: &mut DeviceRing, rng: &mut Rng) {
         return packed_lie(ring, rng);
     }
     match rng.below(6) {
-        0 => ring.give(number(rng) as u32, number(rng) as u32),
+        0 => ring.add_used(number(rng) as u32, number(rng) as u32),
         1 => ring.split().set_used_idx(ring.used.wrapping_add(number(rng) as u16)),
         2 => {
             let id = ring.split().avail_entry(rng.next() as u16);
-            ring.give(u32::from(id), number(rng) as u32);
+            ring.add_used(u32::from(id), number(rng) as u32);
         }
         3 => ring.split().set_used_entry(rng.next() as u16, number(rng) as u32, number(rng) as u32),
         4 => ring.split().set_desc(
@@ -95,11 +95,11 @@ fn packed_lie(ring: &mut DeviceRing, rng: &mut Rng) {
     let flags = if rng.below(2) == 0 { words.used.used() } else { rng.next() as u16 };
     let d = PackedDesc { addr: rng.next(), len: number(rng) as u32, id: number(rng) as u16, flags };
     match kind {
-        0 => ring.give(number(rng) as u32, number(rng) as u32),
+        0 => ring.add_used(number(rng) as u32, number(rng) as u32),
         1 => words.ring.set_used_desc(rng.below(size.into()) as u16, d),
         2 => {
             let id = words.seen_id(rng.next()).unwrap_or(0);
-            ring.give(u32::from(id), number(rng) as u32);
+            ring.add_used(u32::from(id), number(rng) as u32);
         }
         3 => words.ring.set_used_desc(words.used.offset(), d),
         4 => words.ring.set_desc(rng.below(size.into()) as u16, d),
@@ -111,7 +111,7 @@ fn packed_lie(ring: &mut DeviceRing, rng: &mut Rng) {
 }
 
 /// Receives with a program whose verdicts are random. Keeps the packets that pass.
-fn receive_some(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
+fn receive_some(harness: &mut Harness, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
     let mut verdicts = Rng(rng.next());
     let pass = |p: Packet<PeerShared>| {
         assert_eq!(p.len(), p.fragments().map(netmem_pool::Frag::len).sum::<usize>());
@@ -130,25 +130,25 @@ fn receive_some(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut
         }
     };
     if rng.below(3) == 0 {
-        receive(&mut bench.pair.rx, &mut Program::<true, _, _, _> { run, pass, tx: drop });
+        receive(&mut harness.pair.rx, &mut Program::<true, _, _, _> { run, pass, tx: drop });
     } else {
-        receive(&mut bench.pair.rx, &mut Program::<false, _, _, _> { run, pass, tx: drop });
+        receive(&mut harness.pair.rx, &mut Program::<false, _, _, _> { run, pass, tx: drop });
     }
 }
 
 /// Sends a packet that was kept.
-fn send_one(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
+fn send_one(harness: &mut Harness, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
     if let Some(p) = held.pop() {
         // Some are shared, so that the header is a separate segment. Not whole pages: the accounts
         // treat those as a pool's, which are mapped once.
         let copy = Some(p.head().clone()).filter(|head| head.len() < PAGE_SIZE);
-        if let Err(p) = bench.pair.tx.send(p) {
+        if let Err(p) = harness.pair.tx.send(p) {
             held.push(p);
         }
         if rng.below(2) == 0 {
             held.extend(copy.map(Packet::new));
         }
-        bench.pair.tx.flush();
+        harness.pair.tx.flush();
     }
 }
 
@@ -156,55 +156,55 @@ fn send_one(bench: &mut Bench, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng
 fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     let mut rng = Rng(seed);
     let (mode, options) = options(&mut rng);
-    let mut bench = Bench::in_format(FORMATS[rng.below(4) as usize], options);
+    let mut harness = Harness::in_format(FORMATS[rng.below(4) as usize], options);
     let mut held: Vec<Packet<PeerShared>> = Vec::new();
     // Some devices are honest for long.
     let honesty = 20 << rng.below(8);
     for _ in 0..3000 {
         if rng.below(honesty) == 0 {
-            let ring = if rng.below(3) == 0 { &mut bench.tx } else { &mut bench.ring };
+            let ring = if rng.below(3) == 0 { &mut harness.tx } else { &mut harness.ring };
             lie(ring, &mut rng);
         }
         match rng.below(8) {
-            0..3 => deliver(&mut bench, mode, &mut rng),
+            0..3 => deliver(&mut harness, mode, &mut rng),
             3 => {
-                if let Some(head) = bench.tx.may_have(1).then(|| bench.tx.take()).flatten() {
-                    bench.tx.give(u32::from(head), 0);
+                if let Some(head) = harness.tx.may_have(1).then(|| harness.tx.take()).flatten() {
+                    harness.tx.add_used(u32::from(head), 0);
                 }
             }
-            4 => receive_some(&mut bench, &mut held, &mut rng),
-            5 => send_one(&mut bench, &mut held, &mut rng),
+            4 => receive_some(&mut harness, &mut held, &mut rng),
+            5 => send_one(&mut harness, &mut held, &mut rng),
             6 => {
-                bench.pair.tx.complete();
+                harness.pair.tx.complete();
             }
             _ => {
                 held.truncate(rng.below(40) as usize);
             }
         }
     }
-    let (stats, pool) = (bench.pair.rx.stats(), bench.pair.rx.pool_stats());
+    let (stats, pool) = (harness.pair.rx.stats(), harness.pair.rx.pool_stats());
     let forwarded = stats.transmitted + stats.redirected;
     assert_eq!(stats.frames, stats.passed + stats.dropped + forwarded + stats.aborted);
     let out: HashSet<u32> = held.iter().flat_map(|p| p.fragments().map(netmem_pool::Frag::index)).collect();
     assert!(mode == RxMode::Big || pool.inflight() >= out.len() as u64);
     // The end comes in one of several ways, and packets go before it or after.
     match rng.below(4) {
-        0 => bench.device.kill(),
-        1 => bench.device.behave(|b: &mut Behaviour| b.on_stop = OnStop::Refuse),
+        0 => harness.device.kill(),
+        1 => harness.device.behave(|b: &mut Behaviour| b.on_stop = OnStop::Refuse),
         _ => {}
     }
     let early = rng.below(2) == 0;
     if early {
         held.clear();
     }
-    drop(bench.pair.tx);
-    let closed = bench.pair.rx.close().unwrap();
+    drop(harness.pair.tx);
+    let closed = harness.pair.rx.close().unwrap();
     let s = closed.stats;
     assert_eq!(s.allocated(), s.returned() + s.quarantined + closed.outstanding, "seed {seed}: {s:?}");
     assert!(!early || closed.outstanding == 0, "seed {seed}: {} are out", closed.outstanding);
-    drop(bench.net);
+    drop(harness.net);
     std::thread::spawn(move || drop(held)).join().unwrap();
-    bench.books.assert_balanced();
+    harness.accounting.assert_balanced();
     (stats.stopped.map(|e| e.name()), stats.frames)
 }
 

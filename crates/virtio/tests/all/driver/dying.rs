@@ -5,7 +5,7 @@ use std::thread;
 use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{PeerShared, lingering};
 use netmem_testing::driver::hostile::{
-    Behaviour, Bench, DeviceRing, FEATURES, FORMATS, Hostile, OnStop, WITHOUT_CONTROL,
+    Behaviour, DeviceRing, FEATURES, FORMATS, Harness, Hostile, OnStop, WITHOUT_CONTROL,
 };
 use netmem_testing::driver::*;
 use netmem_testing::permutations;
@@ -15,8 +15,8 @@ use netmem_virtio::device::port::{Gen, Play};
 use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode, VirtioNet, VirtioRx, VirtioTx};
 
 /// Pages that the device has: two buffers may share one.
-fn pages(bench: &mut Bench, mode: RxMode) -> u64 {
-    if mode == RxMode::Big { bench.pair.rx.posted() as u64 } else { bench.pair.rx.pool_stats().inflight() }
+fn pages(harness: &mut Harness, mode: RxMode) -> u64 {
+    if mode == RxMode::Big { harness.pair.rx.posted() as u64 } else { harness.pair.rx.pool_stats().inflight() }
 }
 
 /// Every mode, in every format of rings.
@@ -37,29 +37,29 @@ fn options() -> impl Iterator<Item = (RxMode, NetOptions, u64)> {
 #[test]
 fn a_backend_that_dies() {
     for (mode, options, format) in options() {
-        let mut bench = Bench::in_format(format, options);
-        let before = pages(&mut bench, mode);
+        let mut harness = Harness::in_format(format, options);
+        let before = pages(&mut harness, mode);
         for i in 0..10 {
-            bench.deliver(&frame(i, 200));
+            harness.deliver(&frame(i, 200));
         }
         // Received in part, held in part, sent in part.
-        let mut held = take(&mut bench.pair.rx);
-        bench.pair.tx.send(held.pop().unwrap()).unwrap();
-        bench.pair.tx.flush();
+        let mut held = take(&mut harness.pair.rx);
+        harness.pair.tx.send(held.pop().unwrap()).unwrap();
+        harness.pair.tx.flush();
         for i in 0..5 {
-            bench.deliver(&frame(100 + i, 200));
+            harness.deliver(&frame(100 + i, 200));
         }
-        assert!(bench.net.is_connected());
-        bench.device.kill();
-        assert!(!bench.net.is_connected());
+        assert!(harness.net.is_connected());
+        harness.device.kill();
+        assert!(!harness.net.is_connected());
         // What arrived before is received still.
-        assert_eq!(take(&mut bench.pair.rx).len(), 5);
+        assert_eq!(take(&mut harness.pair.rx).len(), 5);
         for (i, p) in held.iter().enumerate() {
             assert_eq!(p.to_vec(), frame(i as u64, 200));
         }
-        let lost = if mode == RxMode::Big { before } else { bench.pair.rx.posted() as u64 };
-        drop(bench.pair.tx);
-        let closed = bench.pair.rx.close().unwrap();
+        let lost = if mode == RxMode::Big { before } else { harness.pair.rx.posted() as u64 };
+        drop(harness.pair.tx);
+        let closed = harness.pair.rx.close().unwrap();
         let s = closed.stats;
         // With two buffers to a page, some share theirs with packets that are held, which are
         // outstanding.
@@ -67,13 +67,13 @@ fn a_backend_that_dies() {
         assert!(if parts { s.quarantined >= 110 && s.quarantined < 140 } else { s.quarantined == lost }, "{s:?}");
         assert_eq!(s.allocated(), s.returned() + s.quarantined + closed.outstanding);
         // Also what users hold: it is unmapped at once, and stays readable.
-        bench.books.assert_balanced();
+        harness.accounting.assert_balanced();
         for (i, p) in held.iter().enumerate() {
             assert_eq!(p.to_vec(), frame(i as u64, 200));
         }
-        drop(bench.net);
+        drop(harness.net);
         thread::spawn(move || drop(held)).join().unwrap();
-        bench.books.assert_balanced();
+        harness.accounting.assert_balanced();
     }
     until(|| lingering().is_empty());
 }
@@ -84,14 +84,14 @@ fn a_backend_that_dies() {
 fn a_backend_that_refuses_to_stop() {
     for (mode, options, format) in options() {
         let behaviour = Behaviour { on_stop: OnStop::Refuse, features: FEATURES | format, ..Behaviour::default() };
-        let mut bench = Bench::with(behaviour, options.ring_features(format));
-        let lost = pages(&mut bench, mode);
+        let mut harness = Harness::with(behaviour, options.ring_features(format));
+        let lost = pages(&mut harness, mode);
         assert!(lost > 0);
-        let closed = bench.pair.rx.close().unwrap();
+        let closed = harness.pair.rx.close().unwrap();
         assert_closed(&closed, lost);
-        drop((bench.pair.tx, bench.net));
-        bench.books.assert_balanced();
-        assert_eq!(bench.device.stops(), [0]);
+        drop((harness.pair.tx, harness.net));
+        harness.accounting.assert_balanced();
+        assert_eq!(harness.device.stops(), [0]);
     }
 }
 
@@ -101,8 +101,8 @@ fn a_backend_that_refuses_to_stop() {
 fn a_backend_that_falls_silent() {
     let behaviour = Behaviour { on_stop: OnStop::Hang, pairs: 4, features: WITHOUT_CONTROL, ..Behaviour::default() };
     let (device, backend) = Hostile::new(behaviour);
-    let books = Books::default();
-    let (net, pairs) = VirtioNet::probe(backend, books.keep(NetOptions::new(RxMode::Small).pairs(4))).unwrap();
+    let accounting = Accounting::default();
+    let (net, pairs) = VirtioNet::probe(backend, accounting.count(NetOptions::new(RxMode::Small).pairs(4))).unwrap();
     for pair in pairs {
         let lost = pair.rx.posted() as u64;
         assert_closed(&pair.rx.close().unwrap(), lost);
@@ -111,7 +111,7 @@ fn a_backend_that_falls_silent() {
     }
     assert!(!net.is_connected());
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
     assert_eq!(device.stops(), [0], "one question, and none to a stranger");
 }
 
@@ -119,14 +119,14 @@ fn a_backend_that_falls_silent() {
 #[test]
 fn lies_and_death() {
     for (mode, format) in MODES.into_iter().flat_map(|mode| FORMATS.map(|format| (mode, format))) {
-        let mut bench = Bench::in_format(format, NetOptions::new(mode));
-        bench.ring.give(u32::MAX, 0);
-        receive(&mut bench.pair.rx, &mut DropAll::default());
-        bench.device.kill();
-        let lost = bench.pair.rx.posted() as u64;
-        drop(bench.pair.tx);
-        assert_closed(&bench.pair.rx.close().unwrap(), lost);
-        bench.books.assert_balanced();
+        let mut harness = Harness::in_format(format, NetOptions::new(mode));
+        harness.ring.add_used(u32::MAX, 0);
+        receive(&mut harness.pair.rx, &mut DropAll::default());
+        harness.device.kill();
+        let lost = harness.pair.rx.posted() as u64;
+        drop(harness.pair.tx);
+        assert_closed(&harness.pair.rx.close().unwrap(), lost);
+        harness.accounting.assert_balanced();
     }
 }
 
@@ -188,12 +188,12 @@ fn control_commands_that_fail() {
             assert_eq!(device.read(chain[0].addr, 2), [4, 0]);
             assert_eq!(device.read(chain[1].addr, 2), [1, 0]);
             device.write(chain[2].addr, &[answer]);
-            ring.give(u32::from(head), 1);
+            ring.add_used(u32::from(head), 1);
         });
         assert!(matches!(error, NetError::ControlRefused { pairs: 1 }), "{error}");
     }
     // Used, and not answered.
-    let error = control(|_, ring| ring.give(u32::MAX, u32::MAX));
+    let error = control(|_, ring| ring.add_used(u32::MAX, u32::MAX));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
     let error = control(|_, ring| ring.split().set_used_idx(3));
     assert!(matches!(error, NetError::ControlRefused { .. }), "{error}");
@@ -213,7 +213,7 @@ fn late_control_answers() {
     let mut answer = |verdict: u8| {
         let head = ring.take().unwrap();
         device.write(ring.chain(head)[2].addr, &[verdict]);
-        ring.give(u32::from(head), 1);
+        ring.add_used(u32::from(head), 1);
     };
     answer(0);
     assert_eq!(net.active_pairs(), 3);
@@ -228,13 +228,13 @@ fn late_control_answers() {
     pairs.into_iter().for_each(close_clean);
 }
 
-enum Part {
+enum Owner {
     Rx(VirtioRx),
     Tx(VirtioTx),
     Net(VirtioNet),
     Connection(Connection),
     Packets(Vec<Packet<PeerShared>>),
-    Rig(Rig<Gen>),
+    DeviceThread(DeviceThread<Gen>),
 }
 
 /// Proves POOL-11 and POOL-5: queues, device, connection and packets go in every order, packets on
@@ -246,10 +246,10 @@ fn every_order_of_teardown() {
     assert_eq!(orders.len(), 720);
     for (i, order) in orders.into_iter().enumerate() {
         let (mode, format) = (MODES[i % 3], FORMATS[i / 3 % 4]);
-        let mut rig = Rig::one(Gen::new(100, None).unwrap());
-        let books = Books::default();
+        let mut device_thread = DeviceThread::one(Gen::new(100, None).unwrap());
+        let accounting = Accounting::default();
         let options = NetOptions::new(mode).ring_size(64).pages(256).cache(64).ring_features(format);
-        let (net, mut pairs) = rig.probe(books.keep(options));
+        let (net, mut pairs) = device_thread.probe(accounting.count(options));
         let mut pair = pairs.remove(0);
         let mut packets = Vec::new();
         until(|| {
@@ -261,27 +261,27 @@ fn every_order_of_teardown() {
             pair.tx.send(p).unwrap();
         }
         pair.tx.flush();
-        let connection = rig.connection.take().unwrap();
+        let connection = device_thread.connection.take().unwrap();
         let parts = [
-            Part::Rx(pair.rx),
-            Part::Tx(pair.tx),
-            Part::Net(net),
-            Part::Connection(connection),
-            Part::Packets(packets),
-            Part::Rig(rig),
+            Owner::Rx(pair.rx),
+            Owner::Tx(pair.tx),
+            Owner::Net(net),
+            Owner::Connection(connection),
+            Owner::Packets(packets),
+            Owner::DeviceThread(device_thread),
         ];
         let mut parts = parts.map(Some);
         for at in order {
             match parts[at].take().unwrap() {
-                Part::Rx(rx) => drop(rx.close()),
-                Part::Tx(tx) => drop(tx),
-                Part::Net(net) => drop(net),
-                Part::Connection(c) => drop(c),
-                Part::Packets(p) => thread::spawn(move || drop(p)).join().unwrap(),
-                Part::Rig(rig) => drop(rig),
+                Owner::Rx(rx) => drop(rx.close()),
+                Owner::Tx(tx) => drop(tx),
+                Owner::Net(net) => drop(net),
+                Owner::Connection(c) => drop(c),
+                Owner::Packets(p) => thread::spawn(move || drop(p)).join().unwrap(),
+                Owner::DeviceThread(device_thread) => drop(device_thread),
             }
         }
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
     until(|| lingering().is_empty());
 }
@@ -290,10 +290,10 @@ fn every_order_of_teardown() {
 /// second one.
 #[test]
 fn one_device_after_another() {
-    let mut rig = Rig::one(pcap(&frames(200, 1518), Play::Loop));
+    let mut device_thread = DeviceThread::one(pcap(&frames(200, 1518), Play::Loop));
     for round in 0..20 {
         let (mode, format) = (MODES[round % 3], FORMATS[round % 4]);
-        let (net, mut pairs) = rig.probe(NetOptions::new(mode).ring_features(format));
+        let (net, mut pairs) = device_thread.probe(NetOptions::new(mode).ring_features(format));
         let mut pair = pairs.remove(0);
         until(|| {
             receive(&mut pair.rx, &mut DropAll::default());
@@ -301,6 +301,6 @@ fn one_device_after_another() {
         });
         close_clean(pair);
         drop(net);
-        rig.connection.take().unwrap().wait().unwrap();
+        device_thread.connection.take().unwrap().wait().unwrap();
     }
 }

@@ -28,12 +28,12 @@ fn thousands_of_frames() {
             want.iter_mut().for_each(|f| f[0] = 2);
             let memory = common_memory(4096);
             let options = || memory(RxMode::Mergeable).max_frame(9014);
-            let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Echo::new()));
-            let books = [Books::default(), Books::default()];
-            let (net_a, mut a) = first.probe(books[0].keep(options()));
+            let (mut first, mut second) = (DeviceThread::one(pcap(&want, Play::Once)), DeviceThread::one(Echo::new()));
+            let accounting = [Accounting::default(), Accounting::default()];
+            let (net_a, mut a) = first.probe(accounting[0].count(options()));
             let (net_b, mut b) = second.probe(match domains {
-                Domains::One => books[0].share(options()),
-                Domains::Two => books[1].keep(options()),
+                Domains::One => accounting[0].share(options()),
+                Domains::Two => accounting[1].count(options()),
                 Domains::Plain => options().premapped(false),
             });
             let (mut a, QueuePair { rx: mut far, tx }) = (a.remove(0), b.remove(0));
@@ -50,9 +50,9 @@ fn thousands_of_frames() {
             close_clean(a);
             assert_closed(&far.close().unwrap(), 0);
             drop((net_a, net_b));
-            books[0].assert_balanced();
+            accounting[0].assert_balanced();
             if domains == Domains::Two {
-                books[1].assert_balanced();
+                accounting[1].assert_balanced();
             }
             assert_eq!(second.stats.queue_errors().map(|e| e.1).sum::<u64>(), 0);
         }

@@ -4,7 +4,7 @@
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, SoftwareTx, TxBulk, complete_checksum};
 use netmem_pool::{Page, PeerShared, PoolOptions, SharedPool};
 use netmem_testing::driver::*;
-use netmem_testing::large_frames::{CWR, ECE, FIN, Kind, PSH, assert_sums, leave_partial};
+use netmem_testing::large_frames::{CWR, ECE, FIN, FrameKind, PSH, assert_sums, leave_partial};
 use netmem_testing::{installed, skip};
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, Tap};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
@@ -17,8 +17,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A driver with these options, and a pool of its own to send from.
-fn probe<P: Port + 'static>(rig: &mut Rig<P>, options: NetOptions) -> (VirtioNet, QueuePair, SharedPool<PeerShared>) {
-    let (net, mut pairs) = rig.probe(options.tx_pages(2048));
+fn probe<P: Port + 'static>(
+    device_thread: &mut DeviceThread<P>,
+    options: NetOptions,
+) -> (VirtioNet, QueuePair, SharedPool<PeerShared>) {
+    let (net, mut pairs) = device_thread.probe(options.tx_pages(2048));
     let pool = net.tx_pool(PoolOptions::new("sent")).unwrap();
     (net, pairs.remove(0), pool)
 }
@@ -60,7 +63,7 @@ fn whole(packet: Packet<PeerShared>, page: impl FnMut() -> Option<Page<PeerShare
 
 /// A frame to be sent and its offloads, and the frames that it stands for.
 fn random(rng: &mut fastrand::Rng) -> (Vec<u8>, Meta, Vec<Vec<u8>>) {
-    let mut kind = Kind::random(rng);
+    let mut kind = FrameKind::random(rng);
     if let Some(tcp) = &mut kind.tcp {
         tcp.flags |= rng.u8(..) & (FIN | PSH | ECE | CWR);
     }
@@ -112,8 +115,8 @@ fn any_offload_through_an_echo() {
             let name = format!("{options:?} without {withhold:#x}");
             let mut echo = Some(Echo::new());
             let device = Options { withhold, ..Options::default() };
-            let mut rig = Rig::new(NetDevice::new(device, |_| Ok(echo.take().unwrap())).unwrap());
-            let (net, QueuePair { mut rx, tx }, pool) = probe(&mut rig, options);
+            let mut device_thread = DeviceThread::new(NetDevice::new(device, |_| Ok(echo.take().unwrap())).unwrap());
+            let (net, QueuePair { mut rx, tx }, pool) = probe(&mut device_thread, options);
             let mut bulk = TxBulk::holding(SoftwareTx::new(tx, || pool.alloc()), 64);
             let (mut want, mut got, mut left) = (Vec::new(), Vec::new(), 60);
             until(|| {
@@ -142,7 +145,7 @@ fn any_offload_through_an_echo() {
             let sent = net.features() & feature::HOST_OFFLOADS;
             assert_eq!(soft.segmented > 0, sent & feature::HOST_TSO4 == 0, "{name}");
             assert_eq!(soft.checksummed > 0, sent & feature::CSUM == 0, "{name}");
-            let (checksummed, segmented) = (&rig.stats.checksummed, &rig.stats.segmented);
+            let (checksummed, segmented) = (&device_thread.stats.checksummed, &device_thread.stats.segmented);
             let all = net.features() & feature::GUEST_OFFLOADS == feature::GUEST_OFFLOADS;
             // The device counts at the end of a pass, after the driver has the frames.
             if sent & feature::HOST_TSO6 != 0 {
@@ -151,7 +154,7 @@ fn any_offload_through_an_echo() {
             if sent != 0 {
                 until(|| (checksummed.load(Relaxed) > 0) == (net.features() & feature::GUEST_CSUM == 0));
             }
-            assert_eq!(rig.stats.drops().map(|d| d.1).sum::<u64>(), 0, "{name}");
+            assert_eq!(device_thread.stats.drops().map(|d| d.1).sum::<u64>(), 0, "{name}");
             drop((bulk, net));
             assert_closed(&rx.close().unwrap(), 0);
             assert_eq!(in_flight(&pool), 0, "{name}");
@@ -188,8 +191,8 @@ fn a_port_without_offloads() {
     let mut rng = fastrand::Rng::with_seed(22);
     let port = Plain::default();
     let sent = Arc::clone(&port.0);
-    let mut rig = Rig::one(port);
-    let (net, QueuePair { rx, tx }, pool) = probe(&mut rig, NetOptions::new(RxMode::Small));
+    let mut device_thread = DeviceThread::one(port);
+    let (net, QueuePair { rx, tx }, pool) = probe(&mut device_thread, NetOptions::new(RxMode::Small));
     assert_eq!(net.features() & feature::HOST_OFFLOADS, feature::HOST_OFFLOADS & !feature::HOST_UFO);
     let (mut bulk, mut want) = (TxBulk::holding(tx, 64), Vec::new());
     for _ in 0..200 {
@@ -204,7 +207,7 @@ fn a_port_without_offloads() {
         want.extend(frames);
     }
     // The headers are those of UDP, and the frame's type is TCP.
-    let kind = Kind { tcp: None, v6: false, ..Kind::random(&mut rng) };
+    let kind = FrameKind { tcp: None, v6: false, ..FrameKind::random(&mut rng) };
     let mut lie = packet(&pool, &kind.frame(&[1; 1000]));
     lie.meta.gso = Some(Gso { kind: GsoKind::TcpV4, ..kind.gso(100) });
     bulk.push(lie);
@@ -220,7 +223,7 @@ fn a_port_without_offloads() {
         assert!(sent[..10] == plain[..10]);
     }
     // The device counts at the end of a pass, after the driver has its buffers back.
-    until(|| rig.stats.dropped(DropReason::PortRefused) == 1);
+    until(|| device_thread.stats.dropped(DropReason::PortRefused) == 1);
     drop((bulk, net));
     assert_closed(&rx.close().unwrap(), 0);
     assert_eq!(in_flight(&pool), 0);
@@ -300,8 +303,8 @@ fn the_kernel_takes_what_we_offload() {
                     ip(args);
                 }
                 let device = Options { withhold, ..Options::default() };
-                let mut rig = Rig::new(NetDevice::new(device, |_| Ok(taps.remove(0))).unwrap());
-                let (net, QueuePair { mut rx, tx }, pool) = probe(&mut rig, options);
+                let mut device_thread = DeviceThread::new(NetDevice::new(device, |_| Ok(taps.remove(0))).unwrap());
+                let (net, QueuePair { mut rx, tx }, pool) = probe(&mut device_thread, options);
                 let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
                 socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                 let port = socket.local_addr().unwrap().port();

@@ -6,7 +6,7 @@ use netmem_pool::{
     Direction, DmaDomain, MapError, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions, RegionProvider,
     VhostDomain,
 };
-use netmem_testing::driver::hostile::{Behaviour, Bench, DeviceRing, Hostile, OnStop};
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, Harness, Hostile, OnStop};
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
@@ -141,16 +141,16 @@ fn a_panic_in_a_refill() {
         let (pages, fuse) = (memory(512), Fuse::default());
         let supply = Arc::new(Supply(pages.clone(), fuse.clone()));
         let options = NetOptions::new(mode).ring_size(128).memory(pages.region().clone(), supply);
-        let mut bench = Bench::new(options);
+        let mut harness = Harness::new(options);
         for i in 0..100 {
-            bench.deliver(&frame(i, 60));
+            harness.deliver(&frame(i, 60));
         }
         // Of the first batch, 54 packets are kept: its refill finds 10 pages in the cache, and then
         // asks the provider.
         let mut kept: Vec<Packet<PeerShared>> = Vec::new();
         fuse.arm();
         let failed = catch_unwind(AssertUnwindSafe(|| {
-            receive(&mut bench.pair.rx, &mut |p: Packet<PeerShared>| {
+            receive(&mut harness.pair.rx, &mut |p: Packet<PeerShared>| {
                 if kept.len() < 54 {
                     kept.push(p);
                 }
@@ -158,11 +158,11 @@ fn a_panic_in_a_refill() {
         }));
         assert!(failed.is_err());
         let held: BTreeSet<_> = kept.iter().map(|p| p.head().dma_addr() >> 12).collect();
-        receive(&mut bench.pair.rx, &mut DropAll::default());
-        let posted = available(&mut bench.ring);
+        receive(&mut harness.pair.rx, &mut DropAll::default());
+        let posted = available(&mut harness.ring);
         assert!(posted.is_disjoint(&held), "{mode}: a buffer is in a packet that is held");
         drop(kept);
-        bench.close();
+        harness.close();
     }
 }
 
@@ -173,23 +173,23 @@ fn a_panic_in_the_second_batch_of_a_refill() {
         let (pages, fuse) = (memory(128), Fuse::default());
         let supply = Arc::new(Supply(pages.clone(), fuse.clone()));
         let options = NetOptions::new(mode).ring_size(128).memory(pages.region().clone(), supply);
-        let mut bench = Bench::new(options);
+        let mut harness = Harness::new(options);
         for i in 0..128 {
-            bench.deliver(&frame(i, 60));
+            harness.deliver(&frame(i, 60));
         }
-        let mut kept = take(&mut bench.pair.rx);
-        assert_eq!((kept.len(), bench.pair.rx.posted()), (128, 0));
+        let mut kept = take(&mut harness.pair.rx);
+        assert_eq!((kept.len(), harness.pair.rx.posted()), (128, 0));
         kept.truncate(28);
         fuse.arm();
-        let failed = catch_unwind(AssertUnwindSafe(|| receive(&mut bench.pair.rx, &mut DropAll::default())));
+        let failed = catch_unwind(AssertUnwindSafe(|| receive(&mut harness.pair.rx, &mut DropAll::default())));
         assert!(failed.is_err());
         drop(kept);
         until(|| {
-            receive(&mut bench.pair.rx, &mut DropAll::default());
-            bench.pair.rx.posted() == 128
+            receive(&mut harness.pair.rx, &mut DropAll::default());
+            harness.pair.rx.posted() == 128
         });
-        assert_eq!(available(&mut bench.ring).len(), 128, "{mode}");
-        bench.close();
+        assert_eq!(available(&mut harness.ring).len(), 128, "{mode}");
+        harness.close();
     }
 }
 
@@ -226,7 +226,7 @@ fn a_panic_over_a_sent_packet() {
         tx.flush();
         rounds.push(sent);
         while let Some(head) = ring.take() {
-            ring.give(head.into(), 0);
+            ring.add_used(head.into(), 0);
         }
         if let Some(fuse) = fuse.filter(|_| rounds.len() == 2) {
             fuse.arm();
@@ -272,7 +272,7 @@ fn a_panic_over_a_packet_of_the_domain() {
         tx.flush();
         rounds.push(sent);
         while let Some(head) = ring.take() {
-            ring.give(head.into(), 0);
+            ring.add_used(head.into(), 0);
         }
         tx.complete();
         assert_eq!(tx.posted(), 0);

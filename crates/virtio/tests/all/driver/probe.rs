@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use netmem_packet::{RxQueue, TxQueue};
 use netmem_pool::{Memory, PeerShared, Region, RegionError, RegionOptions, RegionProvider};
-use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile, WITHOUT_CONTROL};
+use netmem_testing::driver::hostile::{Behaviour, FEATURES, Harness, Hostile, WITHOUT_CONTROL};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Gen, Sink};
 use netmem_virtio::device::{NetDevice, Options};
@@ -29,7 +29,7 @@ fn memory_at_an_offset_of_a_file() {
         let front = std::fs::File::from(file.try_clone().unwrap());
         let supply = RegionProvider::new(Region::from_fd(file, START.., 0).unwrap());
         let options = NetOptions::new(RxMode::Small).memory(supply.region().clone(), supply.clone());
-        let mut b = Bench::new(options.premapped(premapped));
+        let mut b = Harness::new(options.premapped(premapped));
         let want = frame(7, 500);
         b.deliver(&want);
         assert_eq!(take(&mut b.pair.rx).remove(0).to_vec(), want);
@@ -161,25 +161,25 @@ fn messages_in_their_order() {
     let options = || NetOptions::new(RxMode::Mergeable);
     let features = FEATURES | feature::MTU;
     let behaviour = Behaviour { features, protocol: 1 | MTU_AND_STATUS, ..Behaviour::default() };
-    let bench = Bench::with(behaviour.clone(), options());
-    assert_eq!(bench.device.messages(), all);
-    assert_eq!((bench.device.status(), bench.device.mtu()), (15, 1500));
-    let chosen = bench.device.negotiated();
+    let harness = Harness::with(behaviour.clone(), options());
+    assert_eq!(harness.device.messages(), all);
+    assert_eq!((harness.device.status(), harness.device.mtu()), (15, 1500));
+    let chosen = harness.device.negotiated();
     assert_eq!(chosen & feature::VHOST_USER_PROTOCOL, feature::VHOST_USER_PROTOCOL);
-    assert_eq!(chosen & !feature::VHOST_USER_PROTOCOL, bench.net.features());
-    bench.close();
+    assert_eq!(chosen & !feature::VHOST_USER_PROTOCOL, harness.net.features());
+    harness.close();
     // The rest, where a back end has none of it.
-    let bench = Bench::with(Behaviour { features, protocol: 0, acks: false, ..Behaviour::default() }, options());
+    let harness = Harness::with(Behaviour { features, protocol: 0, acks: false, ..Behaviour::default() }, options());
     let optional = ["GET_QUEUE_NUM", "SET_STATUS", "GET_STATUS", "NET_SET_MTU"];
     let least: Vec<_> = all.iter().copied().filter(|name| !optional.contains(name)).collect();
-    until(|| bench.device.messages() == least);
-    bench.close();
+    until(|| harness.device.messages() == least);
+    harness.close();
     let none = Behaviour { features: features & !feature::VHOST_USER_PROTOCOL, ..behaviour.clone() };
-    let bench = Bench::with(none, options());
+    let harness = Harness::with(none, options());
     let least: Vec<_> =
         least.into_iter().filter(|name| !name.contains("PROTOCOL") && !name.contains("ENABLE")).collect();
-    until(|| bench.device.messages() == least);
-    bench.close();
+    until(|| harness.device.messages() == least);
+    harness.close();
     // One that cannot work with the features together.
     let error = probe(Behaviour { status: !8, ..behaviour }, options()).unwrap_err();
     assert!(matches!(error, NetError::Backend(VhostUserError::FeaturesRefused { .. })), "{error}");
@@ -248,19 +248,19 @@ fn missing_features() {
     // None of these is needed.
     let least = feature::VERSION_1 | feature::MRG_RXBUF;
     for mode in [RxMode::Small, RxMode::Mergeable] {
-        let mut bench = Bench::with(Behaviour { features: least, ..Behaviour::default() }, NetOptions::new(mode));
-        assert!(bench.device.enabled().is_empty(), "rings are enabled from the start");
-        bench.deliver(&frame(1, 100));
-        assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 100));
-        bench.close();
+        let mut harness = Harness::with(Behaviour { features: least, ..Behaviour::default() }, NetOptions::new(mode));
+        assert!(harness.device.enabled().is_empty(), "rings are enabled from the start");
+        harness.deliver(&frame(1, 100));
+        assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 100));
+        harness.close();
     }
     // A backend that confirms nothing.
-    let mut bench = Bench::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(RxMode::Small));
+    let mut harness = Harness::with(Behaviour { acks: false, ..Behaviour::default() }, NetOptions::new(RxMode::Small));
     // Its answer to a message that has one shows that the others were received.
-    until(|| bench.device.enabled().len() == 2);
-    bench.deliver(&frame(1, 100));
-    assert_eq!(take(&mut bench.pair.rx).len(), 1);
-    bench.close();
+    until(|| harness.device.enabled().len() == 2);
+    harness.deliver(&frame(1, 100));
+    assert_eq!(take(&mut harness.pair.rx).len(), 1);
+    harness.close();
 }
 
 #[test]
@@ -334,10 +334,10 @@ fn frame_sizes_and_headroom() {
         NetOptions::new(RxMode::Mergeable).max_frame(0),
         NetOptions::new(RxMode::Big).max_frame(0),
     ] {
-        let mut bench = Bench::new(options);
-        bench.deliver(&frame(1, 1000));
-        assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 1000));
-        bench.close();
+        let mut harness = Harness::new(options);
+        harness.deliver(&frame(1, 1000));
+        assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 1000));
+        harness.close();
     }
 }
 
@@ -394,9 +394,9 @@ fn memory_of_the_users() {
     let given = |mode| NetOptions::new(mode).memory(supply.region().clone(), supply.clone());
     assert!(matches!(probe(Behaviour::default(), given(RxMode::Big)), Err(NetError::GivenMemory)));
     for mode in [RxMode::Small, RxMode::Mergeable] {
-        let mut rig = Rig::one(Gen::new(100, Some(1000)).unwrap());
-        let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(given(mode)));
+        let mut device_thread = DeviceThread::one(Gen::new(100, Some(1000)).unwrap());
+        let accounting = Accounting::default();
+        let (net, mut pairs) = device_thread.probe(accounting.count(given(mode)));
         assert_eq!(net.region().as_ptr(), supply.region().as_ptr());
         let mut pair = pairs.remove(0);
         let mut all = DropAll::default();
@@ -405,7 +405,7 @@ fn memory_of_the_users() {
             all.0 == 1000
         });
         close_clean(pair);
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
     // All of it is back.
     assert_eq!(std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len(), 1024);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, Poll, RxQueue, SplitTxQueue, TxQueue};
 use netmem_pool::PeerShared;
-use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, Hostile, OnStop};
+use netmem_testing::driver::hostile::{Behaviour, FEATURES, Harness, Hostile, OnStop};
 use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind};
 use netmem_testing::driver::*;
 use netmem_virtio::VhostUserError;
@@ -18,9 +18,9 @@ use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
 use netmem_virtio::driver::{DeviceFault, NetError, NetOptions, Offload, QueuePair, RestartError, RxMode};
 use netmem_virtio::net::feature;
 
-fn echo(pairs: usize) -> Rig<Echo> {
+fn echo(pairs: usize) -> DeviceThread<Echo> {
     let options = Options { max_pairs: pairs, serve_control: pairs > 1, ..Options::default() };
-    Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap())
+    DeviceThread::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap())
 }
 
 /// Frames that the device has popped from the driver's ring. What it dropped on the way to the
@@ -45,9 +45,9 @@ fn queues_live_through_ten_back_ends() {
     // Some from each of several back ends.
     const HELD: usize = 500;
     for mode in MODES {
-        let books = Books::default();
-        let mut rig = echo(1);
-        let (mut net, mut pairs) = rig.probe(books.keep(NetOptions::new(mode).pages(4096)));
+        let accounting = Accounting::default();
+        let mut device_thread = echo(1);
+        let (mut net, mut pairs) = device_thread.probe(accounting.count(NetOptions::new(mode).pages(4096)));
         let mut pair = pairs.remove(0);
         let (stop, restarts) = (AtomicBool::new(false), 10);
         let (mut given, mut taken) = (0, 0);
@@ -76,18 +76,18 @@ fn queues_live_through_ten_back_ends() {
                 (pair, held, sent)
             });
             for _ in 0..restarts {
-                let before = rig.stats.rx_frames.load(Relaxed);
-                until(|| rig.stats.rx_frames.load(Relaxed) > before + 300);
-                let stats = Arc::clone(&rig.stats);
-                drop(rig.connection.take());
+                let before = device_thread.stats.rx_frames.load(Relaxed);
+                until(|| device_thread.stats.rx_frames.load(Relaxed) > before + 300);
+                let stats = Arc::clone(&device_thread.stats);
+                drop(device_thread.connection.take());
                 assert!(!net.is_connected());
                 // The old device's thread has ended, and has counted all it did.
-                rig = echo(1);
+                device_thread = echo(1);
                 given += stats.rx_frames.load(Relaxed);
                 taken += taken_by(&stats);
-                net.reconnect(rig.connect()).unwrap();
+                net.reconnect(device_thread.connect()).unwrap();
             }
-            until(|| rig.stats.rx_frames.load(Relaxed) > 300);
+            until(|| device_thread.stats.rx_frames.load(Relaxed) > 300);
             stop.store(true, Relaxed);
             polls.join().unwrap()
         });
@@ -97,10 +97,10 @@ fn queues_live_through_ten_back_ends() {
             receive(&mut pair.rx, &mut |_: Packet<PeerShared>| {});
             pair.tx.posted() == 0
         });
-        drop(rig.connection.take());
+        drop(device_thread.connection.take());
         receive(&mut pair.rx, &mut |_: Packet<PeerShared>| {});
-        let stats = Arc::clone(&rig.stats);
-        drop(rig);
+        let stats = Arc::clone(&device_thread.stats);
+        drop(device_thread);
         given += stats.rx_frames.load(Relaxed);
         taken += taken_by(&stats);
         let (rx, tx) = (pair.rx.stats(), pair.tx.stats());
@@ -118,7 +118,7 @@ fn queues_live_through_ten_back_ends() {
         drop(pair.tx);
         assert_closed(&pair.rx.close().unwrap(), posted);
         drop(net);
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
 }
 
@@ -126,12 +126,12 @@ fn queues_live_through_ten_back_ends() {
 /// well. The queues stay as they were, and the next back end is taken.
 #[test]
 fn back_ends_that_do_not_fit() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
-    bench.deliver(&frame(0, 60));
-    bench.device.kill();
+    let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable));
+    harness.deliver(&frame(0, 60));
+    harness.device.kill();
     let mut refused = |behaviour: Behaviour| {
         let (device, backend) = Hostile::new(behaviour);
-        (bench.net.reconnect(backend).unwrap_err(), device)
+        (harness.net.reconnect(backend).unwrap_err(), device)
     };
     let without = |bit: u64| Behaviour { features: FEATURES & !bit, ..Behaviour::default() };
     let (error, _) = refused(without(feature::MRG_RXBUF));
@@ -145,20 +145,20 @@ fn back_ends_that_do_not_fit() {
         let (error, _) = refused(Behaviour { fail_at: Some(message), ..Behaviour::default() });
         assert!(error.to_string().contains(message), "{error}");
     }
-    assert!(!bench.net.is_connected());
+    assert!(!harness.net.is_connected());
     // The old ring is still there.
-    assert_eq!((take(&mut bench.pair.rx).len(), bench.pair.rx.stats().restarts), (1, 0));
-    bench.deliver(&frame(1, 60));
+    assert_eq!((take(&mut harness.pair.rx).len(), harness.pair.rx.stats().restarts), (1, 0));
+    harness.deliver(&frame(1, 60));
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    bench.device = device;
-    bench.ring = bench.device.ring(0);
+    harness.net.reconnect(backend).unwrap();
+    harness.device = device;
+    harness.ring = harness.device.ring(0);
     // The frame that was not polled is lost.
-    assert_eq!(take(&mut bench.pair.rx).len(), 0);
-    assert_eq!((bench.pair.rx.stats().unread, bench.pair.rx.posted()), (1, 256));
-    bench.deliver(&frame(2, 60));
-    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(2, 60));
-    bench.close();
+    assert_eq!(take(&mut harness.pair.rx).len(), 0);
+    assert_eq!((harness.pair.rx.stats().unread, harness.pair.rx.posted()), (1, 256));
+    harness.deliver(&frame(2, 60));
+    assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(2, 60));
+    harness.close();
 }
 
 /// The old back end still runs: it marks all its buffers as used, and writes to its ring. Its
@@ -166,84 +166,84 @@ fn back_ends_that_do_not_fit() {
 #[test]
 fn an_old_back_end_that_goes_on() {
     for mode in MODES {
-        let mut bench = Bench::new(NetOptions::new(mode));
-        let (mut old, mut old_tx) = (bench.device.ring(0), bench.device.ring(1));
+        let mut harness = Harness::new(NetOptions::new(mode));
+        let (mut old, mut old_tx) = (harness.device.ring(0), harness.device.ring(1));
         let (device, backend) = Hostile::new(Behaviour::default());
-        let mut first = std::mem::replace(&mut bench.device, device);
+        let mut first = std::mem::replace(&mut harness.device, device);
         first.kill();
-        bench.net.reconnect(backend).unwrap();
-        bench.ring = bench.device.ring(0);
+        harness.net.reconnect(backend).unwrap();
+        harness.ring = harness.device.ring(0);
         for i in 0..300 {
-            old.give(u32::MAX - i, u32::MAX);
-            old_tx.give(i, 1);
+            old.add_used(u32::MAX - i, u32::MAX);
+            old_tx.add_used(i, 1);
             old.split().set_used_idx(i as u16);
             old.split().set_desc(i as u16, netmem_virtio::virtqueue::Desc::default());
             if i == 0 {
-                receive(&mut bench.pair.rx, &mut DropAll::default());
+                receive(&mut harness.pair.rx, &mut DropAll::default());
             }
-            bench.deliver(&frame(u64::from(i), 60));
-            let got = take(&mut bench.pair.rx);
+            harness.deliver(&frame(u64::from(i), 60));
+            let got = take(&mut harness.pair.rx);
             assert_eq!((got.len(), got[0].to_vec()), (1, frame(u64::from(i), 60)));
-            bench.pair.tx.complete();
+            harness.pair.tx.complete();
         }
-        assert_eq!((bench.pair.rx.stats().stopped, bench.pair.tx.stats().stopped), (None, None));
+        assert_eq!((harness.pair.rx.stats().stopped, harness.pair.tx.stats().stopped), (None, None));
         drop(first);
-        bench.close();
+        harness.close();
     }
 }
 
 /// A back end that is still connected stops its rings, but not for a successor that is refused.
 #[test]
 fn from_a_live_back_end_to_another() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
     let (_device, backend) = Hostile::new(Behaviour { fail_at: Some("SET_VRING_ENABLE"), ..Behaviour::default() });
-    assert!(bench.net.reconnect(backend).is_err());
-    assert_eq!((bench.device.stops(), bench.net.is_connected()), (vec![], true));
-    bench.deliver(&frame(9, 60));
-    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(9, 60));
+    assert!(harness.net.reconnect(backend).is_err());
+    assert_eq!((harness.device.stops(), harness.net.is_connected()), (vec![], true));
+    harness.deliver(&frame(9, 60));
+    assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(9, 60));
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    assert_eq!((bench.device.stops(), device.stops()), (vec![0, 1], vec![]));
-    let packets = [0, 1].map(|i| packet(&mut bench.pair, &frame(i, 60)).unwrap());
-    bench.device = device;
-    bench.ring = bench.device.ring(0);
-    bench.pair.tx.complete();
-    packets.into_iter().for_each(|p| bench.pair.tx.send(p).unwrap());
-    assert_eq!(bench.pair.tx.stats().unconfirmed, 0);
-    bench.close();
+    harness.net.reconnect(backend).unwrap();
+    assert_eq!((harness.device.stops(), device.stops()), (vec![0, 1], vec![]));
+    let packets = [0, 1].map(|i| packet(&mut harness.pair, &frame(i, 60)).unwrap());
+    harness.device = device;
+    harness.ring = harness.device.ring(0);
+    harness.pair.tx.complete();
+    packets.into_iter().for_each(|p| harness.pair.tx.send(p).unwrap());
+    assert_eq!(harness.pair.tx.stats().unconfirmed, 0);
+    harness.close();
 }
 
 /// A back end that hangs up instead of stopping its rings does not keep the driver from its
 /// successor. A back end that has sent an unexpected message and ended does not count as connected.
 #[test]
 fn an_old_back_end_that_does_not_stop() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-    bench.device.behave(|b| b.on_stop = OnStop::Refuse);
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+    harness.device.behave(|b| b.on_stop = OnStop::Refuse);
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    assert_eq!(bench.device.stops(), [0]);
-    bench.device = device;
-    bench.ring = bench.device.ring(0);
-    assert_eq!(take(&mut bench.pair.rx).len(), 0);
-    bench.deliver(&frame(1, 60));
-    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 60));
-    bench.device.send(&[1; 20]);
-    bench.device.kill();
-    assert!(!bench.net.is_connected());
+    harness.net.reconnect(backend).unwrap();
+    assert_eq!(harness.device.stops(), [0]);
+    harness.device = device;
+    harness.ring = harness.device.ring(0);
+    assert_eq!(take(&mut harness.pair.rx).len(), 0);
+    harness.deliver(&frame(1, 60));
+    assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 60));
+    harness.device.send(&[1; 20]);
+    harness.device.kill();
+    assert!(!harness.net.is_connected());
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    bench.device = device;
-    bench.close();
+    harness.net.reconnect(backend).unwrap();
+    harness.device = device;
+    harness.close();
 }
 
 /// A back end that refuses the number of pairs in use is not used, and the driver remembers the
 /// number.
 #[test]
 fn a_back_end_that_refuses_the_pairs_in_use() {
-    let mut rig = echo(3);
+    let mut device_thread = echo(3);
     // Without offloads, which the next back end does not have.
-    let (mut net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3).offloads(Offload::None));
-    drop(rig.connection.take());
+    let (mut net, pairs) = device_thread.probe(NetOptions::new(RxMode::Small).pairs(3).offloads(Offload::None));
+    drop(device_thread.connection.take());
     let (device, backend) = Hostile::new(Behaviour { pairs: 3, ..Behaviour::default() });
     let error = std::thread::scope(|s| {
         let refuses = s.spawn(|| device.answer_command(&mut device.ring(6), 1));
@@ -253,11 +253,11 @@ fn a_back_end_that_refuses_the_pairs_in_use() {
     });
     assert!(matches!(error, NetError::ControlRefused { pairs: 3 }), "{error}");
     assert_eq!((net.active_pairs(), net.is_connected()), (3, false));
-    rig = echo(3);
-    net.reconnect(rig.connect()).unwrap();
+    device_thread = echo(3);
+    net.reconnect(device_thread.connect()).unwrap();
     assert_eq!(net.active_pairs(), 3);
     // The device counts at the end of a pass, after the driver has its answer.
-    until(|| rig.stats.commands.load(Relaxed) == 1);
+    until(|| device_thread.stats.commands.load(Relaxed) == 1);
     drop(pairs);
 }
 
@@ -265,44 +265,44 @@ fn a_back_end_that_refuses_the_pairs_in_use() {
 #[test]
 fn a_stopped_queue_runs_again() {
     for mode in MODES {
-        let mut bench = Bench::new(NetOptions::new(mode));
-        let sent = packet(&mut bench.pair, &frame(7, 60));
-        sent.into_iter().for_each(|p| bench.pair.tx.send(p).unwrap());
-        bench.pair.tx.flush();
-        bench.ring.give(u32::MAX, 0);
-        bench.tx.give(u32::MAX, 0);
-        receive(&mut bench.pair.rx, &mut DropAll::default());
-        bench.pair.tx.complete();
-        assert_eq!(bench.pair.rx.stats().stopped, Some(DeviceFault::BadId { id: u32::MAX }));
-        bench.device.kill();
+        let mut harness = Harness::new(NetOptions::new(mode));
+        let sent = packet(&mut harness.pair, &frame(7, 60));
+        sent.into_iter().for_each(|p| harness.pair.tx.send(p).unwrap());
+        harness.pair.tx.flush();
+        harness.ring.add_used(u32::MAX, 0);
+        harness.tx.add_used(u32::MAX, 0);
+        receive(&mut harness.pair.rx, &mut DropAll::default());
+        harness.pair.tx.complete();
+        assert_eq!(harness.pair.rx.stats().stopped, Some(DeviceFault::BadId { id: u32::MAX }));
+        harness.device.kill();
         let (device, backend) = Hostile::new(Behaviour::default());
-        bench.net.reconnect(backend).unwrap();
-        bench.device = device;
-        (bench.ring, bench.tx) = (bench.device.ring(0), bench.device.ring(1));
-        receive(&mut bench.pair.rx, &mut DropAll::default());
-        assert_eq!(bench.pair.tx.complete(), 0);
-        bench.deliver(&frame(1, 60));
-        assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 60));
-        assert_eq!((bench.pair.tx.stats().unconfirmed, bench.pair.tx.posted()), (1, 0));
-        let sent = packet(&mut bench.pair, &frame(8, 60)).unwrap();
-        bench.pair.tx.send(sent).unwrap();
-        bench.pair.tx.flush();
-        let head = bench.tx.take().unwrap();
-        bench.tx.give(u32::from(head), 0);
-        assert_eq!((bench.pair.tx.complete(), bench.pair.tx.stats().stopped), (1, None));
-        bench.close();
+        harness.net.reconnect(backend).unwrap();
+        harness.device = device;
+        (harness.ring, harness.tx) = (harness.device.ring(0), harness.device.ring(1));
+        receive(&mut harness.pair.rx, &mut DropAll::default());
+        assert_eq!(harness.pair.tx.complete(), 0);
+        harness.deliver(&frame(1, 60));
+        assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 60));
+        assert_eq!((harness.pair.tx.stats().unconfirmed, harness.pair.tx.posted()), (1, 0));
+        let sent = packet(&mut harness.pair, &frame(8, 60)).unwrap();
+        harness.pair.tx.send(sent).unwrap();
+        harness.pair.tx.flush();
+        let head = harness.tx.take().unwrap();
+        harness.tx.add_used(u32::from(head), 0);
+        assert_eq!((harness.pair.tx.complete(), harness.pair.tx.stats().stopped), (1, None));
+        harness.close();
     }
 }
 
 /// Several pairs and the control queue: the pairs in use stay in use.
 #[test]
 fn pairs_in_use() {
-    let mut rig = echo(3);
-    let (mut net, mut pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3));
+    let mut device_thread = echo(3);
+    let (mut net, mut pairs) = device_thread.probe(NetOptions::new(RxMode::Small).pairs(3));
     for round in 0..3 {
-        drop(rig.connection.take());
-        rig = echo(3);
-        net.reconnect(rig.connect()).unwrap();
+        drop(device_thread.connection.take());
+        device_thread = echo(3);
+        net.reconnect(device_thread.connect()).unwrap();
         assert_eq!(net.active_pairs(), 3);
         for (i, pair) in pairs.iter_mut().enumerate() {
             let mut bytes = frame(100 * round + i as u64, 80);
@@ -319,7 +319,7 @@ fn pairs_in_use() {
             assert_eq!(got, [bytes]);
         }
     }
-    until(|| rig.stats.commands.load(Relaxed) == 1);
+    until(|| device_thread.stats.commands.load(Relaxed) == 1);
     until(|| {
         pairs.iter_mut().all(|pair| {
             pair.tx.complete();
@@ -332,9 +332,10 @@ fn pairs_in_use() {
 /// Queues of device memory, both ways: holders are dropped, pages are posted again.
 #[test]
 fn device_memory() {
-    let (memory, books) = (DeviceMemory::new(1024), Books::default());
-    let bench = Bench::over(Behaviour::default(), books.keep(memory.options().pages(2048)), books.clone());
-    let Bench { mut device, mut net, pair, .. } = bench;
+    let (memory, accounting) = (DeviceMemory::new(1024), Accounting::default());
+    let harness =
+        Harness::over(Behaviour::default(), accounting.count(memory.options().pages(2048)), accounting.clone());
+    let Harness { mut device, mut net, pair, .. } = harness;
     let (mut rx, mut tx) = (bind(pair.rx, &memory.split()), pair.tx.into_split::<Arc<()>>());
     let base = rx.poll(|poll| poll.with_napi(|_, device| device.alloc().map(|p| p.dma_addr() - p.file_offset())));
     let holder = Arc::new(());
@@ -364,36 +365,36 @@ fn device_memory() {
     drop(tx);
     assert_split_closed(&rx.close().unwrap(), 0);
     drop(net);
-    assert_eq!(memory.at_home(), 1024);
-    books.assert_balanced();
+    assert_eq!(memory.free_pages(), 1024);
+    accounting.assert_balanced();
 }
 
 /// A queue that is restarted before its first poll after a reconnect: its old ring needs no
 /// message, and its new one is not stopped.
 #[test]
 fn a_restart_before_the_first_poll() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-    bench.device.kill();
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+    harness.device.kill();
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    bench.device = device;
-    let again = bench.pair.rx.restart(None).unwrap();
+    harness.net.reconnect(backend).unwrap();
+    harness.device = device;
+    let again = harness.pair.rx.restart(None).unwrap();
     assert_closed(&again.closed, 0);
-    bench.pair.rx = again.queue;
-    assert_eq!(bench.device.stops(), [0; 0]);
-    bench.ring = bench.device.ring(0);
-    receive(&mut bench.pair.rx, &mut DropAll::default());
-    bench.deliver(&frame(1, 60));
-    assert_eq!(take(&mut bench.pair.rx)[0].to_vec(), frame(1, 60));
-    bench.close();
+    harness.pair.rx = again.queue;
+    assert_eq!(harness.device.stops(), [0; 0]);
+    harness.ring = harness.device.ring(0);
+    receive(&mut harness.pair.rx, &mut DropAll::default());
+    harness.deliver(&frame(1, 60));
+    assert_eq!(take(&mut harness.pair.rx)[0].to_vec(), frame(1, 60));
+    harness.close();
 }
 
 /// Queues are restarted by one thread while another reconnects: whichever comes first, the queue
 /// runs in the end.
 #[test]
 fn restarts_of_a_queue_meanwhile() {
-    let mut rig = Rig::one(Gen::new(100, None).unwrap());
-    let (mut net, mut pairs) = rig.probe(NetOptions::new(RxMode::Small).ring_size(16).pages(512));
+    let mut device_thread = DeviceThread::one(Gen::new(100, None).unwrap());
+    let (mut net, mut pairs) = device_thread.probe(NetOptions::new(RxMode::Small).ring_size(16).pages(512));
     let pair = pairs.remove(0);
     let (stop, restarted) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|s| {
@@ -418,11 +419,11 @@ fn restarts_of_a_queue_meanwhile() {
         // From one live device to another: then every restart succeeds. The thread may begin late,
         // so its first one is waited for.
         until(|| restarted.load(Relaxed) > 0 || restarts.is_finished());
-        let mut rigs = vec![rig];
+        let mut device_threads = vec![device_thread];
         for _ in 0..30 {
-            let mut next = Rig::one(Gen::new(100, None).unwrap());
+            let mut next = DeviceThread::one(Gen::new(100, None).unwrap());
             net.reconnect(next.connect()).unwrap();
-            rigs.push(next);
+            device_threads.push(next);
         }
         stop.store(true, Relaxed);
         let mut rx = restarts.join().unwrap().unwrap();

@@ -16,28 +16,28 @@ use netmem_packet::{BulkStats, Handler, Packet, Poll, Reach, RxQueue, TxQueue, V
 use netmem_pool::{
     Direction, DmaDomain, MapError, PeerShared, PoolOptions, RegionOptions, RegionProvider, VhostDomain, lingering,
 };
-use netmem_testing::driver::hostile::{Behaviour, Bench, OnStop};
+use netmem_testing::driver::hostile::{Behaviour, Harness, OnStop};
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{DeviceFault, NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 
 /// The two devices, with rings of these sizes.
-fn two(domains: Domains, max_frame: usize, rings: [u16; 2]) -> (Bench, Bench) {
+fn two(domains: Domains, max_frame: usize, rings: [u16; 2]) -> (Harness, Harness) {
     let memory = common_memory(8192);
     let options = |ring| memory(RxMode::Mergeable).max_frame(max_frame).ring_size(ring);
-    let a = Bench::new(options(rings[0]));
+    let a = Harness::new(options(rings[0]));
     let b = match domains {
         Domains::One => a.beside(Behaviour::default(), options(rings[1])),
-        Domains::Two => Bench::new(options(rings[1])),
-        Domains::Plain => Bench::new(options(rings[1]).premapped(false)),
+        Domains::Two => Harness::new(options(rings[1])),
+        Domains::Plain => Harness::new(options(rings[1]).premapped(false)),
     };
     (a, b)
 }
 
 /// Stops both, the receiver of the frames last or first, and checks the accounts.
 #[track_caller]
-fn close(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
-    let Bench { pair: a, books, net: net_a, device: _device_a, .. } = a;
-    let Bench { pair: QueuePair { rx, tx }, books: books_b, net: net_b, device: _device_b, .. } = b;
+fn close(a: Harness, b: Harness, domains: Domains, receiver_first: bool) {
+    let Harness { pair: a, accounting, net: net_a, device: _device_a, .. } = a;
+    let Harness { pair: QueuePair { rx, tx }, accounting: accounting_b, net: net_b, device: _device_b, .. } = b;
     if receiver_first {
         drop(a.tx);
         let closed = a.rx.close().unwrap();
@@ -49,9 +49,9 @@ fn close(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
     }
     assert_closed(&rx.close().unwrap(), 0);
     drop((net_a, net_b));
-    books.assert_balanced();
+    accounting.assert_balanced();
     if domains == Domains::Two {
-        books_b.assert_balanced();
+        accounting_b.assert_balanced();
     }
     until(|| lingering().is_empty());
 }
@@ -121,7 +121,7 @@ fn from_one_device_to_another() {
                         let same = domains != Domains::Two;
                         assert_eq!(reach, if same { Reach::Mapped(at) } else { Reach::Map }, "{domains:?}");
                     }
-                    b.tx.give(u32::from(head), 0);
+                    b.tx.add_used(u32::from(head), 0);
                 }
                 // The target's completions are the next poll's first business.
                 let before = a.pair.rx.pool_stats();
@@ -141,14 +141,14 @@ fn from_one_device_to_another() {
 }
 
 /// Mappings of the target's domain, if it has one, in addition to those of its pools.
-fn maps(a: &mut Bench, b: &mut Bench, domains: Domains) -> u64 {
+fn maps(a: &mut Harness, b: &mut Harness, domains: Domains) -> u64 {
     let pools = b.pair.rx.pool_stats().mapped + if domains == Domains::One { a.pair.rx.pool_stats().mapped } else { 0 };
-    if domains == Domains::Plain { 0 } else { b.books.domain().maps() - pools }
+    if domains == Domains::Plain { 0 } else { b.accounting.domain().maps() - pools }
 }
 
 /// Bytes synced for the device.
-fn synced(bench: &Bench) -> u64 {
-    bench.books.synced.device.load(Ordering::Relaxed)
+fn synced(harness: &Harness) -> u64 {
+    harness.accounting.synced.device.load(Ordering::Relaxed)
 }
 
 /// Proves POOL-9: in one domain a page has one address, however much memory each device's rings
@@ -156,7 +156,7 @@ fn synced(bench: &Bench) -> u64 {
 #[test]
 fn rings_of_another_size() {
     let memory = common_memory(2048);
-    let mut a = Bench::new(memory(RxMode::Mergeable));
+    let mut a = Harness::new(memory(RxMode::Mergeable));
     // More than the 2 MiB that regions are measured in; it takes the pages that are left.
     let mut b = a.beside(Behaviour::default(), memory(RxMode::Mergeable).ring_size(32768).cache(0));
     (0..4).for_each(|i| a.deliver(&marked(i, 500, true)));
@@ -188,7 +188,7 @@ fn a_full_target() {
             let mapped = if domains == Domains::Two { 7 } else { 0 };
             assert_eq!(maps(&mut a, &mut b, domains) - maps_before, mapped, "what is refused is not mapped");
             while let Some(head) = b.tx.take() {
-                b.tx.give(u32::from(head), 0);
+                b.tx.add_used(u32::from(head), 0);
             }
             assert_eq!(a.pair.rx.poll(|_| b.pair.tx.complete()), 7);
             assert_eq!(a.pair.rx.pool_stats().inflight(), posted);
@@ -209,17 +209,17 @@ fn a_target_that_is_dead() {
                 let (mut a, mut b) = two(domains, 9014, [256, 64]);
                 let posted = a.pair.rx.pool_stats().inflight();
                 // Of three buffers each, of which some are done with.
-                let more = |a: &mut Bench, n: u64| (0..n).for_each(|i| a.deliver(&marked(i, 9000, true)));
+                let more = |a: &mut Harness, n: u64| (0..n).for_each(|i| a.deliver(&marked(i, 9000, true)));
                 more(&mut a, 8);
                 assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx).sent, 8);
                 for _ in 0..3 {
                     let head = b.tx.take().unwrap();
-                    b.tx.give(u32::from(head), 0);
+                    b.tx.add_used(u32::from(head), 0);
                 }
                 match end {
                     "dies" => b.device.kill(),
                     "refuses" => b.device.behave(|b| b.on_stop = OnStop::Refuse),
-                    "lies" => b.tx.give(1 << 20, 0),
+                    "lies" => b.tx.add_used(1 << 20, 0),
                     _ => {}
                 }
                 let stopped = (end == "lies").then_some(DeviceFault::BadId { id: 1 << 20 });
@@ -244,7 +244,7 @@ fn a_target_that_is_dead() {
 /// Stops two devices of which the second is gone, or hangs up when it is to stop: what it had
 /// posted is quarantined, what it had to send is not.
 #[track_caller]
-fn dead(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
+fn dead(a: Harness, b: Harness, domains: Domains, receiver_first: bool) {
     let posted = b.pair.rx.posted() as u64;
     let QueuePair { rx, tx } = b.pair;
     if receiver_first {
@@ -257,9 +257,9 @@ fn dead(a: Bench, b: Bench, domains: Domains, receiver_first: bool) {
         close_clean(a.pair);
     }
     assert_closed(&rx.close().unwrap(), posted);
-    a.books.assert_balanced();
+    a.accounting.assert_balanced();
     if domains == Domains::Two {
-        b.books.assert_balanced();
+        b.accounting.assert_balanced();
     }
     until(|| lingering().is_empty());
 }
@@ -293,13 +293,13 @@ impl DmaDomain for Fussy {
 #[test]
 fn maps_that_fail_half_way() {
     let memory = common_memory(2048);
-    let mut a = Bench::new(memory(RxMode::Mergeable).max_frame(9014));
+    let mut a = Harness::new(memory(RxMode::Mergeable).max_frame(9014));
     let (left, asked) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(Mutex::new(Vec::new())));
     let (l, r) = (Arc::clone(&left), Arc::clone(&asked));
     // As many descriptors as it needs, if those of refused packets are free again.
     let options = memory(RxMode::Mergeable).ring_size(8);
     let options = options.domain(move |table| Arc::new(Fussy { table, left: l, asked: r }));
-    let mut b = Bench::over(Behaviour::default(), options, Books::default());
+    let mut b = Harness::over(Behaviour::default(), options, Accounting::default());
     for can in 0..=3 {
         let want = marked(can, 9000, true);
         a.deliver(&want);
@@ -336,7 +336,7 @@ fn maps_that_fail_half_way() {
 
 /// All pages of the receive queue are posted, but for this many.
 #[track_caller]
-fn assert_posted_but(device: &mut Bench, pages: u64) {
+fn assert_posted_but(device: &mut Harness, pages: u64) {
     let posted = device.pair.rx.posted() as u64;
     assert_eq!(device.pair.rx.pool_stats().inflight(), posted + pages);
 }
@@ -359,7 +359,7 @@ fn packets_of_two_domains() {
         let mut packet = Packet::new(frags.next().unwrap());
         frags.for_each(|f| packet.push(f).unwrap());
         let kept = share.then(|| packet.head().clone());
-        let before = (maps(&mut a, &mut b, Domains::Two), b.books.domain().unmaps());
+        let before = (maps(&mut a, &mut b, Domains::Two), b.accounting.domain().unmaps());
         b.pair.tx.send(packet).unwrap();
         b.pair.tx.flush();
         let head = b.tx.take().unwrap();
@@ -367,9 +367,9 @@ fn packets_of_two_domains() {
         assert_eq!(chain.len(), if room > 0 && !share { 4 } else { 5 });
         let wire: Vec<u8> = chain.iter().flat_map(|d| b.device.read(d.addr, d.len as usize)).collect();
         assert!(wire[12..] == parts.concat(), "turn {turn}");
-        b.tx.give(u32::from(head), 0);
+        b.tx.add_used(u32::from(head), 0);
         assert_eq!(b.pair.tx.complete(), 1);
-        let after = (maps(&mut a, &mut b, Domains::Two), b.books.domain().unmaps());
+        let after = (maps(&mut a, &mut b, Domains::Two), b.accounting.domain().unmaps());
         assert_eq!((after.0 - before.0, after.1 - before.1), (2, 2));
         drop(kept);
     }
@@ -402,7 +402,7 @@ fn pages_of_a_device_that_is_gone() {
         let chain = b.tx.chain(head);
         let wire: Vec<u8> = chain.iter().flat_map(|d| b.device.read(d.addr, d.len as usize)).collect();
         assert!(wire[12..] == marked(i, 9000, true), "frame {i}");
-        b.tx.give(u32::from(head), 0);
+        b.tx.add_used(u32::from(head), 0);
     }
     assert_eq!(b.pair.tx.complete(), 8);
     b.close();
@@ -413,15 +413,15 @@ fn pages_of_a_device_that_is_gone() {
 #[test]
 fn a_target_out_of_reach() {
     for premapped in [true, false] {
-        let mut a = Bench::new(NetOptions::new(RxMode::Mergeable));
-        let mut b = Bench::new(NetOptions::new(RxMode::Mergeable).premapped(premapped));
+        let mut a = Harness::new(NetOptions::new(RxMode::Mergeable));
+        let mut b = Harness::new(NetOptions::new(RxMode::Mergeable).premapped(premapped));
         a.deliver(&marked(1, 100, true));
         let mut program = Forward::to(&mut b.pair.tx);
         a.pair.rx.poll(|poll| poll.receive(256, &mut program));
         assert_eq!(program.reach, [[if premapped { Reach::Map } else { Reach::Never }]]);
         assert_eq!(program.bulk.stats(), bulk_stats(0, 1));
         assert_eq!(b.pair.tx.stats().wrong_domain, 1);
-        a.assert_home(RxMode::Mergeable);
+        a.assert_all_posted(RxMode::Mergeable);
         close(a, b, if premapped { Domains::Two } else { Domains::Plain }, false);
     }
 }
@@ -432,21 +432,21 @@ fn a_target_out_of_reach() {
 fn pools_in_one_direction() {
     let supply = RegionProvider::new(RegionOptions::new(512).build::<PeerShared>().unwrap());
     let options = NetOptions::new(RxMode::Small).memory(supply.region().clone(), supply.clone());
-    let mut b = Bench::new(options);
+    let mut b = Harness::new(options);
     let mapped_to_send = [(Direction::ToDevice, 0), (Direction::Bidirectional, 0), (Direction::FromDevice, 1)];
     for (direction, maps) in mapped_to_send {
         let options = PoolOptions::new("headers").direction(direction).cache(1);
-        let mut pool = options.build(supply.clone(), Some(b.books.domain().clone())).unwrap();
+        let mut pool = options.build(supply.clone(), Some(b.accounting.domain().clone())).unwrap();
         let page = pool.alloc().unwrap();
         let packet = Packet::new(page.freeze_range(64..164));
-        let (at, before) = (packet.head().dma_addr(), b.books.domain().maps());
+        let (at, before) = (packet.head().dma_addr(), b.accounting.domain().maps());
         let reach = if maps == 0 { Reach::Mapped(at) } else { Reach::Map };
         assert_eq!(b.pair.tx.reach(packet.head()), reach);
         b.pair.tx.send(packet).unwrap();
         b.pair.tx.flush();
-        assert_eq!(b.books.domain().maps() - before, maps, "{direction:?}");
+        assert_eq!(b.accounting.domain().maps() - before, maps, "{direction:?}");
         let head = b.tx.take().unwrap();
-        b.tx.give(u32::from(head), 0);
+        b.tx.add_used(u32::from(head), 0);
         assert_eq!(b.pair.tx.complete(), 1);
     }
     b.close();

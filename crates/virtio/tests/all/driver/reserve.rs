@@ -10,8 +10,8 @@ use netmem_virtio::driver::{NetOptions, RxMode};
 #[test]
 fn a_queue_is_short_while_its_pages_are_kept() {
     for mode in MODES {
-        let mut rig = Rig::one(Gen::new(100, None).unwrap());
-        let (net, mut pairs) = rig.probe(NetOptions::new(mode).ring_size(64).pages(256));
+        let mut device_thread = DeviceThread::one(Gen::new(100, None).unwrap());
+        let (net, mut pairs) = device_thread.probe(NetOptions::new(mode).ring_size(64).pages(256));
         let mut pair = pairs.remove(0);
         assert!(!pair.rx.poll(|poll| poll.is_short()), "{mode}: it is full at first");
         let mut kept = Vec::new();

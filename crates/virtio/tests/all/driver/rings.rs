@@ -55,10 +55,10 @@ fn every_length(seed: u64, max: usize) -> Vec<Vec<u8>> {
 fn frames_of_every_length_come_back_in_every_ring() {
     for (n, rings) in (0..).zip(combinations()) {
         for (mode, max) in [(RxMode::Small, 1518), (RxMode::Mergeable, 65549), (RxMode::Big, 65549)] {
-            let mut rig = Rig::one(Echo::new());
-            let books = Books::default();
+            let mut device_thread = DeviceThread::one(Echo::new());
+            let accounting = Accounting::default();
             let options = NetOptions::new(mode).max_frame(max).ring_size(128).tx_pages(512).ring_features(rings);
-            let (net, mut pairs) = rig.probe(books.keep(options));
+            let (net, mut pairs) = device_thread.probe(accounting.count(options));
             assert_eq!(net.features() & Negotiated::RING, rings);
             let QueuePair { mut rx, mut tx } = pairs.remove(0);
             let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
@@ -90,11 +90,11 @@ fn frames_of_every_length_come_back_in_every_ring() {
                 back == want.len() && tx.posted() == 0
             });
             assert_eq!((rx.stats().stopped, tx.stats().stopped), (None, None));
-            assert_eq!(rig.stats.queue_errors().map(|(_, n)| n).sum::<u64>(), 0);
+            assert_eq!(device_thread.stats.queue_errors().map(|(_, n)| n).sum::<u64>(), 0);
             assert_closed(&pool.close(), 0);
             close_clean(QueuePair { rx, tx });
             drop(net);
-            books.assert_balanced();
+            accounting.assert_balanced();
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use netmem_packet::{Checksum, DeviceFrag, Meta, Packet, SplitFrame, SplitTxQueue, TxQueue};
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
-use netmem_testing::driver::split::{Bound, DeviceMemory, bind, compare, take};
+use netmem_testing::driver::split::{BoundDevice, DeviceMemory, bind, compare, take};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, Gen, Play};
 use netmem_virtio::device::{DropReason, NetDevice, Options};
@@ -27,7 +27,7 @@ fn frames_arrive_in_two_memories() {
         let (want, memory) = (frames(4000, 1518), DeviceMemory::new(200));
         let options = memory.options().ring_size(ring).pages(2048);
         let port = pcap(&want, Play::Once);
-        let mut b = Bound::new(port, options, &memory.split().header_bytes(header).cache(64));
+        let mut b = BoundDevice::new(port, options, &memory.split().header_bytes(header).cache(64));
         assert_eq!(b.rx.posted(), usize::from(ring) / 2);
         compare(&mut b.rx, &memory, &want);
         let stats = b.rx.stats();
@@ -43,7 +43,7 @@ fn frames_arrive_in_two_memories() {
 #[test]
 fn headers_only() {
     let (want, memory) = ((0..500).map(|i| frame(i, 60)).collect::<Vec<_>>(), DeviceMemory::new(200));
-    let mut b = Bound::new(pcap(&want, Play::Once), memory.options(), &memory.split().header_bytes(60));
+    let mut b = BoundDevice::new(pcap(&want, Play::Once), memory.options(), &memory.split().header_bytes(60));
     let before = b.rx.pool_stats().1.allocated();
     compare(&mut b.rx, &memory, &want);
     assert_eq!((b.rx.stats().multi_buffer, b.rx.pool_stats().1.allocated()), (0, before));
@@ -58,9 +58,9 @@ fn frames_beyond_the_page() {
     let all: Vec<_> = sizes.iter().zip(0..).map(|(&n, i)| frame(i, n)).collect();
     let want: Vec<_> = all.iter().filter(|f| f.len() <= 42 + 4096).cloned().collect();
     let memory = DeviceMemory::new(200);
-    let mut b = Bound::new(pcap(&all, Play::Once), memory.options(), &memory.split());
+    let mut b = BoundDevice::new(pcap(&all, Play::Once), memory.options(), &memory.split());
     compare(&mut b.rx, &memory, &want);
-    until(|| b.rig.stats.dropped(DropReason::TooBig) == 2);
+    until(|| b.device_thread.stats.dropped(DropReason::TooBig) == 2);
     assert_eq!(b.rx.stats().frames, 4);
     b.close();
 }
@@ -71,7 +71,7 @@ fn frames_beyond_the_page() {
 #[test]
 fn payload_is_the_users() {
     let (want, memory) = (frames(1000, 1518), DeviceMemory::new(160));
-    let mut b = Bound::new(pcap(&want, Play::Once), memory.options(), &memory.split().cache(0));
+    let mut b = BoundDevice::new(pcap(&want, Play::Once), memory.options(), &memory.split().cache(0));
     let mut held = Vec::new();
     until(|| {
         held.extend(take(&mut b.rx));
@@ -93,7 +93,7 @@ fn payload_is_the_users() {
     assert!(closed.host.outstanding > 0);
     drop(heads);
     drop((b.tx, b.net));
-    b.books.assert_balanced();
+    b.accounting.assert_balanced();
 }
 
 /// The checksum information of the device comes with the frame. Our own device verifies the
@@ -101,7 +101,7 @@ fn payload_is_the_users() {
 #[test]
 fn what_is_known_of_checksums() {
     let memory = DeviceMemory::new(200);
-    let mut b = Bound::new(Gen::new(100, Some(10)).unwrap(), memory.options(), &memory.split());
+    let mut b = BoundDevice::new(Gen::new(100, Some(10)).unwrap(), memory.options(), &memory.split());
     let mut metas = Vec::new();
     until(|| {
         metas.extend(take(&mut b.rx).iter().map(|f| f.meta));
@@ -118,24 +118,24 @@ fn what_it_takes() {
     let memory = DeviceMemory::new(200);
     for missing in [feature::CSUM, feature::GUEST_CSUM] {
         let options = Options { withhold: missing, ..Options::default() };
-        let mut rig = Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
-        let error = VirtioNet::probe(rig.connect(), memory.options()).unwrap_err();
+        let mut device_thread = DeviceThread::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
+        let error = VirtioNet::probe(device_thread.connect(), memory.options()).unwrap_err();
         assert!(error.to_string().contains(feature::name(missing)), "{error}");
         assert!(matches!(error, NetError::Backend(VhostUserError::MissingFeature { .. })));
     }
     for options in [NetOptions::new(RxMode::Mergeable), memory.options().premapped(false)] {
-        let error = VirtioNet::probe(Rig::one(Echo::new()).connect(), memory.add(options)).unwrap_err();
+        let error = VirtioNet::probe(DeviceThread::one(Echo::new()).connect(), memory.add(options)).unwrap_err();
         assert!(matches!(error, NetError::DeviceMemory { .. }), "{error}");
     }
-    let mut rig = Rig::one(Echo::new());
-    let (net, pairs) = rig.probe(memory.options());
+    let mut device_thread = DeviceThread::one(Echo::new());
+    let (net, pairs) = device_thread.probe(memory.options());
     let segments = feature::GUEST_TSO4 | feature::GUEST_TSO6;
     let unwanted = feature::MRG_RXBUF | segments | feature::GUEST_UFO;
     assert_eq!(net.features() & unwanted, 0);
     pairs.into_iter().for_each(close_clean);
     // Big-packet mode has room for segments, and refuses a device without segmentation offload.
-    let mut rig = Rig::one(Echo::new());
-    let (net, pairs) = rig.probe(memory.add(NetOptions::new(RxMode::Big)));
+    let mut device_thread = DeviceThread::one(Echo::new());
+    let (net, pairs) = device_thread.probe(memory.add(NetOptions::new(RxMode::Big)));
     assert_eq!(net.features() & (feature::MRG_RXBUF | segments), segments);
     pairs.into_iter().for_each(close_clean);
 }
@@ -166,7 +166,7 @@ fn frames_leave_from_device_memory() {
     let memory = DeviceMemory::new(512);
     let supply = RegionProvider::new(RegionOptions::new(1024).build::<PeerShared>().unwrap());
     let options = memory.options().memory(supply.region().clone(), supply.clone());
-    let mut b = Bound::new(Echo::new(), options, &memory.split());
+    let mut b = BoundDevice::new(Echo::new(), options, &memory.split());
     let mut tx = b.tx.into_split::<Arc<u64>>();
     // Compute the device's address of its memory from a page of it.
     let (_, base) = b.rx.poll(|poll| {
@@ -232,14 +232,14 @@ fn frames_leave_from_device_memory() {
     assert_eq!(Arc::strong_count(&binding), 1);
     driver::split::assert_split_closed(&b.rx.close().unwrap(), 0);
     drop(b.net);
-    b.books.assert_balanced();
+    b.accounting.assert_balanced();
 }
 
 /// Proves MEM-8: a frame that cannot be sent comes back unchanged, with the holders of its payload.
 #[test]
 fn what_cannot_be_sent() {
     let memory = DeviceMemory::new(200);
-    let mut b = Bound::new(Echo::new(), memory.options().ring_size(16).pages(600), &memory.split());
+    let mut b = BoundDevice::new(Echo::new(), memory.options().ring_size(16).pages(600), &memory.split());
     let mut tx = b.tx.into_split::<Arc<()>>();
     let binding = Arc::new(());
     let (base, host) = b.rx.poll(|poll| {
@@ -279,7 +279,7 @@ fn what_cannot_be_sent() {
     assert_eq!(Arc::strong_count(&binding), 1);
     driver::split::assert_split_closed(&b.rx.close().unwrap(), 0);
     drop(b.net);
-    b.books.assert_balanced();
+    b.accounting.assert_balanced();
 }
 
 /// The device's process of [`never_mapped_here`].
@@ -315,9 +315,9 @@ fn never_mapped_here() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("listening")));
     let memory = DeviceMemory::new(333);
-    let (books, want) = (Books::default(), Gen::new(1000, None).unwrap().frame().to_vec());
+    let (accounting, want) = (Accounting::default(), Gen::new(1000, None).unwrap().frame().to_vec());
     let backend = VhostUser::connect(&path).unwrap();
-    let (net, mut pairs) = VirtioNet::probe(backend, books.keep(memory.options())).unwrap();
+    let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(memory.options())).unwrap();
     let pair = pairs.remove(0);
     let mut rx = bind(pair.rx, &memory.split());
     let mut seen = 0;
@@ -337,6 +337,6 @@ fn never_mapped_here() {
     drop(pair.tx);
     driver::split::assert_split_closed(&rx.close().unwrap(), 0);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
     assert!(child.wait().unwrap().success());
 }

@@ -17,33 +17,33 @@ use netmem_virtio::net::VnetHdr;
 use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc};
 
 /// A bound queue, and the test in the place of its device.
-struct Bench {
+struct Harness {
     device: Hostile,
     ring: DeviceRing,
     rx: VirtioSplitRx,
     tx: VirtioTx,
     net: VirtioNet,
-    books: Books,
+    accounting: Accounting,
     memory: DeviceMemory,
 }
 
-fn probe(memory: &DeviceMemory, options: NetOptions) -> (Hostile, VirtioNet, VirtioRx, VirtioTx, Books) {
-    let ((device, backend), books) = (Hostile::new(Behaviour::default()), Books::default());
-    let (net, mut pairs) = VirtioNet::probe(backend, books.keep(memory.add(options))).unwrap();
+fn probe(memory: &DeviceMemory, options: NetOptions) -> (Hostile, VirtioNet, VirtioRx, VirtioTx, Accounting) {
+    let ((device, backend), accounting) = (Hostile::new(Behaviour::default()), Accounting::default());
+    let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(memory.add(options))).unwrap();
     let pair = pairs.remove(0);
-    (device, net, pair.rx, pair.tx, books)
+    (device, net, pair.rx, pair.tx, accounting)
 }
 
-impl Bench {
+impl Harness {
     fn new() -> Self {
         Self::with(NetOptions::new(netmem_virtio::driver::RxMode::Small), 300)
     }
 
     fn with(options: NetOptions, pages: usize) -> Self {
         let memory = DeviceMemory::new(pages);
-        let (device, net, rx, tx, books) = probe(&memory, options);
+        let (device, net, rx, tx, accounting) = probe(&memory, options);
         let rx = bind(rx, &memory.split());
-        Self { ring: device.ring(0), device, rx, tx, net, books, memory }
+        Self { ring: device.ring(0), device, rx, tx, net, accounting, memory }
     }
 
     fn deliver(&mut self, frame: &[u8]) {
@@ -58,7 +58,7 @@ impl Bench {
     fn close(self) {
         assert_split_closed(&self.rx.close().unwrap(), 0);
         drop((self.tx, self.net));
-        self.books.assert_balanced();
+        self.accounting.assert_balanced();
     }
 
     #[track_caller]
@@ -75,45 +75,45 @@ impl Bench {
 }
 
 /// Invalid values first, and after good frames.
-fn each(lie: impl Fn(&mut Bench) -> DeviceFault) {
+fn each(lie: impl Fn(&mut Harness) -> DeviceFault) {
     for good in [0, 3] {
-        let mut bench = Bench::new();
+        let mut harness = Harness::new();
         for i in 0..good {
-            bench.deliver(&frame(i, 300));
+            harness.deliver(&frame(i, 300));
         }
-        let error = lie(&mut bench);
-        assert_eq!(bench.poll() as u64, good);
-        bench.assert_stopped(error);
+        let error = lie(&mut harness);
+        assert_eq!(harness.poll() as u64, good);
+        harness.assert_stopped(error);
     }
 }
 
 /// Proves NET-6 and MEM-11, as do all tests here: chains are what an honest device expects.
 #[test]
 fn chains_have_two_parts() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.ring.available(), 128);
+    let mut harness = Harness::new();
+    assert_eq!(harness.ring.available(), 128);
     for i in 0..128 {
-        let head = bench.ring.take().unwrap();
-        let chain = bench.ring.chain(head);
+        let head = harness.ring.take().unwrap();
+        let chain = harness.ring.chain(head);
         assert_eq!(chain.iter().map(|d| d.len).collect::<Vec<_>>(), [54, 4096]);
         assert_eq!([chain[0].flags, chain[1].flags], [DESC_WRITE | DESC_NEXT, DESC_WRITE]);
         assert_eq!(head, 2 * i);
     }
-    bench.ring.seen = 0;
+    harness.ring.seen = 0;
     for (i, n) in [42, 43, 14, 60, 42 + 4096, 1518].into_iter().enumerate() {
-        bench.deliver(&frame(i as u64, n));
-        let got = take(&mut bench.rx);
-        assert_eq!(bench.memory.bytes(&got[0]), frame(i as u64, n));
+        harness.deliver(&frame(i as u64, n));
+        let got = take(&mut harness.rx);
+        assert_eq!(harness.memory.bytes(&got[0]), frame(i as u64, n));
         assert_eq!(got[0].payload().len(), n.saturating_sub(42));
     }
-    bench.close();
+    harness.close();
 }
 
 #[test]
 fn ids_out_of_range() {
     for id in [1, 255, 256, 257, 511, 65535, 65536, u32::MAX] {
         each(|b| {
-            b.ring.give(id, 100);
+            b.ring.add_used(id, 100);
             DeviceFault::BadId { id }
         });
     }
@@ -121,26 +121,26 @@ fn ids_out_of_range() {
 
 #[test]
 fn a_chain_used_twice() {
-    let mut bench = Bench::new();
-    let head = bench.ring.split().avail_entry(0);
-    bench.deliver(&frame(1, 88));
-    bench.ring.give(u32::from(head), 100);
-    assert_eq!(bench.poll(), 1);
-    bench.assert_stopped(DeviceFault::NotPosted { id: head });
+    let mut harness = Harness::new();
+    let head = harness.ring.split().avail_entry(0);
+    harness.deliver(&frame(1, 88));
+    harness.ring.add_used(u32::from(head), 100);
+    assert_eq!(harness.poll(), 1);
+    harness.assert_stopped(DeviceFault::NotPosted { id: head });
 }
 
 #[test]
 fn a_chain_that_was_never_posted() {
-    let mut bench =
-        Bench::with(NetOptions::new(netmem_virtio::driver::RxMode::Small).ring_size(16).pages(64).cache(8), 8);
-    bench.deliver(&frame(1, 100));
-    let held = take(&mut bench.rx);
-    assert_eq!(bench.rx.posted(), 7, "no page of device memory is left");
-    bench.ring.give(0, 100);
-    assert_eq!(bench.poll(), 0);
-    assert_eq!(bench.rx.stats().stopped, Some(DeviceFault::NotPosted { id: 0 }));
+    let mut harness =
+        Harness::with(NetOptions::new(netmem_virtio::driver::RxMode::Small).ring_size(16).pages(64).cache(8), 8);
+    harness.deliver(&frame(1, 100));
+    let held = take(&mut harness.rx);
+    assert_eq!(harness.rx.posted(), 7, "no page of device memory is left");
+    harness.ring.add_used(0, 100);
+    assert_eq!(harness.poll(), 0);
+    assert_eq!(harness.rx.stats().stopped, Some(DeviceFault::NotPosted { id: 0 }));
     drop(held);
-    bench.assert_stopped(DeviceFault::NotPosted { id: 0 });
+    harness.assert_stopped(DeviceFault::NotPosted { id: 0 });
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn lengths_beyond_the_chain() {
     for len in [have + 1, have + 100, 1 << 20, 1 << 31, u32::MAX] {
         each(|b| {
             let head = b.ring.take().unwrap();
-            b.ring.give(u32::from(head), len);
+            b.ring.add_used(u32::from(head), len);
             DeviceFault::BadLength { len, have }
         });
     }
@@ -158,10 +158,10 @@ fn lengths_beyond_the_chain() {
 #[test]
 fn the_used_index_jumps() {
     for by in [129, 0x8000, u16::MAX] {
-        let mut bench = Bench::new();
-        bench.ring.split().set_used_idx(by);
-        assert_eq!(bench.poll(), 0);
-        bench.assert_stopped(DeviceFault::IndexJump { by, posted: 128 });
+        let mut harness = Harness::new();
+        harness.ring.split().set_used_idx(by);
+        assert_eq!(harness.poll(), 0);
+        harness.assert_stopped(DeviceFault::IndexJump { by, posted: 128 });
     }
 }
 
@@ -169,11 +169,11 @@ fn the_used_index_jumps() {
 /// negotiated: the frame is counted, and what it was in is posted again.
 #[test]
 fn frames_that_are_none() {
-    let mut bench = Bench::new();
-    let before = (bench.rx.pool_stats().0.allocated(), bench.rx.pool_stats().1.allocated());
+    let mut harness = Harness::new();
+    let before = (harness.rx.pool_stats().0.allocated(), harness.rx.pool_stats().1.allocated());
     for len in [0, 1, 11, 12, 13, 25] {
-        let head = bench.ring.take().unwrap();
-        bench.ring.give(u32::from(head), len);
+        let head = harness.ring.take().unwrap();
+        harness.ring.add_used(u32::from(head), len);
     }
     let plain = VnetHdr::PLAIN;
     let nonsense = [
@@ -184,13 +184,13 @@ fn frames_that_are_none() {
         VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: u16::MAX, csum_offset: u16::MAX, ..plain },
     ];
     for header in nonsense {
-        bench.device.deliver_with(&mut bench.ring, header, &frame(1, 1000));
+        harness.device.deliver_with(&mut harness.ring, header, &frame(1, 1000));
     }
-    assert_eq!(bench.poll(), 0);
-    let s = bench.rx.stats();
+    assert_eq!(harness.poll(), 0);
+    let s = harness.rx.stats();
     assert_eq!((s.short, s.bad_header, s.not_negotiated, s.frames, s.stopped), (6, 3, 2, 0, None));
-    assert_eq!((bench.rx.posted(), bench.rx.pool_stats().0.allocated()), (128, before.0));
-    assert_eq!(bench.rx.pool_stats().1.allocated(), before.1);
+    assert_eq!((harness.rx.posted(), harness.rx.pool_stats().0.allocated()), (128, before.0));
+    assert_eq!(harness.rx.pool_stats().1.allocated(), before.1);
     // What can be true is passed on in words of our own.
     for (header, checksum) in [
         (plain, Checksum::Unknown),
@@ -200,38 +200,38 @@ fn frames_that_are_none() {
             Checksum::Partial { start: 34, offset: 6 },
         ),
     ] {
-        bench.device.deliver_with(&mut bench.ring, header, &frame(1, 1000));
-        let got = take(&mut bench.rx);
+        harness.device.deliver_with(&mut harness.ring, header, &frame(1, 1000));
+        let got = take(&mut harness.rx);
         assert_eq!((got[0].meta.checksum, got[0].meta.gso), (checksum, None));
     }
-    bench.close();
+    harness.close();
 }
 
 /// The device overwrites what is the driver's: the driver reads neither descriptors nor the
 /// available ring.
 #[test]
 fn the_drivers_part_of_the_ring_is_overwritten() {
-    let mut bench = Bench::new();
-    let heads: Vec<u16> = std::iter::from_fn(|| bench.ring.take()).collect();
-    let chains: Vec<_> = heads.iter().map(|&h| bench.ring.chain(h)).collect();
+    let mut harness = Harness::new();
+    let heads: Vec<u16> = std::iter::from_fn(|| harness.ring.take()).collect();
+    let chains: Vec<_> = heads.iter().map(|&h| harness.ring.chain(h)).collect();
     for i in 0..256 {
-        bench.ring.split().set_desc(i, Desc { addr: u64::MAX, len: u32::MAX, flags: 0xffff, next: 0xffff });
-        bench.ring.split().set_avail_entry(i, 0x7fff);
+        harness.ring.split().set_desc(i, Desc { addr: u64::MAX, len: u32::MAX, flags: 0xffff, next: 0xffff });
+        harness.ring.split().set_avail_entry(i, 0x7fff);
     }
     for (i, (&head, chain)) in heads.iter().zip(&chains).enumerate() {
         let wire = [&VnetHdr::PLAIN.to_bytes()[..], &frame(i as u64, 200)].concat();
-        bench.device.write(chain[0].addr, &wire[..54]);
-        bench.device.write(chain[1].addr, &wire[54..]);
-        bench.ring.give(u32::from(head), wire.len() as u32);
+        harness.device.write(chain[0].addr, &wire[..54]);
+        harness.device.write(chain[1].addr, &wire[54..]);
+        harness.ring.add_used(u32::from(head), wire.len() as u32);
     }
     let mut seen = 0;
     while seen < heads.len() {
-        for f in take(&mut bench.rx) {
-            assert_eq!(bench.memory.bytes(&f), frame(seen as u64, 200));
+        for f in take(&mut harness.rx) {
+            assert_eq!(harness.memory.bytes(&f), frame(seen as u64, 200));
             seen += 1;
         }
     }
-    bench.close();
+    harness.close();
 }
 
 /// Headers, used entries and index change all the time while the driver polls. In each case,
@@ -239,11 +239,11 @@ fn the_drivers_part_of_the_ring_is_overwritten() {
 #[test]
 fn everything_changes_between_two_reads() {
     for seed in 0..12 {
-        let mut bench = Bench::new();
+        let mut harness = Harness::new();
         let stop = AtomicBool::new(false);
-        let heads: Vec<u16> = (0..128).map(|i| bench.ring.split().avail_entry(i)).collect();
-        let buffers: Vec<u64> = heads.iter().map(|&h| bench.ring.split().desc(h).addr).collect();
-        let (device, ring, rx) = (&bench.device, bench.device.ring(0), &mut bench.rx);
+        let heads: Vec<u16> = (0..128).map(|i| harness.ring.split().avail_entry(i)).collect();
+        let buffers: Vec<u64> = heads.iter().map(|&h| harness.ring.split().desc(h).addr).collect();
+        let (device, ring, rx) = (&harness.device, harness.device.ring(0), &mut harness.rx);
         let mut frames = 0;
         std::thread::scope(|s| {
             let stop = &stop;
@@ -272,8 +272,8 @@ fn everything_changes_between_two_reads() {
             }
             stop.store(true, Relaxed);
         });
-        assert_eq!(bench.rx.stats().frames, frames);
-        bench.close();
+        assert_eq!(harness.rx.stats().frames, frames);
+        harness.close();
     }
 }
 
@@ -282,10 +282,10 @@ fn everything_changes_between_two_reads() {
 #[test]
 fn lies_about_what_was_sent() {
     for id in [0_u32, 1, 999] {
-        let mut bench = Bench::new();
-        let mut tx = bench.tx.into_split::<std::sync::Arc<()>>();
+        let mut harness = Harness::new();
+        let mut tx = harness.tx.into_split::<std::sync::Arc<()>>();
         let binding = std::sync::Arc::new(());
-        let (page, base) = bench.rx.poll(|poll| {
+        let (page, base) = harness.rx.poll(|poll| {
             poll.with_napi(|host, device| {
                 let page = device.alloc().unwrap();
                 (host.alloc().unwrap(), page.dma_addr() - page.file_offset())
@@ -294,18 +294,18 @@ fn lies_about_what_was_sent() {
         let mut payload = vec![DeviceFrag { dma: base, len: 100, holder: binding.clone() }];
         tx.send_split(Packet::new(page.freeze_range(64..106)), &mut payload).unwrap();
         tx.flush();
-        let mut ring = bench.device.ring(1);
+        let mut ring = harness.device.ring(1);
         let head = u32::from(ring.take().unwrap());
         // The payload's descriptor is in the chain and not its head.
-        ring.give(if id == 0 { u32::from(ring.chain(head as u16)[0].next) } else { head + id }, 0);
+        ring.add_used(if id == 0 { u32::from(ring.chain(head as u16)[0].next) } else { head + id }, 0);
         assert_eq!(tx.complete(), 0);
         assert!(tx.stats().stopped.is_some());
         assert_eq!(std::sync::Arc::strong_count(&binding), 2);
         drop(tx);
         assert_eq!(std::sync::Arc::strong_count(&binding), 1);
-        assert_split_closed(&bench.rx.close().unwrap(), 0);
-        drop(bench.net);
-        bench.books.assert_balanced();
+        assert_split_closed(&harness.rx.close().unwrap(), 0);
+        drop(harness.net);
+        harness.accounting.assert_balanced();
     }
 }
 
@@ -313,28 +313,28 @@ fn lies_about_what_was_sent() {
 /// not used again; what users hold is theirs.
 #[test]
 fn a_backend_that_dies() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     for i in 0..10 {
-        bench.deliver(&frame(i, 200));
+        harness.deliver(&frame(i, 200));
     }
-    let mut held = take(&mut bench.rx);
+    let mut held = take(&mut harness.rx);
     held.truncate(5);
     for i in 0..5 {
-        bench.deliver(&frame(100 + i, 200));
+        harness.deliver(&frame(100 + i, 200));
     }
-    bench.device.kill();
-    assert_eq!(bench.poll(), 5);
-    let closed = bench.rx.close().unwrap();
+    harness.device.kill();
+    assert_eq!(harness.poll(), 5);
+    let closed = harness.rx.close().unwrap();
     assert_eq!((closed.device.stats.quarantined, closed.device.outstanding), (128, 5));
     assert!(closed.host.stats.quarantined > 0);
-    bench.books.assert_balanced();
+    harness.accounting.assert_balanced();
     for (i, f) in held.iter().enumerate() {
-        assert_eq!(bench.memory.bytes(f), frame(i as u64, 200));
+        assert_eq!(harness.memory.bytes(f), frame(i as u64, 200));
     }
-    drop((bench.tx, bench.net));
+    drop((harness.tx, harness.net));
     std::thread::spawn(move || drop(held)).join().unwrap();
     // 128 pages are lost until the region goes, and no more.
-    assert_eq!(bench.memory.at_home(), 300 - 128);
+    assert_eq!(harness.memory.free_pages(), 300 - 128);
 }
 
 /// Proves MEM-1: a bind that fails before anything was stopped leaves the queue as it was, with
@@ -342,7 +342,7 @@ fn a_backend_that_dies() {
 #[test]
 fn a_bind_that_cannot_be() {
     let memory = DeviceMemory::new(300);
-    let (device, net, mut rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
+    let (device, net, mut rx, tx, accounting) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
     let (small, stranger) = (DeviceMemory::new(127), DeviceMemory::new(300));
     let mut ring = device.ring(0);
     for (i, options) in
@@ -365,17 +365,17 @@ fn a_bind_that_cannot_be() {
     drop(tx);
     assert_closed(&rx.close().unwrap(), 0);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
     // This device has none.
-    let mut bench = driver::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
-    let error = bench.pair.rx.restart_split(&SplitOptions::new(memory.provider.clone())).unwrap_err();
+    let mut harness = driver::hostile::Harness::new(NetOptions::new(netmem_virtio::driver::RxMode::Small));
+    let error = harness.pair.rx.restart_split(&SplitOptions::new(memory.provider.clone())).unwrap_err();
     let RestartError::Unchanged { queue, source: NetError::NoDeviceMemory } = error else { panic!("{error:?}") };
-    bench.pair.rx = *queue;
-    bench.close();
+    harness.pair.rx = *queue;
+    harness.close();
     // Big mode, whose pages are from no pool, restarts with the host's memory, too.
-    let mut bench = driver::hostile::Bench::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
-    bench.pair.rx = bench.pair.rx.restart(None).unwrap().queue;
-    bench.close();
+    let mut harness = driver::hostile::Harness::new(NetOptions::new(netmem_virtio::driver::RxMode::Big));
+    harness.pair.rx = harness.pair.rx.restart(None).unwrap().queue;
+    harness.close();
 }
 
 /// Proves MEM-1: a restart at which the device is dead, or does not report where it stopped,
@@ -384,7 +384,8 @@ fn a_bind_that_cannot_be() {
 fn a_restart_without_a_device() {
     for dead in [false, true] {
         let memory = DeviceMemory::new(300);
-        let (mut device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
+        let (mut device, net, rx, tx, accounting) =
+            probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
         device.behave(|b| b.on_stop = OnStop::Refuse);
         if dead {
             device.kill();
@@ -395,16 +396,16 @@ fn a_restart_without_a_device() {
         assert!(matches!(source, NetError::Backend(_)), "{source}");
         assert_closed(&closed, 256);
         drop((tx, net));
-        books.assert_balanced();
-        assert_eq!(memory.at_home(), 300, "device memory was never lent");
+        accounting.assert_balanced();
+        assert_eq!(memory.free_pages(), 300, "device memory was never lent");
     }
     // The other way round: it is the device's memory that is lost.
-    let bench = Bench::new();
-    bench.device.behave(|b| b.on_stop = OnStop::Refuse);
-    let RestartError::Stopped { closed, .. } = bench.rx.restart(None).unwrap_err() else { panic!() };
+    let harness = Harness::new();
+    harness.device.behave(|b| b.on_stop = OnStop::Refuse);
+    let RestartError::Stopped { closed, .. } = harness.rx.restart(None).unwrap_err() else { panic!() };
     assert_split_closed(&closed, 128);
-    drop((bench.tx, bench.net));
-    bench.books.assert_balanced();
+    drop((harness.tx, harness.net));
+    harness.accounting.assert_balanced();
 }
 
 /// Proves MEM-1: a device that stops a ring and does not start it again. Pages that were posted for
@@ -414,13 +415,13 @@ fn a_restart_without_a_device() {
 fn a_restart_that_fails_at_the_end() {
     for message in ["SET_VRING_NUM", "SET_VRING_ADDR", "SET_VRING_KICK", "SET_VRING_ENABLE"] {
         let memory = DeviceMemory::new(300);
-        let (device, net, rx, tx, books) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
+        let (device, net, rx, tx, accounting) = probe(&memory, NetOptions::new(netmem_virtio::driver::RxMode::Small));
         device.behave(|b| b.fail_at = Some(message));
         let RestartError::Stopped { closed, .. } = rx.restart_split(&memory.split()).unwrap_err() else { panic!() };
         assert_closed(&closed, 0);
         drop((tx, net));
-        books.assert_balanced();
-        let home = memory.at_home();
+        accounting.assert_balanced();
+        let home = memory.free_pages();
         let answered = device.stops().iter().filter(|&&ring| ring == 0).count() == 2;
         assert_eq!(home, if answered { 300 } else { 300 - 128 }, "{message}");
     }
@@ -432,10 +433,10 @@ fn a_restart_that_fails_at_the_end() {
 #[test]
 fn queues_restarted_in_place() {
     let (memory, other) = (DeviceMemory::new(300), DeviceMemory::new(300));
-    let books = Books::default();
+    let accounting = Accounting::default();
     let (device, backend) = Hostile::new(Behaviour { pairs: 2, features: WITHOUT_CONTROL, ..Behaviour::default() });
     let options = NetOptions::new(netmem_virtio::driver::RxMode::Small).pairs(2);
-    let (net, pairs) = VirtioNet::probe(backend, books.keep(other.add(memory.add(options)))).unwrap();
+    let (net, pairs) = VirtioNet::probe(backend, accounting.count(other.add(memory.add(options)))).unwrap();
     let (rx, tx): (Vec<_>, Vec<_>) = pairs.into_iter().map(|pair| (pair.rx, pair.tx)).unzip();
     let mut queues = VirtioRxQueues::new(rx).header_bytes(100).cache(16);
     let polling = queues.clone();
@@ -465,7 +466,7 @@ fn queues_restarted_in_place() {
     expect(1, 3, None);
     queues.attach(0, other.provider.clone()).unwrap();
     expect(0, 4, Some(&other));
-    assert_eq!(memory.at_home(), 300);
+    assert_eq!(memory.free_pages(), 300);
     queues.detach(0).unwrap();
     assert_eq!((polling.unread(), device.stops()), (3, vec![0, 0, 0]));
     queues.detach(0).unwrap();
@@ -494,5 +495,5 @@ fn queues_restarted_in_place() {
     queues.detach(1).expect("a stopped queue receives nothing");
     assert!(polling.get(1).is_some_and(|rx| matches!(*rx, EitherRx::Stopped)));
     drop((queues, polling, tx, net));
-    books.assert_balanced();
+    accounting.assert_balanced();
 }

@@ -11,8 +11,8 @@ use netmem_packet::{
     Checksum, DeviceFrag, Gso, GsoKind, Headers, Meta, Packet, PollThenSleep, Queues, RxQueue, SplitTxQueue, TxQueue,
 };
 use netmem_pool::{PeerShared, RegionOptions, RegionProvider};
-use netmem_testing::driver::split::{Bound, DeviceMemory, assert_split_closed, bind, take};
-use netmem_testing::driver::tcp::{RINGS, Wires, flow, payload, receive, tcp};
+use netmem_testing::driver::split::{BoundDevice, DeviceMemory, assert_split_closed, bind, take};
+use netmem_testing::driver::tcp::{RINGS, WireFrames, flow, payload, receive, tcp};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::{Echo, LinkStats, Linked, Play, Port, Steering};
 use netmem_virtio::device::{NetDevice, Options};
@@ -32,10 +32,10 @@ fn frames_of_a_bad_link_are_unverified() {
         let header = VnetHdr { flags, ..VnetHdr::PLAIN };
         let options: LinkOptions = "corrupt=30%,seed=3".parse().unwrap();
         let stats = Arc::new(LinkStats::default());
-        let port = Linked::new(Wires::new(header, &sent), options, 0, stats.clone());
+        let port = Linked::new(WireFrames::new(header, &sent), options, 0, stats.clone());
         let memory = DeviceMemory::new(2000);
         let split = memory.split().header_bytes(244);
-        let mut b = Bound::new(port, memory.add(NetOptions::new(RxMode::Small)), &split);
+        let mut b = BoundDevice::new(port, memory.add(NetOptions::new(RxMode::Small)), &split);
         let (mut seen, mut damaged) = (0, 0);
         until(|| {
             for got in take(&mut b.rx) {
@@ -58,11 +58,11 @@ fn frames_of_a_bad_link_are_unverified() {
 }
 
 /// A port whose frames a test releases.
-struct Gate(Wires, Arc<AtomicBool>);
+struct Gate(WireFrames, Arc<AtomicBool>);
 
 impl Port for Gate {
     const WANTS_BYTES: bool = false;
-    const FEATURES: u64 = Wires::FEATURES;
+    const FEATURES: u64 = WireFrames::FEATURES;
 
     fn peek(&mut self) -> Option<&[u8]> {
         if self.1.load(Relaxed) { self.0.peek() } else { None }
@@ -101,18 +101,18 @@ fn tcp_is_steered() {
     steering.steer_connection(remote, local, Some(0));
     let turns: Vec<_> = (0..30).flat_map(|i| flows.iter().map(move |flow| flow[i].clone())).collect();
     let open = Arc::new(AtomicBool::new(false));
-    let port = Gate(Wires::new(VnetHdr::PLAIN, &turns), open.clone());
+    let port = Gate(WireFrames::new(VnetHdr::PLAIN, &turns), open.clone());
     let mut ports = steering.spread(port, 2).unwrap().into_iter();
     let memory = DeviceMemory::new(1000);
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
     let device = NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap();
-    let mut rig = Rig::new(device);
-    let (net, mut pairs) = rig.probe(memory.add(NetOptions::new(RxMode::Big)).pairs(2).pages(3000));
+    let mut device_thread = DeviceThread::new(device);
+    let (net, mut pairs) = device_thread.probe(memory.add(NetOptions::new(RxMode::Big)).pairs(2).pages(3000));
     let split = memory.split().header_bytes(SplitOptions::TCP_V6).cache(64);
     let (second, first) = (pairs.pop().unwrap(), pairs.pop().unwrap());
     let mut queues = [bind(first.rx, &split), bind(second.rx, &split)];
     open.store(true, Relaxed);
-    rig.control.wake();
+    device_thread.control.wake();
     let mut got: HashMap<usize, Vec<Vec<u8>>> = HashMap::new();
     until(|| {
         for (n, rx) in queues.iter_mut().enumerate() {
@@ -128,7 +128,7 @@ fn tcp_is_steered() {
     for rx in queues {
         assert_split_closed(&rx.close().unwrap(), 0);
     }
-    drop((first.tx, second.tx, net, rig));
+    drop((first.tx, second.tx, net, device_thread));
 }
 
 /// Proves MEM-8: a large segment leaves from device memory, from up to 17 places, and comes back
@@ -144,7 +144,8 @@ fn large_segments_leave_from_device_memory() {
         let mode = if cut { RxMode::Small } else { RxMode::Big };
         let options = memory.add(NetOptions::new(mode)).ring_features(rings);
         let options = if cut { options.memory(supply.region().clone(), supply.clone()) } else { options.tx_pages(64) };
-        let mut b = Bound::new(Echo::new(), options, &memory.split().header_bytes(SplitOptions::TCP_V6).cache(64));
+        let mut b =
+            BoundDevice::new(Echo::new(), options, &memory.split().header_bytes(SplitOptions::TCP_V6).cache(64));
         let mut tx = b.tx.into_split::<Arc<u64>>();
         let (base, page) = b.rx.poll(|poll| {
             poll.with_napi(|host, device| {
@@ -222,10 +223,10 @@ fn queues_are_restarted_under_large_segments() {
     for rings in [0, feature::INDIRECT_DESC, feature::RING_PACKED | feature::INDIRECT_DESC] {
         let memories = [DeviceMemory::of_order(640, 0), DeviceMemory::of_order(64, 4)];
         let port = pcap(&all_flows(), Play::Loop);
-        let mut rig = Rig::one(port);
+        let mut device_thread = DeviceThread::one(port);
         let options = memories.iter().fold(NetOptions::new(RxMode::Big), |options, memory| memory.add(options));
-        let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(options.ring_features(rings)));
+        let accounting = Accounting::default();
+        let (net, mut pairs) = device_thread.probe(accounting.count(options.ring_features(rings)));
         let pair = pairs.remove(0);
         let mut queues = VirtioRxQueues::new([pair.rx]).header_bytes(SplitOptions::TCP_V6).cache(64);
         for round in 0..6 {
@@ -266,8 +267,8 @@ fn queues_are_restarted_under_large_segments() {
         drop(pair.tx);
         drop(queues);
         drop(net);
-        books.assert_balanced();
-        assert_eq!((memories[0].at_home(), memories[1].at_home()), (640, 64));
+        accounting.assert_balanced();
+        assert_eq!((memories[0].free_pages(), memories[1].free_pages()), (640, 64));
     }
 }
 
@@ -276,19 +277,21 @@ fn queues_are_restarted_under_large_segments() {
 #[test]
 fn a_queue_follows_its_device() {
     let memory = DeviceMemory::new(640);
-    let books = Books::default();
+    let accounting = Accounting::default();
     let device = |split_headers| {
         let mut port = Some(pcap(&all_flows(), Play::Loop));
-        Rig::new(NetDevice::new(Options { split_headers, ..Options::default() }, |_| Ok(port.take().unwrap())).unwrap())
+        DeviceThread::new(
+            NetDevice::new(Options { split_headers, ..Options::default() }, |_| Ok(port.take().unwrap())).unwrap(),
+        )
     };
-    let mut rig = device(true);
-    let (mut net, mut pairs) = rig.probe(books.keep(memory.add(NetOptions::new(RxMode::Big))));
+    let mut device_thread = device(true);
+    let (mut net, mut pairs) = device_thread.probe(accounting.count(memory.add(NetOptions::new(RxMode::Big))));
     let pair = pairs.remove(0);
     let mut rx = bind(pair.rx, &memory.split().header_bytes(SplitOptions::TCP_V6).cache(64));
     for (round, splits) in [true, false, true, true, false].into_iter().enumerate() {
         if round > 0 {
-            rig = device(splits);
-            net.reconnect(rig.connect()).unwrap();
+            device_thread = device(splits);
+            net.reconnect(device_thread.connect()).unwrap();
             // The next poll switches to the new ring.
             rx.poll(|_| ());
         }
@@ -315,6 +318,6 @@ fn a_queue_follows_its_device() {
     drop(pair.tx);
     assert_split_closed(&rx.close().unwrap(), 0);
     drop(net);
-    books.assert_balanced();
-    assert_eq!(memory.at_home(), 640);
+    accounting.assert_balanced();
+    assert_eq!(memory.free_pages(), 640);
 }

@@ -16,29 +16,29 @@ use netmem_virtio::virtqueue::{DESC_INDIRECT, Desc};
 const SPLITS: u64 = 1 << 62;
 const HEAD: u32 = 12 + 114;
 
-struct Bench {
+struct Harness {
     device: Hostile,
     ring: DeviceRing,
     rx: VirtioSplitRx,
     tx: VirtioTx,
     net: VirtioNet,
-    books: Books,
+    accounting: Accounting,
     memory: DeviceMemory,
 }
 
-impl Bench {
+impl Harness {
     fn new(rings: u64, splits: bool, order: u8) -> Self {
         let memory = DeviceMemory::of_order(1024 >> order, order);
         let protocol = 1 | if splits { SPLITS } else { 0 };
         let (device, backend) =
             Hostile::new(Behaviour { features: FEATURES | rings, protocol, ..Behaviour::default() });
-        let books = Books::default();
-        let options = books.keep(memory.add(NetOptions::new(RxMode::Big)).ring_features(rings));
+        let accounting = Accounting::default();
+        let options = accounting.count(memory.add(NetOptions::new(RxMode::Big)).ring_features(rings));
         let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
         let pair = pairs.remove(0);
         let rx = bind(pair.rx, &memory.split().header_bytes(SplitOptions::TCP_V6));
         assert_eq!(rx.splits_headers(), splits);
-        Self { ring: device.ring(0), device, rx, tx: pair.tx, net, books, memory }
+        Self { ring: device.ring(0), device, rx, tx: pair.tx, net, accounting, memory }
     }
 
     /// The segments of a chain, of whichever kind.
@@ -70,16 +70,16 @@ impl Bench {
             self.device.write(d.addr, now);
             rest = later;
         }
-        self.ring.give(id.into(), len);
+        self.ring.add_used(id.into(), len);
     }
 
     #[track_caller]
     fn close(self) {
         assert_split_closed(&self.rx.close().unwrap(), 0);
         drop((self.tx, self.net));
-        self.books.assert_balanced();
+        self.accounting.assert_balanced();
         // Every page was returned.
-        assert_eq!(self.memory.at_home(), self.memory.pages());
+        assert_eq!(self.memory.free_pages(), self.memory.pages());
     }
 }
 
@@ -98,26 +98,26 @@ fn rings() -> impl Iterator<Item = u64> {
 fn chains_have_seventeen_parts() {
     for (rings, order) in rings().flat_map(|rings| [(rings, 0), (rings, 4)]) {
         for splits in [true, false] {
-            let mut bench = Bench::new(rings, splits, order);
+            let mut harness = Harness::new(rings, splits, order);
             let pages = 16 >> order;
-            let id = bench.ring.take().unwrap();
+            let id = harness.ring.take().unwrap();
             // DPDK's vhost mistakes a table in a packed ring for a buffer.
             let tables = rings & feature::INDIRECT_DESC != 0 && (splits || rings & feature::RING_PACKED == 0);
-            assert_eq!(bench.ring.chain(id)[0].flags & DESC_INDIRECT != 0, tables, "{rings:#x} {splits}");
-            let lens: Vec<_> = bench.chain(id).iter().map(|d| d.len).collect();
+            assert_eq!(harness.ring.chain(id)[0].flags & DESC_INDIRECT != 0, tables, "{rings:#x} {splits}");
+            let lens: Vec<_> = harness.chain(id).iter().map(|d| d.len).collect();
             assert_eq!(lens, [vec![HEAD], vec![4096 << order; pages.max(1)]].concat(), "{rings:#x}");
             // Room for the longest frame, and its header.
             assert!(lens.iter().sum::<u32>() >= 65_562);
-            bench.ring.give(id.into(), 0);
+            harness.ring.add_used(id.into(), 0);
             for n in [0, 1, 4096, 4097, 8192, 60_000, 65_536] {
                 let (head, data) = (frame(1, if splits { 54 } else { 114 }), frame(n, n as usize));
                 let len = if n == 0 { 12 + head.len() as u32 } else { HEAD + n as u32 };
-                bench.deliver(split_at(if splits { 54 } else { 0 }), &head, &data, len);
-                let got = take(&mut bench.rx);
-                assert_eq!(bench.memory.bytes(&got[0]), [head, data].concat());
+                harness.deliver(split_at(if splits { 54 } else { 0 }), &head, &data, len);
+                let got = take(&mut harness.rx);
+                assert_eq!(harness.memory.bytes(&got[0]), [head, data].concat());
             }
-            assert_eq!((bench.rx.stats().short, bench.rx.stats().frames), (1, 7));
-            bench.close();
+            assert_eq!((harness.rx.stats().short, harness.rx.stats().frames), (1, 7));
+            harness.close();
         }
     }
 }
@@ -129,11 +129,11 @@ fn lengths_beyond_the_chain() {
     let have = HEAD + 65_536;
     for rings in rings() {
         for len in [have + 1, 1 << 20, 1 << 31, u32::MAX] {
-            let mut bench = Bench::new(rings, true, 0);
-            bench.deliver(split_at(54), &frame(1, 54), &[], len);
-            assert_eq!(take(&mut bench.rx).len(), 0);
-            assert_eq!(bench.rx.stats().stopped, Some(DeviceFault::BadLength { len, have }));
-            bench.close();
+            let mut harness = Harness::new(rings, true, 0);
+            harness.deliver(split_at(54), &frame(1, 54), &[], len);
+            assert_eq!(take(&mut harness.rx).len(), 0);
+            assert_eq!(harness.rx.stats().stopped, Some(DeviceFault::BadLength { len, have }));
+            harness.close();
         }
     }
 }
@@ -143,8 +143,8 @@ fn lengths_beyond_the_chain() {
 #[test]
 fn splits_that_cannot_be() {
     for rings in rings() {
-        let mut bench = Bench::new(rings, true, 0);
-        let before = (bench.rx.posted(), bench.rx.pool_stats().1.allocated());
+        let mut harness = Harness::new(rings, true, 0);
+        let before = (harness.rx.posted(), harness.rx.pool_stats().1.allocated());
         let gso = |header: VnetHdr| VnetHdr {
             flags: VnetHdr::NEEDS_CSUM,
             gso_type: VnetHdr::GSO_TCPV4,
@@ -172,18 +172,18 @@ fn splits_that_cannot_be() {
             (gso(split_at(54)), 12 + 70),
         ];
         for (header, len) in lies {
-            bench.deliver(header, &frame(1, 114), &frame(2, 100), len);
+            harness.deliver(header, &frame(1, 114), &frame(2, 100), len);
         }
-        assert_eq!(take(&mut bench.rx).len(), 0);
-        let s = bench.rx.stats();
+        assert_eq!(take(&mut harness.rx).len(), 0);
+        let s = harness.rx.stats();
         assert_eq!((s.bad_header, s.frames, s.stopped), (lies.len() as u64, 0, None));
-        assert_eq!((bench.rx.posted(), bench.rx.pool_stats().1.allocated()), before);
+        assert_eq!((harness.rx.posted(), harness.rx.pool_stats().1.allocated()), before);
         // The next frame is received.
-        bench.deliver(split_at(54), &frame(3, 54), &frame(4, 10_000), HEAD + 10_000);
-        let got = take(&mut bench.rx);
-        assert_eq!(bench.memory.bytes(&got[0]), [frame(3, 54), frame(4, 10_000)].concat());
+        harness.deliver(split_at(54), &frame(3, 54), &frame(4, 10_000), HEAD + 10_000);
+        let got = take(&mut harness.rx);
+        assert_eq!(harness.memory.bytes(&got[0]), [frame(3, 54), frame(4, 10_000)].concat());
         drop(got);
-        bench.close();
+        harness.close();
     }
 }
 
@@ -192,12 +192,12 @@ fn splits_that_cannot_be() {
 #[test]
 fn everything_changes_between_two_reads() {
     for seed in 0..8 {
-        let mut bench = Bench::new(feature::INDIRECT_DESC, seed % 4 != 0, 0);
+        let mut harness = Harness::new(feature::INDIRECT_DESC, seed % 4 != 0, 0);
         let stop = AtomicBool::new(false);
-        let posted = bench.ring.available();
-        let heads: Vec<u16> = (0..posted).map(|i| bench.ring.split().avail_entry(i)).collect();
-        let parts: Vec<u64> = heads.iter().map(|&head| bench.chain(head)[0].addr).collect();
-        let (device, ring, rx) = (&bench.device, bench.device.ring(0), &mut bench.rx);
+        let posted = harness.ring.available();
+        let heads: Vec<u16> = (0..posted).map(|i| harness.ring.split().avail_entry(i)).collect();
+        let parts: Vec<u64> = heads.iter().map(|&head| harness.chain(head)[0].addr).collect();
+        let (device, ring, rx) = (&harness.device, harness.device.ring(0), &mut harness.rx);
         let (mut frames, mut held) = (0, Vec::new());
         std::thread::scope(|s| {
             let stop = &stop;
@@ -230,8 +230,8 @@ fn everything_changes_between_two_reads() {
             }
             stop.store(true, Relaxed);
         });
-        assert_eq!(bench.rx.stats().frames, frames);
+        assert_eq!(harness.rx.stats().frames, frames);
         drop(held);
-        bench.close();
+        harness.close();
     }
 }

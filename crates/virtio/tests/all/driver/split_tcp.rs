@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use etherparse::PacketBuilder;
 use netmem_packet::{Checksum, GsoKind, Headers};
-use netmem_testing::driver::split::{Bound, DeviceMemory, take};
-use netmem_testing::driver::tcp::{RINGS, Wires, bytes, flow, payload, receive, seal, tcp};
+use netmem_testing::driver::split::{BoundDevice, DeviceMemory, take};
+use netmem_testing::driver::tcp::{RINGS, WireFrames, bytes, flow, payload, receive, seal, tcp};
 use netmem_testing::driver::*;
 use netmem_virtio::device::{DropReason, NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, RxMode, SplitOptions};
@@ -18,23 +18,23 @@ fn options(memory: &DeviceMemory, mode: RxMode, rings: u64) -> NetOptions {
 
 /// A bound queue of a device with these frames.
 fn bound(
-    port: Wires,
+    port: WireFrames,
     memory: &DeviceMemory,
     options: NetOptions,
     split: impl Fn(SplitOptions) -> SplitOptions,
-) -> Bound<Wires> {
-    let b = Bound::new(port, options, &split(memory.split().header_bytes(SplitOptions::TCP_V6)));
+) -> BoundDevice<WireFrames> {
+    let b = BoundDevice::new(port, options, &split(memory.split().header_bytes(SplitOptions::TCP_V6)));
     assert!(b.rx.splits_headers());
     b
 }
 
 /// Adds frames to the port. The device stops for that.
-fn feed(b: &mut Bound<Wires>, frames: &[Vec<u8>]) {
-    let connection = b.rig.connection.take();
-    let mut device = std::mem::replace(&mut b.rig, Rig::one(Wires(VecDeque::new()))).stop();
-    device.ports()[0] = Wires::new(VnetHdr::PLAIN, frames);
-    b.rig = Rig::new(device);
-    b.rig.connection = connection;
+fn feed(b: &mut BoundDevice<WireFrames>, frames: &[Vec<u8>]) {
+    let connection = b.device_thread.connection.take();
+    let mut device = std::mem::replace(&mut b.device_thread, DeviceThread::one(WireFrames(VecDeque::new()))).stop();
+    device.ports()[0] = WireFrames::new(VnetHdr::PLAIN, frames);
+    b.device_thread = DeviceThread::new(device);
+    b.device_thread.connection = connection;
 }
 
 /// An IPv4 frame with options, and a checksum that is right.
@@ -100,7 +100,7 @@ fn payload_begins_with_a_page() {
     for rings in RINGS {
         for (mode, room) in [(RxMode::Small, 244), (RxMode::Big, 244), (RxMode::Big, SplitOptions::TCP_V4)] {
             let memory = DeviceMemory::new(2000);
-            let port = Wires::new(VnetHdr::PLAIN, want.iter().map(|(frame, _)| frame));
+            let port = WireFrames::new(VnetHdr::PLAIN, want.iter().map(|(frame, _)| frame));
             let mut b = bound(port, &memory, options(&memory, mode, rings), |o| o.header_bytes(room));
             for (frame, (want, headers)) in receive(&mut b.rx, want.len()).iter().zip(&want) {
                 assert_eq!(memory.bytes(frame), *want);
@@ -134,7 +134,7 @@ fn frames_without_payload_take_no_page() {
     let arp: Vec<u8> = [&[0xff; 6][..], &[2; 6], &[8, 6], &bytes(1, 28)].concat();
     acks.push(arp);
     let memory = DeviceMemory::new(300);
-    let port = Wires::new(VnetHdr::PLAIN, &acks);
+    let port = WireFrames::new(VnetHdr::PLAIN, &acks);
     let mut b = bound(port, &memory, options(&memory, RxMode::Small, 0), |o| o);
     let before = b.rx.pool_stats().1.allocated();
     for (frame, want) in receive(&mut b.rx, acks.len()).iter().zip(&acks) {
@@ -145,7 +145,7 @@ fn frames_without_payload_take_no_page() {
     // Behind payload, padding is cut off: the page has the payload and nothing else.
     let mut frame = tcp(false, 1, 1, &[], b"abc");
     frame.resize(60, 0xee);
-    let mut b = bound(Wires::new(VnetHdr::PLAIN, [&frame]), &memory, options(&memory, RxMode::Small, 0), |o| o);
+    let mut b = bound(WireFrames::new(VnetHdr::PLAIN, [&frame]), &memory, options(&memory, RxMode::Small, 0), |o| o);
     assert_eq!(payload(&memory, &receive(&mut b.rx, 1)[0]), b"abc");
     b.close();
 }
@@ -161,7 +161,7 @@ fn segments_are_joined() {
             let want = bytes(3, 140_000);
             let memory = DeviceMemory::of_order(2048 >> order, order);
             let segments = flow(v6, 1, 3, &lens);
-            let port = Wires::new(VnetHdr::PLAIN, &segments);
+            let port = WireFrames::new(VnetHdr::PLAIN, &segments);
             let mut b = bound(port, &memory, options(&memory, RxMode::Big, rings), |o| o.cache(64));
             let chains = if rings & feature::INDIRECT_DESC != 0 { 256 } else { 256 / (1 + (16 >> order)).max(2) };
             assert_eq!(b.rx.posted(), chains.min(2048 / 16), "{rings:#x}");
@@ -184,7 +184,7 @@ fn segments_are_joined() {
                 assert_eq!(frame.meta.checksum, Checksum::Partial { start: at.l4 as u16, offset: 16 });
             }
             // The device counts at the end of a pass, after the driver has the frames.
-            until(|| b.rig.stats.counters().any(|c| c == ("rx_joined", 97)));
+            until(|| b.device_thread.stats.counters().any(|c| c == ("rx_joined", 97)));
             drop(frames);
             b.close();
         }
@@ -198,7 +198,7 @@ fn pages_of_a_chain_are_sorted() {
     // Four chains use all pages, so a chain gets the pages back that its frame consumed.
     let memory = DeviceMemory::new(64);
     let options = options(&memory, RxMode::Big, feature::INDIRECT_DESC);
-    let mut b = bound(Wires(VecDeque::new()), &memory, options, |o| o.cache(64));
+    let mut b = bound(WireFrames(VecDeque::new()), &memory, options, |o| o.cache(64));
     assert_eq!(b.rx.posted(), 4);
     let mut rng = Rng(5);
     for round in 0..20 {
@@ -264,7 +264,7 @@ fn not_joined() -> Vec<(&'static str, Vec<Vec<u8>>)> {
 fn what_is_not_joined() {
     for (name, frames) in not_joined() {
         let memory = DeviceMemory::new(600);
-        let port = Wires::new(VnetHdr::PLAIN, &frames);
+        let port = WireFrames::new(VnetHdr::PLAIN, &frames);
         let mut b = bound(port, &memory, options(&memory, RxMode::Big, 0), |o| o);
         for (got, want) in receive(&mut b.rx, 2).iter().zip(&frames) {
             assert_eq!(memory.bytes(got), *want, "{name}");
@@ -283,7 +283,7 @@ fn flows_in_turn() {
     let memory = DeviceMemory::new(1000);
     let flows: Vec<_> = (0..8).map(|n| flow(n % 2 == 1, n as u8, n, &[1000; 40])).collect();
     let turns: Vec<_> = (0..40).flat_map(|i| flows.iter().map(move |flow| flow[i].clone())).collect();
-    let port = Wires::new(VnetHdr::PLAIN, &turns);
+    let port = WireFrames::new(VnetHdr::PLAIN, &turns);
     let mut b = bound(port, &memory, options(&memory, RxMode::Big, feature::INDIRECT_DESC), |o| o);
     for (n, frame) in (0..).zip(receive(&mut b.rx, 8)) {
         assert_eq!(frame.payload().len(), 40_000);
@@ -298,7 +298,7 @@ fn flows_in_turn() {
 fn who_accepts_no_segments_gets_none() {
     let frames = flow(false, 1, 3, &[1000; 50]);
     let memory = DeviceMemory::new(600);
-    let mut b = bound(Wires::new(VnetHdr::PLAIN, &frames), &memory, options(&memory, RxMode::Small, 0), |o| o);
+    let mut b = bound(WireFrames::new(VnetHdr::PLAIN, &frames), &memory, options(&memory, RxMode::Small, 0), |o| o);
     for (got, want) in receive(&mut b.rx, 50).iter().zip(&frames) {
         assert_eq!((memory.bytes(got), got.meta.gso), (want.clone(), None));
     }
@@ -321,7 +321,7 @@ fn large_segments_of_a_port() {
         csum_offset: 16,
         num_buffers: 1,
     };
-    let mut b = bound(Wires::new(header, [&large, &large]), &memory, options(&memory, RxMode::Big, 0), |o| o);
+    let mut b = bound(WireFrames::new(header, [&large, &large]), &memory, options(&memory, RxMode::Big, 0), |o| o);
     for frame in receive(&mut b.rx, 2) {
         assert!(payload(&memory, &frame) == bytes(4, 60_000));
         assert_eq!((frame.head().len(), frame.meta.gso.unwrap().size), (86, 1428));
@@ -338,7 +338,7 @@ fn pages_that_are_left_are_posted_again() {
     let frames: Vec<_> = (0..400).map(|i| tcp(false, i as u8, i, &[], &bytes(i.into(), 1000))).collect();
     for rings in [feature::INDIRECT_DESC, feature::RING_PACKED] {
         let memory = DeviceMemory::new(PAGES);
-        let port = Wires::new(VnetHdr::PLAIN, &frames);
+        let port = WireFrames::new(VnetHdr::PLAIN, &frames);
         let mut b = bound(port, &memory, options(&memory, RxMode::Big, rings), |o| o.cache(16));
         let mut held = Vec::new();
         until(|| {
@@ -360,7 +360,7 @@ fn pages_that_are_left_are_posted_again() {
             seen == frames.len()
         });
         b.close();
-        assert_eq!(memory.at_home(), PAGES);
+        assert_eq!(memory.free_pages(), PAGES);
     }
 }
 
@@ -373,7 +373,7 @@ fn headers_come_without_pages() {
         let data = |n: u32| tcp(false, 1, n, &[], &bytes(n.into(), 1000));
         let ack = |n: u32| tcp(false, 1, n, &[], &[]);
         let filling: Vec<_> = (0..300).map(|n| data(9 * n)).collect();
-        let port = Wires::new(VnetHdr::PLAIN, &filling);
+        let port = WireFrames::new(VnetHdr::PLAIN, &filling);
         let options = options(&memory, mode, feature::INDIRECT_DESC);
         let mut b = bound(port, &memory, options, |o| o.cache(0).keep_receiving(true));
         let (mut held, mut lost) = (Vec::new(), 0);
@@ -413,7 +413,7 @@ fn headers_come_without_pages() {
             frames.iter().zip(now).all(|(frame, want)| frame.lost() == 0 && memory.bytes(frame) == *want)
         });
         b.close();
-        assert_eq!(memory.at_home(), 300 >> order);
+        assert_eq!(memory.free_pages(), 300 >> order);
     }
 }
 
@@ -426,12 +426,12 @@ fn the_longest_frame() {
     let other: Vec<u8> = [&[1; 12][..], &[0x88, 0xb5], &bytes(2, 65_535)].concat();
     let longer: Vec<u8> = [&other[..], &[0; 200]].concat();
     let header = VnetHdr { num_buffers: 1, ..VnetHdr::PLAIN };
-    let port = Wires::new(header, [&most, &longer, &other]);
+    let port = WireFrames::new(header, [&most, &longer, &other]);
     let mut b = bound(port, &memory, options(&memory, RxMode::Big, 0), |o| o);
     let frames = receive(&mut b.rx, 2);
     assert!(memory.bytes(&frames[0]) == most && memory.bytes(&frames[1]) == other);
     assert_eq!(frames[1].head().len(), usize::from(SplitOptions::TCP_V6));
-    until(|| b.rig.stats.dropped(DropReason::TooBig) == 1);
+    until(|| b.device_thread.stats.dropped(DropReason::TooBig) == 1);
     drop(frames);
     b.close();
 }
@@ -443,13 +443,13 @@ fn a_device_that_does_not_split() {
     let memory = DeviceMemory::new(600);
     let want = tcp(false, 1, 1, &[], &bytes(1, 1000));
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut port = Some(Wires::new(VnetHdr::PLAIN, [&want]));
+    let mut port = Some(WireFrames::new(VnetHdr::PLAIN, [&want]));
     let device = NetDevice::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap();
     let _connection = device.control().serve(theirs).unwrap();
     let backend = netmem_virtio::VhostUser::own_device(ours).unwrap();
     let (net, mut pairs) = netmem_virtio::driver::VirtioNet::probe(backend, memory.options()).unwrap();
     let mut rx = pairs.remove(0).rx;
-    let _rig = Rig::new(device);
+    let _rig = DeviceThread::new(device);
     // Host memory first: the device splits nothing there.
     let mut got = Vec::new();
     until(|| {

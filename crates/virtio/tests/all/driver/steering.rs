@@ -18,23 +18,23 @@ use netmem_virtio::net::VnetHdr;
 /// Frames that are under way at a time: fewer than wait for one queue before it loses frames.
 const WINDOW: u64 = 1024;
 
-struct Lab {
+struct Harness {
     limit: Arc<AtomicU64>,
     steering: Steering,
-    rig: Rig<Steered<Flows>>,
+    device_thread: DeviceThread<Steered<Flows>>,
     net: VirtioNet,
     pairs: Vec<QueuePair>,
-    books: Books,
+    accounting: Accounting,
 }
 
-fn lab(flows: u64, options: NetOptions) -> Lab {
+fn harness(flows: u64, options: NetOptions) -> Harness {
     let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
     let mut ports = steering.spread(Flows::new(flows, limit.clone()), 2).unwrap().into_iter();
     let device = Options { max_pairs: 2, serve_control: true, ..Options::default() };
-    let mut rig = Rig::new(NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap());
-    let books = Books::default();
-    let (net, pairs) = rig.probe(books.keep(options.pairs(2)));
-    Lab { limit, steering, rig, net, pairs, books }
+    let mut device_thread = DeviceThread::new(NetDevice::new(device, |_| Ok(ports.next().unwrap())).unwrap());
+    let accounting = Accounting::default();
+    let (net, pairs) = device_thread.probe(accounting.count(options.pairs(2)));
+    Harness { limit, steering, device_thread, net, pairs, accounting }
 }
 
 fn host(flows: u64, packet: &Packet<PeerShared>) -> u64 {
@@ -54,12 +54,12 @@ fn steering_changes_in_full_traffic() {
     const FLOWS: u64 = 8;
     const FRAMES: u64 = 30_000;
     let memory = DeviceMemory::new(1024);
-    let mut lab = lab(FLOWS, memory.options().pages(4096));
-    let (pair, other) = (lab.pairs.remove(0), lab.pairs.remove(0));
+    let mut harness = harness(FLOWS, memory.options().pages(4096));
+    let (pair, other) = (harness.pairs.remove(0), harness.pairs.remove(0));
     let (mut plain, mut bound) = (pair.rx, bind(other.rx, &memory.split()));
     let (seen, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (first, second) = thread::scope(|s| {
-        let (seen, stop, memory, steering) = (&seen, &stop, &memory, &lab.steering);
+        let (seen, stop, memory, steering) = (&seen, &stop, &memory, &harness.steering);
         let on_host = s.spawn(move || {
             let mut numbers = Vec::new();
             until(|| {
@@ -83,9 +83,9 @@ fn steering_changes_in_full_traffic() {
         let mut rng = Rng(1);
         until(|| {
             let upto = FRAMES.min(seen.load(Relaxed) + WINDOW);
-            if lab.limit.swap(upto, Relaxed) != upto {
+            if harness.limit.swap(upto, Relaxed) != upto {
                 // The device may sleep, without a frame.
-                lab.rig.control.wake();
+                harness.device_thread.control.wake();
             }
             // Also to a queue that there is not, which means the default.
             steering.steer(FIRST_PORT + rng.below(FLOWS) as u16, rng.below(3) as u8);
@@ -98,9 +98,9 @@ fn steering_changes_in_full_traffic() {
     let mut all = [first, second].concat();
     all.sort_unstable();
     assert!(all.iter().copied().eq(0..FRAMES));
-    assert_eq!(lab.steering.dropped(), 0);
-    drop((pair.tx, other.tx, lab.net));
-    lab.books.assert_balanced();
+    assert_eq!(harness.steering.dropped(), 0);
+    drop((pair.tx, other.tx, harness.net));
+    harness.accounting.assert_balanced();
 }
 
 /// Receives flow 0 of `flows`, frame by frame, until `stop` returns true. It is called after each
@@ -128,11 +128,11 @@ fn receive_in_order(mut rx: VirtioRx, flows: u64, stop: impl Fn(u64) -> bool) ->
 fn restarts_in_full_traffic() {
     const FLOWS: u64 = 2;
     let memory = DeviceMemory::new(1024);
-    let mut lab = lab(FLOWS, memory.options().pages(4096));
-    lab.steering.steer(FIRST_PORT + 1, 1);
-    let (pair, other) = (lab.pairs.remove(0), lab.pairs.remove(0));
+    let mut harness = harness(FLOWS, memory.options().pages(4096));
+    harness.steering.steer(FIRST_PORT + 1, 1);
+    let (pair, other) = (harness.pairs.remove(0), harness.pairs.remove(0));
     let (plain, stop) = (pair.rx, AtomicBool::new(false));
-    let (limit, control) = (&lab.limit, &lab.rig.control);
+    let (limit, control) = (&harness.limit, &harness.device_thread.control);
     // The last frames are asked for, and no more will be.
     let (last, asked) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|s| {
@@ -185,7 +185,7 @@ fn restarts_in_full_traffic() {
         last.store(true, Relaxed);
         until(|| {
             rx.poll(|p| p.receive(64, &mut |p: Packet<PeerShared>| saw(host(FLOWS, &p))));
-            let accounted = seen.load(Relaxed) + unread + lab.steering.dropped();
+            let accounted = seen.load(Relaxed) + unread + harness.steering.dropped();
             asked.load(Relaxed) && accounted == limit.load(Relaxed) / FLOWS
         });
         assert!(unread > 0, "restarted while frames were on their way");
@@ -193,9 +193,9 @@ fn restarts_in_full_traffic() {
         assert!(beside.join().unwrap() > 10_000);
         assert_closed(&rx.close().unwrap(), 0);
     });
-    drop((pair.tx, other.tx, lab.net));
-    assert_eq!(memory.at_home(), 1024);
-    lab.books.assert_balanced();
+    drop((pair.tx, other.tx, harness.net));
+    assert_eq!(memory.free_pages(), 1024);
+    harness.accounting.assert_balanced();
 }
 
 /// A queue whose user does not poll stops no other queue, and what is kept for it is bounded.

@@ -50,16 +50,16 @@ const CASES: [(RxMode, usize, usize); 6] = [
 fn a_capture_arrives_whole() {
     for (mode, max, n) in CASES {
         let want = frames(n, max);
-        let mut rig = Rig::one(pcap(&want, Play::Once));
-        let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(options(mode, max)));
+        let mut device_thread = DeviceThread::one(pcap(&want, Play::Once));
+        let accounting = Accounting::default();
+        let (net, mut pairs) = device_thread.probe(accounting.count(options(mode, max)));
         let mut pair = pairs.remove(0);
         compare(&mut pair.rx, &want);
         assert_eq!(pair.rx.stats().multi_buffer > 0, max > 4096, "{mode}");
         close_clean(pair);
-        books.assert_balanced();
+        accounting.assert_balanced();
         drop(net);
-        assert!(rig.stop().ports()[0].is_done());
+        assert!(device_thread.stop().ports()[0].is_done());
     }
 }
 
@@ -68,8 +68,8 @@ fn a_capture_arrives_whole() {
 fn a_capture_arrives_whole_without_a_domain() {
     for (mode, max, n) in CASES {
         let want = frames(n, max);
-        let mut rig = Rig::one(pcap(&want, Play::Once));
-        let (_net, mut pairs) = rig.probe(options(mode, max).premapped(false));
+        let mut device_thread = DeviceThread::one(pcap(&want, Play::Once));
+        let (_net, mut pairs) = device_thread.probe(options(mode, max).premapped(false));
         let mut pair = pairs.remove(0);
         compare(&mut pair.rx, &want);
         assert_eq!(pair.rx.pool_stats().mapped, 0);
@@ -88,8 +88,8 @@ fn split_pages() {
     ];
     for (i, options) in all.into_iter().enumerate() {
         let want = frames(3000, 1518);
-        let mut rig = Rig::one(pcap(&want, Play::Once));
-        let (_net, mut pairs) = rig.probe(options);
+        let mut device_thread = DeviceThread::one(pcap(&want, Play::Once));
+        let (_net, mut pairs) = device_thread.probe(options);
         let mut pair = pairs.remove(0);
         assert_eq!(pair.rx.posted(), 256);
         let pages = pair.rx.pool_stats().allocated();
@@ -108,23 +108,23 @@ fn syncs_cover_the_bytes_in_use() {
     {
         let want = frames(2000, max);
         let sent: u64 = want.iter().map(|f| f.len() as u64 + 12).sum();
-        let mut rig = Rig::one(pcap(&want, Play::Once));
-        let books = Books::default();
-        let (_net, mut pairs) = rig.probe(books.keep(options(mode, max)));
+        let mut device_thread = DeviceThread::one(pcap(&want, Play::Once));
+        let accounting = Accounting::default();
+        let (_net, mut pairs) = device_thread.probe(accounting.count(options(mode, max)));
         let mut pair = pairs.remove(0);
-        let maps = books.domain().maps();
+        let maps = accounting.domain().maps();
         compare(&mut pair.rx, &want);
         if mode != RxMode::Big {
             // Packets were dropped as they came: what was mapped at the start was enough.
-            assert_eq!(books.domain().maps(), maps);
+            assert_eq!(accounting.domain().maps(), maps);
         }
-        assert_eq!(books.synced.cpu.load(Relaxed), sent, "{mode} {max}");
+        assert_eq!(accounting.synced.cpu.load(Relaxed), sent, "{mode} {max}");
         // Posted: the ring at first, and then for every buffer that came back another.
         let buffers = want.len() as u64 * (max as u64 + 12).div_ceil(3904) + 256;
-        let device = books.synced.device.load(Relaxed);
+        let device = accounting.synced.device.load(Relaxed);
         assert!(device > 0 && device <= buffers * 4096, "{mode} {max}: {device} bytes");
         close_clean(pair);
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
 }
 
@@ -143,8 +143,8 @@ fn circulation() {
     for (mode, max, size, premapped) in cases {
         // Unoptimised code is slow with long frames.
         let n = if cfg!(debug_assertions) && size > 64 { n / 10 } else { n };
-        let mut rig = Rig::one(Gen::new(size, Some(n)).unwrap());
-        let (_net, mut pairs) = rig.probe(options(mode, max).premapped(premapped));
+        let mut device_thread = DeviceThread::one(Gen::new(size, Some(n)).unwrap());
+        let (_net, mut pairs) = device_thread.probe(options(mode, max).premapped(premapped));
         let mut pair = pairs.remove(0);
         let mut kept = Vec::new();
         let (mut seen, mut turn) = (0, 0u32);
@@ -167,13 +167,13 @@ fn circulation() {
         }
         close_clean(pair);
         // The device counts at the end of a pass, after the driver has the frames.
-        until(|| rig.stats.rx_frames.load(Relaxed) == n);
+        until(|| device_thread.stats.rx_frames.load(Relaxed) == n);
     }
 }
 
-fn several(pairs: usize, serve_control: bool) -> Rig<Gen> {
+fn several(pairs: usize, serve_control: bool) -> DeviceThread<Gen> {
     let options = Options { max_pairs: pairs, serve_control, ..Options::default() };
-    Rig::new(NetDevice::new(options, |pair| Gen::new(100 + pair, None)).unwrap())
+    DeviceThread::new(NetDevice::new(options, |pair| Gen::new(100 + pair, None)).unwrap())
 }
 
 /// Proves NET-1: the number of queues in use changes under traffic, by the control queue or by
@@ -182,9 +182,9 @@ fn several(pairs: usize, serve_control: bool) -> Rig<Gen> {
 #[test]
 fn the_number_of_queues_changes_under_traffic() {
     for serve_control in [true, false] {
-        let mut rig = several(3, serve_control);
-        let books = Books::default();
-        let (mut net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Mergeable).pairs(3)));
+        let mut device_thread = several(3, serve_control);
+        let accounting = Accounting::default();
+        let (mut net, mut pairs) = device_thread.probe(accounting.count(NetOptions::new(RxMode::Mergeable).pairs(3)));
         assert_eq!((net.active_pairs(), pairs.len()), (3, 3));
         let mut rng = Rng(1);
         for round in 0..60 {
@@ -210,7 +210,7 @@ fn the_number_of_queues_changes_under_traffic() {
             assert!(net.set_active_pairs(asked).is_err());
         }
         pairs.into_iter().for_each(close_clean);
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
 }
 
@@ -220,8 +220,8 @@ fn the_number_of_queues_changes_under_traffic() {
 fn all_pairs_that_were_asked_for_are_in_use() {
     for serve_control in [true, false] {
         let options = Options { max_pairs: 3, serve_control, ..Options::default() };
-        let mut rig = Rig::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
-        let (net, mut pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(3));
+        let mut device_thread = DeviceThread::new(NetDevice::new(options, |_| Ok(Echo::new())).unwrap());
+        let (net, mut pairs) = device_thread.probe(NetOptions::new(RxMode::Small).pairs(3));
         assert_eq!(net.active_pairs(), 3);
         for (i, pair) in pairs.iter_mut().enumerate() {
             let mut bytes = frame(i as u64, 80);
@@ -244,8 +244,8 @@ fn all_pairs_that_were_asked_for_are_in_use() {
 /// Queues on threads of their own, each with its own frames.
 #[test]
 fn queues_on_threads() {
-    let mut rig = several(4, true);
-    let (_net, pairs) = rig.probe(NetOptions::new(RxMode::Small).pairs(4));
+    let mut device_thread = several(4, true);
+    let (_net, pairs) = device_thread.probe(NetOptions::new(RxMode::Small).pairs(4));
     std::thread::scope(|s| {
         for (i, mut pair) in pairs.into_iter().enumerate() {
             s.spawn(move || {
@@ -267,8 +267,8 @@ fn small_rings_and_budgets() {
         for budget in [0, 1, 3, usize::MAX] {
             let max = if mode == RxMode::Small { 1518 } else { 65549 };
             let want = frames(300, max);
-            let mut rig: Rig<Pcap> = Rig::one(pcap(&want, Play::Once));
-            let (_net, mut pairs) = rig.probe(options(mode, max).ring_size(ring));
+            let mut device_thread: DeviceThread<Pcap> = DeviceThread::one(pcap(&want, Play::Once));
+            let (_net, mut pairs) = device_thread.probe(options(mode, max).ring_size(ring));
             let mut pair = pairs.remove(0);
             let mut seen = 0;
             until(|| {

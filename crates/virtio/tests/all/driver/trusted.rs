@@ -45,9 +45,9 @@ fn queues_declare_their_memory() {
 fn frames_are_slices() {
     for (mode, max) in [(RxMode::Small, 1518), (RxMode::Mergeable, 9014), (RxMode::Big, 9014)] {
         let want = frames(2000, max);
-        let mut rig = Rig::one(pcap(&want, Play::Once));
-        let books = Books::default();
-        let (net, mut pairs) = rig.probe(books.keep(trusted(mode).max_frame(max).pages(4096)));
+        let mut device_thread = DeviceThread::one(pcap(&want, Play::Once));
+        let accounting = Accounting::default();
+        let (net, mut pairs) = device_thread.probe(accounting.count(trusted(mode).max_frame(max).pages(4096)));
         let QueuePair { mut rx, tx } = pairs.remove(0);
         let (mut seen, mut ran, mut kept) = (0, 0, Vec::new());
         until(|| {
@@ -76,11 +76,11 @@ fn frames_are_slices() {
         let pages = kept.iter().map(Vec::len).sum::<usize>();
         // In big-packet mode they are of no pool.
         assert_eq!(closed.outstanding, if mode == RxMode::Big { 0 } else { pages as u64 });
-        drop((net, rig));
+        drop((net, device_thread));
         let want = want[..50].to_vec();
         std::thread::spawn(move || assert!(kept.iter().map(|parts| parts.concat()).eq(want))).join().unwrap();
         if mode != RxMode::Big {
-            books.assert_balanced();
+            accounting.assert_balanced();
         }
     }
 }
@@ -116,10 +116,10 @@ fn frames_are_edited_and_forwarded() {
     let supply = RegionProvider::new(unsafe { region.trust_peer() });
     let options = || trusted(RxMode::Mergeable).memory(supply.region().clone(), supply.clone());
     let (came, arrived) = mpsc::channel();
-    let (mut first, mut second) = (Rig::one(pcap(&want, Play::Once)), Rig::one(Slow(came)));
-    let books = Books::default();
-    let (net_a, mut a) = first.probe(books.keep(options()));
-    let (net_b, mut b) = second.probe(books.share(options()));
+    let (mut first, mut second) = (DeviceThread::one(pcap(&want, Play::Once)), DeviceThread::one(Slow(came)));
+    let accounting = Accounting::default();
+    let (net_a, mut a) = first.probe(accounting.count(options()));
+    let (net_b, mut b) = second.probe(accounting.share(options()));
     let (mut a, QueuePair { rx: far, mut tx }) = (a.remove(0), b.remove(0));
     let mut program = Edit { bulk: TxBulk::holding(&mut tx, 128) };
     until(|| {
@@ -136,14 +136,16 @@ fn frames_are_edited_and_forwarded() {
     assert_closed(&far.close().unwrap(), 0);
     close_clean(a);
     drop((net_a, net_b));
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// A driver on the test as its device.
-fn on_hostile(options: NetOptions<TrustedPeer>) -> (Hostile, VirtioNet<TrustedPeer>, QueuePair<TrustedPeer>, Books) {
-    let ((device, backend), books) = (Hostile::new(Behaviour::default()), Books::default());
-    let (net, mut pairs) = VirtioNet::probe(backend, books.keep(options)).unwrap();
-    (device, net, pairs.remove(0), books)
+fn on_hostile(
+    options: NetOptions<TrustedPeer>,
+) -> (Hostile, VirtioNet<TrustedPeer>, QueuePair<TrustedPeer>, Accounting) {
+    let ((device, backend), accounting) = (Hostile::new(Behaviour::default()), Accounting::default());
+    let (net, mut pairs) = VirtioNet::probe(backend, accounting.count(options)).unwrap();
+    (device, net, pairs.remove(0), accounting)
 }
 
 /// Proves NET-6: trust is about bytes. Rings and headers of a trusted device are validated, and an
@@ -153,19 +155,19 @@ fn rings_are_checked_all_the_same() {
     type Lie = fn(&mut hostile::DeviceRing) -> DeviceFault;
     let lies: [Lie; 4] = [
         |ring| {
-            ring.give(9999, 100);
+            ring.add_used(9999, 100);
             DeviceFault::BadId { id: 9999 }
         },
         |ring| {
             let head = ring.take().unwrap();
-            ring.give(head.into(), 5000);
+            ring.add_used(head.into(), 5000);
             let have = 12 + 1518;
             DeviceFault::BadLength { len: 5000, have }
         },
         |ring| {
             let head = ring.take().unwrap();
             ring.write(head.into(), 100);
-            ring.give(head.into(), 100);
+            ring.add_used(head.into(), 100);
             DeviceFault::NotPosted { id: head }
         },
         |ring| {
@@ -174,22 +176,22 @@ fn rings_are_checked_all_the_same() {
         },
     ];
     for lie in lies {
-        let (device, net, mut pair, books) = on_hostile(trusted(RxMode::Small));
+        let (device, net, mut pair, accounting) = on_hostile(trusted(RxMode::Small));
         let fault = lie(&mut device.ring(0));
         receive(&mut pair.rx, &mut |_: Packet<TrustedPeer>| {});
         assert_eq!(pair.rx.stats().stopped, Some(fault));
         close_clean(pair);
         drop((net, device));
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
     // And of what is sent.
-    let (device, net, mut pair, books) = on_hostile(trusted(RxMode::Small));
-    device.ring(1).give(3, 0);
+    let (device, net, mut pair, accounting) = on_hostile(trusted(RxMode::Small));
+    device.ring(1).add_used(3, 0);
     pair.tx.complete();
     assert_eq!(pair.tx.stats().stopped, Some(DeviceFault::IndexJump { by: 1, posted: 0 }));
     close_clean(pair);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// Proves POOL-11: a trusted device that dies breaks no promise. What it had is quarantined, and
@@ -197,7 +199,7 @@ fn rings_are_checked_all_the_same() {
 #[test]
 fn a_trusted_device_that_dies() {
     for refuses in [false, true] {
-        let (mut device, net, mut pair, books) = on_hostile(trusted(RxMode::Small));
+        let (mut device, net, mut pair, accounting) = on_hostile(trusted(RxMode::Small));
         let mut ring = device.ring(0);
         (0..5).for_each(|seed| device.deliver(&mut ring, &frame(seed, 300)));
         let held = take(&mut pair.rx);
@@ -215,7 +217,7 @@ fn a_trusted_device_that_dies() {
         addresses.into_iter().for_each(|addr| device.write(addr, &[0xee; 64]));
         assert!(held.iter().map(bytes).eq((0..5).map(|seed| frame(seed, 300))));
         drop((held, net));
-        books.assert_balanced();
+        accounting.assert_balanced();
     }
 }
 
@@ -224,7 +226,7 @@ fn a_trusted_device_that_dies() {
 #[test]
 fn heads_of_split_frames_are_slices() {
     let memory = DeviceMemory::new(300);
-    let (device, net, pair, books) = on_hostile(memory.add(trusted(RxMode::Small)));
+    let (device, net, pair, accounting) = on_hostile(memory.add(trusted(RxMode::Small)));
     let mut queues = VirtioRxQueues::new([pair.rx]).header_bytes(100);
     for round in 0..3 {
         queues.attach(0, memory.provider.clone()).unwrap();
@@ -252,15 +254,15 @@ fn heads_of_split_frames_are_slices() {
     assert_split_closed(&closed, 0);
     assert!(matches!(*queues.get(0).unwrap(), EitherRx::Stopped));
     drop((pair.tx, net));
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// Frames of a trusted device go round an echo, sent as they were received.
 #[test]
 fn frames_go_round() {
     for mode in MODES {
-        let mut rig = Rig::one(Echo::new());
-        let (net, mut pairs) = rig.probe(trusted(mode).tx_pages(64));
+        let mut device_thread = DeviceThread::one(Echo::new());
+        let (net, mut pairs) = device_thread.probe(trusted(mode).tx_pages(64));
         let mut pair = pairs.remove(0);
         let pool = net.tx_pool(netmem_pool::PoolOptions::new("tx")).unwrap();
         let mut page = pool.alloc().unwrap();

@@ -3,7 +3,7 @@
 
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{Page, PeerShared};
-use netmem_testing::driver::hostile::{Behaviour, Bench, FEATURES, FORMATS};
+use netmem_testing::driver::hostile::{Behaviour, FEATURES, FORMATS, Harness};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::Echo;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode, VirtioRx};
@@ -41,10 +41,10 @@ fn frames_go_round() {
         (RxMode::Big, 65549, false),
     ];
     for (mode, max, premapped) in cases {
-        let mut rig = Rig::one(Echo::new());
+        let mut device_thread = DeviceThread::one(Echo::new());
         let options = NetOptions::new(mode).max_frame(max).premapped(premapped);
-        let books = Books::default();
-        let (_net, mut pairs) = rig.probe(if premapped { books.keep(options) } else { options });
+        let accounting = Accounting::default();
+        let (_net, mut pairs) = device_thread.probe(if premapped { accounting.count(options) } else { options });
         let mut pair = pairs.remove(0);
         let sizes = [60, 61, 500, 1400, max.min(1518), max / 2, max];
         for (i, size) in sizes.into_iter().enumerate() {
@@ -107,7 +107,7 @@ fn frames_go_round() {
         assert_eq!(s.mapped, mapped, "{mode}");
         close_clean(pair);
         if premapped {
-            books.assert_balanced();
+            accounting.assert_balanced();
         }
     }
 }
@@ -117,32 +117,32 @@ fn frames_go_round() {
 /// written.
 #[test]
 fn where_the_header_goes() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable));
     let bytes = frame(1, 3000);
     let parts = [&bytes[..1000], &bytes[1000..1900], &bytes[1900..]];
     let own = [(64, false, 3), (12, false, 3), (11, false, 4), (0, false, 4), (64, true, 4)];
     let cases = own.into_iter().flat_map(|case| [(case, false), (case, true)]);
     for ((room, share, descriptors), hold) in cases {
-        let packet = packet(&mut bench.pair.rx, room, &parts);
+        let packet = packet(&mut harness.pair.rx, room, &parts);
         let kept = share.then(|| packet.head().clone());
         let held = if hold {
-            Some(bench.pair.tx.send_held(packet).unwrap())
+            Some(harness.pair.tx.send_held(packet).unwrap())
         } else {
-            bench.pair.tx.send(packet).unwrap();
+            harness.pair.tx.send(packet).unwrap();
             None
         };
-        assert_eq!(bench.tx.available(), 0, "nothing is seen before it is flushed");
-        bench.pair.tx.flush();
-        let head = bench.tx.take().unwrap();
-        let chain = bench.tx.chain(head);
+        assert_eq!(harness.tx.available(), 0, "nothing is seen before it is flushed");
+        harness.pair.tx.flush();
+        let head = harness.tx.take().unwrap();
+        let chain = harness.tx.chain(head);
         assert_eq!(chain.len(), descriptors, "{room} {share} {hold}");
         assert!(held.as_ref().is_none_or(|held| !held.is_writable()), "the device has the packet");
         assert!(chain.iter().all(|d| d.flags & netmem_virtio::virtqueue::DESC_WRITE == 0 && d.len > 0));
-        let wire: Vec<u8> = chain.iter().flat_map(|d| bench.device.read(d.addr, d.len as usize)).collect();
+        let wire: Vec<u8> = chain.iter().flat_map(|d| harness.device.read(d.addr, d.len as usize)).collect();
         let header = VnetHdr { num_buffers: 0, ..VnetHdr::PLAIN };
         assert_eq!(wire, [&header.to_bytes()[..], &bytes].concat());
-        bench.tx.give(u32::from(head), 0);
-        assert_eq!((bench.pair.tx.posted(), bench.pair.tx.complete(), bench.pair.tx.posted()), (1, 1, 0));
+        harness.tx.add_used(u32::from(head), 0);
+        assert_eq!((harness.pair.tx.posted(), harness.pair.tx.complete(), harness.pair.tx.posted()), (1, 1, 0));
         assert!(held.is_none_or(|held| share || held.is_writable()), "the device is done with it");
         if let Some(kept) = kept {
             let mut copy = vec![0; kept.len()];
@@ -151,29 +151,29 @@ fn where_the_header_goes() {
         }
     }
     // What the CPU wrote was synced: the frame ten times, and four headers in their places.
-    let posted = bench.pair.rx.posted() as u64;
-    let buffers = bench.books.synced.device.load(std::sync::atomic::Ordering::Relaxed) - (10 * 3000 + 4 * 12);
+    let posted = harness.pair.rx.posted() as u64;
+    let buffers = harness.accounting.synced.device.load(std::sync::atomic::Ordering::Relaxed) - (10 * 3000 + 4 * 12);
     assert_eq!(buffers % posted, 0);
-    bench.assert_home(RxMode::Mergeable);
-    bench.close();
+    harness.assert_all_posted(RxMode::Mergeable);
+    harness.close();
 }
 
 /// Fragments without bytes have no descriptors: many devices stop at one.
 #[test]
 fn empty_fragments() {
     for room in [64, 0] {
-        let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable));
+        let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable));
         let bytes = frame(1, 100);
         let parts: [&[u8]; 5] = [&[], &bytes[..50], &[], &bytes[50..], &[]];
-        let packet = packet(&mut bench.pair.rx, room, &parts);
-        bench.pair.tx.send(packet).unwrap();
-        bench.pair.tx.flush();
-        let head = bench.tx.take().unwrap();
-        let chain = bench.tx.chain(head);
+        let packet = packet(&mut harness.pair.rx, room, &parts);
+        harness.pair.tx.send(packet).unwrap();
+        harness.pair.tx.flush();
+        let head = harness.tx.take().unwrap();
+        let chain = harness.tx.chain(head);
         assert!(chain.iter().all(|d| d.len > 0), "{chain:?}");
-        let wire: Vec<u8> = chain.iter().flat_map(|d| bench.device.read(d.addr, d.len as usize)).collect();
+        let wire: Vec<u8> = chain.iter().flat_map(|d| harness.device.read(d.addr, d.len as usize)).collect();
         assert_eq!(wire[12..], bytes);
-        bench.close();
+        harness.close();
     }
 }
 
@@ -181,12 +181,12 @@ fn empty_fragments() {
 #[test]
 fn a_full_queue() {
     for entries in [2u16, 4, 256] {
-        let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(1024));
+        let mut harness = Harness::new(NetOptions::new(RxMode::Small).ring_size(entries).pages(1024));
         for _ in 0..3 {
             let mut sent = 0;
             let refused = loop {
-                let packet = packet(&mut bench.pair.rx, 64, &[&frame(sent, 70)]);
-                match bench.pair.tx.send(packet) {
+                let packet = packet(&mut harness.pair.rx, 64, &[&frame(sent, 70)]);
+                match harness.pair.tx.send(packet) {
                     Ok(()) => sent += 1,
                     Err(packet) => break packet,
                 }
@@ -194,47 +194,47 @@ fn a_full_queue() {
             // One entry is kept for a header that might not fit in place.
             assert_eq!(sent, u64::from(entries) - 1);
             assert_eq!((refused.to_vec(), refused.head().offset()), (frame(sent, 70), 64));
-            bench.pair.tx.flush();
-            assert_eq!(bench.pair.tx.complete(), 0);
-            let heads: Vec<u16> = std::iter::from_fn(|| bench.tx.take()).collect();
+            harness.pair.tx.flush();
+            assert_eq!(harness.pair.tx.complete(), 0);
+            let heads: Vec<u16> = std::iter::from_fn(|| harness.tx.take()).collect();
             assert_eq!(heads.len() as u64, sent);
             // In another order than they were sent in.
             for head in heads.into_iter().rev() {
-                bench.tx.give(u32::from(head), 0);
+                harness.tx.add_used(u32::from(head), 0);
             }
-            assert_eq!(bench.pair.tx.complete() as u64, sent);
+            assert_eq!(harness.pair.tx.complete() as u64, sent);
         }
-        assert_eq!(bench.pair.tx.stats().full, 3);
-        bench.assert_home(RxMode::Small);
-        bench.close();
+        assert_eq!(harness.pair.tx.stats().full, 3);
+        harness.assert_all_posted(RxMode::Small);
+        harness.close();
     }
     // More fragments than the ring has entries never fit.
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(2).pages(64));
-    let packet = packet(&mut bench.pair.rx, 64, &[&[1; 60], &[2; 60]]);
-    assert!(bench.pair.tx.send(packet).is_err());
-    bench.close();
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small).ring_size(2).pages(64));
+    let packet = packet(&mut harness.pair.rx, 64, &[&[1; 60], &[2; 60]]);
+    assert!(harness.pair.tx.send(packet).is_err());
+    harness.close();
 }
 
 /// Proves POOL-3: pages that are completed inside of the poll return to the pool's cache.
 #[test]
 fn completions_in_the_poll_context() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
     for i in 0..20 {
-        bench.deliver(&frame(i, 100));
+        harness.deliver(&frame(i, 100));
     }
-    let tx = &mut bench.pair.tx;
-    bench.pair.rx.poll(|poll| poll.receive(64, &mut |p: Packet<PeerShared>| tx.send(p).unwrap()));
-    bench.pair.tx.flush();
-    while let Some(head) = bench.tx.take() {
-        bench.tx.give(u32::from(head), 0);
+    let tx = &mut harness.pair.tx;
+    harness.pair.rx.poll(|poll| poll.receive(64, &mut |p: Packet<PeerShared>| tx.send(p).unwrap()));
+    harness.pair.tx.flush();
+    while let Some(head) = harness.tx.take() {
+        harness.tx.add_used(u32::from(head), 0);
     }
-    let before = bench.pair.rx.pool_stats();
-    let tx = &mut bench.pair.tx;
-    assert_eq!(bench.pair.rx.poll(|_| tx.complete()), 20);
-    let after = bench.pair.rx.pool_stats();
+    let before = harness.pair.rx.pool_stats();
+    let tx = &mut harness.pair.tx;
+    assert_eq!(harness.pair.rx.poll(|_| tx.complete()), 20);
+    let after = harness.pair.rx.pool_stats();
     assert_eq!(after.recycle_cached - before.recycle_cached, 20);
     assert_eq!(after.recycle_ring, before.recycle_ring);
-    bench.close();
+    harness.close();
 }
 
 /// Proves POOL-9: a page that the device cannot reach is refused, with a domain and without, and
@@ -243,7 +243,7 @@ fn completions_in_the_poll_context() {
 fn pages_of_another_device() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
         let options = |premapped| NetOptions::new(RxMode::Small).premapped(premapped);
-        let (mut first, mut second) = (Rig::one(Echo::new()), Rig::one(Echo::new()));
+        let (mut first, mut second) = (DeviceThread::one(Echo::new()), DeviceThread::one(Echo::new()));
         let (_a, mut a) = first.probe(options(ours));
         let (_b, mut b) = second.probe(options(theirs));
         let (mut a, mut b) = (a.remove(0), b.remove(0));
@@ -283,12 +283,12 @@ fn offloads_need_their_features() {
         (tso | feature::CSUM, vec![verified]),
     ] {
         let behaviour = Behaviour { features: FEATURES & !without, ..Behaviour::default() };
-        let mut bench = Bench::with(behaviour, NetOptions::new(RxMode::Mergeable));
+        let mut harness = Harness::with(behaviour, NetOptions::new(RxMode::Mergeable));
         let mut refused = 0;
         for meta in [csum, verified, tso4, tso6].into_iter().chain(never) {
-            let mut packet = packet(&mut bench.pair.rx, 64, &[&frame(1, 3000)]);
+            let mut packet = packet(&mut harness.pair.rx, 64, &[&frame(1, 3000)]);
             packet.meta = meta;
-            match bench.pair.tx.send(packet) {
+            match harness.pair.tx.send(packet) {
                 Ok(()) => assert!(can.contains(&meta), "{meta:?}"),
                 Err(packet) => {
                     refused += 1;
@@ -296,45 +296,45 @@ fn offloads_need_their_features() {
                 }
             }
         }
-        assert_eq!(bench.pair.tx.stats().no_offload, refused);
-        bench.pair.tx.flush();
+        assert_eq!(harness.pair.tx.stats().no_offload, refused);
+        harness.pair.tx.flush();
         for meta in can {
-            let head = bench.tx.take().unwrap();
-            let header = bench.device.read(bench.tx.split().desc(head).addr, 12);
+            let head = harness.tx.take().unwrap();
+            let header = harness.device.read(harness.tx.split().desc(head).addr, 12);
             let header = VnetHdr::from_bytes(header.try_into().unwrap());
             assert_eq!(header.flags, if meta == verified { 0 } else { VnetHdr::NEEDS_CSUM });
             assert_eq!(header.gso_size, if meta.gso.is_some() { 1000 } else { 0 });
         }
-        bench.close();
+        harness.close();
     }
 }
 
 /// Sends three packets, the second of three fragments, lets the device write invalid values, and
 /// sees the queue stopped.
-fn lie(format: u64, lie: impl FnOnce(&mut Bench, [u16; 3]) -> DeviceFault) {
-    let mut bench = Bench::in_format(format, NetOptions::new(RxMode::Mergeable));
+fn lie(format: u64, lie: impl FnOnce(&mut Harness, [u16; 3]) -> DeviceFault) {
+    let mut harness = Harness::in_format(format, NetOptions::new(RxMode::Mergeable));
     for parts in [1, 3, 1] {
-        let packet = packet(&mut bench.pair.rx, 64, &vec![&[7; 100][..]; parts]);
-        bench.pair.tx.send(packet).unwrap();
+        let packet = packet(&mut harness.pair.rx, 64, &vec![&[7; 100][..]; parts]);
+        harness.pair.tx.send(packet).unwrap();
     }
-    bench.pair.tx.flush();
-    let heads = [(); 3].map(|()| bench.tx.take().unwrap());
-    let error = lie(&mut bench, heads);
+    harness.pair.tx.flush();
+    let heads = [(); 3].map(|()| harness.tx.take().unwrap());
+    let error = lie(&mut harness, heads);
     // What was used before the invalid value is completed first.
-    while bench.pair.tx.complete() > 0 {}
-    let stats = bench.pair.tx.stats();
+    while harness.pair.tx.complete() > 0 {}
+    let stats = harness.pair.tx.stats();
     assert_eq!(stats.stopped, Some(error));
-    assert!(format!("{:?}", bench.pair.tx).contains(error.name()));
+    assert!(format!("{:?}", harness.pair.tx).contains(error.name()));
     // It stays so, and refuses.
-    bench.tx.say_anything(1);
-    assert_eq!(bench.pair.tx.complete(), 0);
-    let packet = packet(&mut bench.pair.rx, 64, &[&[7; 100]]);
-    assert_eq!(bench.pair.tx.send(packet).unwrap_err().to_vec(), [7; 100]);
-    assert_eq!(bench.pair.tx.stats(), stats);
+    harness.tx.publish_garbage(1);
+    assert_eq!(harness.pair.tx.complete(), 0);
+    let packet = packet(&mut harness.pair.rx, 64, &[&[7; 100]]);
+    assert_eq!(harness.pair.tx.send(packet).unwrap_err().to_vec(), [7; 100]);
+    assert_eq!(harness.pair.tx.stats(), stats);
     // The receive queue is another queue.
-    bench.deliver(&frame(1, 100));
-    assert_eq!(take(&mut bench.pair.rx).len(), 1);
-    bench.close();
+    harness.deliver(&frame(1, 100));
+    assert_eq!(take(&mut harness.pair.rx).len(), 1);
+    harness.close();
 }
 
 /// Proves NET-6 for transmission.
@@ -346,30 +346,30 @@ fn completions_that_cannot_be() {
             // An id of a packed ring has 16 bits.
             if !packed || id < 1 << 16 {
                 lie(format, |b, _| {
-                    b.tx.give(id, 0);
+                    b.tx.add_used(id, 0);
                     DeviceFault::BadId { id }
                 });
             }
         }
         lie(format, |b, heads| {
-            b.tx.give(u32::from(heads[0]), 0);
-            b.tx.give(u32::from(heads[0]), 0);
+            b.tx.add_used(u32::from(heads[0]), 0);
+            b.tx.add_used(u32::from(heads[0]), 0);
             DeviceFault::NotPosted { id: heads[0] }
         });
         // A chain of three fragments.
         lie(format, |b, heads| {
-            b.tx.give(u32::from(heads[0]), 0);
-            b.tx.give(u32::from(heads[1]), 0);
-            b.tx.give(u32::from(heads[1]), 0);
+            b.tx.add_used(u32::from(heads[0]), 0);
+            b.tx.add_used(u32::from(heads[1]), 0);
+            b.tx.add_used(u32::from(heads[1]), 0);
             DeviceFault::NotPosted { id: heads[1] }
         });
         lie(format, |b, _| {
-            b.tx.give(200, 0);
+            b.tx.add_used(200, 0);
             DeviceFault::NotPosted { id: 200 }
         });
         if packed {
             lie(format, |b, heads| {
-                heads.into_iter().chain([heads[0]]).for_each(|id| b.tx.give(u32::from(id), 0));
+                heads.into_iter().chain([heads[0]]).for_each(|id| b.tx.add_used(u32::from(id), 0));
                 DeviceFault::IndexJump { by: 4, posted: 3 }
             });
         }
@@ -377,7 +377,7 @@ fn completions_that_cannot_be() {
     // In the middle of a chain, and an index that jumps, in a split ring.
     lie(0, |b, heads| {
         let id = b.tx.split().desc(heads[1]).next;
-        b.tx.give(u32::from(id), 0);
+        b.tx.add_used(u32::from(id), 0);
         DeviceFault::NotPosted { id }
     });
     for by in [4, 257, 0x8000, u16::MAX] {
@@ -393,25 +393,25 @@ fn completions_that_cannot_be() {
 #[test]
 fn completions_with_odd_lengths_and_broken_descriptors() {
     for format in FORMATS {
-        let mut bench = Bench::in_format(format, NetOptions::new(RxMode::Mergeable));
+        let mut harness = Harness::in_format(format, NetOptions::new(RxMode::Mergeable));
         for round in 0..200 {
-            let packet = packet(&mut bench.pair.rx, 0, &[&[7; 100], &[8; 100], &frame(round, 50)]);
-            bench.pair.tx.send(packet).unwrap();
-            bench.pair.tx.flush();
-            let head = bench.tx.take().unwrap();
+            let packet = packet(&mut harness.pair.rx, 0, &[&[7; 100], &[8; 100], &frame(round, 50)]);
+            harness.pair.tx.send(packet).unwrap();
+            harness.pair.tx.flush();
+            let head = harness.tx.take().unwrap();
             for at in 0..256 {
-                if bench.tx.is_packed() {
+                if harness.tx.is_packed() {
                     let bad = PackedDesc { addr: 1, len: u32::MAX, id: head, flags: 0x7fff };
-                    bench.tx.packed().ring.set_desc(at, bad);
+                    harness.tx.packed().ring.set_desc(at, bad);
                 } else {
-                    bench.tx.split().set_desc(at, Desc { addr: 1, len: u32::MAX, flags: 0xffff, next: head });
+                    harness.tx.split().set_desc(at, Desc { addr: 1, len: u32::MAX, flags: 0xffff, next: head });
                 }
             }
-            bench.tx.give(u32::from(head), u32::MAX);
-            assert_eq!(bench.pair.tx.complete(), 1);
+            harness.tx.add_used(u32::from(head), u32::MAX);
+            assert_eq!(harness.pair.tx.complete(), 1);
         }
-        assert_eq!(bench.pair.tx.stats().stopped, None);
-        bench.assert_home(RxMode::Mergeable);
-        bench.close();
+        assert_eq!(harness.pair.tx.stats().stopped, None);
+        harness.assert_all_posted(RxMode::Mergeable);
+        harness.close();
     }
 }

@@ -15,10 +15,10 @@ fn sent_without_being_mapped() {
     for mode in MODES {
         for premapped in [true, false] {
             let (came, arrived) = mpsc::channel();
-            let mut rig = Rig::one(Slow(came));
-            let books = Books::default();
+            let mut device_thread = DeviceThread::one(Slow(came));
+            let accounting = Accounting::default();
             let options = NetOptions::new(mode).premapped(premapped).tx_pages(100);
-            let (net, mut pairs) = rig.probe(if premapped { books.keep(options) } else { options });
+            let (net, mut pairs) = device_thread.probe(if premapped { accounting.count(options) } else { options });
             let QueuePair { rx, tx } = pairs.remove(0);
             let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
             assert_eq!(net.domain().is_some(), premapped);
@@ -43,7 +43,7 @@ fn sent_without_being_mapped() {
             assert_closed(&rx.close().unwrap(), 0);
             drop(net);
             if premapped {
-                books.assert_balanced();
+                accounting.assert_balanced();
             }
         }
     }
@@ -55,8 +55,8 @@ fn sent_without_being_mapped() {
 #[test]
 fn each_side_has_its_pages() {
     for mode in MODES {
-        let mut rig = Rig::one(Gen::new(100, None).unwrap());
-        let (net, mut pairs) = rig.probe(NetOptions::new(mode).ring_size(64).pages(1024).tx_pages(100));
+        let mut device_thread = DeviceThread::one(Gen::new(100, None).unwrap());
+        let (net, mut pairs) = device_thread.probe(NetOptions::new(mode).ring_size(64).pages(1024).tx_pages(100));
         let mut pair = pairs.remove(0);
         let pools = [(); 2].map(|()| net.tx_pool(PoolOptions::new("tx")).unwrap());
         // All that can be received is kept.
@@ -87,8 +87,8 @@ fn each_side_has_its_pages() {
 /// A pool without pages is an error, and so are more pages than there are.
 #[test]
 fn pages_that_are_not_there() {
-    let mut rig = Rig::one(Gen::new(100, Some(1)).unwrap());
-    let (net, pairs) = rig.probe(NetOptions::new(RxMode::Small));
+    let mut device_thread = DeviceThread::one(Gen::new(100, Some(1)).unwrap());
+    let (net, pairs) = device_thread.probe(NetOptions::new(RxMode::Small));
     let error = net.tx_pool(PoolOptions::new("tx")).unwrap_err();
     assert!(matches!(error, NetError::NoTxPages), "{error:?}");
     assert!(error.to_string().contains("tx_pages"), "{error}");
@@ -97,22 +97,22 @@ fn pages_that_are_not_there() {
 
     let supply = RegionProvider::new(RegionOptions::new(600).build::<PeerShared>().unwrap());
     let options = || NetOptions::new(RxMode::Small).memory(supply.region().clone(), supply.clone());
-    let at_home = || std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len();
-    rig.connection = None;
-    let backend = rig.connect();
+    let free_pages = || std::iter::from_fn(|| supply.page()).collect::<Vec<_>>().len();
+    device_thread.connection = None;
+    let backend = device_thread.connect();
     let error = netmem_virtio::driver::VirtioNet::probe(backend, options().tx_pages(601)).unwrap_err();
     assert!(matches!(error, NetError::TxPages { asked: 601, had: 600 }), "{error:?}");
-    assert_eq!(at_home(), 600);
+    assert_eq!(free_pages(), 600);
     // Reserved in memory of the user, and returned to it in the end.
-    rig.connection = None;
-    let backend = rig.connect();
+    device_thread.connection = None;
+    let backend = device_thread.connect();
     let (net, pairs) = netmem_virtio::driver::VirtioNet::probe(backend, options().tx_pages(300)).unwrap();
     let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
     let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
-    assert_eq!((pages.len(), at_home()), (300, 600 - 300 - 256));
+    assert_eq!((pages.len(), free_pages()), (300, 600 - 300 - 256));
     pairs.into_iter().for_each(close_clean);
     drop((pages, pool, net));
-    assert_eq!(at_home(), 600);
+    assert_eq!(free_pages(), 600);
 }
 
 /// Packets that begin with the worker's number and their own.
@@ -132,9 +132,9 @@ fn numbered(page: netmem_pool::Page<PeerShared>, worker: u64, number: u64) -> Pa
 fn workers_fill_and_another_thread_sends() {
     const PACKETS: u64 = 3000;
     let (came, arrived) = mpsc::channel();
-    let mut rig = Rig::one(Slow(came));
-    let books = Books::default();
-    let (net, mut pairs) = rig.probe(books.keep(NetOptions::new(RxMode::Small).tx_pages(400)));
+    let mut device_thread = DeviceThread::one(Slow(came));
+    let accounting = Accounting::default();
+    let (net, mut pairs) = device_thread.probe(accounting.count(NetOptions::new(RxMode::Small).tx_pages(400)));
     let QueuePair { rx, tx } = pairs.remove(0);
     let (hand, packets) = mpsc::sync_channel(32);
     let pool = net.tx_pool(PoolOptions::new("tx")).unwrap();
@@ -178,7 +178,7 @@ fn workers_fill_and_another_thread_sends() {
     assert_closed(&pool.close(), 0);
     assert_closed(&rx.close().unwrap(), 0);
     drop(net);
-    books.assert_balanced();
+    accounting.assert_balanced();
 }
 
 /// Moves the calling thread to one of the CPUs that the process may use.
@@ -196,8 +196,8 @@ fn move_to(n: usize) {
 /// ask. (With one CPU, the test cannot fail.)
 #[test]
 fn a_small_pool_strands_no_page() {
-    let mut rig = Rig::one(Gen::new(100, Some(0)).unwrap());
-    let (net, pairs) = rig.probe(NetOptions::new(RxMode::Small).tx_pages(7));
+    let mut device_thread = DeviceThread::one(Gen::new(100, Some(0)).unwrap());
+    let (net, pairs) = device_thread.probe(NetOptions::new(RxMode::Small).tx_pages(7));
     let pool = net.tx_pool(PoolOptions::new("tx").interrupt_cpus(false)).unwrap();
     for round in 0..10 {
         std::thread::scope(|s| {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use netmem_packet::{Armed, Packet, Poll, PollThenSleep, RxQueue, TxQueue, Wait};
 use netmem_pool::PeerShared;
-use netmem_testing::driver::hostile::{Behaviour, Bench, Hostile};
+use netmem_testing::driver::hostile::{Behaviour, Harness, Hostile};
 use netmem_testing::driver::split::{DeviceMemory, bind};
 use netmem_testing::driver::*;
 use netmem_virtio::device::port::Echo;
@@ -55,26 +55,26 @@ fn page_packet(rx: &mut netmem_virtio::driver::VirtioRx, bytes: &[u8]) -> Packet
 #[test]
 fn a_queue_asks_for_a_signal_while_it_is_armed() {
     for mode in MODES {
-        let mut bench = Bench::new(NetOptions::new(mode));
-        let asks = |bench: &Bench| bench.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
-        assert!(!asks(&bench));
-        arm(&mut bench.pair.rx);
-        assert!(asks(&bench));
-        bench.pair.rx.disarm();
-        assert!(!asks(&bench));
+        let mut harness = Harness::new(NetOptions::new(mode));
+        let asks = |harness: &Harness| harness.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
+        assert!(!asks(&harness));
+        arm(&mut harness.pair.rx);
+        assert!(asks(&harness));
+        harness.pair.rx.disarm();
+        assert!(!asks(&harness));
         // Published while the queue was not armed: found when it is.
-        bench.deliver(&frame(0, 60));
-        assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Work);
-        assert!(!asks(&bench), "a queue with work is not armed");
-        assert_eq!(take(&mut bench.pair.rx).len(), 1);
-        arm(&mut bench.pair.rx);
-        bench.deliver(&frame(1, 60));
-        signal(&bench.device, 0);
-        assert!(ready(&bench.pair.rx) && ready(&bench.pair.rx), "readable until it is armed again");
-        bench.pair.rx.disarm();
-        assert_eq!(take(&mut bench.pair.rx).len(), 1);
-        arm(&mut bench.pair.rx);
-        bench.close();
+        harness.deliver(&frame(0, 60));
+        assert_eq!(harness.pair.rx.arm().unwrap(), Armed::Work);
+        assert!(!asks(&harness), "a queue with work is not armed");
+        assert_eq!(take(&mut harness.pair.rx).len(), 1);
+        arm(&mut harness.pair.rx);
+        harness.deliver(&frame(1, 60));
+        signal(&harness.device, 0);
+        assert!(ready(&harness.pair.rx) && ready(&harness.pair.rx), "readable until it is armed again");
+        harness.pair.rx.disarm();
+        assert_eq!(take(&mut harness.pair.rx).len(), 1);
+        arm(&mut harness.pair.rx);
+        harness.close();
     }
 }
 
@@ -83,8 +83,8 @@ fn a_queue_asks_for_a_signal_while_it_is_armed() {
 fn no_wake_up_is_lost() {
     watched(|| {
         for mode in MODES {
-            let mut rig = Rig::one(Echo::new());
-            let (net, mut pairs) = rig.probe(NetOptions::new(mode).pages(2048));
+            let mut device_thread = DeviceThread::one(Echo::new());
+            let (net, mut pairs) = device_thread.probe(NetOptions::new(mode).pages(2048));
             let mut pair = pairs.remove(0);
             let mut pause = PollThenSleep::new(Duration::ZERO);
             let rounds = 2000;
@@ -113,29 +113,29 @@ fn no_wake_up_is_lost() {
 /// A thread sleeps until the device has completed packets of a full transmit queue.
 #[test]
 fn a_transmit_queue_waits_for_room() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small).ring_size(4));
-    arm(&mut bench.pair.tx);
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small).ring_size(4));
+    arm(&mut harness.pair.tx);
     let refused = std::iter::repeat_with(|| {
-        let packet = page_packet(&mut bench.pair.rx, &frame(0, 60));
-        bench.pair.tx.send(packet)
+        let packet = page_packet(&mut harness.pair.rx, &frame(0, 60));
+        harness.pair.tx.send(packet)
     });
     let refused = refused.take(100).find_map(Result::err).expect("the ring is full at some time");
     // Arming flushes: the device could not complete what it does not see.
-    arm(&mut bench.pair.tx);
-    let head = bench.tx.take().expect("the device sees what was sent");
-    bench.tx.give(head.into(), 0);
-    signal(&bench.device, 1);
-    sleep(&bench.pair.tx);
-    assert_eq!(bench.pair.tx.arm().unwrap(), Armed::Work);
-    assert_eq!(bench.pair.tx.complete(), 1);
-    arm(&mut bench.pair.tx);
+    arm(&mut harness.pair.tx);
+    let head = harness.tx.take().expect("the device sees what was sent");
+    harness.tx.add_used(head.into(), 0);
+    signal(&harness.device, 1);
+    sleep(&harness.pair.tx);
+    assert_eq!(harness.pair.tx.arm().unwrap(), Armed::Work);
+    assert_eq!(harness.pair.tx.complete(), 1);
+    arm(&mut harness.pair.tx);
     // As a queue for device memory, it has the same descriptor.
-    let fd = bench.pair.tx.as_fd().as_raw_fd();
-    let mut tx = bench.pair.tx.into_split::<()>();
+    let fd = harness.pair.tx.as_fd().as_raw_fd();
+    let mut tx = harness.pair.tx.into_split::<()>();
     assert_eq!(tx.as_fd().as_raw_fd(), fd);
     arm(&mut tx);
-    let head = bench.tx.take().unwrap();
-    bench.tx.give(head.into(), 0);
+    let head = harness.tx.take().unwrap();
+    harness.tx.add_used(head.into(), 0);
     assert_eq!(tx.arm().unwrap(), Armed::Work);
     tx.disarm();
     drop((tx, refused));
@@ -151,10 +151,10 @@ fn a_sleeper_lives_through_a_reconnect() {
         {
             let memory = DeviceMemory::new(1024);
             let options = NetOptions::new(mode);
-            let mut bench = Bench::new(if device_memory { memory.add(options) } else { options });
+            let mut harness = Harness::new(if device_memory { memory.add(options) } else { options });
             let (wakes, armed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
             let (count, waits) = (Arc::clone(&wakes), Arc::clone(&armed));
-            let mut pair = bench.pair;
+            let mut pair = harness.pair;
             let thread = std::thread::spawn(move || {
                 let (mut split, mut frames) = (None, 0);
                 if device_memory {
@@ -175,10 +175,10 @@ fn a_sleeper_lives_through_a_reconnect() {
                 }
             });
             until(|| armed.load(SeqCst) == 1);
-            bench.device.kill();
+            harness.device.kill();
             until(|| armed.load(SeqCst) == 2);
             let (device, backend) = Hostile::new(Behaviour::default());
-            bench.net.reconnect(backend).unwrap();
+            harness.net.reconnect(backend).unwrap();
             until(|| armed.load(SeqCst) == 3);
             assert_eq!(wakes.load(SeqCst), 2, "one for the death, one for the reconnect");
             let mut ring = device.ring(0);
@@ -202,26 +202,26 @@ fn assert_disconnected(error: &std::io::Error, queue: usize) {
 /// waits for the next back end. A loop that only polls can ask, as often as it likes.
 #[test]
 fn a_dead_back_end_is_an_error_once() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-    arm(&mut bench.pair.rx);
-    arm(&mut bench.pair.tx);
-    bench.device.kill();
-    assert!(ready(&bench.pair.rx) && ready(&bench.pair.tx));
-    bench.pair.rx.check().unwrap();
-    assert_disconnected(&bench.pair.rx.arm().unwrap_err(), 0);
-    assert_disconnected(&bench.pair.tx.arm().unwrap_err(), 1);
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+    arm(&mut harness.pair.rx);
+    arm(&mut harness.pair.tx);
+    harness.device.kill();
+    assert!(ready(&harness.pair.rx) && ready(&harness.pair.tx));
+    harness.pair.rx.check().unwrap();
+    assert_disconnected(&harness.pair.rx.arm().unwrap_err(), 0);
+    assert_disconnected(&harness.pair.tx.arm().unwrap_err(), 1);
     for _ in 0..2 {
-        assert_eq!((bench.pair.rx.arm().unwrap(), bench.pair.tx.arm().unwrap()), (Armed::Waits, Armed::Waits));
-        assert!(!ready(&bench.pair.rx) && !ready(&bench.pair.tx));
-        assert_disconnected(&bench.pair.rx.check().unwrap_err(), 0);
-        assert_disconnected(&bench.pair.tx.check().unwrap_err(), 1);
+        assert_eq!((harness.pair.rx.arm().unwrap(), harness.pair.tx.arm().unwrap()), (Armed::Waits, Armed::Waits));
+        assert!(!ready(&harness.pair.rx) && !ready(&harness.pair.tx));
+        assert_disconnected(&harness.pair.rx.check().unwrap_err(), 0);
+        assert_disconnected(&harness.pair.tx.check().unwrap_err(), 1);
     }
     let (device, backend) = Hostile::new(Behaviour::default());
-    bench.net.reconnect(backend).unwrap();
-    bench.device = device;
-    bench.pair.rx.check().unwrap();
-    assert_eq!((bench.pair.rx.arm().unwrap(), bench.pair.tx.arm().unwrap()), (Armed::Work, Armed::Work));
-    bench.close();
+    harness.net.reconnect(backend).unwrap();
+    harness.device = device;
+    harness.pair.rx.check().unwrap();
+    assert_eq!((harness.pair.rx.arm().unwrap(), harness.pair.tx.arm().unwrap()), (Armed::Work, Armed::Work));
+    harness.close();
 }
 
 /// Polls until the end of the connection is seen. A queue checks the connection at least once in
@@ -237,29 +237,29 @@ fn within_the_polls(mut poll: impl FnMut() -> bool) {
 fn a_dead_back_end_is_seen_in_a_poll() {
     for (polls, mode) in [(true, RxMode::Small), (true, RxMode::Mergeable), (true, RxMode::Big), (false, RxMode::Small)]
     {
-        let mut bench = Bench::new(NetOptions::new(mode));
-        assert!(bench.pair.rx.is_connected() && bench.pair.tx.is_connected());
+        let mut harness = Harness::new(NetOptions::new(mode));
+        assert!(harness.pair.rx.is_connected() && harness.pair.tx.is_connected());
         for back_ends in 0..2 {
-            bench.device.kill();
+            harness.device.kill();
             if polls {
                 within_the_polls(|| {
-                    receive(&mut bench.pair.rx, &mut DropAll::default());
-                    !bench.pair.rx.is_connected()
+                    receive(&mut harness.pair.rx, &mut DropAll::default());
+                    !harness.pair.rx.is_connected()
                 });
             } else {
-                assert_disconnected(&bench.pair.rx.arm().unwrap_err(), 0);
+                assert_disconnected(&harness.pair.rx.arm().unwrap_err(), 0);
             }
-            assert!(!bench.pair.rx.is_connected() && !bench.pair.tx.is_connected(), "{mode}");
+            assert!(!harness.pair.rx.is_connected() && !harness.pair.tx.is_connected(), "{mode}");
             let (device, backend) = Hostile::new(Behaviour::default());
-            bench.net.reconnect(backend).unwrap();
-            bench.device = device;
-            assert!(bench.pair.rx.is_connected() && bench.net.is_connected(), "{back_ends} back ends before");
+            harness.net.reconnect(backend).unwrap();
+            harness.device = device;
+            assert!(harness.pair.rx.is_connected() && harness.net.is_connected(), "{back_ends} back ends before");
         }
         // A queue that only sends.
-        bench.device.kill();
+        harness.device.kill();
         within_the_polls(|| {
-            bench.pair.tx.complete();
-            !bench.pair.tx.is_connected()
+            harness.pair.tx.complete();
+            !harness.pair.tx.is_connected()
         });
     }
 }
@@ -268,9 +268,9 @@ fn a_dead_back_end_is_seen_in_a_poll() {
 #[test]
 fn a_dead_back_end_is_seen_in_a_poll_of_device_memory() {
     let memory = DeviceMemory::new(1024);
-    let mut bench = Bench::new(memory.options());
-    let mut rx = bind(bench.pair.rx, &memory.split());
-    bench.device.kill();
+    let mut harness = Harness::new(memory.options());
+    let mut rx = bind(harness.pair.rx, &memory.split());
+    harness.device.kill();
     within_the_polls(|| {
         split::take(&mut rx);
         !rx.is_connected()
@@ -311,8 +311,8 @@ fn sleep_and_receive<Q: Wait>(
 fn a_sleeper_lives_through_a_restart() {
     watched(|| {
         let memory = DeviceMemory::new(1024);
-        let bench = Bench::new(memory.options());
-        let (_tx, queues) = (bench.pair.tx, VirtioRxQueues::new([bench.pair.rx]));
+        let harness = Harness::new(memory.options());
+        let (_tx, queues) = (harness.pair.tx, VirtioRxQueues::new([harness.pair.rx]));
         assert!(queues.wait(1).is_none());
         let mut control = queues.clone();
         let armed = Arc::new(AtomicU32::new(0));
@@ -345,10 +345,10 @@ fn a_sleeper_lives_through_a_restart() {
         }
         until(|| armed.load(SeqCst) == 5);
         // A restart that fails stops the queue, and its sleeper sees that.
-        bench.device.behave(|b| b.on_stop = hostile::OnStop::Refuse);
+        harness.device.behave(|b| b.on_stop = hostile::OnStop::Refuse);
         netmem_packet::Queues::attach(&mut control, 0, provider).unwrap_err();
         thread.join().unwrap();
-        drop(bench.net);
+        drop(harness.net);
     });
 }
 
@@ -357,29 +357,29 @@ fn a_sleeper_lives_through_a_restart() {
 #[test]
 fn a_queue_without_pages_is_polled() {
     for (mode, fewest) in [(RxMode::Small, 1), (RxMode::Mergeable, 18), (RxMode::Big, 1)] {
-        let mut bench =
-            Bench::new(NetOptions::new(mode).ring_size(64).pages(if mode == RxMode::Big { 256 } else { 64 }));
+        let mut harness =
+            Harness::new(NetOptions::new(mode).ring_size(64).pages(if mode == RxMode::Big { 256 } else { 64 }));
         let mut held = Vec::new();
         // What it takes to leave the ring with the fewest buffers that a frame could need, and then
         // with one less.
         loop {
-            let posted = usize::from(bench.ring.available());
-            let armed = bench.pair.rx.arm().unwrap();
+            let posted = usize::from(harness.ring.available());
+            let armed = harness.pair.rx.arm().unwrap();
             assert_eq!(armed.waits(), posted >= fewest, "{mode}: {posted} posted");
-            bench.pair.rx.disarm();
+            harness.pair.rx.disarm();
             if posted == 0 {
                 break;
             }
-            bench.deliver(&frame(0, 60));
-            held.extend(take(&mut bench.pair.rx));
+            harness.deliver(&frame(0, 60));
+            held.extend(take(&mut harness.pair.rx));
         }
-        let before = bench.pair.rx.stats().out_of_buffers;
+        let before = harness.pair.rx.stats().out_of_buffers;
         held.truncate(held.len() - 40);
         // The poll that an armed queue asks for posts the pages that were returned.
-        receive(&mut bench.pair.rx, &mut DropAll::default());
-        assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Waits, "{mode}, {before}");
+        receive(&mut harness.pair.rx, &mut DropAll::default());
+        assert_eq!(harness.pair.rx.arm().unwrap(), Armed::Waits, "{mode}, {before}");
         drop(held);
-        bench.close();
+        harness.close();
     }
 }
 
@@ -387,26 +387,26 @@ fn a_queue_without_pages_is_polled() {
 /// stopped.
 #[test]
 fn a_stopped_queue_is_an_error() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-    arm(&mut bench.pair.rx);
-    let head = bench.ring.take().unwrap();
-    bench.ring.give(head.into(), 100_000);
-    signal(&bench.device, 0);
-    sleep(&bench.pair.rx);
-    assert_eq!(bench.pair.rx.arm().unwrap(), Armed::Work);
-    assert_eq!(receive(&mut bench.pair.rx, &mut DropAll::default()), 0);
-    let fault = bench.pair.rx.stats().stopped.unwrap();
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+    arm(&mut harness.pair.rx);
+    let head = harness.ring.take().unwrap();
+    harness.ring.add_used(head.into(), 100_000);
+    signal(&harness.device, 0);
+    sleep(&harness.pair.rx);
+    assert_eq!(harness.pair.rx.arm().unwrap(), Armed::Work);
+    assert_eq!(receive(&mut harness.pair.rx, &mut DropAll::default()), 0);
+    let fault = harness.pair.rx.stats().stopped.unwrap();
     assert!(matches!(fault, DeviceFault::BadLength { .. }));
     // The ring has nothing more; the queue does not wait for ever, and a loop does not spin for it.
     let mut pause = PollThenSleep::new(Duration::ZERO);
     for _ in 0..3 {
-        let turn = pause.turn(0, &mut [&mut bench.pair.rx], None).unwrap_err();
-        for error in [turn, bench.pair.rx.arm().unwrap_err(), bench.pair.rx.check().unwrap_err()] {
+        let turn = pause.turn(0, &mut [&mut harness.pair.rx], None).unwrap_err();
+        for error in [turn, harness.pair.rx.arm().unwrap_err(), harness.pair.rx.check().unwrap_err()] {
             let stopped = error.get_ref().and_then(|error| error.downcast_ref::<QueueStopped>()).unwrap();
             assert_eq!((error.kind(), *stopped), (ErrorKind::InvalidData, QueueStopped::Fault { queue: 0, fault }));
         }
     }
-    bench.pair.tx.check().unwrap();
+    harness.pair.tx.check().unwrap();
 }
 
 /// The device makes the call descriptor blocking, fills it and empties it. Arming and sleeping go
@@ -414,8 +414,8 @@ fn a_stopped_queue_is_an_error() {
 #[test]
 fn a_call_descriptor_as_a_weapon() {
     watched(|| {
-        let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-        let call = bench.device.calls().remove(0);
+        let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+        let call = harness.device.calls().remove(0);
         for round in 0..100 {
             let flags = fcntl_getfl(&call).unwrap();
             fcntl_setfl(&call, flags | OFlags::NONBLOCK).unwrap();
@@ -425,18 +425,18 @@ fn a_call_descriptor_as_a_weapon() {
                 _ => {}
             }
             fcntl_setfl(&call, flags - OFlags::NONBLOCK).unwrap();
-            arm(&mut bench.pair.rx);
-            bench.deliver(&frame(round, 60));
+            arm(&mut harness.pair.rx);
+            harness.deliver(&frame(round, 60));
             // A signal that can be made: the counter has room after a read.
             fcntl_setfl(&call, flags | OFlags::NONBLOCK).unwrap();
             let _ = rustix::io::read(&call, &mut [0; 8]);
             rustix::io::write(&call, &1u64.to_ne_bytes()).unwrap();
             fcntl_setfl(&call, flags - OFlags::NONBLOCK).unwrap();
-            sleep(&bench.pair.rx);
-            bench.pair.rx.disarm();
-            assert_eq!(take(&mut bench.pair.rx).len(), 1);
+            sleep(&harness.pair.rx);
+            harness.pair.rx.disarm();
+            assert_eq!(take(&mut harness.pair.rx).len(), 1);
         }
-        bench.close();
+        harness.close();
     });
 }
 
@@ -453,8 +453,8 @@ fn switches(thread: rustix::thread::Pid) -> (String, u64) {
 #[test]
 fn an_idle_driver_makes_no_context_switches() {
     watched(|| {
-        let mut bench = Bench::new(NetOptions::new(RxMode::Small));
-        let (mut pair, asleep) = (bench.pair, Arc::new(AtomicU32::new(0)));
+        let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+        let (mut pair, asleep) = (harness.pair, Arc::new(AtomicU32::new(0)));
         let tid = Arc::clone(&asleep);
         let thread = std::thread::spawn(move || {
             let mut pause = PollThenSleep::new(Duration::from_micros(50));
@@ -469,18 +469,18 @@ fn an_idle_driver_makes_no_context_switches() {
         until(|| asleep.load(Relaxed) != 0);
         let tid = rustix::thread::Pid::from_raw(asleep.load(Relaxed) as i32).unwrap();
         // Late wake-ups are over.
-        let armed = || bench.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
+        let armed = || harness.ring.split().avail_flags() & AVAIL_NO_INTERRUPT == 0;
         until(|| armed() && switches(tid).0.starts_with('S'));
         std::thread::sleep(Duration::from_millis(200));
         let before = switches(tid);
         std::thread::sleep(Duration::from_secs(10));
         assert_eq!(switches(tid), before);
         assert!(before.0.starts_with('S'));
-        bench.device.deliver(&mut bench.ring, &frame(0, 60));
-        signal(&bench.device, 0);
+        harness.device.deliver(&mut harness.ring, &frame(0, 60));
+        signal(&harness.device, 0);
         let (pair, stats) = thread.join().unwrap();
         assert!(stats.sleeps <= 2, "{stats:?}");
         close_clean(pair);
-        drop(bench.net);
+        drop(harness.net);
     });
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use netmem_packet::{Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
-use netmem_testing::driver::hostile::Bench;
+use netmem_testing::driver::hostile::Harness;
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
@@ -25,11 +25,11 @@ fn verdicts() {
     for (mode, max, size) in SHAPES {
         let which = [Verdict::Pass, Verdict::Drop, Verdict::Tx, Verdict::Redirect, Verdict::Aborted];
         for verdict in which {
-            let mut bench = Bench::new(NetOptions::new(mode).max_frame(max));
-            let posted = bench.pair.rx.posted();
+            let mut harness = Harness::new(NetOptions::new(mode).max_frame(max));
+            let posted = harness.pair.rx.posted();
             let (mut passed, mut sent) = (Vec::new(), Vec::new());
             for i in 0..40 {
-                bench.deliver(&frame(i, size));
+                harness.deliver(&frame(i, size));
                 let mut program = Program::<false, _, _, _> {
                     run: |f: &mut XdpFrame<PeerShared>| {
                         assert_eq!((f.len(), f.is_multi_buffer()), (size, size > 4096));
@@ -41,7 +41,7 @@ fn verdicts() {
                     pass: |p| passed.push(p),
                     tx: |p| sent.push(p),
                 };
-                assert_eq!(receive(&mut bench.pair.rx, &mut program), 1);
+                assert_eq!(receive(&mut harness.pair.rx, &mut program), 1);
                 let kept = passed.pop().or(sent.pop());
                 assert_eq!(
                     kept.map(|p: Packet<PeerShared>| p.to_vec() == frame(i, size)),
@@ -51,14 +51,14 @@ fn verdicts() {
                     }
                 );
             }
-            let s = bench.pair.rx.stats();
+            let s = harness.pair.rx.stats();
             let counts = [s.passed, s.dropped, s.transmitted, s.redirected, s.aborted];
             assert_eq!(counts, which.map(|v| if v == verdict { 40 } else { 0 }));
             assert_eq!((s.frames, s.bytes, s.stopped), (40, 40 * size as u64, None));
             assert_eq!(s.multi_buffer, if size > 4096 { 40 } else { 0 });
-            assert_eq!(bench.pair.rx.posted(), posted);
-            bench.assert_home(mode);
-            bench.close();
+            assert_eq!(harness.pair.rx.posted(), posted);
+            harness.assert_all_posted(mode);
+            harness.close();
         }
     }
 }
@@ -73,15 +73,15 @@ fn tx_without_a_queue() {
         }
         fn pass(&mut self, _: Packet<PeerShared>) {}
     }
-    let mut bench = Bench::new(NetOptions::new(RxMode::Small));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
     for verdict in [Verdict::Tx, Verdict::Redirect] {
-        bench.deliver(&frame(1, 60));
-        assert_eq!(receive(&mut bench.pair.rx, &mut Bounce(verdict)), 1);
+        harness.deliver(&frame(1, 60));
+        assert_eq!(receive(&mut harness.pair.rx, &mut Bounce(verdict)), 1);
     }
-    let s = bench.pair.rx.stats();
+    let s = harness.pair.rx.stats();
     assert_eq!((s.transmitted, s.redirected), (1, 1));
-    bench.assert_home(RxMode::Small);
-    bench.close();
+    harness.assert_all_posted(RxMode::Small);
+    harness.close();
 }
 
 /// Proves NET-3: a program that wants one buffer gets one, of the pool; a frame that does not fit a
@@ -89,12 +89,12 @@ fn tx_without_a_queue() {
 #[test]
 fn linearising() {
     for mode in [RxMode::Mergeable, RxMode::Big] {
-        let mut bench = Bench::new(NetOptions::new(mode).max_frame(65549));
+        let mut harness = Harness::new(NetOptions::new(mode).max_frame(65549));
         // What fits one buffer anyway, what is made to, what fills a page to the last byte, and
         // what is one byte more.
         for (size, fits) in [(60, true), (4080, true), (4090, true), (4096, true), (4097, false), (65549, false)] {
             let want = frame(size as u64, size);
-            bench.deliver(&want);
+            harness.deliver(&want);
             let mut got = None;
             let mut program = Program::<true, _, _, _> {
                 run: |f: &mut XdpFrame<PeerShared>| {
@@ -104,30 +104,30 @@ fn linearising() {
                 pass: |p: Packet<PeerShared>| got = Some(p),
                 tx: |_| {},
             };
-            receive(&mut bench.pair.rx, &mut program);
+            receive(&mut harness.pair.rx, &mut program);
             assert_eq!(got.map(|p| (p.frags().len(), p.to_vec())), fits.then_some((0, want)), "{mode} {size}");
         }
-        let s = bench.pair.rx.stats();
+        let s = harness.pair.rx.stats();
         assert_eq!((s.not_linear, s.passed, s.frames), (2, 4, 4));
-        bench.assert_home(mode);
-        bench.close();
+        harness.assert_all_posted(mode);
+        harness.close();
     }
 }
 
 /// Proves NET-3: without a page to linearise into, the frame's own pages are returned, once.
 #[test]
 fn linearising_without_pages() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(9014).ring_size(8).pages(8));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable).max_frame(9014).ring_size(8).pages(8));
     for i in 0..20 {
-        bench.deliver(&frame(i, 4090));
+        harness.deliver(&frame(i, 4090));
         let mut program =
             Program::<true, _, _, _> { run: |_: &mut XdpFrame<PeerShared>| Verdict::Pass, pass: |_| {}, tx: |_| {} };
-        receive(&mut bench.pair.rx, &mut program);
-        assert_eq!(bench.pair.rx.stats().not_linear, i + 1);
-        assert_eq!(bench.pair.rx.posted(), 8);
+        receive(&mut harness.pair.rx, &mut program);
+        assert_eq!(harness.pair.rx.stats().not_linear, i + 1);
+        assert_eq!(harness.pair.rx.posted(), 8);
     }
-    bench.assert_home(RxMode::Mergeable);
-    bench.close();
+    harness.assert_all_posted(RxMode::Mergeable);
+    harness.close();
 }
 
 /// Proves POOL-9 as far as heads go: programs move both ends within the buffer, and not beyond.
@@ -135,10 +135,10 @@ fn linearising_without_pages() {
 fn heads_and_tails_move_within_the_buffer() {
     let split = NetOptions::new(RxMode::Small).headroom(64).buffers_per_page(2);
     for options in [NetOptions::new(RxMode::Small), NetOptions::new(RxMode::Mergeable), split] {
-        let mut bench = Bench::new(options);
+        let mut harness = Harness::new(options);
         for i in 0..80 {
             let want = frame(i, 200);
-            bench.deliver(&want);
+            harness.deliver(&want);
             let mut got = None;
             let mut program = Program::<false, _, _, _> {
                 run: |f: &mut XdpFrame<PeerShared>| {
@@ -161,10 +161,10 @@ fn heads_and_tails_move_within_the_buffer() {
                 pass: |p: Packet<PeerShared>| got = Some(p.to_vec()),
                 tx: |_| {},
             };
-            receive(&mut bench.pair.rx, &mut program);
+            receive(&mut harness.pair.rx, &mut program);
             assert_eq!(got.unwrap(), [b"netmem!!", &want[..150]].concat());
         }
-        bench.close();
+        harness.close();
     }
 }
 
@@ -179,7 +179,7 @@ fn headroom_in_front_of_long_frames() {
         (65549, Offload::All, 448),
     ] {
         let options = NetOptions::new(RxMode::Mergeable).max_frame(max).offloads(offloads).headroom(headroom);
-        let mut bench = Bench::new(options);
+        let mut harness = Harness::new(options);
         for i in 0..20 {
             let mut got = None;
             let mut program = Program::<false, _, _, _> {
@@ -192,23 +192,23 @@ fn headroom_in_front_of_long_frames() {
                 pass: |p: Packet<PeerShared>| got = Some(p.to_vec()),
                 tx: |_| {},
             };
-            bench.deliver(&frame(i, max));
-            receive(&mut bench.pair.rx, &mut program);
+            harness.deliver(&frame(i, max));
+            receive(&mut harness.pair.rx, &mut program);
             let got = got.unwrap();
             assert_eq!(got[..8], *b"netmem!!");
             assert!(got[headroom.into()..] == frame(i, max), "{max} bytes, {offloads:?}");
         }
-        bench.assert_home(RxMode::Mergeable);
-        bench.close();
+        harness.assert_all_posted(RxMode::Mergeable);
+        harness.close();
     }
 }
 
 /// The head of a frame of several buffers can move; its tail is in another buffer.
 #[test]
 fn heads_move_on_multi_buffer_frames() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
     let want = frame(7, 20_000);
-    bench.deliver(&want);
+    harness.deliver(&want);
     let mut got = None;
     let mut program = Program::<false, _, _, _> {
         run: |f: &mut XdpFrame<PeerShared>| {
@@ -221,19 +221,19 @@ fn heads_move_on_multi_buffer_frames() {
         pass: |p: Packet<PeerShared>| got = Some(p.to_vec()),
         tx: |_| {},
     };
-    receive(&mut bench.pair.rx, &mut program);
+    receive(&mut harness.pair.rx, &mut program);
     assert_eq!(got.unwrap(), want[14..]);
-    bench.close();
+    harness.close();
 }
 
 /// Proves NET-3: a program that panics loses nothing, and the queue goes on.
 #[test]
 fn a_panicking_program() {
     for (mode, max, size) in SHAPES {
-        let mut bench = Bench::new(NetOptions::new(mode).max_frame(max));
+        let mut harness = Harness::new(NetOptions::new(mode).max_frame(max));
         for turn in 0..30 {
             for i in 0..3 {
-                bench.deliver(&frame(i, size.min(9000)));
+                harness.deliver(&frame(i, size.min(9000)));
             }
             let mut left = 1;
             let mut program = Program::<false, _, _, _> {
@@ -251,15 +251,15 @@ fn a_panicking_program() {
                 },
                 tx: |_| {},
             };
-            let unwound = catch_unwind(AssertUnwindSafe(|| receive(&mut bench.pair.rx, &mut program)));
+            let unwound = catch_unwind(AssertUnwindSafe(|| receive(&mut harness.pair.rx, &mut program)));
             assert!(unwound.is_err());
             // What it had not come to is received by the next.
             let rest = if turn % 2 == 0 { 1 } else { 2 };
-            assert_eq!(receive(&mut bench.pair.rx, &mut DropAll::default()), rest);
+            assert_eq!(receive(&mut harness.pair.rx, &mut DropAll::default()), rest);
         }
-        assert_eq!(bench.pair.rx.stats().stopped, None);
-        bench.assert_home(mode);
-        bench.close();
+        assert_eq!(harness.pair.rx.stats().stopped, None);
+        harness.assert_all_posted(mode);
+        harness.close();
     }
 }
 
@@ -270,42 +270,42 @@ fn a_queue_without_pages_recovers() {
     for (mode, max, size) in SHAPES {
         // Big-packet mode: for its three chains, and some to fill them up again.
         let pages = if mode == RxMode::Big { 3 * 17 + 10 } else { 64 };
-        let mut bench = Bench::new(NetOptions::new(mode).max_frame(max).ring_size(64).pages(pages));
+        let mut harness = Harness::new(NetOptions::new(mode).max_frame(max).ring_size(64).pages(pages));
         for _ in 0..3 {
             let mut held = Vec::new();
-            while bench.ring.available() > if mode == RxMode::Mergeable { 17 } else { 0 } {
-                bench.deliver(&frame(held.len() as u64, size));
-                held.append(&mut take(&mut bench.pair.rx));
+            while harness.ring.available() > if mode == RxMode::Mergeable { 17 } else { 0 } {
+                harness.deliver(&frame(held.len() as u64, size));
+                held.append(&mut take(&mut harness.pair.rx));
                 assert!(held.len() <= pages, "pages come from nowhere");
             }
-            assert!(bench.pair.rx.stats().out_of_buffers > 0, "{mode} {max}");
-            let before = bench.pair.rx.posted();
-            assert_eq!(take(&mut bench.pair.rx).len(), 0);
+            assert!(harness.pair.rx.stats().out_of_buffers > 0, "{mode} {max}");
+            let before = harness.pair.rx.posted();
+            assert_eq!(take(&mut harness.pair.rx).len(), 0);
             for (i, p) in held.iter().enumerate() {
                 assert_eq!(p.to_vec(), frame(i as u64, size));
             }
             std::thread::spawn(move || drop(held)).join().unwrap();
-            assert_eq!(take(&mut bench.pair.rx).len(), 0);
-            assert!(bench.pair.rx.posted() > before, "{mode} {max}: {before} are posted still");
+            assert_eq!(take(&mut harness.pair.rx).len(), 0);
+            assert!(harness.pair.rx.posted() > before, "{mode} {max}: {before} are posted still");
         }
-        bench.assert_home(mode);
-        bench.close();
+        harness.assert_all_posted(mode);
+        harness.close();
     }
 }
 
 /// Frames are received within the budget, and the rest by the next poll.
 #[test]
 fn budgets_hold_under_merging() {
-    let mut bench = Bench::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
+    let mut harness = Harness::new(NetOptions::new(RxMode::Mergeable).max_frame(65549));
     for i in 0..10 {
-        bench.deliver(&frame(i, 10_000));
+        harness.deliver(&frame(i, 10_000));
     }
     for i in 0..10 {
         let mut got = Vec::new();
-        let n = bench.pair.rx.poll(|poll| poll.receive(1, &mut |p: Packet<PeerShared>| got.push(p.to_vec())));
+        let n = harness.pair.rx.poll(|poll| poll.receive(1, &mut |p: Packet<PeerShared>| got.push(p.to_vec())));
         assert_eq!((n, got), (1, vec![frame(i, 10_000)]));
     }
-    bench.close();
+    harness.close();
 }
 
 /// A program moves the frame out and leaves another in its place, of its own page or of a part of
@@ -314,10 +314,10 @@ fn budgets_hold_under_merging() {
 fn a_program_that_takes_the_frame() {
     for mode in [RxMode::Small, RxMode::Mergeable] {
         for split in [false, true] {
-            let mut bench = Bench::new(NetOptions::new(mode).pages(4096));
-            let mut spare = bench.pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc()));
-            bench.deliver(&frame(1, 60));
-            while bench.ring.take().is_some() {}
+            let mut harness = Harness::new(NetOptions::new(mode).pages(4096));
+            let mut spare = harness.pair.rx.poll(|poll| poll.with_napi(|napi| napi.alloc()));
+            harness.deliver(&frame(1, 60));
+            while harness.ring.take().is_some() {}
             let mut taken = Vec::new();
             let mut program = Program::<false, _, _, _> {
                 run: |f: &mut XdpFrame<PeerShared>| {
@@ -333,9 +333,9 @@ fn a_program_that_takes_the_frame() {
                 pass: |_| unreachable!(),
                 tx: |_| unreachable!(),
             };
-            assert_eq!(receive(&mut bench.pair.rx, &mut program), 1);
-            let head = bench.ring.take().expect("another buffer is posted");
-            let buffer = bench.ring.chain(head)[0];
+            assert_eq!(receive(&mut harness.pair.rx, &mut program), 1);
+            let head = harness.ring.take().expect("another buffer is posted");
+            let buffer = harness.ring.chain(head)[0];
             let page = taken.pop().unwrap();
             let taken = page.dma_addr()..page.dma_addr() + page.len() as u64;
             assert!(
@@ -343,7 +343,7 @@ fn a_program_that_takes_the_frame() {
                 "{mode}, split: {split}"
             );
             drop(page);
-            bench.close();
+            harness.close();
         }
     }
 }

@@ -85,7 +85,7 @@ fn pages_say_what_the_files_say() {
         ("refs/src/refcount", "refcount"),
         ("refs/src/rcuref", "rcuref"),
         ("refs/src/percpu_ref", "percpuref"),
-        ("devmem/src/table", "tokens"),
+        ("devmem/src/tokens/table", "tokens"),
     ] {
         let file = read_to_string(tree().join(format!("crates/{file}.rs"))).unwrap();
         let page = read_to_string(tree().join(format!("docs/design/{page}.md"))).unwrap();

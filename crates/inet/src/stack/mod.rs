@@ -4,9 +4,9 @@
 //!   rx ──► Gro ──► input: headers, read once ──► connections ──► Connection::handle_segment ─┐
 //!   mailbox ─────────────┘        │ of another   └ listeners, UDP sockets                    │
 //!                                 ▼ stack                                                    ▼
-//!                          its mailbox                     due ──► Connection::poll_transmit ──► tx
-//!   TcpStream::send, recv ─────────────────────────────────▲ ▲
-//!   timer wheel ─────────────────────────────────────────────┘
+//!                          its mailbox                   due ──► Connection::poll_transmit ──► tx
+//!   TcpStream::send, recv ───────────────────────────────▲ ▲
+//!   timer wheel ───────────────────────────────────────────┘
 //! ```
 //!
 //! **One thread.** A [`Stack`] owns its queue pair, its connections and its timers. The sockets

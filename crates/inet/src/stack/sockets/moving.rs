@@ -1,8 +1,8 @@
 //! Moving streams: to another stack of the host, or to another process.
 //!
 //! ```text
-//!   TcpStream::depart ──► Departed: the connection, fragments ──► Sockets::adopt    another stack
-//!   TcpStream::save   ──► SavedStream: numbers and bytes ──► Sockets::restore       another process
+//!   TcpStream::depart ──► Departed: the connection, fragments ──► Sockets::adopt  another stack
+//!   TcpStream::save   ──► SavedStream: numbers and bytes ──► Sockets::restore     another process
 //! ```
 //!
 //! Between the two, no stack has the flow: its segments are dropped, and not answered by a reset.

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use netmem_fuzz::Input;
 use netmem_inet::tcp::{Flags, Header, Options, Seq, Timestamps};
-use netmem_inet::wire::{self, Body, Flow, Icmp, Ip, Network, Outer, ByteRange, Transport};
+use netmem_inet::wire::{self, Body, ByteRange, Flow, Icmp, Ip, Network, Outer, Transport};
 use netmem_packet::Sum;
 
 fuzz_target!(|data: &[u8]| {

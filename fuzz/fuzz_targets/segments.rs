@@ -8,10 +8,10 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, Ecn, Flags, Full, Header, Held, IcmpError, KeepAlive,
-    Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, ConnectionTemplate, Timestamps, Unreachable,
+    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, Ecn, Flags, Full, Header, Held,
+    IcmpError, KeepAlive, Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Timestamps, Unreachable,
 };
-use netmem_testing::simulated_memory::{self, Memory, SharedBytes, Posted};
+use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,14 +21,13 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
 });
 
-/// What a segment brings, from a ring that says what the fuzzer says.
+/// A transmit ring with as much room as the fuzzer chooses.
 struct Ring {
     room: usize,
     offload: usize,
     posted: Vec<Rc<Cell<bool>>>,
-    /// The last header that left, and how many did.
+    /// The last header that was sent. Its number is the one after its payload.
     last: Header,
-    segments: usize,
 }
 
 impl Output<Memory> for Ring {
@@ -41,7 +40,6 @@ impl Output<Memory> for Ring {
             return Err(Full);
         }
         self.room -= 1;
-        self.segments += 1;
         let len: usize = segment.payload.iter().map(Chunk::len).sum();
         assert_eq!(len, segment.payload_len as usize);
         assert!(len <= (segment.segment_size as usize).max(self.offload));
@@ -65,9 +63,36 @@ fn near(input: &mut Input, numbers: &[u32]) -> Seq {
 }
 
 fn run(input: &mut Input) {
-    let bits = input.u16();
+    let Some(mut run) = Run::begin(input) else { return };
+    while !input.is_empty() {
+        match input.u8() % 16 {
+            0..=6 => run.segment(input),
+            7 | 8 => {
+                let len = usize::from(input.u16()) + 1;
+                let _ = run.connection.send(SharedBytes::new(vec![0; len]), input.u8() & 3 == 0);
+            }
+            9 => run.read(input.u8() & 3 == 0),
+            10 => run.held.clear(),
+            11 => run.call(input),
+            12 => run.icmp(input),
+            13 => run.ring.posted.drain(..).for_each(|done| done.set(true)),
+            14 => run.now += Duration::from_micros(1 << input.below(36)),
+            _ => {
+                if let Some(at) = run.connection.poll_timeout() {
+                    run.now = run.now.max(at);
+                    run.connection.handle_timeout(run.now);
+                }
+            }
+        }
+        run.ring.room = usize::from(input.u8() & 3) * 40;
+        run.poll();
+    }
+}
+
+/// Settings of a connection. Each bit of `bits` is one of them.
+fn config(bits: u16, input: &mut Input) -> Config {
     let bit = |n: u16| bits >> n & 1 != 0;
-    let config = Config {
+    Config {
         receive_buffer: [100, 3000, 70_000, 1 << 22][input.below(4)],
         fixed_window: bit(0),
         budget: [1, 4, 64, 1000][input.below(4)],
@@ -83,154 +108,158 @@ fn run(input: &mut Input) {
             ..SendOptions::default()
         },
         ..Config::default()
-    };
-    let mut now = Time::from_micros(u64::from(input.u32()));
-    let queue = Budget::new(config.budget);
-    let mut ring = Ring {
-        room: 1000,
-        offload: if bit(9) { 30_000 } else { 0 },
-        posted: Vec::new(),
-        last: Header::default(),
-        segments: 0,
-    };
-    let secret = Secret::new([1; 16]);
-    let mut peer = 1_000_000_u32;
-    let syn_options = Options {
-        mss: (!bit(10)).then_some(1460),
-        window_scale: (!bit(11)).then(|| input.u8()),
-        sack_permitted: !bit(12),
-        timestamps: (!bit(13)).then_some(Timestamps { value: 5, echo: 0 }),
-        ..Options::default()
-    };
-    let syn =
-        Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options: syn_options, ..Header::default() };
-    let mut connection: Connection<Memory> = if bit(14) {
-        let arriving = ArrivingSegment { header: &syn, len: 0, flow: &1, after: None, cookie_at: None };
-        let template = ConnectionTemplate { config: &config, secret: &secret, queue: Some(&queue) };
-        match Listener::new(1, 1).handle_segment(arriving, template, now, || Some(config.max_payload)) {
-            Answer::HalfOpen(connection) => connection,
-            _ => return,
-        }
-    } else {
-        Connection::connect(&config, secret.start(&1, now), Some(&queue), now)
-    };
-    let _ = connection.poll_transmit(now, &mut ring);
-    if !bit(15) {
-        // The handshake, so that the fuzzer need not find it.
-        let ack =
-            Header { seq: Seq(peer), ack: ring.last.seq + 1, flags: Flags::ACK, window: u16::MAX, ..Header::default() };
-        let echo = ring.last.options.timestamps.map_or(0, |stamps| stamps.value);
-        let timestamps = syn_options.timestamps.map(|stamps| Timestamps { echo, ..stamps });
-        let header = if bit(14) {
-            Header { seq: Seq(peer + 1), options: Options { timestamps, ..Options::default() }, ..ack }
-        } else {
-            Header { flags: Flags::SYN.with(Flags::ACK), options: Options { timestamps, ..syn_options }, ..ack }
-        };
-        connection.handle_segment(&header, None, Meta::of(0), now);
     }
-    peer += 1;
-    let mut held: Vec<Held<SharedBytes>> = Vec::new();
-    // The byte that is read next.
-    let mut next = None;
-    while !input.is_empty() {
-        match input.u8() % 16 {
-            // A segment of the peer's.
-            0..=6 => {
-                let ours = ring.last.seq.0;
-                let acked = ring.last.ack.0;
-                let flags = match input.u8() {
-                    flags @ 0..64 => Flags(flags).with(Flags::ACK),
-                    flags @ 64..128 => Flags(flags),
-                    _ => Flags::ACK,
-                };
-                let len = [0, 0, 1, 100, 1448, 1460][input.below(6)];
-                let mut options = Options::default();
-                let stamped = ring.last.options.timestamps;
-                if let Some(stamps) = stamped.filter(|_| input.u8() & 7 != 0) {
-                    options.timestamps = Some(Timestamps {
-                        value: near(input, &[stamps.echo, 5]).0,
-                        echo: near(input, &[stamps.value]).0,
-                    });
-                }
-                for _ in 0..input.below(5) {
-                    let from = near(input, &[ours, ours.wrapping_sub(3000)]);
-                    options.sack.push(from, from + u32::from(input.u16()));
-                }
-                let header = Header {
-                    seq: near(
-                        input,
-                        &[peer, acked, acked.wrapping_add(1448), acked.wrapping_add(u32::from(ring.last.window))],
-                    ),
-                    ack: near(input, &[ours, ours, ours.wrapping_sub(1448), ours.wrapping_add(1)]),
-                    flags,
-                    window: if input.u8() & 3 == 0 { input.u16() } else { 0x7fff },
-                    urgent: u16::from(input.u8()),
-                    options,
-                };
-                let missing = input.u8() == 0;
-                // The byte of each number is the number's lowest.
-                let payload =
-                    (len > 0 && !missing).then(|| SharedBytes::new((0..len).map(|n| (header.seq + n).0 as u8).collect()));
-                let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
-                connection.handle_segment(&header, payload, meta, now);
-                peer = header.seq.0.wrapping_add(len);
+}
+
+/// A connection, its device, its user, and the number with which the peer continues.
+struct Run {
+    now: Time,
+    config: Config,
+    queue: Budget,
+    ring: Ring,
+    connection: Connection<Memory>,
+    peer: u32,
+    held: Vec<Held<SharedBytes>>,
+    /// The byte that is read next.
+    next: Option<u8>,
+}
+
+impl Run {
+    /// A connection that was opened or accepted, and its handshake unless a bit leaves that to the
+    /// fuzzer.
+    fn begin(input: &mut Input) -> Option<Self> {
+        let bits = input.u16();
+        let bit = |n: u16| bits >> n & 1 != 0;
+        let config = config(bits, input);
+        let now = Time::from_micros(u64::from(input.u32()));
+        let queue = Budget::new(config.budget);
+        let offload = if bit(9) { 30_000 } else { 0 };
+        let mut ring = Ring { room: 1000, offload, posted: Vec::new(), last: Header::default() };
+        let secret = Secret::new([1; 16]);
+        let peer = 1_000_000_u32;
+        let options = Options {
+            mss: (!bit(10)).then_some(1460),
+            window_scale: (!bit(11)).then(|| input.u8()),
+            sack_permitted: !bit(12),
+            timestamps: (!bit(13)).then_some(Timestamps { value: 5, echo: 0 }),
+            ..Options::default()
+        };
+        let syn = Header { seq: Seq(peer), flags: Flags::SYN, window: input.u16(), options, ..Header::default() };
+        let mut connection: Connection<Memory> = if bit(14) {
+            let arriving = ArrivingSegment { header: &syn, len: 0, flow: &1, after: None, cookie_at: None };
+            let template = ConnectionTemplate { config: &config, secret: &secret, queue: Some(&queue) };
+            match Listener::new(1, 1).handle_segment(arriving, template, now, || Some(config.max_payload)) {
+                Answer::HalfOpen(connection) => connection,
+                _ => return None,
             }
-            7 | 8 => {
-                let len = usize::from(input.u16()) + 1;
-                let _ = connection.send(SharedBytes::new(vec![0; len]), input.u8() & 3 == 0);
-            }
-            9 => {
-                let keep = input.u8() & 3 == 0;
-                while let Ok(Received::Chunk(chunk)) = connection.recv(now) {
-                    assert!(!chunk.is_empty());
-                    for byte in chunk.bytes().iter() {
-                        assert_eq!(*byte, next.unwrap_or(*byte), "the stream has a gap");
-                        next = Some(byte.wrapping_add(1));
-                    }
-                    if keep {
-                        held.push(chunk);
-                        break;
-                    }
-                }
-            }
-            10 => held.clear(),
-            11 => match input.below(10) {
-                0 => connection.shutdown(),
-                1 => connection.shutdown_read(),
-                2 => connection.close(now),
-                3 => connection.abort(now),
-                4 => connection.mark_urgent(),
-                5 => connection.set_cork(input.u8() & 1 == 0),
-                6 => connection.set_max_payload(input.u16()),
-                7 => connection.set_nodelay(input.u8() & 1 == 0),
-                8 => connection.set_send_buffer(usize::from(input.u16())),
-                _ => connection.set_user_timeout(Some(Duration::from_millis(input.u16().into()))),
-            },
-            12 => {
-                let seq = near(input, &[ring.last.seq.0]);
-                let error = match input.u8() & 1 {
-                    0 => IcmpError::TooBig { max_payload: input.u16().into() },
-                    _ => IcmpError::Unreachable(Unreachable::Port),
-                };
-                connection.handle_icmp_error(error, (input.u8() & 7 != 0).then_some(seq), now);
-            }
-            13 => ring.posted.drain(..).for_each(|done| done.set(true)),
-            14 => now += Duration::from_micros(1 << input.below(36)),
-            _ => {
-                if let Some(at) = connection.poll_timeout() {
-                    now = now.max(at);
-                    connection.handle_timeout(now);
-                }
-            }
-        }
-        if connection.poll_timeout().is_some_and(|at| at <= now) {
-            connection.handle_timeout(now);
-        }
-        (ring.room, ring.segments) = (usize::from(input.u8() & 3) * 40, 0);
+        } else {
+            Connection::connect(&config, secret.start(&1, now), Some(&queue), now)
+        };
         let _ = connection.poll_transmit(now, &mut ring);
+        if !bit(15) {
+            // The handshake, so that the fuzzer need not find it.
+            let (ack, flags) = (ring.last.seq + 1, Flags::ACK);
+            let ack = Header { seq: Seq(peer), ack, flags, window: u16::MAX, ..Header::default() };
+            let echo = ring.last.options.timestamps.map_or(0, |stamps| stamps.value);
+            let timestamps = options.timestamps.map(|stamps| Timestamps { echo, ..stamps });
+            let header = if bit(14) {
+                Header { seq: Seq(peer + 1), options: Options { timestamps, ..Options::default() }, ..ack }
+            } else {
+                Header { flags: Flags::SYN.with(Flags::ACK), options: Options { timestamps, ..options }, ..ack }
+            };
+            connection.handle_segment(&header, None, Meta::of(0), now);
+        }
+        Some(Self { now, config, queue, ring, connection, peer: peer + 1, held: Vec::new(), next: None })
+    }
+
+    /// A segment of the peer.
+    fn segment(&mut self, input: &mut Input) {
+        let (ours, acked) = (self.ring.last.seq.0, self.ring.last.ack.0);
+        let flags = match input.u8() {
+            flags @ 0..64 => Flags(flags).with(Flags::ACK),
+            flags @ 64..128 => Flags(flags),
+            _ => Flags::ACK,
+        };
+        let len = [0, 0, 1, 100, 1448, 1460][input.below(6)];
+        let mut options = Options::default();
+        let stamped = self.ring.last.options.timestamps;
+        if let Some(stamps) = stamped.filter(|_| input.u8() & 7 != 0) {
+            let (value, echo) = (near(input, &[stamps.echo, 5]).0, near(input, &[stamps.value]).0);
+            options.timestamps = Some(Timestamps { value, echo });
+        }
+        for _ in 0..input.below(5) {
+            let from = near(input, &[ours, ours.wrapping_sub(3000)]);
+            options.sack.push(from, from + u32::from(input.u16()));
+        }
+        let behind = acked.wrapping_add(u32::from(self.ring.last.window));
+        let header = Header {
+            seq: near(input, &[self.peer, acked, acked.wrapping_add(1448), behind]),
+            ack: near(input, &[ours, ours, ours.wrapping_sub(1448), ours.wrapping_add(1)]),
+            flags,
+            window: if input.u8() & 3 == 0 { input.u16() } else { 0x7fff },
+            urgent: u16::from(input.u8()),
+            options,
+        };
+        let missing = input.u8() == 0;
+        // The byte of each number is the number's lowest.
+        let bytes = || (0..len).map(|n| (header.seq + n).0 as u8).collect();
+        let payload = (len > 0 && !missing).then(|| SharedBytes::new(bytes()));
+        let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
+        self.connection.handle_segment(&header, payload, meta, self.now);
+        self.peer = header.seq.0.wrapping_add(len);
+    }
+
+    /// The user reads one chunk and keeps it, or reads all.
+    fn read(&mut self, keep: bool) {
+        while let Ok(Received::Chunk(chunk)) = self.connection.recv(self.now) {
+            assert!(!chunk.is_empty());
+            for byte in chunk.bytes().iter() {
+                assert_eq!(*byte, self.next.unwrap_or(*byte), "the stream has a gap");
+                self.next = Some(byte.wrapping_add(1));
+            }
+            if keep {
+                self.held.push(chunk);
+                break;
+            }
+        }
+    }
+
+    /// Another call of the user.
+    fn call(&mut self, input: &mut Input) {
+        let connection = &mut self.connection;
+        match input.below(10) {
+            0 => connection.shutdown(),
+            1 => connection.shutdown_read(),
+            2 => connection.close(self.now),
+            3 => connection.abort(self.now),
+            4 => connection.mark_urgent(),
+            5 => connection.set_cork(input.u8() & 1 == 0),
+            6 => connection.set_max_payload(input.u16()),
+            7 => connection.set_nodelay(input.u8() & 1 == 0),
+            8 => connection.set_send_buffer(usize::from(input.u16())),
+            _ => connection.set_user_timeout(Some(Duration::from_millis(input.u16().into()))),
+        }
+    }
+
+    fn icmp(&mut self, input: &mut Input) {
+        let seq = near(input, &[self.ring.last.seq.0]);
+        let error = match input.u8() & 1 {
+            0 => IcmpError::TooBig { max_payload: input.u16().into() },
+            _ => IcmpError::Unreachable(Unreachable::Port),
+        };
+        self.connection.handle_icmp_error(error, (input.u8() & 7 != 0).then_some(seq), self.now);
+    }
+
+    /// What a stack asks after each call.
+    fn poll(&mut self) {
+        let connection = &mut self.connection;
+        if connection.poll_timeout().is_some_and(|at| at <= self.now) {
+            connection.handle_timeout(self.now);
+        }
+        let _ = connection.poll_transmit(self.now, &mut self.ring);
         while connection.poll_event().is_some() {}
-        let buffers = connection.info(now).buffers;
-        assert!(buffers <= config.budget, "{buffers} buffers of {}", config.budget);
-        assert_eq!(queue.used(), buffers, "the queue counts what its connection counts");
+        let buffers = connection.info(self.now).buffers;
+        assert!(buffers <= self.config.budget, "{buffers} buffers of {}", self.config.budget);
+        assert_eq!(self.queue.used(), buffers, "the queue counts what its connection counts");
     }
 }

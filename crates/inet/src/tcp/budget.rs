@@ -43,10 +43,10 @@ const KEPT: u32 = 16;
 ///
 /// A connection's budget is part of its queue's: a buffer is counted in both. It has a share of the
 /// queue's buffers, besides its own limit: half of the share can be promised to the peer, and the
-/// other half is for what the peer sends although others have taken buffers meanwhile. A sixteenth
-/// of the queue's buffers is kept for connections that have none, so that each makes progress.
-/// Buffers whose charges were [detached](Charge::detach) are their user's business: they count
-/// in both limits, and not in the share.
+/// other half is for what the peer sends although others have charged buffers meanwhile. A
+/// sixteenth of the queue's buffers is kept for connections that have none, so that each makes
+/// progress. Buffers whose charges were [detached](Charge::detach) are their user's business: they
+/// count in both limits, and not in the share.
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
@@ -295,7 +295,7 @@ impl<T> Held<T> {
         Self { chunk, charge }
     }
 
-    /// Takes this value apart into the payload and its charge.
+    /// Splits this value into the payload and its charge.
     #[must_use]
     pub fn into_parts(self) -> (T, Charge) {
         (self.chunk, self.charge)

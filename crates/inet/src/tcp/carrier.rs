@@ -64,7 +64,7 @@ pub trait Chunk: Clone {
     fn truncate(&mut self, len: usize);
 }
 
-/// The handle of a transmission that was given to a device.
+/// The handle of a transmission that was posted to a device.
 pub trait Ticket {
     /// Whether the device is done with the transmission, so that it does not read the payload any
     /// more.

@@ -43,8 +43,8 @@ impl PeerClock {
         (value.wrapping_sub(self.recent) as i32) < 0 && now.since(self.at) < STALE
     }
 
-    /// Takes `value` as the latest timestamp. It is from a segment that is not old, and that begins
-    /// at or before the last acknowledged number.
+    /// Stores `value` as the latest timestamp. It is from a segment that is not old, and that
+    /// begins at or before the last acknowledged number.
     pub(super) fn advance(&mut self, value: u32, now: Time) {
         *self = Self { recent: value, at: now };
     }

@@ -117,8 +117,8 @@ pub(super) struct Stall {
 impl<C: Carrier> Connection<C> {
     /// Opens a connection: SYN is sent by the next [`poll_transmit`](Self::poll_transmit).
     ///
-    /// Received payload is counted in a budget of [`Config::budget`] buffers. If `queue` is given,
-    /// that budget is a part of it.
+    /// Received payload is counted in a budget of [`Config::budget`] buffers. If there is a
+    /// `queue`, that budget is a part of it.
     #[must_use]
     pub fn connect(config: &Config, start: Start, queue: Option<&Budget>, now: Time) -> Self {
         let this = Self::begin(State::SynSent, config, start, queue, now);

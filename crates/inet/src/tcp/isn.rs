@@ -13,7 +13,7 @@ use siphasher::sip::SipHasher24;
 use super::Seq;
 use crate::time::Time;
 
-/// A key that only this host knows. Take it from the system's random number generator at the start.
+/// A key that only this host knows: random bytes of the system, generated at the start.
 ///
 /// The hash is SipHash-2-4, a keyed function for short inputs: an attacker that sees many of its
 /// results cannot compute another one.

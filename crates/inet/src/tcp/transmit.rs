@@ -262,8 +262,8 @@ mod tests {
     }
 
     /// If payload in order is dropped because no buffer is free, the window is closed, even for a
-    /// peer that never gives up. The user then drops the fragments, which is no call of the
-    /// connection, and the window opens nevertheless.
+    /// peer that never ends the connection. The user then drops the fragments, which is no call of
+    /// the connection, and the window opens nevertheless.
     #[test]
     fn a_window_without_buffers_is_closed_and_opens_with_them() {
         let mut pair = Pair::connected(&Config::default(), &Config { budget: 4, ..Config::default() });

@@ -11,9 +11,9 @@
 //!   all bytes are read, and then the end.
 //! * Until both ends are gone, an event is due: a packet, a timer, or an action of a user. There
 //!   are two exceptions, which are no fault of TCP. First, the last acknowledgement of a handshake
-//!   with a cookie was lost, and only the server would send. Second, one end has given up, and the
+//!   with a cookie was lost, and only the server would send. Second, one end has timed out, and the
 //!   other end idles without keep-alive.
-//! * An end gives up only if the link lost as many packets as an end must send before it may, or if
+//! * An end times out only if the link lost as many packets as an end must send before it may, or if
 //!   its user has closed and its peer acknowledged nothing for [`Config::orphan`].
 //! * Windows shrink only after payload in order was dropped because a buffer was missing. No end
 //!   sends beyond the window that its peer announced, and buffers stay within the budget.
@@ -328,7 +328,7 @@ impl World {
         }
     }
 
-    /// Checks that an end gives up only if enough packets in a row, or their answers, were lost.
+    /// Checks that an end times out only if enough packets in a row, or their answers, were lost.
     /// For an orphan, it is enough that its peer acknowledges nothing for long.
     fn check_patience(&self, n: usize) {
         let host = &self.hosts[n];

@@ -28,9 +28,9 @@ pub(super) struct AckOutcome {
     pub(super) duplicate: bool,
     /// Whether a segment arrived that was sent only once, before the last timeout.
     pub(super) original: bool,
-    /// Segments that were taken for lost before this acknowledgement.
+    /// Segments that were marked as lost before this acknowledgement.
     pub(super) lost: u32,
-    /// The time at which the next segment is taken for lost, if reordering does not explain its
+    /// The time at which the next segment is marked as lost, if reordering does not explain its
     /// absence until then.
     pub(super) due: Option<u64>,
     /// Whether the acknowledged range includes a segment that was sent more than once, so that the
@@ -136,8 +136,8 @@ impl<C: Carrier> Sender<C> {
         self.probes = 0;
     }
 
-    /// Takes the window, if the segment is not older than the last one that announced a window (RFC
-    /// 9293, 3.10.7.4). Returns whether the window changed.
+    /// Stores the window, if the segment is not older than the last one that announced a window
+    /// (RFC 9293, 3.10.7.4). Returns whether the window changed.
     fn update_window(&mut self, ack: &Ack<'_>, at: u64) -> bool {
         let newer = self.window_seq < ack.seq
             || (self.window_seq == ack.seq && self.window_ack <= ack.ack)

@@ -40,7 +40,7 @@ pub(super) enum Probe {
 /// The purpose for which the timer runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The peer did not acknowledge in time: segments in flight are taken for lost (RFC 6298).
+    /// The peer did not acknowledge in time: segments in flight are marked as lost (RFC 6298).
     Retransmission,
     /// The end of the sent data is not acknowledged (RFC 8985, 7).
     TailProbe,

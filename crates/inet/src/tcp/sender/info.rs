@@ -20,7 +20,7 @@ pub struct SendInfo {
     pub unacked: u32,
     /// Segments that are acknowledged selectively.
     pub sacked: u32,
-    /// Segments that are taken for lost.
+    /// Segments that are marked as lost.
     pub lost: u32,
     /// Segments that were sent again, and are not acknowledged.
     pub retrans: u32,

@@ -128,7 +128,7 @@ pub struct Acked {
 pub enum Kind {
     /// New data, which is sent for the first time.
     New,
-    /// The range is taken for lost.
+    /// The range is marked as lost.
     Retransmission,
     /// The last segment is sent again, or new data is sent, to provoke an acknowledgement (tail
     /// loss probe).

@@ -103,7 +103,7 @@ impl PathSize {
         self.probe = Some((start, end));
     }
 
-    /// Takes the size of the probe, if the peer has received the probe: it has everything before
+    /// Adopts the size of the probe, if the peer has received the probe: it has everything before
     /// `una`.
     pub(super) fn delivered(&mut self, una: Seq) {
         if let Some((start, end)) = self.probe.filter(|(_, end)| *end <= una) {

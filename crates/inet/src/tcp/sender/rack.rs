@@ -1,4 +1,4 @@
-//! Loss detection by time (RFC 8985): a segment is taken for lost if a later one was delivered, and
+//! Loss detection by time (RFC 8985): a segment is marked as lost if a later one was delivered, and
 //! the time that reordering explains has passed.
 //!
 //! The RFC walks over all segments in the order of transmission. Here, a log holds the
@@ -111,7 +111,7 @@ impl Rack {
         (path.min_rtt / 4).saturating_mul(u64::from(self.quarters)).min(path.smoothed)
     }
 
-    /// Takes segments that are due for lost, and returns the time at which the next one will be
+    /// Marks segments that are due as lost, and returns the time at which the next one will be
     /// due.
     pub(super) fn detect(&mut self, scoreboard: &mut Scoreboard, window: u64, now: u64) -> Option<u64> {
         let (latest, end) = self.latest?;

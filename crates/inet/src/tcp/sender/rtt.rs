@@ -27,7 +27,7 @@ impl Rtt {
         Self { srtt8: 0, var4: 0, rto: INITIAL_RTO.min(ceiling), floor, ceiling, min: u64::MAX, min_at: 0 }
     }
 
-    /// Takes a sample. It must not be of a segment that was sent twice (Karn).
+    /// Adds a sample. It must not be of a segment that was sent twice (Karn).
     pub(super) fn sample(&mut self, rtt: u64) {
         let rtt = rtt.clamp(1, self.ceiling);
         if self.srtt8 == 0 {
@@ -41,7 +41,7 @@ impl Rtt {
         self.rto = (self.srtt8 / 8 + self.var4.max(self.floor)).min(self.ceiling);
     }
 
-    /// Takes a sample for the minimum, which is the round-trip time of the path alone.
+    /// Adds a sample for the minimum, which is the round-trip time of the path alone.
     pub(super) fn path_sample(&mut self, rtt: u64, now: u64) {
         let rtt = rtt.max(1);
         if rtt <= self.min || now.saturating_sub(self.min_at) > MIN_RTT_WINDOW {

@@ -29,11 +29,11 @@ pub(super) struct Range {
     pub(super) id: Id,
     /// Whether the peer has received it.
     pub(super) sacked: bool,
-    /// Whether it is taken for lost.
+    /// Whether it is marked as lost.
     pub(super) lost: bool,
     /// Whether it was sent more than once.
     pub(super) ever_retransmitted: bool,
-    /// Whether it was sent again, and that copy is taken to be in flight.
+    /// Whether it was sent again, and that copy counts as in flight.
     pub(super) retransmitted: bool,
 }
 
@@ -86,17 +86,17 @@ impl Scoreboard {
         self.sacked
     }
 
-    /// Segments that are taken for lost, including those that were sent again.
+    /// Segments that are marked as lost, including those that were sent again.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
 
-    /// Segments that were sent again and are taken to be in flight.
+    /// Segments that were sent again and count as in flight.
     pub(super) fn retransmitted(&self) -> u32 {
         self.retransmitted
     }
 
-    /// Segments that are taken to be on the path.
+    /// Segments that count as in flight.
     pub(super) fn in_flight(&self) -> u32 {
         (self.unacked + self.retransmitted).saturating_sub(self.sacked + self.lost)
     }

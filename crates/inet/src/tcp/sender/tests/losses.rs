@@ -1,4 +1,4 @@
-//! Losses and congestion marks: how they are found, repaired, and taken back when nothing was lost.
+//! Losses and congestion marks: how they are found, repaired, and undone when nothing was lost.
 
 use super::*;
 

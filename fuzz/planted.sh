@@ -18,7 +18,7 @@ out=${CARGO_TARGET_DIR:-$PWD/../target}/planted
 copy=$out/tree
 rm -rf "$copy"
 mkdir -p "$copy"
-(cd .. && tar -c Cargo.toml Cargo.lock crates bench fuzz README.md) | tar -x -C "$copy"
+(cd .. && tar -c Cargo.toml Cargo.lock crates bench fuzz tests README.md) | tar -x -C "$copy"
 missed=0
 for target in "${targets[@]}"; do
     patch --quiet --strip=1 --directory="$copy" < "planted/$target.patch"

@@ -202,15 +202,15 @@ impl<M: Memory> AreaProvider<M> {
 unsafe impl<M: Memory> Provider<M> for AreaProvider<M> {
     /// Drains the ring first. Pages of the calling pool return to that pool, so fewer pages must be
     /// allocated from the supply.
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         self.area.drain();
-        self.area.supply.take(pages)
+        self.area.supply.alloc(pages)
     }
 
-    unsafe fn give(&self, page: RawPage<M>) {
-        // SAFETY: the caller promises that `take` returned the page, and `take` allocates from the
+    unsafe fn release(&self, page: RawPage<M>) {
+        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from the
         // supply.
-        unsafe { self.area.supply.give(page) };
+        unsafe { self.area.supply.release(page) };
     }
 
     fn page_size(&self) -> usize {

@@ -263,23 +263,23 @@ pub(crate) struct BindingProvider<C: BindingCount> {
 // SAFETY: pages come from the region's supply, which allocates a page to one holder at a time, and
 // return to it. The provider has a reference to the binding, which keeps the region and the supply.
 unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
-    fn take(&self, pages: &mut [Option<RawPage<Device>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<Device>>]) -> usize {
         let BoundMemory { supply, ledger, .. } = &*self.binding;
         let want = pages.len() as u64;
         if !ledger.take(want) {
             return 0;
         }
-        let taken = supply.take(pages);
+        let taken = supply.alloc(pages);
         if (taken as u64) < want {
             ledger.give(want - taken as u64);
         }
         taken
     }
 
-    unsafe fn give(&self, page: RawPage<Device>) {
-        // SAFETY: the caller promises that `take` returned the page, and `take` allocates from the
+    unsafe fn release(&self, page: RawPage<Device>) {
+        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from the
         // supply.
-        unsafe { self.binding.supply.give(page) };
+        unsafe { self.binding.supply.release(page) };
         self.binding.ledger.give(1);
     }
 

@@ -2,7 +2,7 @@
 //! pages has many buffers. This is a baseline, implemented as efficiently as the idea allows.
 //!
 //! ```text
-//!   take ◄── the next buffer of this thread's block        a subtraction; no atomic
+//!   alloc ◄─ the next buffer of this thread's block        a subtraction; no atomic
 //!             block used up ◄── this thread's free blocks ◄── 4 blocks under the lock ── buddy allocator
 //!   give ──► the block's count, one less                    one atomic subtraction
 //!             0 ──► unmapped, this thread's free blocks (last in, first out) ── the 4 coldest, likewise ─►
@@ -280,7 +280,7 @@ impl PageFrags {
 // There is one region, and the provider reports its page size.
 unsafe impl Provider<M> for PageFrags {
     #[inline]
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let fill = |cache: &mut Cache| {
             let empty = pages.iter_mut().position(|place| {
                 // SAFETY: the number is one of a buffer that is not in use.
@@ -293,7 +293,7 @@ unsafe impl Provider<M> for PageFrags {
     }
 
     #[inline]
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         // SAFETY: the zone keeps the region.
         let block = unsafe { page.index() } / BUFFERS;
         if with_cache(&self.zone, |cache| cache.give(&self.zone, block)).is_none() {
@@ -329,13 +329,13 @@ mod tests {
 
     fn take(from: &PageFrags) -> Option<RawPage<M>> {
         let mut one = [None];
-        let [page] = (from.take(&mut one) == 1).then_some(one)?;
+        let [page] = (from.alloc(&mut one) == 1).then_some(one)?;
         page
     }
 
     fn give(to: &PageFrags, page: RawPage<M>) {
-        // SAFETY: the buffer came out of `take`.
-        unsafe { to.give(page) };
+        // SAFETY: the buffer came out of `alloc`.
+        unsafe { to.release(page) };
     }
 
     #[test]

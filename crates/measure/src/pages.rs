@@ -2,7 +2,7 @@
 //! baseline, implemented as efficiently as the idea allows.
 //!
 //! ```text
-//!   take ◄── this thread's cache ◄── 63 pages under the lock ── buddy allocator
+//!   alloc ◄─ this thread's cache ◄── 63 pages under the lock ── buddy allocator
 //!   give ──► (last in, first out) ── the 63 coldest, likewise ─►
 //! ```
 //!
@@ -177,7 +177,7 @@ impl PageAllocator {
         let source = RegionProvider::new(region);
         let count = source.region().pages();
         let mut pages: Box<[_]> = (0..count).map(|_| None).collect();
-        let taken = source.take(&mut pages);
+        let taken = source.alloc(&mut pages);
         debug_assert_eq!(taken, count as usize, "the new provider has all of its pages");
         // SAFETY: `source` is alive.
         pages.sort_unstable_by_key(|page| page.as_ref().map(|page| unsafe { page.index() }));
@@ -206,15 +206,15 @@ impl PageAllocator {
 // is one region, and the provider reports its page size.
 unsafe impl Provider<M> for PageAllocator {
     #[inline]
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         with_cache(&self.zone, |cache| fill(pages, || cache.take(&self.zone)))
             .unwrap_or_else(|| self.zone.with(|shared| fill(pages, || shared.take())))
     }
 
     #[inline]
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         let mut page = Some(page);
-        // SAFETY: the page came out of `take`, so it is one of the zone's.
+        // SAFETY: the page came out of `alloc`, so it is one of the zone's.
         let cached = with_cache(&self.zone, |cache| page.take().map(|page| unsafe { cache.give(&self.zone, page) }));
         if let (None, Some(page)) = (cached, page) {
             // SAFETY: as above.
@@ -249,7 +249,7 @@ mod tests {
 
     fn take(from: &PageAllocator) -> Option<RawPage<M>> {
         let mut one = [None];
-        let [page] = (from.take(&mut one) == 1).then_some(one)?;
+        let [page] = (from.alloc(&mut one) == 1).then_some(one)?;
         page
     }
 
@@ -261,8 +261,8 @@ mod tests {
         let numbers: HashSet<u32> = pages.iter().map(|p| unsafe { p.index() }).collect();
         assert_eq!((pages.len(), numbers.len(), a.at_home()), (1500, 1500, 0));
         for page in pages {
-            // SAFETY: it came out of `take`.
-            unsafe { a.give(page) };
+            // SAFETY: it came out of `alloc`.
+            unsafe { a.release(page) };
         }
         assert_eq!(a.at_home(), 1500);
         assert_eq!(std::iter::from_fn(|| take(&a)).count(), 1500);
@@ -277,15 +277,15 @@ mod tests {
             let mut pages = pages.into_iter();
             let held = pages.next();
             for page in pages {
-                // SAFETY: it came out of `take`.
-                unsafe { there.give(page) };
+                // SAFETY: it came out of `alloc`.
+                unsafe { there.release(page) };
             }
             held
         });
         let held = held.join().unwrap().unwrap();
         assert_eq!(a.at_home(), 511);
-        // SAFETY: it came out of `take`.
-        unsafe { a.give(held) };
+        // SAFETY: it came out of `alloc`.
+        unsafe { a.release(held) };
         assert_eq!(a.at_home(), 512);
     }
 
@@ -294,8 +294,8 @@ mod tests {
         let (a, b) = (allocator(64), allocator(64));
         for it in [&a, &b, &a] {
             let page = take(it).unwrap();
-            // SAFETY: it came out of `take`.
-            unsafe { it.give(page) };
+            // SAFETY: it came out of `alloc`.
+            unsafe { it.release(page) };
             assert_eq!(it.at_home(), 64);
         }
         drop(a);
@@ -340,8 +340,8 @@ mod tests {
                         if (round * 7 + t) % 13 < 7 && held.len() < 600 {
                             held.extend(take(&a));
                         } else if let Some(page) = held.pop() {
-                            // SAFETY: it came out of `take`.
-                            unsafe { a.give(page) };
+                            // SAFETY: it came out of `alloc`.
+                            unsafe { a.release(page) };
                         }
                     }
                     held
@@ -354,8 +354,8 @@ mod tests {
         assert_eq!(numbers.len(), held.len());
         assert_eq!(a.at_home(), 4096 - held.len());
         for page in held {
-            // SAFETY: it came out of `take`.
-            unsafe { a.give(page) };
+            // SAFETY: it came out of `alloc`.
+            unsafe { a.release(page) };
         }
         assert_eq!(a.at_home(), 4096);
     }

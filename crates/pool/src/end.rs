@@ -122,7 +122,7 @@ impl<M: Memory> Shared<M> {
                     None => {}
                 }
             }
-            panics.call(|| (*this).provider.give(RawPage::from_desc(desc)));
+            panics.call(|| (*this).provider.release(RawPage::from_desc(desc)));
             if ReturnPath::leave(returns) {
                 Self::free(this, &mut panics);
             }

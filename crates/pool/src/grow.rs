@@ -1,9 +1,9 @@
 //! A provider that takes more memory from the system when it has no page left, up to a limit.
 //!
 //! ```text
-//!   take ◄── released pages ◄── give        one list for all regions: a page has its region
-//!        ◄── fresh pages of the newest region
-//!        ◄── a new region, while the limit allows
+//!   alloc ◄── released pages ◄── release    one list for all regions: a page has its region
+//!         ◄── fresh pages of the newest region
+//!         ◄── a new region, while the limit allows
 //! ```
 
 use crate::error::RegionError;
@@ -23,7 +23,7 @@ const FAILURES_PER_REFUSAL: u32 = 1024;
 /// out, up to a limit.
 ///
 /// It keeps every region until it is dropped. Pages that are released are handed out again, the
-/// latest first. At the limit, or when the system has no more memory, [`take`](Provider::take)
+/// latest first. At the limit, or when the system has no more memory, [`alloc`](Provider::alloc)
 /// finds no page; pools count that as `alloc_failed`, and this provider in
 /// [`out_of_pages`](Self::out_of_pages).
 ///
@@ -142,7 +142,7 @@ impl<M: SystemMemory> GrowingProvider<M> {
 // is on the supply's list once; regions are made of one set of options and stay until the provider
 // goes.
 unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         if pages.is_empty() {
             return 0;
         }
@@ -150,7 +150,7 @@ unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
             let mut state = self.state();
             let newest = state.newest().clone();
             // SAFETY: the regions are ours, and kept together with the supply.
-            let taken = unsafe { state.supply.take(&newest, pages) };
+            let taken = unsafe { state.supply.alloc(&newest, pages) };
             drop(state);
             if taken > 0 || !self.grow() {
                 return taken;
@@ -158,9 +158,9 @@ unsafe impl<M: SystemMemory> Provider<M> for GrowingProvider<M> {
         }
     }
 
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         // SAFETY: the caller guarantees that the page is one of ours.
-        unsafe { self.state().supply.give(page) };
+        unsafe { self.state().supply.release(page) };
     }
 
     fn page_size(&self) -> usize {

@@ -1,10 +1,10 @@
 //! Page pools: network memory that stays in circulation.
 //!
 //! ```text
-//!   Provider ──take, map──► PagePool ──Napi::alloc──► Page ──freeze──► Frag ──clone──► Frag
+//!   Provider ─alloc, map──► PagePool ──Napi::alloc──► Page ──freeze──► Frag ──clone──► Frag
 //!      ▲                       ▲  ▲                     │                │               │
 //!      │                       │  └── array cache ◄─────┴── dropped in the pool's own poll context
-//!      └──unmap, give──────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's
+//!      └─unmap, release────────┴── depot ◄── magazine ◄────── dropped anywhere else: this CPU's
 //! ```
 //!
 //! * [`Region`] is the memory, its [`Memory`] kind in the type: the system's, mapped once, in huge

@@ -44,7 +44,7 @@ use std::sync::{Arc, PoisonError};
 ///
 /// // SAFETY: a number is in the list, once, while its page is neither in a pool nor in use. The one region stays.
 /// unsafe impl Provider<Private> for Fifo {
-///     fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+///     fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
 ///         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
 ///         let taken = pages.len().min(free.len());
 ///         for (page, index) in pages.iter_mut().zip(free.drain(..taken)) {
@@ -54,7 +54,7 @@ use std::sync::{Arc, PoisonError};
 ///         taken
 ///     }
 ///
-///     unsafe fn give(&self, page: RawPage<Private>) {
+///     unsafe fn release(&self, page: RawPage<Private>) {
 ///         // SAFETY: the page is one of ours, and we are here.
 ///         let index = unsafe { page.index() };
 ///         self.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(index);
@@ -84,14 +84,14 @@ use std::sync::{Arc, PoisonError};
 /// and each of those has pages of [`page_size`](Self::page_size) bytes.
 pub unsafe trait Provider<M: Memory>: fmt::Debug + Send + Sync {
     /// Fills `pages` from the front and returns how many it had.
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize;
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize;
 
     /// Accepts a page that its pool releases.
     ///
     /// # Safety
     ///
-    /// The page came out of this provider's [`take`](Self::take).
-    unsafe fn give(&self, page: RawPage<M>);
+    /// The page came out of this provider's [`alloc`](Self::alloc).
+    unsafe fn release(&self, page: RawPage<M>);
 
     /// Bytes in each page.
     fn page_size(&self) -> usize;
@@ -140,7 +140,7 @@ impl Supply {
     ///
     /// Only this supply hands out pages of the region, and the caller keeps the regions of returned
     /// pages alive.
-    pub(crate) unsafe fn take<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
+    pub(crate) unsafe fn alloc<M: Memory>(&mut self, region: &Region<M>, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut taken = 0;
         for slot in pages {
             // SAFETY: the pages on the list belong to the supply.
@@ -165,7 +165,7 @@ impl Supply {
     /// # Safety
     ///
     /// The page came from this supply. The caller keeps the supply and its regions alive.
-    pub(crate) unsafe fn give<M: Memory>(&mut self, page: RawPage<M>) {
+    pub(crate) unsafe fn release<M: Memory>(&mut self, page: RawPage<M>) {
         let node = node_of(page.into_desc());
         // SAFETY: the page belongs to the supply now.
         unsafe { (*node).set(self.free) };
@@ -206,7 +206,7 @@ impl<M: Memory> RegionProvider<M> {
     #[must_use]
     pub fn page(self: &Arc<Self>) -> Option<Page<M>> {
         let mut one = [None];
-        self.take(&mut one);
+        self.alloc(&mut one);
         let [raw] = one;
         let desc = raw?.into_desc();
         let header = Arc::into_raw(self.clone()).cast_mut().cast::<PoolHeader>();
@@ -241,7 +241,7 @@ impl<M: Memory> RegionProvider<M> {
         // page alone.
         unsafe {
             let provider = Arc::from_raw(header.as_ptr().cast_const().cast::<Self>());
-            provider.give(RawPage::from_desc(desc));
+            provider.release(RawPage::from_desc(desc));
         }
     }
 }
@@ -249,16 +249,16 @@ impl<M: Memory> RegionProvider<M> {
 // SAFETY: `fresh` only grows, and a page is on the free list at most once. The region is part of
 // the provider, and pools and pages hold a count of the provider.
 unsafe impl<M: Memory> Provider<M> for RegionProvider<M> {
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the region was passed in as a whole, and both values are kept in the provider.
-        unsafe { supply.take(&self.region, pages) }
+        unsafe { supply.alloc(&self.region, pages) }
     }
 
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         let mut supply = self.supply.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller guarantees that the page is one of this provider.
-        unsafe { supply.give(page) };
+        unsafe { supply.release(page) };
     }
 
     fn page_size(&self) -> usize {

@@ -292,7 +292,7 @@ impl<M: Memory> Region<M> {
     ///
     /// A page in [quarantine](crate::PagePool::quarantine) leaves it so, after its device has
     /// stopped for good. It goes back to the provider from which its pool had it
-    /// ([`Provider::give`](crate::Provider::give)).
+    /// ([`Provider::release`](crate::Provider::release)).
     ///
     /// # Safety
     ///

@@ -316,7 +316,7 @@ impl<M: Memory> Shared<M> {
                 if let [Some(page)] = std::mem::take(&mut self.1) {
                     let mut panics = Panics::default();
                     // SAFETY: the page came from the provider.
-                    panics.call(|| unsafe { self.0.provider.give(page) });
+                    panics.call(|| unsafe { self.0.provider.release(page) });
                     panics.resume();
                 }
             }
@@ -327,7 +327,7 @@ impl<M: Memory> Shared<M> {
             return Ok(None);
         }
         let mut back = Back(s, [None]);
-        s.provider.take(&mut back.1);
+        s.provider.alloc(&mut back.1);
         let [Some(page)] = &back.1 else { return Ok(None) };
         // SAFETY: the page came from the provider just now.
         unsafe { s.admit(page, this)? };
@@ -355,7 +355,7 @@ impl<M: Memory> Shared<M> {
     /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if
     /// there is one.
     ///
-    /// If the provider panics in its `take`, the pages that it had handed out by then are released
+    /// If the provider panics in its `alloc`, the pages that it had handed out by then are released
     /// to it. If the domain panics in its `map`, the page counts as not mapped, and is released.
     pub(crate) unsafe fn alloc_from_provider<const N: usize>(
         this: NonNull<Self>,
@@ -370,7 +370,7 @@ impl<M: Memory> Shared<M> {
         }
         let want = (cache.capacity() / 2).clamp(1, N).min(usize::try_from(room).unwrap_or(N));
         let mut raw = [const { None }; N];
-        let taken = panics.call(|| s.provider.take(&mut raw[..want])).is_some();
+        let taken = panics.call(|| s.provider.alloc(&mut raw[..want])).is_some();
         let mut answer = None;
         let mut entered = if taken { Ok(()) } else { Err(None) };
         for page in raw.into_iter().flatten() {
@@ -384,7 +384,7 @@ impl<M: Memory> Shared<M> {
             }
             if entered.is_err() {
                 // SAFETY: as above.
-                panics.call(|| unsafe { s.provider.give(page) });
+                panics.call(|| unsafe { s.provider.release(page) });
                 continue;
             }
             cache.held.set(cache.held.get() + 1);
@@ -445,7 +445,7 @@ impl<M: Memory> Shared<M> {
         unsafe {
             self.unmap_alone(desc.as_ref(), panics);
             self.front.cache.held.set(self.front.cache.held.get() - 1);
-            panics.call(|| self.provider.give(RawPage::from_desc(desc)));
+            panics.call(|| self.provider.release(RawPage::from_desc(desc)));
         }
     }
 
@@ -474,7 +474,7 @@ impl<M: Memory> Shared<M> {
                 self.front.cache.counters.unmapped.bump();
             }
             self.front.cache.held.set(self.front.cache.held.get() - 1);
-            self.provider.give(RawPage::from_desc(desc));
+            self.provider.release(RawPage::from_desc(desc));
         }
     }
 

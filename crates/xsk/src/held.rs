@@ -77,7 +77,7 @@ impl<M: UmemMemory> HeldPages for HeldPosted<M> {
             // checked that all of them are of this region.
             unsafe {
                 let page: RawPage<M> = region.claim(page);
-                provider.give(page);
+                provider.release(page);
             }
         }
     }

@@ -206,7 +206,7 @@ fn queues_that_cannot_be_had() {
     // detached.
     drop(other);
     let provider = net.queues_mut().into[1].clone().unwrap();
-    assert_eq!(provider.take(&mut [None, None]), 0);
+    assert_eq!(provider.alloc(&mut [None, None]), 0);
     drop(provider);
     assert!(others.descriptors() > 0, "the queue still has the binding");
     assert!(net.detach(1).unwrap() && !net.detach(1).unwrap());

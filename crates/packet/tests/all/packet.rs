@@ -247,13 +247,13 @@ struct Brittle(Arc<RegionProvider<Private>>, AtomicBool);
 
 // SAFETY: it is the provider inside.
 unsafe impl Provider<Private> for Brittle {
-    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
-        self.0.take(pages)
+    fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+        self.0.alloc(pages)
     }
 
-    unsafe fn give(&self, page: RawPage<Private>) {
+    unsafe fn release(&self, page: RawPage<Private>) {
         // SAFETY: the caller's.
-        unsafe { self.0.give(page) };
+        unsafe { self.0.release(page) };
         if !self.1.swap(true, Ordering::Relaxed) {
             resume_unwind(Box::new("as the test wants it"));
         }

@@ -33,17 +33,17 @@ struct Meddler(Arc<RegionProvider<Private>>, Arc<Stash>);
 
 // SAFETY: all pages and regions are those of the provider within.
 unsafe impl Provider<Private> for Meddler {
-    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
         self.1.drop_one();
-        let n = self.0.take(pages);
+        let n = self.0.alloc(pages);
         self.1.drop_one();
         n
     }
 
-    unsafe fn give(&self, page: RawPage<Private>) {
+    unsafe fn release(&self, page: RawPage<Private>) {
         self.1.drop_one();
         // SAFETY: it came from there.
-        unsafe { self.0.give(page) };
+        unsafe { self.0.release(page) };
         self.1.drop_one();
     }
 

@@ -60,16 +60,16 @@ struct Brittle(Arc<RegionProvider<Private>>, Arc<Fuses>);
 
 // SAFETY: all pages and regions are those of the provider within.
 unsafe impl Provider<Private> for Brittle {
-    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
         let half = pages.len().div_ceil(2);
-        let n = self.0.take(&mut pages[..half]);
+        let n = self.0.alloc(&mut pages[..half]);
         self.1.take.burn();
-        n + self.0.take(&mut pages[half..])
+        n + self.0.alloc(&mut pages[half..])
     }
 
-    unsafe fn give(&self, page: RawPage<Private>) {
+    unsafe fn release(&self, page: RawPage<Private>) {
         // SAFETY: it came from there.
-        unsafe { self.0.give(page) };
+        unsafe { self.0.release(page) };
         self.1.give.burn();
     }
 

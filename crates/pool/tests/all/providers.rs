@@ -38,7 +38,7 @@ impl<M: SystemMemory> Bitmap<M> {
 // SAFETY: a page's bit is set while the page is free. There is one region, and it lives as long as
 // the provider.
 unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut free = self.free.lock().unwrap();
         let mut taken = 0;
         for (n, word) in free.iter_mut().enumerate() {
@@ -53,7 +53,7 @@ unsafe impl<M: SystemMemory> Provider<M> for Bitmap<M> {
         taken
     }
 
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         // SAFETY: the page is one of this provider, which is alive.
         let index = unsafe { page.index() };
         let word = &mut self.free.lock().unwrap()[index as usize / 64];

@@ -474,14 +474,14 @@ impl Rude {
 
 // SAFETY: all of it is the provider's behind it.
 unsafe impl Provider<Private> for Rude {
-    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
         self.act();
-        self.pages.take(pages)
+        self.pages.alloc(pages)
     }
 
-    unsafe fn give(&self, page: RawPage<Private>) {
+    unsafe fn release(&self, page: RawPage<Private>) {
         // SAFETY: the caller's.
-        unsafe { self.pages.give(page) }
+        unsafe { self.pages.release(page) }
     }
 
     fn page_size(&self) -> usize {
@@ -698,12 +698,12 @@ fn more_pages_than_lists_can_number() {
         fn pages(&self) -> u64 {
             u64::MAX
         }
-        fn take(&self, into: &mut [Option<RawPage<Private>>]) -> usize {
-            self.0.take(into)
+        fn alloc(&self, into: &mut [Option<RawPage<Private>>]) -> usize {
+            self.0.alloc(into)
         }
-        unsafe fn give(&self, page: RawPage<Private>) {
+        unsafe fn release(&self, page: RawPage<Private>) {
             // SAFETY: the caller's.
-            unsafe { self.0.give(page) }
+            unsafe { self.0.release(page) }
         }
         fn each(&self, f: &mut dyn FnMut(&Region<Private>)) {
             self.0.each(f);

@@ -151,17 +151,17 @@ struct Waits {
 
 // SAFETY: all of it is the provider's behind it.
 unsafe impl Provider<Private> for Waits {
-    fn take(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<Private>>]) -> usize {
         while self.waits.load(Ordering::Relaxed) {
             self.asked.store(true, Ordering::Relaxed);
             thread::yield_now();
         }
-        self.pages.take(pages)
+        self.pages.alloc(pages)
     }
 
-    unsafe fn give(&self, page: RawPage<Private>) {
+    unsafe fn release(&self, page: RawPage<Private>) {
         // SAFETY: the caller's.
-        unsafe { self.pages.give(page) }
+        unsafe { self.pages.release(page) }
     }
 
     fn page_size(&self) -> usize {

@@ -32,7 +32,7 @@ impl<M: Memory> Reserve<M> {
             let mut some = [const { None }; 64];
             let most = some.len().min(count - pages.len());
             let mut panics = Panics::default();
-            let taken = panics.call(|| this.from.take(&mut some[..most]));
+            let taken = panics.call(|| this.from.alloc(&mut some[..most]));
             // This includes the pages that the provider handed out before it panicked: the drop of
             // the reserve returns them.
             pages.extend(some.into_iter().flatten());
@@ -48,7 +48,7 @@ impl<M: Memory> Reserve<M> {
 // SAFETY: a page is in the list while it is nowhere else, once; all are of the provider behind,
 // which the reserve keeps and whose promises about regions and sizes hold for them.
 unsafe impl<M: Memory> Provider<M> for Reserve<M> {
-    fn take(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
         let mut mine = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = pages.len().min(mine.len());
         let rest = mine.len() - taken;
@@ -58,7 +58,7 @@ unsafe impl<M: Memory> Provider<M> for Reserve<M> {
         taken
     }
 
-    unsafe fn give(&self, page: RawPage<M>) {
+    unsafe fn release(&self, page: RawPage<M>) {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner).push(page);
     }
 
@@ -80,7 +80,7 @@ impl<M: Memory> Drop for Reserve<M> {
         let mut panics = Panics::default();
         for page in self.pages.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // SAFETY: it came from there.
-            panics.call(|| unsafe { self.from.give(page) });
+            panics.call(|| unsafe { self.from.release(page) });
         }
         panics.resume();
     }

@@ -37,16 +37,16 @@ struct Supply(Arc<RegionProvider<PeerShared>>, Fuse);
 
 // SAFETY: it is the provider inside.
 unsafe impl Provider<PeerShared> for Supply {
-    fn take(&self, pages: &mut [Option<RawPage<PeerShared>>]) -> usize {
+    fn alloc(&self, pages: &mut [Option<RawPage<PeerShared>>]) -> usize {
         let (first, second) = pages.split_at_mut(pages.len() / 2);
-        let taken = self.0.take(first);
+        let taken = self.0.alloc(first);
         self.1.check();
-        taken + self.0.take(second)
+        taken + self.0.alloc(second)
     }
 
-    unsafe fn give(&self, page: RawPage<PeerShared>) {
+    unsafe fn release(&self, page: RawPage<PeerShared>) {
         // SAFETY: the caller's.
-        unsafe { self.0.give(page) }
+        unsafe { self.0.release(page) }
     }
 
     fn page_size(&self) -> usize {

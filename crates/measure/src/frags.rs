@@ -4,7 +4,7 @@
 //! ```text
 //!   alloc ◄─ the next buffer of this thread's block        a subtraction; no atomic
 //!             block used up ◄── this thread's free blocks ◄── 4 blocks under the lock ── buddy allocator
-//!   give ──► the block's count, one less                    one atomic subtraction
+//!   release ► the block's count, one less                    one atomic subtraction
 //!             0 ──► unmapped, this thread's free blocks (last in, first out) ── the 4 coldest, likewise ─►
 //! ```
 //!

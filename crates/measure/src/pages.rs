@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   alloc ◄─ this thread's cache ◄── 63 pages under the lock ── buddy allocator
-//!   give ──► (last in, first out) ── the 63 coldest, likewise ─►
+//!   release ► (last in, first out) ── the 63 coldest, likewise ─►
 //! ```
 //!
 //! Linux does the same for a driver that asks for single pages: it has per-CPU lists in front of a

@@ -8,8 +8,9 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, Ecn, Flags, Full, Header, Held,
-    IcmpError, KeepAlive, Listener, Meta, Options, Outgoing, Output, Received, Secret, Seq, Timestamps, Unreachable,
+    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Ecn, Flags, Full,
+    Header, Held, KeepAlive, Listener, Options, Outgoing, Output, ReadOutcome, Secret, SegmentMeta, Seq, Timestamps,
+    Unreachable,
 };
 use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
 use std::cell::Cell;
@@ -167,7 +168,7 @@ impl Run {
             } else {
                 Header { flags: Flags::SYN.with(Flags::ACK), options: Options { timestamps, ..options }, ..ack }
             };
-            connection.handle_segment(&header, None, Meta::of(0), now);
+            connection.handle_segment(&header, None, SegmentMeta::of(0), now);
         }
         Some(Self { now, config, queue, ring, connection, peer: peer + 1, held: Vec::new(), next: None })
     }
@@ -204,14 +205,15 @@ impl Run {
         // The byte of each number is the number's lowest.
         let bytes = || (0..len).map(|n| (header.seq + n).0 as u8).collect();
         let payload = (len > 0 && !missing).then(|| SharedBytes::new(bytes()));
-        let meta = Meta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..Meta::of(len) };
+        let meta =
+            SegmentMeta { segments: 1 + u16::from(input.u8() & 3), ce: input.u8() & 31 == 0, ..SegmentMeta::of(len) };
         self.connection.handle_segment(&header, payload, meta, self.now);
         self.peer = header.seq.0.wrapping_add(len);
     }
 
     /// The user reads one chunk and keeps it, or reads all.
     fn read(&mut self, keep: bool) {
-        while let Ok(Received::Chunk(chunk)) = self.connection.recv(self.now) {
+        while let Ok(ReadOutcome::Chunk(chunk)) = self.connection.recv(self.now) {
             assert!(!chunk.is_empty());
             for byte in chunk.bytes().iter() {
                 assert_eq!(*byte, self.next.unwrap_or(*byte), "the stream has a gap");
@@ -244,10 +246,10 @@ impl Run {
     fn icmp(&mut self, input: &mut Input) {
         let seq = near(input, &[self.ring.last.seq.0]);
         let error = match input.u8() & 1 {
-            0 => IcmpError::TooBig { max_payload: input.u16().into() },
-            _ => IcmpError::Unreachable(Unreachable::Port),
+            0 => DeliveryError::TooBig { max_payload: input.u16().into() },
+            _ => DeliveryError::Unreachable(Unreachable::Port),
         };
-        self.connection.handle_icmp_error(error, (input.u8() & 7 != 0).then_some(seq), self.now);
+        self.connection.handle_delivery_error(error, (input.u8() & 7 != 0).then_some(seq), self.now);
     }
 
     /// What a stack asks after each call.

@@ -6,7 +6,7 @@
 use crate::calls::status;
 use crate::errno::Errno;
 use crate::interface::User;
-use crate::world::{Kind, Options, World, shared};
+use crate::world::{Options, SocketKind, World, shared};
 use libc::{c_int, c_void, socklen_t};
 use netmem_inet::Time;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn number(world: &mut World, fd: c_int, level: c_int, name: c_int) -> Result<c_i
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => keep_alive.into(),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => 1,
         (libc::SOL_TCP, libc::TCP_MAXSEG) => match kind {
-            Kind::Stream(_) => world.stream(fd)?.1.connection.info(Time::ZERO).send.segment_size as c_int,
+            SocketKind::Stream(_) => world.stream(fd)?.1.connection.info(Time::ZERO).send.segment_size as c_int,
             _ if options.max_segment != 0 => options.max_segment.into(),
             _ => 536,
         },

@@ -203,7 +203,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
         };
-        let meta = tcp::Meta { len: len as u32, segments: segments as u16, ce: ip.is_ce() };
+        let meta = tcp::SegmentMeta { len: len as u32, segments: segments as u16, ce: ip.is_ce() };
         // Missing payload counts as dropped.
         let dropped = self.short && len > 0 && origin != Origin::Loopback;
         self.resources.egress.stats.short += u64::from(dropped);

@@ -77,9 +77,9 @@ impl Unreachable {
     }
 }
 
-/// An ICMP error about a segment of this connection.
+/// An error in the delivery of a segment: ICMP, or this host's own resolution of the next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum IcmpError {
+pub enum DeliveryError {
     /// The segment did not arrive.
     Unreachable(Unreachable),
     /// The segment is larger than the path allows.

@@ -13,7 +13,7 @@ use super::connection::Connection;
 use super::event::Events;
 use super::sender::Ack;
 use super::state::State;
-use super::{Carrier, Ecn, Error, Flags, Header, IcmpError, Meta, Seq, reset_for};
+use super::{Carrier, DeliveryError, Ecn, Error, Flags, Header, SegmentMeta, Seq, reset_for};
 use crate::time::Time;
 
 /// After a pause of this length, the peer is in slow start again.
@@ -30,7 +30,7 @@ impl<C: Carrier> Connection<C> {
         &mut self,
         header: &Header,
         payload: impl IntoIterator<Item = C::Received>,
-        meta: Meta,
+        meta: SegmentMeta,
         now: Time,
     ) {
         let payload = payload.into_iter();
@@ -81,9 +81,10 @@ impl<C: Carrier> Connection<C> {
     /// it (RFC 5927). During the handshake, a hard error ends the connection. An error of this host
     /// also ends it, because nothing was sent. After the handshake, errors are only the reason that
     /// is reported if the connection times out. Returns whether the error counts.
-    /// [`poll_event`](Self::poll_event) follows.
-    pub fn handle_icmp_error(&mut self, error: IcmpError, seq: Option<Seq>, now: Time) -> bool {
-        record!(self, Step::Icmp { error, seq, now });
+    /// [`poll_transmit`](Self::poll_transmit) follows: a path that is smaller than a segment in
+    /// flight has it sent again.
+    pub fn handle_delivery_error(&mut self, error: DeliveryError, seq: Option<Seq>, now: Time) -> bool {
+        record!(self, Step::DeliveryError { error, seq, now });
         let (una, local) = (self.sender.una(), seq.is_none());
         let seq = seq.unwrap_or(una);
         let in_flight = local || (una <= seq && seq < self.sender.next_seq());
@@ -95,10 +96,10 @@ impl<C: Carrier> Connection<C> {
             return false;
         }
         match error {
-            IcmpError::TooBig { max_payload } => {
+            DeliveryError::TooBig { max_payload } => {
                 self.sender.handle_too_big(seq, max_payload, now);
             }
-            IcmpError::Unreachable(what) => {
+            DeliveryError::Unreachable(what) => {
                 if (what.is_hard() || local) && matches!(self.state, State::SynSent | State::SynReceived) {
                     self.fail(Error::Unreachable(what));
                 } else {
@@ -109,7 +110,7 @@ impl<C: Carrier> Connection<C> {
         true
     }
 
-    fn dispatch(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn dispatch(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: SegmentMeta, now: Time) {
         match self.state {
             State::Closed => {}
             State::SynSent => self.handle_in_syn_sent(header, payload, meta, now),
@@ -122,7 +123,7 @@ impl<C: Carrier> Connection<C> {
         &mut self,
         header: &Header,
         payload: impl Iterator<Item = C::Received>,
-        meta: Meta,
+        meta: SegmentMeta,
         now: Time,
     ) {
         let flags = header.flags;
@@ -168,7 +169,7 @@ impl<C: Carrier> Connection<C> {
         &mut self,
         header: &Header,
         payload: impl Iterator<Item = C::Received>,
-        meta: Meta,
+        meta: SegmentMeta,
         now: Time,
     ) {
         let mut header = *header;
@@ -327,7 +328,13 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Processes urgent data, payload and FIN.
-    fn handle_payload(&mut self, header: &Header, payload: impl Iterator<Item = C::Received>, meta: Meta, now: Time) {
+    fn handle_payload(
+        &mut self,
+        header: &Header,
+        payload: impl Iterator<Item = C::Received>,
+        meta: SegmentMeta,
+        now: Time,
+    ) {
         let fin = header.flags.has(Flags::FIN);
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

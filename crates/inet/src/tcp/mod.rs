@@ -51,7 +51,6 @@ mod input;
 mod isn;
 mod limit;
 mod listener;
-mod meta;
 mod output;
 mod receiver;
 #[cfg(feature = "record")]
@@ -60,6 +59,7 @@ mod recording;
 mod replay;
 mod reset;
 mod saved;
+mod segment_meta;
 mod seq;
 mod state;
 #[cfg(test)]
@@ -78,11 +78,10 @@ pub use carrier::{Carrier, Chunk, Ticket};
 pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;
 pub use connection::Connection;
-pub use event::{Error, Event, IcmpError, Unreachable};
+pub use event::{DeliveryError, Error, Event, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
 pub use isn::{Secret, Start};
 pub use listener::{Answer, ArrivingSegment, ConnectionTemplate, Listener};
-pub use meta::Meta;
 pub use output::{Full, Outgoing, Output};
 #[cfg(feature = "record")]
 pub use recording::Recording;
@@ -90,7 +89,8 @@ pub use recording::Recording;
 pub use replay::{Counted, Diverged, Length, Numbered};
 pub use reset::reset_for;
 pub use saved::Saved;
+pub use segment_meta::SegmentMeta;
 pub use sender::Sender;
 pub use seq::Seq;
 pub use state::State;
-pub use user::{Info, Received, Refusal, Refused};
+pub use user::{Info, ReadOutcome, Refusal, Refused};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Config, Header, IcmpError, KeepAlive, Meta, Seq, Start};
+use super::{Config, DeliveryError, Header, KeepAlive, SegmentMeta, Seq, Start};
 use crate::time::Time;
 
 /// A recording of a connection from its beginning: headers, times, calls, and the segments that it
@@ -36,12 +36,12 @@ pub struct Recording {
 pub(super) enum Step {
     Segment {
         header: Header,
-        meta: Meta,
+        meta: SegmentMeta,
         chunks: Vec<u32>,
         now: Time,
     },
-    Icmp {
-        error: IcmpError,
+    DeliveryError {
+        error: DeliveryError,
         seq: Option<Seq>,
         now: Time,
     },

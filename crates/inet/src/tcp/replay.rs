@@ -35,8 +35,8 @@ impl Recording {
                 Step::Segment { header, meta, chunks, now } => {
                     tcp.handle_segment(header, chunks.iter().map(|len| Length::new(*len)), *meta, *now);
                 }
-                Step::Icmp { error, seq, now } => {
-                    tcp.handle_icmp_error(*error, *seq, *now);
+                Step::DeliveryError { error, seq, now } => {
+                    tcp.handle_delivery_error(*error, *seq, *now);
                 }
                 Step::Transmit { now, offload, sent, done: at_end, full } => {
                     done.set(sent.first().map_or(*at_end, |segment| segment.done));

@@ -133,7 +133,7 @@ impl<C: Carrier> Connection<C> {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{End, Pair, SharedBytes, stream};
-    use super::super::{Flags, Received};
+    use super::super::{Flags, ReadOutcome};
     use super::*;
 
     /// Saves an end as JSON with its payload, and continues from that with another beginning of
@@ -199,7 +199,7 @@ mod tests {
         let fin = pair.b.output(pair.now).remove(0);
         pair.a.input(&fin, then);
         assert_eq!(pair.a.tcp.state(), State::TimeWait);
-        assert!(matches!(pair.a.tcp.recv(then), Ok(Received::End)));
+        assert!(matches!(pair.a.tcp.recv(then), Ok(ReadOutcome::End)));
     }
 
     /// Changes some of the numbers and flags of a value, at random.
@@ -253,7 +253,7 @@ mod tests {
                 for sent in pair.b.output(pair.now) {
                     pair.a.input(&sent, pair.now);
                 }
-                while let Ok(Received::Chunk(_)) = pair.a.tcp.recv(pair.now) {}
+                while let Ok(ReadOutcome::Chunk(_)) = pair.a.tcp.recv(pair.now) {}
                 pair.now += Duration::from_millis(random.u64(0..3000));
                 pair.a.tcp.handle_timeout(pair.now);
                 pair.b.tcp.handle_timeout(pair.now);

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{
-    Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Meta, Outgoing, Output, Received, Seq, Start,
-    State, Ticket,
+    Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Outgoing, Output, ReadOutcome, SegmentMeta, Seq,
+    Start, State, Ticket,
 };
 use crate::time::Time;
 
@@ -167,7 +167,7 @@ impl End {
     }
 
     pub(crate) fn input(&mut self, sent: &Sent, now: Time) {
-        self.tcp.handle_segment(&sent.header, sent.payload.clone(), Meta::of(sent.len()), now);
+        self.tcp.handle_segment(&sent.header, sent.payload.clone(), SegmentMeta::of(sent.len()), now);
     }
 
     /// Passes a segment without payload to the connection, and returns the segments that it sends
@@ -184,7 +184,7 @@ impl End {
     }
 
     pub(crate) fn read(&mut self, now: Time) {
-        while let Ok(Received::Chunk(chunk)) = self.tcp.recv(now) {
+        while let Ok(ReadOutcome::Chunk(chunk)) = self.tcp.recv(now) {
             self.read.extend_from_slice(chunk.bytes());
         }
     }

@@ -6,7 +6,7 @@
 use super::connection::{Connection, Stall};
 #[cfg(feature = "record")]
 use super::recording::SentSegment;
-use super::sender::Kind;
+use super::sender::TransmissionKind;
 use super::state::State;
 use super::{Carrier, Ecn, Flags, Full, Header, Options, Outgoing, Output, SackBlocks, Seq};
 use crate::time::Time;
@@ -66,7 +66,7 @@ impl<C: Carrier> Connection<C> {
                 flags = if set { flags.with(flag) } else { flags };
             }
             if next.syn {
-                flags = flags.with(self.ecn_flags(next.kind == Kind::Retransmission));
+                flags = flags.with(self.ecn_flags(next.kind == TransmissionKind::Retransmission));
             }
             let (mut header, edge) = match common {
                 Some((header, edge)) if !next.syn => (Header { seq: next.seq, flags, ..header }, edge),
@@ -83,7 +83,7 @@ impl<C: Carrier> Connection<C> {
                 payload_len: next.len,
                 segment_size: next.segment_size,
                 ect: next.ect,
-                probe: next.kind == Kind::MtuProbe,
+                probe: next.kind == TransmissionKind::MtuProbe,
             })?;
             self.note_accepted();
             #[cfg(feature = "record")]
@@ -202,7 +202,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::testing::{End, Pair, Ring, Sent, SharedBytes, start, stream};
-    use super::super::{Config, Connection, Ecn, Flags, Header, Meta, Received, Seq, State};
+    use super::super::{Config, Connection, Ecn, Flags, Header, ReadOutcome, SegmentMeta, Seq, State};
 
     /// A ring that is full from time to time only delays segments. Neither payload nor window
     /// updates are lost.
@@ -273,7 +273,7 @@ mod tests {
             pair.settle();
         }
         let mut held = Vec::new();
-        while let Ok(Received::Chunk(chunk)) = pair.b.tcp.recv(pair.now) {
+        while let Ok(ReadOutcome::Chunk(chunk)) = pair.b.tcp.recv(pair.now) {
             held.push(chunk);
         }
         let closed =
@@ -370,7 +370,12 @@ mod tests {
         assert_eq!(capable(&mut pair), (false, true));
         pair.b.tcp.send(stream(100, 100), false).unwrap();
         let marked = pair.b.output(pair.now).remove(0);
-        pair.a.tcp.handle_segment(&marked.header, marked.payload, Meta { len: 100, segments: 1, ce: true }, pair.now);
+        pair.a.tcp.handle_segment(
+            &marked.header,
+            marked.payload,
+            SegmentMeta { len: 100, segments: 1, ce: true },
+            pair.now,
+        );
         assert!(pair.a.output(pair.now)[0].has(Flags::ECE));
         // The second SYN arrives last.
         assert!(pair.b.answer(again.header, pair.now)[0].has(Flags::ACK), "it is challenged");

@@ -12,9 +12,9 @@ use super::sender::SendInfo;
 use super::{Carrier, Error, Event, IpFields, KeepAlive, Seq, State};
 use crate::time::Time;
 
-/// The result of [`recv`](Connection::recv).
+/// What [`recv`](Connection::recv) found in the stream.
 #[derive(Debug)]
-pub enum Received<T> {
+pub enum ReadOutcome<T> {
     /// Payload that is next in order.
     Chunk(Held<T>),
     /// There is no payload now.
@@ -140,17 +140,17 @@ impl<C: Carrier> Connection<C> {
     ///
     /// # Errors
     /// The connection is over, and no payload is left to be read.
-    pub fn recv(&mut self, now: Time) -> Result<Received<C::Received>, Error> {
+    pub fn recv(&mut self, now: Time) -> Result<ReadOutcome<C::Received>, Error> {
         record!(self, Step::Recv(now));
         let round_trip = self.sender.round_trip();
         if let Some(chunk) = self.receiver.read(now, round_trip) {
-            return Ok(Received::Chunk(chunk));
+            return Ok(ReadOutcome::Chunk(chunk));
         }
         match self.error {
-            _ if self.receiver.finished() || self.recv_shutdown => Ok(Received::End),
+            _ if self.receiver.finished() || self.recv_shutdown => Ok(ReadOutcome::End),
             Some(error) => Err(error),
-            None if self.state == State::Closed => Ok(Received::End),
-            None => Ok(Received::Empty),
+            None if self.state == State::Closed => Ok(ReadOutcome::End),
+            None => Ok(ReadOutcome::Empty),
         }
     }
 

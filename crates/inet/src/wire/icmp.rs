@@ -115,9 +115,9 @@ impl IcmpKind {
     /// What the error means for a connection whose segments have `headers` bytes of IP and TCP
     /// headers, without options.
     #[must_use]
-    pub fn for_connection(self, headers: u32) -> tcp::IcmpError {
-        tcp::IcmpError::Unreachable(match self {
-            Self::TooBig { mtu } => return tcp::IcmpError::TooBig { max_payload: mtu.saturating_sub(headers) },
+    pub fn for_connection(self, headers: u32) -> tcp::DeliveryError {
+        tcp::DeliveryError::Unreachable(match self {
+            Self::TooBig { mtu } => return tcp::DeliveryError::TooBig { max_payload: mtu.saturating_sub(headers) },
             Self::NetworkUnreachable => Unreachable::Network,
             Self::HostUnreachable => Unreachable::Host,
             Self::ProtocolUnreachable => Unreachable::Protocol,

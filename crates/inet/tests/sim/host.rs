@@ -3,8 +3,8 @@
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, Error, Event, Flags, Full, Header,
-    IcmpError, Listener, Meta, Outgoing, Output, Received, Refused, Secret, Seq, State, reset_for,
+    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Error, Event, Flags,
+    Full, Header, Listener, Outgoing, Output, ReadOutcome, Refused, Secret, SegmentMeta, Seq, State, reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
@@ -230,7 +230,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
 
 /// Whether a segment follows another one, or several merged ones, without a gap. Segments with
 /// different marks or timestamps are not merged.
-fn follows(first: &Header, all: &Meta, next: &Header, meta: &Meta) -> bool {
+fn follows(first: &Header, all: &SegmentMeta, next: &Header, meta: &SegmentMeta) -> bool {
     let plain = |flags: Flags| flags.without(Flags::PSH) == Flags::ACK;
     let end = Header { seq: first.seq + all.len, flags: next.flags, ..*first };
     plain(first.flags) && plain(next.flags) && all.len > 0 && meta.len > 0 && all.ce == meta.ce && end == *next
@@ -306,7 +306,7 @@ impl Host {
     /// Processes packets that arrived at the same time. Returns how many of them were damaged.
     pub(crate) fn receive(&mut self, packets: &[Vec<u8>], mark: f64, now: Time) -> u64 {
         let mut damaged = 0;
-        let mut merged: Option<(Header, Vec<&[u8]>, Meta)> = None;
+        let mut merged: Option<(Header, Vec<&[u8]>, SegmentMeta)> = None;
         for bytes in packets {
             // The checksum is wrong: the packet is dropped.
             let Some((segment, ect)) = parse(bytes) else {
@@ -314,7 +314,7 @@ impl Host {
                 continue;
             };
             let (header, payload) = (segment.header, &bytes[segment.payload.at..segment.payload.end()]);
-            let meta = Meta { ce: ect && self.rng.f64() < mark, ..Meta::of(payload.len() as u32) };
+            let meta = SegmentMeta { ce: ect && self.rng.f64() < mark, ..SegmentMeta::of(payload.len() as u32) };
             if let Some((first, chunks, all)) = &mut merged {
                 if self.ring.merges && follows(first, all, &header, &meta) {
                     first.flags = first.flags.with(header.flags);
@@ -339,7 +339,7 @@ impl Host {
         damaged
     }
 
-    fn segment(&mut self, header: &Header, payload: &[&[u8]], meta: Meta, now: Time) {
+    fn segment(&mut self, header: &Header, payload: &[&[u8]], meta: SegmentMeta, now: Time) {
         let mut after = None;
         if let Some(connection) = &self.connection {
             after = connection.reused_by(header);
@@ -399,7 +399,7 @@ impl Host {
 
     pub(crate) fn too_big(&mut self, seq: Seq, max_payload: u32, now: Time) {
         if let Some(connection) = &mut self.connection {
-            connection.handle_icmp_error(IcmpError::TooBig { max_payload }, Some(seq), now);
+            connection.handle_delivery_error(DeliveryError::TooBig { max_payload }, Some(seq), now);
             self.transmit(now);
         }
     }
@@ -517,18 +517,18 @@ impl Host {
         self.next_read = now + Duration::from_micros(self.rng.u64(0..=self.plan.read_pause));
         for _ in 0..self.rng.usize(1..8) {
             match connection.recv(now) {
-                Ok(Received::Chunk(chunk)) => {
+                Ok(ReadOutcome::Chunk(chunk)) => {
                     for (i, b) in chunk.bytes().iter().enumerate() {
                         assert_eq!(*b, byte(peer, self.received + i), "{}: byte {}", self.name, self.received + i);
                     }
                     assert!(!chunk.is_empty());
                     self.received += chunk.len();
                 }
-                Ok(Received::Empty) => {
+                Ok(ReadOutcome::Empty) => {
                     self.readable = false;
                     break;
                 }
-                Ok(Received::End) => {
+                Ok(ReadOutcome::End) => {
                     (self.ended, self.readable) = (!self.over || self.failure.is_none(), false);
                     if self.sent == self.plan.send {
                         self.closed = true;

@@ -3,8 +3,8 @@
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Budget, Chunk, Config, Connection, Flags, Full, Header, Meta, Options, Outgoing, Output, Received, Secret, Seq,
-    State,
+    Budget, Chunk, Config, Connection, Flags, Full, Header, Options, Outgoing, Output, ReadOutcome, Secret,
+    SegmentMeta, Seq, State,
 };
 use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
 use std::cell::Cell;
@@ -52,7 +52,7 @@ fn victim(config: &Config, queue: &Budget) -> Victim {
     let options = Options { mss: Some(1460), window_scale: Some(7), sack_permitted: true, ..Options::default() };
     let header =
         Header { seq, ack, flags: Flags::SYN.with(Flags::ACK), window: u16::MAX, options, ..Header::default() };
-    connection.handle_segment(&header, None, Meta::of(0), now);
+    connection.handle_segment(&header, None, SegmentMeta::of(0), now);
     connection.poll_transmit(now, &mut sink).unwrap();
     assert_eq!(connection.state(), State::Established);
     Victim { connection, sink, seq: seq + 1, ack, now }
@@ -64,7 +64,7 @@ impl Victim {
     fn give(&mut self, seq: Seq, len: u32) {
         let header = Header { seq, ack: self.ack, flags: Flags::ACK, window: 1000, ..Header::default() };
         let payload = SharedBytes::new((0..len).map(|n| (seq + n).0 as u8).collect());
-        self.connection.handle_segment(&header, Some(payload), Meta::of(len), self.now);
+        self.connection.handle_segment(&header, Some(payload), SegmentMeta::of(len), self.now);
         self.connection.poll_transmit(self.now, &mut self.sink).unwrap();
     }
 
@@ -77,7 +77,7 @@ impl Victim {
     /// read.
     fn read(&mut self, from: Seq) -> u32 {
         let mut at = from;
-        while let Received::Chunk(chunk) = self.connection.recv(self.now).unwrap() {
+        while let ReadOutcome::Chunk(chunk) = self.connection.recv(self.now).unwrap() {
             for byte in chunk.bytes().iter() {
                 assert_eq!(*byte, at.0 as u8);
                 at += 1;
@@ -165,7 +165,7 @@ fn a_million_forged_segments_change_nothing() {
         let data = rng.bool().then(|| payload.clone());
         let len = if data.is_some() { 100 } else { 0 };
         let before = victim.sink.segments;
-        victim.connection.handle_segment(&header, data, Meta::of(len), victim.now);
+        victim.connection.handle_segment(&header, data, SegmentMeta::of(len), victim.now);
         victim.connection.poll_transmit(victim.now, &mut victim.sink).unwrap();
         // Payload or FIN outside of the window looks like a retransmission whose acknowledgement
         // was lost, so it is answered.

@@ -35,7 +35,7 @@ pub(crate) struct World {
 }
 
 pub(crate) struct Socket {
-    pub(crate) kind: Kind,
+    pub(crate) kind: SocketKind,
     pub(crate) nonblocking: bool,
     pub(crate) options: Options,
     /// Whether a `connect` has not returned its result yet.
@@ -47,7 +47,7 @@ pub(crate) struct Socket {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     New,
     Listener(usize),
     Stream(usize),

@@ -29,7 +29,7 @@ mod sockets;
 mod stream;
 mod turns;
 
-pub(crate) use host::{Kind, World};
+pub(crate) use host::{SocketKind, World};
 pub(crate) use sockets::Reading;
 pub(crate) use stream::{Options, Push};
 pub(crate) use turns::{Shared, WORLD, shared};

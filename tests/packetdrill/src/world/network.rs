@@ -5,7 +5,7 @@ use super::host::World;
 use super::stream::Stream;
 use crate::fail::fail;
 use crate::memory::{Memory, SharedBytes};
-use netmem_inet::tcp::{Answer, ArrivingSegment, ConnectionTemplate, Header, IpFields, Meta, reset_for};
+use netmem_inet::tcp::{Answer, ArrivingSegment, ConnectionTemplate, Header, IpFields, SegmentMeta, reset_for};
 use netmem_inet::wire::{Flow, Icmp, IcmpError, IcmpKind, Ip, QuotedTransport, Transport};
 
 impl World {
@@ -42,7 +42,7 @@ impl World {
         let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| open(stream)) else { return };
         let v4 = quoted.flow.remote.is_ipv4();
         let believed =
-            stream.connection.handle_icmp_error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
+            stream.connection.handle_delivery_error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
         if let IcmpKind::TooBig { mtu } = *kind
             && believed
         {
@@ -78,7 +78,7 @@ impl World {
 
     fn segment(&mut self, flow: Flow, header: &Header, payload: &[u8], ce: bool) {
         let size = self.settings.number("segment", 1460).max(1) as usize;
-        let meta = Meta { len: payload.len() as u32, segments: payload.len().div_ceil(size).max(1) as u16, ce };
+        let meta = SegmentMeta { len: payload.len() as u32, segments: payload.len().div_ceil(size).max(1) as u16, ce };
         let known = self
             .streams
             .iter()
@@ -127,7 +127,7 @@ impl World {
     }
 
     /// Passes a segment to a connection.
-    fn give(&mut self, id: usize, header: &Header, payload: &[u8], meta: Meta) {
+    fn give(&mut self, id: usize, header: &Header, payload: &[u8], meta: SegmentMeta) {
         let stream = self.streams.get_mut(&id).expect("it is there");
         if let Some(listening) = stream.listener.and_then(|id| self.listeners.get_mut(&id))
             && !listening.listener.admits(&stream.connection, header)

@@ -1,10 +1,10 @@
 //! Socket calls. Errors are those of Linux.
 
-use super::host::{Kind, Listening, Socket, World};
+use super::host::{Listening, Socket, SocketKind, World};
 use super::stream::{Options, Push, Stream};
 use crate::errno::Errno;
 use crate::memory::SharedBytes;
-use netmem_inet::tcp::{Chunk, Connection, Header, IpFields, KeepAlive, Listener, Received};
+use netmem_inet::tcp::{Chunk, Connection, Header, IpFields, KeepAlive, Listener, ReadOutcome};
 use netmem_inet::wire::Flow;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -35,21 +35,21 @@ impl World {
         let Some(socket) = self.sockets.get_mut(&fd) else { return };
         socket.options = options;
         match socket.kind {
-            Kind::Stream(id) => {
+            SocketKind::Stream(id) => {
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.options = options;
                     stream.apply();
                 }
                 self.pump(id);
             }
-            Kind::Listener(id) => {
+            SocketKind::Listener(id) => {
                 let Some(v4) = self.listeners.get(&id).map(|listening| listening.local.is_ipv4()) else { return };
                 let config = self.config(&options, v4);
                 if let Some(listening) = self.listeners.get_mut(&id) {
                     (listening.options, listening.config) = (options, config);
                 }
             }
-            Kind::New => (),
+            SocketKind::New => (),
         }
     }
 
@@ -66,7 +66,7 @@ impl World {
             resets: false,
             ip: IpFields::default(),
         };
-        let kind = Kind::New;
+        let kind = SocketKind::New;
         self.sockets.insert(fd, Socket { kind, nonblocking, connecting: false, options, v4, local: None });
     }
 
@@ -89,7 +89,7 @@ impl World {
         self.next += 1;
         self.listeners
             .insert(id, Listening { local, listener, config, options, ready: VecDeque::new(), half_open: Vec::new() });
-        self.sockets.get_mut(&fd).ok_or(libc::EBADF)?.kind = Kind::Listener(id);
+        self.sockets.get_mut(&fd).ok_or(libc::EBADF)?.kind = SocketKind::Listener(id);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl World {
         descriptor: impl FnOnce() -> i32,
     ) -> Option<Result<(i32, SocketAddr), Errno>> {
         let Some(socket) = self.sockets.get(&fd) else { return Some(Err(libc::EBADF)) };
-        let (Kind::Listener(id), v4, nonblocking) = (socket.kind, socket.v4, socket.nonblocking) else {
+        let (SocketKind::Listener(id), v4, nonblocking) = (socket.kind, socket.v4, socket.nonblocking) else {
             return Some(Err(libc::EINVAL));
         };
         let listening = self.listeners.get_mut(&id)?;
@@ -109,7 +109,7 @@ impl World {
         listening.listener.taken();
         let new = descriptor();
         let options = self.streams[&stream].options;
-        let kind = Kind::Stream(stream);
+        let kind = SocketKind::Stream(stream);
         self.sockets.insert(new, Socket { kind, nonblocking: false, connecting: false, options, v4, local: None });
         Some(Ok((new, self.streams[&stream].flow.remote)))
     }
@@ -125,11 +125,11 @@ impl World {
         };
         let (nonblocking, mut waits) = (socket.nonblocking, libc::EALREADY);
         let id = match socket.kind {
-            Kind::New => {
+            SocketKind::New => {
                 waits = libc::EINPROGRESS;
                 self.open(fd, remote)
             }
-            Kind::Stream(id) if socket.connecting => id,
+            SocketKind::Stream(id) if socket.connecting => id,
             _ => return Some(Err(libc::EISCONN)),
         };
         let stream = self.streams.get_mut(&id)?;
@@ -157,7 +157,7 @@ impl World {
         let connection = Connection::connect(&config, self.secret.start(&flow, self.now), None, self.now);
         let id = self.insert(Stream::new(flow, connection, options, config.max_payload, None, &Header::default()));
         self.sockets.entry(fd).and_modify(|socket| {
-            (socket.kind, socket.connecting) = (Kind::Stream(id), true);
+            (socket.kind, socket.connecting) = (SocketKind::Stream(id), true);
         });
         self.pump(id);
         id
@@ -165,7 +165,7 @@ impl World {
 
     pub(crate) fn stream(&mut self, fd: i32) -> Result<(usize, &mut Stream), Errno> {
         match self.sockets.get(&fd).ok_or(libc::EBADF)?.kind {
-            Kind::Stream(id) => Ok((id, self.streams.get_mut(&id).ok_or(libc::ENOTCONN)?)),
+            SocketKind::Stream(id) => Ok((id, self.streams.get_mut(&id).ok_or(libc::ENOTCONN)?)),
             _ => Err(libc::ENOTCONN),
         }
     }
@@ -192,7 +192,7 @@ impl World {
                 break Some(Ok(()));
             }
             match stream.next_chunk(now) {
-                Ok(Received::Chunk(mut chunk)) => {
+                Ok(ReadOutcome::Chunk(mut chunk)) => {
                     let take = chunk.len().min(len - bytes.len());
                     bytes.extend_from_slice(&chunk.bytes()[..take]);
                     chunk.advance(take);
@@ -200,9 +200,9 @@ impl World {
                         stream.rest = Some(chunk);
                     }
                 }
-                Ok(Received::Empty) if bytes.is_empty() => break nonblocking.then_some(Err(libc::EAGAIN)),
-                Ok(Received::Empty) if how.all && !nonblocking => break None,
-                Ok(Received::Empty | Received::End) => break Some(Ok(())),
+                Ok(ReadOutcome::Empty) if bytes.is_empty() => break nonblocking.then_some(Err(libc::EAGAIN)),
+                Ok(ReadOutcome::Empty) if how.all && !nonblocking => break None,
+                Ok(ReadOutcome::Empty | ReadOutcome::End) => break Some(Ok(())),
                 Err(_) if !bytes.is_empty() => break Some(Ok(())),
                 // The error is reported once. Then the stream is at its end.
                 Err(_) => break Some(stream.failure.take().map_or(Ok(()), Err)),
@@ -292,9 +292,11 @@ impl World {
         let Some(socket) = self.sockets.get(&fd) else { return libc::POLLNVAL };
         let flag = |is: bool, flag| if is { flag } else { 0 };
         match socket.kind {
-            Kind::New => libc::POLLOUT | libc::POLLHUP,
-            Kind::Listener(id) => flag(self.listeners.get(&id).is_some_and(|l| !l.ready.is_empty()), libc::POLLIN),
-            Kind::Stream(id) => {
+            SocketKind::New => libc::POLLOUT | libc::POLLHUP,
+            SocketKind::Listener(id) => {
+                flag(self.listeners.get(&id).is_some_and(|l| !l.ready.is_empty()), libc::POLLIN)
+            }
+            SocketKind::Stream(id) => {
                 let Some(stream) = self.streams.get(&id) else { return libc::POLLHUP };
                 let not_sent = match socket.options.not_sent {
                     0 => self.settings.number("tcp_notsent_lowat", u64::from(u32::MAX)) as usize,
@@ -324,8 +326,8 @@ impl World {
 
     pub(crate) fn close(&mut self, fd: i32) -> Result<(), Errno> {
         match self.sockets.remove(&fd).ok_or(libc::EBADF)?.kind {
-            Kind::New => (),
-            Kind::Listener(id) => {
+            SocketKind::New => (),
+            SocketKind::Listener(id) => {
                 let gone = self.listeners.remove(&id);
                 for id in gone.into_iter().flat_map(|listening| listening.ready.into_iter().chain(listening.half_open))
                 {
@@ -336,7 +338,7 @@ impl World {
                     self.pump(id);
                 }
             }
-            Kind::Stream(id) => {
+            SocketKind::Stream(id) => {
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.used = false;
                     if stream.options.resets {

@@ -4,7 +4,7 @@ use crate::errno::Errno;
 use crate::memory::{Memory, SharedBytes};
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Chunk, Connection, Error, Flags, Header, Held, IpFields, KeepAlive, Received, State, Unreachable,
+    Chunk, Connection, Error, Flags, Header, Held, IpFields, KeepAlive, ReadOutcome, State, Unreachable,
 };
 use netmem_inet::wire::Flow;
 use std::collections::VecDeque;
@@ -205,9 +205,9 @@ impl Stream {
         }
     }
 
-    pub(super) fn next_chunk(&mut self, now: Time) -> Result<Received<SharedBytes>, Error> {
+    pub(super) fn next_chunk(&mut self, now: Time) -> Result<ReadOutcome<SharedBytes>, Error> {
         match self.rest.take() {
-            Some(chunk) => Ok(Received::Chunk(chunk)),
+            Some(chunk) => Ok(ReadOutcome::Chunk(chunk)),
             None => self.connection.recv(now),
         }
     }

@@ -5,7 +5,7 @@ use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::sockets::stream::TcpStream;
-use crate::tcp::{Budget, Held, Received};
+use crate::tcp::{Budget, Held, ReadOutcome};
 use netmem_pool::Mapped;
 use std::ops::Range;
 use std::task::{Context, Poll};
@@ -30,13 +30,13 @@ impl<P: Payload> TcpStream<P> {
             return Err(SocketError::WouldBlock);
         }
         match entry.connection.recv(now) {
-            Ok(Received::Chunk(held)) => {
+            Ok(ReadOutcome::Chunk(held)) => {
                 // The window may have opened.
                 core.touch(self.id);
                 Ok(Some(held))
             }
-            Ok(Received::Empty) => Err(SocketError::WouldBlock),
-            Ok(Received::End) => Ok(None),
+            Ok(ReadOutcome::Empty) => Err(SocketError::WouldBlock),
+            Ok(ReadOutcome::End) => Ok(None),
             Err(error) => Err(SocketError::Closed(error)),
         }
     }
@@ -121,12 +121,12 @@ impl<M: Mapped> TcpStream<M> {
         let mut outcome = Ok(());
         for place in places {
             match entry.connection.recv(now) {
-                Ok(Received::Chunk(held)) => *place = Fragment::new(held),
-                Ok(Received::Empty) => {
+                Ok(ReadOutcome::Chunk(held)) => *place = Fragment::new(held),
+                Ok(ReadOutcome::Empty) => {
                     outcome = Err(SocketError::WouldBlock);
                     break;
                 }
-                Ok(Received::End) => break,
+                Ok(ReadOutcome::End) => break,
                 Err(error) => {
                     outcome = Err(SocketError::Closed(error));
                     break;

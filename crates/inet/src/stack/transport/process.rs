@@ -132,7 +132,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         }
         let waits = entry.path.waits();
         if entry.path.take_failure() {
-            entry.connection.handle_icmp_error(tcp::IcmpError::Unreachable(Unreachable::Host), None, now);
+            entry.connection.handle_delivery_error(tcp::DeliveryError::Unreachable(Unreachable::Host), None, now);
         }
         if refused && waits {
             schedule.wait_for_hop(id, entry);

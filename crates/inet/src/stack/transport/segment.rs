@@ -23,7 +23,7 @@ const MOST_EVICTED: usize = 64;
 pub(crate) struct ReceivedSegment<'a> {
     pub(crate) flow: Flow,
     pub(crate) header: &'a Header,
-    pub(crate) meta: tcp::Meta,
+    pub(crate) meta: tcp::SegmentMeta,
     pub(crate) reply_path: ReplyPath,
 }
 

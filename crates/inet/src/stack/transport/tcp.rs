@@ -267,7 +267,7 @@ impl<P: Payload> Tcp<P> {
     pub(crate) fn handle_icmp_error(&mut self, flow: &Flow, kind: IcmpKind, seq: Seq, now: Time) {
         let Some((id, entry)) = self.connections.find_mut(flow) else { return };
         let error = kind.for_connection(header_len(flow).into());
-        if entry.connection.handle_icmp_error(error, Some(seq), now)
+        if entry.connection.handle_delivery_error(error, Some(seq), now)
             && let IcmpKind::TooBig { mtu } = kind
         {
             entry.path.handle_too_big(mtu, now);

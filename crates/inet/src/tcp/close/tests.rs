@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::tcp::testing::{End, Pair, SharedBytes, start, stream};
-use crate::tcp::{Config, Event, IcmpError, Received, Refused, Timestamps, Unreachable};
+use crate::tcp::{Config, DeliveryError, Event, ReadOutcome, Refused, Timestamps, Unreachable};
 
 fn pair() -> Pair {
     Pair::connected(&Config::default(), &Config::default())
@@ -41,7 +41,7 @@ fn what_is_queued_leaves_before_fin() {
         pair.b.read(pair.now);
     }
     assert_eq!(pair.b.read, SharedBytes::numbered(0, 100_000).bytes());
-    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(ReadOutcome::End)));
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
 }
 
@@ -74,7 +74,7 @@ fn payload_after_close_resets() {
 fn payload_after_shutdown_read_is_taken() {
     let mut pair = pair();
     pair.b.tcp.shutdown_read();
-    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(ReadOutcome::End)));
     pair.a.tcp.send(stream(0, 100), false).unwrap();
     assert_eq!(resets(&pair.settle()), 0);
     pair.b.read(pair.now);
@@ -133,7 +133,7 @@ fn an_orphan_lives_while_its_peer_reads() {
         pair.b.read(pair.now);
     }
     assert_eq!(pair.b.read, SharedBytes::numbered(0, 5000).bytes());
-    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(ReadOutcome::End)));
 }
 
 /// The peer acknowledges a byte from time to time. Without an end, it could keep an orphan for
@@ -287,23 +287,27 @@ fn a_later_syn_reuses_time_wait() {
 
 #[test]
 fn icmp_errors_are_believed_for_segments_in_flight() {
-    let port = IcmpError::Unreachable(Unreachable::Port);
+    let port = DeliveryError::Unreachable(Unreachable::Port);
     let mut end = End::new(crate::tcp::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
-    assert!(!end.tcp.handle_icmp_error(port, Some(Seq(100)), Time::ZERO), "nothing is in flight");
+    assert!(!end.tcp.handle_delivery_error(port, Some(Seq(100)), Time::ZERO), "nothing is in flight");
     end.output(Time::ZERO);
     for seq in [99, 101, 5_000_000] {
-        assert!(!end.tcp.handle_icmp_error(port, Some(Seq(seq)), Time::ZERO));
+        assert!(!end.tcp.handle_delivery_error(port, Some(Seq(seq)), Time::ZERO));
     }
-    assert!(end.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Network), Some(Seq(100)), Time::ZERO));
+    assert!(end.tcp.handle_delivery_error(
+        DeliveryError::Unreachable(Unreachable::Network),
+        Some(Seq(100)),
+        Time::ZERO
+    ));
     assert_eq!(end.tcp.state(), State::SynSent, "a soft error");
-    assert!(end.tcp.handle_icmp_error(port, Some(Seq(100)), Time::ZERO));
+    assert!(end.tcp.handle_delivery_error(port, Some(Seq(100)), Time::ZERO));
     assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Port)));
 }
 
 #[test]
 fn a_next_hop_that_does_not_answer_ends_the_handshake() {
     let mut end = End::new(crate::tcp::Connection::connect(&Config::default(), start(100), None, Time::ZERO));
-    assert!(end.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Host), None, Time::ZERO));
+    assert!(end.tcp.handle_delivery_error(DeliveryError::Unreachable(Unreachable::Host), None, Time::ZERO));
     assert_eq!(end.tcp.failure(), Some(Error::Unreachable(Unreachable::Host)));
 }
 
@@ -313,7 +317,7 @@ fn an_icmp_error_does_not_end_an_established_connection_but_names_the_cause() {
     pair.a.tcp.send(stream(0, 100), false).unwrap();
     pair.a.output(pair.now);
     let una = pair.a.tcp.una();
-    assert!(pair.a.tcp.handle_icmp_error(IcmpError::Unreachable(Unreachable::Port), Some(una), pair.now));
+    assert!(pair.a.tcp.handle_delivery_error(DeliveryError::Unreachable(Unreachable::Port), Some(una), pair.now));
     assert_eq!(pair.a.tcp.state(), State::Established);
     while let Some(next) = pair.a.tcp.poll_timeout() {
         pair.a.tcp.handle_timeout(next);

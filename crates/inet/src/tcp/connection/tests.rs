@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tcp::testing::{Pair, SharedBytes, stream};
-use crate::tcp::{Event, Flags, Received};
+use crate::tcp::{Event, Flags, ReadOutcome};
 
 #[test]
 fn a_stream_goes_both_ways_and_closes() {
@@ -20,7 +20,7 @@ fn a_stream_goes_both_ways_and_closes() {
     assert_eq!(pair.b.read, SharedBytes::numbered(0, 150_000).bytes());
     assert_eq!(pair.a.read, SharedBytes::numbered(0, 500).bytes());
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::FinWait2, State::CloseWait));
-    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::End)));
+    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(ReadOutcome::End)));
     assert_eq!(pair.b.tcp.info(pair.now).buffers, 0);
     // The sending half of the other end still works.
     pair.b.tcp.send(stream(500, 20), false).unwrap();

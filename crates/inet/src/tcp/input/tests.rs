@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tcp::testing::{End, Pair, Sent, SharedBytes, start, stream};
-use crate::tcp::{Config, Event, KeepAlive, Received, SackBlocks, Timestamps};
+use crate::tcp::{Config, Event, KeepAlive, ReadOutcome, SackBlocks, Timestamps};
 
 /// A configuration without timestamps, so that PAWS does not reject the segment first.
 fn plain() -> Config {
@@ -306,7 +306,12 @@ fn a_congestion_mark_is_echoed_until_the_window_was_reduced() {
     let mut sent = pair.a.output(pair.now);
     assert!(sent.iter().all(|sent| sent.ect));
     let marked = sent.remove(0);
-    pair.b.tcp.handle_segment(&marked.header, marked.payload, Meta { len: 1448, segments: 1, ce: true }, pair.now);
+    pair.b.tcp.handle_segment(
+        &marked.header,
+        marked.payload,
+        SegmentMeta { len: 1448, segments: 1, ce: true },
+        pair.now,
+    );
     let back = pair.b.output(pair.now);
     assert!(back[0].has(Flags::ECE) && !back[0].ect);
     back.iter().for_each(|back| pair.a.input(back, pair.now));
@@ -417,7 +422,7 @@ fn the_window_of_a_keep_alive_probe_is_promised() {
     pair.a.tcp.send(stream(0, 5 * 1460), false).unwrap();
     pair.pass(Duration::from_secs(1));
     // Three segments are promised. Room for a fourth one is no reason for a window update.
-    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(Received::Chunk(chunk)) if chunk.len() == 1460));
+    assert!(matches!(pair.b.tcp.recv(pair.now), Ok(ReadOutcome::Chunk(chunk)) if chunk.len() == 1460));
     assert!(pair.settle().is_empty());
     let probe = pair.pass(Duration::from_secs(10)).remove(0).1.header;
     assert_eq!(probe.window, 4 * 1460);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::tcp::testing::{Pair, Ring, stream};
-use crate::tcp::{IcmpError, State};
+use crate::tcp::{DeliveryError, State};
 
 /// Runs two ends over a link with losses and full rings, with calls of all kinds. Returns the
 /// recordings as JSON, and the final states.
@@ -45,8 +45,8 @@ fn recorded(seed: u64) -> [(String, State); 2] {
             31 => from.tcp.set_cork(random.bool()),
             32 => from.tcp.set_quick_ack(random.bool()),
             33 => {
-                let too_big = IcmpError::TooBig { max_payload: 800 };
-                _ = from.tcp.handle_icmp_error(too_big, Some(from.tcp.una()), pair.now);
+                let too_big = DeliveryError::TooBig { max_payload: 800 };
+                _ = from.tcp.handle_delivery_error(too_big, Some(from.tcp.una()), pair.now);
             }
             34 => from.tcp.mark_urgent(),
             35 if seed.is_multiple_of(3) => from.tcp.shutdown(),

@@ -107,7 +107,7 @@ impl<C: Carrier> Sender<C> {
         }
         self.more = false;
         if self.scoreboard.is_empty() {
-            self.ring.forget();
+            self.posted.forget();
         }
         acked.writable = !was_writable && self.is_writable();
         acked

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::clocks::Clocks;
 use super::options::{Negotiated, SendOptions};
 use super::path_size::PathSize;
+use super::posted::PostedTransmissions;
 use super::queue::{MAX_CHUNK, Queue};
 use super::rack::Rack;
 use super::recovery_state::Recovery;
-use super::ring::Ring;
 use super::rtt::Rtt;
 use super::sacks::Sacks;
 use super::scoreboard::Scoreboard;
@@ -73,7 +73,7 @@ pub struct Sender<C: Carrier> {
     pub(super) fin: bool,
     pub(super) queue: Queue<C::Sent>,
     pub(super) scoreboard: Scoreboard,
-    pub(super) ring: Ring<C::Ticket>,
+    pub(super) posted: PostedTransmissions<C::Ticket>,
     pub(super) scratch: Vec<C::Sent>,
     /// Whether something could be sent, but the ring still holds too much of this connection.
     pub(super) waits: bool,
@@ -135,7 +135,7 @@ impl<C: Carrier> Sender<C> {
             fin: false,
             queue: Queue::new(iss + 1),
             scoreboard: Scoreboard::new(iss),
-            ring: Ring::new(),
+            posted: PostedTransmissions::new(),
             scratch: Vec::new(),
             waits: false,
             peer_window: 0,
@@ -356,7 +356,7 @@ impl<C: Carrier> Sender<C> {
     /// The first transmission has the number 1.
     #[cfg(feature = "record")]
     pub(in crate::tcp) fn settled(&self) -> u64 {
-        self.ring.first()
+        self.posted.first()
     }
 
     /// The value of the timestamp option of a segment that is sent now: milliseconds.
@@ -379,7 +379,7 @@ impl<C: Carrier> Sender<C> {
     pub fn shrink(&mut self) {
         self.queue.shrink();
         self.scoreboard.shrink();
-        self.ring.shrink();
+        self.posted.shrink();
         self.rack.shrink();
         self.scratch = Vec::new();
     }
@@ -387,7 +387,7 @@ impl<C: Carrier> Sender<C> {
     /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
         self.start_at(self.nxt);
-        self.ring.forget();
+        self.posted.forget();
         self.scratch = Vec::new();
         (self.timer, self.waiting, self.agreed, self.syn_acked) = (None, None, None, true);
         self.fin = false;

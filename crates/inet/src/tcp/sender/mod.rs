@@ -4,7 +4,7 @@
 //!   send ──► Queue ──► poll_transmit ──► the connection: header, output ──► handle_sent(ticket)
 //!              ▲            ▲                                                    │
 //!        drops │            │ lost segments, new data, a probe                   ▼
-//!   handle_ack ┴───► Scoreboard ◄── Rack, Recovery, Congestion, timer ◄── Ring of tickets
+//!   handle_ack ┴───► Scoreboard ◄── Rack, Recovery, Congestion, timer ◄── Posted tickets
 //! ```
 //!
 //! Why it is separate from the connection: loss recovery is half of TCP, and can be tested without
@@ -27,6 +27,7 @@ mod info;
 mod options;
 mod path;
 mod path_size;
+mod posted;
 mod prr;
 mod queue;
 mod rack;
@@ -34,7 +35,6 @@ mod rack;
 mod random;
 mod recovery;
 mod recovery_state;
-mod ring;
 mod rtt;
 mod sacks;
 mod save;
@@ -47,6 +47,6 @@ mod usage;
 
 pub use self::core::Sender;
 pub use info::SendInfo;
-pub use options::{Ack, Acked, Kind, Negotiated, SendOptions, TimedOut, Transmission};
+pub use options::{Ack, Acked, Negotiated, SendOptions, TimedOut, Transmission, TransmissionKind};
 pub use recovery_state::RecoveryState;
 pub use save::SavedSender;

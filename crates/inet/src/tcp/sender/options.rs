@@ -125,7 +125,7 @@ pub struct Acked {
 
 /// The reason why a range is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TransmissionKind {
     /// New data, which is sent for the first time.
     New,
     /// The range is marked as lost.
@@ -159,7 +159,7 @@ pub struct Transmission {
     /// Bytes of payload of a segment. The device cuts a longer transmission.
     pub segment_size: u32,
     /// The reason for the transmission.
-    pub kind: Kind,
+    pub kind: TransmissionKind,
 }
 
 /// The peer did not answer in time.

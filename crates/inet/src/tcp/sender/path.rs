@@ -6,7 +6,7 @@
 
 use super::core::Sender;
 use super::recovery_state::RecoveryState;
-use super::{Kind, Transmission};
+use super::{Transmission, TransmissionKind};
 use crate::tcp::{Carrier, Seq};
 use crate::time::Time;
 
@@ -58,6 +58,6 @@ impl<C: Carrier> Sender<C> {
         {
             return None;
         }
-        Some(Transmission { push: false, ..self.new_data(len, len, Kind::MtuProbe) })
+        Some(Transmission { push: false, ..self.new_data(len, len, TransmissionKind::MtuProbe) })
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Rack {
 
 /// The values from which the size of the reordering window is computed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Path {
+pub(super) struct ReorderingInputs {
     pub(super) min_rtt: u64,
     pub(super) smoothed: u64,
     pub(super) reordered: bool,
@@ -104,7 +104,7 @@ impl Rack {
     }
 
     /// How long to wait for a segment after a later one was delivered.
-    pub(super) fn window(&self, path: &Path) -> u64 {
+    pub(super) fn window(&self, path: &ReorderingInputs) -> u64 {
         if !path.reordered && path.sure {
             return 0;
         }
@@ -244,10 +244,10 @@ mod tests {
     #[test]
     fn the_window_is_a_quarter_of_the_round_trip_and_grows_by_d_sacks() {
         let mut rack = Rack::new();
-        let path = Path { min_rtt: 400, smoothed: 450, reordered: true, sure: true };
+        let path = ReorderingInputs { min_rtt: 400, smoothed: 450, reordered: true, sure: true };
         assert_eq!(rack.window(&path), 100);
-        assert_eq!(rack.window(&Path { reordered: false, ..path }), 0);
-        assert_eq!(rack.window(&Path { reordered: false, sure: false, ..path }), 100);
+        assert_eq!(rack.window(&ReorderingInputs { reordered: false, ..path }), 0);
+        assert_eq!(rack.window(&ReorderingInputs { reordered: false, sure: false, ..path }), 100);
         rack.duplicate(Seq(10), Seq(100));
         rack.duplicate(Seq(20), Seq(110));
         assert_eq!(rack.window(&path), 200, "once in a round trip");

@@ -20,7 +20,7 @@ use super::Ack;
 use super::ack::AckOutcome;
 use super::core::{Purpose, Sender};
 use super::prr::{Delivery, Prr};
-use super::rack::{DUPLICATES, Path};
+use super::rack::{DUPLICATES, ReorderingInputs};
 use super::recovery_state::{NOTHING, RecoveryState, Undo};
 use crate::tcp::Carrier;
 
@@ -33,7 +33,7 @@ impl<C: Carrier> Sender<C> {
     pub(super) fn reordering_window(&self) -> u64 {
         let sure =
             self.recovery.state >= RecoveryState::Recovery || self.scoreboard.sacked() >= self.recovery.reordering;
-        self.rack.window(&Path {
+        self.rack.window(&ReorderingInputs {
             min_rtt: self.rtt.min().unwrap_or(0),
             smoothed: self.rtt.smoothed(),
             reordered: self.recovery.reordered > 0,

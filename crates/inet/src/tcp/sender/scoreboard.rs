@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use super::ring::Id;
+use super::posted::Id;
 use crate::tcp::Seq;
 
 /// Sequence numbers that were sent together.

@@ -4,8 +4,8 @@
 //! then nothing was sent. Only `handle_sent` moves numbers on.
 
 use super::core::{Probe, Purpose, Sender};
-use super::options::{Kind, Transmission};
-use super::ring::Id;
+use super::options::{Transmission, TransmissionKind};
+use super::posted::Id;
 use super::scoreboard::Range;
 use crate::tcp::{Carrier, Seq};
 use crate::time::Time;
@@ -19,7 +19,7 @@ impl<C: Carrier> Sender<C> {
     /// until it returns `None`; [`poll_timeout`](Self::poll_timeout) follows.
     pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
-        let in_ring = self.ring.settle();
+        let in_ring = self.posted.settle();
         self.waits = false;
         if !self.syn_acked {
             let syn = self.next_syn();
@@ -68,7 +68,7 @@ impl<C: Carrier> Sender<C> {
         unsent > 0 && self.quota() > 0 && self.window_end().distance(self.nxt) < unsent.min(self.segment_size()) as i32
     }
 
-    fn transmission(&self, seq: Seq, len: u32, kind: Kind) -> Transmission {
+    fn transmission(&self, seq: Seq, len: u32, kind: TransmissionKind) -> Transmission {
         Transmission {
             seq,
             len,
@@ -84,20 +84,20 @@ impl<C: Carrier> Sender<C> {
 
     fn next_syn(&mut self) -> Option<Transmission> {
         let kind = match self.scoreboard.front() {
-            None => Kind::New,
+            None => TransmissionKind::New,
             Some(syn) if !syn.lost || syn.retransmitted => return None,
-            Some(syn) if !self.ring.is_done(syn.id) => {
+            Some(syn) if !self.posted.is_done(syn.id) => {
                 self.waits = true;
                 return None;
             }
-            Some(_) => Kind::Retransmission,
+            Some(_) => TransmissionKind::Retransmission,
         };
         Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
     }
 
     /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
-    fn retransmit(&mut self, range: &Range, len: u32, kind: Kind) -> Option<Transmission> {
-        if !self.ring.is_done(range.id) {
+    fn retransmit(&mut self, range: &Range, len: u32, kind: TransmissionKind) -> Option<Transmission> {
+        if !self.posted.is_done(range.id) {
             self.waits = true;
             return None;
         }
@@ -119,7 +119,7 @@ impl<C: Carrier> Sender<C> {
             let room = self.window_end().distance(range.start);
             len = len.min(u32::try_from(room).ok().filter(|room| *room > 0)?);
         }
-        self.retransmit(&range, len, Kind::Retransmission)
+        self.retransmit(&range, len, TransmissionKind::Retransmission)
     }
 
     fn next_tail_probe(&mut self, at: u64) -> Option<Transmission> {
@@ -130,12 +130,12 @@ impl<C: Carrier> Sender<C> {
         let fin = self.fin && !self.is_fin_sent();
         if (unsent > 0 || fin) && i64::from(room) >= i64::from(unsent.min(size).max(1)) {
             let len = if unsent > 0 { self.queue.fit(self.nxt, unsent.min(size)) } else { 0 };
-            return Some(self.new_data(len, size, Kind::TailProbe));
+            return Some(self.new_data(len, size, TransmissionKind::TailProbe));
         }
         let probe = self.scoreboard.last().copied().and_then(|range| {
             let skip = (range.len() - 1) / range.size * range.size;
             let last = Range { start: range.start + skip, ..range };
-            self.retransmit(&last, size, Kind::TailProbe)
+            self.retransmit(&last, size, TransmissionKind::TailProbe)
         });
         if probe.is_none() && !self.waits {
             self.probe = None;
@@ -149,7 +149,7 @@ impl<C: Carrier> Sender<C> {
             self.probe = None;
             return None;
         }
-        Some(self.transmission(self.una - 1, 0, Kind::WindowProbe))
+        Some(self.transmission(self.una - 1, 0, TransmissionKind::WindowProbe))
     }
 
     /// Chooses new data that the congestion window, the peer's window and Nagle's algorithm admit.
@@ -190,7 +190,7 @@ impl<C: Carrier> Sender<C> {
             let fit = self.queue.fit(self.nxt, len);
             len = if fit < len && fit >= size { fit / size * size } else { fit };
         }
-        Some(self.new_data(len, size, Kind::New))
+        Some(self.new_data(len, size, TransmissionKind::New))
     }
 
     /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's
@@ -200,7 +200,7 @@ impl<C: Carrier> Sender<C> {
         small == 0 || !held || end <= self.release
     }
 
-    pub(super) fn new_data(&mut self, len: u32, size: u32, kind: Kind) -> Transmission {
+    pub(super) fn new_data(&mut self, len: u32, size: u32, kind: TransmissionKind) -> Transmission {
         let all = len as usize == self.unsent();
         let room = i64::from(self.window_end().distance(self.nxt));
         let fin = self.fin && all && i64::from(len) < room.max(1);
@@ -242,12 +242,12 @@ impl<C: Carrier> Sender<C> {
         let at = now.micros();
         self.scratch.clear();
         let Transmission { seq, len, syn, fin, segment_size: size, kind, .. } = *transmission;
-        if kind == Kind::WindowProbe {
+        if kind == TransmissionKind::WindowProbe {
             self.probe = None;
             self.window_probe_sent(at);
             return;
         }
-        let id = self.ring.push(ticket, len as usize);
+        let id = self.posted.push(ticket, len as usize);
         let end = seq + len + u32::from(syn) + u32::from(fin);
         let (was_empty, is_new) = (self.scoreboard.is_empty(), seq == self.nxt);
         self.rack.sent(seq, end, at);
@@ -269,12 +269,12 @@ impl<C: Carrier> Sender<C> {
         }
         self.last_sent = at;
         match kind {
-            Kind::TailProbe => self.tail_probe_sent(!is_new, at),
-            Kind::Retransmission if seq == self.una => self.arm_retransmission(at),
-            Kind::Retransmission => {}
-            Kind::New | Kind::MtuProbe | Kind::WindowProbe => {
+            TransmissionKind::TailProbe => self.tail_probe_sent(!is_new, at),
+            TransmissionKind::Retransmission if seq == self.una => self.arm_retransmission(at),
+            TransmissionKind::Retransmission => {}
+            TransmissionKind::New | TransmissionKind::MtuProbe | TransmissionKind::WindowProbe => {
                 self.probe = None;
-                if kind == Kind::MtuProbe {
+                if kind == TransmissionKind::MtuProbe {
                     self.path.probe_sent(seq, end);
                 }
                 let pending = self.timer.map(|timer| timer.purpose);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The properties of a segment besides its header and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Meta {
+pub struct SegmentMeta {
     /// Bytes of payload according to the headers. If the payload is shorter, a part of it was
     /// dropped because buffers were scarce. The header is processed nevertheless.
     pub len: u32,
@@ -14,7 +14,7 @@ pub struct Meta {
     pub ce: bool,
 }
 
-impl Meta {
+impl SegmentMeta {
     /// The properties of one segment with `len` bytes and without a mark.
     #[must_use]
     pub fn of(len: u32) -> Self {

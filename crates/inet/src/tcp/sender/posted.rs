@@ -10,18 +10,18 @@ use crate::tcp::Ticket;
 /// The number of a transmission. Numbers are not reused.
 pub(super) type Id = u64;
 
-/// The transmissions of one connection that may still wait in the ring.
+/// The transmissions of one connection that may still be posted in the device's ring.
 ///
 /// A device nearly always finishes transmissions in order. Only the front is checked, unless a
 /// range is to be sent again.
 #[derive(Debug)]
-pub(super) struct Ring<T> {
+pub(super) struct PostedTransmissions<T> {
     tickets: VecDeque<(T, usize)>,
     first: Id,
     bytes: usize,
 }
 
-impl<T: Ticket> Ring<T> {
+impl<T: Ticket> PostedTransmissions<T> {
     pub(super) const fn new() -> Self {
         Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
     }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn a_transmission_is_done_when_its_ticket_says_so_whatever_the_order() {
         let (one, two) = (Done::pending(), Done::pending());
-        let mut ring = Ring::new();
+        let mut ring = PostedTransmissions::new();
         let ids = [ring.push(one.clone(), 10), ring.push(two.clone(), 5)];
         assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, false));
         two.finish();

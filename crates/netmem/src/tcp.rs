@@ -13,7 +13,7 @@ pub use netmem_inet::stack::tokio;
 pub use netmem_inet::tcp::sender::{SendInfo, SendOptions};
 #[doc(inline)]
 pub use netmem_inet::tcp::{
-    Budget, Config, Congestion, Ecn, Error, Held, IcmpError, Info, IpFields, KeepAlive, Refused, Unreachable,
+    Budget, Config, Congestion, DeliveryError, Ecn, Error, Held, Info, IpFields, KeepAlive, Refused, Unreachable,
 };
 #[doc(inline)]
 pub use netmem_inet::wire::Mac;

@@ -2,8 +2,8 @@
 //! bytes.
 //!
 //! ```text
-//!   chunk   CPU 0: │ slot 0 │ slot 1 │ ... │ slot 511 │      a slot is the address of its word for CPU 0;
-//!           CPU 1: │ slot 0 │ slot 1 │ ... │ slot 511 │      CPU n's is n pages on
+//!   chunk   CPU 0: │ slot 0 │ slot 1 │ ... │ slot 511 │   a slot is the address of its word
+//!           CPU 1: │ slot 0 │ slot 1 │ ... │ slot 511 │   for CPU 0; CPU n's is n pages on
 //!           ...
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   parent                                            child, after any fork
-//!   │ free ──▶ slots │ CPU 0: taken │ CPU 1: 0 │...   │ 0 │ 0 │ 0 │...     wiped by the kernel (MADV_WIPEONFORK)
+//!   │ free ──▶ slots │ CPU 0: taken │ CPU 1: 0 │...   │ 0 │ 0 │ 0 │...   wiped (MADV_WIPEONFORK)
 //! ```
 //!
 //! A thread of the parent may hold one of these locks at the fork. The child does not have that

@@ -8,10 +8,10 @@
 //! threads may change the list in between:
 //!
 //! ```text
-//!   thread A                             others
+//!   thread A                         others
 //!   head = X, next = X.next (Y)
-//!                                        pop X, pop Y, push X         X is the head again, Y is in use
-//!   head: X -> Y ?                       Y would be handed out twice
+//!                                    pop X, pop Y, push X         X is the head again, Y is in use
+//!   head: X -> Y ?                   Y would be handed out twice
 //! ```
 //! So every pop increments the tag, and the exchange of thread A fails. The tag wraps after 2^40
 //! pops, all of which would have to happen between two instructions of thread A. At ten million

@@ -1,7 +1,7 @@
 //! Fragments as `bytes::Bytes`. The fragment can be found again by the address of the bytes.
 //!
 //! ```text
-//!   Frag ──From──► Bytes ──► a program that knows nothing of pages ──► &[u8] ──SharedPool::frag_of──► Frag, the same bytes
+//!   Frag ──From──► Bytes ──► a program without pages ──► &[u8] ──SharedPool::frag_of──► Frag
 //! ```
 //!
 //! A slice does not name the value that keeps its bytes. If that value were a [`Page`](crate::Page)

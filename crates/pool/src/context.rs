@@ -158,7 +158,8 @@ mod tests {
                 let moved = Moved(ContextGuard::new(at(128)));
                 let _ = std::thread::spawn(move || drop({ moved }.0)).join();
             }
-            // An emulator runs this program, but not what it starts: bytes 18 and 19 of an ELF file are its machine.
+            // An emulator runs this program, but not what it starts: bytes 18 and 19 of an ELF file
+            // are its machine.
             _ if machine(env!("CARGO").into()) != machine(std::env::current_exe().unwrap()) => {
                 eprintln!("skipped: contexts_that_end_out_of_order_abort: this program is for another machine");
             }

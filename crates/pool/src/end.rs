@@ -53,12 +53,12 @@
 //! bit; only one thread can set it ([`Desc::claim_unmap`]):
 //!
 //! ```text
-//!   device_gone (the owner)                 return, page per packet or after the close
-//!   claims, unmaps, clears the claim        cannot claim: pushes the page, because the owner may be
-//!                                           unmapping it. If the stack is closed, the owner has
-//!                                           finished: releases the page
-//!   finds it claimed: waits                 claims, unmaps, clears the claim; releases the page,
-//!                                           outstanding -= 1
+//!   device_gone (the owner)                return, page per packet or after the close
+//!   claims, unmaps, clears the claim       cannot claim: pushes the page, because the owner may be
+//!                                          unmapping it. If the stack is closed, the owner has
+//!                                          finished: releases the page
+//!   finds it claimed: waits                claims, unmaps, clears the claim; releases the page,
+//!                                          outstanding -= 1
 //! ```
 //!
 //! **Ordering.** The return stack passes a page's contents to the owner: see `return_stack.rs`. The

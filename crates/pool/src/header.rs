@@ -1,8 +1,8 @@
 //! [`PoolHeader`]: the part of a pool that a thread reads when it drops a page.
 //!
 //! ```text
-//!   RegionProvider, quarantine     │ PoolHeader │
-//!   PagePool                       │ PoolHeader │ Cache │     this one can be entered: PolledHeader
+//!   RegionProvider, quarantine    │ PoolHeader │
+//!   PagePool                      │ PoolHeader │ Cache │     this one can be entered: PolledHeader
 //! ```
 //!
 //! Why a header: a page's descriptor points to it, whatever the page returns to. It has a function

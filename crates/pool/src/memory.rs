@@ -2,12 +2,12 @@
 //! read.
 //!
 //! ```text
-//!                  another writer           file descriptor   in this process           traits
-//!   Private        none                     no                slices and copies         Readable, SystemMemory
-//!   KernelShared   the kernel, by contract  no                slices and copies         Readable, SystemMemory
-//!   PeerShared     a peer, at any time      yes               copies                    PeerMemory, SystemMemory
-//!   TrustedPeer    a peer, by contract      yes               slices and copies         Readable, PeerMemory
-//!   Device         a device                 yes               nothing: it is not mapped
+//!                 another writer           descriptor  in this process    traits
+//!   Private       none                     no          slices and copies  Readable, SystemMemory
+//!   KernelShared  the kernel, by contract  no          slices and copies  Readable, SystemMemory
+//!   PeerShared    a peer, at any time      yes         copies             PeerMemory, SystemMemory
+//!   TrustedPeer   a peer, by contract      yes         slices and copies  Readable, PeerMemory
+//!   Device        a device                 yes         nothing: it is not mapped
 //! ```
 
 use std::fmt;

@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 /// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
 ///
 /// ```text
-///   page   ├───────────────────────────────────────────────┤   one descriptor, one count for each Page and Frag
-///   Page         ├─────────────────┤                            offset, len: no other value has these bytes
+///   page   ├──────────────────────────────────────────┤   one descriptor, one count for each value
+///   Page         ├─────────────────┤                      offset, len: no other value has these
 /// ```
 ///
 /// As allocated it is the whole page. [`split_off`](Self::split_off) and
@@ -208,7 +208,7 @@ impl<M: Memory> Page<M> {
     }
 
     /// Separates the unused bytes behind these from the page, up to the next multiple of
-    /// [`PAGE_SIZE`](crate::PAGE_SIZE), as a value of its own. `None` if there are none, if another
+    /// [`PAGE_SIZE`], as a value of its own. `None` if there are none, if another
     /// value is on the page (also if it has other bytes of it), or if the page is in quarantine.
     /// One atomic addition.
     ///

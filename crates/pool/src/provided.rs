@@ -2,9 +2,12 @@
 //! device, which is a file that stays unmapped.
 //!
 //! ```text
-//!   from_raw    [ range of this process ]  + what keeps it            Private or KernelShared: the user's choice
-//!   from_fd     [ range of a file ] ──mmap──► [ range of this process ]     PeerShared: others who have the file can write it
-//!   unmapped    [ file ]                                              Device: numbers and offsets, no addresses
+//!   from_raw   [ range of this process ], and its owner
+//!              Private or KernelShared: the user's choice
+//!   from_fd    [ range of a file ] ──mmap──► [ range of this process ]
+//!              PeerShared: others who have the file can write it
+//!   unmapped   [ file ]
+//!              Device: numbers and offsets, no addresses
 //! ```
 
 use crate::error::RegionError;

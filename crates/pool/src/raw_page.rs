@@ -11,8 +11,8 @@ use std::ptr::NonNull;
 ///
 /// It comes from [`Region::claim`](crate::Region::claim) or from another provider's
 /// [`alloc`](crate::Provider::alloc). Dropping it does not return it: pass it to
-/// [`Provider::release`](crate::Provider::release). It does not keep its provider alive. Only code that
-/// keeps the provider alive may call the methods of this value.
+/// [`Provider::release`](crate::Provider::release). It does not keep its provider alive. Only code
+/// that keeps the provider alive may call the methods of this value.
 #[must_use = "a raw page that is dropped is lost, unless its provider claims it again"]
 pub struct RawPage<M: Memory> {
     desc: NonNull<Desc>,

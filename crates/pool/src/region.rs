@@ -1,8 +1,10 @@
 //! Regions: the memory that pages are cut from, and the page descriptors of it.
 //!
 //! ```text
-//!   memory       [ page 0 ][ page 1 ][ page 2 ] ...   huge pages if there are any; behind a sealed memfd if a peer needs it
-//!   descriptors  [ 64 B   ][ 64 B   ][ 64 B   ] ...   always private and anonymous: all-zero, resident only where used
+//!   memory       [ page 0 ][ page 1 ][ page 2 ] ...   huge pages if there are any;
+//!                                                     behind a sealed memfd if a peer needs it
+//!   descriptors  [ 64 B   ][ 64 B   ][ 64 B   ] ...   always private and anonymous:
+//!                                                     all-zero, resident only where used
 //! ```
 
 use crate::desc::Desc;

@@ -1,8 +1,9 @@
 //! A pool for every thread: any thread allocates pages from it, and any thread returns pages to it.
 //!
 //! ```text
-//!   alloc   this CPU's magazines ──► the depot ──► under the owner's lock: the return stack ──► the provider ──► reclaim
-//!   drop    this CPU's magazines ──► the depot ──► the return stack, if the magazines refuse the page
+//!   alloc   this CPU's magazines ──► the depot ──► under the owner's lock:
+//!                                                  the return stack ──► the provider ──► reclaim
+//!   drop    this CPU's magazines ──► the depot ──► the return stack, if they refuse the page
 //! ```
 //!
 //! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the

@@ -8,9 +8,10 @@
 //! [`install`] sets a handler that lets the process go on:
 //!
 //! ```text
-//!   access ──► SIGBUS ──► which mapping has the address? ── none ──► the handler that was there before
+//!   access ──► SIGBUS ──► which mapping has the address? ── none ──► the handler before this one
 //!                              │
-//!                              └──► an anonymous page over the page that is gone; the mapping and the process count it
+//!                              └──► an anonymous page over the page that is gone;
+//!                                   the mapping and the process count it
 //!   the access is repeated, and reads zeros
 //! ```
 //!

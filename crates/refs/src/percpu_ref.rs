@@ -33,14 +33,14 @@
 //! # Killing
 //!
 //! ```text
-//!   kill                                         get, put on another CPU
+//!   kill                             get, put on another CPU
 //!   lock life
-//!   shared |= DYING                              shared path: try_get_live fails from here on
-//!   counter.close()                              sequence: committed before, and in the sum, or restarted, and
-//!     gate closed; membarrier; sum                 finds the gate closed: shared path
+//!   shared |= DYING                  shared path: try_get_live fails from here on
+//!   counter.close()                  sequence: committed before, and in the sum, or restarted, and
+//!     gate closed; membarrier; sum     finds the gate closed: shared path
 //!   shared += sum - BIAS
 //!   unlock
-//!   confirm()                                    no try_get_live can succeed
+//!   confirm()                        no try_get_live can succeed
 //!   put the initial reference
 //! ```
 //!
@@ -58,10 +58,10 @@
 //! it may be the last.
 //!
 //! ```text
-//!   put (holds the last reference)               kill
+//!   put (holds the last reference)             kill
 //!   finds the gate closed
-//!                                                shared += sum - BIAS      (2: initial, and the put's)
-//!                                                shared -= 1               (1)
+//!                                              shared += sum - BIAS    (2: initial, and the put's)
+//!                                              shared -= 1             (1)
 //!   shared -= 1               (0: releases)
 //! ```
 //!

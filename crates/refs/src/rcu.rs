@@ -1,11 +1,11 @@
 //! Read-side critical sections, and memory that outlives them.
 //!
 //! ```text
-//!   reader                                  writer
-//!   rcu::read(|guard| {                     takes the object out of where readers find it
-//!       finds the object                    retires it: a section that begins now cannot find it
-//!       uses it                             goes on, without waiting
-//!   })  ── the last to leave ──────────────► the object is released here, by the reader, outside the section
+//!   reader                       writer
+//!   rcu::read(|guard| {          takes the object out of where readers find it
+//!       finds the object         retires it: a section that begins now cannot find it
+//!       uses it                  goes on, without waiting
+//!   })  ── the last to leave ──► the object is released here, by the reader, outside the section
 //! ```
 //!
 //! The collector is `seize` (why, and what it costs, is in `docs/design/rcuref.md`), one for the

@@ -5,19 +5,21 @@
 //! value here is the number of references less one. The sign bit selects the slow path.
 //!
 //! ```text
-//!   0x0000_0000 ..= 0x7FFF_FFFF   valid       value + 1 references
-//!   0x8000_0000 ..= 0xBFFF_FFFF   saturated   overflowed: never freed           put back to 0xA000_0000
-//!   0xC000_0000 ..= 0xFFFF_FFFE   dead        a put has returned true           put back to 0xE000_0000
-//!   0xFFFF_FFFF                   none        the last one was put, and no put has returned true yet
+//!   0x0000_0000 ..= 0x7FFF_FFFF   valid      value + 1 references
+//!   0x8000_0000 ..= 0xBFFF_FFFF   saturated  overflowed: never freed   put back to 0xA000_0000
+//!   0xC000_0000 ..= 0xFFFF_FFFE   dead       a put has returned true   put back to 0xE000_0000
+//!   0xFFFF_FFFF                   none       the last one was put, no put has returned true yet
 //! ```
 //!
 //! Both operations test the value that their own addition made. If its sign bit is clear, they are
 //! done. Otherwise:
 //!
 //! ```text
-//!   get   saturated   put back, got                    put   saturated   put back, not the last
-//!         dead, none  put back to dead, refused              dead        an imbalance: counted, put back, not the last
-//!                                                            none        exchange(none -> dead): last if it succeeds
+//!   get   saturated    put back, got
+//!         dead, none   put back to dead, refused
+//!   put   saturated    put back, not the last
+//!         dead         an imbalance: counted, put back, not the last
+//!         none         exchange(none -> dead): the last if it succeeds
 //! ```
 //!
 //! An operation that is refused or saturated has added nevertheless, and other threads see the sum.
@@ -45,11 +47,11 @@
 //! too many, and report a fault where there is none.
 //!
 //! ```text
-//!   put                                   get, put
+//!   put                            get, put
 //!   0 -> none
-//!                                         none -> 0, got
-//!                                         0 -> none
-//!                                         exchange(none -> dead): the last, destroys after a grace period
+//!                                  none -> 0, got
+//!                                  0 -> none
+//!                                  exchange(none -> dead): the last, destroys after a grace period
 //!   exchange(none -> dead) fails
 //!   not the last
 //! ```

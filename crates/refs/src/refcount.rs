@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   0            none: the object is being freed, or was
-//!   1 ..= MAX    that many references                            MAX = 2^31 - 1
-//!   sign bit     saturated: the object is never freed            every operation puts the value back to SATURATED
+//!   1 ..= MAX    that many references                     MAX = 2^31 - 1
+//!   sign bit     saturated: the object is never freed     each operation stores SATURATED
 //! ```
 //!
 //! **Last put against `try_get`.** The thread that moves the value from 1 to 0 frees the object. A

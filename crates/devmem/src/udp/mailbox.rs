@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   FlowQueue (one for each receive queue) ──► mailbox ──► Socket::recv
-//!   full: dropped and counted               └─► the socket's bell, if a thread waits
+//!   full: dropped and counted               └─► the socket's notifier, if a thread waits
 //! ```
 //!
 //! When a socket closes, it removes the mailbox from the flow table and empties it. A receive queue
 //! that had found the mailbox before may push a datagram after that. Such a datagram is dropped
 //! with the mailbox, when the critical section of that receive queue has ended.
 
-use super::bell::{Bell, EventFd};
+use super::notifier::{EventFd, Notifier};
 use crate::binding::{BindingCount, BindingRef};
 use crate::bound_frag::BoundFrag;
 use crossbeam_queue::ArrayQueue;
@@ -109,8 +109,8 @@ pub(crate) struct Mailbox<C: BindingCount> {
     queue: ArrayQueue<Datagram<C>>,
     /// Whether the socket accepts datagrams whose checksum the device has not verified.
     unverified: bool,
-    /// The bell that a delivery rings if the socket waits.
-    bell: Bell<EventFd>,
+    /// Wakes the receiver on a delivery, if it waits.
+    notifier: Notifier<EventFd>,
     pub(crate) delivered: Delivered,
 }
 
@@ -119,10 +119,10 @@ impl<C: BindingCount> Mailbox<C> {
     ///
     /// # Errors
     ///
-    /// The system has no descriptor for the bell.
+    /// The system has no descriptor for the notifier.
     pub(crate) fn new(capacity: usize, unverified: bool) -> Result<Self, Errno> {
-        let (queue, bell) = (ArrayQueue::new(capacity), Bell::new(EventFd::new()?));
-        Ok(Self { queue, unverified, bell, delivered: Delivered::default() })
+        let (queue, notifier) = (ArrayQueue::new(capacity), Notifier::new(EventFd::new()?));
+        Ok(Self { queue, unverified, notifier, delivered: Delivered::default() })
     }
 
     /// Delivers a datagram. The network side calls this, on any thread.
@@ -137,16 +137,16 @@ impl<C: BindingCount> Mailbox<C> {
         if self.queue.push(datagram).is_err() {
             full.fetch_add(1, Ordering::Relaxed);
         }
-        self.bell.delivered();
+        self.notifier.delivered();
     }
 
     /// Asks to be woken by the next datagram, if the queue is empty.
     pub(crate) fn arm(&self) -> Armed {
-        self.bell.arm(|| !self.queue.is_empty())
+        self.notifier.arm(|| !self.queue.is_empty())
     }
 
     pub(crate) fn disarm(&self) {
-        self.bell.disarm();
+        self.notifier.disarm();
     }
 
     pub(crate) fn pop(&self) -> Option<Datagram<C>> {
@@ -165,7 +165,7 @@ impl<C: BindingCount> Mailbox<C> {
 
 impl<C: BindingCount> AsFd for Mailbox<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.event().as_fd()
+        self.notifier.event().as_fd()
     }
 }
 

@@ -3,12 +3,10 @@
 //! ```text
 //!   SplitFrame ──► FlowQueue ──► mailbox ──► Socket::recv ──► Fragment, Token
 //!                  flow.rs       mailbox.rs  socket.rs
-//!                   └─ bound.rs: which socket       └─ bell.rs: a thread that waits
+//!                   └─ bound.rs: which socket       └─ notifier.rs: a thread that waits
 //!   Sender ──► SplitTxQueue                                      sender.rs
 //! ```
 
-#[cfg(any(test, not(loom)))]
-mod bell;
 #[cfg(not(loom))]
 mod bound;
 #[cfg(not(loom))]
@@ -16,7 +14,9 @@ mod flow;
 #[cfg(not(loom))]
 mod mailbox;
 #[cfg(all(test, loom))]
-mod model_bell;
+mod model_notifier;
+#[cfg(any(test, not(loom)))]
+mod notifier;
 #[cfg(not(loom))]
 mod sender;
 #[cfg(not(loom))]

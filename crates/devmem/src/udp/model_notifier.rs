@@ -1,10 +1,10 @@
-//! Loom's model of a socket's bell: a delivery concurrent with `arm`, in every order.
+//! Loom's model of a socket's notifier: a delivery concurrent with `arm`, in every order.
 //!
 //! Each of these changes was observed to make a model fail: the fence on either side is removed
-//! (`bell.rs`, `ordered`); the receiver sets the flag after it reads the queue; the deliverer reads
-//! the flag before the push.
+//! (`notifier.rs`, `ordered`); the receiver sets the flag after it reads the queue; the deliverer
+//! reads the flag before the push.
 
-use super::bell::{Bell, Event};
+use super::notifier::{Event, Notifier};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
@@ -27,26 +27,26 @@ impl Event for Flag {
 /// `is_empty` reads by an exchange.
 struct Socket {
     pushed: AtomicU32,
-    bell: Bell<Flag>,
+    notifier: Notifier<Flag>,
 }
 
 impl Socket {
     fn new() -> Arc<Self> {
-        Arc::new(Self { pushed: AtomicU32::new(0), bell: Bell::new(Flag(AtomicBool::new(false))) })
+        Arc::new(Self { pushed: AtomicU32::new(0), notifier: Notifier::new(Flag(AtomicBool::new(false))) })
     }
 
     fn deliver(&self) {
         self.pushed.fetch_add(1, Ordering::AcqRel);
-        self.bell.delivered();
+        self.notifier.delivered();
     }
 
-    /// Arms the bell after `seen` datagrams were received. Returns true if the receiver sleeps.
+    /// Arms the notifier after `seen` datagrams were received. Returns true if the receiver sleeps.
     fn arm(&self, seen: u32) -> bool {
-        self.bell.arm(|| self.pushed.load(Ordering::Acquire) != seen) == Armed::Waits
+        self.notifier.arm(|| self.pushed.load(Ordering::Acquire) != seen) == Armed::Waits
     }
 
     fn is_set(&self) -> bool {
-        self.bell.event().0.load(Ordering::Acquire)
+        self.notifier.event().0.load(Ordering::Acquire)
     }
 }
 
@@ -62,8 +62,8 @@ fn no_delivery_is_missed() {
     });
 }
 
-/// The same for a receiver that arms twice: a ring for the first sleep does not count for the
-/// second sleep, and no ring for the second is lost.
+/// The same for a receiver that arms twice: a notification for the first sleep does not count for
+/// the second, and none for the second is lost.
 #[test]
 fn a_second_sleep() {
     loom::model(|| {

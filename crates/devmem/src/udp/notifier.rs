@@ -1,12 +1,13 @@
-//! The bell of a socket: the delivering thread wakes the receiving thread. It costs little while no
-//! thread waits.
+//! The notifier of a socket: the delivering thread wakes the receiving thread. A receiver that
+//! polls must not cost each delivery a system call, so a delivery notifies only a receiver that has
+//! armed the socket.
 //!
 //! ```text
 //!   the thread that receives (`arm`)          a thread that delivers
-//!   1  clears earlier rings                   1  pushes the datagram
+//!   1  clears earlier notifications           1  pushes the datagram
 //!   2  armed = true                           2  reads armed
 //!   3  reads the queue                           true: exchanges it for false
-//!        a datagram: armed = false, `Work`         it was true still: rings (a system call)
+//!        a datagram: armed = false, `Work`         it was true still: notifies
 //!        none: `Waits`, sleeps                   false: nothing
 //! ```
 //!
@@ -22,16 +23,16 @@
 //! thread waits for costs one more load, of a line that it reads already.
 //!
 //! Loom treats a sequentially consistent access as one that is acquire or release only. Its model
-//! has a fence in the place of the order (`ordered`): `model_bell.rs`. It also does not order a
+//! has a fence in the place of the order (`ordered`): `model_notifier.rs`. It also does not order a
 //! store after another thread's exchange, so `armed` is only exchanged; the receiver's exchanges
 //! are not on a fast path.
 //!
-//! Several threads can deliver. The exchange picks one of them to ring.
+//! Several threads can deliver. The exchange picks one of them to notify.
 
 use crate::sync::{AtomicBool, Ordering};
 use netmem_packet::Armed;
 
-pub(crate) struct Bell<E> {
+pub(crate) struct Notifier<E> {
     armed: AtomicBool,
     event: E,
 }
@@ -53,7 +54,7 @@ fn ordered() {
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-impl<E: Event> Bell<E> {
+impl<E: Event> Notifier<E> {
     pub(crate) fn new(event: E) -> Self {
         Self { armed: AtomicBool::new(false), event }
     }
@@ -62,18 +63,18 @@ impl<E: Event> Bell<E> {
         &self.event
     }
 
-    /// Rings if a thread waits. Call it after a sequentially consistent change of the word that
+    /// Notifies if a thread waits. Call it after a sequentially consistent change of the word that
     /// `has_work` of that thread reads.
     #[inline]
     pub(crate) fn delivered(&self) {
         ordered();
         if self.armed.load(Ordering::SeqCst) {
-            self.ring();
+            self.notify();
         }
     }
 
     #[cold]
-    fn ring(&self) {
+    fn notify(&self) {
         if self.armed.swap(false, Ordering::AcqRel) {
             self.event.set();
         }

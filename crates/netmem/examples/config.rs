@@ -18,7 +18,7 @@ struct Config {
 
 static CONFIG: RcuCell<Config, PercpuRef> = RcuCell::empty();
 
-/// For short use: no reference is taken. The configuration lives at least as long as the critical
+/// For short use: no reference is counted. The configuration lives at least as long as the critical
 /// section.
 fn fits(packet: usize) -> bool {
     rcu::read(|guard| CONFIG.load(guard).is_some_and(|config| packet <= config.mtu))

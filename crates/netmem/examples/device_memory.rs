@@ -2,7 +2,7 @@
 //!
 //!     cargo run -p netmem --all-features --example device_memory
 //!
-//! A memfd takes the place of a dma-buf, that is, of the memory of a GPU. It is bound, and a queue
+//! A memfd stands in for a dma-buf, that is, of the memory of a GPU. It is bound, and a queue
 //! of the device receives into it: headers go to host memory and payloads to the binding. A socket
 //! reports the offset of a payload in the binding, and a token for it. When the token is given
 //! back, the page returns to its pool. Bytes are written and read with system calls on the memfd
@@ -34,8 +34,8 @@ fn main() -> anyhow::Result<()> {
     let worker = Arc::new(Worker::new("cleanup")?);
     let binding = Binding::new(memory.try_clone()?, 0, &worker)?;
 
-    // A device that sends all frames back, and a driver that tells the device about the binding's
-    // memory.
+    // A device that sends all frames back, and a driver that adds to the device's table the
+    // binding's memory.
     let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new()))?;
     let (front, back) = UnixStream::pair()?;
     let connection = device.control().serve(back)?;

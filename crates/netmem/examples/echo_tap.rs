@@ -46,7 +46,7 @@ impl Handler<TrustedPeer> for Echo<'_> {
         if answered && frame.write_at(0, &head).is_ok() { Verdict::Tx } else { Verdict::Drop }
     }
 
-    /// Frames for which `run` said `Tx`.
+    /// Frames for which `run` returned `Tx`.
     fn tx(&mut self, packet: Packet<TrustedPeer>) {
         self.replies.push(packet);
     }

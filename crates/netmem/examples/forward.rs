@@ -5,7 +5,7 @@
 //!     netmem device --listen b.sock --port tap:b &
 //!     cargo run --release -p netmem --all-features --example forward a.sock,all b.sock,none gro
 //!
-//! `none`, `checksum` or `all` are the offloads that are asked for on each side. Large segments
+//! `none`, `checksum` or `all` are the offloads that are requested on each side. Large segments
 //! from one side go to the other as they are if both have them. If the other lacks them, they are
 //! cut on the way (`SoftwareTx`). With `gro`, consecutive segments are joined before they go on.
 //! The program ends when a device does, and prints what it did. `tests/kernel/forward.sh` measures
@@ -39,7 +39,7 @@ const WAITING: usize = 256;
 /// work does not notice that.
 const LOOK_EVERY: u64 = 1024;
 
-/// A transmit queue that takes every packet, with pages from `P` for headers.
+/// A transmit queue that accepts every packet, with pages from `P` for headers.
 type Target<P> = TxBulk<SoftwareTx<VirtioTx, P>>;
 
 /// Sends what is passed by another device.

@@ -47,7 +47,7 @@ async fn answer(_: Request<Incoming>, body: Bytes) -> Result<Response<Full<Bytes
     Ok(Response::new(Full::new(body)))
 }
 
-/// Accepts connections, and gives each a task.
+/// Accepts connections, and spawns a task for each.
 async fn serve(mut listener: TcpListener<TrustedPeer>, body: Bytes) -> anyhow::Result<()> {
     loop {
         let stream = poll_fn(|cx| listener.poll_accept(cx)).await?;

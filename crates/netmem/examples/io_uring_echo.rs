@@ -9,10 +9,10 @@
 //! * The region is registered with each ring as one *fixed buffer*: the kernel keeps its pages
 //!   pinned, and a send by `WRITE_FIXED` does not look them up.
 //! * Pages are posted to the kernel by a *provided-buffer ring*. The buffer's number is the page's
-//!   number in its region. The page itself stays in a table at that number. When the kernel says
-//!   which buffer it has filled, the page is taken out of the table: it is the received data.
-//! * A page that was echoed is dropped and goes to this CPU's magazine. The worker takes the next
-//!   page from there and lends it.
+//!   number in its region. The page itself stays in a table at that number. When the kernel reports
+//!   which buffer it has filled, the page is removed from the table: it is the received data.
+//! * A page that was echoed is dropped and goes to this CPU's magazine. The worker allocates the
+//!   next page from there and posts it.
 //!
 //! ```text
 //! cargo run --release -p netmem --all-features --example io_uring_echo -- 127.0.0.1:7000
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
-/// The kernel writes a page until it has said that it is done with it, and not afterwards.
+/// The kernel writes a page until it has completed the request, and not afterwards.
 type M = KernelShared;
 type Memory = Arc<RegionProvider<M>>;
 
@@ -197,7 +197,7 @@ impl<'p> Worker<'p> {
         self.start(operation.user_data(SEND | fd as u64))
     }
 
-    /// Serves until it is told to stop. Returns how many bytes were echoed.
+    /// Serves until it is stopped. Returns how many bytes were echoed.
     fn serve(mut self) -> io::Result<u64> {
         let stop = opcode::Read::new(Fd(self.stop.as_raw_fd()), (&raw mut self.stopped).cast(), 8).build();
         self.start(stop.user_data(STOP))?;

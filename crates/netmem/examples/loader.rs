@@ -8,12 +8,12 @@
 //!     nc -N 192.0.2.2 9000 < model.bin | sha256sum
 //!
 //! The arguments are the socket of a virtio-net device in another process, the address of this
-//! host, megabytes of device memory, and how many files to receive. A memfd takes the place of a
+//! host, megabytes of device memory, and how many files to receive. A memfd stands in for a
 //! dma-buf, that is, of the memory of a GPU; this process never maps it. A file ends where its
 //! sender ends the stream (`nc -N`). Then it is sent back from device memory.
 //!
 //! With a fifth argument, the number of an NVIDIA GPU, the memory is of that GPU, and a kernel on
-//! the GPU computes a checksum of each file. The device gets the same number:
+//! the GPU computes a checksum of each file. The device has the same number as its argument:
 //! `netmem device --cuda 0`, of a command with the feature `cuda`. This has never run on a GPU
 //! (`examples/gpu/mod.rs`).
 //!

@@ -3,9 +3,9 @@
 //!
 //!     cargo run -p netmem --all-features --example sleep_mio
 //!
-//! mio reports edges. A queue's descriptor can be registered so, because `arm` looks at the queue
-//! again after it has asked for a wake-up: the loop goes to sleep only if every queue answered that
-//! it waits.
+//! mio reports edges. A queue's descriptor can be registered so, because `arm` checks the queue
+//! again after it has requested a notification: the loop goes to sleep only if every queue returned
+//! that it waits.
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Token, Waker};

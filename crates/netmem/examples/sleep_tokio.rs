@@ -1,4 +1,5 @@
-//! A driver inside tokio: a task that waits for its queues, beside other tasks of the same thread.
+//! A driver inside tokio: a task that waits for its queues, while other tasks of the same thread
+//! run.
 //!
 //!     cargo run -p netmem --all-features --example sleep_tokio
 //!

@@ -39,7 +39,7 @@ impl Echo {
         loop {
             if let Some(frag) = self.pending.take() {
                 // The fragment that was received is sent: nothing is copied. If the peer does not
-                // read, the stream takes no more, and the fragment is kept. Nothing is received
+                // read, the stream accepts no more, and the fragment is kept. Nothing is received
                 // meanwhile, so the peer's window closes.
                 if let Err((error, frag)) = self.stream.send(frag, false) {
                     self.pending = Some(frag);

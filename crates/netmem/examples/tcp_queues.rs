@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long the clients have at the end, to acknowledge what was written.
 const END: Duration = Duration::from_secs(5);
 
-/// A connection, and the bytes that were read and that the stream has not taken yet.
+/// A connection, and the bytes that were read and that the stream has not accepted yet.
 struct Echo<M: Mapped> {
     stream: TcpStream<M>,
     rest: Vec<u8>,
@@ -44,7 +44,7 @@ impl<M: Mapped> Echo<M> {
         loop {
             while !self.rest.is_empty() {
                 match self.stream.write(&self.rest) {
-                    // The stream takes as many bytes as it has room for, and the others are kept.
+                    // The stream accepts as many bytes as it has room for, and the others are kept.
                     Ok(taken) => drop(self.rest.drain(..taken)),
                     // The peer does not read. Nothing more is read from it, until it does.
                     Err(SocketError::WouldBlock) => return Ok(true),

@@ -62,7 +62,7 @@ struct Stack {
     tx: VirtioTx<TrustedPeer>,
     /// Pages for frames that are sent.
     pool: SharedPool<TrustedPeer>,
-    /// Frames that were received and that smoltcp has not asked for yet.
+    /// Frames that were received and that smoltcp has not polled yet.
     backlog: VecDeque<Packet<TrustedPeer>>,
     _driver: InProcess,
 }
@@ -76,7 +76,7 @@ impl Stack {
         Ok(Self { rx: pair.rx, tx: pair.tx, pool, backlog: VecDeque::new(), _driver: driver })
     }
 
-    /// Takes what the device has received, and gets back the pages that it has sent.
+    /// Receives what the device has delivered, and completes what it has sent.
     fn poll(&mut self) {
         let Self { rx, tx, backlog, .. } = self;
         rx.poll(|poll| {
@@ -191,7 +191,7 @@ fn main() -> anyhow::Result<()> {
             println!("10.0.0.2 received: {request:?}");
             rest = ANSWER;
         }
-        // The socket takes what its buffer has room for. The rest is kept until there is room
+        // The socket accepts what its buffer has room for. The rest is kept until there is room
         // again.
         if socket.can_send() && !rest.is_empty() {
             let taken = socket.send_slice(rest)?;

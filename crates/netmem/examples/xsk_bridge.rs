@@ -11,7 +11,7 @@
 //!
 //! One region of memory is the memory of both: the device's table has it, and it is registered as
 //! the UMEM. A frame is therefore received into a page, and sent from the same page. The back end
-//! may leave checksums and segments to us, and the interface takes neither, so that is done in
+//! may leave checksums and segments to us, and the interface supports neither, so that is done in
 //! software on the way (`SoftwareTx`). The program ends when the back end or the interface does,
 //! and prints what it did. The end of the interface is an error.
 

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p netmem --all-features --example xsk_count -- eth1 [SECONDS]
 //!
-//! All frames of the interface are taken from the kernel while it runs. Needs CAP_NET_RAW, CAP_BPF
-//! and CAP_NET_ADMIN. Without SECONDS it ends with standard input.
+//! All frames of the interface are redirected from the kernel while it runs. Needs CAP_NET_RAW,
+//! CAP_BPF and CAP_NET_ADMIN. Without SECONDS it ends with standard input.
 //!
 //! The verdict of the handler's program decides in the receive pass, so a frame's page is posted
 //! again at once.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Packets and bytes by the Ethernet type, which says the protocol.
+/// Packets and bytes by the Ethernet type, which is the protocol.
 #[derive(Default)]
 struct Count {
     by_type: BTreeMap<u16, (u64, u64)>,

@@ -8,8 +8,8 @@
 //!
 //! There is neither a tap nor a bridge of the kernel. Offloads that the guest leaves to the device
 //! are done in software: checksums are completed and large segments are cut.
-//! `netmem device --port xsk:eth1` does the same, with options. The guest gets all frames of the
-//! interface's first queue. The program serves one guest after another, until it is killed; the
+//! `netmem device --port xsk:eth1` does the same, with options. The guest receives all frames of
+//! the interface's first queue. The program serves one guest after another, until it is killed; the
 //! kernel then removes its XDP program from the interface.
 
 use netmem::device::port::PortError;

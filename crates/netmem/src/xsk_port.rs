@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Frames that are received at a time, and sent before the kernel is told.
+/// Frames that are received at a time, and sent before the kernel is notified.
 const FRAMES_PER_CALL: usize = 64;
 /// Frames that are dropped at most when a front end has left: more than a ring holds.
 const WAITING: usize = 65_536;
@@ -18,12 +18,13 @@ const WAITING: usize = 65_536;
 const PAGES: usize = 8192;
 /// Pages of them that frames from the driver are copied into.
 const SENT: usize = 4096;
+
 /// A queue pair of AF_XDP as the [port](Port) of a queue pair of a virtio-net device. Needs the
 /// features `device` and `xsk`.
 ///
-/// It takes and shows plain frames only. What the driver leaves to the device is therefore done in
-/// software, by the device: checksums are completed and segments are cut before a frame comes here,
-/// and none leaves incomplete.
+/// It accepts and delivers plain frames only. What the driver leaves to the device is therefore
+/// done in software, by the device: checksums are completed and segments are cut before a frame
+/// comes here, and none leaves incomplete.
 ///
 /// A frame from the interface is copied once, out of the UMEM into the driver's buffers: its header
 /// is written into the headroom in front of it. A frame from the driver is copied into the UMEM,
@@ -44,7 +45,7 @@ pub struct XskPort {
     _interface: Option<Arc<Interface>>,
     /// A frame in wire form, if it cannot be shown where it lies.
     wire: Vec<u8>,
-    /// Frames that were queued since the kernel was told.
+    /// Frames that were queued since the kernel was notified.
     queued: usize,
 }
 
@@ -117,7 +118,7 @@ impl XskPort {
     fn receive(&mut self) -> usize {
         let Self { rx, tx, waiting, .. } = self;
         rx.poll(|poll| {
-            // In the poll context, and before pages are looked for.
+            // In the poll context, and before pages are allocated.
             tx.complete();
             poll.receive(FRAMES_PER_CALL, &mut |packet: Packet<KernelShared>| {
                 if packet.len() + VnetHdr::LEN <= MAX_WIRE {
@@ -247,7 +248,7 @@ impl Port for XskPort {
     }
 
     fn take_error(&mut self) -> Option<PortError> {
-        // The halves then know it, too. A queue that is neither polled nor armed has not looked.
+        // The halves then report it, too. A queue that is neither polled nor armed has not checked.
         let _ = self.rx.socket().is_gone();
         let error = self.rx.check().and_then(|()| self.tx.check()).err()?;
         Some(PortError::Other(Box::new(error)))

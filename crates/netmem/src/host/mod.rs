@@ -23,7 +23,7 @@
 //! use netmem::tcp::{ListenOptions, StackOptions};
 //! use std::time::Duration;
 //!
-//! // The kernel's side of the tap gets its address by `ip addr add 192.0.2.1/24 dev nm0`.
+//! // The kernel's side of the tap is assigned its address by `ip addr add 192.0.2.1/24 dev nm0`.
 //! let mut host = netmem::host::on_tap("nm0", 1, &["192.0.2.2/24".parse()?])?;
 //! let mut stack = host.queues.remove(0).start(StackOptions::default())?;
 //! let mut listener = stack.sockets().listen("0.0.0.0:7".parse()?, ListenOptions::default())?;
@@ -93,7 +93,7 @@ pub enum OpenError {
     #[cfg(feature = "xsk")]
     #[error(transparent)]
     Xsk(#[from] netmem_xsk::XskError),
-    /// There are more addresses than the XDP program can tell from others.
+    /// There are more addresses than the XDP program can match.
     #[cfg(feature = "xsk")]
     #[error(transparent)]
     Rules(#[from] netmem_xsk::TooManyRules),
@@ -168,7 +168,7 @@ where
 
     /// Makes the stack for code that drives it by itself, such as
     /// `netmem::tcp::tokio::drive`. `now` is that code's clock. What is behind the stack
-    /// gets a thread of its own. Drop it after the stack.
+    /// runs on a thread of its own. Drop it after the stack.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ where
         Ok((stack, behind.apart()?))
     }
 
-    /// Pages to send from, which any thread can use. The stack takes headers from them, too.
+    /// Pages to send from, which any thread can use. The stack allocates headers from them, too.
     #[must_use]
     pub fn pool(&self) -> &Arc<SharedPool<R::Mem>> {
         &self.pool

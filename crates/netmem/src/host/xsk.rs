@@ -39,7 +39,7 @@ pub struct XskInterface {
 ///
 /// The interface is to have its segmentation offloads for received frames off (`ethtool -K NAME gro
 /// off lro off`), and the peer of a veth its checksum and segmentation offloads: such frames are
-/// incomplete, and AF_XDP does not tell.
+/// incomplete, and AF_XDP does not report this.
 ///
 /// Needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON, and 32 MiB of locked memory for each
 /// queue (CAP_IPC_LOCK, or `ulimit -l`).

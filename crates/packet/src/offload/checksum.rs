@@ -259,8 +259,8 @@ mod tests {
         sum as u16
     }
 
-    /// Proves NET-9: the sum of any bytes, in any pieces and at any alignment, is what adding word
-    /// after word says.
+    /// Proves NET-9: the sum of any bytes, in any pieces and at any alignment, is the sum word
+    /// by word.
     #[test]
     fn sums_in_pieces() {
         let mut rng = fastrand::Rng::with_seed(3);

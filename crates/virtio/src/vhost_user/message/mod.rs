@@ -31,7 +31,9 @@ pub(crate) use front_end::Message;
 pub(crate) use header::MAX_PAYLOAD;
 pub(crate) use header::{HEADER, MAX_FDS, RawMessage};
 pub use malformed::Malformed;
-pub(crate) use payload::{Inflight, MemoryRegion, VringAddresses};
+#[cfg(feature = "device")]
+pub(crate) use payload::Inflight;
+pub(crate) use payload::{MemoryRegion, VringAddresses};
 pub(crate) use reply::Reply;
 pub use request::Request;
 pub(crate) use request::protocol;

@@ -26,6 +26,16 @@ fn packet(rx: &mut VirtioRx, room: usize, parts: &[&[u8]]) -> Packet<PeerShared>
     packet
 }
 
+/// Each frame of these sizes is among `frames`, as it was sent or with its addresses swapped.
+fn assert_all_are_there(mut frames: Vec<Vec<u8>>, sizes: &[usize], mode: RxMode) {
+    for (i, &size) in sizes.iter().enumerate() {
+        let straight = frame(i as u64, size);
+        let swapped = [&straight[6..12], &straight[..6], &straight[12..]].concat();
+        let at = frames.iter().position(|f| *f == straight || *f == swapped);
+        frames.swap_remove(at.unwrap_or_else(|| panic!("{mode}: the frame of {size} bytes is lost")));
+    }
+}
+
 /// Proves NET-3 for transmission: frames go round between an echo and an XDP program, unchanged but
 /// for the addresses, which the echo exchanges. In big-packet mode, whose pages are unmapped when
 /// they are received, they are mapped again for each round.
@@ -93,13 +103,8 @@ fn frames_go_round() {
             pair.tx.complete();
             left.len() == sizes.len()
         });
-        for (i, size) in sizes.into_iter().enumerate() {
-            let size = if mode == RxMode::Big { size.min(4000) } else { size };
-            let straight = frame(i as u64, size);
-            let swapped = [&straight[6..12], &straight[..6], &straight[12..]].concat();
-            let at = left.iter().position(|f| *f == straight || *f == swapped);
-            left.swap_remove(at.unwrap_or_else(|| panic!("{mode}: the frame of {size} bytes is lost")));
-        }
+        let sent = if mode == RxMode::Big { sizes.map(|size| size.min(4000)) } else { sizes };
+        assert_all_are_there(left, &sent, mode);
         let s = pair.tx.stats();
         assert_eq!((s.frames, s.full, s.wrong_domain, s.no_offload), (s.completed, 0, 0, 0));
         // All but the first of them, which were of the pool.

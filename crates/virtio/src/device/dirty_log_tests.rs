@@ -1,4 +1,4 @@
-//! The order of writes and notes in the dirty log, in all ways by which the device writes guest
+//! The order of writes and of marks in the dirty log, in all ways by which the device writes guest
 //! memory.
 
 use std::os::fd::OwnedFd;
@@ -87,8 +87,8 @@ fn post(base: *mut u8, packed: bool, ring: u8, lens: &[u32]) {
 }
 
 /// Runs one ring of a device whose writes are logged, until it has completed chains. The buffers of
-/// the chains are `lens`. Each byte that is noted must have its last value by then, and all bytes
-/// of the first chains must have been noted.
+/// the chains are `lens`. Each byte that is marked must have its last value by then, and all bytes
+/// of the first chains must have been marked.
 #[track_caller]
 fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32], least: usize) {
     let mut port = Some(port);
@@ -136,7 +136,7 @@ fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32],
     tell(Message::SetVringKick { index: ring, fd: None });
     tell(Message::SetVringEnable { index, enable: true });
     post(base, packed, ring, lens);
-    // The ring's events were noted when it was started and armed.
+    // The ring's events were marked when it was started and armed.
     copies.take();
     device.poll();
     let (noted, stale) = copies.take();
@@ -152,8 +152,8 @@ fn logged<P: Port>(port: P, ring: u8, features: u64, splits: bool, lens: &[u32],
     drop(table);
 }
 
-/// A byte is noted after it was written for the last time: a front end that copies each page as
-/// soon as it is noted has all bytes. For a frame that the device copies, into one chain and into
+/// A byte is marked after it was written for the last time: a front end that copies each page as
+/// soon as it is marked has all bytes. For a frame that the device copies, into one chain and into
 /// several; that a port reads into the driver's buffers; that is split behind its headers; and for
 /// the answer to a command; in both formats.
 #[test]

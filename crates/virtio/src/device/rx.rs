@@ -4,8 +4,8 @@
 //! stores which wait for the driver's core wait together. All others are delivered one at a time.
 //!
 //! Buffers are not prefetched. Prefetching was tried, for reading and for writing, 4 to 64 chains
-//! ahead. On one core it costs most of a nanosecond per frame. Between cores the cost is that of the
-//! lines that change owners, and prefetching does not change their number.
+//! ahead. On one core it costs most of a nanosecond per frame. Between cores the cost is that of
+//! the lines that change owners, and prefetching does not change their number.
 
 use netmem_pool::foreign::copy_in;
 

@@ -3,8 +3,8 @@
 //!
 //! `docs/design/vhost-user.md` has the table of messages. If the device cannot carry out a message,
 //! the message changes nothing. If the front end has asked for an acknowledgement, the device
-//! answers with a non-zero one, and the connection continues. If not, the front end would not notice
-//! the refusal, so the connection ends. A malformed message always ends the connection.
+//! answers with a non-zero one, and the connection continues. If not, the front end would not
+//! notice the refusal, so the connection ends. A malformed message always ends the connection.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -368,7 +368,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets the log in which the device notes the pages that it writes, as long as the driver
+    /// Sets the log in which the device marks the pages that it writes, as long as the driver
     /// accepts `VHOST_F_LOG_ALL`.
     pub(super) fn set_log(&self, log: DirtyLog) {
         let mut front = self.front();

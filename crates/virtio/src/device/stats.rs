@@ -105,7 +105,7 @@ pub struct Stats {
     pub commands: AtomicU64,
     /// Connections that ended in an error.
     pub connection_errors: AtomicU64,
-    /// Messages that the device refused, after which the connection went on.
+    /// Messages that the device refused, after which the connection continued.
     pub refused: AtomicU64,
     /// Pages that the device wrote and that the front end's dirty log has no bit for.
     pub log_misses: Arc<AtomicU64>,

@@ -83,7 +83,7 @@ pub(crate) mod copies {
     }
 
     impl Copies {
-        /// Of all that `log` notes from now on.
+        /// Of all that is marked in `log` from now on.
         pub(crate) fn of(log: &mut DirtyLog, table: Arc<MemoryTable>) -> Self {
             let copies = Self { table, bytes: Arc::default() };
             log.copies = Some(copies.clone());

@@ -119,8 +119,8 @@ mod tests {
     }
 
     /// The CPU touches no byte before the first call of an access or after the last. The memory is
-    /// a memfd, whose calls are noted: where there is `/dev/udmabuf`, `tests/all/device/memory.rs`
-    /// has dma-bufs of the kernel.
+    /// a memfd, whose calls are recorded: where there is `/dev/udmabuf`,
+    /// `tests/all/device/memory.rs` has dma-bufs of the kernel.
     #[test]
     fn accesses_are_between_the_calls() {
         let memory: File = rustix::fs::memfd_create(c"netmem-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();

@@ -1,4 +1,4 @@
-//! The file of a region: what the kernel knows of it without its file system.
+//! The file of a region: what the kernel reports of it without its file system.
 //!
 //! Why without: the front end chooses the file, and may serve its file system. A question to that
 //! file system could wait without a limit.
@@ -40,7 +40,7 @@ fn is_dma_buf(fd: &Received) -> bool {
     info.is_ok_and(|info| info.lines().any(|line| line.starts_with("exp_name:")))
 }
 
-/// What the kernel knows of a file already: no file system is asked.
+/// What the kernel has of a file already: no request to a file system.
 pub(super) fn measure(fd: &Received) -> Result<Statx, Errno> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::BLOCKS;
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)

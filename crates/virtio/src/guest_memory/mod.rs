@@ -2,7 +2,7 @@
 //!
 //! Why a layer of its own: descriptors have guest addresses, which mean nothing in this process.
 //! Rings, ports and the control side all need the same translation, the same bounds and the same
-//! notes of what was written. Therefore this module lies below the rings, and the rings below the
+//! marks of what was written. Therefore this module lies below the rings, and the rings below the
 //! device.
 //!
 //! ```text

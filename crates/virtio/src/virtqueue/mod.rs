@@ -1,8 +1,8 @@
 //! Virtqueues: rings in memory that a driver and a device share, and through which buffers go to
 //! the device and back.
 //!
-//! This is the only module that knows descriptors, indices and flags. The specification has two
-//! formats (virtio 1.2, sections 2.7 and 2.8):
+//! This is the only module that reads or writes descriptors, indices and flags. The specification
+//! has two formats (virtio 1.2, sections 2.7 and 2.8):
 //!
 //! * [split](SplitRing): a table of descriptors, and two rings of indices into it, one for each
 //!   direction;

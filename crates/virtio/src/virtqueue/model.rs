@@ -194,7 +194,7 @@ fn post<F: DriverFormat>(driver: &mut DriverQueue<F, u8>) {
     driver.publish();
 }
 
-/// Arms until the end waits or has taken all entries. Returns whether it waits.
+/// Arms until the end waits or has popped all entries. Returns whether it waits.
 fn sleeps(bell: &Bell, mut arm: impl FnMut() -> Armed, mut take: impl FnMut() -> u16) -> bool {
     let mut taken = 0;
     while taken < ENTRIES {

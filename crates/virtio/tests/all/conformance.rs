@@ -1,5 +1,5 @@
-//! Compares `docs/design/virtio.md` with the device and the driver: feature bits, the configuration space, the commands of the
-//! control queue.
+//! Compares `docs/design/virtio.md` with the device and the driver: feature bits, the configuration
+//! space, the commands of the control queue.
 
 use std::os::unix::net::UnixStream;
 
@@ -17,7 +17,7 @@ use netmem_virtio::{VhostUser, VhostUserError};
 
 const MAC: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
-/// All that a device can tell.
+/// All that a device can report.
 fn telling() -> Options {
     Options {
         max_pairs: 2,
@@ -29,7 +29,8 @@ fn telling() -> Options {
     }
 }
 
-/// Each field lies where the specification has it, and fields that the device does not have are zero.
+/// Each field lies where the specification has it, and fields that the device does not have are
+/// zero.
 #[test]
 fn the_configuration_space_lies_as_specified() {
     let device = NetDevice::new(telling(), |_| Ok(Sink)).unwrap();
@@ -48,7 +49,8 @@ fn the_configuration_space_lies_as_specified() {
     assert_eq!(read(6, 2), [2, 0]);
     control.set_link(true);
     assert_eq!(read(6, 2), [3, 0]);
-    // A driver whose front end serves its control queue has no way to say that it has announced itself.
+    // A driver whose front end serves its control queue has no way to report that it has announced
+    // itself.
     let device = NetDevice::new(Options::default(), |_| Ok(Sink)).unwrap();
     let driver = Driver::connect(&device, PLAIN);
     device.control().ask_to_announce();
@@ -82,7 +84,7 @@ impl Commands {
     }
 }
 
-/// Unsupported commands of any length are answered with an error, and the queue goes on.
+/// Unsupported commands of any length are answered with an error, and the queue continues.
 #[test]
 fn every_control_command() {
     let mut all = Commands::new(feature::MQ | feature::STATUS | feature::GUEST_ANNOUNCE);
@@ -133,7 +135,8 @@ fn causes(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |e| e.source()).map(ToString::to_string).collect()
 }
 
-/// The driver reads its device's configuration, sees changes of it, and reports that it has announced itself.
+/// The driver reads its device's configuration, sees changes of it, and reports that it has
+/// announced itself.
 #[test]
 fn the_driver_reads_the_configuration_space() {
     let mut device_thread = DeviceThread::new(NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap());
@@ -158,7 +161,7 @@ fn the_driver_reads_the_configuration_space() {
     net.announced().unwrap();
 }
 
-/// A device with a shorter MTU than the driver's is told its own, which it accepts.
+/// A device with a shorter MTU than the driver's gets its own, which it accepts.
 #[test]
 fn a_device_with_a_short_mtu() {
     let mut device_thread =
@@ -179,8 +182,8 @@ fn back_end(config: Vec<u8>) -> Behaviour {
     Behaviour { features: FEATURES | FIELDS, protocol: 1 | 1 << 4 | CONFIG, config, ..Behaviour::default() }
 }
 
-/// The answers of a back end are checked. If the form of an answer is wrong, the connection ends. Wrong values are not
-/// reported.
+/// The answers of a back end are checked. If the form of an answer is wrong, the connection ends.
+/// Wrong values are not reported.
 #[test]
 fn a_configuration_space_that_lies() {
     let told = [&MAC[..], &[1, 0, 0, 0], &1500u16.to_le_bytes(), &1000u32.to_le_bytes(), &[0]].concat();
@@ -192,7 +195,7 @@ fn a_configuration_space_that_lies() {
     );
     assert_eq!(harness.device.mtu(), 1500);
     harness.close();
-    // Values without a meaning, of which the probe takes none, either.
+    // Values without a meaning, of which the probe uses none, either.
     let nonsense = [&[0xff; 6][..], &[0, 0, 0xff, 0xff], &[67, 0], &[0, 0, 0, 0x80], &[2]].concat();
     let harness = Harness::with(back_end(answer(0, &nonsense)), NetOptions::new(RxMode::Small));
     let mut nothing = NetConfig::default();
@@ -217,7 +220,7 @@ fn a_configuration_space_that_lies() {
     }
 }
 
-/// Features that only say which fields there are do not bind the driver to back ends that have them.
+/// Features that only announce fields do not bind the driver to back ends that have them.
 #[test]
 fn a_back_end_that_tells_less_takes_over() {
     let told = [&MAC[..], &[1, 0, 0, 0], &1500u16.to_le_bytes(), &1000u32.to_le_bytes(), &[0]].concat();
@@ -244,7 +247,8 @@ fn table<'a>(page: &'a str, head: &str) -> Vec<Vec<&'a str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// The bits that are offered by a device with a port that takes all offloads, or a tap, and with all options.
+/// The bits that are offered by a device with a port that accepts all offloads, or a tap, and with
+/// all options.
 fn offered() -> u64 {
     let device = NetDevice::new(telling(), |_| Ok(Echo::new())).unwrap();
     device.control().offered() | <Tap as Port>::FEATURES
@@ -265,7 +269,7 @@ fn accepted(options: NetOptions, several: bool) -> u64 {
     device.negotiated()
 }
 
-/// Each bit has a row with its name, and the row says what the driver and the device do.
+/// Each bit has a row with its name, and the row describes what the driver and the device do.
 #[test]
 fn every_feature_bit() {
     let options = || {
@@ -322,7 +326,7 @@ fn each_bit_that_is_not_offered_is_refused() {
         let error = driver.front.set_features(PLAIN | mask).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "the connection goes on");
         driver.front.set_features(PLAIN).unwrap();
-        // Where no acknowledgement was asked for, the error says which.
+        // Where no acknowledgement was asked for, the error names the message.
         driver.reconnect(&device.control(), PLAIN);
         driver.front.acknowledged = false;
         driver.front.set_features(PLAIN | mask).unwrap();

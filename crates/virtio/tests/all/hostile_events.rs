@@ -100,7 +100,7 @@ fn generator() -> DeviceThread<Gen> {
     DeviceThread::one(Gen::new(64, None).unwrap())
 }
 
-/// The call descriptor is full and blocking: the device interrupts, and goes on.
+/// The call descriptor is full and blocking: the device interrupts, and continues.
 #[test]
 fn a_full_call() {
     watched(|| {
@@ -203,8 +203,8 @@ fn one_kick_for_two_rings() {
     });
 }
 
-/// A kick that is an `EFD_SEMAPHORE` eventfd with a full counter: each read would take 1, and so it
-/// would be ready for ever. The device sleeps.
+/// A kick that is an `EFD_SEMAPHORE` eventfd with a full counter: each read would subtract 1, and
+/// so it would be ready for ever. The device sleeps.
 #[test]
 fn a_kick_that_is_always_ready() {
     watched(|| {

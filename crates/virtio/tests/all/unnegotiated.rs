@@ -1,5 +1,5 @@
-//! Proves NET-7: features that were not negotiated are neither trusted nor used. For each feature bit that a side may
-//! use, the other side acts as if it had been negotiated, although it was not.
+//! Proves NET-7: features that were not negotiated are neither trusted nor used. For each feature
+//! bit that a side may use, the other side acts as if it had been negotiated, although it was not.
 
 use netmem_testing::device;
 use netmem_testing::driver;
@@ -57,7 +57,8 @@ fn asks(kind: Option<GsoKind>, v6: bool, ecn: bool) -> Asks {
     Asks { frame, header, meta: Meta { checksum: Checksum::Partial { start, offset }, gso } }
 }
 
-/// A frame that needs the feature, towards the device and towards the driver. Where two features are named, either allows it.
+/// A frame that needs the feature, towards the device and towards the driver. Where two features
+/// are named, either allows it.
 fn offloads() -> [(u64, u64, Asks); 7] {
     use feature::*;
     [
@@ -71,7 +72,7 @@ fn offloads() -> [(u64, u64, Asks); 7] {
     ]
 }
 
-/// A port that gives the frames of the test, and keeps what it is sent.
+/// A port that shows the frames of the test, and keeps what it is sent.
 #[derive(Default)]
 struct Speaks {
     frames: VecDeque<Vec<u8>>,
@@ -105,7 +106,7 @@ fn device(without: u64) -> (NetDevice<Speaks>, Driver, u64) {
     (device, driver, features)
 }
 
-/// Gives the device a frame with a header.
+/// Sends the device a frame with a header.
 fn send(driver: &mut Driver, wire: &[u8]) {
     let (addr, at) = driver.buffer(1, 0, 4096);
     driver.memory.write(at, wire);
@@ -128,7 +129,8 @@ fn the_device_follows_no_offload() {
     }
 }
 
-/// The driver gets no frame whose header uses an offload that it did not accept: the device does the work itself.
+/// The driver gets no frame whose header uses an offload that it did not accept: the device does
+/// the work itself.
 #[test]
 fn the_device_passes_no_offload_on() {
     for (_, bits, asks) in offloads() {
@@ -176,7 +178,8 @@ fn the_device_reads_no_tables() {
     }
 }
 
-/// The device signals by the flag, whatever the event index says, and writes no event index of its own.
+/// The device signals by the flag, whatever the event index is, and writes no event index of its
+/// own.
 #[test]
 fn the_device_knows_no_event_index() {
     for (flags, event, wanted) in [(0, 1000, true), (AVAIL_NO_INTERRUPT, 0, false)] {
@@ -211,7 +214,7 @@ fn the_device_uses_no_batches() {
     assert_eq!(used, (0..16).collect::<Vec<_>>());
 }
 
-/// A log that was given and not negotiated is not written.
+/// A log that was set and not negotiated is not written.
 #[test]
 fn the_device_writes_no_log() {
     let (mut device, mut driver, _) = device(feature::LOG_ALL);
@@ -316,7 +319,7 @@ fn the_driver_writes_no_tables() {
     harness.close();
 }
 
-/// The driver kicks by the flag, whatever the event index says, and writes no event index of its own.
+/// The driver kicks by the flag, whatever the event index is, and writes no event index of its own.
 #[test]
 fn the_driver_knows_no_event_index() {
     for (flags, wanted) in [(0, true), (1, false)] {

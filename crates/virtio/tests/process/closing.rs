@@ -1,4 +1,5 @@
-//! Descriptors of a peer whose `close` waits for that peer. The test counts the threads that close them.
+//! Descriptors of a peer whose `close` waits for that peer. The test counts the threads that close
+//! them.
 
 use netmem_testing::device::*;
 use netmem_testing::vhost_user::front::{self, request, u64s};
@@ -10,7 +11,8 @@ const MIB: u64 = 1 << 20;
 /// Where the region that comes with a message lies for the guest.
 const EXTRA: u64 = GUEST + (1 << 36);
 
-/// A TCP socket whose last `close` waits until its peer has acknowledged what was sent: for an hour, unless the peer closes it.
+/// A TCP socket whose last `close` waits until its peer has acknowledged what was sent: for an
+/// hour, unless the peer closes it.
 fn lingering() -> (OwnedFd, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -29,8 +31,9 @@ fn closers() -> usize {
     names.filter(|name| name.trim() == "netmem-close").count()
 }
 
-/// Proves NET-10: descriptors whose `close` waits for the peer keep no thread of the device waiting, in whichever message they
-/// come: as memory, as a log, as an event, in a message that needs none, and in a message that is malformed.
+/// Proves NET-10: descriptors whose `close` waits for the peer keep no thread of the device
+/// waiting, in whichever message they come: as memory, as a log, as an event, in a message that
+/// needs none, and in a message that is malformed.
 #[test]
 fn closing_a_descriptor_waits_for_no_peer() {
     let _alone = crate::alone();
@@ -49,7 +52,8 @@ fn closing_a_descriptor_waits_for_no_peer() {
         let (socket, peer) = lingering();
         let (answered, seen) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            // The descriptor goes with the first bytes, and is closed here before the others: the device's copy is the last.
+            // The descriptor goes with the first bytes, and is closed here before the others: the
+            // device's copy is the last.
             let bytes = front::message(number, front::VERSION | front::NEED_REPLY, body.len() as u32, &body);
             driver.front.send_raw(&bytes[..4], &[socket.as_fd()]).unwrap();
             drop(socket);
@@ -63,7 +67,8 @@ fn closing_a_descriptor_waits_for_no_peer() {
         });
         seen.recv_timeout(std::time::Duration::from_secs(60)).expect("the device waits for a peer of its peer");
         peers.push(peer);
-        // The message was handled, and the descriptor is still being closed. A thread has its name only when it runs.
+        // The message was handled, and the descriptor is still being closed. A thread has its name
+        // only when it runs.
         until(|| closers() == n + 1);
     }
     // The peers' ends: their sockets are reset, and the threads end.

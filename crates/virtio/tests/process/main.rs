@@ -1,5 +1,5 @@
-//! Tests that count what a process has: open descriptors, and threads that close them. They are alone in their process,
-//! and run one at a time, because any other test opens descriptors.
+//! Tests that count what a process has: open descriptors, and threads that close them. They are
+//! alone in their process, and run one at a time, because any other test opens descriptors.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod closing;

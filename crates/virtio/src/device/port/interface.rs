@@ -57,7 +57,7 @@ pub trait Port: Send {
 
     /// Sends a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an
     /// Ethernet header; at most [`MAX_WIRE`] bytes), and with no offloads except those that the
-    /// port [takes](Self::takes). Returns false if the port could not send it; the frame is then
+    /// port [accepts](Self::takes). Returns false if the port could not send it; the frame is then
     /// lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 

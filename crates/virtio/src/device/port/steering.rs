@@ -2,7 +2,7 @@
 //! change at any time.
 //!
 //! ```text
-//!   port ──► look at the frame ──► TCP: by both addresses and ports; else by local port ──► backlog of queue 0 ──► ring 0
+//!   port ──► parse the frame  ──► TCP: by both addresses and ports; else by local port ──► backlog of queue 0 ──► ring 0
 //!            sum it, mark          UDP: by local port                                       backlog of queue 1 ──► ring 2
 //!                                  0 by default, and for all else
 //! ```

@@ -78,7 +78,7 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
 #[derive(Clone, Debug)]
 pub(crate) struct Logged {
     pub(crate) log: Arc<DirtyLog>,
-    /// Guest address of the used ring, if writes to it are noted too.
+    /// Guest address of the used ring, if writes to it are marked, too.
     pub(crate) used: Option<u64>,
 }
 

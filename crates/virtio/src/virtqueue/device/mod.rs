@@ -12,8 +12,8 @@
 //!
 //! * *A chain is completed once.* [`Head`] can neither be copied nor cloned, and both functions
 //!   consume it.
-//! * *Bytes are written, then marked in the dirty log, then completed.* A front end that sees a mark
-//!   may copy the page at once, and a driver that sees a used chain may read it at once. Only
+//! * *Bytes are written, then marked in the dirty log, then completed.* A front end that sees a
+//!   mark may copy the page at once, and a driver that sees a used chain may read it at once. Only
 //!   [`complete`](DeviceQueue::complete) completes a chain that was written, and it has the three
 //!   steps in this order. A group of [`peek_group`](DeviceQueue::peek_group) is of a queue without
 //!   a log.

@@ -74,7 +74,7 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         Self { format: self.format.moved(ring), ..self }
     }
 
-    /// Sets or removes the log in which the device's writes are noted. `used` is the guest address
+    /// Sets or removes the log in which the device's writes are marked. `used` is the guest address
     /// of the used ring.
     pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>, used: Option<u64>) {
         self.logged = log.map(|log| Logged { log, used });

@@ -1,4 +1,5 @@
-//! The device behind the front end of Cloud Hypervisor: the crate `vhost`, with the calls in Cloud Hypervisor's order.
+//! The device behind the front end of Cloud Hypervisor: the crate `vhost`, with the calls in Cloud
+//! Hypervisor's order.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
@@ -25,8 +26,8 @@ const WANTED: u64 = MERGEABLE
     | feature::CTRL_VQ
     | feature::MQ;
 
-/// Negotiates as Cloud Hypervisor does before its guest runs. Returns the front end, the features, and how many rings the back end
-/// may have.
+/// Negotiates as Cloud Hypervisor does before its guest runs. Returns the front end, the features,
+/// and how many rings the back end may have.
 fn negotiate(stream: UnixStream) -> (Frontend, u64, u64) {
     let mut front = Frontend::from_stream(stream, 1);
     front.set_owner().unwrap();
@@ -51,7 +52,8 @@ fn event(fd: &EventFd) -> Event {
     unsafe { Event::from_raw_fd(fd) }
 }
 
-/// A device of `pairs` pairs has the rings of as many pairs, and CTRL_VQ where MQ needs it; a frame goes each way on each pair.
+/// A device of `pairs` pairs has the rings of as many pairs, and CTRL_VQ where MQ needs it; a frame
+/// goes each way on each pair.
 #[test]
 fn as_many_pairs_as_there_are() {
     for pairs in [1, 3] {
@@ -113,7 +115,8 @@ fn as_many_pairs_as_there_are() {
     }
 }
 
-/// With more rings than the back end has, Cloud Hypervisor ends by the answer to GET_QUEUE_NUM. If it did not, the device would.
+/// With more rings than the back end has, Cloud Hypervisor ends by the answer to GET_QUEUE_NUM. If
+/// it did not, the device would.
 #[test]
 fn more_pairs_than_there_are() {
     let device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Ok(Echo::new())).unwrap();

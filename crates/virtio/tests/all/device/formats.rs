@@ -1,5 +1,5 @@
-//! The device against a reference driver in every combination of ring features: split and packed rings, event index,
-//! indirect tables, in-order batches, mergeable buffers.
+//! The device against a reference driver in every combination of ring features: split and packed
+//! rings, event index, indirect tables, in-order batches, mergeable buffers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -46,8 +46,8 @@ fn cut(random: &mut Random, addr: u64, len: usize, most: usize, flags: u16) -> V
         .collect()
 }
 
-/// Frames of every length from the shortest to one longer than a page come back from an echo, with their addresses
-/// exchanged and otherwise byte for byte, whatever the chains look like.
+/// Frames of every length from the shortest to one longer than a page come back from an echo, with
+/// their addresses exchanged and otherwise byte for byte, whatever form the chains have.
 #[test]
 fn every_length_comes_back_in_every_combination() {
     let mut random = Random(0x1234_5678_9abc_def1);
@@ -108,7 +108,8 @@ fn every_length_comes_back_in_every_combination() {
     }
 }
 
-/// A transmit batch is one used entry where chains are completed in order, and each received frame has its own.
+/// A transmit batch is one used entry where chains are completed in order, and each received frame
+/// has its own.
 #[test]
 fn only_what_is_read_is_batched() {
     for ring in combinations() {
@@ -130,8 +131,8 @@ fn only_what_is_read_is_batched() {
     }
 }
 
-/// The device signals once when its position passes the event, also if it jumps over it. A flag turns signals on and
-/// off.
+/// The device signals once when its position passes the event, also if it jumps over it. A flag
+/// turns signals on and off.
 #[test]
 fn interrupts_come_where_they_are_asked_for() {
     for ring in combinations() {
@@ -171,8 +172,8 @@ fn interrupts_come_where_they_are_asked_for() {
     }
 }
 
-/// If a driver asks for a signal at a position without the feature, the position is ignored, and the driver gets a
-/// signal for each batch.
+/// If a driver asks for a signal at a position without the feature, the position is ignored, and
+/// the driver gets a signal for each batch.
 #[test]
 fn an_event_that_was_not_negotiated_is_not_believed() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
@@ -221,8 +222,8 @@ fn a_device_that_sleeps_asks_for_kicks() {
     }
 }
 
-/// A frame needs more buffers than there are, and the device sleeps. It asks for a kick behind the buffers that it has, so the driver
-/// that adds the missing ones wakes it.
+/// A frame needs more buffers than there are, and the device sleeps. It asks for a kick behind the
+/// buffers that it has, so the driver that adds the missing ones wakes it.
 #[test]
 fn a_device_that_lacks_buffers_asks_for_a_kick() {
     for ring in combinations().map(|ring| ring | feature::MRG_RXBUF) {
@@ -235,7 +236,7 @@ fn a_device_that_lacks_buffers_asks_for_a_kick() {
             s.spawn(|| device.run(&stop, netmem_virtio::Spin::NONE));
             let _ends = Ends { stop: &stop, control: &control };
             for _ in 0..30 {
-                // 1012 bytes take three of these.
+                // 1012 bytes fill three of these.
                 for _ in 0..3 {
                     until(|| asleep(&stats) == 1);
                     let id = rx.vacant(1).unwrap();
@@ -254,8 +255,9 @@ fn a_device_that_lacks_buffers_asks_for_a_kick() {
     }
 }
 
-/// A device with two pairs, of which the first is attacked on ring `index`: only that ring is stopped, `name` is counted
-/// once, the error descriptor is signalled, the ring's words stay as they are, and the other pair still works.
+/// A device with two pairs, of which the first is attacked on ring `index`: only that ring is
+/// stopped, `name` is counted once, the error descriptor is signalled, the ring's words stay as
+/// they are, and the other pair still works.
 fn attack(features: u64, index: usize, name: &str, attack: impl Fn(&mut Queue, &Driver)) {
     const N: u16 = 64;
     let options = Options { max_pairs: 2, ..Options::default() };
@@ -278,8 +280,8 @@ fn attack(features: u64, index: usize, name: &str, attack: impl Fn(&mut Queue, &
     driver.hang_up();
 }
 
-/// The same bad chain towards the driver and from it. `parts` gets the flag of the ring's proper direction and the address of
-/// a buffer.
+/// The same bad chain towards the driver and from it. `parts` gets the flag of the ring's proper
+/// direction and the address of a buffer.
 fn bad_chain(features: u64, name: &str, parts: impl Fn(u16, u64) -> Vec<(u64, u32, u16)>) {
     for (index, write) in [(0, WRITE), (1, 0)] {
         attack(features, index, name, |q, _| {
@@ -307,12 +309,13 @@ fn packed_chains_are_validated() {
     bad_chain(packed, "indirect", |write, good| vec![(good, 12, write), (good, 64, DESC_INDIRECT)]);
 }
 
-/// Ids that no descriptor of the ring has, chains that go around the whole ring, and chains whose end is not there.
+/// Ids that no descriptor of the ring has, chains that go around the whole ring, and chains whose
+/// end is not there.
 #[test]
 fn packed_rings_are_validated() {
     let put = |q: &Queue, n: u16, id: u16, flags: u16| {
         let at = q.position().step(n, 64);
-        // Long enough for a frame: also on the path that takes such buffers in groups.
+        // Long enough for a frame: also on the path that pops such buffers in groups.
         q.packed()
             .set_desc(at.offset(), PackedDesc { addr: q.buffer(0), len: 2048, id, flags: flags | at.available() });
     };
@@ -335,7 +338,7 @@ fn packed_rings_are_validated() {
     }
 }
 
-/// Two chains may have one id: both are given back.
+/// Two chains may have one id: both are completed.
 #[test]
 fn an_id_may_come_twice() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Sink)).unwrap();
@@ -349,7 +352,8 @@ fn an_id_may_come_twice() {
     assert_eq!(tx.take(), [(5, 0), (5, 0)]);
 }
 
-/// Makes the ring's next descriptor available again, of the next turn too, whenever the device has taken a frame.
+/// Makes the ring's next descriptor available again, of the next turn too, whenever the device has
+/// read a frame.
 struct Again {
     ring: PackedRing,
     at: Position,
@@ -374,15 +378,17 @@ impl Port for Again {
     }
 }
 
-/// A driver makes descriptors available before they were given back, while the device is in its pass: the device takes more of them than
-/// the ring has. A batch does not become longer than the ring, and the driver hears of the pass.
+/// A driver makes descriptors available before they were used, while the device is in its pass: the
+/// device pops more of them than the ring has. A batch does not become longer than the ring, and
+/// the driver is notified.
 #[test]
 fn more_is_available_than_the_ring_has() {
     for ring in [0, feature::IN_ORDER, feature::EVENT_IDX].map(|other| feature::RING_PACKED | other) {
         // What is published does not end at the end of the ring.
         const N: u16 = 12;
         let memory = Memory::new();
-        // SAFETY: the memory of ring 1, aligned, with room for it; it stays until the end of the test.
+        // SAFETY: the memory of ring 1, aligned, with room for it; it stays until the end of the
+        // test.
         let words = unsafe { PackedRing::from_layout(memory.base.add(RING_ROOM), N) };
         let mut driver = Driver { memory, ..Driver::unconnected() };
         let again = Again { ring: words, at: Position::START, addr: GUEST + BUFFERS as u64 };
@@ -446,7 +452,8 @@ fn indirect_tables_are_validated() {
     }
 }
 
-/// DPDK's virtio_user calls some buffers in the tables of its packed transmit rings writable. They are read.
+/// DPDK's virtio_user calls some buffers in the tables of its packed transmit rings writable. They
+/// are read.
 #[test]
 fn a_table_that_is_only_read_may_call_buffers_writable() {
     for format in [0, feature::RING_PACKED] {
@@ -464,7 +471,8 @@ fn a_table_that_is_only_read_may_call_buffers_writable() {
     }
 }
 
-/// A table may lie across two regions whose addresses meet, and a chain may end with one after other descriptors.
+/// A table may lie across two regions whose addresses meet, and a chain may end with one after
+/// other descriptors.
 #[test]
 fn a_table_across_two_regions() {
     for format in [0, feature::RING_PACKED] {
@@ -493,8 +501,8 @@ fn a_table_across_two_regions() {
     }
 }
 
-/// A ring stops and starts at the same position, anywhere in the ring, and with either wrap counter. A front end may
-/// know only one half of a packed ring's base.
+/// A ring stops and starts at the same position, anywhere in the ring, and with either wrap
+/// counter. A front end may use only one half of a packed ring's base.
 #[test]
 fn a_ring_goes_on_where_it_stopped() {
     for (ring, half) in combinations().flat_map(|ring| [(ring, false), (ring, true)]) {
@@ -526,8 +534,8 @@ fn a_ring_goes_on_where_it_stopped() {
     }
 }
 
-/// A used position whose bits are all 0 is one, if the ring shows that nothing was used behind it: another back end took
-/// three chains, gave none back, and stopped.
+/// A used position whose bits are all 0 is one, if the ring shows that nothing was used behind it:
+/// another back end popped three chains, completed none, and stopped.
 #[test]
 fn a_used_position_of_zero() {
     const SIZE: u16 = 8;
@@ -589,8 +597,8 @@ fn a_base_and_a_size_are_validated() {
     }
 }
 
-/// Random words in packed rings, tables and events: each ring that is stopped has a named fault, and the device goes
-/// on.
+/// Random words in packed rings, tables and events: each ring that is stopped has a named fault,
+/// and the device goes on.
 #[test]
 fn noise_in_packed_rings() {
     let features = feature::RING_PACKED | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::MRG_RXBUF;

@@ -1,4 +1,5 @@
-//! Drivers and front ends that break the rules. Each case ends in a named error, and all other rings go on.
+//! Drivers and front ends that break the rules. Each case ends in a named error, and all other
+//! rings continue.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -19,8 +20,9 @@ fn echo(pairs: usize, serve_control: bool) -> NetDevice<Echo> {
     NetDevice::new(options, |_| Ok(Echo::new())).unwrap()
 }
 
-/// Runs `attack` on one of the rings of a device with two pairs and a control queue. Only that ring is then stopped,
-/// `name` is counted once, its error descriptor is signalled, and the other pair still works.
+/// Runs `attack` on one of the rings of a device with two pairs and a control queue. Only that ring
+/// is then stopped, `name` is counted once, its error descriptor is signalled, and the other pair
+/// still works.
 fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     let mut device =
         NetDevice::new(Options { max_pairs: 2, serve_control: true, ..Options::default() }, |_| Gen::new(64, None))
@@ -44,12 +46,13 @@ fn attack(ring: usize, name: &str, attack: impl Fn(&mut Driver)) {
     poll_until(&mut device, || driver.rings[other + 1].ring.used_idx() == 1);
     assert_eq!(driver.rings[ring].ring.used_idx(), stuck);
     assert_eq!(driver.queue_errors(), [(name, 1)]);
-    // Stopping it says where it stood.
+    // Stopping it returns its position.
     assert_eq!(driver.front.get_vring_base(ring).unwrap() as u16, stuck);
     driver.hang_up();
 }
 
-/// The same bad chain towards the driver and from it. `parts` gets the flag of the ring's proper direction.
+/// The same bad chain towards the driver and from it. `parts` gets the flag of the ring's proper
+/// direction.
 fn bad_chain(name: &str, parts: impl Fn(u16, u64) -> Vec<(u64, u32, u16)>) {
     for (ring, write) in [(0, DESC_WRITE), (1, 0), (2, DESC_WRITE), (3, 0)] {
         attack(ring, name, |d| {
@@ -148,7 +151,7 @@ fn a_command_without_room_for_an_answer() {
     });
 }
 
-/// Good frames before the bad chain are given back all the same.
+/// Good frames before the bad chain are completed all the same.
 #[test]
 fn what_came_before_counts() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
@@ -283,7 +286,8 @@ fn messages_out_of_order_or_out_of_range() {
         }),
     ];
     for (message, name, attack) in cases {
-        // The front end asks for acknowledgements: it is told, and nothing else has happened.
+        // The front end asks for acknowledgements: it gets a non-zero one, and nothing else has
+        // happened.
         let mut device = echo(1, false);
         let mut driver = Driver::connect(&device, PLAIN);
         let refused = attack(&mut driver).unwrap_err();
@@ -304,8 +308,8 @@ fn messages_out_of_order_or_out_of_range() {
     }
 }
 
-/// A front end that reads the answer to GET_QUEUE_NUM as pairs may begin with more pairs than there are. The refusal says how many
-/// there are, and what raises the number.
+/// A front end that reads the answer to GET_QUEUE_NUM as pairs may begin with more pairs than there
+/// are. The refusal names how many there are, and what raises the number.
 #[test]
 fn a_ring_that_does_not_exist_is_refused_by_name() {
     let device = echo(2, false);
@@ -327,14 +331,14 @@ fn a_second_front_end_is_refused() {
     assert!(matches!(device.control().handle(theirs), Err(DeviceError::Busy)));
     let (second, theirs) = UnixStream::pair().unwrap();
     assert!(matches!(device.control().serve(theirs), Err(DeviceError::Busy)));
-    // Both were told at once, by the end of their connections.
+    // Both have seen the refusal at once, by the end of their connections.
     for stream in [ours, second] {
         let e = Front::new(stream).get_features().unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe), "{e}");
     }
     let (third, theirs) = UnixStream::pair().unwrap();
     device.control().serve(theirs).unwrap_err();
-    // Our driver says what that means.
+    // Our driver's error explains that.
     let e = VhostUser::from_stream(third).unwrap_err();
     assert!(matches!(e, VhostUserError::Busy) && e.to_string().contains("another front end connected"), "{e}");
     driver.hang_up();

@@ -1,8 +1,9 @@
 //! Memory that the device imports and reaches by copies: the memory of a GPU.
 //!
-//! There is a GPU on few machines. So each test runs in a process of its own on a library that stands in for the driver
-//! (`libcuda.c`), which proves the order and the arguments of the calls, and what happens when they fail. It proves nothing about a
-//! GPU. [`on_a_gpu`] runs the same on a GPU where there is one.
+//! There is a GPU on few machines. So each test runs in a process of its own on a library that
+//! stands in for the driver (`libcuda.c`), which proves the order and the arguments of the calls,
+//! and what happens when they fail. It proves nothing about a GPU. [`on_a_gpu`] runs the same on a
+//! GPU where there is one.
 
 use netmem_testing::device;
 use netmem_testing::driver;
@@ -32,8 +33,9 @@ const MIB: usize = 1 << 20;
 const FAR: u64 = GUEST + (1 << 36);
 const FAR_USER: u64 = USER + (1 << 36);
 
-/// Runs `body` in a process of its own, this test's, whose GPU is the library. The calls `fail` (`CALL:FIRST:LAST`) fail. Everything
-/// must have been released at the end. Returns what the library says of its copies; nothing in the process itself.
+/// Runs `body` in a process of its own, this test's, whose GPU is the library. The calls `fail`
+/// (`CALL:FIRST:LAST`) fail. Everything must have been released at the end. Returns what the
+/// library reports of its copies; nothing in the process itself.
 fn stand_in(test: &str, fail: &str, body: impl FnOnce(&Gpu)) -> Option<String> {
     if std::env::var_os("NETMEM_FAKE_CUDA_LOG").is_some() {
         body(&Gpu::open(0).unwrap());
@@ -75,7 +77,8 @@ fn on_gpu(gpu: &Gpu, bytes: usize) -> DeviceMemory {
     DeviceMemory::imported(memory.export().unwrap(), memory.len(), Box::new(memory))
 }
 
-/// Frames of all sizes, of which these must arrive in the memory of the GPU behind the host parts, and be as they were sent.
+/// Frames of all sizes, of which these must arrive in the memory of the GPU behind the host parts,
+/// and be as they were sent.
 fn receives(gpu: &Gpu, sent: &[Vec<u8>], want: &[Vec<u8>]) {
     let memory = on_gpu(gpu, MIB);
     let split = memory.split().header_bytes(SplitOptions::UDP_V4);
@@ -99,7 +102,8 @@ fn frames_arrive_in_imported_memory() {
     }
 }
 
-/// A copy that fails in the middle loses its frame, which is counted. The frames before and after it arrive, and no chain is lost.
+/// A copy that fails in the middle loses its frame, which is counted. The frames before and after
+/// it arrive, and no chain is lost.
 #[test]
 fn copies_that_fail() {
     let sent = frames(2000, 1518);
@@ -132,14 +136,15 @@ fn segments_are_joined() {
     stand_in("segments_are_joined", "", |gpu| joins(gpu, None));
 }
 
-/// A segment whose copy fails is not joined. The segments before it are delivered without its bytes.
+/// A segment whose copy fails is not joined. The segments before it are delivered without its
+/// bytes.
 #[test]
 fn a_segment_that_fails_is_not_joined() {
     stand_in("a_segment_that_fails_is_not_joined", "cuMemcpyHtoD:3:3", |gpu| joins(gpu, Some(2)));
 }
 
-/// An echo that would read frames into posted buffers, as a tap does. It must not be asked to: the kernel cannot read into imported
-/// memory.
+/// An echo that would read frames into posted buffers, as a tap does. It must not be asked to: the
+/// kernel cannot read into imported memory.
 struct Reads(Echo);
 
 impl Port for Reads {
@@ -168,8 +173,8 @@ impl Port for Reads {
     }
 }
 
-/// Frames go out of imported memory and come back into it, on queues that are not split: buffers of both kinds of memory in one chain.
-/// Those of which copies out fail are lost.
+/// Frames go out of imported memory and come back into it, on queues that are not split: buffers of
+/// both kinds of memory in one chain. Those of which copies out fail are lost.
 fn echoes(gpu: &Gpu, lost: Option<u8>) {
     let memory = gpu.allocate(1).unwrap();
     let file = memory.export().unwrap();
@@ -218,8 +223,8 @@ fn echoes(gpu: &Gpu, lost: Option<u8>) {
     poll_until(&mut device, || driver.queue_errors() == [("outside_table", 1)]);
 }
 
-/// Buffers that follow each other are copied by one call. In each round the device copies out once and in twice, and the test in once
-/// and out twice.
+/// Buffers that follow each other are copied by one call. In each round the device copies out once
+/// and in twice, and the test in once and out twice.
 #[test]
 fn frames_leave_imported_memory() {
     let copies = stand_in("frames_leave_imported_memory", "", |gpu| echoes(gpu, None));
@@ -234,7 +239,8 @@ fn copies_out_that_fail() {
     stand_in("copies_out_that_fail", "cuMemcpyDtoH:4:4", |gpu| echoes(gpu, Some(1)));
 }
 
-/// Files that cannot be imported are refused, and what an import had taken is released. Rings cannot be in imported memory.
+/// Files that cannot be imported are refused, and what an import has acquired is released. Rings
+/// cannot be in imported memory.
 fn refuses(gpu: &Gpu) {
     let memory = gpu.allocate(1).unwrap();
     let info = |size| [RegionInfo { guest_addr: FAR, user_addr: FAR_USER, size, mmap_offset: 0 }];
@@ -269,7 +275,8 @@ fn files_that_cannot_be_imported() {
     stand_in("files_that_cannot_be_imported", "", refuses);
 }
 
-/// Each step of an import fails in turn. The front end's message is refused, and what the steps before had taken is released.
+/// Each step of an import fails in turn. The front end's message is refused, and what the steps
+/// before have acquired is released.
 #[test]
 fn imports_that_fail() {
     for call in ["cuMemImportFromShareableHandle:1", "cuMemAddressReserve:2", "cuMemMap:2", "cuMemSetAccess:2"] {
@@ -283,14 +290,14 @@ fn imports_that_fail() {
             assert_eq!(device.stats().refused.load(Relaxed), 1);
             driver.hang_up();
         });
-        // The process of one call does not go on with the next.
+        // The process of one call is not used for the next.
         if copies.is_none() {
             return;
         }
     }
 }
 
-/// The same on a GPU, without the failures. `NETMEM_GPU=none` says that there is none.
+/// The same on a GPU, without the failures. `NETMEM_GPU=none` states that there is none.
 #[test]
 fn on_a_gpu() {
     if std::env::var("NETMEM_GPU").as_deref() == Ok("none") {

@@ -1,5 +1,5 @@
-//! In-flight state: chains that a back end which ended has left are resubmitted once each, also when
-//! a device process is killed under traffic.
+//! In-flight state: chains that a back end which ended has left are resubmitted once each, also
+//! when a device process is killed under traffic.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,7 +52,8 @@ pub(super) fn inflight_body(len: u64, queues: u16, size: u16) -> Vec<u8> {
     [&u64s([len, 0])[..], &queues.to_le_bytes(), &size.to_le_bytes(), &[0; 4]].concat()
 }
 
-/// A driver whose ring 0 was run by another back end, up to used index 10: it had taken chains out of order.
+/// A driver whose ring 0 was run by another back end, up to used index 10: it had completed chains
+/// out of order.
 fn taken_over(device: &NetDevice<Gen>) -> (Driver, SharedFile) {
     let mut driver = Driver::connect(device, PLAIN);
     driver.share_memory();
@@ -61,7 +62,7 @@ fn taken_over(device: &NetDevice<Gen>) -> (Driver, SharedFile) {
     driver.start_ring(SIZE);
     driver.front.get_vring_base(0).unwrap();
     assert_eq!((region.u16(8), region.u16(10), region.u16(14)), (1, SIZE, 0), "version, entries, used index");
-    // Fourteen chains, of which ten came back, and 2, 9, 7 are in flight: 5 is to be taken next.
+    // Fourteen chains, of which ten came back, and 2, 9, 7 are in flight: 5 is to be popped next.
     for head in [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 7, 13, 5] {
         let (addr, _) = driver.buffer(0, head, 2048);
         driver.rings[0].chain(head, &[(addr, 2048, DESC_WRITE)]);
@@ -75,8 +76,8 @@ fn taken_over(device: &NetDevice<Gen>) -> (Driver, SharedFile) {
     (driver, region)
 }
 
-/// Chains that another back end left in flight are given back first, in the order in which it took them, once each; then
-/// what the driver's ring holds behind them.
+/// Chains that another back end left in flight are completed first, in the order in which it popped
+/// them, once each; then what the driver's ring holds behind them.
 #[test]
 fn chains_in_flight_are_resubmitted() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
@@ -95,18 +96,20 @@ fn chains_in_flight_are_resubmitted() {
         driver.rings[0].ring.set_desc(n % SIZE, d);
         poll_until(&mut device, || driver.rings[0].take() == Some((u32::from(n % SIZE), 76)));
     }
-    // Chains that have no mark are not linked, so the last chain of a batch is still the last one that was marked.
+    // Chains that have no mark are not linked, so the last chain of a batch is still the last one
+    // that was marked.
     assert_eq!((region.marked(), region.u16(14), region.u16(12)), (0, 2014, 7));
     assert_eq!(driver.front.get_vring_base(0).unwrap(), 2014);
     driver.hang_up();
 }
 
-/// The back end before ended after it had shown its last batch to the driver, and before it had cleared the marks.
+/// The back end before ended after it had shown its last batch to the driver, and before it had
+/// cleared the marks.
 #[test]
 fn a_batch_that_was_published_is_not_resubmitted() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
     let (mut driver, region) = taken_over(&device);
-    // The last batch is 9, then 7: two more than the region knows of.
+    // The last batch is 9, then 7: two more than the region records.
     region.set_u16(16 + 16 * 7 + 6, 9);
     region.set_u16(12, 7);
     driver.rings[0].ring.set_used_idx(12);
@@ -119,7 +122,8 @@ fn a_batch_that_was_published_is_not_resubmitted() {
     assert_eq!((region.marked(), region.u16(14)), (0, 14));
 }
 
-/// While chains are taken again the memory table may be replaced, the ring may be stopped, and the device may go.
+/// While chains are resubmitted the memory table may be replaced, the ring may be stopped, and the
+/// device may go.
 #[test]
 fn a_device_that_ends_while_it_resubmits_chains() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, Some(2))).unwrap();
@@ -142,7 +146,8 @@ fn a_device_that_ends_while_it_resubmits_chains() {
     assert_eq!((back, region.marked()), (vec![2, 9, 7, 5], 0));
 }
 
-/// The region has random contents: the device neither crashes nor loops, and serves the next front end.
+/// The region has random contents: the device neither crashes nor loops, and serves the next front
+/// end.
 #[test]
 fn a_region_that_lies() {
     let mut noise = fastrand::Rng::with_seed(7);
@@ -197,7 +202,8 @@ fn a_region_that_lies() {
 
 const DEVICE_PROCESS: &str = "NETMEM_TEST_DEVICE_PROCESS";
 
-/// The device process of the next test, whose front end is at its standard input. Ends when the front end does.
+/// The device process of the next test, whose front end is at its standard input. Ends when the
+/// front end does.
 #[test]
 fn device_process() {
     if std::env::var_os(DEVICE_PROCESS).is_none() {
@@ -232,8 +238,9 @@ impl Drop for Killed {
     }
 }
 
-/// A device process is killed at arbitrary points of its work, forty times, and the next one goes on with the in-flight
-/// region. Each chain comes back exactly once. The front end never says where a ring stood: it cannot know.
+/// A device process is killed at arbitrary points of its work, forty times, and the next one
+/// continues with the in-flight region. Each chain comes back exactly once. The front end never
+/// sets a ring's position: it does not have it.
 #[test]
 fn killed_under_traffic() {
     let mut chance = fastrand::Rng::with_seed(12);
@@ -278,7 +285,7 @@ fn killed_under_traffic() {
             left == 0 && (!last || outstanding.as_flattened().iter().all(|out| !out))
         });
         if !last {
-            // Not only when the driver has just looked.
+            // Not only when the driver has just polled.
             std::thread::sleep(Duration::from_micros(chance.u64(..300)));
         }
         drop(process);
@@ -286,7 +293,8 @@ fn killed_under_traffic() {
     assert_eq!(back, [0, 1].map(|index: usize| u64::from(driver.rings[index].avail) + (back[index] & !0xffff)));
 }
 
-/// A driver whose packed ring was run by another back end, which had taken five chains, and had given back the third of them.
+/// A driver whose packed ring was run by another back end, which had popped five chains, and had
+/// completed the third of them.
 #[test]
 fn packed_chains_in_flight_are_resubmitted() {
     const SIZE: u16 = 64;
@@ -299,7 +307,7 @@ fn packed_chains_in_flight_are_resubmitted() {
     assert_eq!(len, 2 * (32 + 32 * usize::from(SIZE)).next_multiple_of(64));
     let region = SharedFile::new(answer.fds.pop().unwrap().into(), len);
     let mut rx = Queue::laid_out(&driver.memory, 0, SIZE, feature::RING_PACKED);
-    // Ids, places and descriptors of the chains; the last one is not taken yet.
+    // Ids, places and descriptors of the chains; the last one is not popped yet.
     let chains = [(10, 0, 1), (11, 1, 2), (12, 3, 1), (13, 4, 1), (14, 5, 2), (15, 7, 1)];
     for (id, _, descs) in chains {
         let parts = [(rx.buffer(id), 40, WRITE), (rx.buffer(id) + 40, 2048, WRITE)];
@@ -341,7 +349,7 @@ fn packed_chains_in_flight_are_resubmitted() {
     }
     let marked = (0..usize::from(SIZE)).filter(|e| region.bytes()[32 + 32 * e] != 0).count();
     assert_eq!((marked, region.u16(16), region.u16(18), region.u16(20)), (0, 8, 8, 0x0101));
-    // It goes on, many times around.
+    // It continues, many times around.
     let mut at = Position::START.step(8, SIZE);
     for id in (0..SIZE).cycle().take(1000) {
         let d = PackedDesc { addr: rx.buffer(id), len: 2048, id, flags: WRITE | at.available() };

@@ -1,5 +1,5 @@
-//! A port behind a bad link: its faults are those of the model, frames are cut before they cross it, and a device that sleeps is
-//! awake when one arrives.
+//! A port behind a bad link: its faults are those of the model, frames are cut before they cross
+//! it, and a device that sleeps is awake when one arrives.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -27,7 +27,7 @@ fn echo(text: &str) -> (NetDevice<Linked<Echo>>, Arc<LinkStats>) {
     (NetDevice::new(one_pair(), port).unwrap(), stats)
 }
 
-/// An IPv4 packet, as its type says, with a number in it.
+/// An IPv4 packet, by its type, with a number in it.
 fn numbered(n: u32) -> Vec<u8> {
     [&[2; 6][..], &[4; 6], &[8, 0], &n.to_be_bytes(), &[0x5a; 60]].concat()
 }
@@ -55,7 +55,7 @@ fn crossed(frames: Vec<Vec<u8>>, options: LinkOptions, number: u64) -> Vec<Vec<u
     changed.collect()
 }
 
-/// Sends `wire`, whose header is in it, and gives the device a pass.
+/// Sends `wire`, whose header is in it, and runs a pass of the device.
 fn send(device: &mut NetDevice<Linked<Echo>>, driver: &mut Driver, wire: &[u8]) {
     let (addr, at) = driver.buffer(1, 0, EACH);
     driver.memory.write(at, wire);
@@ -140,8 +140,8 @@ fn large_frames_are_cut_before_the_link() {
     assert_eq!(stats.from_driver().next(), Some(("sent", 10)));
 }
 
-/// A device that sleeps while frames are on the link is woken when they arrive, and by nothing before. Frames for which the driver
-/// has no buffers do not wake it.
+/// A device that sleeps while frames are on the link is woken when they arrive, and by nothing
+/// before. Frames for which the driver has no buffers do not wake it.
 #[test]
 fn a_sleeping_device_is_woken_by_what_arrives() {
     let (mut device, _) = echo("delay=20ms");
@@ -169,7 +169,8 @@ fn a_sleeping_device_is_woken_by_what_arrives() {
             if deadlines() >= 2 {
                 break;
             }
-            // A device that was kept from its CPU for 20 ms did not sleep before the frame arrived. The next frame may find it asleep.
+            // A device that was kept from its CPU for 20 ms did not sleep before the frame arrived.
+            // The next frame may find it asleep.
             driver.post_rx(0, 0, 1, EACH);
             driver.rings[0].kick.write(1).unwrap();
         }

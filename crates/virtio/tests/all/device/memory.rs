@@ -1,5 +1,5 @@
-//! The memory of a front end: its limits, memory that is taken away, and regions that are added and removed under
-//! traffic.
+//! The memory of a front end: its limits, memory that is lost, and regions that are added and
+//! removed under traffic.
 
 use netmem_pool::sigbus;
 use netmem_testing::device::*;
@@ -33,7 +33,8 @@ fn polled<P: Port>(device: &mut NetDevice<P>, work: impl FnOnce()) {
     });
 }
 
-/// Runs a device on `threads` threads, which sleep when there is nothing to do, while `work` runs on this one.
+/// Runs a device on `threads` threads, which sleep when there is nothing to do, while `work` runs
+/// on this one.
 fn on_threads<P: Port>(device: NetDevice<P>, threads: usize, work: impl FnOnce()) {
     let (control, stop) = (device.control(), AtomicBool::new(false));
     let mut workers = device.workers(threads).unwrap();
@@ -51,7 +52,7 @@ fn generators(pairs: usize) -> NetDevice<Gen> {
     NetDevice::new(Options { max_pairs: pairs, ..Options::default() }, |_| Gen::new(64, None)).unwrap()
 }
 
-/// Gives back to the device what it has filled, until `n` more frames have come.
+/// Posts the buffers again that the device has filled, until `n` more frames have come.
 fn take(driver: &mut Driver, ring: usize, n: usize) {
     let mut had = 0;
     until(|| {
@@ -89,8 +90,8 @@ fn named(name: &str, bytes: u64) -> OwnedFd {
     fd
 }
 
-/// Proves NET-10: a front end shortens its memory under traffic. The rings stop and say why, and the front end's next table
-/// is served.
+/// Proves NET-10: a front end shortens its memory under traffic. The rings stop with that fault,
+/// and the front end's next table is served.
 #[test]
 fn memory_is_truncated_under_traffic() {
     sigbus::install().unwrap();
@@ -99,7 +100,7 @@ fn memory_is_truncated_under_traffic() {
     driver.post_rx(0, 0, 64, 2048);
     polled(&mut device, || {
         take(&mut driver, 0, 1000);
-        // The rings stay: this test looks at them.
+        // The rings stay: this test reads them.
         ftruncate(&driver.memory.file, BUFFERS as u64).unwrap();
         // A device without buffers touches none.
         until(|| {
@@ -140,8 +141,9 @@ fn all_memory_is_truncated() {
     }
 }
 
-/// The same with a thread for each pair. One thread meets the lost memory. The other one sleeps, and has no reason to touch it: it is
-/// woken, and stops its rings too. The next table is served by both.
+/// The same with a thread for each pair. One thread meets the lost memory. The other one sleeps,
+/// and has no reason to touch it: it is woken, and stops its rings too. The next table is served by
+/// both.
 #[test]
 fn the_thread_that_sleeps_stops_its_rings() {
     sigbus::install().unwrap();
@@ -203,15 +205,16 @@ fn seals_are_counted_and_can_be_required() {
     assert!(result.is_err());
 }
 
-/// Memory must be in a file that the kernel serves by itself. That comes before every other question to the file: the files here
-/// are also too short. An option accepts the file of a disk.
+/// Memory must be in a file that the kernel serves by itself. That comes before every other
+/// question to the file: the files here are also too short. An option accepts the file of a disk.
 #[test]
 fn other_files_are_no_memory() {
     let one = [info(0, 0, MIB)];
     let table = |file: OwnedFd, any_memory_file| {
         MemoryTable::new(&one, vec![file], &MemoryLimits { any_memory_file, ..MemoryLimits::default() })
     };
-    // A file of a disk if the sources are on one; the file of a device and of a pipe on every machine.
+    // A file of a disk if the sources are on one; the file of a device and of a pipe on every
+    // machine.
     let disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     let (pipe, _writer) = std::io::pipe().unwrap();
@@ -227,7 +230,8 @@ fn other_files_are_no_memory() {
     }
     disk.set_len(MIB).unwrap();
     assert_eq!(table(disk.try_clone().unwrap().into(), true).unwrap().unsealed(), 1);
-    // By messages: the file is refused, the connection goes on, and the device's option accepts it.
+    // By messages: the file is refused, the connection continues, and the device's option accepts
+    // it.
     for (any_memory_file, accepted) in [(false, !on_disk), (true, true)] {
         let options = Options { any_memory_file, ..Options::default() };
         let device = NetDevice::new(options, |_| Gen::new(64, None)).unwrap();
@@ -248,7 +252,8 @@ fn a_front_end_maps_no_more_than_its_limit() {
     assert_eq!(table.add(info(4 * MIB, 4 * MIB, MIB), sealed(MIB), &limits).unwrap().mapped(), 3 * MIB);
 }
 
-/// A front end cannot map a sparse file over all addresses that this process has: neither as memory, nor as its log.
+/// A front end cannot map a sparse file over all addresses that this process has: neither as
+/// memory, nor as its log.
 #[test]
 fn a_front_end_leaves_addresses_free() {
     let vast = named("netmem-vast", MAX_BYTES + 4096);
@@ -268,8 +273,8 @@ fn a_front_end_leaves_addresses_free() {
     assert!(matches!(e, Err(MemoryError::Limit { max: MAX_BYTES, .. })), "{e:?}");
 }
 
-/// The statistics show the memory that a driver makes the device allocate: buffers in a sparse file, which the device
-/// writes first.
+/// The statistics show the memory that a driver makes the device allocate: buffers in a sparse
+/// file, which the device writes first.
 #[test]
 fn allocations_are_counted() {
     let mut device = generators(1);
@@ -319,7 +324,8 @@ fn memory_is_added_under_traffic() {
     });
 }
 
-/// A region is removed while one ring has buffers in it: that ring stops, named, and the region is unmapped. The other goes on.
+/// A region is removed while one ring has buffers in it: that ring stops with a named fault, and
+/// the region is unmapped. The other continues.
 #[test]
 fn memory_is_removed_under_traffic() {
     let mut device = generators(2);
@@ -349,7 +355,8 @@ fn memory_is_removed_under_traffic() {
     });
 }
 
-/// A ring waits while its memory is removed, and goes on where it was: a front end resizes a region so.
+/// A ring waits while its memory is removed, and continues at its position: a front end resizes a
+/// region so.
 #[test]
 fn a_ring_waits_for_its_memory() {
     let mut device = generators(1);
@@ -416,8 +423,9 @@ fn tables_are_changed_by_regions() {
     }
 }
 
-/// No translation outlives its pass: regions come and go as fast as messages do, while the device writes into all of them, with one
-/// thread and with one for each pair. A write into a region that was removed would be a fault, because nothing is mapped there.
+/// No translation outlives its pass: regions come and go as fast as messages do, while the device
+/// writes into all of them, with one thread and with one for each pair. A write into a region that
+/// was removed would be a fault, because nothing is mapped there.
 #[test]
 fn regions_come_and_go_under_traffic() {
     for pairs in [1, 2] {
@@ -433,7 +441,8 @@ fn regions_come_and_go_under_traffic() {
             for round in 0..300 / pairs {
                 let n = round % 4;
                 driver.add_memory(&regions[n]);
-                // Half of the buffers are in the new region, some across it and its neighbour, which is not there.
+                // Half of the buffers are in the new region, some across it and its neighbour,
+                // which is not there.
                 for &ring in &rings {
                     for id in 0..64u16 {
                         let inside = at(n) + u64::from(id) * 4096;
@@ -443,7 +452,7 @@ fn regions_come_and_go_under_traffic() {
                     driver.rings[ring].kick.write(1).unwrap();
                 }
                 until(|| rings.iter().all(|&ring| driver.rings[ring].ring.used_idx() == driver.rings[ring].avail));
-                // Posted, and removed before the device has taken all of it.
+                // Posted, and removed before the device has used all of it.
                 for &ring in &rings {
                     for id in 0..64u16 {
                         driver.rings[ring].chain(id, &[(at(n) + u64::from(id) * 4096, 2048, DESC_WRITE)]);

@@ -1,5 +1,5 @@
-//! The features by which a front end moves a guest: the dirty log, the announcement, device status and
-//! reset. In-flight state is in `inflight.rs`.
+//! The features by which a front end moves a guest: the dirty log, the announcement, device status
+//! and reset. In-flight state is in `inflight.rs`.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -81,7 +81,8 @@ fn used_at(index: usize) -> usize {
     (Driver::addresses(index, LOGGED).used - USER) as usize
 }
 
-/// Switches the log on or off as QEMU does: the feature, then the addresses of every ring, while they run.
+/// Switches the log on or off as QEMU does: the feature, then the addresses of every ring, while
+/// they run.
 fn set_log(driver: &Driver, features: u64, on: bool) {
     let features = if on { features | feature::LOG_ALL } else { features };
     driver.front.set_features(features).unwrap();
@@ -102,8 +103,8 @@ fn logged<P: Port>(device: &NetDevice<P>, features: u64) -> Driver {
     driver
 }
 
-/// Posts `count` buffers of `each` bytes, has the device fill them and send as many frames. Answers which pages the device
-/// changed: of used rings, and of buffers.
+/// Posts `count` buffers of `each` bytes, has the device fill them and send as many frames. Answers
+/// which pages the device changed: of used rings, and of buffers.
 fn traffic(device: &mut NetDevice<Gen>, driver: &mut Driver, each: usize, count: u16) -> [BTreeSet<usize>; 2] {
     let used = |index: usize| used_at(index)..used_at(index) + 4 + 8 * usize::from(LOGGED);
     for index in 0..2 {
@@ -128,8 +129,8 @@ fn traffic(device: &mut NetDevice<Gen>, driver: &mut Driver, each: usize, count:
     [&changed(used(0)) | &changed(used(1)), changed(BUFFERS..MEMORY)]
 }
 
-/// The log has a bit for every page that the device changed, payload and used rings, and no other; switched on and off
-/// while the rings run.
+/// The log has a bit for every page that the device changed, payload and used rings, and no other;
+/// switched on and off while the rings run.
 #[test]
 fn the_dirty_log_is_what_was_written() {
     for (features, size, each) in
@@ -138,7 +139,7 @@ fn the_dirty_log_is_what_was_written() {
         let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
         let mut driver = logged(&device, features);
         let log = SharedFile::log(LOG);
-        // A multiple of what a frame takes, so that no frame waits for more.
+        // A multiple of what a frame fills, so that no frame waits for more.
         let count = 240;
         log.set(&driver.front).unwrap();
         traffic(&mut device, &mut driver, each, count);
@@ -163,9 +164,10 @@ fn the_dirty_log_is_what_was_written() {
     }
 }
 
-/// Frames of a tap, which the kernel writes into the driver's buffers, while the guest moves: the pages whose bits are set are copied
-/// all the time, and once more when the rings have stopped. The copy then has all that the device has written. (The order of writes
-/// and bits is shown by `bytes_are_noted_after_they_are_written`, without luck.)
+/// Frames of a tap, which the kernel writes into the driver's buffers, while the guest moves: the
+/// pages whose bits are set are copied all the time, and once more when the rings have stopped. The
+/// copy then has all that the device has written. (The order of writes and bits is shown by
+/// `bytes_are_noted_after_they_are_written`, without luck.)
 #[test]
 fn a_guest_on_a_tap_moves() {
     if !taps() {
@@ -254,14 +256,15 @@ fn a_log_that_is_too_small() {
             continue;
         }
         let mut driver = Driver::connect(&device, PLAIN);
-        // The message has an answer of its own, which cannot say "no".
+        // The message has an answer of its own, which cannot be a refusal.
         assert!(driver.front.query(request::SET_LOG_BASE, &body, &[file.as_fd()]).is_err());
         let e = driver.connection.take().unwrap().wait().unwrap_err();
         assert!(format!("{e:?}").contains("SET_LOG_BASE") && format!("{e:?}").contains(name), "{e:?}");
     }
 }
 
-/// The limit for memory that a front end may have mapped is a limit for its log, and for its in-flight region.
+/// The limit for memory that a front end may have mapped is a limit for its log, and for its
+/// in-flight region.
 #[test]
 fn a_log_has_a_limit() {
     let limit = 1 << 20;
@@ -302,8 +305,8 @@ fn a_guest_is_announced() {
     driver.hang_up();
 }
 
-/// A port hears of every front end that leaves, before the next one's frames, also where both accept the same features and
-/// no pass lies between them.
+/// The device reports every front end that leaves to the port, before the next one's frames, also
+/// where both accept the same features and no pass lies between them.
 #[test]
 fn ports_hear_of_the_end() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Record::default())).unwrap();
@@ -321,7 +324,8 @@ fn ports_hear_of_the_end() {
     }
 }
 
-/// The device status is kept; status 0 and RESET_DEVICE stop the rings and forget all about them, but not the memory.
+/// The device status is kept; status 0 and RESET_DEVICE stop the rings and forget all about them,
+/// but not the memory.
 #[test]
 fn status_and_reset() {
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(64, None)).unwrap();
@@ -358,8 +362,8 @@ fn status_and_reset() {
     assert!(set_status(&driver, 256).is_err());
 }
 
-/// A driver that breaks a rule finds so in the status, until it resets the device. Nothing else clears the bit: neither a status that
-/// lacks it, nor a ring that is stopped, or started again.
+/// A driver that breaks a rule finds so in the status, until it resets the device. Nothing else
+/// clears the bit: neither a status that lacks it, nor a ring that is stopped, or started again.
 #[test]
 fn a_broken_ring_needs_a_reset() {
     const NEEDS_RESET: u64 = 64;
@@ -446,8 +450,8 @@ fn a_legacy_header() {
     assert_eq!(driver.drops(), [("runt", 1)]);
 }
 
-/// The dirty log of packed rings: the pages of the descriptors and of the device's event structure, where the memory table says
-/// that they are, and the pages of the payload.
+/// The dirty log of packed rings: the pages of the descriptors and of the device's event structure,
+/// where the memory table has that they are, and the pages of the payload.
 #[test]
 fn the_dirty_log_of_packed_rings() {
     let features = PLAIN | feature::RING_PACKED | feature::LOG_ALL;

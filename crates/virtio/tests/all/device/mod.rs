@@ -1,4 +1,5 @@
-//! The device, with a front end and a driver of the tests at the other end (`netmem_testing::device`).
+//! The device, with a front end and a driver of the tests at the other end
+//! (`netmem_testing::device`).
 
 mod cloud_hypervisor;
 mod formats;

@@ -1,5 +1,5 @@
-//! Random bytes in the memory and on the socket, in place of a driver: the device neither panics nor touches memory
-//! outside of the table. The generator is seeded, so a failure repeats.
+//! Random bytes in the memory and on the socket, in place of a driver: the device neither panics
+//! nor touches memory outside of the table. The generator is seeded, so a failure repeats.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -69,8 +69,8 @@ fn noise_in_the_rings() {
         }
     }
     let seen = driver.queue_errors().len();
-    // Without indirect tables and packed rings, changes of the memory table, chains of 4 GiB, and chains of 1024 pieces, which a
-    // ring of 256 entries in one region does not have.
+    // Without indirect tables and packed rings, changes of the memory table, chains of 4 GiB, and
+    // chains of 1024 pieces, which a ring of 256 entries in one region does not have.
     assert!(seen >= DriverFault::NAMES.len() - 8, "the noise reaches the checks: {:?}", driver.queue_errors());
     driver.hang_up();
 }

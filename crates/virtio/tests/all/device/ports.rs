@@ -119,7 +119,7 @@ fn bad_captures_are_named() {
     type Write = fn(&[Vec<u8>]) -> Vec<u8>;
     for write in [pcap as Write, pcapng as Write] {
         let good = write(&frames);
-        // Cut anywhere: either an error that says so, or the end of a record.
+        // Cut anywhere: either an error that names it, or the end of a record.
         for cut in 0..good.len() {
             match open(&good[..cut], Play::Once) {
                 Ok(p) => assert!(p.len() < frames.len()),
@@ -156,7 +156,7 @@ fn bad_captures_are_named() {
     assert!(matches!(missing, PortError::Capture { source: CaptureError::Read(_), .. }));
 }
 
-/// Whether taps can be made and changed here; says so if not.
+/// Whether taps can be made and changed here; reports it if not.
 fn taps_and_ip() -> bool {
     if let Err(why) = installed(&["ip"]) {
         skip(&why);
@@ -242,7 +242,7 @@ fn the_kernel_at_the_other_end() {
         }
         seen >= 5
     });
-    // And back: count what the kernel says it received.
+    // And back: count what the kernel reports as received.
     let received = || {
         let path = format!("/sys/class/net/{name}/statistics/rx_packets");
         std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
@@ -259,8 +259,8 @@ fn the_kernel_at_the_other_end() {
     assert_eq!((received() - before, frames(&driver.stats).1), (100, 100));
 }
 
-/// Frames of every length reach buffers of every shape, and the kernel writes them there: only a frame that is longer than those
-/// before it, or that came between a pass and a sleep, is copied.
+/// Frames of every length reach buffers of every shape, and the kernel writes them there: only a
+/// frame that is longer than those before it, or that came between a pass and a sleep, is copied.
 #[test]
 fn the_kernel_writes_into_posted_buffers() {
     if !taps_and_ip() {
@@ -332,8 +332,8 @@ fn the_kernel_writes_into_posted_buffers() {
     }
 }
 
-/// Large frames from the driver reach the kernel byte for byte, however their chains are cut, and of those of 16 KiB and
-/// more only the first bytes are copied.
+/// Large frames from the driver reach the kernel byte for byte, however their chains are cut, and
+/// of those of 16 KiB and more only the first bytes are copied.
 #[test]
 fn the_kernel_reads_large_frames_in_place() {
     if !taps() {
@@ -354,7 +354,8 @@ fn the_kernel_reads_large_frames_in_place() {
         (word >> 33) as usize
     };
     let (mut in_place, mut sent) = (0, 0);
-    // Bytes in wire form, and the most descriptors of the chain: in one call of the kernel there is room for 62.
+    // Bytes in wire form, and the most descriptors of the chain: in one call of the kernel there is
+    // room for 62.
     for len in [1000, 16383, 16384, 20000, 40000, 64000, 65535] {
         for most in [1, 2, 3, 17, 62, 63, 200] {
             let mut bytes = VnetHdr::default().to_bytes().to_vec();
@@ -380,7 +381,8 @@ fn the_kernel_reads_large_frames_in_place() {
     }
     assert_eq!(driver.stats.tx_in_place.load(Relaxed), in_place);
     assert_eq!(frames(&driver.stats).1, sent);
-    // A header that asks for what was not negotiated, or for nonsense, is refused as it is for small frames.
+    // A header that asks for what was not negotiated, or for nonsense, is refused as it is for
+    // small frames.
     let (addr, at) = driver.buffer(1, 0, 1 << 17);
     let (needs, segment) = (VnetHdr { flags: VnetHdr::NEEDS_CSUM, ..VnetHdr::default() }, 1);
     for header in [needs, VnetHdr { gso_type: segment, gso_size: 1000, ..needs }] {
@@ -392,7 +394,8 @@ fn the_kernel_reads_large_frames_in_place() {
     assert!(driver.queue_errors().is_empty());
 }
 
-/// The driver's memory is gone when the kernel reads a frame there: the ring stops for that, and the port goes on.
+/// The driver's memory is gone when the kernel reads a frame there: the ring stops for that, and
+/// the port continues.
 #[test]
 fn a_large_frame_of_memory_that_is_gone() {
     if !taps() {
@@ -413,7 +416,8 @@ fn a_large_frame_of_memory_that_is_gone() {
     rustix::fs::ftruncate(&driver.memory.file, MEMORY as u64).unwrap();
 }
 
-/// The driver's memory is gone when the kernel writes a frame there: the ring stops for that, and the port goes on.
+/// The driver's memory is gone when the kernel writes a frame there: the ring stops for that, and
+/// the port continues.
 #[test]
 fn a_frame_for_memory_that_is_gone() {
     if !taps() {
@@ -451,7 +455,8 @@ fn a_frame_for_memory_that_is_gone() {
     rustix::fs::ftruncate(&driver.memory.file, MEMORY as u64).unwrap();
 }
 
-/// Between the kernel and the driver is a bad link: what arrives is what the model says, in both directions.
+/// Between the kernel and the driver is a bad link: what arrives is what the model predicts, in
+/// both directions.
 #[test]
 fn a_bad_link_before_the_kernel() {
     if !taps_and_ip() {
@@ -638,7 +643,8 @@ fn queues_of_other_processes_are_counted() {
     assert_eq!((attached, queues.others()), (2, Some(0)));
     let mut other = Tap::open(&name, 3, false).unwrap();
     assert_eq!((Tap::attached(&name), queues.others()), (Some(5), Some(3)));
-    // Each detaches a queue that it does not need: two are left here, which is no more than this side has opened.
+    // Each detaches a queue that it does not need: two are left here, which is no more than this
+    // side has opened.
     mine[1].served(false);
     other[1].served(false);
     other[2].served(false);
@@ -650,7 +656,8 @@ fn queues_of_other_processes_are_counted() {
     assert_eq!((Tap::attached(&name), queues.others()), (Some(2), Some(0)));
 }
 
-/// A queue whose pair the driver has given up is detached, and its flows' frames come by the queues that are left. The first stays.
+/// A queue whose pair the driver no longer uses is detached, and its flows' frames come by the
+/// queues that are left. The first stays.
 #[test]
 fn a_queue_that_is_not_served_gets_no_frames() {
     if !taps() {
@@ -688,7 +695,8 @@ fn captures_from_pipes() {
     assert!(matches!(error(&path), CaptureError::NoWriter));
     assert!(matches!(error(Path::new("/dev/null")), CaptureError::NotAFile));
     let frames = sample(2000, 1500);
-    // Open for reading and writing: the open does not wait for another process, and it keeps the pipe open before the writer writes.
+    // Open for reading and writing: the open does not wait for another process, and it keeps the
+    // pipe open before the writer writes.
     let mut writer = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let writes = std::thread::spawn({
         let bytes = pcap(&frames);

@@ -1,4 +1,5 @@
-//! The device against the table of messages in `docs/design/vhost-user.md`, and against front ends that take their time.
+//! The device against the table of messages in `docs/design/vhost-user.md`, and against front ends
+//! that are slow.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -10,7 +11,8 @@ use netmem_virtio::device::port::Sink;
 use netmem_virtio::device::{DeviceError, NetDevice};
 use netmem_virtio::{MessageError, Request};
 
-/// A front end that stops in the middle of a message is dropped after its three seconds; an idle one is not.
+/// A front end that stops in the middle of a message is dropped after its three seconds; an idle
+/// one is not.
 #[test]
 fn stopping_within_a_message() {
     let stops =
@@ -68,7 +70,8 @@ fn payload(asked: u32) -> (Vec<u8>, usize) {
     }
 }
 
-/// Each message of the specification does what the table in docs/design/vhost-user.md says: it is followed, or refused by name.
+/// Each message of the specification does what the table in docs/design/vhost-user.md has: it is
+/// followed, or refused by name.
 #[test]
 fn every_message_by_number() {
     let page = page("design/vhost-user.md");
@@ -93,7 +96,8 @@ fn every_message_by_number() {
         let (body, fds) = payload(number);
         let files: Vec<_> = (0..fds).map(|_| memfd(1 << 20)).collect();
         let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        // Either way of refusing: an acknowledgement that is not zero, or the end of the connection.
+        // Either way of refusing: an acknowledgement that is not zero, or the end of the
+        // connection.
         let own = ["GET_", "SET_LOG_BASE", "CREATE_", "POSTCOPY_ADVISE", "POSTCOPY_END", "SET_DEVICE_", "CHECK_"];
         if own.iter().any(|prefix| name.starts_with(prefix)) {
             assert_eq!(driver.front.query(number, &body, &fds).is_err(), refused, "{name}");

@@ -174,7 +174,7 @@ fn echo_answers_with_exchanged_addresses() {
     }
 }
 
-/// Sends frames of `len` bytes until one is not taken; says how many were.
+/// Sends frames of `len` bytes until one is refused; returns how many were accepted.
 fn fill_echo(device: &mut NetDevice<Echo>, driver: &mut Driver, len: usize) -> u64 {
     let wire = frame_to_send(len, 0);
     for sent in 0..3000 {
@@ -190,8 +190,8 @@ fn fill_echo(device: &mut NetDevice<Echo>, driver: &mut Driver, len: usize) -> u
     panic!("it takes all");
 }
 
-/// What waits in an echo is bounded in frames and in bytes. The driver's next frame waits in its own ring, and nothing is
-/// lost: room comes with the driver's receive buffers.
+/// What waits in an echo is bounded in frames and in bytes. The driver's next frame waits in its
+/// own ring, and nothing is lost: room comes with the driver's receive buffers.
 #[test]
 fn echo_is_bounded() {
     for (len, most) in [(60, 1024), (65000, 8)] {
@@ -225,7 +225,8 @@ fn a_full_echo_lets_the_device_sleep() {
     });
 }
 
-/// Where the driver's receive ring takes no frames, an echo has nowhere to send them: it refuses what it cannot keep.
+/// Where the driver's receive ring is not served, an echo has nowhere to send them: it refuses what
+/// it cannot keep.
 #[test]
 fn a_full_echo_refuses_frames_of_a_driver_that_cannot_receive() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
@@ -240,8 +241,8 @@ fn a_full_echo_refuses_frames_of_a_driver_that_cannot_receive() {
     assert_eq!(driver.drops(), [("port_refused", 3000 - 1024)]);
 }
 
-/// Proves NET-10: what one front end sent does not reach the next one, also where the next one is there before the device
-/// has looked.
+/// Proves NET-10: what one front end sent does not reach the next one, also where the next one is
+/// there before the device has polled.
 #[test]
 fn frames_of_one_front_end_do_not_reach_the_next() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
@@ -276,7 +277,8 @@ fn frames_from_the_driver_are_validated() {
     assert!(driver.queue_errors().is_empty());
 }
 
-/// A driver asks for an offload without the feature, or for thousands of segments: the frame is dropped and counted.
+/// A driver asks for an offload without the feature, or for thousands of segments: the frame is
+/// dropped and counted.
 #[test]
 fn offloads_from_the_driver_are_validated() {
     let plain = VnetHdr::PLAIN;
@@ -284,8 +286,8 @@ fn offloads_from_the_driver_are_validated() {
     let segment = |gso_type, gso_size| VnetHdr { gso_type, gso_size, hdr_len: 54, ..csum };
     let (tso4, tso6) = (feature::HOST_TSO4, feature::HOST_TSO6);
     let cases = [
-        // Features, header, and what becomes of the frame.
-        // Without any offload a header says nothing: not every driver clears what it does not use.
+        // Features, header, and what becomes of the frame. Without any offload a header has no
+        // meaning: not every driver clears what it does not use.
         (0, csum, ""),
         (
             0,
@@ -311,7 +313,7 @@ fn offloads_from_the_driver_are_validated() {
         (feature::CSUM | tso4, segment(VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN, 500), "not_negotiated"),
         (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP, 500), "not_negotiated"),
         (feature::CSUM | tso4 | tso6, segment(VnetHdr::GSO_UDP_L4, 500), "not_negotiated"),
-        // A driver verifies nothing, and flags without a name say nothing.
+        // A driver verifies nothing, and flags without a name have no meaning.
         (0, VnetHdr { flags: 0xfe, ..plain }, ""),
     ];
     for (features, header, fate) in cases {
@@ -388,7 +390,8 @@ fn the_control_queue_sets_the_pairs() {
     assert_eq!(set_pairs(&mut device, &mut driver, 4, 2), ctrl::OK);
     poll_until(&mut device, || driver.rings[2].ring.used_idx() == SIZE);
     assert_eq!(driver.stats.commands.load(Relaxed), 3);
-    // A front end that serves the queue itself is offered the feature, but no ring, and its pairs are all in use.
+    // A front end that serves the queue itself is offered the feature, but no ring, and its pairs
+    // are all in use.
     let mut device = NetDevice::new(Options { max_pairs: 2, ..Options::default() }, |_| Gen::new(64, None)).unwrap();
     let control = feature::CTRL_VQ | feature::MQ | feature::GUEST_ANNOUNCE;
     assert_eq!(device.control().offered() & control, feature::CTRL_VQ | feature::MQ);
@@ -438,7 +441,7 @@ fn rings_are_enabled_and_disabled_under_traffic() {
         let polls = driver.stats.polls.load(Relaxed);
         until(|| driver.stats.polls.load(Relaxed) > polls + 1000);
         assert_eq!(driver.rings[0].ring.used_idx(), idx);
-        // And it goes on where it stopped.
+        // And it continues where it stopped.
         driver.describe(0, SIZE, idx);
         until(|| {
             while let Some((id, _)) = driver.rings[0].take() {
@@ -474,7 +477,8 @@ fn interrupts_are_sent_when_wanted() {
     assert_eq!((driver.stats.calls.load(Relaxed), driver.rings[0].call.read().unwrap()), (1, 1));
 }
 
-/// The device sleeps when there is nothing to do, and a kick wakes it: no frame is lost between looking and sleeping.
+/// The device sleeps when there is nothing to do, and a kick wakes it: no frame is lost between
+/// looking and sleeping.
 #[test]
 fn a_sleeping_device_is_woken_by_kicks() {
     let mut device = NetDevice::new(one_pair(), |_| Ok(Echo::new())).unwrap();
@@ -541,7 +545,7 @@ fn the_memory_table_can_change_under_traffic() {
     assert!(driver.queue_errors().is_empty());
 }
 
-/// A port in which a pass stays until it is told to go on.
+/// A port in which a pass stays until the test releases it.
 struct BusyHead {
     entered: mpsc::Sender<()>,
     go_on: mpsc::Receiver<()>,
@@ -564,8 +568,9 @@ impl Port for BusyHead {
     }
 }
 
-/// What is asked that has nothing to do with rings is answered in the middle of a pass, again and again: of a device that is in a
-/// pass nearly always, no thread waits for the end of one without need.
+/// What is asked that has nothing to do with rings is answered in the middle of a pass, again and
+/// again: of a device that is in a pass nearly always, no thread waits for the end of one without
+/// need.
 #[test]
 fn questions_are_answered_in_a_pass() {
     let ((entered, in_pass), (answered, go_on)) = (mpsc::channel(), mpsc::channel());
@@ -615,7 +620,8 @@ fn options_are_checked() {
     assert!([60, 64, 1514, 65549].into_iter().all(parsed));
 }
 
-/// What is sent on one pair is received on the other, in both directions and in order. While there is no room, the sender waits.
+/// What is sent on one pair is received on the other, in both directions and in order. While there
+/// is no room, the sender waits.
 #[test]
 fn two_pairs_are_crossed() {
     const EACH: usize = 2048;

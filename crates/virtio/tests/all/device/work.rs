@@ -1,5 +1,6 @@
-//! How much work a front end can make the device do in one pass: a chain has a bounded number of pieces, and a pass ends when its
-//! budget is used up. What is left is done in the next passes, without a further kick.
+//! How much work a front end can make the device do in one pass: a chain has a bounded number of
+//! pieces, and a pass ends when its budget is used up. What is left is done in the next passes,
+//! without a further kick.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,7 +26,8 @@ const PAGE: u64 = 4096;
 const RING: u16 = 1024;
 const POSTED: u16 = 1000;
 
-/// Shares as many regions of a page as there may be. All of them are one page of the file, and their addresses meet.
+/// Shares as many regions of a page as there may be. All of them are one page of the file, and
+/// their addresses meet.
 fn share_pages(driver: &Driver) -> u32 {
     driver.share_memory();
     let pages = MAX_REGIONS as u64 - 1;
@@ -55,8 +57,9 @@ fn regions_are_whole_pages() {
     }
 }
 
-/// Chains that lie across as many regions as there may be: two such buffers are 1016 pieces, and a third one is a fault of the
-/// driver. In both formats, in rings in both directions and the control queue, with and without a table.
+/// Chains that lie across as many regions as there may be: two such buffers are 1016 pieces, and a
+/// third one is a fault of the driver. In both formats, in rings in both directions and the control
+/// queue, with and without a table.
 #[test]
 fn a_chain_of_too_many_pieces() {
     for format in [0, feature::RING_PACKED] {
@@ -120,7 +123,8 @@ fn rings<P: Port>(options: Options, port: impl FnMut(usize) -> P) -> (NetDevice<
     (device, driver)
 }
 
-/// Polls until all chains of `ring` were given back. None of the passes may give back more than `most`.
+/// Polls until all chains of `ring` are completed. None of the passes may complete more than
+/// `most`.
 fn in_passes_of<P: Port>(device: &mut NetDevice<P>, driver: &Driver, ring: usize, most: u16) {
     let mut used = 0;
     while used < POSTED {
@@ -133,7 +137,7 @@ fn in_passes_of<P: Port>(device: &mut NetDevice<P>, driver: &Driver, ring: usize
     assert_eq!(driver.queue_errors(), []);
 }
 
-/// Proves NET-10: a pass ends after 8192 pieces, and goes on in the next one.
+/// Proves NET-10: a pass ends after 8192 pieces, and the next one continues.
 #[test]
 fn a_pass_has_a_budget_of_pieces() {
     for ring in 0..3 {
@@ -144,8 +148,8 @@ fn a_pass_has_a_budget_of_pieces() {
     }
 }
 
-/// A pass ends after 4 MiB: with the group of frames in which that happens, of up to 128 KiB to the driver and of up to 32 frames
-/// from it.
+/// A pass ends after 4 MiB: with the group of frames in which that happens, of up to 128 KiB to the
+/// driver and of up to 32 frames from it.
 #[test]
 fn a_pass_has_a_budget_of_bytes() {
     const LEN: usize = 60_000;
@@ -161,7 +165,8 @@ fn a_pass_has_a_budget_of_bytes() {
     }
 }
 
-/// No notification is lost where a pass ends before its ring is empty: one kick is enough for a worker that sleeps at once.
+/// No notification is lost where a pass ends before its ring is empty: one kick is enough for a
+/// worker that sleeps at once.
 #[test]
 fn one_kick_is_enough_for_many_passes() {
     for ring in 0..3 {
@@ -199,8 +204,8 @@ impl Importer for Fails {
     }
 }
 
-/// Chains whose copies fail count towards the pass as others do: from the driver, to it, and to a driver whose frames are split
-/// behind their headers.
+/// Chains whose copies fail count towards the pass as others do: from the driver, to it, and to a
+/// driver whose frames are split behind their headers.
 #[test]
 fn copies_that_fail_count() {
     let port = || Gen::new(1000, None).unwrap();

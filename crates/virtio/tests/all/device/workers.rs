@@ -1,5 +1,5 @@
-//! A device on several threads: each serves its own pairs, sleeps by itself, and is stopped neither by another one nor by
-//! messages about the rings of other pairs.
+//! A device on several threads: each serves its own pairs, sleeps by itself, and is stopped neither
+//! by another one nor by messages about the rings of other pairs.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, eventfd};
 /// A watchdog: if the test hangs, it fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// An echo that notes which threads use it, and that stops inside of a pass if it has a gate.
+/// An echo that records which threads use it, and that stops inside of a pass if it has a gate.
 #[derive(Debug)]
 struct Watched {
     echo: Echo,
@@ -31,7 +31,7 @@ struct Watched {
     gate: Option<Gate>,
 }
 
-/// The port says that it is in a pass, and waits there until it is let go.
+/// The port reports that it is in a pass, and waits there until the test releases it.
 #[derive(Debug)]
 struct Gate {
     entered: Sender<()>,
@@ -77,7 +77,7 @@ fn device(pairs: usize, mut gate: Option<Gate>) -> (NetDevice<Watched>, Users) {
     (device, users)
 }
 
-/// Runs `test` beside the workers, each on a thread, and returns these threads.
+/// Runs `test` while the workers run, each on a thread, and returns these threads.
 fn beside<P: Port>(workers: &mut [Worker<P>], control: &Control, spin: Spin, test: impl FnOnce()) -> Vec<ThreadId> {
     let stop = AtomicBool::new(false);
     thread::scope(|s| {
@@ -116,7 +116,7 @@ fn kick(driver: &Driver, ring: usize) {
     }
 }
 
-/// Takes frame `n` of a pair if it has come back, and posts its buffer again.
+/// Removes frame `n` of a pair if it has come back, and posts its buffer again.
 fn take(driver: &mut Driver, pair: usize, n: usize) -> bool {
     let ring = 2 * pair;
     let Some((id, len)) = driver.rings[ring].take() else { return false };
@@ -146,8 +146,8 @@ fn driver(control: &Control, stats: Arc<netmem_virtio::device::Stats>, pairs: us
     driver
 }
 
-/// Four pairs on two threads, which sleep at once or never: every frame comes back on its pair, byte for byte and in order, and
-/// each port is used by one thread.
+/// Four pairs on two threads, which sleep at once or never: every frame comes back on its pair,
+/// byte for byte and in order, and each port is used by one thread.
 #[test]
 fn four_pairs_on_two_threads() {
     for spin in [Spin::NONE, Spin::default(), Spin::Forever] {
@@ -186,8 +186,8 @@ fn four_pairs_on_two_threads() {
     }
 }
 
-/// One thread is in a pass over pair 0 and stays there. Messages about pair 1 are answered, whether the same thread serves it or
-/// not, and frames of pair 1 come back if another thread serves it.
+/// One thread is in a pass over pair 0 and stays there. Messages about pair 1 are answered, whether
+/// the same thread serves it or not, and frames of pair 1 come back if another thread serves it.
 #[test]
 fn a_busy_pair_stops_no_other() {
     for threads in [1, 2] {
@@ -263,8 +263,8 @@ fn the_removal_of_memory_waits_for_the_pass_that_may_use_it() {
     });
 }
 
-/// A driver that shares no kick descriptor for a ring sends no notifications for it. The thread that serves the ring polls it, and the
-/// other one sleeps.
+/// A driver that shares no kick descriptor for a ring sends no notifications for it. The thread
+/// that serves the ring polls it, and the other one sleeps.
 #[test]
 fn a_ring_without_a_kick_is_polled() {
     let (device, _) = device(2, None);
@@ -302,15 +302,17 @@ fn a_kick_wakes_the_worker_of_its_ring() {
             driver.rings[3].kick.write(1).unwrap();
             until(|| kicks() >= before + n && asleep(&stats) == 2);
         }
-        // Kicks of the start may still have come, one for each ring. If both threads were woken, there would be twice as many.
+        // Kicks of the start may still have come, one for each ring. If both threads were woken,
+        // there would be twice as many.
         assert!(kicks() < before + 50 + 4, "{} sleeps were ended by 49 kicks", kicks() - before);
         send(&mut driver, 1, 0);
         until(|| take(&mut driver, 1, 0));
     });
 }
 
-/// Two pairs of one steered port, each with a thread. A thread takes a frame for the other pair off the port, and leaves it in the
-/// other's backlog: that wakes the other thread, which sleeps. Only the first thread is woken by the test.
+/// Two pairs of one steered port, each with a thread. A thread reads a frame for the other pair
+/// from the port, and puts it into the other's backlog: that wakes the other thread, which sleeps.
+/// Only the first thread is woken by the test.
 #[test]
 fn a_frame_that_another_thread_leaves_wakes_the_worker() {
     let (limit, steering) = (Arc::new(AtomicU64::new(0)), Steering::new());
@@ -341,7 +343,8 @@ fn a_frame_that_another_thread_leaves_wakes_the_worker() {
     });
 }
 
-/// A number of threads that is not possible is refused, and so is a division among them under a front end.
+/// A number of threads that is not possible is refused, and so is a division among them under a
+/// front end.
 #[test]
 fn pairs_are_divided_before_a_front_end_comes() {
     for count in [0, 3] {
@@ -393,8 +396,9 @@ impl Wait for Other {
     }
 }
 
-/// A thread drives a worker together with other queues. A sleep is ended by a kick, by one of the queues and by its time.
-/// There is no sleep if a queue has work, if the round had work, or while the thread still polls. No queue stays armed.
+/// A thread drives a worker together with other queues. A sleep is ended by a kick, by one of the
+/// queues and by its time. There is no sleep if a queue has work, if the round had work, or while
+/// the thread still polls. No queue stays armed.
 #[test]
 fn a_worker_sleeps_beside_other_queues() {
     let (device, _) = device(1, None);

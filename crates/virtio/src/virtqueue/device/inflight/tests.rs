@@ -120,7 +120,7 @@ fn a_batch_that_was_cut_off_is_rolled_back_or_shown() {
     }
 }
 
-/// The positions that are rolled back are noted in the dirty log before the ring is used.
+/// The positions that are rolled back are marked in the dirty log before the ring is used.
 #[test]
 fn what_is_rolled_back_is_noted() {
     let fixture = RingAndRegion::new();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh [COMMAND...]: the README's two commands on a machine that has a compiler and a Rust toolchain, and no other program than those of
 # Debian's smallest system: as root, and as a user. What a test lacks there must be reported as skipped. With words, that command runs in
-# place of the two, for example `tests/minimal/run.sh cargo test -p netmem-cli --test xsk`.
+# place of the two, for example `tests/minimal/run.sh cargo test -p netmem-cli --test all xsk`.
 #
 # The system is made by debootstrap in target/minimal/root, once; it needs root and an archive of Debian, the one that the system's apt
 # uses. The tree is copied into it, this toolchain is mounted, and crates come from what cargo has fetched. What is built there stays in

@@ -1,5 +1,5 @@
-//! The command line. Clap checks the syntax here. Each command checks the meaning of its arguments before it starts
-//! anything. Both kinds of errors end with exit status 2.
+//! The command line. Clap checks the syntax here. Each command checks the meaning of its arguments
+//! before it starts anything. Both kinds of errors end with exit status 2.
 
 mod serve;
 
@@ -34,8 +34,9 @@ pub(crate) enum Command {
     Device(DeviceArgs),
     /// Be a server behind a tap or an interface, on netmem's own TCP: a demonstration
     ///
-    /// The services show and test the TCP/IP stack. They are a demonstration, and not made for production: nothing is
-    /// encrypted, no client is authenticated, and each service has only a part of its protocol.
+    /// The services show and test the TCP/IP stack. They are a demonstration, and not made for
+    /// production: nothing is encrypted, no client is authenticated, and each service has only a
+    /// part of its protocol.
     Serve(ServeArgs),
     /// Connect two taps by a bad link, for traffic between two of the kernel's network stacks
     Link(LinkArgs),
@@ -50,31 +51,36 @@ pub(crate) enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PerfArgs {
-    /// The device to receive from: embedded, a device in this process; vhost-user:SOCKET, a back end that listens
-    /// there; vhost-user-listen:SOCKET, a back end that connects there; xsk:IFACE or xsk:IFACE:QUEUE, queues of an
-    /// interface by AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues
+    /// The device to receive from: embedded, a device in this process; vhost-user:SOCKET, a back
+    /// end that listens there; vhost-user-listen:SOCKET, a back end that connects there; xsk:IFACE
+    /// or xsk:IFACE:QUEUE, queues of an interface by AF_XDP, from this queue on (0 if it is left
+    /// out). The kernel gets no frames of these queues
     #[arg(long, value_name = "DEVICE", default_value = "embedded")]
     pub(crate) device: DeviceArg,
-    /// Receive from the vhost-user back end at the other end of this inherited descriptor. It serves one run of one
-    /// variant
+    /// Receive from the vhost-user back end at the other end of this inherited descriptor. It
+    /// serves one run of one variant
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "against"])]
     pub(crate) fd: Option<i32>,
     #[command(flatten)]
     pub(crate) af_xdp: XdpArgs,
-    /// The embedded device's source of frames: gen, a generator; tap:NAME, a tap; pcap:FILE, a capture [default: gen]
+    /// The embedded device's source of frames: gen, a generator; tap:NAME, a tap; pcap:FILE, a
+    /// capture [default: gen]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortArg>,
-    /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    /// A bad link before the port, such as
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
-    /// What to measure: frames that are received, or flows of tcp or udp between two stacks. Without --port both stacks
-    /// are netmem's; with --port tap:NAME one is netmem's and one the kernel's
+    /// What to measure: frames that are received, or flows of tcp or udp between two stacks.
+    /// Without --port both stacks are netmem's; with --port tap:NAME one is netmem's and one the
+    /// kernel's
     #[arg(long, default_value = "frames")]
     pub(crate) proto: ProtoArg,
     /// With --proto tcp or udp: the number of flows [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) flows: Option<u16>,
-    /// With --proto and a tap: the address of netmem's stack, in the network of the kernel's address on the tap
+    /// With --proto and a tap: the address of netmem's stack, in the network of the kernel's
+    /// address on the tap
     #[arg(long, value_name = "ADDR/LEN")]
     pub(crate) addr: Option<Address>,
     /// With --proto and a tap: the kernel sends and netmem receives. Without it, netmem sends
@@ -84,45 +90,48 @@ pub(crate) struct PerfArgs {
     /// [default: small and mergeable; with tap, pcap and xsk, mergeable]
     #[arg(long)]
     pub(crate) mode: Option<ModeArg>,
-    /// Where pages come from, one measurement for each: pool, a page pool; page, a page per packet from a
-    /// general-purpose allocator; frags, fragments of blocks of 16 pages from such an allocator
+    /// Where pages come from, one measurement for each: pool, a page pool; page, a page per packet
+    /// from a general-purpose allocator; frags, fragments of blocks of 16 pages from such an
+    /// allocator
     #[arg(long, value_delimiter = ',', default_value = "pool,page,frags")]
     pub(crate) alloc: Vec<AllocArg>,
     /// The number of queue pairs, one measurement for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     pub(crate) queues: Vec<u16>,
-    /// Bytes in a generated frame, without frame check sequence, one measurement for each; with --proto, bytes in a
-    /// message [default: small 64; mergeable 64,1500; big 64000; tcp 65536; udp 1452]
+    /// Bytes in a generated frame, without frame check sequence, one measurement for each; with
+    /// --proto, bytes in a message [default: small 64; mergeable 64,1500; big 64000; tcp 65536; udp
+    /// 1452]
     #[arg(long, value_name = "BYTES,..", value_delimiter = ',', value_parser = size)]
     pub(crate) size: Vec<usize>,
     /// The verdict of the XDP program, which reads the first 16 bytes of each frame
     #[arg(long, default_value = "pass")]
     pub(crate) xdp: XdpArg,
-    /// Where passed packets are dropped: same, in the poll context; other, on another CPU; or a CPU's number
-    /// [default: same]
+    /// Where passed packets are dropped: same, in the poll context; other, on another CPU; or a
+    /// CPU's number [default: same]
     #[arg(long, value_name = "same|other|CPU")]
     pub(crate) consumer: Option<ConsumerArg>,
-    /// CPUs of the threads: net, the driver; app, the thread that drops packets; device, the embedded device. Roles
-    /// that are left out get free CPUs
+    /// CPUs of the threads: net, the driver; app, the thread that drops packets; device, the
+    /// embedded device. Roles that are left out get free CPUs
     #[arg(long, value_name = "net=N,app=N,device=N", default_value = "")]
     pub(crate) cpus: CpusArg,
     /// How long a run lasts: seconds, or with a suffix (0.3, 300ms, 2s)
     /// [default: 0.05; with tap, 10; with --spin or --proto, 1]
     #[arg(long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Runs of each variant, interleaved [default: 17, or as many as fit into 27 s; with tap, 1; with --proto, 3]
+    /// Runs of each variant, interleaved [default: 17, or as many as fit into 27 s; with tap, 1;
+    /// with --proto, 3]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
     /// Entries in each ring, a power of two
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) ring: u16,
-    /// The format and features of rings, which the device must offer: split or packed, and event-idx, indirect,
-    /// in-order
+    /// The format and features of rings, which the device must offer: split or packed, and
+    /// event-idx, indirect, in-order
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split")]
     pub(crate) ring_features: Vec<RingArg>,
-    /// How long the driver polls after the last packet before it sleeps, in microseconds: 0 (it sleeps at once) to
-    /// forever. If it sleeps, wake-ups are measured at the rates of --rate, with the first mode and size
-    /// [default: forever; with --proto, 0 if threads share a CPU]
+    /// How long the driver polls after the last packet before it sleeps, in microseconds: 0 (it
+    /// sleeps at once) to forever. If it sleeps, wake-ups are measured at the rates of --rate, with
+    /// the first mode and size [default: forever; with --proto, 0 if threads share a CPU]
     #[arg(long, value_name = "MICROSECONDS|forever")]
     pub(crate) spin: Option<Spin>,
     /// With --spin: packets per second that the generator sends, one measurement for each
@@ -135,10 +144,12 @@ pub(crate) struct PerfArgs {
     /// Print one JSON object on standard output, and nothing else there, instead of the table
     #[arg(long)]
     pub(crate) json: bool,
-    /// Fail (exit status 1) if a goal of the pool against the old ways is missed or a row is skipped
+    /// Fail (exit status 1) if a goal of the pool against the old ways is missed or a row is
+    /// skipped
     #[arg(long, conflicts_with = "against")]
     pub(crate) check: bool,
-    /// Another build of this command. Its runs are interleaved with those of this one, and the two are compared
+    /// Another build of this command. Its runs are interleaved with those of this one, and the two
+    /// are compared
     #[arg(long, value_name = "BINARY")]
     pub(crate) against: Option<PathBuf>,
 }
@@ -149,10 +160,12 @@ pub(crate) struct DeviceArgs {
     /// Listen on this socket, and serve front ends one after another
     #[arg(long, value_name = "SOCKET", visible_alias = "socket-path")]
     pub(crate) listen: Option<PathBuf>,
-    /// Connect to a front end that listens on this socket (QEMU: `server=on`), and reconnect each time that it leaves
+    /// Connect to a front end that listens on this socket (QEMU: `server=on`), and reconnect each
+    /// time that it leaves
     #[arg(long, value_name = "SOCKET")]
     pub(crate) connect: Option<PathBuf>,
-    /// Serve an inherited descriptor: a listening socket, or a connection, which is served until its front end leaves
+    /// Serve an inherited descriptor: a listening socket, or a connection, which is served until
+    /// its front end leaves
     #[arg(long, value_name = "N")]
     pub(crate) fd: Option<i32>,
     /// Listen on this socket, and send each client the statistics as one JSON object
@@ -164,34 +177,38 @@ pub(crate) struct DeviceArgs {
     /// The MTU that the device offers to the driver, in bytes [default: none is offered]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     pub(crate) mtu: Option<u16>,
-    /// Accept only memory that the front end cannot shorten: memfds that are sealed with F_SEAL_SHRINK
+    /// Accept only memory that the front end cannot shorten: memfds that are sealed with
+    /// F_SEAL_SHRINK
     #[arg(long)]
     pub(crate) require_sealed: bool,
-    /// Accept memory in files of any kind, and not only memfds and files on tmpfs and hugetlbfs. Warning: a front end that
-    /// serves the file system of its memory (FUSE) can then block this device for itself and all later front ends
+    /// Accept memory in files of any kind, and not only memfds and files on tmpfs and hugetlbfs.
+    /// Warning: a front end that serves the file system of its memory (FUSE) can then block this
+    /// device for itself and all later front ends
     #[arg(long)]
     pub(crate) any_memory_file: bool,
-    /// The most bytes of memory that a front end may have mapped here, and so the most that it can make this process
-    /// allocate [default: 16 TiB]
+    /// The most bytes of memory that a front end may have mapped here, and so the most that it can
+    /// make this process allocate [default: 16 TiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_memory: Option<u64>,
-    /// Import memory that a front end has exported from the NVIDIA GPU of this number, from 0 on, and reach it by copies of the GPU's
-    /// driver
+    /// Import memory that a front end has exported from the NVIDIA GPU of this number, from 0 on,
+    /// and reach it by copies of the GPU's driver
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "GPU")]
     pub(crate) cuda: Option<u32>,
-    /// What the queue pairs are connected to: gen, a generator; sink, which drops all frames; echo, which sends them
-    /// back; tap:NAME, a tap; pcap:FILE, a capture; xsk:IFACE or xsk:IFACE:QUEUE, as many queues of an interface by
-    /// AF_XDP, from this queue on (0 if it is left out). The kernel gets no frames of these queues
+    /// What the queue pairs are connected to: gen, a generator; sink, which drops all frames; echo,
+    /// which sends them back; tap:NAME, a tap; pcap:FILE, a capture; xsk:IFACE or xsk:IFACE:QUEUE,
+    /// as many queues of an interface by AF_XDP, from this queue on (0 if it is left out). The
+    /// kernel gets no frames of these queues
     #[arg(long, value_name = "PORT")]
     pub(crate) port: PortArg,
     #[command(flatten)]
     pub(crate) af_xdp: XdpArgs,
-    /// A bad link before the port, such as loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
+    /// A bad link before the port, such as
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
-    /// Offer only these features of rings: packed, event-idx, indirect, in-order. Split rings are always offered
-    /// [default: all]
+    /// Offer only these features of rings: packed, event-idx, indirect, in-order. Split rings are
+    /// always offered [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) ring_features: Option<Vec<RingArg>>,
     /// Queue pairs
@@ -200,8 +217,8 @@ pub(crate) struct DeviceArgs {
     /// Threads that move frames. Thread i modulo N serves queue pair i
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) threads: u16,
-    /// How long a thread polls after the last frame before it sleeps, in microseconds: 0 (it sleeps at once) to forever
-    /// [default: 50; with --port gen and more CPUs than threads, forever]
+    /// How long a thread polls after the last frame before it sleeps, in microseconds: 0 (it sleeps
+    /// at once) to forever [default: 50; with --port gen and more CPUs than threads, forever]
     #[arg(long, value_name = "MICROSECONDS|forever")]
     pub(crate) spin: Option<Spin>,
     /// Bytes in a frame of --port gen, without frame check sequence
@@ -220,8 +237,8 @@ pub(crate) struct GrantArgs {
     /// The interface, and the first of its queues that a worker gets (0 if it is left out)
     #[arg(value_name = "IFACE[:QUEUE]")]
     pub(crate) interface: XskArg,
-    /// Listen on this socket. A process that may connect to it is a worker and gets the queues. One worker at a time
-    /// can have them
+    /// Listen on this socket. A process that may connect to it is a worker and gets the queues. One
+    /// worker at a time can have them
     #[arg(long, value_name = "SOCKET")]
     pub(crate) listen: PathBuf,
     /// The number of queues that a worker gets. A worker locks 8192 pages (33554432 bytes) for each
@@ -229,7 +246,8 @@ pub(crate) struct GrantArgs {
     /// CAP_IPC_LOCK
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
-    /// Take from the kernel only the frames that are sent to these addresses [default: all frames of the queues]
+    /// Take from the kernel only the frames that are sent to these addresses [default: all frames
+    /// of the queues]
     #[arg(long, value_name = "ADDR,..", value_delimiter = ',')]
     pub(crate) addr: Vec<IpAddr>,
     /// The permissions of the socket, in octal, such as 660. A process needs write permission to
@@ -262,8 +280,8 @@ pub(crate) struct LinkArgs {
     #[arg(value_name = "PORT")]
     pub(crate) second: PortArg,
     /// What the link does to packets, in both directions, such as
-    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7. The rate is in bits per
-    /// second
+    /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7. The
+    /// rate is in bits per second
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: LinkOptions,
 }

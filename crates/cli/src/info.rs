@@ -55,7 +55,8 @@ struct HugePages {
     free_2m: u64,
     transparent: String,
     transparent_shared: String,
-    /// The kind of pages that a region of peer-shared memory gets. The command has just made one to find out.
+    /// The kind of pages that a region of peer-shared memory gets. The command has just made one to
+    /// find out.
     region: String,
 }
 
@@ -227,7 +228,8 @@ fn answer<T, E: Into<anyhow::Error>>(tried: Result<T, E>) -> Answer {
     Answer { possible: why_not.is_none(), why_not }
 }
 
-/// Whether the control device can be opened. To create interfaces, a process also needs CAP_NET_ADMIN.
+/// Whether the control device can be opened. To create interfaces, a process also needs
+/// CAP_NET_ADMIN.
 fn tap() -> Answer {
     answer(std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun"))
 }

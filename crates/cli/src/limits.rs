@@ -1,9 +1,11 @@
-//! The limit of open descriptors: raised as far as the system allows, and checked before anything starts. A process
-//! that runs out of descriptors in the middle of a handshake fails where the cause does not show.
+//! The limit of open descriptors: raised as far as the system allows, and checked before anything
+//! starts. A process that runs out of descriptors in the middle of a handshake fails where the
+//! cause does not show.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of descriptors to the hard limit, and checks that `needed` more can be opened for `what`.
+/// Raises the soft limit of descriptors to the hard limit, and checks that `needed` more can be
+/// opened for `what`.
 pub(crate) fn descriptors(needed: usize, what: &str) -> anyhow::Result<()> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {

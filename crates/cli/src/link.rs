@@ -1,4 +1,5 @@
-//! The bad link of the option `--link`, and `netmem link`, which puts the same link between two taps.
+//! The bad link of the option `--link`, and `netmem link`, which puts the same link between two
+//! taps.
 
 use crate::args::{LinkArgs, PortArg};
 use anyhow::Context;

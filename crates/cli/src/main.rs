@@ -1,7 +1,9 @@
-//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be a server behind a
-//! tap (`serve`), connect two taps by a bad link (`link`), open AF_XDP sockets for other processes (`grant`), report what the machine offers (`info`).
+//! The command `netmem`: receive traffic and report (`perf`), be a virtio-net device (`device`), be
+//! a server behind a tap (`serve`), connect two taps by a bad link (`link`), open AF_XDP sockets
+//! for other processes (`grant`), report what the machine offers (`info`).
 //!
-//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's number).
+//! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's
+//! number).
 
 mod args;
 mod device;
@@ -29,14 +31,16 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
-    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in quarantine.
+    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in
+    // quarantine.
     tracing_subscriber::fmt()
         .with_writer(|| output::Log)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .without_time()
         .with_target(false)
         .init();
-    // If a peer takes its memory away, its rings are stopped. Without the handler, this process would end.
+    // If a peer shortens the file of its memory, its rings are stopped. Without the handler, this
+    // process would end.
     if let Err(error) = netmem_pool::sigbus::install() {
         eprintln!("warning: a peer that cuts its memory will end this process: {error}");
     }

@@ -1,7 +1,8 @@
 //! `netmem pages`: man pages and completions, made of the command's own arguments.
 //!
-//! It is a hidden subcommand and not a build script: a build script would need the arguments as a crate of their own, and would
-//! compile and run at every build, though a package needs its output once.
+//! It is a hidden subcommand and not a build script: a build script would need the arguments as a
+//! crate of their own, and would compile and run at every build, though a package needs its output
+//! once.
 
 use crate::args::{Cli, PagesArgs};
 use anyhow::Context;
@@ -9,7 +10,8 @@ use clap::{CommandFactory, ValueEnum};
 use clap_complete::Shell;
 use std::path::Path;
 
-/// Writes a man page for the command and for each of its subcommands, and a completion for each shell.
+/// Writes a man page for the command and for each of its subcommands, and a completion for each
+/// shell.
 pub(crate) fn run(args: &PagesArgs) -> anyhow::Result<()> {
     let (man, completions) = (args.dir.join("man1"), args.dir.join("completions"));
     for dir in [&man, &completions] {
@@ -31,8 +33,8 @@ mod tests {
     use super::*;
     use clap::Arg;
 
-    /// An option and a subcommand that the command does not have are in no page; as soon as the command has them, they are in
-    /// all.
+    /// An option and a subcommand that the command does not have are in no page; as soon as the
+    /// command has them, they are in all.
     #[test]
     fn pages_follow_the_command() {
         let pages = |command: &clap::Command| {

@@ -1,4 +1,5 @@
-//! Which CPU the driver, the application and the device run on: chosen by the user, or as far apart as the machine allows.
+//! Which CPU the driver, the application and the device run on: chosen by the user, or as far apart
+//! as the machine allows.
 
 use crate::args::{ConsumerArg, CpusArg};
 use netmem_measure::arguments::BadArgument;
@@ -13,8 +14,9 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Places the roles that the user did not place. Each role gets a CPU of its own if there are enough. Otherwise
-    /// application and device share one, and the driver stays alone as long as possible.
+    /// Places the roles that the user did not place. Each role gets a CPU of its own if there are
+    /// enough. Otherwise application and device share one, and the driver stays alone as long as
+    /// possible.
     pub(crate) fn new(
         asked: CpusArg,
         consumer: Option<ConsumerArg>,
@@ -41,8 +43,8 @@ impl Placement {
         let other_than = |cpu| allowed.iter().copied().find(|&c| Some(c) != cpu).unwrap_or(allowed[0]);
         // The first CPU often serves the machine's interrupts, so the driver does not use it.
         let net = place(asked.net, Box::new(allowed.iter().rev()), other_than(asked.device));
-        let beside = app.filter(|&app| app != net).unwrap_or_else(|| other_than(Some(net)));
-        let device = place(asked.device, Box::new(allowed.iter()), beside);
+        let next_to_app = app.filter(|&app| app != net).unwrap_or_else(|| other_than(Some(net)));
+        let device = place(asked.device, Box::new(allowed.iter()), next_to_app);
         let app = place(app, Box::new(allowed.iter()), device);
         Ok(Self { net, app, device })
     }

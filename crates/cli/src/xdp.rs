@@ -9,13 +9,13 @@ use netmem_measure::output;
 
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct XdpArgs {
-    /// With xsk:IFACE, how frames reach the sockets: auto, without copies if the driver has that for frames of the
-    /// interface's MTU; zero-copy; copy, by the driver's XDP program; generic, by the kernel's own, for drivers whose
-    /// XDP does not work [default: auto]
+    /// With xsk:IFACE, how frames reach the sockets: auto, without copies if the driver has that
+    /// for frames of the interface's MTU; zero-copy; copy, by the driver's XDP program; generic, by
+    /// the kernel's own, for drivers whose XDP does not work [default: auto]
     #[arg(long, value_name = "MODE")]
     pub(crate) xdp_mode: Option<XdpModeArg>,
-    /// With xsk:IFACE: the thread that receives polls the driver, which interrupts it less. Needs CAP_NET_ADMIN, and
-    /// napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/IFACE
+    /// With xsk:IFACE: the thread that receives polls the driver, which interrupts it less. Needs
+    /// CAP_NET_ADMIN, and napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/IFACE
     #[arg(long)]
     pub(crate) busy_poll: bool,
 }
@@ -29,7 +29,7 @@ pub(crate) enum XdpModeArg {
 }
 
 impl XdpArgs {
-    /// Refuses the options where no interface is opened. `where_to` says what opens one.
+    /// Refuses the options where no interface is opened. `where_to` names what opens one.
     pub(crate) fn check(self, opens: bool, where_to: &str) -> Result<(), BadArgument> {
         let option = match (self.xdp_mode, self.busy_poll) {
             (Some(_), _) => "--xdp-mode",

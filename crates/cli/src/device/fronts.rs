@@ -9,12 +9,14 @@
 //!     uevent            look whether another process uses the tap
 //! ```
 //!
-//! The main thread never waits for a front end. One front end is served at a time. The device hangs up on each further
-//! one at once, so that the front end sees a busy device and not a silent one. There is one exception. If the served
-//! front end has hung up and its last messages are still being handled, a new front end is kept and served next.
-//! Connections whose other end is already closed are dropped without being served.
+//! The main thread never waits for a front end. One front end is served at a time. The device hangs
+//! up on each further one at once, so that the front end sees a busy device and not a silent one.
+//! There is one exception. If the served front end has hung up and its last messages are still
+//! being handled, a new front end is kept and served next. Connections whose other end is already
+//! closed are dropped without being served.
 //!
-//! If descriptors or memory are short, the front end that needed them is dropped, and the shortage is counted.
+//! If descriptors or memory are short, the front end that needed them is dropped, and the shortage
+//! is counted.
 
 use super::Running;
 use super::report::{Events, Left};
@@ -39,11 +41,11 @@ use std::time::{Duration, Instant};
 
 /// The most connections that are accepted before the other sources of events are polled again.
 const BATCH: usize = 256;
-/// If even the spare descriptor did not help to take a connection off the listening socket, the socket is ignored for
-/// this time.
+/// If even the spare descriptor did not help to take a connection off the listening socket, the
+/// socket is ignored for this time.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
-/// The time between two attempts of `--connect`: at first and at most. It doubles while attempts fail, and while the
-/// front end hangs up within [`MOST`].
+/// The time between two attempts of `--connect`: at first and at most. It doubles while attempts
+/// fail, and while the front end hangs up within [`MOST`].
 const FIRST: Duration = Duration::from_millis(10);
 const MOST: Duration = Duration::from_secs(1);
 
@@ -51,15 +53,17 @@ const MOST: Duration = Duration::from_secs(1);
 enum Source {
     /// They connect to this socket.
     Listen(Socket),
-    /// The device connects to this path. The next attempt is due at `at`; none while a front end is served.
-    Connect { path: PathBuf, at: Option<Instant>, pause: Duration, told: bool },
+    /// The device connects to this path. The next attempt is due at `at`; none while a front end is
+    /// served.
+    Connect { path: PathBuf, at: Option<Instant>, pause: Duration, reported: bool },
     /// One connection, which was inherited.
     Once(Option<UnixStream>),
 }
 
 /// The front end that is being served.
 struct Current {
-    /// A duplicate of its connection: tells whether the other end is closed, and ends the serving thread's waits.
+    /// A duplicate of its connection: reports whether the other end is closed, and ends the serving
+    /// thread's waits.
     hangup: UnixStream,
     since: Instant,
     left: Left,
@@ -80,8 +84,8 @@ pub(super) struct Fronts {
     events: Events,
 }
 
-/// The serving thread's ends of the channels: streams to serve, the results of serving them, and an eventfd that
-/// signals a result.
+/// The serving thread's ends of the channels: streams to serve, the results of serving them, and an
+/// eventfd that signals a result.
 pub(super) struct Server {
     streams: Receiver<UnixStream>,
     results: SyncSender<Result<(), DeviceError>>,
@@ -100,7 +104,8 @@ pub(super) fn line() -> (Line, Server) {
     (Line { streams, results }, Server { streams: to_serve, results: served })
 }
 
-/// Wakes the main thread. Signalled when a front end is no longer served, and when another thread ends.
+/// Wakes the main thread. Signalled when a front end is no longer served, and when another thread
+/// ends.
 #[derive(Debug)]
 pub(super) struct Wake(OwnedFd);
 
@@ -157,7 +162,7 @@ impl Fronts {
         let source = match (&args.listen, &args.connect, args.fd) {
             (Some(path), ..) => Source::Listen(Socket::listen("--listen", path)?),
             (_, Some(path), _) => {
-                Source::Connect { path: path.clone(), at: Some(Instant::now()), pause: FIRST, told: false }
+                Source::Connect { path: path.clone(), at: Some(Instant::now()), pause: FIRST, reported: false }
             }
             (.., Some(fd)) => match inherited(fd)? {
                 Inherited::Listening(socket) => Source::Listen(socket),
@@ -185,8 +190,8 @@ impl Fronts {
         let result = self.serve(&line, device);
         if let Some(current) = self.current.take() {
             let _ = current.hangup.shutdown(Shutdown::Both);
-            // This wait is bounded: the serving thread handles the current message and then finds the end of the
-            // connection.
+            // This wait is bounded: the serving thread handles the current message and then finds
+            // the end of the connection.
             let _ = line.results.recv();
             self.events.left(&Ok(()), &current.left, device.stats);
         }
@@ -243,7 +248,8 @@ impl Fronts {
         }
     }
 
-    /// Hands a front end to the serving thread. If a descriptor for that is missing, the front end is dropped.
+    /// Hands a front end to the serving thread. If a descriptor for that is missing, the front end
+    /// is dropped.
     fn begin(&mut self, stream: UnixStream, line: &Line, stats: &Stats) -> anyhow::Result<()> {
         let hangup = match stream.try_clone() {
             Ok(hangup) => hangup,
@@ -254,8 +260,8 @@ impl Fronts {
                 return Ok(());
             }
         };
-        // The channel is never full, because the thread has answered for the stream before this one. If the thread has
-        // ended, the next read of its answers shows that.
+        // The channel is never full, because the thread has answered for the stream before this
+        // one. If the thread has ended, the next read of its answers shows that.
         let _ = line.streams.try_send(stream);
         self.events.served += 1;
         self.current = Some(Current { hangup, since: Instant::now(), left: Left::of(stats) });
@@ -266,18 +272,18 @@ impl Fronts {
     fn connect(&mut self) -> anyhow::Result<()> {
         match &mut self.source {
             Source::Once(stream) => self.next = self.next.take().or(stream.take()),
-            Source::Connect { path, at, told, .. } => {
+            Source::Connect { path, at, reported, .. } => {
                 if at.take_if(|at| *at <= Instant::now()).is_none() {
                     return Ok(());
                 }
                 match connect(path, Duration::ZERO) {
                     Ok(stream) => {
-                        (self.next, *told) = (Some(stream), false);
+                        (self.next, *reported) = (Some(stream), false);
                         return Ok(());
                     }
                     Err(VhostUserError::Connect { source, .. }) if is_short(&source) => self.events.short(&source),
                     Err(e) if comes_later(&e) => {
-                        if !std::mem::replace(told, true) {
+                        if !std::mem::replace(reported, true) {
                             output::Log.line(&format!("waiting for a front end: {e}"));
                         }
                     }
@@ -322,8 +328,8 @@ impl Fronts {
         Ok(signal)
     }
 
-    /// Takes the waiting connections. Each is served next, or hung up on because the device is busy, or dropped because
-    /// its other end is closed.
+    /// Takes the waiting connections. Each is served next, or hung up on because the device is
+    /// busy, or dropped because its other end is closed.
     fn accept(&mut self) -> anyhow::Result<()> {
         let Source::Listen(socket) = &self.source else { return Ok(()) };
         for _ in 0..BATCH {
@@ -347,8 +353,9 @@ impl Fronts {
         Ok(())
     }
 
-    /// Answers the clients of the statistics socket. The text fits into the send buffer of a new connection: so this
-    /// does not wait, and keeps no state for a client. The client finds the text when it reads.
+    /// Answers the clients of the statistics socket. The text fits into the send buffer of a new
+    /// connection: so this does not wait, and keeps no state for a client. The client finds the
+    /// text when it reads.
     fn answer(&mut self, device: &Running<'_>) -> anyhow::Result<()> {
         let Some(socket) = &self.stats_socket else { return Ok(()) };
         for _ in 0..BATCH {
@@ -360,14 +367,16 @@ impl Fronts {
             let text = device.report(&self.events, self.current.is_some());
             let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
             let _ = rustix::net::send(&stream, text.as_bytes(), flags);
-            // If bytes of the client stay unread here, the client gets an error at the end of the connection.
+            // If bytes of the client stay unread here, the client gets an error at the end of the
+            // connection.
             let _ = rustix::net::recv(&stream, &mut [0u8; 512][..], rustix::net::RecvFlags::DONTWAIT);
         }
         Ok(())
     }
 }
 
-/// The kernel's messages about devices of this network namespace. It sends one when a process adds a queue to a tap.
+/// The kernel's messages about devices of this network namespace. It sends one when a process adds
+/// a queue to a tap.
 struct Uevents(OwnedFd);
 
 impl Uevents {
@@ -387,8 +396,9 @@ impl Uevents {
     }
 }
 
-/// A spare descriptor. It is closed for a moment when descriptors are short: a connection can then be taken off the
-/// listening socket and closed. If it stayed there, the socket would stay readable and `poll` would not sleep.
+/// A spare descriptor. It is closed for a moment when descriptors are short: a connection can then
+/// be taken off the listening socket and closed. If it stayed there, the socket would stay readable
+/// and `poll` would not sleep.
 struct Spare {
     fd: Option<OwnedFd>,
     /// Until this time listening sockets are ignored, because not even the spare descriptor helped.
@@ -448,8 +458,8 @@ fn is_short(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// Whether a connect may succeed later without a change by the user: the front end is not there yet, or its backlog is
-/// full.
+/// Whether a connect may succeed later without a change by the user: the front end is not there
+/// yet, or its backlog is full.
 fn comes_later(e: &VhostUserError) -> bool {
     use ErrorKind::{ConnectionRefused, NotFound};
     match e {

@@ -26,10 +26,12 @@ use std::time::Instant;
 pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     check(args)?;
     let pairs = usize::from(args.queues);
-    // A front end needs its connection twice, three descriptors for each ring, and the files of its memory. In
-    // addition: for each pair a queue of a tap, sockets, and the descriptors of one message.
+    // A front end needs its connection twice, three descriptors for each ring, and the files of its
+    // memory. In addition: for each pair a queue of a tap, sockets, and the descriptors of one
+    // message.
     limits::descriptors(2 * 3 * pairs + pairs + 32, &format!("a device with {pairs} queue pair(s)"))?;
-    // Reading a capture from a pipe can take long. Until it is read, a signal ends the program at once.
+    // Reading a capture from a pipe can take long. Until it is read, a signal ends the program at
+    // once.
     let capture = match &args.port {
         PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
         _ => None,
@@ -93,7 +95,8 @@ struct Running<'a> {
     wake: &'a Wake,
     link: Option<&'a AskedLink>,
     since: Instant,
-    /// The queues of a tap that other processes can open too. `None` after the user was warned that one has.
+    /// The queues of a tap that other processes can open too. `None` after the user was warned that
+    /// one has.
     tap: Option<TapQueues>,
 }
 
@@ -102,9 +105,9 @@ impl Running<'_> {
         self.stop.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed)
     }
 
-    /// Warns if another process uses the tap. More than one process can open a multi-queue tap, and the kernel spreads
-    /// the frames over all their queues. The second process is warned when it opens the tap, and the first process by
-    /// this function.
+    /// Warns if another process uses the tap. More than one process can open a multi-queue tap, and
+    /// the kernel spreads the frames over all their queues. The second process is warned when it
+    /// opens the tap, and the first process by this function.
     fn look_at_tap(&mut self) {
         let shared = self.tap.take_if(|tap| tap.others().is_some_and(|others| others > 0));
         if let Some(tap) = shared {
@@ -162,8 +165,8 @@ fn serve<P: Port>(
     let (control, stats) = (device.control(), device.stats());
     let workers = device.workers(args.threads.into())?;
     let mut fronts = Fronts::open(args, signals::stop_descriptor()?)?;
-    // The generator always has a frame. Its threads would sleep only because buffers are missing, and that does not
-    // last.
+    // The generator always has a frame. Its threads would sleep only because buffers are missing,
+    // and that does not last.
     let busy = args.port == PortArg::Gen && cpus::allowed().len() > usize::from(args.threads);
     let spin = args.spin.unwrap_or(if busy { Spin::Forever } else { Spin::default() });
     let (over, wake) = (AtomicBool::new(false), Wake::new()?);

@@ -1,4 +1,5 @@
-//! What the device says about itself: a line for each front end that leaves, and the JSON object of `--stats`.
+//! What the device reports: a line for each front end that leaves, and the JSON object of
+//! `--stats`.
 
 use super::Running;
 use crate::link::{AskedLink, LinkReport};
@@ -10,8 +11,8 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// The time between two lines about busy or short. A peer can cause them in a loop, and such lines must not fill a
-/// disk.
+/// The time between two lines about busy or short. A peer can cause them in a loop, and such lines
+/// must not fill a disk.
 const QUIET: Duration = Duration::from_secs(1);
 /// The number of front ends in such a time that get a line of their own when they leave.
 const LINES: u32 = 20;
@@ -27,7 +28,7 @@ pub(super) struct Events {
     pub(super) dead: u64,
     /// Front ends and clients that were dropped because a descriptor or memory was short.
     short: u64,
-    told: [Option<Instant>; 2],
+    reported: [Option<Instant>; 2],
     lines: Lines,
 }
 
@@ -48,14 +49,14 @@ impl Default for Lines {
 impl Events {
     pub(super) fn busy(&mut self) {
         self.busy += 1;
-        if due(&mut self.told[0]) {
+        if due(&mut self.reported[0]) {
             output::Log.line(&format!("busy: {} front end(s) hung up on so far, while another is served", self.busy));
         }
     }
 
     pub(super) fn short(&mut self, e: &io::Error) {
         self.short += 1;
-        if due(&mut self.told[1]) {
+        if due(&mut self.reported[1]) {
             output::Log.line(&format!("{} connection(s) dropped so far, for lack of a resource: {e}", self.short));
         }
     }
@@ -86,10 +87,10 @@ impl Events {
     }
 }
 
-fn due(told: &mut Option<Instant>) -> bool {
-    let due = told.is_none_or(|told| told.elapsed() >= QUIET);
+fn due(reported: &mut Option<Instant>) -> bool {
+    let due = reported.is_none_or(|reported| reported.elapsed() >= QUIET);
     if due {
-        *told = Some(Instant::now());
+        *reported = Some(Instant::now());
     }
     due
 }

@@ -1,5 +1,5 @@
-//! Unix sockets of the device: one that listens on a path, and descriptors that were inherited. No call here waits for
-//! another process.
+//! Unix sockets of the device: one that listens on a path, and descriptors that were inherited. No
+//! call here waits for another process.
 
 use anyhow::Context;
 use netmem::virtio::socket::Listener;
@@ -20,7 +20,8 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Listens on `path`, which `option` gave. A socket there that no process listens on is replaced.
+    /// Listens on `path`, which `option` gave. A socket there that no process listens on is
+    /// replaced.
     pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<Self> {
         Ok(Self::Bound(Listener::bind(path).with_context(|| option.to_owned())?))
     }
@@ -64,19 +65,20 @@ pub(crate) enum Inherited {
 /// Takes descriptor `fd`, which the parent process left open for this one.
 pub(crate) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
     anyhow::ensure!(fd >= 0, "--fd {fd}: a descriptor's number is 0 or more");
-    // SAFETY: the descriptor is only queried, before this process has opened descriptors of its own that could be
-    // closed meanwhile.
+    // SAFETY: the descriptor is only queried, before this process has opened descriptors of its own
+    // that could be closed meanwhile.
     let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     anyhow::ensure!(open, "--fd {fd}: the parent process left no such descriptor open");
-    // SAFETY: the descriptor is open, and the parent gave it to this process by its number, to be owned here.
+    // SAFETY: the descriptor is open, and the parent gave it to this process by its number, to be
+    // owned here.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).context("--fd")?;
     let stream =
         sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
     anyhow::ensure!(stream, "--fd: the descriptor is not a Unix stream socket");
     if sockopt::socket_acceptconn(&fd).context("--fd")? {
-        // The parent shares this flag if it kept the socket. Without the flag, an accept waits if another process that
-        // shares the socket has taken the connection.
+        // The parent shares this flag if it kept the socket. Without the flag, an accept waits if
+        // another process that shares the socket has taken the connection.
         rustix::io::ioctl_fionbio(&fd, true).context("--fd")?;
         return Ok(Inherited::Listening(Socket::Inherited(fd)));
     }

@@ -1,5 +1,6 @@
-//! Stacks over the embedded device. Each stack has a thread; the first stack uses the caller's. The device has its own
-//! threads, or each stack's thread drives the part of the device that serves its queue pair ([`DeviceThreads`]).
+//! Stacks over the embedded device. Each stack has a thread; the first stack uses the caller's. The
+//! device has its own threads, or each stack's thread drives the part of the device that serves its
+//! queue pair ([`DeviceThreads`]).
 
 pub(crate) mod tasks;
 
@@ -31,7 +32,8 @@ const SENT: usize = 4096;
 pub(crate) struct HostOptions {
     pub(crate) addresses: Vec<Address>,
     pub(crate) mtu: u16,
-    /// Pages to send from, for the whole device or for one host. Pages for headers and copies come on top.
+    /// Pages to send from, for the whole device or for one host. Pages for headers and copies come
+    /// on top.
     pub(crate) pages: usize,
     /// Additional pages of each queue pair, for the payload of restored connections.
     pub(crate) restored: usize,
@@ -41,8 +43,8 @@ pub(crate) struct HostOptions {
 /// The threads that drive the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DeviceThreads {
-    /// The threads of the stacks: that of each stack drives the part of the device that serves its queue pair. The
-    /// device and the driver then need no notifications to each other.
+    /// The threads of the stacks: that of each stack drives the part of the device that serves its
+    /// queue pair. The device and the driver then need no notifications to each other.
     Stacks,
     /// One thread, which sleeps as soon as it has no work.
     One {
@@ -61,7 +63,7 @@ pub(crate) trait Drives: Send {
         &mut self,
         work: usize,
         spin: Spin,
-        beside: &mut [&mut dyn Wait],
+        others: &mut [&mut dyn Wait],
         at_most: Option<Duration>,
     ) -> Result<(), DeviceError>;
 }
@@ -75,14 +77,15 @@ impl<P: Port> Drives for Worker<P> {
         &mut self,
         work: usize,
         spin: Spin,
-        beside: &mut [&mut dyn Wait],
+        others: &mut [&mut dyn Wait],
         at_most: Option<Duration>,
     ) -> Result<(), DeviceError> {
-        Self::turn(self, work, spin, beside, at_most)
+        Self::turn(self, work, spin, others, at_most)
     }
 }
 
-/// The queue pairs of a device, and the workers that serve them, if the threads of the stacks drive them.
+/// The queue pairs of a device, and the workers that serve them, if the threads of the stacks drive
+/// them.
 pub(crate) type Pairs = Vec<(QueuePair<Mem>, Option<Box<dyn Drives>>)>;
 
 /// A running stack, with its clock, its host and its pages.
@@ -97,14 +100,15 @@ pub(crate) struct Running {
     pub(crate) pool: Arc<SharedPool<Mem>>,
 }
 
-/// Counts of pages at the end: how many the pools allocated, and how many of them were not returned.
+/// Counts of pages at the end: how many the pools allocated, and how many of them were not
+/// returned.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct Accounting {
     pub(crate) allocated: u64,
     pub(crate) outstanding: u64,
 }
 
-impl Books {
+impl Accounting {
     pub(crate) fn add(&mut self, closed: &PoolClosed) {
         self.allocated += closed.stats.allocated();
         self.outstanding += closed.outstanding;
@@ -114,7 +118,7 @@ impl Books {
 /// The device's counters and the counts of pages, at the end.
 pub(crate) struct Ended {
     pub(crate) stats: Arc<Stats>,
-    pub(crate) books: Books,
+    pub(crate) accounting: Accounting,
 }
 
 /// Runs a device of `pairs` queue pairs over ports, and `run` with a driver, on this thread.
@@ -148,8 +152,9 @@ fn start<P: Port + 'static>(
     run: Drive<'_>,
 ) -> anyhow::Result<Arc<Stats>> {
     let (mac, mtu) = (Some(mac(&options.addresses)), Some(options.mtu));
-    // The driver waits for the answer of the control queue, which a worker gives. A thread that drives both cannot. Without
-    // the queue, the driver enables its pairs by messages, which another thread of the device answers.
+    // The driver waits for the answer of the control queue, which a worker sends. A thread that
+    // drives both cannot. Without the queue, the driver enables its pairs by messages, which
+    // another thread of the device answers.
     let serve_control = pairs > 1 && matches!(options.device, DeviceThreads::One { .. });
     let device = Options { mac, mtu, max_pairs: pairs.into(), serve_control, ..Options::default() };
     let device = NetDevice::new(device, port)?;
@@ -201,10 +206,12 @@ fn drive(
     run: Drive<'_>,
 ) -> anyhow::Result<()> {
     let each = HELD as usize + 2 * usize::from(RING) + 1024;
-    // SAFETY: the back end is the device of this process, which writes to posted buffers alone, and the region's file goes to no other.
+    // SAFETY: the back end is the device of this process, which writes to posted buffers alone, and
+    // the region's file goes to no other.
     let net_options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
     let net_options = net_options.pairs(pairs).ring_size(RING).pages(usize::from(pairs) * each);
-    // Frames of more than 1518 bytes: the driver then accepts large segments, which the device would cut and checksum otherwise.
+    // Frames of more than 1518 bytes: the driver then accepts large segments, which the device
+    // would cut and checksum otherwise.
     let net_options = net_options.max_frame(LARGE_FRAME);
     let net_options = net_options.tx_pages(usize::from(pairs) * (SENT + options.restored) + options.pages);
     let (net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, net_options)?;
@@ -212,8 +219,8 @@ fn drive(
     run(&net, queues.into_iter().zip(driven).collect(), stats)
 }
 
-/// The stacks of a host, one for each queue pair. They end together, because one stack may hold a frame that another
-/// one received.
+/// The stacks of a host, one for each queue pair. They end together, because one stack may hold a
+/// frame that another one received.
 pub(crate) struct Stacks {
     host: Host<Mem>,
     clock: Clock,
@@ -222,7 +229,8 @@ pub(crate) struct Stacks {
     own: Arc<SharedPool<Mem>>,
 }
 
-/// A queue pair, the worker that serves it if this host drives it, and its pages for headers and copies.
+/// A queue pair, the worker that serves it if this host drives it, and its pages for headers and
+/// copies.
 struct Queues {
     pair: QueuePair<Mem>,
     device: Option<Box<dyn Drives>>,
@@ -253,19 +261,20 @@ impl Stacks {
         &self.host
     }
 
-    /// Calls `run` with each stack and its number, each on its own thread; the first on this thread. Returns the values
-    /// that the calls returned.
+    /// Calls `run` with each stack and its number, each on its own thread; the first on this
+    /// thread. Returns the values that the calls returned.
     ///
     /// # Errors
     ///
-    /// The first error of a call. If one call fails, the other calls go on; `run` itself must stop them.
+    /// The first error of a call. If one call fails, the other calls go on; `run` itself must stop
+    /// them.
     pub(crate) fn run<T: Send>(
         &mut self,
         run: impl Fn(usize, &mut Running) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<Vec<T>> {
         let Self { host, clock, queues, own } = self;
-        // No call begins before all threads are started. Otherwise, if a thread cannot be started, this function would
-        // wait for calls that wait for a signal.
+        // No call begins before all threads are started. Otherwise, if a thread cannot be started,
+        // this function would wait for calls that wait for a signal.
         let all_started = Mutex::new(false);
         let each = |n, queues: Queues| {
             if !*all_started.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -311,26 +320,26 @@ impl Stacks {
     /// # Errors
     ///
     /// Pages were not returned, or a pool is still in use.
-    pub(crate) fn close(self) -> anyhow::Result<Books> {
+    pub(crate) fn close(self) -> anyhow::Result<Accounting> {
         let Self { host, queues, own, .. } = self;
         // This also drops the packets that wait for a neighbour's address.
         drop(host);
-        let mut books = Books::default();
+        let mut accounting = Accounting::default();
         let (receiving, sending): (Vec<_>, Vec<_>) =
             queues.into_iter().map(|Queues { pair: QueuePair { rx, tx }, sent, .. }| (rx, (tx, sent))).unzip();
         // The rings are dropped first, because frames in a ring may have pages of any queue's pool.
         let (rings, pools): (Vec<_>, Vec<_>) = sending.into_iter().unzip();
         drop(rings);
-        receiving.into_iter().for_each(|rx| rx.close().iter().for_each(|closed| books.add(closed)));
+        receiving.into_iter().for_each(|rx| rx.close().iter().for_each(|closed| accounting.add(closed)));
         for pool in pools.into_iter().chain([own]) {
-            books.add(&Arc::into_inner(pool).context("a pool is still in use; this is a bug of netmem")?.close());
+            accounting.add(&Arc::into_inner(pool).context("a pool is still in use; this is a bug of netmem")?.close());
         }
         anyhow::ensure!(
-            books.outstanding == 0,
+            accounting.outstanding == 0,
             "{} pages did not come back; this is a bug of netmem",
-            books.outstanding
+            accounting.outstanding
         );
-        Ok(books)
+        Ok(accounting)
     }
 }
 
@@ -345,10 +354,10 @@ pub(crate) fn with_stacks<P: Port + 'static, T>(
     options: &HostOptions,
     run: impl FnOnce(&mut Stacks) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Ended)> {
-    let ((value, books), stats) = with_device(port, pairs, options, |net, queues, _| {
+    let ((value, accounting), stats) = with_device(port, pairs, options, |net, queues, _| {
         let mut stacks = Stacks::new(net, queues, options)?;
         let value = run(&mut stacks)?;
         Ok((value, stacks.close()?))
     })?;
-    Ok((value, Ended { stats, books }))
+    Ok((value, Ended { stats, accounting }))
 }

@@ -44,7 +44,8 @@ impl<'a> Tasks<'a> {
         self.woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// Polls each task, woken or not. Calls `ended` with the result of each task that has ended, and keeps the others.
+    /// Polls each task, woken or not. Calls `ended` with the result of each task that has ended,
+    /// and keeps the others.
     pub(crate) fn poll_all(&mut self, mut ended: impl FnMut(Result<(), SocketError>)) {
         let mut cx = Context::from_waker(&self.waker);
         for mut task in std::mem::take(&mut self.tasks) {
@@ -65,8 +66,9 @@ impl<'a> Tasks<'a> {
         self.tasks.is_empty()
     }
 
-    /// Runs tasks that were woken, until none is left or [`TASKS`] have ended. Calls `ended` with the result of each
-    /// task that has ended. Returns how many ended, plus one if other tasks are still woken.
+    /// Runs tasks that were woken, until none is left or [`TASKS`] have ended. Calls `ended` with
+    /// the result of each task that has ended. Returns how many ended, plus one if other tasks are
+    /// still woken.
     pub(crate) fn run(&mut self, mut ended: impl FnMut(Result<(), SocketError>)) -> usize {
         let mut cx = Context::from_waker(&self.waker);
         self.woken.0.store(false, Ordering::Relaxed);
@@ -82,8 +84,8 @@ impl<'a> Tasks<'a> {
     }
 }
 
-/// Waits for received fragments and stores them in `into`. Returns how many: at least one, or 0 at the end of the
-/// stream.
+/// Waits for received fragments and stores them in `into`. Returns how many: at least one, or 0 at
+/// the end of the stream.
 pub(crate) async fn receive(stream: &mut Conn, into: &mut [Fragment<Mem>]) -> Result<usize, SocketError> {
     poll_fn(|cx| stream.poll_recv(cx, into)).await
 }

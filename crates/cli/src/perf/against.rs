@@ -1,5 +1,5 @@
-//! Compares two builds: this one and another one. Both run in turns, as children with the same arguments, one run at a
-//! time.
+//! Compares two builds: this one and another one. Both run in turns, as children with the same
+//! arguments, one run at a time.
 
 use super::error::PerfError;
 use super::json::Row;
@@ -121,7 +121,8 @@ fn show(plan: &Plan, other: &Path, pairs: &[(Report, Report)]) -> anyhow::Result
     Ok(())
 }
 
-/// The arguments for a child: those of this command for one run, without the arguments about children.
+/// The arguments for a child: those of this command for one run, without the arguments about
+/// children.
 fn arguments(ours: impl Iterator<Item = String>) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let mut skip = false;

@@ -1,5 +1,5 @@
-//! Compares the page pool's rows with the baselines, and with the gains that the kernel's page pool brought to
-//! virtio-net.
+//! Compares the page pool's rows with the baselines, and with the gains that the kernel's page pool
+//! brought to virtio-net.
 
 use super::plan::{Alloc, Consumer, Variant};
 use super::sample::Sample;
@@ -9,8 +9,8 @@ use netmem_measure::goals::{Goal, Missing, Target, Verdict, evaluate, percent};
 use netmem_measure::stats::Change;
 use serde::Serialize;
 
-/// The gain of the kernel's virtio-net driver, in packets per second, when it began to take its pages from a page pool:
-/// for 1, 2, 4 and 8 queue pairs, in percent.
+/// The gain of the kernel's virtio-net driver, in packets per second, when it began to take its
+/// pages from a page pool: for 1, 2, 4 and 8 queue pairs, in percent.
 const KERNEL: [(RxMode, usize, [f64; 4]); 3] = [
     (RxMode::Small, 64, [1.8, 2.5, 5.1, 1.2]),
     (RxMode::Mergeable, 64, [6.3, 20.6, 11.1, 7.9]),
@@ -36,10 +36,11 @@ pub(crate) struct Comparison {
     as_kernel: Option<(f64, Verdict)>,
 }
 
-/// All comparisons and their goals, in the order of the rows. `rate` and `ns` return the values of a run.
+/// All comparisons and their goals, in the order of the rows. `rate` and `ns` return the values of
+/// a run.
 ///
-/// Goals: the driver takes less time, which the whole interval must show; and packets per second rise by at least the
-/// kernel's gain, in rows for which the kernel has a figure.
+/// Goals: the driver takes less time, which the whole interval must show; and packets per second
+/// rise by at least the kernel's gain, in rows for which the kernel has a figure.
 pub(super) fn compare(
     variants: &[Variant],
     samples: &[Vec<Sample>],
@@ -156,7 +157,8 @@ mod tests {
         };
         let (compared, goals) = judge(&rows);
         let got: Vec<_> = goals.iter().map(|goal| (goal.goal.as_str(), goal.bound, goal.verdict.word())).collect();
-        // 102 against 100 is a gain of 2 %, less than the kernel's gain with two queues; and the interval of the time includes 99.
+        // 102 against 100 is a gain of 2 %, less than the kernel's gain with two queues; and the
+        // interval of the time includes 99.
         assert_eq!(
             got,
             [
@@ -166,7 +168,8 @@ mod tests {
                 ("small-64 same x2: packets/s, pool over frags >= +2.5 %", 2.5, "missed"),
             ]
         );
-        // Without runs there is nothing to compare. A row that was skipped is not the same as one without a run.
+        // Without runs there is nothing to compare. A row that was skipped is not the same as one
+        // without a run.
         let (none, goals) = judge(&[samples([1; 6]), Vec::new(), Vec::new(), Vec::new()]);
         assert!(none.is_empty() && goals.iter().all(|goal| goal.verdict == Verdict::NotRun), "{goals:?}");
         let skipped = [Variant { skipped: Some("why"), ..variants[0].clone() }, variants[1].clone()];
@@ -176,7 +179,8 @@ mod tests {
         let text = render(&compared).to_string();
         assert!(text.contains("+100 %") && text.contains("+2.5 %: missed"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-        // The kernel has no figures for packets that are dropped on another CPU, nor for three queues.
+        // The kernel has no figures for packets that are dropped on another CPU, nor for three
+        // queues.
         assert_eq!([kernel(&variant(Page, Other, 1)), kernel(&variant(Page, Same, 3))], [None, None]);
     }
 }

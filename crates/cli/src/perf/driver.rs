@@ -1,5 +1,5 @@
-//! The driver's side of a measurement: one thread that polls its queues round robin, and times the polls that found
-//! packets ([`OwnTime`]).
+//! The driver's side of a measurement: one thread that polls its queues round robin, and times the
+//! polls that found packets ([`OwnTime`]).
 
 use super::error::PerfError;
 use super::mailbox::{Mailbox, drain, idle};
@@ -16,12 +16,12 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The largest number of frames that a poll takes.
+/// The largest number of frames of a poll.
 const BUDGET: usize = 256;
-/// Nanoseconds between two looks at the things that are not on the fast path.
-const LOOK_EVERY: u64 = 10_000_000;
-/// Nanoseconds to wait for a packet after the phase's time is over, because a back end may need time to notice its new
-/// driver.
+/// Nanoseconds between two checks of what is not on the fast path.
+const CHECK_EVERY: u64 = 10_000_000;
+/// Nanoseconds to wait for a packet after the phase's time is over, because a back end may need
+/// time to notice its new driver.
 const PATIENCE: u64 = 5_000_000_000;
 
 /// The queues of a device, as the driver's loop sees them.
@@ -104,7 +104,8 @@ impl<T: TxQueue<Mem = PeerShared>> Handler<PeerShared> for Program<'_, T> {
     #[inline]
     fn tx(&mut self, packet: Packet<PeerShared>) {
         if let Err(packet) = self.tx.send(packet) {
-            // The queue is full. The flush may let the device move on. The queue counts the packets that it refuses.
+            // The queue is full. The flush may let the device move on. The queue counts the packets
+            // that it refuses.
             self.tx.flush();
             self.tx.complete();
             drop(self.tx.send(packet));
@@ -140,7 +141,8 @@ pub(crate) enum Until {
 }
 
 impl<Q: Queues> Driver<'_, Q> {
-    /// Polls for `limit`. If no packet comes for long, that is an error, unless the run only listens for traffic.
+    /// Polls for `limit`. If no packet comes for long, that is an error, unless the run only
+    /// listens for traffic.
     pub(crate) fn phase(&mut self, variant: &Variant, limit: Duration, until: Until) -> Result<Counts, PerfError> {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let verdict = verdict(self.xdp);
@@ -149,7 +151,7 @@ impl<Q: Queues> Driver<'_, Q> {
         let (before, preempted_before) = (self.queues.totals(), preempted());
         let begin = self.clock.raw();
         let mut own_time = OwnTime::of_this_thread(self.clock);
-        let (mut look, mut seen) = (LOOK_EVERY, false);
+        let (mut next_check, mut seen) = (CHECK_EVERY, false);
         loop {
             let mut moved = 0;
             for (rx, tx) in self.queues.pairs() {
@@ -158,7 +160,8 @@ impl<Q: Queues> Driver<'_, Q> {
                 moved += own_time.poll(|| {
                     rx.poll(|poll| {
                         if transmits {
-                            // In the poll context, so that pages of sent frames return by the fast path.
+                            // In the poll context, so that pages of sent frames return by the fast
+                            // path.
                             program.tx.complete();
                         }
                         let n = poll.receive(budget, &mut program);
@@ -198,8 +201,8 @@ impl<Q: Queues> Driver<'_, Q> {
                     own_time.resynchronise();
                 }
             }
-            if elapsed >= look {
-                look = elapsed + LOOK_EVERY;
+            if elapsed >= next_check {
+                next_check = elapsed + CHECK_EVERY;
                 own_time.resynchronise();
                 self.queues.check(variant)?;
             }
@@ -230,7 +233,8 @@ fn verdict(xdp: XdpArg) -> Verdict {
 
 /// Involuntary context switches of this thread so far.
 fn preempted() -> u64 {
-    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more than that.
+    // SAFETY: all zero is a valid `rusage`: integers and pairs of them; the call writes no more
+    // than that.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);

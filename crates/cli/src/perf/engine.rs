@@ -1,5 +1,5 @@
-//! One measurement of one variant: a new device, a new driver, and a thread for each CPU that takes part. At the end
-//! the pages are counted: allocations and returns must balance.
+//! One measurement of one variant: a new device, a new driver, and a thread for each CPU in use. At
+//! the end the pages are counted: allocations and returns must balance.
 //!
 //! ```text
 //!   CPU device   Device::poll ──── rings ────┐            ┌─► drop                       --consumer same
@@ -7,8 +7,8 @@
 //!   CPU app                                               └─► mailbox ─► drop            --consumer CPU
 //! ```
 //!
-//! If the application shares a CPU with the driver or the device, its work is done in turns on that thread. Two threads
-//! that poll busily on one CPU would measure the scheduler.
+//! If the application shares a CPU with the driver or the device, its work is done in turns on that
+//! thread. Two threads that poll busily on one CPU would measure the scheduler.
 
 use super::driver::{Driver, Queues, Until, Virtio};
 use super::error::PerfError;
@@ -35,10 +35,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// The longest time for a back end to connect. Back ends that connect by themselves try about once a second.
+/// The longest time for a back end to connect. Back ends that connect by themselves try about once
+/// a second.
 const COMES: Duration = Duration::from_secs(60);
 /// How often a waiting thread checks for a signal.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Measures variants.
 pub(crate) struct Engine<'a> {
@@ -47,7 +48,8 @@ pub(crate) struct Engine<'a> {
     clock: Clock,
     capture: Option<Pcap>,
     link: Option<AskedLink>,
-    /// The listening socket for back ends. It stays for all runs: back ends connect again after each run.
+    /// The listening socket for back ends. It stays for all runs: back ends connect again after
+    /// each run.
     listener: Option<Listener>,
 }
 
@@ -130,13 +132,13 @@ impl<'a> Engine<'a> {
         let connection = device.control().serve(back)?;
         let stats = device.stats();
         let (mailbox, mut mail) = mailbox(v, cpus.app == cpus.net);
-        let mut beside = if cpus.app == cpus.device { mail.take() } else { None };
+        let mut shared_mail = if cpus.app == cpus.device { mail.take() } else { None };
         let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let driven = std::thread::scope(|scope| {
             let halted = Halt(&halt);
             let serve = || {
                 pin(cpus.device);
-                let failed = serve(&mut device, beside.as_mut(), &halt, cpus.device == cpus.net);
+                let failed = serve(&mut device, shared_mail.as_mut(), &halt, cpus.device == cpus.net);
                 over.store(failed.is_some(), Ordering::Relaxed);
                 failed
             };
@@ -223,7 +225,7 @@ impl<'a> Engine<'a> {
                         return Err(PerfError::Inherited(hint.into()));
                     }
                 },
-                (_, Some(listener)) => VhostUser::accept(listener, LOOK),
+                (_, Some(listener)) => VhostUser::accept(listener, CHECK_EVERY),
                 (DeviceArg::VhostUser(path) | DeviceArg::Listen(path), None) => VhostUser::connect(path),
                 (DeviceArg::Embedded | DeviceArg::Xsk(_), None) => unreachable!("this device is no back end"),
             };
@@ -277,13 +279,13 @@ impl<'a> Engine<'a> {
         let virtio = Virtio { net, pairs, foreign: foreign.then(|| plan.device.clone()) };
         let hint = if foreign { "is the backend told to send?" } else { "the embedded device got no time to run" };
         let yields = !foreign && plan.cpus.net == plan.cpus.device;
-        let look =
+        let counted =
             || stats.map_or((0, 0), |s| (s.rx_frames.load(Ordering::Relaxed), s.busy_ns.load(Ordering::Relaxed)));
         let mut driver = self.driver(virtio, mailbox, yields, over, hint);
         self.warm_up(v, &mut driver)?;
-        let before = look();
+        let before = counted();
         let counts = driver.phase(v, plan.duration, Until::Time)?;
-        let after = look();
+        let after = counted();
         let device = DeviceSample { frames: after.0 - before.0, busy_ns: after.1 - before.1, drops: BTreeMap::new() };
         Ok(Driven { virtio: driver.queues, baseline, counts, device })
     }
@@ -336,8 +338,8 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// The device's thread: it polls the device's rings and, in turns, does the application's work on this CPU. Returns why
-/// it ended early.
+/// The device's thread: it polls the device's rings and, in turns, does the application's work on
+/// this CPU. Returns why it ended early.
 fn serve<P: Port>(
     device: &mut NetDevice<P>,
     mut mail: Option<&mut Consumer<Packet<PeerShared>>>,
@@ -360,11 +362,12 @@ fn serve<P: Port>(
     }
 }
 
-/// Stops the queues, closes the pools and checks that all pages were returned. All other workers have ended.
+/// Stops the queues, closes the pools and checks that all pages were returned. All other workers
+/// have ended.
 ///
-/// A ring may have broken since it was last used. It may also have been broken from the start: without transmitted
-/// frames, the transmit ring is read here for the first time. Values that were measured with a broken ring are no
-/// result.
+/// A ring may have broken since it was last used. It may also have been broken from the start:
+/// without transmitted frames, the transmit ring is read here for the first time. Values that were
+/// measured with a broken ring are no result.
 fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfError> {
     let Driven { virtio: Virtio { net, pairs, .. }, baseline, counts, device } = driven;
     let (mut pool, mut leaked) = (PoolStats::default(), 0);

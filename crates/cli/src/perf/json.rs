@@ -1,5 +1,6 @@
-//! The report: what `--json` prints, what the table is made of, and what `--against` reads. Field names are a contract, which `schema/perf.json`
-//! has; new ones may be added. Units are in the names.
+//! The report: what `--json` prints, what the table is made of, and what `--against` reads. Field
+//! names are a contract, which `schema/perf.json` has; new ones may be added. Units are in the
+//! names.
 
 use super::compare::{Comparison, compare};
 use super::plan::{Alloc, Plan, Variant};
@@ -81,7 +82,8 @@ pub(crate) struct Row {
     pub(crate) skipped: Option<Name>,
     #[serde(flatten)]
     pub(crate) measured: Option<Measured>,
-    /// The names of the features that driver and device have negotiated. Empty if there are none, as with AF_XDP.
+    /// The names of the features that driver and device have negotiated. Empty if there are none,
+    /// as with AF_XDP.
     #[serde(default)]
     pub(crate) features: Vec<Name>,
     /// How the AF_XDP socket of each queue was bound. Empty without AF_XDP.
@@ -130,7 +132,8 @@ pub(crate) struct Measured {
     pub(crate) device_ns_per_packet: Option<f64>,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
-    /// Frames that netmem received and the program never got: drops of the device and of the driver.
+    /// Frames that netmem received and the program never got: drops of the device and of the
+    /// driver.
     pub(crate) dropped: u64,
     pub(crate) device_drops: BTreeMap<Name, u64>,
     /// How often another thread got the driver's CPU.

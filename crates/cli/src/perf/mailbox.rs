@@ -1,4 +1,5 @@
-//! The path of passed packets to the application: another thread, or a later turn of the driver's thread.
+//! The path of passed packets to the application: another thread, or a later turn of the driver's
+//! thread.
 
 use super::plan::{Consumer as Where, Variant};
 use netmem::net::Packet;
@@ -22,7 +23,8 @@ pub(super) fn drain(mail: &mut Consumer<Packet<PeerShared>>) -> usize {
     mail.read_chunk(n).map_or(0, |chunk| chunk.into_iter().map(drop).count())
 }
 
-/// The two ends of the path to the application: the driver's end, and the end that another thread empties.
+/// The two ends of the path to the application: the driver's end, and the end that another thread
+/// empties.
 pub(super) fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShared>>>) {
     if v.consumer == Where::Same {
         return (Mailbox::default(), None);

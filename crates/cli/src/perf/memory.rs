@@ -7,7 +7,8 @@ use netmem_measure::frags::PageFrags;
 use netmem_measure::pages::PageAllocator;
 use std::sync::Arc;
 
-/// Pages of the blocks that threads keep in their caches: each thread that carves and frees blocks keeps some.
+/// Pages of the blocks that threads keep in their caches: each thread that carves and frees blocks
+/// keeps some.
 const FRAGS_KEEP: usize = 1024;
 
 /// The allocator of a row without a page pool.
@@ -20,8 +21,8 @@ pub(super) enum Baseline {
 }
 
 impl Baseline {
-    /// An allocator of `pages` pages. `maps` says whether the device reaches the pages by mappings. `None` for the page
-    /// pool, which is not a baseline.
+    /// An allocator of `pages` pages. `maps`: whether the device reaches the pages by mappings.
+    /// `None` for the page pool, which is not a baseline.
     pub(super) fn new(alloc: Alloc, pages: usize, lock: bool, maps: bool) -> Result<Option<Self>, RegionError> {
         let region = |pages| RegionOptions::new(pages).lock(lock).reserved_huge_pages(true).build();
         Ok(match alloc {
@@ -46,8 +47,9 @@ impl Baseline {
         }
     }
 
-    /// Lets a virtio-net driver take its pages from this allocator, for each buffer, because the driver's pools get no
-    /// cache. The pool maps each page of `Pages`; `Frags` maps its blocks itself.
+    /// Lets a virtio-net driver take its pages from this allocator, for each buffer, because the
+    /// driver's pools get no cache. The pool maps each page of `Pages`; `Frags` maps its blocks
+    /// itself.
     pub(super) fn serve(&self, options: NetOptions) -> NetOptions {
         let premapped = matches!(self, Self::Pages(_));
         options.cache(0).premapped(premapped).memory(self.region().clone(), self.provider())

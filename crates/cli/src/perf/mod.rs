@@ -1,9 +1,9 @@
 //! `netmem perf`: receive traffic and report.
 //!
-//! [`plan`] checks the arguments and lists the variants. [`engine`] measures one variant once. [`suite`] runs all of
-//! them in turns. [`netmem_measure::stats`] computes numbers from the runs, and [`table`] and [`json`] show them. [`against`]
-//! compares two builds. [`sleep`] measures a driver that sleeps, at fixed rates, and [`streams`] measures flows of TCP
-//! and UDP.
+//! [`plan`] checks the arguments and lists the variants. [`engine`] measures one variant once.
+//! [`suite`] runs all of them in turns. [`netmem_measure::stats`] computes numbers from the runs,
+//! and [`table`] and [`json`] show them. [`against`] compares two builds. [`sleep`] measures a
+//! driver that sleeps, at fixed rates, and [`streams`] measures flows of TCP and UDP.
 
 mod against;
 mod compare;
@@ -27,15 +27,17 @@ use netmem_measure::output;
 use netmem_measure::signals::{self, Interrupted};
 use plan::Plan;
 
-/// Runs the measurement. [`netmem_measure::arguments::BadArgument`] is returned before anything starts, any other error after that.
+/// Runs the measurement. [`netmem_measure::arguments::BadArgument`] is returned before anything
+/// starts, any other error after that.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if args.proto != ProtoArg::Frames {
         limits::descriptors(64 + 2 * usize::from(args.flows.unwrap_or(1)), "perf --proto")?;
         return streams::run(args, &*signals::stop_flag()?);
     }
     let plan = Plan::new(args)?;
-    // The driver has two descriptors for each ring, and one more for a queue that it can wait for. The embedded device
-    // has two for each ring, and a tap one for each pair. The rest is for memory in both, and for messages.
+    // The driver has two descriptors for each ring, and one more for a queue that it can wait for.
+    // The embedded device has two for each ring, and a tap one for each pair. The rest is for
+    // memory in both, and for messages.
     let pairs = plan.variants.iter().map(|v| usize::from(v.queues)).max().unwrap_or(1);
     limits::descriptors(4 * (2 * pairs + 1) + 3 * pairs + 16, &format!("perf with {pairs} queue pair(s)"))?;
     let stop = signals::stop_flag()?;

@@ -76,10 +76,10 @@ impl Variant {
     }
 }
 
-/// Packets per second to a driver that sleeps: from a rate at which it sleeps before each packet to one at which it
-/// does not sleep.
+/// Packets per second to a driver that sleeps: from a rate at which it sleeps before each packet to
+/// one at which it does not sleep.
 const RATES: [u64; 4] = [1000, 10_000, 100_000, 1_000_000];
-/// The time of all runs if the user gives no number of runs.
+/// The time of all runs without a number of runs.
 const BUDGET: Duration = Duration::from_secs(27);
 
 /// The checked arguments.
@@ -99,7 +99,7 @@ pub(crate) struct Plan {
     pub(crate) duration: Duration,
     pub(crate) warmup: Duration,
     pub(crate) runs: u32,
-    /// If the user gives no number of runs: how long all of them may take.
+    /// Without a number of runs: how long all of them may take.
     pub(crate) budget: Option<Duration>,
     pub(crate) ring: u16,
     /// Features of rings that the device must have.
@@ -148,8 +148,8 @@ impl Plan {
             })),
             // A run that listens to traffic counts every frame, so it has no warm-up.
             warmup: Duration::from_millis(if listens { 0 } else { 20 }),
-            // Many short runs in turns: if something disturbs the machine for a second, it disturbs both sides of a
-            // pair.
+            // Many short runs in turns: if something disturbs the machine for a second, it disturbs
+            // both sides of a pair.
             runs: args.runs.unwrap_or(if listens { 1 } else { 17 }),
             budget: (args.runs.is_none() && args.duration.is_none() && !listens).then_some(BUDGET),
             ring: args.ring,

@@ -1,13 +1,13 @@
-//! `netmem perf --spin`: a driver that sleeps, at fixed rates. Measures how often it is woken, for how many packets,
-//! and how old the first packet of a wake-up is.
+//! `netmem perf --spin`: a driver that sleeps, at fixed rates. Measures how often it is woken, for
+//! how many packets, and how old the first packet of a wake-up is.
 //!
 //! ```text
 //!   CPU device   NetDevice::poll ── Paced: a frame each 1/rate s, with the time in it ── rings ──┐
 //!   CPU net      PollThenSleep: polls, sleeps, is woken ── the first frame after a wake-up ◄──────┘ its age: idle to busy
 //! ```
 //!
-//! The embedded device polls all the time, so the driver's side is what is measured. The policy is the same in every
-//! row. Only the rate and the kind of events differ.
+//! The embedded device polls all the time, so the driver's side is what is measured. The policy is
+//! the same in every row. Only the rate and the kind of events differ.
 
 use super::error::PerfError;
 use super::mailbox::{Halt, idle};
@@ -32,7 +32,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The largest number of frames that a poll takes.
+/// The largest number of frames of a poll.
 const BUDGET: usize = 256;
 /// The offset of the sending time in a frame: behind the headers of Ethernet, IPv4 and UDP.
 const STAMP: usize = 42;
@@ -42,8 +42,8 @@ const EVENTS: [(&str, u64); 2] = [("flag", 0), ("index", feature::EVENT_IDX)];
 const NAP: Duration = Duration::from_millis(50);
 /// The longest age that the histogram distinguishes.
 const AGE_NS: u64 = 1_000_000_000;
-/// A row is reported when a packet has ended a sleep, or when so many polls have found packets: then the rate is so high that the driver
-/// does not sleep.
+/// A row is reported when a packet has ended a sleep, or when so many polls have found packets:
+/// then the rate is so high that the driver does not sleep.
 const ENOUGH: u64 = 100;
 /// The longest time for that after the row's own time, if other threads have the CPUs.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -131,7 +131,8 @@ struct Row {
     signals_per_packet: f64,
     cpu_pct: f64,
     idle_to_busy_ns: Quantiles,
-    /// Upper bounds in ns, each with the number of values above the previous bound and up to this one.
+    /// Upper bounds in ns, each with the number of values above the previous bound and up to this
+    /// one.
     histogram: Vec<(u64, u64)>,
 }
 
@@ -250,7 +251,8 @@ impl Measurement<'_> {
         let rx = &mut pairs[0].rx;
         let mut pause = PollThenSleep::new(spin);
         let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
-        // A run is long enough for two packets. A tenth of its time passes before the counters are read.
+        // A run is long enough for two packets. A tenth of its time passes before the counters are
+        // read.
         let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
         let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
         let (mut woken, mut found) = (false, 0);
@@ -280,7 +282,8 @@ impl Measurement<'_> {
                 // A wake-up from before is not counted, and so its packet is not either.
                 (woken, found) = (false, 0);
             }
-            // If other threads had the CPU of the driver or of the generator all the time, there is nothing to report yet.
+            // If other threads had the CPU of the driver or of the generator all the time, there is
+            // nothing to report yet.
             let enough = !ages.is_empty() || found >= ENOUGH || elapsed >= run_ns + PATIENCE_NS;
             if measures && elapsed >= run_ns && enough {
                 break;

@@ -36,7 +36,7 @@ pub(crate) fn render(report: &Report) -> String {
         [("page pool", &report.pool), ("page per packet", &report.page), ("page fragments", &report.frags)]
     {
         if pool.allocated > 0 || !pool.errors.is_empty() {
-            let _ = writeln!(out, "{}", books(name, pool));
+            let _ = writeln!(out, "{}", accounting(name, pool));
         }
     }
     out
@@ -102,7 +102,7 @@ fn cells(row: &Row, counts: bool) -> Vec<String> {
     cells
 }
 
-fn books(name: &str, pool: &PoolReport) -> String {
+fn accounting(name: &str, pool: &PoolReport) -> String {
     let errors = pool.errors.iter().map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ");
     format!(
         "{name}: allocated {}, returned {}, mapped {}, unmapped {}, in flight {}, leaked {}, errors {}",

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Pages of a queue in addition to its rings: twice the kernel's default for receiving, the caches, and packets in
-/// flight to the application.
+/// Pages of a queue in addition to its rings: twice the kernel's default for receiving, the caches,
+/// and packets in flight to the application.
 const PAGES: usize = 6144;
-/// How long the socket of the last run may still occupy a queue. The kernel releases the queue some time after the
-/// socket was closed.
+/// How long the socket of the last run may still occupy a queue. The kernel releases the queue some
+/// time after the socket was closed.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// An interface whose queues are being measured.
@@ -76,11 +76,11 @@ impl Opened {
         })
     }
 
-    /// Detaches from the interface, closes the queues and checks that all pages were returned. All other threads have
-    /// ended.
+    /// Detaches from the interface, closes the queues and checks that all pages were returned. All
+    /// other threads have ended.
     ///
-    /// Chunks that the kernel holds for receiving are quarantined by the pool until the memory is freed: they are not
-    /// lost.
+    /// Chunks that the kernel holds for receiving are quarantined by the pool until the memory is
+    /// freed: they are not lost.
     pub(crate) fn finish(self, v: &Variant, counts: Counts) -> Result<Sample, PerfError> {
         self.check(v)?;
         let Self { program, pairs, baseline, backing } = self;

@@ -128,7 +128,7 @@ pub(super) struct Client {
 
 impl Client {
     /// A new connection, or one that another process has saved. `kept` are the bytes that the other
-    /// process kept; `shut` says whether it has shut down its direction. A new connection has
+    /// process kept; `shut` is set if it has shut down its direction. A new connection has
     /// neither.
     pub(super) fn new(stream: Conn, shared: Shared, admitted: Admitted, kept: Vec<u8>, shut: bool) -> Self {
         let (alarm, round) = (shared.timers.alarm(), shared.pressure.round());

@@ -5,11 +5,11 @@
 //!   tap queue ──── Worker::poll ── rings ── Stack::poll ──► a task for each connection ──► Stack::poll sends
 //! ```
 //!
-//! Each queue of the tap has a queue pair, a stack and a thread. The thread also drives the part of the device that
-//! serves the queue pair, so that a request needs no notification between driver and device and wakes no second
-//! thread. Each connection is a task on the thread of its stack. Its socket wakes the task. The thread sleeps if no
-//! task and no queue has work. If a frame arrives by another
-//! queue than its connection's, its stack hands it to the connection's stack.
+//! Each queue of the tap has a queue pair, a stack and a thread. The thread also drives the part of
+//! the device that serves the queue pair, so that a request needs no notification between driver
+//! and device and wakes no second thread. Each connection is a task on the thread of its stack. Its
+//! socket wakes the task. The thread sleeps if no task and no queue has work. If a frame arrives by
+//! another queue than its connection's, its stack hands it to the connection's stack.
 //!
 //! The services are a demonstration. A peer that is idle, slow or hostile nevertheless costs only
 //! its own connection: each wait has a time limit ([`client`]), connections are counted
@@ -62,8 +62,8 @@ use timers::Timers;
 
 /// How long each thread polls after the last frame before it sleeps.
 const SPIN: Spin = Spin::For(Duration::from_micros(50));
-/// The most polls at the end, before connections are saved. A connection in its handshake cannot be saved; these polls
-/// process frames that have arrived, and so complete handshakes.
+/// The most polls at the end, before connections are saved. A connection in its handshake cannot be
+/// saved; these polls process frames that have arrived, and so complete handshakes.
 const LAST_POLLS: usize = 16;
 
 /// Serves until a signal comes.
@@ -77,8 +77,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             serve_over(args, mtu(name)?, |_| taps.next().ok_or_else(missing))
         }
         PortArg::Xsk(xsk) => {
-            // Only frames to the server's addresses are redirected. The kernel keeps all other traffic of the
-            // interface.
+            // Only frames to the server's addresses are redirected. The kernel keeps all other
+            // traffic of the interface.
             let host = |own: &Address| Rule { address: Some(own.addr), ..Rule::default() };
             let program =
                 ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
@@ -200,7 +200,7 @@ impl Server<'_> {
             device: DeviceThreads::Stacks,
         };
         let (mut report, mut service, mut shares) = (String::new(), Some(service), shares);
-        let Ended { stats, books } = host(&options, &mut |stacks| {
+        let Ended { stats, accounting } = host(&options, &mut |stacks| {
             let Some(service) = service.take() else { return Ok(()) };
             let service = service(stacks.pool())?;
             report = self.stacks(stacks, &service, std::mem::take(&mut shares))? + &service.report();
@@ -211,7 +211,7 @@ impl Server<'_> {
         output::print(&format!(
             "{report}device: {frames} frames to the stack, {in_place} read into its pages by the kernel, {} from it\npages: {} lent, all came back",
             stats.tx_frames.load(Ordering::Relaxed),
-            books.allocated,
+            accounting.allocated,
         ))?;
         Ok(())
     }
@@ -223,8 +223,8 @@ impl Server<'_> {
         service: &S,
         shares: Vec<Vec<Left<S::State>>>,
     ) -> anyhow::Result<String> {
-        // A stack may be polled before another stack has restored its connections. `expect` keeps it from answering
-        // segments of those connections with a reset.
+        // A stack may be polled before another stack has restored its connections. `expect` keeps
+        // it from answering segments of those connections with a reset.
         shares.iter().flatten().for_each(|connection| stacks.host().expect(&connection.stream));
         let asked: usize = shares.iter().map(Vec::len).sum();
         if let Some(file) = self.state {
@@ -383,7 +383,8 @@ struct Acceptor<'a, S: Service> {
 }
 
 impl<'a, S: Service> Acceptor<'a, S> {
-    /// Makes a task for each new connection, or resets it if there are too many. Returns how many there were.
+    /// Makes a task for each new connection, or resets it if there are too many. Returns how many
+    /// there were.
     fn accept(&mut self, tasks: &mut Tasks<'a>) -> usize {
         let mut accepted = 0;
         while let Ok(stream) = self.listener.accept() {

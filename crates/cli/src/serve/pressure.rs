@@ -119,7 +119,7 @@ impl Drop for Member<'_> {
     }
 }
 
-/// What a connection keeps, as it looks at itself.
+/// What a connection keeps, by its own counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     /// It keeps no pages.
@@ -151,7 +151,7 @@ impl Progress {
         }
         match self.sent {
             // The counter wraps around.
-            Some((since, end)) if (delivered.wrapping_sub(end) as i32) < 0 => Self::look(since, now),
+            Some((since, end)) if (delivered.wrapping_sub(end) as i32) < 0 => Self::kept(since, now),
             _ => {
                 self.sent = Some((now, delivered.wrapping_add(out)));
                 Kept::Moving
@@ -161,7 +161,7 @@ impl Progress {
 
     /// Looks at a value, of which a part was received.
     pub(super) fn value(&mut self, now: Time) -> Kept {
-        Self::look(*self.value.get_or_insert(now), now)
+        Self::kept(*self.value.get_or_insert(now), now)
     }
 
     /// The value is complete, or waits for pages itself.
@@ -169,7 +169,7 @@ impl Progress {
         self.value = None;
     }
 
-    fn look(since: Time, now: Time) -> Kept {
+    fn kept(since: Time, now: Time) -> Kept {
         if now.since(since) >= PATIENCE { Kept::Stopped } else { Kept::Moving }
     }
 }

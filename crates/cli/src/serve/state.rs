@@ -4,10 +4,10 @@
 //!   "netmem serve state 2\n" │ bytes behind this header │ their CRC-32 │ State, by postcard
 //! ```
 //!
-//! The file contains sequence numbers and payload. A user who can read it could take over the connections, so only its
-//! owner may read it. The state is written to a new file in the same directory, which is renamed when it is complete.
-//! The file is removed when it has been read: a server that started from an old state would send bytes again that were
-//! sent already.
+//! The file contains sequence numbers and payload. A user who can read it could take over the
+//! connections, so only its owner may read it. The state is written to a new file in the same
+//! directory, which is renamed when it is complete. The file is removed when it has been read: a
+//! server that started from an old state would send bytes again that were sent already.
 
 use super::client::Client;
 use anyhow::{Context, bail, ensure};
@@ -20,8 +20,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// The first bytes of the file. The number is the version of the format, which includes the fields of a saved stream
-/// and of the services' states.
+/// The first bytes of the file. The number is the version of the format, which includes the fields
+/// of a saved stream and of the services' states.
 const MAGIC: &[u8; 21] = b"netmem serve state 2\n";
 /// Magic, length, checksum.
 const HEADER: usize = MAGIC.len() + 12;
@@ -76,11 +76,11 @@ impl<'a> StateFile<'a> {
     pub(super) fn new(path: &'a Path, service: &'a str) -> anyhow::Result<Self> {
         let this = Self { path, service };
         // Checked at the start, because an error at the end would lose the connections.
-        this.beside().with_context(|| format!("--state {}: no file can be made there", path.display()))?;
+        this.temporary().with_context(|| format!("--state {}: no file can be made there", path.display()))?;
         Ok(this)
     }
 
-    fn beside(&self) -> std::io::Result<NamedTempFile> {
+    fn temporary(&self) -> std::io::Result<NamedTempFile> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         // `tempfile` makes files that only their owner can read and write.
         NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
@@ -101,7 +101,8 @@ impl<'a> StateFile<'a> {
         })
     }
 
-    /// Removes the file. Its connections are continued now, and must not be continued from this state again.
+    /// Removes the file. Its connections are continued now, and must not be continued from this
+    /// state again.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -156,7 +157,7 @@ impl<'a> StateFile<'a> {
     /// Writes all connections. If there is an error, the file is as it was before.
     pub(super) fn write<S: Serialize>(&self, connections: Vec<Left<S>>) -> anyhow::Result<()> {
         let write = || {
-            let mut file = self.beside()?;
+            let mut file = self.temporary()?;
             file.write_all(&self.bytes(connections)?)?;
             file.as_file().sync_all()?;
             file.persist(self.path)?;

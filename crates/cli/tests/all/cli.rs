@@ -1,11 +1,7 @@
 //! The command from outside: what it prints, how it ends, and what it leaves behind.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod command;
-mod liar;
-
-use command::*;
-use liar::Lie;
+use crate::command::*;
+use crate::liar::Lie;
 use netmem_testing::schema;
 use serde_json::Value;
 use std::io::Read;
@@ -44,7 +40,8 @@ fn balances(report: &Value) {
     }
 }
 
-/// A driver that sleeps is woken for packets at a fixed rate, whichever way it asks for signals, and the report says how often.
+/// A driver that sleeps is woken for packets at a fixed rate, whichever way it asks for signals,
+/// and the report says how often.
 #[test]
 fn a_driver_that_sleeps() {
     let report = json(&run(&["--spin", "20", "--rate", "500", "--duration", "0.2", "--json"]));
@@ -96,7 +93,8 @@ fn json_fulfils_the_contract_and_pages_balance() {
     assert_eq!(page["allocated"], page["mapped"], "a page per packet maps each of them");
     let frags = ["allocated", "mapped"].map(|key| report["frags"][key].as_u64().unwrap());
     assert!(frags[1] > 0 && frags[1] <= frags[0] / 8, "blocks are mapped, not buffers: {frags:?}");
-    // The pool against each of both, and the kernel's gains where packets are dropped in the poll context.
+    // The pool against each of both, and the kernel's gains where packets are dropped in the poll
+    // context.
     let compared = report["comparisons"].as_array().unwrap();
     assert_eq!(compared.len(), 8, "{compared:?}");
     assert!(compared.iter().all(|c| c["rate"]["median_pct"].is_number() && c["ns"]["median_pct"].is_number()));
@@ -130,7 +128,8 @@ fn check_fails_for_missed_goals_and_for_skipped_rows() {
         schema::fits("crates/cli/schema/perf.json", &report);
         (output.status.code(), errors(&output), report["goals"].as_array().unwrap().clone())
     };
-    // Big-packet mode has no pool: two of the three rows are skipped, and with them the goals of both pairs.
+    // Big-packet mode has no pool: two of the three rows are skipped, and with them the goals of
+    // both pairs.
     let (status, err, goals) = check(&["--mode", "big", "--check"]);
     assert!(goals.iter().all(|goal| goal["verdict"] == "skipped") && goals.len() == 2, "{goals:?}");
     let says = "goals missed: 0; goals of which a row was skipped: 2; rows skipped: 2: --check makes that an error";
@@ -177,8 +176,9 @@ fn one_cpu_is_enough() {
     let mask = ["-c", "0", env!("CARGO_BIN_EXE_netmem")];
     let args = short(&["--mode", "small", "--consumer", "other", "--json"]);
     let mut reports = Vec::new();
-    // The driver's own time is without the time that it lends to the device: both together cannot take more than there is. If another
-    // program gets the CPU in the middle of a pass of the device, the device's time is too long. So one of several reports must hold.
+    // The driver's own time is without the time that it lends to the device: both together cannot
+    // take more than there is. If another program gets the CPU in the middle of a pass of the
+    // device, the device's time is too long. So one of several reports must hold.
     let holds = |report: &Value| {
         report["variants"].as_array().unwrap().iter().all(|row| {
             let [driver, device, rate] =
@@ -368,8 +368,8 @@ fn a_backend_that_dies_ends_the_run() {
     assert!(err.contains("hung up") && err.contains(device.socket.to_str().unwrap()), "{err}");
 }
 
-/// A back end that breaks the rules of a ring that nothing is sent on, or that does not stop: the run fails, although frames
-/// came and every other page came back.
+/// A back end that breaks the rules of a ring that nothing is sent on, or that does not stop: the
+/// run fails, although frames came and every other page came back.
 #[test]
 fn a_backend_that_breaks_a_ring_fails_the_run() {
     for (lie, says) in
@@ -378,7 +378,7 @@ fn a_backend_that_breaks_a_ring_fails_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("lie.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let backend = std::thread::spawn(move || liar::serve(&listener.accept().unwrap().0, lie));
+        let backend = std::thread::spawn(move || crate::liar::serve(&listener.accept().unwrap().0, lie));
         let device = format!("vhost-user:{}", socket.display());
         let args = short(&["--device", &device, "--mode", "small", "--alloc", "pool", "--json"]);
         if lie == Lie::None {
@@ -405,7 +405,8 @@ fn signals_end_a_run_in_order() {
         let names =
             |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
         await_that(|| threads.read_dir().unwrap().filter_map(names).any(|name| name == "netmem-driver\n"));
-        // A device thread, a driver thread and the one that speaks vhost-user, and none of them detached.
+        // A device thread, a driver thread and the one that speaks vhost-user, and none of them
+        // detached.
         perf.signal(signal);
         let (status, out, err) = perf.end();
         assert_eq!(status, Some(ends), "{err}");
@@ -462,7 +463,8 @@ fn options(help: &str) -> Vec<String> {
     help.lines().filter_map(line).collect()
 }
 
-/// A package has a man page for each subcommand with each of its options, and completions that know them.
+/// A package has a man page for each subcommand with each of its options, and completions that know
+/// them.
 #[test]
 fn man_pages_and_completions_name_every_subcommand_and_option() {
     let help = String::from_utf8(run(&["--help"]).stdout).unwrap();
@@ -504,7 +506,8 @@ fn man_pages_and_completions_name_every_subcommand_and_option() {
     }
 }
 
-/// `info` shows the mode of per-CPU data that was forced. With one that cannot be had, the command fails.
+/// `info` shows the mode of per-CPU data that was forced. With one that cannot be had, the command
+/// fails.
 #[test]
 fn info_shows_a_forced_mode() {
     let info = |mode: &str| netmem().env("NETMEM_PERCPU", mode).args(["info", "--json"]).output().unwrap();
@@ -522,7 +525,8 @@ fn info_shows_a_forced_mode() {
     assert_eq!(errors(&off).matches("NETMEM_PERCPU: cpu_id is not available").count(), 1, "{}", errors(&off));
 }
 
-/// What the kernel sends into a tap is received; a tap in use is not taken, and none is left behind.
+/// What the kernel sends into a tap is received; a tap in use is not taken, and none is left
+/// behind.
 #[test]
 fn taps_come_and_go() {
     let name = format!("nmc{}", std::process::id() % 100_000_000);

@@ -1,13 +1,11 @@
-//! `netmem serve` with clients that others wrote, through a tap: curl, wrk, h2load, nc and memcslap. None of them reports an error, and
-//! what they counted is what the server counted.
+//! `netmem serve` with clients that others wrote, through a tap: curl, wrk, h2load, nc and
+//! memcslap. None of them reports an error, and what they counted is what the server counted.
 //!
-//! `NETMEM_CONNECTIONS=100000` is the number of connections that are opened and closed; without it, as many as take a few seconds.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `NETMEM_CONNECTIONS=100000` is the number of connections that are opened and closed; without it,
+//! as many as take a few seconds.
 
-mod command;
-
-use command::netns::{Namespace, missing, name, printed};
-use command::*;
+use crate::command::netns::{Namespace, missing, name, printed};
+use crate::command::*;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
@@ -84,7 +82,8 @@ fn number(text: &str, what: &str) -> u64 {
     digits.parse().unwrap_or_else(|_| panic!("no number before `{what}` in: {text}"))
 }
 
-/// HTTP by wrk, h2load and curl: kept connections, pipelined requests, and a connection for each request.
+/// HTTP by wrk, h2load and curl: kept connections, pipelined requests, and a connection for each
+/// request.
 #[test]
 fn http_clients_and_the_server_count_alike() {
     let Some(server) = Server::start("http", installed(&["wrk", "h2load", "curl"])) else { return };
@@ -177,8 +176,9 @@ fn memcslap_finds_what_it_stored() {
     assert_eq!((gets, hits, sets), (4 * (500 + 5), 4 * (500 + 5), 4 * 500 + 500 + 5), "{}", counted.0);
 }
 
-/// Connections that are opened, used for a request, and closed by the server: no page is left of them. The memory of the process grows
-/// with those in TIME-WAIT, and no more once there are as many as there may be.
+/// Connections that are opened, used for a request, and closed by the server: no page is left of
+/// them. The memory of the process grows with those in TIME-WAIT, and no more once there are as
+/// many as there may be.
 #[test]
 fn connections_that_are_opened_and_closed_leave_nothing() {
     let Some(server) = Server::start("http", installed(&["wrk"])) else { return };

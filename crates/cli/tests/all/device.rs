@@ -1,9 +1,7 @@
-//! `netmem device` as a service: front ends that come, go, flood and wait, and resources that are short.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `netmem device` as a service: front ends that come, go, flood and wait, and resources that are
+//! short.
 
-mod command;
-
-use command::*;
+use crate::command::*;
 use netmem::net::{Poll, RxQueue};
 use netmem::virtio::{NetOptions, RxMode, VhostUser, VirtioNet};
 use rustix::process::{Resource, Rlimit, prlimit};
@@ -33,8 +31,8 @@ fn is_hung_up_on(mut stream: UnixStream) {
     }
 }
 
-/// Ends a connection. To drop it would not do: while another test's thread starts a program, that program has a copy of each
-/// descriptor, until it runs.
+/// Ends a connection. To drop it would not do: while another test's thread starts a program, that
+/// program has a copy of each descriptor, until it runs.
 fn hang_up(stream: &UnixStream) {
     stream.shutdown(Shutdown::Both).unwrap();
 }
@@ -54,7 +52,8 @@ fn a_full_backlog_belongs_to_a_live_process() {
     assert!(err.contains("another process listens"), "{err}");
 }
 
-/// Connections that are dead before they are accepted are dropped in one go: none of them is served.
+/// Connections that are dead before they are accepted are dropped in one go: none of them is
+/// served.
 #[test]
 fn dead_connections_do_not_delay_the_next_front_end() {
     let device = Device::start(&["--port", "gen"]);
@@ -223,8 +222,9 @@ fn descriptors_can_be_inherited() {
     fails(&["device", "--fd", "777", "--port", "sink"], 1, &["--fd 777", "no such descriptor"]);
 }
 
-/// Both processes of a multi-queue tap are told that they share it: also the first one, if it looks when each of them has detached the queue
-/// of its second pair, which no front end uses. It is stopped until then.
+/// Both processes of a multi-queue tap are told that they share it: also the first one, if it looks
+/// when each of them has detached the queue of its second pair, which no front end uses. It is
+/// stopped until then.
 #[test]
 fn two_devices_with_one_tap_are_warned() {
     let name = format!("nmd{}", std::process::id() % 100_000_000);
@@ -290,8 +290,8 @@ fn asleep(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).join("task").read_dir().unwrap().all(sleeps)
 }
 
-/// An idle device executes nothing: with 16 queue pairs on two threads and a driver that is connected and idle, no thread of the
-/// process is scheduled in ten seconds.
+/// An idle device executes nothing: with 16 queue pairs on two threads and a driver that is
+/// connected and idle, no thread of the process is scheduled in ten seconds.
 #[test]
 fn an_idle_device_makes_no_context_switches() {
     let device = Device::start(&["--port", "echo", "--queues", "16", "--threads", "2"]);

@@ -1,5 +1,5 @@
-//! A vhost-user back end that is just big enough to deliver frames and to break one rule. It offers no protocol features, so two
-//! messages have an answer: GET_FEATURES and GET_VRING_BASE.
+//! A vhost-user back end that is just big enough to deliver frames and to break one rule. It offers
+//! no protocol features, so two messages have an answer: GET_FEATURES and GET_VRING_BASE.
 
 use netmem_virtio::virtqueue::SplitRing;
 use rustix::io::Errno;
@@ -36,7 +36,8 @@ struct Ring {
     started: bool,
 }
 
-/// Serves one front end until it hangs up, and delivers frames to its first queue as fast as it takes them.
+/// Serves one front end until it hangs up, and delivers frames to its first queue as fast as it
+/// takes them.
 pub(crate) fn serve(stream: &UnixStream, lie: Lie) {
     let (mut regions, mut rings) = (Vec::new(), [Ring::default(); 2]);
     let mut receive: Option<(SplitRing, u16)> = None;
@@ -108,7 +109,8 @@ fn reply(mut stream: &UnixStream, request: u32, body: &[u8]) {
     let _ = stream.write_all(&[&header, body].concat());
 }
 
-/// The next message: number, body, descriptors. `u32::MAX` if there is none and none is to be waited for; `None` at the end.
+/// The next message: number, body, descriptors. `u32::MAX` if there is none and none is to be
+/// waited for; `None` at the end.
 fn message(stream: &UnixStream, wait: bool) -> Option<(u32, Vec<u8>, Vec<OwnedFd>)> {
     let mut fds = Vec::new();
     let mut read = |bytes: &mut [u8], flags| {

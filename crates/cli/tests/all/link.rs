@@ -1,10 +1,7 @@
 //! `--link` and `netmem link`: traffic of the kernel over a bad link.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod command;
-
-use command::netns::{Namespace, missing, name, printed};
-use command::*;
+use crate::command::netns::{Namespace, missing, name, printed};
+use crate::command::*;
 use std::path::Path;
 
 /// Receives a stream and prints its hash, and how many segments with a wrong checksum came.
@@ -50,8 +47,8 @@ fn count(line: &str, what: &str) -> u64 {
     part.unwrap_or_else(|| panic!("no `{what}` in: {line}")).trim().parse().unwrap()
 }
 
-/// TCP of the kernel, between two namespaces, over a link with every fault: each byte is right, over IPv4 and IPv6, and damaged
-/// packets are found by their checksums.
+/// TCP of the kernel, between two namespaces, over a link with every fault: each byte is right,
+/// over IPv4 and IPv6, and damaged packets are found by their checksums.
 #[test]
 fn kernel_meets_kernel_over_a_bad_link() {
     if let Err(why) = missing() {

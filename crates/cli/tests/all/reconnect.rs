@@ -1,9 +1,7 @@
-//! Proves NET-11 with processes: `netmem device` is killed and started again ten times under a driver that goes on.
-#![allow(clippy::unwrap_used)]
+//! Proves NET-11 with processes: `netmem device` is killed and started again ten times under a
+//! driver that goes on.
 
-mod command;
-
-use command::{Background, await_that};
+use crate::command::{Background, await_that};
 use netmem::net::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::PeerShared;
 use netmem::virtio::{NetError, NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
@@ -113,7 +111,8 @@ fn a_device_is_killed_ten_times() {
         assert_eq!((rx.restarts, tx.restarts, rx.stopped, tx.stopped), (RESTARTS, RESTARTS, None, None));
         assert_eq!((tx.frames, tx.completed + tx.unconfirmed), (sent, sent), "{tx:?}");
         assert!(back.values().all(|&n| n == 1), "a frame came twice");
-        // Lost is what was in flight at a kill: not confirmed as sent, not read, or in the device's own hands.
+        // Lost is what was in flight at a kill: not confirmed as sent, not read, or in the device's
+        // own hands.
         let (lost, unconfirmed) = (sent - back.len() as u64, tx.unconfirmed);
         println!(
             "{mode} mode: {sent} frames, {lost} lost in {RESTARTS} kills ({unconfirmed} unconfirmed, {} unread)",

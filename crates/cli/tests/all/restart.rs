@@ -1,10 +1,7 @@
 //! `netmem serve --state`: the kernel's connections outlive the server's process.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod command;
-
-use command::netns::{Namespace, missing};
-use command::*;
+use crate::command::netns::{Namespace, missing};
+use crate::command::*;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;

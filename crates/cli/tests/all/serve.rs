@@ -1,10 +1,7 @@
 //! `netmem serve`: the kernel as peer, through a tap.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod command;
-
-use command::netns::{Namespace, missing, name, printed};
-use command::*;
+use crate::command::netns::{Namespace, missing, name, printed};
+use crate::command::*;
 use netmem_testing::schema;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -47,7 +44,8 @@ impl Server {
     }
 }
 
-/// ECHO ADDRESS CONNECTIONS BYTES: as many connections at once; all bytes that come back are hashed.
+/// ECHO ADDRESS CONNECTIONS BYTES: as many connections at once; all bytes that come back are
+/// hashed.
 const ECHO: &str = r#"
 import hashlib, random, selectors, socket, sys
 address, connections, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -94,7 +92,8 @@ fn an_echo_for_many_connections() {
     assert!(out.starts_with("served 602 connections, 0 of them broken: 22000000 bytes received (0 copied)"), "{out}");
 }
 
-/// The kernel picks queues by a hash of its own. A connection lives on the queue where its SYN arrived, so all its segments arrive there.
+/// The kernel picks queues by a hash of its own. A connection lives on the queue where its SYN
+/// arrived, so all its segments arrive there.
 #[test]
 fn an_echo_on_several_queues() {
     let Some(server) = Server::start("echo", &["--queues", "3"]) else { return };

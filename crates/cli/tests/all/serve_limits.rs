@@ -1,11 +1,8 @@
 //! `netmem serve` with peers that are idle, slow or hostile, through a tap: such a peer costs its
 //! own connection, and nothing else.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod command;
-
-use command::netns::{Namespace, missing, name, printed};
-use command::*;
+use crate::command::netns::{Namespace, missing, name, printed};
+use crate::command::*;
 use std::io::{BufRead, BufReader};
 
 /// A server, and the namespace in which its clients are.

@@ -1,5 +1,5 @@
-//! `netmem perf` and `netmem device` on AF_XDP, as processes: what they leave on an interface, and what they say.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `netmem perf` and `netmem device` on AF_XDP, as processes: what they leave on an interface, and
+//! what they say.
 
 use netmem::net::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::{KernelShared, RegionOptions};
@@ -29,7 +29,8 @@ fn programs(interface: &str) -> Vec<Attached> {
     Interface::by_name(interface).unwrap().programs
 }
 
-/// Starts a process and waits until it says that it is ready. Before that it warns of what the driver is known for.
+/// Starts a process and waits until it says that it is ready. Before that it warns of what the
+/// driver is known for.
 #[track_caller]
 fn start(mut command: Command, ready: &str) -> Child {
     let mut child = command.spawn().unwrap();
@@ -62,7 +63,8 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// A process that is killed leaves no program, and its queue can be used again. While it lives, its program is left alone by another one.
+/// A process that is killed leaves no program, and its queue can be used again. While it lives, its
+/// program is left alone by another one.
 #[test]
 fn a_killed_process_leaves_nothing() {
     in_namespace(|| {
@@ -84,7 +86,8 @@ fn a_killed_process_leaves_nothing() {
     });
 }
 
-/// A device takes the queues that it was told to take. Frames of the other queues stay with the kernel.
+/// A device takes the queues that it was told to take. Frames of the other queues stay with the
+/// kernel.
 #[test]
 fn a_device_takes_its_queues_only() {
     const FLOWS: u8 = 200;
@@ -157,7 +160,8 @@ fn perf_receives_from_an_interface() {
     });
 }
 
-/// A server on an interface is a host of its own beside the kernel: each has its addresses, and neighbours find both.
+/// A server on an interface is a host of its own beside the kernel: each has its addresses, and
+/// neighbours find both.
 #[test]
 fn a_server_is_a_host_beside_the_kernel() {
     in_namespace(|| {
@@ -263,9 +267,43 @@ fn a_deleted_interface_ends_a_server_and_a_device() {
     });
 }
 
-/// Proves XSK-4: a worker that is another user without any capability, in another network namespace, gets queues and the program from
-/// `netmem grant`. While it has them, another worker gets nothing. Its end takes the program off, and the next worker is served. Frames of
-/// other hosts stay with the kernel.
+/// A worker without privileges, on a thread of its own: it echoes 100 frames on the queues that it
+/// is granted. Meanwhile no other worker gets them.
+fn granted_worker(ask: &(dyn Fn() -> Result<Grant, HelperError> + Sync)) {
+    // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+    drop_privileges();
+    // The kernel lets go of a worker's memory some time after the worker's end. So that of both
+    // workers is within the usual limit of 8 MiB.
+    let memory = RegionOptions::new(1000).huge_pages(false);
+    let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
+    let options = XskOptions::granted(ask().unwrap()).memory(memory);
+    let mut xsk = Xsk::<KernelShared>::open(options, queue).unwrap();
+    assert_eq!(xsk.pairs.len(), 2);
+    let mut got = 0;
+    until("100 frames", || {
+        for (rx, tx) in &mut xsk.pairs {
+            rx.poll(|poll| {
+                tx.complete();
+                poll.receive(64, &mut |packet: Packet<KernelShared>| {
+                    got += 1;
+                    tx.send(packet).unwrap();
+                });
+                tx.flush();
+            });
+        }
+        (got >= 100).then_some(())
+    });
+    let refused = ask().unwrap_err();
+    assert!(matches!(&refused, HelperError::Refused { why: Refusal::Busy, .. }), "{refused}");
+    let says = "the helper refuses: interface v0 has an XDP program already";
+    assert!(refused.to_string().starts_with(says), "{refused}");
+}
+
+/// Proves XSK-4: a worker that is another user without any capability, in another network
+/// namespace, gets queues and the program from `netmem grant`. While it has them, another worker
+/// gets nothing. Its end takes the program off, and the next worker is served. Frames of other
+/// hosts stay with the kernel.
 #[test]
 fn workers_without_privileges_are_granted_queues() {
     const LIMIT: Duration = Duration::from_secs(60);
@@ -297,38 +335,8 @@ fn workers_without_privileges_are_granted_queues() {
             frame
         };
         for worker in 0..2 {
-            let work = || {
-                // SAFETY: this thread uses nothing of its old namespace but what it is passed.
-                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-                drop_privileges();
-                // The kernel lets go of a worker's memory some time after the worker's end. So that of both workers is within the usual
-                // limit of 8 MiB.
-                let memory = RegionOptions::new(1000).huge_pages(false);
-                let queue = |_| QueueOptions::new().rx_ring(256).tx_ring(256).fill(256).cache(64);
-                let options = XskOptions::granted(ask().unwrap()).memory(memory);
-                let mut xsk = Xsk::<KernelShared>::open(options, queue).unwrap();
-                assert_eq!(xsk.pairs.len(), 2);
-                let mut got = 0;
-                until("100 frames", || {
-                    for (rx, tx) in &mut xsk.pairs {
-                        rx.poll(|poll| {
-                            tx.complete();
-                            poll.receive(64, &mut |packet: Packet<KernelShared>| {
-                                got += 1;
-                                tx.send(packet).unwrap();
-                            });
-                            tx.flush();
-                        });
-                    }
-                    (got >= 100).then_some(())
-                });
-                let refused = ask().unwrap_err();
-                assert!(matches!(&refused, HelperError::Refused { why: Refusal::Busy, .. }), "{refused}");
-                let says = "the helper refuses: interface v0 has an XDP program already";
-                assert!(refused.to_string().starts_with(says), "{refused}");
-            };
             std::thread::scope(|scope| {
-                let working = scope.spawn(work);
+                let working = scope.spawn(|| granted_worker(&ask));
                 // The kernel's network stack has what the program would take until the worker has
                 // bound its sockets.
                 let mut back = 0;
@@ -520,8 +528,8 @@ fn without_privileges_the_error_says_which() {
     });
 }
 
-/// The rows of AF_XDP in docs/reference/packages.md: with exactly the capabilities of its row a subcommand gets ready, and without one of them it ends
-/// with an error that names what is missing.
+/// The rows of AF_XDP in docs/reference/packages.md: with exactly the capabilities of its row a
+/// subcommand gets ready, and without one of them it ends with an error that names what is missing.
 #[test]
 fn subcommands_need_the_capabilities_of_their_rows() {
     in_namespace(|| {

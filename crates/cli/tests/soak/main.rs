@@ -1,13 +1,15 @@
-//! Hostile peers, as programs, beside well-behaved ones. This program is all of them: the soak starts itself again, as the peer
-//! that [`PEER`] names.
+//! Hostile peers, as programs, beside well-behaved ones. This program is all of them: the soak
+//! starts itself again, as the peer that [`PEER`] names.
 //!
-//! A device is attacked by every hostile front end in turn, and serves a well-behaved one after each. Another device has a
-//! front end whose traffic must not stop meanwhile. What the attacked device holds must stay flat: descriptors, threads,
-//! memory. Drivers are attacked by every hostile back end, and must end with an error.
+//! A device is attacked by every hostile front end in turn, and serves a well-behaved one after
+//! each. Another device has a front end whose traffic must not stop meanwhile. What the attacked
+//! device holds must stay flat: descriptors, threads, memory. Drivers are attacked by every hostile
+//! back end, and must end with an error.
 //!
 //! Seconds by default; `NETMEM_SOAK_SECS` sets how long, and `--nocapture` shows what was measured.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../all/command/mod.rs"]
 mod command;
 
 use command::*;
@@ -39,7 +41,8 @@ const SIZE: u16 = 256;
 /// VIRTIO_F_VERSION_1 and VHOST_USER_F_PROTOCOL_FEATURES.
 const FEATURES: u64 = 1 << 32 | 1 << 30;
 
-/// A front end's memory and its two rings. Nothing is mapped here: what is shared is written through the file.
+/// A front end's memory and its two rings. Nothing is mapped here: what is shared is written
+/// through the file.
 struct Rings {
     memory: File,
     events: Vec<EventFd>,
@@ -279,7 +282,8 @@ fn answer(peer: &Peer, message: &Message) -> Option<()> {
     }
 }
 
-/// Negotiates as it should, and then writes anything into the used rings. Says so often that frames have come.
+/// Negotiates as it should, and then writes anything into the used rings. Says so often that frames
+/// have come.
 fn lies(peer: &Peer, rng: &mut Rng, lies: u32) -> Option<()> {
     let (mut memory, mut used, mut calls) = (Vec::new(), Vec::new(), Vec::<OwnedFd>::new());
     loop {
@@ -371,7 +375,8 @@ impl Holds {
     }
 }
 
-/// Moves frames at a modest pace until `stop` is set, and counts them. A front end that is not hung up on.
+/// Moves frames at a modest pace until `stop` is set, and counts them. A front end that is not hung
+/// up on.
 fn steady(socket: &Path, stop: &AtomicBool, frames: &AtomicU64) {
     let front = Front::new(UnixStream::connect(socket).unwrap());
     let rings = Rings::set_up(&front).unwrap();
@@ -398,8 +403,9 @@ fn one_frame(dir: &Path) -> String {
 /// Hostile front ends that end when the device has given up on them, which takes seconds.
 const SLOW: [&str; 2] = ["dribble", "deaf"];
 
-/// One hostile front end, then a well-behaved one: how long that one took, from the end of the hostile one. A slow one is killed
-/// in the middle unless this is a `patient` round, as are all others that do not end.
+/// One hostile front end, then a well-behaved one: how long that one took, from the end of the
+/// hostile one. A slow one is killed in the middle unless this is a `patient` round, as are all
+/// others that do not end.
 fn attack(device: &Device, name: &str, seed: u64, patient: bool) -> Duration {
     let mut peer = hostile(name, seed, &device.socket);
     let most = Duration::from_millis(if patient && SLOW.contains(&name) { 20_000 } else { 250 });
@@ -446,7 +452,8 @@ fn hostile_front_ends_leave_the_device_as_it_was() {
             rounds += 1;
         }
         println!("the next front end was served after {:?} at most ({})", slowest.0, slowest.1);
-        // On a busy machine, a peer may have been killed before it got somewhere. One that lies goes on until then.
+        // On a busy machine, a peer may have been killed before it got somewhere. One that lies
+        // goes on until then.
         let broken = || attacked.stats()["queue_errors"].clone();
         let kinds = || broken().as_object().unwrap().values().filter(|n| n.as_u64() > Some(0)).count();
         let liar = hostile("lies", rounds * 100 + FRONT_ENDS.len() as u64, &attacked.socket);
@@ -469,7 +476,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Proves NET-10 for the driver: whatever the back end does, a run ends, with an error that names it.
+/// Proves NET-10 for the driver: whatever the back end does, a run ends, with an error that names
+/// it.
 #[test]
 fn hostile_back_ends_end_a_run_and_no_more() {
     let dir = tempfile::tempdir().unwrap();

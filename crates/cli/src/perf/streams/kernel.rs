@@ -1,7 +1,7 @@
 //! The kernel's end: sockets of this process, behind the tap.
 
 use super::plan::Proto;
-use super::{LOOK, PATIENCE, Watch};
+use super::{CHECK_EVERY, PATIENCE, Watch};
 use anyhow::Context;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -22,7 +22,8 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    /// Opens the socket at an address of the kernel, on any free port. Returns the address with the port.
+    /// Opens the socket at an address of the kernel, on any free port. Returns the address with the
+    /// port.
     pub(super) fn open(proto: Proto, at: SocketAddr) -> anyhow::Result<(Self, SocketAddr)> {
         let (socket, at) = match proto {
             Proto::Tcp => {
@@ -33,7 +34,7 @@ impl Listening {
             }
             Proto::Udp => {
                 let socket = UdpSocket::bind(at).context("a socket of the kernel")?;
-                socket.set_read_timeout(Some(LOOK)).context("a socket of the kernel")?;
+                socket.set_read_timeout(Some(CHECK_EVERY)).context("a socket of the kernel")?;
                 let at = socket.local_addr();
                 (Self::Udp(socket), at)
             }
@@ -63,7 +64,7 @@ fn targets(watch: &Watch, flows: u16, listener: &TcpListener) -> anyhow::Result<
                     let flow = threads.len();
                     threads.push(scope.spawn(move || target(watch, flow, stream)));
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(LOOK / 10),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(CHECK_EVERY / 10),
                 Err(e) => return Err(e).context("accepting a flow"),
             }
         }
@@ -73,7 +74,7 @@ fn targets(watch: &Watch, flows: u16, listener: &TcpListener) -> anyhow::Result<
 
 fn target(watch: &Watch, flow: usize, mut stream: TcpStream) -> anyhow::Result<()> {
     stream.set_nonblocking(false).context("a flow")?;
-    stream.set_read_timeout(Some(LOOK)).context("a flow")?;
+    stream.set_read_timeout(Some(CHECK_EVERY)).context("a flow")?;
     let (mut buffer, mut ends) = (vec![0; 256 << 10], None);
     loop {
         match stream.read(&mut buffer) {
@@ -126,7 +127,7 @@ fn source(watch: &Watch, to: SocketAddr) -> anyhow::Result<()> {
         match TcpStream::connect_timeout(&to, PATIENCE) {
             Ok(stream) => break stream,
             // The target does not listen yet.
-            Err(_) if Instant::now() < until && !watch.is_over() => std::thread::sleep(LOOK),
+            Err(_) if Instant::now() < until && !watch.is_over() => std::thread::sleep(CHECK_EVERY),
             Err(e) => return Err(e).context("connecting to the target"),
         }
     };

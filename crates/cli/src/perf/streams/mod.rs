@@ -1,12 +1,13 @@
 //! `netmem perf --proto tcp|udp`: flows between two ends, measured at the receiver.
 //!
 //! ```text
-//!   both ours   source's stack ── pair 0 ── Cross ── pair 1 ── target's stack      one device, its thread beside
+//!   both ours   source's stack ── pair 0 ── Cross ── pair 1 ── target's stack      one device, its thread apart
 //!   tap         stack ── pair 0 ── tap ── the kernel's sockets
 //! ```
 //!
-//! [`plan`] checks the arguments, [`ours`] and [`kernel`] are the two kinds of ends, and [`report`] shows the results.
-//! The main thread samples counters at the beginning and at the end of a run. The ends take no part in that.
+//! [`plan`] checks the arguments, [`ours`] and [`kernel`] are the two kinds of ends, and [`report`]
+//! shows the results. The main thread samples counters at the beginning and at the end of a run.
+//! The ends take no part in that.
 
 mod kernel;
 mod ours;
@@ -14,7 +15,7 @@ mod plan;
 mod report;
 
 use crate::args::PerfArgs;
-use crate::host::{Books, DeviceThreads, HostOptions, Stacks, with_device};
+use crate::host::{Accounting, DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::AskedLink;
 use anyhow::Context;
 use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
@@ -36,7 +37,7 @@ const PORT: u16 = 5201;
 /// The longest time that is waited for all flows to begin, and again for all of them to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often threads check whether the run is over.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// What the threads of a run share.
 #[derive(Debug)]
@@ -50,10 +51,11 @@ struct Watch {
     begun: AtomicUsize,
     /// Bytes that each flow has received.
     bytes: Vec<AtomicU64>,
-    /// Nanoseconds that the source's and the target's thread have spent in polls that found nothing.
+    /// Nanoseconds that the source's and the target's thread have spent in polls that found
+    /// nothing.
     empty_ns: [AtomicU64; 2],
-    /// Set while a target on our stack has connections. The source stays alive until then, because its last
-    /// acknowledgement may get lost with its rings.
+    /// Set while a target on our stack has connections. The source stays alive until then, because
+    /// its last acknowledgement may get lost with its rings.
     target_open: AtomicBool,
 }
 
@@ -100,7 +102,7 @@ impl Drop for Over<'_> {
 pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     let link = plan.link.map(AskedLink::new);
-    let (mut samples, mut books) = (Vec::new(), Books::default());
+    let (mut samples, mut accounting) = (Vec::new(), Accounting::default());
     let run = || match &plan.between {
         Between::Ours => {
             let mut ends = Cross::cable().into_iter();
@@ -124,12 +126,12 @@ pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
             done => {
                 let (sample, ended) = done?;
                 samples.push(sample);
-                books.allocated += ended.allocated;
+                accounting.allocated += ended.allocated;
             }
         }
     }
     let done = Done::new(&meter, take_pinned(), interrupted);
-    let report = Report::new(&plan, &samples, done, link.as_ref().map(AskedLink::report), books);
+    let report = Report::new(&plan, &samples, done, link.as_ref().map(AskedLink::report), accounting);
     if plan.json {
         output::json(&report)?
     } else {
@@ -145,7 +147,7 @@ fn over<P: Port + 'static>(
     pairs: u16,
     mut port: impl FnMut(usize) -> Result<P, PortError>,
     stop: &AtomicBool,
-) -> anyhow::Result<(Sample, Books)> {
+) -> anyhow::Result<(Sample, Accounting)> {
     match link {
         None => once(plan, pairs, port, stop),
         Some(link) => once(plan, pairs, |pair| Ok(link.over(port(pair)?, pair)), stop),
@@ -157,7 +159,7 @@ fn once<P: Port + 'static>(
     pairs: u16,
     port: impl FnMut(usize) -> Result<P, PortError>,
     stop: &AtomicBool,
-) -> anyhow::Result<(Sample, Books)> {
+) -> anyhow::Result<(Sample, Accounting)> {
     let at = |last| Address { addr: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)), prefix_len: 24 };
     let host = |address, pages| HostOptions {
         addresses: vec![address],
@@ -182,10 +184,12 @@ fn once<P: Port + 'static>(
                 })
             };
             let flows = plan.flows;
-            let mut ends: Vec<ScopedJoinHandle<'_, anyhow::Result<Books>>> = Vec::new();
+            let mut ends: Vec<ScopedJoinHandle<'_, anyhow::Result<Accounting>>> = Vec::new();
             let kernel = |scope, cpu, end: kernel::End| {
                 let watch = &watch;
-                spawn(scope, "netmem-kernel", cpu, move || kernel::run(watch, flows, end).map(|()| Books::default()))
+                spawn(scope, "netmem-kernel", cpu, move || {
+                    kernel::run(watch, flows, end).map(|()| Accounting::default())
+                })
             };
             match plan.between {
                 Between::Ours => {
@@ -210,12 +214,12 @@ fn once<P: Port + 'static>(
             }
             let sample = measure(plan, &watch, &ends, stop);
             drop(over);
-            let mut books = Books::default();
+            let mut accounting = Accounting::default();
             for end in ends {
                 let ended = end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                books.allocated += ended.allocated;
+                accounting.allocated += ended.allocated;
             }
-            Ok((sample?, books))
+            Ok((sample?, accounting))
         })
     })?;
     Ok(result)
@@ -234,8 +238,9 @@ fn spawn<'s, T: Send + 's>(
     Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")
 }
 
-/// Waits until every flow has received bytes, and then for the time of the run. If other programs had the CPUs all that time, or a flow
-/// waited for a retransmission, the run goes on until every flow has received bytes in it, but no longer than [`PATIENCE`].
+/// Waits until every flow has received bytes, and then for the time of the run. If other programs
+/// had the CPUs all that time, or a flow waited for a retransmission, the run goes on until every
+/// flow has received bytes in it, but no longer than [`PATIENCE`].
 fn measure<T>(
     plan: &Plan,
     watch: &Watch,
@@ -252,7 +257,7 @@ fn measure<T>(
             if done() || left.is_zero() {
                 return Ok(done());
             }
-            std::thread::sleep(left.min(LOOK));
+            std::thread::sleep(left.min(CHECK_EVERY));
         }
     };
     let begun = || watch.begun.load(Ordering::Relaxed);

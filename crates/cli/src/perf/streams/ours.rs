@@ -1,7 +1,7 @@
 //! The ends on our stack, which has a task for each flow.
 
 use super::plan::{PAGES, Proto};
-use super::{LOOK, PATIENCE, PORT, Watch};
+use super::{CHECK_EVERY, PATIENCE, PORT, Watch};
 use crate::host::Running;
 use crate::host::tasks::{Conn, Task, Tasks, receive, send};
 use netmem::net::PollThenSleep;
@@ -27,7 +27,8 @@ pub(super) enum End {
     Target,
 }
 
-/// The pages that a task of a source sends from. They outlive the task, because the run joins the thread.
+/// The pages that a task of a source sends from. They outlive the task, because the run joins the
+/// thread.
 type Payload = Rc<[Frag<Mem>]>;
 
 /// Runs until the run is over and the flows have ended.
@@ -66,7 +67,7 @@ pub(super) fn run(running: &mut Running, watch: &Watch, end: End, spin: Duration
         work += listener.as_mut().map_or(0, |listener| flows.accept(listener));
         work += udp.as_mut().map_or(0, |udp| udp.receive(watch));
         work += flows.run();
-        let sleep = stack.poll_timeout().map_or(LOOK, |at| at.since(clock.now()).min(LOOK));
+        let sleep = stack.poll_timeout().map_or(CHECK_EVERY, |at| at.since(clock.now()).min(CHECK_EVERY));
         if work == 0 {
             let idle = begin.elapsed();
             empty.fetch_add(u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -103,7 +104,7 @@ impl<'w> Flows<'w> {
         Self { tasks: Tasks::new(), watch, accepted: 0, failed: None }
     }
 
-    /// Whether all flows have ended. A target of datagrams is not told of an end.
+    /// Whether all flows have ended. A target of datagrams gets no message of an end.
     fn are_over(&self, end: End) -> bool {
         match (end, self.watch.proto) {
             (End::Target, Proto::Tcp) => self.tasks.is_empty() && self.accepted > 0,
@@ -183,7 +184,7 @@ async fn stream_target(mut stream: Conn, watch: &Watch, flow: usize) -> Result<(
     }
 }
 
-/// Sends datagrams as fast as the queue takes them, until the run is over.
+/// Sends datagrams as fast as the queue accepts them, until the run is over.
 async fn datagram_source(
     mut socket: UdpSocket<Mem>,
     to: SocketAddr,
@@ -218,7 +219,7 @@ async fn let_others() {
     .await;
 }
 
-/// The target of datagrams: one socket. Flows are told apart by their senders.
+/// The target of datagrams: one socket. Flows differ by their senders.
 struct Datagrams {
     socket: UdpSocket<Mem>,
     flows: HashMap<SocketAddr, usize>,

@@ -31,7 +31,8 @@ pub(super) enum Proto {
 #[derive(Clone, Debug)]
 pub(super) enum Between {
     Ours,
-    /// Our stack has `address`, and the kernel's sockets `kernel`. The kernel is the target, or the source if `reverse` is set.
+    /// Our stack has `address`, and the kernel's sockets `kernel`. The kernel is the target, or the
+    /// source if `reverse` is set.
     Tap {
         name: String,
         address: Address,
@@ -143,8 +144,8 @@ impl Plan {
         if let Between::Tap { reverse: true, .. } = self.between { [app, net] } else { [net, app] }
     }
 
-    /// The CPUs that take part, and their shares. `idle` is the part of the time that source and target spent in empty
-    /// polls.
+    /// The CPUs that take part, and their shares. `idle` is the part of the time that source and
+    /// target spent in empty polls.
     pub(super) fn shares(&self, shares: &BTreeMap<usize, Share>, idle: [f64; 2]) -> Vec<CpuRow> {
         let [source, target] = self.places();
         let mut rows: BTreeMap<usize, (Vec<&'static str>, f64)> = BTreeMap::new();
@@ -163,8 +164,8 @@ impl Plan {
     }
 }
 
-/// How long a stack polls. If the user did not set it, a stack that shares its CPU with another thread sleeps at once:
-/// otherwise it would keep the CPU until the scheduler takes it away.
+/// How long a stack polls. If the user did not set it, a stack that shares its CPU with another
+/// thread sleeps at once: otherwise it would keep the CPU until the scheduler preempts it.
 fn spin(asked: Option<Spin>, cpus: Placement) -> Duration {
     let alone = cpus.net != cpus.app && cpus.net != cpus.device && cpus.app != cpus.device;
     let spin = asked.unwrap_or(if alone { Spin::Forever } else { Spin::NONE });

@@ -1,7 +1,8 @@
-//! The results of flows between two ends: a table like that of kperf, and one JSON object for programs.
+//! The results of flows between two ends: a table like that of kperf, and one JSON object for
+//! programs.
 
 use super::plan::{Between, Plan};
-use crate::host::Books;
+use crate::host::Accounting;
 use crate::link::LinkReport;
 use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::load::Share;
@@ -28,7 +29,7 @@ impl Sample {
     }
 }
 
-/// A CPU that takes part.
+/// A CPU of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct CpuRow {
     pub(super) cpu: usize,
@@ -115,7 +116,13 @@ fn mean(values: &[f64]) -> (f64, f64) {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, samples: &[Sample], done: Done, link: Option<LinkReport>, books: Books) -> Self {
+    pub(super) fn new(
+        plan: &Plan,
+        samples: &[Sample],
+        done: Done,
+        link: Option<LinkReport>,
+        accounting: Accounting,
+    ) -> Self {
         let rates: Vec<f64> = samples.iter().map(|sample| sample.bits_per_s(sample.bytes.iter().sum())).collect();
         let elapsed_ns = samples.iter().map(|sample| sample.elapsed.as_nanos() as u64).sum::<u64>();
         let flow = |flow| {
@@ -168,7 +175,7 @@ impl Report {
             variants: vec![row],
             link,
             // If pages were not returned, the run was an error, so nothing has leaked here.
-            pool: Pool { allocated: books.allocated, leaked: 0 },
+            pool: Pool { allocated: accounting.allocated, leaked: 0 },
         }
     }
 }

@@ -60,7 +60,7 @@ impl Answer {
             "HEAD" => true,
             _ => return Self::error(NOT_ALLOWED, close),
         };
-        // Section 3.2.2: the absolute form, in which the authority says what the host field says.
+        // Section 3.2.2: the absolute form, whose authority replaces the host field.
         let target = match target.strip_prefix("http://") {
             Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
             None => target,

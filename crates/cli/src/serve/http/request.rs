@@ -115,7 +115,8 @@ impl<'a> Framing<'a> {
             return Err(BAD);
         }
         match (self.coding, self.length) {
-            // Section 6.1: the framing is faulty with a length together with the coding, and in HTTP/1.0.
+            // Section 6.1: the framing is faulty with a length together with the coding, and in
+            // HTTP/1.0.
             (Some(_), Some(_)) => Err(BAD),
             (Some(_), None) if minor == 0 => Err(BAD),
             (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => Err(TOO_LARGE),

@@ -165,7 +165,7 @@ impl Service for Memcached {
     }
 }
 
-/// Sends all answers. Text is copied, values are not. `follow` says that other answers follow at
+/// Sends all answers. Text is copied, values are not. `follow`: other answers follow at
 /// once.
 async fn send(client: &mut Client, answers: &mut Answers<Frag<Mem>>, follow: bool) -> Result<(), End> {
     while let Some((output, more)) = answers.next() {

@@ -49,7 +49,7 @@ fn store(free: usize, limit: usize) -> Store<Heap> {
     Store::new(Heap { free: Rc::new(free.into()) }, limit, usize::MAX)
 }
 
-fn told(answers: &mut Answers<Rc<Piece>>) -> Vec<u8> {
+fn answered(answers: &mut Answers<Rc<Piece>>) -> Vec<u8> {
     std::iter::from_fn(|| answers.next())
         .flat_map(|(output, _)| match output {
             Output::Text(text) => text,
@@ -62,7 +62,7 @@ fn told(answers: &mut Answers<Rc<Piece>>) -> Vec<u8> {
 #[derive(Default)]
 struct Client {
     session: Session<Rc<Piece>>,
-    told: Vec<u8>,
+    answered: Vec<u8>,
 }
 
 impl Client {
@@ -74,7 +74,7 @@ impl Client {
             let mut cx = Context { store, now, may_evict, answers: &mut answers };
             let (taken, outcome) = self.session.feed(input, &mut cx);
             input = &input[taken..];
-            self.told.extend(told(&mut answers));
+            self.answered.extend(answered(&mut answers));
             match outcome {
                 Outcome::Done => return assert!(input.is_empty()),
                 Outcome::AnswersFull => may_evict = false,
@@ -87,7 +87,7 @@ impl Client {
 fn talk(store: &mut Store<Heap>, now: u64, input: &str) -> String {
     let mut client = Client::default();
     client.feed(input.as_bytes(), store, now);
-    String::from_utf8(client.told).unwrap()
+    String::from_utf8(client.answered).unwrap()
 }
 
 const TALK: &str = "set a 7 0 5\r\nhello\r\nget a\r\n get  a b \r\nadd a 0 0 1\r\nx\r\nreplace b 0 0 1\r\nx\r\nset n 0 0 2 noreply\r\n41\r\n\
@@ -95,7 +95,7 @@ const TALK: &str = "set a 7 0 5\r\nhello\r\nget a\r\n get  a b \r\nadd a 0 0 1\r
     get e\nversion\r\nget\r\nget \r\nverbosity 1\r\n\r\nappend a 0 0 1\r\nx\r\nset a 3 0 2\r\nmm\r\nappend a 9 9 3\r\nend\r\n\
     prepend a 0 0 2 noreply\r\n>>\r\nget a\r\nset a b 0 3\r\nabc\r\nget a\r\nset a 0 0 5\r\nhello, \r\nversion\r\n";
 
-fn told_of_talk() -> String {
+fn answers_of_talk() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
         "STORED\r\nVALUE a 7 5\r\nhello\r\nEND\r\nVALUE a 7 5\r\nhello\r\nEND\r\nNOT_STORED\r\nNOT_STORED\r\n\
@@ -110,7 +110,7 @@ fn told_of_talk() -> String {
 #[test]
 fn commands_are_answered() {
     // The last value had two bytes more than were announced: what follows it is not read.
-    assert_eq!(talk(&mut store(10_000, 10_000), 1_000_000, TALK), told_of_talk());
+    assert_eq!(talk(&mut store(10_000, 10_000), 1_000_000, TALK), answers_of_talk());
 }
 
 /// A client gets the same answers however its bytes are split, and wherever another process
@@ -125,7 +125,7 @@ fn bytes_come_in_any_pieces() {
             let saved: Session<Vec<u8>> = postcard::from_bytes(&saved).unwrap();
             client.session = saved.restore(&mut store);
         }
-        assert_eq!(String::from_utf8(client.told).unwrap(), told_of_talk(), "pieces of {size}");
+        assert_eq!(String::from_utf8(client.answered).unwrap(), answers_of_talk(), "pieces of {size}");
         assert!(client.session.is_over());
     }
 }
@@ -180,10 +180,10 @@ fn a_value_is_never_a_command() {
         client.feed(b"set k 0 0 1\r\n1\r\n", &mut store, 0);
         client.feed(input.as_bytes(), &mut store, 0);
         assert_eq!(store.get(b"k", 0).map(|item| item.len), Some(1), "the store was emptied: {input:?}");
-        assert_eq!(!client.session.is_over(), goes_on, "{input:?}: {}", String::from_utf8_lossy(&client.told));
-        client.told.clear();
+        assert_eq!(!client.session.is_over(), goes_on, "{input:?}: {}", String::from_utf8_lossy(&client.answered));
+        client.answered.clear();
         client.feed(b"get k\r\n", &mut store, 0);
-        assert_eq!(!client.told.is_empty(), goes_on, "{input:?}");
+        assert_eq!(!client.answered.is_empty(), goes_on, "{input:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn a_line_of_keys_may_be_long() {
     }
     assert!(client.session.has_begun());
     client.feed(b"\r\n", &mut store, 0);
-    assert_eq!(client.told, format!("STORED\r\n{}END\r\n", "VALUE a 0 1\r\nx\r\n".repeat(10_000)).into_bytes());
+    assert_eq!(client.answered, format!("STORED\r\n{}END\r\n", "VALUE a 0 1\r\nx\r\n".repeat(10_000)).into_bytes());
     assert!(!client.session.has_begun());
 }
 
@@ -289,8 +289,8 @@ fn uniques_guard_changes() {
     let mut store = store(10_000, 10_000);
     assert_eq!(talk(&mut store, 0, "cas a 0 0 1 1\r\nx\r\n"), "NOT_FOUND\r\n");
     talk(&mut store, 0, "set a 0 0 1\r\n1\r\n");
-    let told = talk(&mut store, 0, "gets a\r\n");
-    let unique = told.lines().next().unwrap().rsplit(' ').next().unwrap().to_owned();
+    let answered = talk(&mut store, 0, "gets a\r\n");
+    let unique = answered.lines().next().unwrap().rsplit(' ').next().unwrap().to_owned();
     assert_eq!(talk(&mut store, 0, &format!("cas a 0 0 1 {unique}\r\n2\r\n")), "STORED\r\n");
     assert_eq!(
         talk(&mut store, 0, &format!("cas a 0 0 1 {unique}\r\n3\r\nget a\r\n")),
@@ -331,8 +331,8 @@ fn memory_is_bounded() {
     // What does not fit at all.
     let mut store = store(300, 5000);
     talk(&mut store, 0, "set a 0 0 1\r\nx\r\n");
-    let told = talk(&mut store, 0, &format!("set a 0 0 400\r\n{value}\r\nget a\r\n"));
-    assert_eq!(told, "SERVER_ERROR out of memory storing object\r\nEND\r\n");
+    let answered = talk(&mut store, 0, &format!("set a 0 0 400\r\n{value}\r\nget a\r\n"));
+    assert_eq!(answered, "SERVER_ERROR out of memory storing object\r\nEND\r\n");
     assert_eq!((store.memory.free.get(), store.bytes()), (300, 0));
 }
 
@@ -354,13 +354,13 @@ fn a_command_waits_for_memory_before_items_are_evicted() {
             assert!(client.session.has_work() || at + taken < input.len());
             at += taken;
         }
-        assert!(told(&mut answers).is_empty() && store.counts.evictions == 0, "{command:?}: {store:?}");
+        assert!(answered(&mut answers).is_empty() && store.counts.evictions == 0, "{command:?}: {store:?}");
         store.memory.free.set(free + 2000);
-        client.told.clear();
+        client.answered.clear();
         client.feed(&input.as_bytes()[at..], &mut store, 0);
         let answer = if command.starts_with('i') { "2\r\n" } else { "STORED\r\n" };
         let expected = format!("{answer}VERSION netmem {}\r\n", env!("CARGO_PKG_VERSION"));
-        assert_eq!(String::from_utf8_lossy(&client.told), expected, "{command:?}");
+        assert_eq!(String::from_utf8_lossy(&client.answered), expected, "{command:?}");
         assert_eq!(store.counts.evictions, 0);
     }
 }
@@ -374,5 +374,5 @@ fn values_in_flight_do_not_change() {
     let mut cx = Context { store: &mut store, now: 0, may_evict: false, answers: &mut answers };
     Session::default().feed(b"get a\r\n", &mut cx);
     talk(&mut store, 0, "set a 0 0 3\r\nnew\r\ndelete a\r\nflush_all\r\n");
-    assert_eq!(told(&mut answers), format!("VALUE a 0 1000\r\n{old}\r\nEND\r\n").into_bytes());
+    assert_eq!(answered(&mut answers), format!("VALUE a 0 1000\r\n{old}\r\nEND\r\n").into_bytes());
 }

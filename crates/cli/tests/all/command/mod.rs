@@ -18,7 +18,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// After this time, a test that waits is taken for hung. Nothing here takes long; the machine may have much else to do.
+/// After this time, a test that waits is taken for hung. Nothing here takes long; the machine may
+/// have much else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn netmem() -> Command {
@@ -75,7 +76,8 @@ impl Background {
         });
     }
 
-    /// Waits until it says a line on standard error that begins so. What comes behind the line is not read.
+    /// Waits until it says a line on standard error that begins so. What comes behind the line is
+    /// not read.
     #[track_caller]
     pub fn says(&mut self, begin: &str) {
         let stderr = self.0.stderr.as_mut().unwrap();
@@ -89,7 +91,8 @@ impl Background {
         }
     }
 
-    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because a report can be larger than a pipe.
+    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because
+    /// a report can be larger than a pipe.
     #[track_caller]
     pub fn end(&mut self) -> (Option<i32>, String, String) {
         fn read(mut from: impl Read + Send + 'static) -> JoinHandle<String> {

@@ -1,7 +1,7 @@
 //! Back ends that end and are replaced: queues, pools and packets stay as they are, and lost frames
 //! are counted.
 //!
-//! `crates/cli/tests/reconnect.rs` has the same with processes that are killed.
+//! `crates/cli/tests/all/reconnect.rs` has the same with processes that are killed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -10,16 +10,17 @@
 #[doc(inline)]
 pub use netmem_inet::stack::tokio;
 #[doc(inline)]
-pub use netmem_inet::tcp::sender::{SendInfo, SendOptions};
+pub use netmem_inet::tcp::sender::{RecoveryState, SendInfo, SendOptions};
 #[doc(inline)]
 pub use netmem_inet::tcp::{
-    Budget, Config, Congestion, DeliveryError, Ecn, Error, Held, Info, IpFields, KeepAlive, Refused, Unreachable,
+    Budget, Charge, Config, Congestion, DeliveryError, Ecn, Error, Held, Info, IpFields, KeepAlive, Refused,
+    Unreachable,
 };
 #[doc(inline)]
 pub use netmem_inet::wire::Mac;
 #[doc(inline)]
 pub use netmem_inet::{
-    Address, BadAddress, Cast, Departed, Fragment, Host, Interface, ListenOptions, ListenerStats, Payload, Received,
-    RouteError, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener,
-    TcpStream, Time, Transmit, UdpSocket, Unsent,
+    Address, BadAddress, Cast, Departed, Fragment, Host, Interface, ListenOptions, ListenerStats, Packer, Payload,
+    Received, RouteError, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker,
+    TcpListener, TcpStream, Time, Transmit, UdpSocket, Unsent,
 };

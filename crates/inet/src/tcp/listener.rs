@@ -188,7 +188,7 @@ impl Listener {
     }
 
     /// Notes that a waiting connection was accepted, or is over.
-    pub fn taken(&mut self) {
+    pub fn accepted(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);
     }
 
@@ -310,7 +310,7 @@ mod tests {
         // The accept queue is full.
         assert!(matches!(give(&mut listener, &syn, 2, NOW), Answer::Drop));
         assert_eq!(listener.dropped(), 1);
-        listener.taken();
+        listener.accepted();
         assert!(matches!(give(&mut listener, &syn, 2, NOW), Answer::HalfOpen(_)));
         listener.failed();
         assert_eq!((listener.half_open(), listener.waiting()), (0, 0));
@@ -333,7 +333,7 @@ mod tests {
         client.tcp.send(stream(0, 10), false).unwrap();
         let sent = client.output(NOW);
         assert!(sent.iter().all(|sent| !listener.admits(&server.tcp, &sent.header)));
-        listener.taken();
+        listener.accepted();
         // SYN-ACK is repeated, and the following acknowledgement is admitted.
         let later = server.tcp.poll_timeout().unwrap();
         server.tcp.handle_timeout(later);

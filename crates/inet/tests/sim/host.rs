@@ -432,7 +432,7 @@ impl Host {
                     (self.connected, self.writable) = (true, true);
                     if let Some(listener) = &mut self.listener {
                         listener.connected();
-                        listener.taken();
+                        listener.accepted();
                     }
                 }
                 Event::Readable | Event::End => self.readable = true,

@@ -106,7 +106,7 @@ impl World {
         };
         let listening = self.listeners.get_mut(&id)?;
         let Some(stream) = listening.ready.pop_front() else { return nonblocking.then_some(Err(libc::EAGAIN)) };
-        listening.listener.taken();
+        listening.listener.accepted();
         let new = descriptor();
         let options = self.streams[&stream].options;
         let kind = SocketKind::Stream(stream);

@@ -88,7 +88,7 @@ impl Listeners {
     pub(crate) fn accept(&mut self, id: ListenerId) -> Option<ConnectionId> {
         let entry = self.table.get_mut(id)?;
         let connection = entry.ready.pop_front()?;
-        entry.listener.taken();
+        entry.listener.accepted();
         entry.accepted += 1;
         Some(connection)
     }

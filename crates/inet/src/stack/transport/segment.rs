@@ -165,7 +165,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
                     let id = tcp.insert(resources, connection, flow, path, Role::Accepted(listener));
                     resources.wakers.extend(tcp.listeners.offer(listener, id));
                 } else if let Some(listening) = tcp.listeners.get_mut(listener) {
-                    listening.listener.taken();
+                    listening.listener.accepted();
                 }
             }
             (Answer::Reply(reply), _) => {

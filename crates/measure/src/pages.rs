@@ -195,7 +195,7 @@ impl PageAllocator {
     /// Pages in the allocator: those that are neither in use nor in the cache of another live
     /// thread. Takes the lock.
     #[must_use]
-    pub fn at_home(&self) -> usize {
+    pub fn free_pages(&self) -> usize {
         let cached = with_cache(&self.zone, |c| c.pages.len()).unwrap_or(0);
         cached + self.zone.with(|shared| shared.buddy.free())
     }
@@ -259,12 +259,12 @@ mod tests {
         let pages: Vec<_> = std::iter::from_fn(|| take(&a)).collect();
         // SAFETY: the allocator is alive.
         let numbers: HashSet<u32> = pages.iter().map(|p| unsafe { p.index() }).collect();
-        assert_eq!((pages.len(), numbers.len(), a.at_home()), (1500, 1500, 0));
+        assert_eq!((pages.len(), numbers.len(), a.free_pages()), (1500, 1500, 0));
         for page in pages {
             // SAFETY: it came out of `alloc`.
             unsafe { a.release(page) };
         }
-        assert_eq!(a.at_home(), 1500);
+        assert_eq!(a.free_pages(), 1500);
         assert_eq!(std::iter::from_fn(|| take(&a)).count(), 1500);
     }
 
@@ -283,10 +283,10 @@ mod tests {
             held
         });
         let held = held.join().unwrap().unwrap();
-        assert_eq!(a.at_home(), 511);
+        assert_eq!(a.free_pages(), 511);
         // SAFETY: it came out of `alloc`.
         unsafe { a.release(held) };
-        assert_eq!(a.at_home(), 512);
+        assert_eq!(a.free_pages(), 512);
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
             let page = take(it).unwrap();
             // SAFETY: it came out of `alloc`.
             unsafe { it.release(page) };
-            assert_eq!(it.at_home(), 64);
+            assert_eq!(it.free_pages(), 64);
         }
         drop(a);
         assert!(take(&b).is_some());
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((stats.allocated(), stats.returned(), stats.inflight()), (2 * ROUNDS, 2 * ROUNDS, 0));
         assert_eq!((domain.maps(), domain.unmaps()), (2 * ROUNDS, 2 * ROUNDS));
         assert_eq!(pool.close().outstanding, 0);
-        assert_eq!(a.at_home(), 1024);
+        assert_eq!(a.free_pages(), 1024);
     }
 
     #[test]
@@ -352,11 +352,11 @@ mod tests {
         // SAFETY: the allocator is alive.
         let numbers: HashSet<u32> = held.iter().map(|p| unsafe { p.index() }).collect();
         assert_eq!(numbers.len(), held.len());
-        assert_eq!(a.at_home(), 4096 - held.len());
+        assert_eq!(a.free_pages(), 4096 - held.len());
         for page in held {
             // SAFETY: it came out of `alloc`.
             unsafe { a.release(page) };
         }
-        assert_eq!(a.at_home(), 4096);
+        assert_eq!(a.free_pages(), 4096);
     }
 }

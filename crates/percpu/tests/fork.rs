@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Runs `body` in a child, which never returns. Returns whether `body` returned true there. If the
 /// child hangs, the alarm ends it.
 fn in_child(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child uses what this crate says that it may use, and leaves by `_exit`.
+    // SAFETY: the child uses what this crate's front page permits, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: takes a number.

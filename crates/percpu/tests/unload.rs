@@ -85,7 +85,7 @@ fn a_library_with_sequences_stays_loaded() {
     if is_emulated() {
         return skip("it is emulated, and what cargo builds is for another machine");
     }
-    // The C library reads this variable when a program starts. If it says that there are no
+    // The C library reads this variable when a program starts. If by it there are no
     // sequences, the test runs in a program that has them.
     if std::env::var_os("GLIBC_TUNABLES").is_some() {
         let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));

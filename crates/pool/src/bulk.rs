@@ -56,7 +56,7 @@ impl<M: Memory> Bulk<M> {
     /// collected, and at the end.
     pub fn add(&mut self, frag: impl Into<Frag<M>>) {
         let desc = frag.into().into_desc();
-        // SAFETY: the count was the fragment's, and is given up.
+        // SAFETY: the count was the fragment's, and is put here.
         if !unsafe { desc::put_last(desc) } {
             return;
         }

@@ -96,7 +96,7 @@ impl PolledHeader {
 /// changes. No reference into the cache lives across a call that could drop a page.
 #[repr(C, align(128))]
 pub(crate) struct Cache {
-    /// Atomic for [`popped`](Self::popped) alone, which other threads may ask for.
+    /// Atomic for [`popped`](Self::popped) alone, which other threads may call.
     newest: AtomicPtr<CachedPage>,
     last: Cell<*mut CachedPage>,
     bottom: *mut CachedPage,

@@ -228,7 +228,7 @@ impl Desc {
         self.quarantined.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a device may still write to a part of the page. Only the sole holder may ask.
+    /// Whether a device may still write to a part of the page. For the sole holder.
     #[inline]
     pub(crate) fn is_quarantined(&self) -> bool {
         self.quarantined.load(Ordering::Relaxed)

@@ -210,7 +210,7 @@ pub enum WaitError {
         "the pool may not interrupt other CPUs, so a page that is dropped there would wake no thread; use magazine(0)"
     )]
     NoInterrupts,
-    /// A call of the pool's provider or domain asked for a page of this pool: the pool is locked
+    /// A call of the pool's provider or domain requested a page of this pool: the pool is locked
     /// until the call returns.
     #[error("the pool's own provider or domain cannot wait for the pool")]
     InProvider,
@@ -228,7 +228,7 @@ pub enum WaitError {
 pub struct OutOfRange {
     /// The first byte of the access.
     pub offset: usize,
-    /// Bytes asked for.
+    /// Bytes that were requested.
     pub len: usize,
     /// Bytes that the page or fragment has.
     pub have: usize,

@@ -33,8 +33,8 @@ const FAILURES_PER_REFUSAL: u32 = 1024;
 /// [`Page::index`](crate::Page::index) is the page's number in its region, of which there are
 /// several here.
 ///
-/// The thread that asks for the page that makes the provider grow waits until the region is made,
-/// and so does each thread that finds no page meanwhile. Pages can be given back at any time.
+/// The thread whose request makes the provider grow waits until the region is made,
+/// and so does each thread that finds no page meanwhile. Pages can be released at any time.
 pub struct GrowingProvider<M: SystemMemory> {
     step: RegionOptions,
     limit: usize,
@@ -59,8 +59,8 @@ impl<M: SystemMemory> State<M> {
 }
 
 impl<M: SystemMemory> GrowingProvider<M> {
-    /// Makes the first region, and every further one, as `step` says; the last is smaller if the
-    /// `limit`, in pages, is not a multiple.
+    /// Makes the first region, and every further one, by the options `step`; the last is smaller if
+    /// the `limit`, in pages, is not a multiple.
     ///
     /// # Errors
     ///

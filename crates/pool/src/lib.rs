@@ -14,8 +14,8 @@
 //!   [`GrowingProvider`] adds regions, and others can be written.
 //! * [`PagePool`] belongs to one receive queue. It maps a page for the device's [`DmaDomain`] when
 //!   the page enters and unmaps it when it leaves; in between the page circulates.
-//! * [`SharedPool`] belongs to every thread: any thread allocates from it, and any thread returns.
-//!   Pages and fragments are the same.
+//! * [`SharedPool`] is for every thread: any thread allocates from it. Pages and fragments are the
+//!   same.
 //! * [`Page`] is unique and writable, [`Frag`] shared and read-only. Dropping the last one returns
 //!   the page to its pool: no key, no lookup, no call to forget.
 //! * [`Napi`] is the poll context: inside it, on its thread, allocation and return are a pop and a

@@ -123,8 +123,7 @@ impl Drop for Mapping {
         }
         // The handler must not find a range that is another mapping's.
         self.guard = None;
-        // SAFETY: the range is ours, and the owner of this value has let go of all pointers into
-        // it.
+        // SAFETY: the range is ours, and the owner of this value has dropped all pointers into it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
             tracing::error!(%error, len = self.len, "a region could not be unmapped");
         }

@@ -64,7 +64,7 @@ pub trait SystemMemory: Mapped {}
 /// driver uses this kind.
 ///
 /// Code that is generic over it treats a trusted peer and any other peer alike, and copies; code
-/// that also asks for [`Readable`] takes trusted peers only.
+/// that also requires [`Readable`] accepts trusted peers only.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` memory is not shared with a peer by file descriptor",
     note = "use `PeerShared`, or `TrustedPeer` if the peer is trusted"

@@ -279,7 +279,7 @@ impl<M: Memory> Page<M> {
     /// Drops the page. The same as `drop`, but always inlined.
     #[inline(always)]
     pub fn release(self) {
-        // SAFETY: the count is ours, and given up.
+        // SAFETY: the count is ours, and put here.
         unsafe { recycle::put(self.into_desc()) }
     }
 

@@ -63,7 +63,7 @@ impl PoolOptions {
 /// # Fork
 ///
 /// A child process has a copy of the pool's accounting, and none of the pages' memory
-/// ([`Region`](crate::Region) says more). It may drop pages. It may close a pool only if the pool
+/// (see [`Region`](crate::Region)). It may drop pages. It may close a pool only if the pool
 /// has no domain, or one whose state is in the memory of the process: otherwise the child would
 /// unmap what its parent's device uses. At the fork no other thread may be in a call of the pool or
 /// of its provider. `docs/design/return-path.md` has the table.
@@ -333,7 +333,7 @@ impl<M: Memory> PagePool<M> {
     /// Quarantines a page that a device kept when it stopped answering. The device may still write
     /// to the page. Therefore the page is unmapped, and not used again until its region is dropped,
     /// or until its provider claims it anew ([`Region::claim`](crate::Region::claim)). If a page
-    /// was split or shared, any part can be given: the page is counted as quarantined once, when
+    /// was split or shared, any part can be passed: the page is counted as quarantined once, when
     /// its last part is dropped. A page of another pool is only kept from returning, and shows in
     /// that pool as in flight.
     pub fn quarantine(&mut self, page: Page<M>) {

@@ -121,7 +121,7 @@ impl Region<PeerShared> {
     /// use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider};
     ///
     /// let region = RegionOptions::new(8).huge_pages(false).build::<PeerShared>()?;
-    /// // SAFETY: the file is given to our own switch process only, which writes nothing but posted buffers.
+    /// // SAFETY: only our own switch process gets the file, and writes nothing but posted buffers.
     /// let region = unsafe { region.trust_peer() };
     /// let mut pool = PoolOptions::new("rx0").build(RegionProvider::new(region), None)?;
     /// let mut page = pool.alloc().ok_or("no page")?;
@@ -134,7 +134,7 @@ impl Region<PeerShared> {
     /// # Safety
     ///
     /// Until the region is dropped, each party that can write the file (a process that has its
-    /// descriptor or a mapping of it, and a device that such a process gives it to) writes only to
+    /// descriptor or a mapping of it, and a device that such a process sends it to) writes only to
     /// buffers that are posted to that party, and to each only until it has handed the buffer back
     /// or its queue was stopped. This includes other mappings of the file in this process. A party
     /// that breaks the promise changes bytes under a `&[u8]`, which is undefined behaviour here.
@@ -253,7 +253,7 @@ impl<M: Memory> Region<M> {
         self.backing
     }
 
-    /// The file behind the memory, if there is one, to be given to a peer. A file that the region
+    /// The file behind the memory, if there is one, to be sent to a peer. A file that the region
     /// made itself is sealed: no process can make it shorter. `None` for a region that was built
     /// for a device [in this process](crate::RegionOptions::build_in_process).
     #[must_use]
@@ -266,7 +266,7 @@ impl<M: Memory> Region<M> {
     ///
     /// # Safety
     ///
-    /// For such a region, what [`trust_peer`](Region::trust_peer) asks for holds for each party
+    /// For such a region, what [`trust_peer`](Region::trust_peer) requires holds for each party
     /// that gets the file by this.
     #[must_use]
     pub unsafe fn in_process_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -380,7 +380,7 @@ impl<M: Memory> Region<M> {
     #[inline]
     pub(crate) fn desc(&self, index: u32) -> NonNull<Desc> {
         assert!(index < self.pages, "page {index} of {}", self.pages);
-        // Relaxed: a thread that looks for its own pages has taken them before. The number only
+        // Relaxed: a thread that looks up its own pages has taken them before. The number only
         // grows, so the load saves the atomic operation for a page that was handed out before.
         // Providers without a pool's cache come here for each packet.
         if self.used.load(Ordering::Relaxed) <= index {

@@ -38,7 +38,7 @@ impl RegionOptions {
     }
 
     /// Whether to try for huge pages (the default) or to stay with pages of 4 KiB. They are
-    /// transparent huge pages, unless [`reserved_huge_pages`](Self::reserved_huge_pages) asks for
+    /// transparent huge pages, unless [`reserved_huge_pages`](Self::reserved_huge_pages) requests
     /// others.
     #[must_use]
     pub fn huge_pages(mut self, huge: bool) -> Self {
@@ -48,7 +48,7 @@ impl RegionOptions {
 
     /// Whether to take 2 MiB pages that the administrator has reserved (`vm.nr_hugepages`), if
     /// there are enough of them. Otherwise the region has transparent ones: [`Region::backing`]
-    /// says which it got. Off by default, because the reserved pages may be meant for another
+    /// returns which it has. Off by default, because the reserved pages may be meant for another
     /// program, which would then start without them. Has no effect if
     /// [`huge_pages`](Self::huge_pages) is off.
     #[must_use]

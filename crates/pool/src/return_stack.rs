@@ -108,7 +108,7 @@ impl ReturnStack {
         self.head.store(ptr::null_mut(), Ordering::Release);
     }
 
-    /// Whether the stack is empty. The owner asks this before a swap, because a load is cheaper,
+    /// Whether the stack is empty. The owner tests this before a swap, because a load is cheaper,
     /// and because the swap would remove the mark.
     pub(crate) fn is_empty(&self) -> bool {
         let head = self.head.load(Ordering::Relaxed);

@@ -71,8 +71,8 @@ mod search;
 ///
 /// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store
 /// each, in a restartable sequence. The cost does not depend on how many threads do so. Whole
-/// magazines are exchanged with a depot. A thread that finds no page in either takes a lock, asks
-/// the provider, and then takes the pages that other CPUs hold.
+/// magazines are exchanged with a depot. A thread that finds no page in either takes a lock,
+/// requests pages from the provider, and then reclaims those that other CPUs hold.
 ///
 /// Use it where the thread that needs a page polls no queue: for senders on worker threads, for
 /// servers, for io_uring. Where one thread polls a queue, its [`PagePool`] is cheaper. [`Page`],
@@ -241,8 +241,8 @@ impl<M: Memory> SharedPool<M> {
     /// as there are waiters, each returned page takes a lock, and **the thread that drops a page
     /// calls the waker** of its waiter. While there are none, a return costs nothing in addition.
     ///
-    /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool gives
-    /// back to a common provider, or that a provider gets later, are found by the next
+    /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool
+    /// releases to a common provider, or that a provider gets later, are found by the next
     /// [`alloc`](Self::alloc), `alloc_async`, [`reclaim`](Self::reclaim) or
     /// [`set_limit`](Self::set_limit), which pass them to the waiters. Signal handlers must not
     /// drop pages while there are waiters.

@@ -5,7 +5,7 @@
 //! huge page. A hole in a file on tmpfs has the same effect once the file system is full. The next
 //! access to such a page raises SIGBUS, which ends the process by default.
 //!
-//! [`install`] sets a handler that lets the process go on:
+//! [`install`] sets a handler after which the process continues:
 //!
 //! ```text
 //!   access ──► SIGBUS ──► which mapping has the address? ── none ──► the handler before this one

@@ -244,7 +244,7 @@ pub struct AddedMemory(Arc<RwLock<Added>>);
 
 #[derive(Debug, Default)]
 struct Added {
-    /// Bytes of address space that were ever given out.
+    /// Bytes of address space that were ever assigned.
     used: u64,
     /// Each with the number of mappings that there are of it.
     entries: Vec<(VhostRegion, AtomicUsize)>,

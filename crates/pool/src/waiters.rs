@@ -43,8 +43,8 @@
 //!
 //! **Wait against a magazine in hand.** An allocation has taken a magazine from the depot, and puts
 //! it back after the waiter's search. It has put it back on a list that is closed by then. So each
-//! allocation that used the depot asks afterwards whether the list is closed, and passes what is in
-//! the depot to the waiters.
+//! allocation that used the depot tests afterwards whether the list is closed, and passes what is
+//! in the depot to the waiters.
 //!
 //! **Wait against cancel.** A waiter that is dropped leaves the queue under the lock. If a page had
 //! been passed to it, the page is dropped, and goes to the next waiter like any other page.
@@ -166,7 +166,7 @@ impl Waiters {
         Ok(waker)
     }
 
-    /// Removes the mark and lets the magazines go on, if no waiter is left. A waiter has just been
+    /// Removes the mark and reopens the magazines, if no waiter is left. A waiter has just been
     /// taken out of the queue.
     fn resume_if_empty(&self, queue: &Queue) {
         if queue.waiting.is_empty() {

@@ -58,7 +58,7 @@ impl Baseline {
     /// Pages that were not returned. All threads that used them must have ended.
     pub(super) fn out(&self) -> u64 {
         match self {
-            Self::Pages(pages) => u64::from(pages.region().pages()).saturating_sub(pages.at_home() as u64),
+            Self::Pages(pages) => u64::from(pages.region().pages()).saturating_sub(pages.free_pages() as u64),
             Self::Frags(frags) => frags.out(),
         }
     }

@@ -229,7 +229,7 @@ fn shared_wait_against_a_magazine_in_hand() {
     });
 }
 
-/// Wait against cancel: the first waiter gives up while the page is returned. The second gets it.
+/// Wait against cancel: the first waiter is dropped while the page is returned. The second gets it.
 #[test]
 fn shared_wait_against_cancel() {
     model(|| {

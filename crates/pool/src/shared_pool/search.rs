@@ -43,7 +43,7 @@ impl<M: Memory> SharedPool<M> {
         let mut has_reclaimed = false;
         for search in 0..SEARCHES {
             let taken = self.cpus().magazines_taken();
-            // This reads a line of each magazine. It is asked before the search, because a magazine
+            // This reads a line of each magazine. It is read before the search, because a magazine
             // that a thread holds now may be on a CPU again when the reclaim is over. If a pop
             // takes a magazine later, that is counted. If a push replaces a magazine later, the
             // reclaim finds the item.
@@ -150,7 +150,7 @@ impl<M: Memory> SharedPool<M> {
             return Err(WaitError::NoInterrupts);
         }
         let (number, list, moved) = self.waiters.wait()?;
-        // From here on the place in the queue is given up if the provider panics.
+        // From here on the waiter leaves the queue if the provider panics.
         let future = AllocFuture::waits(self.waiters.clone(), number, self.page_size);
         let mut panics = Panics::default();
         owner.count_reclaimed(moved);

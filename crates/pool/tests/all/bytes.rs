@@ -11,7 +11,7 @@ use std::thread;
 /// Proves POOL-6 and POOL-5: no byte is copied, slices and clones hold the page, and the page is
 /// returned when the last of them is dropped, on another thread.
 #[test]
-fn the_last_bytes_bring_the_page_home() {
+fn the_last_bytes_return_the_page() {
     let (mut pool, domain) = pool(PoolOptions::new("bytes"), 1);
     for round in 0..3u8 {
         let mut page = alloc(&mut pool, 1).remove(0);
@@ -72,7 +72,7 @@ fn bytes_and_fragments_share_a_page() {
     close_balanced(pool, &domain);
 }
 
-/// Proves POOL-6: the fragment of given bytes is found by their address, also for clones and slices
+/// Proves POOL-6: the fragment of bytes is found by their address, also for clones and slices
 /// of the bytes. The fragment that is found holds the page, as any fragment does.
 #[test]
 fn a_fragment_is_found_by_the_address_of_its_bytes() {

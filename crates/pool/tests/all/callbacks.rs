@@ -85,8 +85,8 @@ fn meddled(cache: usize, pages: usize) -> Setup {
     Setup { pool, stash, domain }
 }
 
-/// Proves POOL-5: pages of the pool that are dropped inside `take`, `give`, `map` and `unmap` are
-/// returned, in the poll context and outside of it. No page is lost or handed out twice.
+/// Proves POOL-5: pages of the pool that are dropped inside `alloc`, `release`, `map` and `unmap`
+/// are returned, in the poll context and outside of it. No page is lost or handed out twice.
 #[test]
 fn drops_inside_of_callbacks() {
     for cache in [0, 1, 2, 8, 512] {

@@ -149,7 +149,7 @@ fn the_pool_moves_between_threads() {
 
 /// Two reborrowed contexts can be swapped, because their lifetimes may be the same. That is
 /// harmless: each is still the only context of its pool, and cannot leave the inner poll, which is
-/// inside both polls. The home of a page does not depend on the context, so every page returns to
+/// inside both polls. The header of a page does not depend on the context, so every page returns to
 /// the cache of its own pool, and the polls go on with their own contexts.
 #[test]
 fn reborrowed_contexts_that_are_exchanged() {

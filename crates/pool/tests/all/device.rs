@@ -145,8 +145,8 @@ fn the_next_device_maps_again() {
     }
 }
 
-/// Proves NET-6 for the pool: a page that is given up counts once, even if several parts of it are
-/// given up. Pages of other pools are not counted.
+/// Proves NET-6 for the pool: a page in quarantine counts once, even if several parts of it are
+/// quarantined. Pages of other pools are not counted.
 #[test]
 fn quarantine_counts_pages_once() {
     let (mut first, domain) = pool(PoolOptions::new("quarantine"), 8);
@@ -170,7 +170,7 @@ fn quarantine_counts_pages_once() {
     assert_eq!((closed.outstanding, closed.stats.quarantined, other_domain.unmaps()), (1, 0, 7));
 }
 
-/// Proves POOL-11: a page of which one part is given up and another is held stays valid for its
+/// Proves POOL-11: a page of which one part is quarantined and another is held stays valid for its
 /// holder, also after the pool's end. Afterwards the page is not used again.
 #[test]
 fn quarantine_waits_for_other_holders() {
@@ -189,7 +189,7 @@ fn quarantine_waits_for_other_holders() {
         if !close_first {
             drop(held.clone());
             pool.poll(|_| drop(held));
-            // The other pages go on circulating, without a cache. The page that was given up is not
+            // The other pages go on circulating, without a cache. The page in quarantine is not
             // among them.
             for _ in 0..8 {
                 assert_ne!(pool.alloc().unwrap().index(), index);
@@ -198,7 +198,7 @@ fn quarantine_waits_for_other_holders() {
             assert_eq!(pool.close().outstanding, 0);
         } else {
             assert_eq!(pool.close().outstanding, 1);
-            // The page was unmapped together with the part that was given up, and is in no domain.
+            // The page was unmapped together with the part in quarantine, and is in no domain.
             assert_eq!((&held[..10], held.dma_domain()), (&b"still here"[..], 0));
             thread::spawn(move || drop(held)).join().unwrap();
         }

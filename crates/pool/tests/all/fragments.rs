@@ -8,7 +8,7 @@ use std::thread;
 /// Proves POOL-6: the page is returned when its last part is dropped, whichever part that is and on
 /// whichever thread.
 #[test]
-fn the_last_part_brings_the_page_home() {
+fn the_last_part_returns_the_page() {
     let (mut pool, domain) = pool(PoolOptions::new("parts"), 1);
     for last in 0..5 {
         for remote in [false, true] {

@@ -4,8 +4,8 @@ use crate::common::{Flat, alloc, assert_balanced, close_balanced, counting, pool
 use netmem_pool::{CountingDomain, PoolError, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::sync::Arc;
 
-/// Proves POOL-13: a pool holds no more pages than its limit, counts the refusals, and goes on when
-/// pages are returned.
+/// Proves POOL-13: a pool holds no more pages than its limit, counts the refusals, and continues
+/// when pages are returned.
 #[test]
 fn the_limit() {
     for (cache, limit) in [(0, 5), (1, 5), (512, 5), (512, 100)] {

@@ -5,7 +5,8 @@ use netmem_pool::{PeerShared, PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
 
-/// Without a cache every allocation asks the provider and maps, every return unmaps and gives back.
+/// Without a cache, each allocation takes a page from the provider and maps it, and each return
+/// unmaps and releases it.
 #[test]
 fn every_packet_maps_and_unmaps() {
     let (mut pool, domain) = pool(PoolOptions::new("ppp").cache(0).prefill(4), 4);

@@ -145,7 +145,7 @@ fn drop_all(pages: Vec<Page<Private>>) -> u64 {
     pages.into_iter().map(|page| u64::from(panics(|| drop(page)))).sum()
 }
 
-/// Proves POOL-11: if a domain panics in `unmap`, or a provider in `give`, for a page that is
+/// Proves POOL-11: if a domain panics in `unmap`, or a provider in `release`, for a page that is
 /// dropped on another thread, neither the page nor the pool is lost.
 #[test]
 fn over_a_page_that_is_dropped_elsewhere() {
@@ -244,7 +244,7 @@ fn in_the_middle_of_a_batch() {
                             }));
                             drop_quietly(pool);
                         }
-                        // A thread that already unwinds goes on with its first panic.
+                        // A thread that already unwinds keeps its first panic.
                         _ => assert!(panics(move || {
                             let _pool = pool;
                             resume_unwind(Box::new("another panic"));

@@ -201,8 +201,8 @@ fn files_and_their_seals() {
 }
 
 /// Proves POOL-10: a region of a range of a file covers exactly that range. The peer finds each
-/// page at its offset, and two regions of one file do not overlap. The table tells a peer that maps
-/// the file the offset.
+/// page at its offset, and two regions of one file do not overlap. The domain has the offset for
+/// a peer that maps the file.
 #[test]
 fn a_range_of_a_file() {
     let file = memfd(64 << 12, MemfdFlags::ALLOW_SEALING);

@@ -30,7 +30,7 @@ impl<M: SystemMemory> Bitmap<M> {
         Arc::new(Self { region, free: Mutex::new(free) })
     }
 
-    fn at_home(&self) -> u32 {
+    fn free_pages(&self) -> u32 {
         self.free.lock().unwrap().iter().map(|word| word.count_ones()).sum()
     }
 }
@@ -81,14 +81,14 @@ fn a_provider_of_somebody_elses() {
         for _ in 0..3 {
             let out: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
             assert_eq!(out.iter().map(|p| p.index()).collect::<HashSet<_>>().len(), pages as usize);
-            assert_eq!(memory.at_home(), 0);
+            assert_eq!(memory.free_pages(), 0);
             let (here, there) = out.into_iter().partition::<Vec<_>, _>(|p| p.index() % 3 == 0);
             pool.poll(|_| drop(here));
             thread::spawn(move || drop(there)).join().unwrap();
         }
         let stats = pool.close().stats;
         assert_eq!((stats.inflight(), stats.alloc_failed), (0, 3));
-        assert_eq!((memory.at_home(), domain.maps()), (pages, domain.unmaps()));
+        assert_eq!((memory.free_pages(), domain.maps()), (pages, domain.unmaps()));
         // The same pages again, in another pool.
         let mut pool = PoolOptions::new("next").build(memory.clone(), None).unwrap();
         assert_eq!(std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>().len(), pages as usize);
@@ -121,7 +121,7 @@ fn somebody_elses_pages_and_a_device_that_goes() {
         pool.device_gone();
         other.join().unwrap();
         assert_eq!(pool.close().outstanding, 0);
-        assert_eq!((domain.maps(), domain.unmaps(), memory.at_home()), (100, 100, 100));
+        assert_eq!((domain.maps(), domain.unmaps(), memory.free_pages()), (100, 100, 100));
     }
 }
 

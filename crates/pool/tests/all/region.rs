@@ -65,7 +65,7 @@ fn reserved_huge_pages_are_asked_for() {
     }
 }
 
-/// Proves POOL-13: errors say what was wrong.
+/// Proves POOL-13: errors name what was wrong.
 #[test]
 fn errors() {
     let build = |o: RegionOptions| o.huge_pages(false).populate(false).build::<Private>().unwrap_err();

@@ -1,4 +1,4 @@
-//! A pool for every thread: balanced books, limits, ends, and code that the user provides.
+//! A pool for every thread: balanced accounting, limits, ends, and code that the user provides.
 
 use crate::common::{Counting, Strict, counting, provider};
 use netmem_percpu::{Index, Mode};
@@ -169,8 +169,8 @@ fn what_idle_cpus_hold_is_found() {
     });
     pin(0);
     let mut held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
-    // The kernel may give a thread another index by `mm_cid`, also if the thread stays on its CPU.
-    // Then more magazines hold pages.
+    // The kernel may assign another index to a thread by `mm_cid`, also if the thread stays on its
+    // CPU. Then more magazines hold pages.
     if !matches!(netmem_percpu::mode(), Mode::Rseq(Index::MmCid)) {
         assert!(held.len() >= 64 - 16, "what was in the depot: {}", held.len());
     }
@@ -262,7 +262,7 @@ fn more_pages_than_magazines_hold() {
 }
 
 /// Proves POOL-13 for a pool for every thread: the limit holds, refusals are counted, the limit can
-/// be changed, and idle pages can be given up.
+/// be changed, and idle pages can be released.
 #[test]
 fn the_limit() {
     assert!(matches!(
@@ -305,7 +305,7 @@ impl DmaDomain for Moves {
     }
 }
 
-/// Proves POOL-13 for a pool for every thread: a pool gives up all idle pages, also if the thread
+/// Proves POOL-13 for a pool for every thread: a pool releases all idle pages, also if the thread
 /// is moved between CPUs meanwhile.
 #[test]
 fn shrinking_while_the_thread_moves() {
@@ -560,7 +560,7 @@ fn waiters_are_served_in_order() {
             assert!(poll(waiter, waker).is_pending());
         }
         assert!(pool.alloc().is_none());
-        // The second gives up.
+        // The second is dropped.
         drop(waiters.remove(1));
         let page = out.pop().unwrap();
         let dropper = thread::spawn(move || {

@@ -100,8 +100,8 @@ fn reading_while_the_pool_works() {
 }
 
 /// Proves POOL-4: a pool that may not interrupt other CPUs takes the pages that were returned by
-/// other ways, and counts that there were more. A pool without pages looks at the CPUs at most
-/// every 100 us.
+/// other ways, and counts that there were more. A pool without pages reads the CPUs' lengths at
+/// most every 100 us.
 #[test]
 fn a_pool_that_leaves_other_cpus_alone() {
     let options = PoolOptions::new("alone").cache(16).magazine(8).interrupt_cpus(false);

@@ -25,7 +25,7 @@ fn unmappable(file: &OwnedFd) -> OwnedFd {
     OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).unwrap().into()
 }
 
-/// A domain that was given files, like a vhost memory table for a device process that maps them.
+/// A domain that knows files, like a vhost memory table for a device process that maps them.
 #[derive(Debug)]
 struct Files(Vec<(Arc<Region<Device>>, u64)>);
 

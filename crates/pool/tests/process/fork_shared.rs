@@ -1,5 +1,4 @@
-//! What a child process may do with a shared pool of its parent, as `docs/design/shared-pool.md`
-//! says.
+//! What a child process may do with a shared pool of its parent: see `docs/design/shared-pool.md`.
 //!
 //! No thread of another test may hold a lock when a child is made.
 
@@ -141,7 +140,7 @@ fn of_a_quiet_pool(magazine: usize) {
     assert_eq!(std::iter::from_fn(|| memory.page()).map(std::mem::forget).count(), 64);
 }
 
-/// A provider that can be told to make its callers wait.
+/// A provider that makes its callers wait when the test requests it.
 #[derive(Debug)]
 struct Waits {
     pages: Arc<RegionProvider<Private>>,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 
 /// Proves POOL-11: pages that are on CPUs when the kernel refuses the barrier of the pool's end are
-/// given to the provider by the next `lingering` for which it does not.
+/// released to the provider by the next `lingering` for which it does not.
 #[test]
 fn a_refused_end_is_tried_again() {
     let _alone = crate::alone();

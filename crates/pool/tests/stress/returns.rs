@@ -8,7 +8,7 @@ use std::thread;
 /// Proves POOL-5 and POOL-1: pages and parts of pages that are dropped on four threads and in the
 /// poll context are all returned.
 #[test]
-fn everything_comes_home() {
+fn every_page_returns() {
     let _alone = crate::alone();
     const PACKETS: usize = 100_000;
     for cache in [0, 4, 64] {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 /// here.
 struct Shelf([(AtomicBool, UnsafeCell<Option<Frag<Private>>>); 8]);
 
-// SAFETY: one thread and its signal handler use the shelf. A place's flag says which of the two
+// SAFETY: one thread and its signal handler use the shelf. A place's flag names which of the two
 // owns the place.
 unsafe impl Sync for Shelf {}
 
@@ -41,7 +41,7 @@ fn shelve(frag: Frag<Private>) -> Option<Frag<Private>> {
 }
 
 /// Proves POOL-4: a page that a signal handler drops in the middle of a poll of the same pool is
-/// returned. The interrupted code goes on undisturbed.
+/// returned. The interrupted code continues undisturbed.
 #[test]
 fn a_handler_drops_in_the_middle_of_a_poll() {
     let _alone = crate::alone();

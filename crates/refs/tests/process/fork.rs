@@ -11,7 +11,7 @@ use std::thread;
 /// Runs `child` in a child process. Returns how the child ended: 0, 1 for a panic, or a signal. If
 /// the child hangs, the alarm ends it.
 fn in_child(child: impl FnOnce()) -> Result<i32, i32> {
-    // SAFETY: the C library makes its own locks usable in the child; the test says which of Rust's
+    // SAFETY: the C library makes its own locks usable in the child; the test names which of Rust's
     // are held.
     match unsafe { libc::fork() } {
         -1 => panic!("no child: {}", std::io::Error::last_os_error()),

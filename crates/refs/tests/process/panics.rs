@@ -11,7 +11,7 @@ use std::thread;
 
 const PART: &str = "this panic is part of the test";
 
-/// A value that counts its drops, and panics in each drop if it is told to.
+/// A value that counts its drops, and panics in each drop if it is set to.
 struct Value {
     drops: Arc<AtomicU32>,
     panics: bool,

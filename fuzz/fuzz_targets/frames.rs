@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use netmem_fuzz::Input;
 use netmem_packet::{Checksum, Meta, Packet, XdpFrame};
-use netmem_pool::{PAGE_SIZE, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+use netmem_pool::{Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
 use netmem_virtio::device::port::{ALL_OFFLOADS, Echo, Port, PortError, Steering};
 use netmem_virtio::net::{HeaderFault, Offloads, VnetHdr, feature};
 use std::cell::RefCell;
@@ -68,100 +68,14 @@ fn edits(input: &mut Input) {
     POOL.with_borrow_mut(|pool| {
         let inflight = pool.stats().inflight();
         pool.poll(|napi| {
-            let (start, len) = (usize::from(input.u16()) % 2048, 14 + usize::from(input.u16()) % 2034);
-            let mut model: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
-            let mut page = napi.alloc().expect("a page");
-            page[start..start + len].copy_from_slice(&model);
-            let mut frame = XdpFrame::new(page, start, len);
-            for i in 0..input.below(20) {
-                let mut page = napi.alloc().expect("a page");
-                let n = input.below(256) * 16;
-                page[..n].fill(i as u8);
-                if frame.push(page.freeze_range(0..n)).is_err() {
-                    assert!(i >= netmem_packet::MAX_FRAGS);
-                    break;
-                }
-                model.resize(model.len() + n, i as u8);
-            }
-            frame.meta = meta(input, model.len());
-            while !input.is_empty() {
-                match input.below(8) {
-                    0 => {
-                        let by = input.u16() as i16;
-                        if frame.adjust_head(by.into()).is_ok() {
-                            if by >= 0 {
-                                model.drain(..by as usize);
-                            } else {
-                                let head = vec![0x5a; usize::from(by.unsigned_abs())];
-                                frame.write_at(0, &head).expect("the headroom is the frame's now");
-                                model.splice(..0, head);
-                            }
-                        }
-                    }
-                    1 => {
-                        let by = input.u16() as i16;
-                        let before = frame.len();
-                        if frame.adjust_tail(by.into()).is_ok() {
-                            assert_eq!(frame.len(), before.saturating_add_signed(by.into()));
-                            if by > 0 {
-                                frame.write_at(before, &vec![0xa5; by as usize]).expect("the tail is the frame's now");
-                            }
-                            model.resize(frame.len(), 0xa5);
-                        }
-                    }
-                    2 => {
-                        let (at, n) = (input.u16().into(), input.below(64));
-                        let bytes = input.bytes(n);
-                        let fits = usize::checked_add(at, bytes.len()).is_some_and(|end| end <= model.len());
-                        if frame.write_at(at, bytes).is_ok() {
-                            assert!(fits);
-                            model[at..at + bytes.len()].copy_from_slice(bytes);
-                        }
-                    }
-                    3 => {
-                        let (at, mut to) = (usize::from(input.u16()), vec![0; input.below(256)]);
-                        let read = frame.copy_to(at, &mut to);
-                        let inside = at + to.len() <= model.len();
-                        // No bytes are anywhere.
-                        assert!(read.is_ok() == inside || to.is_empty());
-                        assert!(!inside || to == model[at..at + to.len()]);
-                    }
-                    4 => drop(frame.linearise(napi)),
-                    _ => break,
-                }
+            let (mut frame, mut model) = filled(input, napi);
+            while !input.is_empty() && edit_frame(input, napi, &mut frame, &mut model) {
                 assert_eq!(frame.len(), model.len());
                 sane(frame.meta, model.len());
             }
             let mut packet = frame.into_packet();
             while !input.is_empty() {
-                match input.below(4) {
-                    0 => {
-                        let n = input.number(&[model.len() as u64]) as usize;
-                        let pulled = packet.pull(n);
-                        assert_eq!(pulled.is_ok(), n <= model.len());
-                        if pulled.is_ok() {
-                            model.drain(..n);
-                        }
-                    }
-                    1 => {
-                        let n = input.number(&[model.len() as u64]) as usize;
-                        packet.truncate(n);
-                        model.truncate(n);
-                    }
-                    2 => {
-                        let n = input.below(64);
-                        let header = input.bytes(n);
-                        if packet.prepend(header) {
-                            model.splice(..0, header.iter().copied());
-                        }
-                    }
-                    _ => {
-                        let (len, headroom) = (input.number(&[]) as usize, input.number(&[]) as usize);
-                        if let Some(page) = napi.alloc() {
-                            let _ = packet.copy_head(len % (1 << 16), page, headroom % PAGE_SIZE);
-                        }
-                    }
-                }
+                edit_packet(input, napi, &mut packet, &mut model);
                 sane(packet.meta, model.len());
                 same(&packet, &model);
             }
@@ -169,6 +83,113 @@ fn edits(input: &mut Input) {
         });
         assert_eq!(pool.stats().inflight(), inflight, "a page was lost");
     });
+}
+
+/// A frame of one or several buffers, and the same bytes in a vector.
+fn filled(input: &mut Input, napi: &mut Napi<'_, Private>) -> (XdpFrame<Private>, Vec<u8>) {
+    let (start, len) = (usize::from(input.u16()) % 2048, 14 + usize::from(input.u16()) % 2034);
+    let mut model: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+    let mut page = napi.alloc().expect("a page");
+    page[start..start + len].copy_from_slice(&model);
+    let mut frame = XdpFrame::new(page, start, len);
+    for i in 0..input.below(20) {
+        let mut page = napi.alloc().expect("a page");
+        let n = input.below(256) * 16;
+        page[..n].fill(i as u8);
+        if frame.push(page.freeze_range(0..n)).is_err() {
+            assert!(i >= netmem_packet::MAX_FRAGS);
+            break;
+        }
+        model.resize(model.len() + n, i as u8);
+    }
+    frame.meta = meta(input, model.len());
+    (frame, model)
+}
+
+/// One call of an XDP program, and the same edit of the vector. False: the program ends.
+fn edit_frame(
+    input: &mut Input,
+    napi: &mut Napi<'_, Private>,
+    frame: &mut XdpFrame<Private>,
+    model: &mut Vec<u8>,
+) -> bool {
+    match input.below(8) {
+        0 => {
+            let by = input.u16() as i16;
+            if frame.adjust_head(by.into()).is_ok() {
+                if by >= 0 {
+                    model.drain(..by as usize);
+                } else {
+                    let head = vec![0x5a; usize::from(by.unsigned_abs())];
+                    frame.write_at(0, &head).expect("the headroom is the frame's now");
+                    model.splice(..0, head);
+                }
+            }
+        }
+        1 => {
+            let by = input.u16() as i16;
+            let before = frame.len();
+            if frame.adjust_tail(by.into()).is_ok() {
+                assert_eq!(frame.len(), before.saturating_add_signed(by.into()));
+                if by > 0 {
+                    frame.write_at(before, &vec![0xa5; by as usize]).expect("the tail is the frame's now");
+                }
+                model.resize(frame.len(), 0xa5);
+            }
+        }
+        2 => {
+            let (at, n) = (input.u16().into(), input.below(64));
+            let bytes = input.bytes(n);
+            let fits = usize::checked_add(at, bytes.len()).is_some_and(|end| end <= model.len());
+            if frame.write_at(at, bytes).is_ok() {
+                assert!(fits);
+                model[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        3 => {
+            let (at, mut to) = (usize::from(input.u16()), vec![0; input.below(256)]);
+            let read = frame.copy_to(at, &mut to);
+            let inside = at + to.len() <= model.len();
+            // No bytes are anywhere.
+            assert!(read.is_ok() == inside || to.is_empty());
+            assert!(!inside || to == model[at..at + to.len()]);
+        }
+        4 => drop(frame.linearise(napi)),
+        _ => return false,
+    }
+    true
+}
+
+/// One call on a packet, and the same edit of the vector.
+fn edit_packet(input: &mut Input, napi: &mut Napi<'_, Private>, packet: &mut Packet<Private>, model: &mut Vec<u8>) {
+    match input.below(4) {
+        0 => {
+            let n = input.number(&[model.len() as u64]) as usize;
+            let pulled = packet.pull(n);
+            assert_eq!(pulled.is_ok(), n <= model.len());
+            if pulled.is_ok() {
+                model.drain(..n);
+            }
+        }
+        1 => {
+            let n = input.number(&[model.len() as u64]) as usize;
+            packet.truncate(n);
+            model.truncate(n);
+        }
+        2 => {
+            let n = input.below(64);
+            let header = input.bytes(n);
+            if packet.prepend(header) {
+                model.splice(..0, header.iter().copied());
+            }
+        }
+        _ => {
+            let (len, headroom) = (input.number(&[]) as usize, input.number(&[]) as usize);
+            if let Some(page) = napi.alloc() {
+                let _ = packet.copy_head(len % (1 << 16), page, headroom % PAGE_SIZE);
+            }
+        }
+    }
 }
 
 fn meta(input: &mut Input, len: usize) -> Meta {

@@ -15,8 +15,12 @@ from lib import Guest, begin, fail, kernel, run
 
 # The tests that run in the guest, which is emulated and slow.
 TESTS = {
-    "traffic": ["there_and_back", "one_binding_after_the_other"],
-    "streams_kernel": ["the_kernels_stream_over_ipv4", "sent_from_device_memory"],
+    "all": [
+        "traffic::there_and_back",
+        "traffic::one_binding_after_the_other",
+        "streams_kernel::the_kernels_stream_over_ipv4",
+        "streams_kernel::sent_from_device_memory",
+    ],
 }
 
 programs = dict(word.split("=", 1) for word in sys.argv[2:])

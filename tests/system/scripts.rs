@@ -236,7 +236,7 @@ mod peers {
     /// MEM-1 and MEM-9.
     #[test]
     fn device_memory_of_real_dma_bufs() {
-        let programs = test_programs(&["traffic", "streams_kernel"]);
+        let programs = test_programs(&["devmem/all"]);
         let words: Vec<&str> = std::iter::once(DEBIAN13).chain(programs.iter().map(String::as_str)).collect();
         script_beside("tests/peers/dmabuf.py", &words);
     }
@@ -259,12 +259,12 @@ mod peers {
         }
     }
 
-    /// Test programs of the workspace, as `NAME=PATH`. A name that several crates have is asked for as `CRATE/NAME`.
+    /// Test programs of the workspace, as `NAME=PATH`. Each is asked for as `CRATE/NAME`.
     /// They are built in the way of `cargo test --workspace`, so usually they exist already.
     fn test_programs(names: &[&'static str]) -> Vec<String> {
         let mut command = Command::new(env!("CARGO"));
         command.args(["test", "--workspace", "--offline", "--quiet", "--no-run", "--message-format", "json"]);
-        let split = |name: &'static str| name.split_once('/').unwrap_or(("", name));
+        let split = |name: &'static str| name.split_once('/').unwrap();
         command
             .args(names.iter().flat_map(|name| ["--test", split(name).1]))
             .current_dir(TREE)

@@ -27,9 +27,9 @@ use crate::time::Time;
 /// not know its addresses.
 ///
 /// ```text
-///   handle_segment, handle_delivery_error ─┐                 ┌─► 1  poll_transmit: segments
-///   handle_timeout, handle_device_gone    ─┼──► Connection ──┼─► 2  poll_event: events for the user
-///   send, recv, shutdown, close, abort    ─┘                 └─► 3  poll_timeout: the next time
+///   handle_segment, handle_delivery_error ─┐                ┌─► 1  poll_transmit: segments
+///   handle_timeout, handle_device_gone    ─┼─► Connection ──┼─► 2  poll_event: events for the user
+///   send, recv, shutdown, close, abort    ─┘                └─► 3  poll_timeout: the next time
 /// ```
 ///
 /// `handle_*` passes on what arrived, `poll_*` asks for what follows from it. After one or several

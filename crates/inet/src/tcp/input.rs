@@ -24,8 +24,10 @@ impl<C: Carrier> Connection<C> {
     ///
     /// [`poll_transmit`](Self::poll_transmit) follows, once for all segments that arrived together.
     ///
-    /// Checksums must have been verified. Cost: constant for a segment in order, and logarithmic in
-    /// the number of gaps for a segment out of order.
+    /// **Warning:** the checksums must have been verified. The payload is not read here.
+    ///
+    /// Cost: constant for a segment in order, and logarithmic in the number of gaps for a segment
+    /// out of order.
     pub fn handle_segment(
         &mut self,
         header: &Header,

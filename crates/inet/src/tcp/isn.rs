@@ -13,7 +13,10 @@ use siphasher::sip::SipHasher24;
 use super::Seq;
 use crate::time::Time;
 
-/// A key that only this host knows: random bytes of the system, generated at the start.
+/// A key that only this host knows.
+///
+/// **Warning:** use random bytes of the system. With a key that can be guessed, an attacker can
+/// compute the numbers and cookies of all connections.
 ///
 /// The hash is SipHash-2-4, a keyed function for short inputs: an attacker that sees many of its
 /// results cannot compute another one.

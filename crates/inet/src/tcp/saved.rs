@@ -50,8 +50,8 @@ impl<C: Carrier> Connection<C> {
     /// The state of an established or closing connection. `None` during the handshake and after the
     /// end.
     ///
-    /// Send and receive nothing on this connection afterwards. Otherwise two connections would use
-    /// the same sequence numbers.
+    /// **Warning:** send and receive nothing on this connection afterwards. Otherwise two
+    /// connections would use the same sequence numbers.
     #[must_use]
     pub fn save(&self, now: Time) -> Option<Saved> {
         if matches!(self.state, State::SynSent | State::SynReceived | State::Closed) {
@@ -93,8 +93,10 @@ impl<C: Carrier> Connection<C> {
     /// its payload. `config` must be that of the other connection.
     ///
     /// Payload that was in flight is sent again if the peer does not acknowledge it, and the
-    /// congestion window begins anew. If a part of the payload is missing, the streams have gaps
-    /// that the peer cannot detect.
+    /// congestion window begins anew.
+    ///
+    /// **Warning:** if a part of the payload is missing, the streams have gaps that the peer cannot
+    /// detect.
     #[must_use]
     pub fn restore(
         saved: &Saved,

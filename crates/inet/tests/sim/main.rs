@@ -13,8 +13,8 @@
 //!   are two exceptions, which are no fault of TCP. First, the last acknowledgement of a handshake
 //!   with a cookie was lost, and only the server would send. Second, one end has timed out, and the
 //!   other end idles without keep-alive.
-//! * An end times out only if the link lost as many packets as an end must send before it may, or if
-//!   its user has closed and its peer acknowledged nothing for [`Config::orphan`].
+//! * An end times out only if the link lost as many packets as an end must send before it may, or
+//!   if its user has closed and its peer acknowledged nothing for [`Config::orphan`].
 //! * Windows shrink only after payload in order was dropped because a buffer was missing. No end
 //!   sends beyond the window that its peer announced, and buffers stay within the budget.
 //! * A deadline is not in the past after a timeout.

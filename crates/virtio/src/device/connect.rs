@@ -1,4 +1,7 @@
 //! A driver of a device in the same process.
+//!
+//! Why by messages, as for a foreign device: one transport means that a test or a measurement in one
+//! process runs the code that serves other processes.
 
 use super::control::{Connection, Control};
 use super::error::DeviceError;

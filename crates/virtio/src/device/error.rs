@@ -1,5 +1,8 @@
 //! [`DeviceError`]: errors that end a connection of the device, or that keep the device from
 //! starting.
+//!
+//! An error names what the front end has sent and what is possible, because an operator sees it in
+//! the log of the device, and not in that of the front end.
 
 use super::port::PortError;
 use crate::guest_memory::MemoryError;

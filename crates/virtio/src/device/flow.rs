@@ -1,4 +1,7 @@
 //! Headers and checksums of TCP and UDP frames, for devices that steer frames and verify checksums.
+//!
+//! A port with several queues must know the flow of a frame before it has a queue for it. The
+//! checksum is verified while the frame is in the cache.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,4 +1,7 @@
 //! One thread's part of the data side: the pairs that it serves, and a pass over them.
+//!
+//! A pass is bounded ([`budget`](super::budget)) and waits for nothing: a pair that the control side
+//! has locked is left out. Counts are kept on the stack and added once for each pass.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,6 @@
 //! The buffers of a chain: ranges of guest memory, by host address or by guest address.
+//!
+//! A buffer borrows the table of its region, so that none outlives the pass that has translated it.
 
 use std::marker::PhantomData;
 

@@ -1,4 +1,6 @@
 //! Why memory of a front end was refused, or could not be reached.
+//!
+//! These are errors of this layer alone. The device adds which message was refused.
 
 /// Why the memory of a front end was refused, or could not be mapped.
 #[derive(Debug, thiserror::Error)]

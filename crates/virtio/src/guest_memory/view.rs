@@ -1,4 +1,7 @@
 //! How one pass over one queue translates guest addresses.
+//!
+//! Consecutive buffers are usually in one region. A view keeps that region, so that the common
+//! translation is two comparisons.
 
 use std::marker::PhantomData;
 

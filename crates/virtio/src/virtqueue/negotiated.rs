@@ -1,4 +1,7 @@
 //! The features that driver and device have negotiated.
+//!
+//! What a side may use follows from this value and from nothing else: a feature that was not
+//! negotiated is neither used nor believed.
 
 use crate::net::{Offloads, VnetHdr, feature};
 use std::fmt;

@@ -1,5 +1,7 @@
 //! Two queue pairs of one device, connected to each other: what the driver sends on one of them, it
 //! receives on the other.
+//!
+//! For guests on one host, and for tests: both directions of a link without a kernel in between.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +23,7 @@ const BYTES: usize = 8 * MAX_WIRE;
 /// here does not wake a thread that sleeps.
 #[derive(Debug)]
 pub struct Cross {
-    cable: Arc<Mutex<[End; 2]>>,
+    cable: Arc<Mutex<[CableEnd; 2]>>,
     /// The number of this end.
     end: usize,
     /// Frames that this end delivers next.
@@ -30,7 +32,7 @@ pub struct Cross {
 
 /// Frames on their way to an end.
 #[derive(Debug)]
-struct End {
+struct CableEnd {
     frames: Store,
     served: bool,
 }
@@ -40,11 +42,11 @@ impl Cross {
     #[must_use]
     pub fn cable() -> [Self; 2] {
         let store = || Store::new(FRAMES, BYTES);
-        let cable = Arc::new(Mutex::new([(); 2].map(|()| End { frames: store(), served: false })));
+        let cable = Arc::new(Mutex::new([(); 2].map(|()| CableEnd { frames: store(), served: false })));
         [0, 1].map(|end| Self { cable: Arc::clone(&cable), end, frames: store() })
     }
 
-    fn ends(&self) -> MutexGuard<'_, [End; 2]> {
+    fn ends(&self) -> MutexGuard<'_, [CableEnd; 2]> {
         self.cable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

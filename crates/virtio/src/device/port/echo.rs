@@ -1,4 +1,6 @@
 //! A port that sends every frame back to the driver, with the two MAC addresses exchanged.
+//!
+//! For tests and measurements of both directions with one driver.
 
 use super::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
 use super::store::Store;

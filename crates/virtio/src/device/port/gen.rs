@@ -1,4 +1,7 @@
 //! A generator: one frame, which is built once and sent as fast as the driver posts buffers.
+//!
+//! For measurements of receive: the port costs nothing, so that what is measured is the device and
+//! the driver.
 
 use etherparse::PacketBuilder;
 

@@ -1,4 +1,7 @@
 //! A capture file, replayed: pcap and pcapng, read and checked as a whole when it is opened.
+//!
+//! A broken file is an error at the start, with the number of its first wrong record, and not a
+//! device that stops later.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;

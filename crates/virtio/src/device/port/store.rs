@@ -1,4 +1,7 @@
 //! Frames that wait in a bounded piece of memory.
+//!
+//! Ports that hold frames between two passes (echo, cross) hold them here, because nothing that a
+//! driver controls may grow without a bound.
 
 use std::collections::VecDeque;
 

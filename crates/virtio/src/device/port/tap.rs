@@ -1,4 +1,7 @@
 //! A tap device: the kernel's network stack is at the other end.
+//!
+//! The kernel writes received frames into posted buffers, and reads large sent ones from them, by
+//! [`in_place`](super::in_place). All else is copied once.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,7 @@
 //! A running queue of either format. A pass chooses the format once.
+//!
+//! A device learns the format from the features of its front end, at run time. The passes are
+//! compiled for each format.
 
 use std::sync::Arc;
 

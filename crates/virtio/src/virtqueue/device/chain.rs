@@ -1,5 +1,8 @@
 //! Chains of descriptors: the copy of a descriptor while a chain is read, and the heads of chains
 //! that were popped.
+//!
+//! A descriptor is copied before it is checked, because the driver can change it at any time. A
+//! head can be used once, because a chain is completed once.
 
 use super::super::Desc;
 

@@ -86,7 +86,7 @@ struct Flying<T> {
     delivery: Delivery<T>,
 }
 
-/// One direction of a link, and the packets on it. See the [module](self).
+/// One direction of a link, and the packets on it. See the [crate's page](crate).
 ///
 /// Memory is bounded: at most [`MAX_PACKETS`] packets and [`MAX_BYTES`] bytes are on a link.
 ///

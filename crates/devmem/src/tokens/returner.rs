@@ -36,7 +36,8 @@ impl<B: Pages + Clone> Returner<B> {
     ///
     /// # Errors
     ///
-    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`]). Nothing was returned.
+    /// [`TooManyRanges`]: there are more than 128 ranges ([`MAX_RANGES`](crate::MAX_RANGES)).
+    /// Nothing was returned.
     #[inline]
     pub fn return_tokens(&self, ranges: &[TokenRange]) -> Result<usize, TooManyRanges> {
         TooManyRanges::check(ranges)?;

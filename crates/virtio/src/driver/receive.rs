@@ -59,6 +59,7 @@ struct FirstBuffer {
     id: u16,
     /// Bytes that the device has written.
     len: u32,
+    header: [u8; VnetHdr::LEN],
     /// Buffers of the frame.
     buffers: u16,
 }
@@ -249,7 +250,7 @@ impl<B: Buffers> ReceivePath<B> {
             };
             // The usual frame: one buffer, no segments, and a checksum that is in its place.
             if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
-                return self.slow_frame(queue, napi, FirstBuffer { id, len, buffers }, header, pending, sink);
+                return self.slow_frame(queue, napi, FirstBuffer { id, len, header, buffers }, pending, sink);
             }
             verified = header[0];
             if B::SPLIT {
@@ -279,11 +280,10 @@ impl<B: Buffers> ReceivePath<B> {
         queue: &mut DriverQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         first: FirstBuffer,
-        bytes: [u8; VnetHdr::LEN],
         pending: u16,
         sink: &mut impl FrameSink<B>,
     ) -> Option<u16> {
-        let FirstBuffer { id, len, buffers } = first;
+        let FirstBuffer { id, len, header: bytes, buffers } = first;
         let header = VnetHdr::from_bytes(bytes);
         if buffers == 1 {
             // Before the memory leaves its slot: if the frame is refused, the memory is posted

@@ -105,7 +105,7 @@ impl<C: Carrier> Sender<C> {
         if !acked.syn {
             self.apply(ack, &mut outcome, at);
         }
-        self.more = false;
+        self.more_announced = false;
         if self.scoreboard.is_empty() {
             self.posted.forget();
         }
@@ -116,7 +116,7 @@ impl<C: Carrier> Sender<C> {
     /// Acts on the changes, when it is known which segments arrived.
     fn apply(&mut self, ack: &Ack<'_>, outcome: &mut AckOutcome, at: u64) {
         self.recovery.new_only = false;
-        if self.recovery.tail.is_some() {
+        if self.recovery.tail_probe.is_some() {
             self.classify_tail_probe(ack, outcome);
         }
         let missing = self.scoreboard.sacked() > 0 || outcome.sacked || outcome.duplicate;
@@ -131,9 +131,9 @@ impl<C: Carrier> Sender<C> {
             self.rearm(at);
         }
         if self.peer_window == 0 {
-            self.answered = self.retries; // A peer that answers with a closed window is alive.
+            self.answered_timeouts = self.retries; // A peer that answers with a closed window is alive.
         }
-        self.probes = 0;
+        self.unanswered_probes = 0;
     }
 
     /// Stores the window, if the segment is not older than the last one that announced a window
@@ -165,7 +165,7 @@ impl<C: Carrier> Sender<C> {
             }
             let (rest, to) = self.sacks.rest(from, to);
             let (rack, recovery) = (&mut self.rack, &self.recovery);
-            let (min_rtt, high) = (self.rtt.min().unwrap_or(0), recovery.high());
+            let (min_rtt, high) = (self.rtt.min().unwrap_or(0), recovery.recovery_point());
             let mut last = None;
             let covered = self.scoreboard.sack(rest, to, |range| {
                 outcome.sacked = true;
@@ -226,7 +226,7 @@ impl<C: Carrier> Sender<C> {
         }
         outcome.advanced = true;
         let early = self.is_early(ack);
-        let (min_rtt, high) = (self.rtt.min().unwrap_or(0), self.recovery.high());
+        let (min_rtt, high) = (self.rtt.min().unwrap_or(0), self.recovery.recovery_point());
         let rack = &mut self.rack;
         self.scoreboard.acknowledge(ack.ack, |range| {
             if range.ever_retransmitted {
@@ -253,14 +253,14 @@ impl<C: Carrier> Sender<C> {
             acked.syn = true;
             self.syn_is_acked(outcome.ever_retransmitted);
         }
-        (self.retries, self.answered, self.asked) = (0, 0, 0);
-        self.waiting = (!self.scoreboard.is_empty()).then_some(at);
+        (self.retries, self.answered_timeouts, self.window_probes) = (0, 0, 0);
+        self.waiting_since = (!self.scoreboard.is_empty()).then_some(at);
     }
 
     fn syn_is_acked(&mut self, ever_retransmitted: bool) {
         self.timer = None;
         self.usage = Usage::new(self.una);
-        (self.release, self.small) = (self.una, self.una);
+        (self.small_until, self.last_small_end) = (self.una, self.una);
         if ever_retransmitted {
             self.syn_lost = true;
             self.window.cwnd = 1;

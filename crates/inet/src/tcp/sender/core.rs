@@ -76,7 +76,7 @@ pub struct Sender<C: Carrier> {
     pub(super) posted: PostedTransmissions<C::Ticket>,
     pub(super) scratch: Vec<C::Sent>,
     /// Whether something could be sent, but the ring still holds too much of this connection.
-    pub(super) waits: bool,
+    pub(super) waits_for_ring: bool,
 
     /// The peer's window, the segment that announced it, and the largest window that was ever
     /// announced.
@@ -97,24 +97,25 @@ pub struct Sender<C: Carrier> {
     pub(super) cwr: bool,
 
     pub(super) cork: bool,
-    pub(super) more: bool,
+    pub(super) more_announced: bool,
     /// Bytes before this number are sent even in small segments.
-    pub(super) release: Seq,
+    pub(super) small_until: Seq,
     /// The end of the last small segment (Minshall's variant of Nagle's algorithm).
-    pub(super) small: Seq,
+    pub(super) last_small_end: Seq,
 
     pub(super) timer: Option<Timer>,
     pub(super) probe: Option<Probe>,
     /// Timeouts in a row (`retries`), and how many of them a peer with a closed window has answered
-    /// (`answered`).
+    /// (`answered_timeouts`).
     pub(super) retries: u32,
-    pub(super) answered: u32,
-    /// Unanswered window probes in a row (`probes`), and all probes since the peer closed its
-    /// window (`asked`). The interval grows with `asked`, even if the peer answers.
-    pub(super) probes: u32,
-    pub(super) asked: u32,
+    pub(super) answered_timeouts: u32,
+    /// Unanswered window probes in a row (`unanswered_probes`), and all probes since the peer
+    /// closed its window (`window_probes`). The interval grows with `window_probes`, even if the
+    /// peer answers.
+    pub(super) unanswered_probes: u32,
+    pub(super) window_probes: u32,
     /// The time of the peer's last progress, while something waits for the peer.
-    pub(super) waiting: Option<u64>,
+    pub(super) waiting_since: Option<u64>,
     pub(super) last_sent: u64,
     pub(super) clocks: Clocks,
 }
@@ -137,7 +138,7 @@ impl<C: Carrier> Sender<C> {
             scoreboard: Scoreboard::new(iss),
             posted: PostedTransmissions::new(),
             scratch: Vec::new(),
-            waits: false,
+            waits_for_ring: false,
             peer_window: 0,
             window_seq: Seq::default(),
             window_ack: iss,
@@ -152,16 +153,16 @@ impl<C: Carrier> Sender<C> {
             usage: Usage::new(iss),
             cwr: false,
             cork: false,
-            more: false,
-            release: iss,
-            small: iss,
+            more_announced: false,
+            small_until: iss,
+            last_small_end: iss,
             timer: None,
             probe: None,
             retries: 0,
-            answered: 0,
-            probes: 0,
-            asked: 0,
-            waiting: None,
+            answered_timeouts: 0,
+            unanswered_probes: 0,
+            window_probes: 0,
+            waiting_since: None,
             last_sent: 0,
             clocks: Clocks::default(),
             options,
@@ -179,7 +180,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Starts at `una`: everything before it is acknowledged, and nothing is in flight.
     pub(super) fn start_at(&mut self, una: Seq) {
-        (self.una, self.nxt, self.release, self.small, self.window_ack) = (una, una, una, una, una);
+        (self.una, self.nxt, self.small_until, self.last_small_end, self.window_ack) = (una, una, una, una, una);
         (self.scoreboard, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
     }
 
@@ -215,7 +216,7 @@ impl<C: Carrier> Sender<C> {
         if self.room() == 0 || self.fin || chunk.len() >= MAX_CHUNK {
             return Err(chunk);
         }
-        self.more = more;
+        self.more_announced = more;
         self.queue.push(chunk, !more);
         Ok(())
     }
@@ -276,7 +277,7 @@ impl<C: Carrier> Sender<C> {
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.options.nodelay = nodelay;
         if nodelay {
-            self.release = self.queue.end();
+            self.small_until = self.queue.end();
         }
     }
 
@@ -349,7 +350,7 @@ impl<C: Carrier> Sender<C> {
     /// transmissions. Call [`poll_transmit`](Self::poll_transmit) again then.
     #[must_use]
     pub fn waits_for_ring(&self) -> bool {
-        self.waits
+        self.waits_for_ring
     }
 
     /// The number of the first transmission that was not complete when the ring was last checked.
@@ -389,7 +390,7 @@ impl<C: Carrier> Sender<C> {
         self.start_at(self.nxt);
         self.posted.forget();
         self.scratch = Vec::new();
-        (self.timer, self.waiting, self.agreed, self.syn_acked) = (None, None, None, true);
+        (self.timer, self.waiting_since, self.agreed, self.syn_acked) = (None, None, None, true);
         self.fin = false;
     }
 

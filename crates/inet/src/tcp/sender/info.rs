@@ -78,7 +78,7 @@ impl<C: Carrier> Sender<C> {
             min_rtt: Duration::from_micros(self.rtt.min().unwrap_or(0)),
             rto: Duration::from_micros(self.rtt.timeout(0)),
             backoff: self.retries,
-            probes: self.probes,
+            probes: self.unanswered_probes,
             segment_size: self.path.size(),
             max_payload: self.path.path(),
             unsent: self.unsent(),

@@ -50,7 +50,7 @@ impl<C: Carrier> Sender<C> {
             undo.before = NOTHING; // The path is congested, even if nothing was lost.
         }
         if self.recovery.state != RecoveryState::Open
-            && self.una >= self.recovery.high
+            && self.una >= self.recovery.recovery_point
             && self.is_repaired(outcome, early, ack)
         {
             return;
@@ -112,12 +112,12 @@ impl<C: Carrier> Sender<C> {
         match self.recovery.state {
             // The peer may repeat the mark until it receives CWR, which is in the segment at
             // `high`.
-            RecoveryState::Cwr if self.una > self.recovery.high => self.end_reduction(),
+            RecoveryState::Cwr if self.una > self.recovery.recovery_point => self.end_reduction(),
             RecoveryState::Recovery => {
                 self.recovery.duplicates = 0;
                 if early || self.recovery.all_were_duplicates() {
                     self.undo();
-                } else if !self.has_sack() && self.una == self.recovery.high {
+                } else if !self.has_sack() && self.una == self.recovery.recovery_point {
                     // Duplicates of retransmitted segments must not begin another recovery (RFC
                     // 6582, 3.2).
                     self.forget_first_retransmission();
@@ -159,7 +159,7 @@ impl<C: Carrier> Sender<C> {
             > 0;
         let state = if missing { RecoveryState::Disorder } else { RecoveryState::Open };
         if state != self.recovery.state {
-            (self.recovery.state, self.recovery.high) = (state, self.nxt);
+            (self.recovery.state, self.recovery.recovery_point) = (state, self.nxt);
         }
         self.forget_first_retransmission();
     }
@@ -223,14 +223,14 @@ impl<C: Carrier> Sender<C> {
 
     fn remember(&mut self) {
         let open = (self.scoreboard.retransmitted() > 0).then(|| self.scoreboard.retransmitted());
-        let probe = self.recovery.tail.filter(|(_, again)| *again).map(|_| 1);
+        let probe = self.recovery.tail_probe.filter(|(_, again)| *again).map(|_| 1);
         let open = open.or(probe);
         self.recovery.undo = Some(Undo { from: self.una, before: self.window, open });
     }
 
     fn reduce(&mut self) {
-        self.recovery.high = self.nxt;
-        self.recovery.tail = None;
+        self.recovery.recovery_point = self.nxt;
+        self.recovery.tail_probe = None;
         self.recovery.prr = Prr::begin(self.window.cwnd);
         self.window.ssthresh = self.controller.control().reduced(&self.window);
         self.cwr = true;
@@ -253,7 +253,7 @@ impl<C: Carrier> Sender<C> {
             undo.before = NOTHING;
         }
         if shrinks {
-            self.recovery.high = self.nxt;
+            self.recovery.recovery_point = self.nxt;
         } else {
             self.reduce();
         }
@@ -265,7 +265,7 @@ impl<C: Carrier> Sender<C> {
     pub(super) fn repeat_at_full_window(&mut self) {
         self.recovery.duplicates = 0;
         if self.recovery.state != RecoveryState::Loss {
-            (self.recovery.high, self.recovery.undo) = (self.nxt, None);
+            (self.recovery.recovery_point, self.recovery.undo) = (self.nxt, None);
             self.window.ssthresh = self.window.ssthresh.min(self.window.cwnd.max(2));
             self.recovery.state = RecoveryState::Loss;
             self.recovery.frto = false;
@@ -277,7 +277,7 @@ impl<C: Carrier> Sender<C> {
         let renege = self.scoreboard.front().is_some_and(|range| range.sacked);
         let state = self.recovery.state;
         let new_loss = state <= RecoveryState::Disorder
-            || self.una >= self.recovery.high
+            || self.una >= self.recovery.recovery_point
             || (state == RecoveryState::Loss && self.retries == 0);
         if renege {
             self.scoreboard.forget_sacks();
@@ -293,9 +293,9 @@ impl<C: Carrier> Sender<C> {
             self.window.ssthresh = self.controller.control().timed_out(&self.window);
         }
         self.window.cwnd = self.in_flight() + 1;
-        self.recovery.tail = None;
+        self.recovery.tail_probe = None;
         self.recovery.state = RecoveryState::Loss;
-        self.recovery.high = self.nxt;
+        self.recovery.recovery_point = self.nxt;
         self.recovery.frto =
             self.has_sack() && (state < RecoveryState::Recovery || self.retries > 0) && self.path.probe().is_none();
         self.recovery.new_only = false;
@@ -303,7 +303,7 @@ impl<C: Carrier> Sender<C> {
     }
 
     fn recover_from_timeout(&mut self, outcome: &mut AckOutcome, early: bool, at: u64) {
-        let recovered = self.una >= self.recovery.high;
+        let recovered = self.una >= self.recovery.recovery_point;
         if (outcome.advanced || outcome.dsack)
             && self.recovery.undo.is_some()
             && (early || self.recovery.all_were_duplicates())
@@ -320,14 +320,14 @@ impl<C: Carrier> Sender<C> {
                 self.settle_state();
                 return;
             }
-            if self.nxt > self.recovery.high {
+            if self.nxt > self.recovery.recovery_point {
                 if outcome.sacked || outcome.duplicate {
                     self.recovery.frto = false; // The loss was real.
                 }
             } else if outcome.advanced && !recovered {
                 let room = self.window_end() > self.nxt;
                 if self.unsent() > 0 && room {
-                    self.recovery.high = self.nxt;
+                    self.recovery.recovery_point = self.nxt;
                     self.recovery.new_only = true;
                     return;
                 }
@@ -354,7 +354,7 @@ impl<C: Carrier> Sender<C> {
             self.controller.control().undone();
             self.cwr = false;
         }
-        (self.retries, self.answered) = (0, 0);
+        (self.retries, self.answered_timeouts) = (0, 0);
         self.recovery.new_only = false;
     }
 
@@ -379,15 +379,15 @@ impl<C: Carrier> Sender<C> {
 
     /// Handles an acknowledgement of a tail loss probe, or of data behind it (RFC 8985, 7.4).
     pub(super) fn classify_tail_probe(&mut self, ack: &Ack<'_>, outcome: &AckOutcome) {
-        let Some((high, again)) = self.recovery.tail else { return };
+        let Some((high, again)) = self.recovery.tail_probe else { return };
         if ack.ack < high {
             return;
         }
         if !again || outcome.dsack || (ack.ack == high && outcome.duplicate && !outcome.sacked && self.has_sack()) {
-            self.recovery.tail = None; // New data was the probe, or the peer had both copies.
+            self.recovery.tail_probe = None; // New data was the probe, or the peer had both copies.
         } else if ack.ack > high {
             // The probe repaired a loss that no acknowledgement had indicated.
-            self.recovery.tail = None;
+            self.recovery.tail_probe = None;
             self.enter_cwr();
             self.end_reduction();
         }

@@ -43,7 +43,7 @@ pub(super) const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
 pub(super) struct Recovery {
     pub(super) state: RecoveryState,
     /// The number after the last one that was in flight when the state began.
-    pub(super) high: Seq,
+    pub(super) recovery_point: Seq,
     pub(super) undo: Option<Undo>,
     pub(super) prr: Prr,
     /// The timestamp of the first retransmission.
@@ -60,14 +60,14 @@ pub(super) struct Recovery {
     pub(super) reordered: u32,
     /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a
     /// segment.
-    pub(super) tail: Option<(Seq, bool)>,
+    pub(super) tail_probe: Option<(Seq, bool)>,
 }
 
 impl Recovery {
     pub(super) fn new(iss: Seq) -> Self {
         Self {
             state: RecoveryState::Open,
-            high: iss,
+            recovery_point: iss,
             undo: None,
             prr: Prr::default(),
             first_retransmission: None,
@@ -76,7 +76,7 @@ impl Recovery {
             duplicates: 0,
             reordering: DUPLICATES,
             reordered: 0,
-            tail: None,
+            tail_probe: None,
         }
     }
 
@@ -84,8 +84,8 @@ impl Recovery {
         self.state
     }
 
-    pub(super) fn high(&self) -> Seq {
-        self.high
+    pub(super) fn recovery_point(&self) -> Seq {
+        self.recovery_point
     }
 
     pub(super) fn reordering(&self) -> u32 {

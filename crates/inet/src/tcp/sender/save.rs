@@ -108,7 +108,7 @@ impl<C: Carrier> Sender<C> {
                 .scoreboard
                 .push(Range { ever_retransmitted: true, ..Range::new(una, nxt, sender.segment_size(), at, 0) });
             sender.rack.sent(una, nxt, at);
-            sender.waiting = Some(at);
+            sender.waiting_since = Some(at);
             sender.arm_retransmission(at);
         }
         sender

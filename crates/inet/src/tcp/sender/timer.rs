@@ -29,7 +29,7 @@ impl<C: Carrier> Sender<C> {
 
     fn user_deadline(&self) -> Option<u64> {
         let timeout = self.options.user_timeout?;
-        self.waiting.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
+        self.waiting_since.map(|since| since.saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)))
     }
 
     /// Acts on the timer, if it is due. [`poll_transmit`](Self::poll_transmit) then returns what is
@@ -39,7 +39,7 @@ impl<C: Carrier> Sender<C> {
     /// The peer did not answer as many transmissions, or for as long, as the options allow.
     pub fn handle_timeout(&mut self, now: Time) -> Result<(), TimedOut> {
         let at = now.micros();
-        let silence = self.waiting.map_or(0, |since| at.saturating_sub(since));
+        let silence = self.waiting_since.map_or(0, |since| at.saturating_sub(since));
         if self.user_deadline().is_some_and(|deadline| deadline <= at) {
             return Err(TimedOut(Duration::from_micros(silence)));
         }
@@ -56,7 +56,7 @@ impl<C: Carrier> Sender<C> {
             }
             Purpose::Persist => {
                 self.probe = Some(Probe::Window);
-                self.probes <= self.options.retries
+                self.unanswered_probes <= self.options.retries
             }
             Purpose::Retransmission => self.retransmission_expired(at),
         };
@@ -67,7 +67,7 @@ impl<C: Carrier> Sender<C> {
         if self.scoreboard.is_empty() {
             return true;
         }
-        if self.retries - self.answered >= self.most_retries() {
+        if self.retries - self.answered_timeouts >= self.most_retries() {
             return false;
         }
         self.probe = None;
@@ -127,7 +127,7 @@ impl<C: Carrier> Sender<C> {
         let allowed = self.options.tail_probes && self.syn_acked && self.agreed.is_some_and(|agreed| agreed.sack);
         if !allowed
             || self.scoreboard.is_empty()
-            || self.recovery.tail.is_some()
+            || self.recovery.tail_probe.is_some()
             || !matches!(state, RecoveryState::Open | RecoveryState::Cwr)
         {
             return;
@@ -148,7 +148,7 @@ impl<C: Carrier> Sender<C> {
     /// Notes that the tail loss probe was sent. `again`: it repeats a segment.
     pub(super) fn tail_probe_sent(&mut self, again: bool, at: u64) {
         self.probe = None;
-        self.recovery.tail = Some((self.nxt, again));
+        self.recovery.tail_probe = Some((self.nxt, again));
         self.arm_retransmission(at);
     }
 
@@ -156,23 +156,25 @@ impl<C: Carrier> Sender<C> {
     /// acknowledgement could open the window.
     pub(super) fn arm_persist(&mut self, at: u64) {
         let wants = self.unsent() > 0 || (self.fin && !self.is_fin_sent());
-        if !wants || !self.scoreboard.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits {
+        if !wants || !self.scoreboard.is_empty() || self.timer.is_some() || self.probe.is_some() || self.waits_for_ring
+        {
             return;
         }
-        self.waiting = self.waiting.or(Some(at));
-        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.asked)));
+        self.waiting_since = self.waiting_since.or(Some(at));
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.window_probes)));
     }
 
     pub(super) fn window_probe_sent(&mut self, at: u64) {
-        (self.probes, self.asked) = (self.probes + 1, self.asked.saturating_add(1));
-        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.asked)));
+        (self.unanswered_probes, self.window_probes) =
+            (self.unanswered_probes + 1, self.window_probes.saturating_add(1));
+        self.arm(Purpose::Persist, at.saturating_add(self.rtt.timeout(self.window_probes)));
     }
 
     /// Handles that the peer's window changed while nothing was in flight.
     pub(super) fn window_opened(&mut self, at: u64) {
         if self.timer.is_some_and(|timer| timer.purpose == Purpose::Persist) && self.window_end() > self.nxt {
-            (self.timer, self.asked) = (None, 0);
-            self.waiting = self.waiting.map(|_| at);
+            (self.timer, self.window_probes) = (None, 0);
+            self.waiting_since = self.waiting_since.map(|_| at);
         }
     }
 }

@@ -20,15 +20,15 @@ impl<C: Carrier> Sender<C> {
     pub fn poll_transmit(&mut self, now: Time, offload: usize) -> Option<Transmission> {
         let at = now.micros();
         let in_ring = self.posted.settle();
-        self.waits = false;
+        self.waits_for_ring = false;
         if !self.syn_acked {
             let syn = self.next_syn();
-            self.waiting = self.waiting.or(syn.map(|_| at));
+            self.waiting_since = self.waiting_since.or(syn.map(|_| at));
             return syn;
         }
         self.agreed?;
         if in_ring > 0 && in_ring >= self.options.ring_bytes {
-            self.waits = true;
+            self.waits_for_ring = true;
             return None;
         }
         let next = self.choose(at, offload);
@@ -36,7 +36,7 @@ impl<C: Carrier> Sender<C> {
         match next {
             None => self.arm_persist(at),
             // The user timeout also runs while the device's ring is full.
-            Some(_) => self.waiting = self.waiting.or(Some(at)),
+            Some(_) => self.waiting_since = self.waiting_since.or(Some(at)),
         }
         next
     }
@@ -44,7 +44,7 @@ impl<C: Carrier> Sender<C> {
     fn choose(&mut self, at: u64, offload: usize) -> Option<Transmission> {
         if self.recovery.prefers_new() {
             let new = self.next_new(at, offload);
-            if new.is_some() || self.nxt > self.recovery.high() {
+            if new.is_some() || self.nxt > self.recovery.recovery_point() {
                 return new;
             }
             self.recovery.no_new_data();
@@ -87,7 +87,7 @@ impl<C: Carrier> Sender<C> {
             None => TransmissionKind::New,
             Some(syn) if !syn.lost || syn.retransmitted => return None,
             Some(syn) if !self.posted.is_done(syn.id) => {
-                self.waits = true;
+                self.waits_for_ring = true;
                 return None;
             }
             Some(_) => TransmissionKind::Retransmission,
@@ -98,7 +98,7 @@ impl<C: Carrier> Sender<C> {
     /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
     fn retransmit(&mut self, range: &Range, len: u32, kind: TransmissionKind) -> Option<Transmission> {
         if !self.posted.is_done(range.id) {
-            self.waits = true;
+            self.waits_for_ring = true;
             return None;
         }
         let payload = range.len() - u32::from(range.end > self.queue.end());
@@ -137,7 +137,7 @@ impl<C: Carrier> Sender<C> {
             let last = Range { start: range.start + skip, ..range };
             self.retransmit(&last, size, TransmissionKind::TailProbe)
         });
-        if probe.is_none() && !self.waits {
+        if probe.is_none() && !self.waits_for_ring {
             self.probe = None;
             self.arm_retransmission(at);
         }
@@ -196,8 +196,8 @@ impl<C: Carrier> Sender<C> {
     /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's
     /// algorithm in Minshall's variant, and cork.
     fn may_send_small(&self, end: Seq, small: u32) -> bool {
-        let held = self.cork || self.more || (!self.options.nodelay && self.small > self.una);
-        small == 0 || !held || end <= self.release
+        let held = self.cork || self.more_announced || (!self.options.nodelay && self.last_small_end > self.una);
+        small == 0 || !held || end <= self.small_until
     }
 
     pub(super) fn new_data(&mut self, len: u32, size: u32, kind: TransmissionKind) -> Transmission {
@@ -260,7 +260,7 @@ impl<C: Carrier> Sender<C> {
             self.scoreboard.push(range);
             self.nxt = end;
             if len % size != 0 {
-                self.small = seq + len;
+                self.last_small_end = seq + len;
             }
             let limited = self.quota() == 0;
             self.usage.note(limited, self.scoreboard.unacked(), self.una, self.nxt);

@@ -48,7 +48,8 @@ fn counter() -> Arc<Counter> {
 }
 
 /// Two adds on one CPU: a restartable sequence is restarted, and never refused; the portable one is
-/// refused when it finds the other in the middle. Either way the sum is what the adds were told.
+/// refused when it finds the other in the middle. Either way the sum has each add that succeeded,
+/// and no other.
 #[test]
 fn add_against_add_on_one_cpu() {
     let refused = std::sync::Arc::new([false, true].map(|_| std::sync::atomic::AtomicBool::new(false)));
@@ -66,8 +67,8 @@ fn add_against_add_on_one_cpu() {
     assert_eq!([0, 1].map(|way: usize| refused[way].load(Ordering::Relaxed)), [true, false]);
 }
 
-/// Add against close: what an add was told is what the sum says, and what its thread did before is
-/// seen.
+/// Add against close: the sum has each add that succeeded and no other, and what its thread did
+/// before is seen.
 #[test]
 fn add_against_close() {
     check(None, || {

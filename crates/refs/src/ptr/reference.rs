@@ -91,7 +91,7 @@ impl<T, C: Count> Ref<T, C> {
     /// [`RcuCell`](crate::RcuCell): readers may still be reading the value.
     pub fn into_inner(this: Self) -> Option<T> {
         let shared = ManuallyDrop::new(this).shared;
-        // SAFETY: the reference is put here, once; and the value is taken if that was told to be
+        // SAFETY: the reference is put here, once; and the value is taken if that put was
         // the last.
         unsafe {
             let last = (*shared.as_ptr()).head.count.put();

@@ -27,7 +27,7 @@ pub fn print(text: &str) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// As of [`print`], and of the object's serialization.
+/// As of [`print()`], and of the object's serialization.
 pub fn json(object: &impl serde::Serialize) -> io::Result<()> {
     print(&serde_json::to_string_pretty(object)?)
 }

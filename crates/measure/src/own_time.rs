@@ -9,7 +9,7 @@
 //!
 //! Time stamps are taken immediately before and after each poll. Time between two polls is not the
 //! driver's: there it waits for the device, or lends its CPU to the device. The scheduler can also
-//! take the CPU away in the middle of a poll. Therefore a poll that took longer than [`LONG_NS`] is
+//! take the CPU away in the middle of a poll. Therefore a poll that took longer than `LONG_NS` is
 //! compared with the thread's CPU clock, which runs only while the thread does. Reading that clock
 //! is a system call, so short polls are not compared.
 

@@ -1,7 +1,8 @@
 //! The codec as a front end uses it: any bytes as the answers of a back end.
 //!
-//! The first byte chooses between one answer, which is decoded, encoded and decoded again, and a stream of answers to a driver
-//! that connects and probes. Neither leaves a descriptor open, and neither waits: the stream ends.
+//! The first byte chooses between one answer, which is decoded, encoded and decoded again, and a
+//! stream of answers to a driver that connects and probes. Neither leaves a descriptor open, and
+//! neither waits: the stream ends.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -32,7 +33,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(next_descriptor(), before, "a descriptor was left open");
 });
 
-/// A back end that has said everything that it will ever say.
+/// A back end that has sent all its answers.
 fn stream(mut input: Input) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let fds: Vec<OwnedFd> = (0..input.below(12).saturating_sub(8)).map(|_| file(0)).collect();
@@ -40,7 +41,7 @@ fn stream(mut input: Input) {
     let offered = feature::VERSION_1 | feature::MRG_RXBUF | feature::CSUM | fields;
     let offered = offered | if input.u8() & 1 == 0 { 0 } else { feature::VHOST_USER_PROTOCOL };
     let mut bytes = Vec::new();
-    // The answers that lead on are right, until the bytes say otherwise.
+    // The answers that lead on are right, until the bytes change them.
     while !input.is_empty() && bytes.len() < 4096 {
         let choice = input.u8();
         let mut answer = |request: u32, value: u64| {

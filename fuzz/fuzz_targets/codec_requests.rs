@@ -1,6 +1,7 @@
 //! The codec as a back end uses it: any message of a front end, with any number of descriptors.
 //!
-//! What is decoded and encoded again decodes to the same, and no descriptor is left open, whatever came.
+//! What is decoded and encoded again decodes to the same, and no descriptor is left open, whatever
+//! came.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,8 @@
 //! The device against a driver, and a front end, that lie.
 //!
-//! The bytes are a sequence of messages, of writes into the shared memory, and of the device's passes, on one thread. The device
-//! neither panics nor waits, no descriptor is left open, and it writes nothing outside of the memory that it was given.
+//! The bytes are a sequence of messages, of writes into the shared memory, and of the device's
+//! passes, on one thread. The device neither panics nor waits, no descriptor is left open, and it
+//! writes nothing outside of the memory that it was given.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,7 +17,8 @@ use rustix::fd::OwnedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::slice;
 
-/// Guest and user addresses differ from each other and from this process's, so that mixing them up shows.
+/// Guest and user addresses differ from each other and from this process's, so that mixing them up
+/// shows.
 const GUEST: u64 = 0x1_0000_0000;
 const USER: u64 = 0x7000_0000_0000;
 /// The file: a page of canaries, the memory of the driver, a page of canaries.

@@ -1,8 +1,9 @@
 //! The driver against a device that lies.
 //!
-//! The bytes are what a device does: frames delivered and given back as they should be, headers, lengths, heads, indices and
-//! flags that are anything, and in between the driver's polls, sends and drops. Both sides are on this thread. The answers that
-//! the driver waits for are in the socket before it asks. Whatever the device does, each page is accounted for at the end, and
+//! The bytes are what a device does: frames delivered and marked as used as they should be,
+//! headers, lengths, heads, indices and flags that are anything, and in between the driver's polls,
+//! sends and drops. Both sides are on this thread. The answers that the driver waits for are in the
+//! socket before it asks. Whatever the device does, each page is accounted for at the end, and
 //! everything that was mapped is unmapped.
 #![no_main]
 
@@ -62,7 +63,8 @@ impl Socket {
     }
 }
 
-/// Memory and rings as the driver has announced them. Addresses are this process's: both sides are in it.
+/// Memory and rings as the driver has announced them. Addresses are this process's: both sides are
+/// in it.
 #[derive(Default)]
 struct Announced {
     /// Bus address, length, address.
@@ -71,7 +73,7 @@ struct Announced {
 }
 
 impl Announced {
-    /// Reads what the driver has said since the last time.
+    /// Reads the messages that the driver has sent since the last call.
     fn hear(&mut self, socket: &mut Socket, size: u16) {
         let mut bytes = vec![0; 16384];
         socket.0.set_nonblocking(true).expect("a socket");
@@ -93,7 +95,8 @@ impl Announced {
                 }
                 SET_VRING_ADDR => {
                     let [desc, used, avail] = [u64_at(20), u64_at(28), u64_at(36)].map(|at| at as usize as *mut u8);
-                    // SAFETY: the driver's own ring, which is there until the end of the run; all accesses are atomic.
+                    // SAFETY: the driver's own ring, which is there until the end of the run; all
+                    // accesses are atomic.
                     let ring = unsafe { SplitRing::from_parts(desc, avail, used, size) };
                     self.rings[u32_at(12) as usize % 2] = Some(DeviceRing { ring, size, seen: 0, used: 0 });
                 }
@@ -292,11 +295,12 @@ fn run(input: &mut Input) {
     let accounting = Accounting::default();
     let (mode, mut options) = options(input, Arc::clone(&accounting));
     let shape = input.u8();
-    // Some devices lack some features; where the driver needs one of them, it says so.
+    // Some devices lack some features; where the driver needs one of them, `probe` fails.
     let offered = if shape & 1 == 0 { OFFERED } else { OFFERED & !input.number(&[]) };
     let split = (shape & 6 == 6 && mode != RxMode::Mergeable)
         .then(|| RegionProvider::new(Region::unmapped(file(64 * 4096), 0).expect("device memory")));
-    // A device that says where it has split a frame: see `NETMEM_SPLIT` in docs/design/vhost-user.md.
+    // A device that reports where it has split a frame: see `NETMEM_SPLIT` in
+    // docs/design/vhost-user.md.
     let splits = split.is_some() && shape & 8 != 0;
     let offered = if splits { offered | feature::VHOST_USER_PROTOCOL } else { offered };
     if let Some(provider) = &split {
@@ -420,7 +424,8 @@ fn host(
     drop(held);
 }
 
-/// The end comes in one of several ways: both rings are confirmed to have stopped, one of them, or none.
+/// The end comes in one of several ways: both rings are confirmed to have stopped, one of them, or
+/// none.
 fn end(socket: &mut Socket, choice: u64, held: &mut Vec<Packet<PeerShared>>) {
     if choice & 3 != 1 {
         socket.confirm_stop(1);

@@ -1,4 +1,5 @@
-//! Frames and their headers: virtio-net headers, edits of frames and packets, and the parsing and checksums of ports.
+//! Frames and their headers: virtio-net headers, edits of frames and packets, and the parsing and
+//! checksums of ports.
 //!
 //! An edited frame is compared with a vector of bytes that was edited in the same way.
 #![no_main]
@@ -265,7 +266,8 @@ fn steered(input: &mut Input) {
     assert_eq!(seen, 1, "the frame went to one queue");
 }
 
-/// A frame is echoed as it came, with its header and its addresses exchanged. What the driver does not accept, the device mends.
+/// A frame is echoed as it came, with its header and its addresses exchanged. What the driver does
+/// not accept, the device mends.
 fn echoed(input: &mut Input) {
     let mut echo = Echo::new();
     let features = input.u64() & ALL_OFFLOADS;

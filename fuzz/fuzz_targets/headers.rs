@@ -1,4 +1,5 @@
-//! Headers of streams: what is read is inside of the frame, and what is written from it reads the same.
+//! Headers of streams: what is read is inside of the frame, and what is written from it reads the
+//! same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Capture files, pcap and pcapng: whatever a file holds, it is refused with an error, or its frames can be played.
+//! Capture files, pcap and pcapng: whatever a file holds, it is refused with an error, or its
+//! frames can be played.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,7 @@
 //! A connection between a peer that sends anything and a user who calls anything, at any time.
 //!
-//! What is read has no gap and nothing twice, buffers stay within the budget, and when the connection is dropped, no payload is held.
+//! What is read has no gap and nothing twice, buffers stay within the budget, and when the
+//! connection is dropped, no payload is held.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,11 @@
-//! Header split and large receive offload: frames that a peer on the wire could send, our device, and our driver.
+//! Header split and large receive offload: frames that a peer on the wire could send, our device,
+//! and our driver.
 //!
-//! The bytes are frames: whole ones, with VLAN tags, options of IPv4, extension headers of IPv6 and options of TCP, and frames that were cut off or
-//! changed. The device splits them, and joins segments of a flow; the driver receives them into host memory and device memory. Both
-//! believe each other, and all is on this thread. A whole frame is split behind its headers, and no byte of its flow's payload is lost, changed, or out of order.
+//! The bytes are frames: whole ones, with VLAN tags, options of IPv4, extension headers of IPv6 and
+//! options of TCP, and frames that were cut off or changed. The device splits them, and joins
+//! segments of a flow; the driver receives them into host memory and device memory. Both believe
+//! each other, and all is on this thread. A whole frame is split behind its headers, and no byte of
+//! its flow's payload is lost, changed, or out of order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -61,7 +64,8 @@ struct DeviceAndDriver {
     device: NetDevice<WireFrames>,
     rx: VirtioSplitRx,
     memory: OwnedFd,
-    /// Pages of device memory that are out of the pool when all buffers are posted and no frame is held.
+    /// Pages of device memory that are out of the pool when all buffers are posted and no frame is
+    /// held.
     out: u64,
     _driver: (VirtioNet, VirtioTx, Connection),
 }

@@ -1,4 +1,5 @@
-//! What the fuzz targets share: bytes that are read as a sequence of choices, and a count of descriptors.
+//! What the fuzz targets share: bytes that are read as a sequence of choices, and a count of
+//! descriptors.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -52,7 +53,8 @@ impl<'a> Input<'a> {
         usize::from(self.u8()) % n
     }
 
-    /// Any number, most likely one that matters: small, or next to a power of two, or next to one of `near`.
+    /// Any number, most likely one that matters: small, or next to a power of two, or next to one
+    /// of `near`.
     pub fn number(&mut self, near: &[u64]) -> u64 {
         let choice = self.u8();
         let off = |n: u64, by: u8| n.wrapping_add(u64::from(by & 3)).wrapping_sub(1);
@@ -70,7 +72,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The lowest free descriptor number: the same before and after, if nothing was left open in between.
+/// The lowest free descriptor number: the same before and after, if nothing was left open in
+/// between.
 pub fn next_descriptor() -> i32 {
     file(0).as_raw_fd()
 }

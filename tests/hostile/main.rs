@@ -5,9 +5,9 @@
 //! established. After it, that connection goes on with each byte; the server answers a signal,
 //! exits with 0, and reports that all pages came back.
 //!
-//! `NETMEM` is the command (see `netmem_testing::tree`). `NETMEM_HOSTILE_FRAMES` is the number of mutated
-//! frames, `NETMEM_HOSTILE_SEED` their seed. The ratios, which are figures and no promises of a
-//! test, are those of the example `ratios`.
+//! `NETMEM` is the command (see `netmem_testing::tree`). `NETMEM_HOSTILE_FRAMES` is the number of
+//! mutated frames, `NETMEM_HOSTILE_SEED` their seed. The ratios, which are figures and no promises
+//! of a test, are those of the example `ratios`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod errors;

@@ -49,7 +49,7 @@ fn a_neighbour_that_vanishes() {
         peer.until("further questions", |peer| questions(peer, local.ip())[0] >= before + QUESTIONS);
         let sleeps = peer.server.sleeps() - sleeps;
         witness.check(peer);
-        // It is back, and says nothing.
+        // It is back, and sends nothing.
         let host = peer.hosts.entry(local.ip()).or_default();
         (host.silent, host.mac) = (false, Some(MOVED));
         let connection = peer.connection(n);

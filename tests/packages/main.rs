@@ -1,4 +1,5 @@
-//! A program outside of the tree that depends on the package `netmem` with one of its features, and uses what the feature adds.
+//! A program outside of the tree that depends on the package `netmem` with one of its features, and
+//! uses what the feature adds.
 
 use netmem::pool::{PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
 

@@ -1,7 +1,7 @@
-//! The command with real peers: the Linux kernel, a Linux guest with its own driver, and DPDK on either side of a
-//! vhost-user socket. Some tests run it as a user without privileges. The work is in scripts, which can also be run by
-//! hand. By default the tests build the command without optimisation. `NETMEM` names another binary, for example a
-//! release build for meaningful figures.
+//! The command with real peers: the Linux kernel, a Linux guest with its own driver, and DPDK on
+//! either side of a vhost-user socket. Some tests run it as a user without privileges. The work is
+//! in scripts, which can also be run by hand. By default the tests build the command without
+//! optimisation. `NETMEM` names another binary, for example a release build for meaningful figures.
 //!
 //! Performance goals are printed and not asserted, because a machine that runs tests is not quiet.
 
@@ -29,7 +29,8 @@ fn script_of(netmem: &Path, path: &str, args: &[&str]) {
     run(netmem, path, args);
 }
 
-/// The same beside other such scripts, none of which polls or counts losses. Each has namespaces and a folder of its own.
+/// The same beside other such scripts, none of which polls or counts losses. Each has namespaces
+/// and a folder of its own.
 #[track_caller]
 fn script_beside(path: &str, args: &[&str]) {
     let netmem = netmem();
@@ -46,8 +47,8 @@ fn run(netmem: &Path, path: &str, args: &[&str]) {
     let output = Command::new(Path::new(TREE).join(path))
         .args(args)
         .env("NETMEM", netmem)
-        // Peers are compared once, for a short time: the test checks only that the comparison works. A slow machine
-        // gets more time.
+        // Peers are compared once, for a short time: the test checks only that the comparison
+        // works. A slow machine gets more time.
         .envs([("RUNS", "1"), ("SECS", "1"), ("TIMEOUT", "900")])
         .output()
         .unwrap();
@@ -56,7 +57,8 @@ fn run(netmem: &Path, path: &str, args: &[&str]) {
     assert!(output.status.success(), "{path} {args:?}: {}\n{text}{errors}", output.status);
     match text.lines().find(|line| line.starts_with("skipped:")) {
         Some(line) => skip(line.trim_start_matches("skipped:").trim()),
-        // Written past the runner's capture: the log should have the kernel's counters and the peers' figures.
+        // Written past the runner's capture: the log should have the kernel's counters and the
+        // peers' figures.
         None => {
             let debug = cfg!(debug_assertions) && std::env::var_os("NETMEM").is_none();
             let note = if debug { " (an unoptimised build: figures mean nothing)" } else { "" };
@@ -65,35 +67,38 @@ fn run(netmem: &Path, path: &str, args: &[&str]) {
     }
 }
 
-/// The kernel's UDP flood and flood ping into a tap: the frames that are seen and the drops that are counted add up to
-/// what the kernel says it sent. Proves NET-1 and POOL-12 with traffic of another sender.
+/// The kernel's UDP flood and flood ping into a tap: the frames that are seen and the drops that
+/// are counted add up to what the kernel counts as sent. Proves NET-1 and POOL-12 with traffic of
+/// another sender.
 #[test]
 fn kernel_traffic_is_accounted_for() {
     script("tests/kernel/flood.sh", &[]);
 }
 
-/// TCP of the kernel between two namespaces, through two devices and our driver between them, with offloads on either side, both or
-/// none: bytes arrive as they were sent. Prints the throughput of each, and the ratio. Proves NET-9.
+/// TCP of the kernel between two namespaces, through two devices and our driver between them, with
+/// offloads on either side, both or none: bytes arrive as they were sent. Prints the throughput of
+/// each, and the ratio. Proves NET-9.
 #[test]
 fn forwarding_between_two_taps() {
     script("tests/kernel/forward.sh", &[example("forward").to_str().unwrap()]);
 }
 
-/// Files from nc into device memory and back, by `examples/loader.rs`. The checksums match those that another process
-/// computes from the memory. Proves MEM-9.
+/// Files from nc into device memory and back, by `examples/loader.rs`. The checksums match those
+/// that another process computes from the memory. Proves MEM-9.
 #[test]
 fn files_into_device_memory_and_back() {
     script("tests/kernel/loader.py", &[example("loader").to_str().unwrap()]);
 }
 
-/// The same into the memory of a GPU, on a library that stands in for its driver: the calls of both processes, with a kernel that is
-/// computed by the CPU. It proves nothing about a GPU.
+/// The same into the memory of a GPU, on a library that stands in for its driver: the calls of both
+/// processes, with a kernel that is computed by the CPU. It proves nothing about a GPU.
 #[test]
 fn files_into_a_stand_in_for_a_gpu() {
     script_of(&netmem_with_cuda(), "tests/kernel/loader.py", &[example("loader").to_str().unwrap(), "stand-in"]);
 }
 
-/// The same into the memory of a GPU, which a kernel checks. `NETMEM_GPU=none` says that there is none.
+/// The same into the memory of a GPU, which a kernel checks. `NETMEM_GPU=none` announces that there
+/// is none.
 #[test]
 fn files_into_a_gpu() {
     if std::env::var("NETMEM_GPU").as_deref() == Ok("none") {
@@ -106,14 +111,15 @@ fn files_into_a_gpu() {
 /// Where the guest tests find the guest. The first test makes what is missing.
 const GUEST: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/guest");
 
-/// A Linux guest's virtio-net driver on our device: pings, and iperf3 for five seconds each way, through a tap.
+/// A Linux guest's virtio-net driver on our device: pings, and iperf3 for five seconds each way,
+/// through a tap.
 #[test]
 fn a_linux_guest_on_a_tap() {
     script("tests/guest/test.sh", &["netmem", "tap", GUEST]);
 }
 
-/// The same on AF_XDP. The guest leaves checksums and segmentation to the device, and the kernel at the other end of a
-/// veth pair accepts neither.
+/// The same on AF_XDP. The guest leaves checksums and segmentation to the device, and the kernel at
+/// the other end of a veth pair accepts neither.
 #[test]
 fn a_linux_guest_on_af_xdp() {
     if !namespace::af_xdp() {
@@ -128,8 +134,8 @@ fn a_linux_guest_on_an_echo() {
     script("tests/guest/test.sh", &["netmem", "echo", GUEST]);
 }
 
-/// Our driver, and DPDK's for comparison, on DPDK's vhost. Proves NET-1, NET-2 (a foreign DMA domain) and POOL-11: packets
-/// arrive, maps equal unmaps, and nothing is in flight at the end.
+/// Our driver, and DPDK's for comparison, on DPDK's vhost. Proves NET-1, NET-2 (a foreign DMA
+/// domain) and POOL-11: packets arrive, maps equal unmaps, and nothing is in flight at the end.
 #[test]
 fn our_driver_on_dpdk_vhost() {
     script("bench/peers/dpdk-vhost.sh", &["split", "in_order", "packed"]);
@@ -147,8 +153,8 @@ fn a_pair_of_ours_and_a_pair_of_dpdk() {
     script("bench/peers/pairs.sh", &[]);
 }
 
-/// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the system. This is a
-/// module, so that a run can exclude these tests by name (`--skip peers::`).
+/// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the
+/// system. This is a module, so that a run can exclude these tests by name (`--skip peers::`).
 mod peers {
     use super::{TREE, script, script_beside};
     use netmem_testing::namespace::af_xdp;
@@ -159,15 +165,15 @@ mod peers {
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
     /// packetdrill's scripts for TCP: 60 of the 74 standard ones pass, and this project's own. For
-    /// each other one, tests/packetdrill/expected.txt says why it fails or is not run. The test fails
-    /// if that file is wrong. Proves INET-2.
+    /// each other one, tests/packetdrill/expected.txt says why it fails or is not run. The test
+    /// fails if that file is wrong. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {
         script("tests/packetdrill/run.py", &[]);
     }
 
-    /// The device is killed and restarted ten times during a guest's ping and TCP, and the connection survives. Proves
-    /// NET-11.
+    /// The device is killed and restarted ten times during a guest's ping and TCP, and the
+    /// connection survives. Proves NET-11.
     #[test]
     fn a_guest_outlives_its_device() {
         script_beside("tests/peers/restart.py", &[DEBIAN13]);
@@ -185,34 +191,36 @@ mod peers {
         script_beside("tests/peers/reboot.py", &[DEBIAN13]);
     }
 
-    /// Memory is plugged into a guest under ping and TCP, used by the device, and taken out; no ping is lost. Proves NET-11.
+    /// Memory is plugged into a guest under ping and TCP, used by the device, and taken out; no
+    /// ping is lost. Proves NET-11.
     #[test]
     fn a_guest_gets_memory() {
         script("tests/peers/plug.py", &[DEBIAN13]);
     }
 
-    /// A guest migrates from one QEMU and device to another under ping and TCP; pings are lost only around the move, and counted.
-    /// Proves NET-11.
+    /// A guest migrates from one QEMU and device to another under ping and TCP; pings are lost only
+    /// around the move, and counted. Proves NET-11.
     #[test]
     fn a_guest_migrates() {
         script("tests/peers/migrate.py", &[DEBIAN13]);
     }
 
-    /// The same with packed rings: their position and wrap counters move with the guest. Proves NET-7 and NET-11.
+    /// The same with packed rings: their position and wrap counters move with the guest. Proves
+    /// NET-7 and NET-11.
     #[test]
     fn a_guest_with_packed_rings_migrates() {
         script("tests/peers/migrate.py", &[DEBIAN13, "packed"]);
     }
 
-    /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and listening: what the device sends
-    /// back is byte for byte what was sent. Proves NET-7.
+    /// DPDK's virtio_user, 22.11 and 24.11, on each of its paths, with one and two queue pairs, and
+    /// listening: what the device sends back is byte for byte what was sent. Proves NET-7.
     #[test]
     fn virtio_user_in_every_format() {
         script("tests/peers/dpdk.py", &[DEBIAN13]);
     }
 
-    /// testpmd's checksum engine, with TSO and LRO, on our device and a tap: sums and sizes of segments are passed on as they are.
-    /// Proves NET-9.
+    /// testpmd's checksum engine, with TSO and LRO, on our device and a tap: sums and sizes of
+    /// segments are passed on as they are. Proves NET-9.
     #[test]
     fn checksums_and_segments_of_testpmd() {
         script("tests/peers/csum.py", &[DEBIAN13]);
@@ -224,16 +232,18 @@ mod peers {
         script("tests/peers/pairs.py", &[DEBIAN13]);
     }
 
-    /// A guest with a card for each ring format: two queue pairs with MSI-X, large frames, offloads that are on and used, and iperf3
-    /// both ways over IPv4 and IPv6; cards without any of these beside them. Proves NET-7 and NET-9.
+    /// A guest with a card for each ring format: two queue pairs with MSI-X, large frames, offloads
+    /// that are on and used, and iperf3 both ways over IPv4 and IPv6; cards without any of these
+    /// beside them. Proves NET-7 and NET-9.
     #[test]
     fn a_guest_with_every_card() {
         script_beside("tests/peers/guest.py", &[DEBIAN13]);
     }
 
-    /// The test programs of device memory in a guest whose kernel makes real dma-bufs, by `/dev/udmabuf` and by the system heap: datagrams, and
-    /// TCP streams from and to the guest's kernel. The side that looks at the bytes maps them itself, and calls `DMA_BUF_IOCTL_SYNC`. Proves
-    /// MEM-1 and MEM-9.
+    /// The test programs of device memory in a guest whose kernel makes real dma-bufs, by
+    /// `/dev/udmabuf` and by the system heap: datagrams, and TCP streams from and to the guest's
+    /// kernel. The side that looks at the bytes maps them itself, and calls `DMA_BUF_IOCTL_SYNC`.
+    /// Proves MEM-1 and MEM-9.
     #[test]
     fn device_memory_of_real_dma_bufs() {
         let programs = test_programs(&["devmem/all"]);
@@ -241,8 +251,8 @@ mod peers {
         script_beside("tests/peers/dmabuf.py", &words);
     }
 
-    /// AF_XDP in zero-copy mode, on a virtio-net card of a guest: the tests of the crate `xsk` that run on veth pairs in copy mode. Proves
-    /// XSK-1 and XSK-2 for the mode.
+    /// AF_XDP in zero-copy mode, on a virtio-net card of a guest: the tests of the crate `xsk` that
+    /// run on veth pairs in copy mode. Proves XSK-1 and XSK-2 for the mode.
     #[test]
     fn af_xdp_in_zero_copy_mode() {
         let programs = test_programs(&["xsk/all", "xsk/quirks"]);
@@ -250,8 +260,8 @@ mod peers {
         script_beside("tests/peers/xsk.py", &words);
     }
 
-    /// A guest with two queue pairs reaches the wire through two AF_XDP queues. It outlives the device, which is killed and leaves no program on
-    /// the interface.
+    /// A guest with two queue pairs reaches the wire through two AF_XDP queues. It outlives the
+    /// device, which is killed and leaves no program on the interface.
     #[test]
     fn a_guest_with_two_queues_on_af_xdp() {
         if af_xdp() {
@@ -284,7 +294,8 @@ mod peers {
         names.iter().map(|name| of(split(name))).collect()
     }
 
-    /// iPXE drives the device and loads the kernel. Then the kernel drives the device. Proves NET-11.
+    /// iPXE drives the device and loads the kernel. Then the kernel drives the device. Proves
+    /// NET-11.
     #[test]
     fn firmware_before_the_kernel() {
         script_beside("tests/peers/ipxe.py", &[DEBIAN13]);
@@ -297,8 +308,8 @@ fn page_pool_and_page_per_packet() {
     script("bench/peers/pool-vs-page.sh", &[]);
 }
 
-/// The same command as a user without root and capabilities. The binary is copied to a place where every user can run
-/// it.
+/// The same command as a user without root and capabilities. The binary is copied to a place where
+/// every user can run it.
 struct Nobody {
     dir: tempfile::TempDir,
     prefix: &'static [&'static str],
@@ -308,12 +319,13 @@ impl Nobody {
     const SETPRIV: &[&str] =
         &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--no-new-privs", "--"];
 
-    /// `None` if this is root and cannot change to another user. If this user is not root, the user does not change.
+    /// `None` if this is root and cannot change to another user. If this user is not root, the user
+    /// does not change.
     fn new() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        // Another process copies: if this process had the copy open for writing, a child of another test could inherit
-        // the descriptor, and running the copy would fail with "text file busy".
+        // Another process copies: if this process had the copy open for writing, a child of another
+        // test could inherit the descriptor, and running the copy would fail with "text file busy".
         let copied = Command::new("install").args(["-m", "755"]).arg(netmem()).arg(dir.path().join("netmem")).status();
         assert!(copied.unwrap().success());
         let id = Command::new("id").arg("-u").output().unwrap();
@@ -350,8 +362,8 @@ fn balances(report: &Value) {
     }
 }
 
-/// The main job, but shorter and without privileges. It prints the table, and the books balance. Proves POOL-1, POOL-5
-/// and POOL-11 as a new user sees them.
+/// The main job, but shorter and without privileges. It prints the table, and the books balance.
+/// Proves POOL-1, POOL-5 and POOL-11 as a new user sees them.
 #[test]
 fn the_main_job_needs_no_privileges() {
     if let Err(why) = installed(&["setpriv"]) {
@@ -374,8 +386,9 @@ fn the_main_job_needs_no_privileges() {
     balances(&serde_json::from_slice(&report).unwrap());
 }
 
-/// A capture of thousands of frames with all frame sizes, replayed by the command in every mode. Proves NET-5: by its
-/// numbers of frames and bytes, the received traffic is an unbroken piece of the capture played in a loop.
+/// A capture of thousands of frames with all frame sizes, replayed by the command in every mode.
+/// Proves NET-5: by its numbers of frames and bytes, the received traffic is an unbroken piece of
+/// the capture played in a loop.
 #[test]
 fn a_capture_is_replayed_in_order() {
     let dir = tempfile::tempdir().unwrap();

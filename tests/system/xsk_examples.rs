@@ -39,7 +39,7 @@ impl Running {
     }
 }
 
-/// Starts a program and waits until it says that it is ready.
+/// Starts a program and waits until it prints that it is ready.
 fn start(program: &std::path::Path, words: &str, ready: &str) -> Running {
     let mut start = Command::new(program);
     start.args(words.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -63,7 +63,8 @@ fn no_offloads(interface: &str) {
     command(&format!("ethtool -K {interface} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
 }
 
-/// The echo server answers clients over IPv4 and IPv6, beside the kernel, which answers ARP, neighbour solicitations, pings and other ports.
+/// The echo server answers clients over IPv4 and IPv6, beside the kernel, which answers ARP,
+/// neighbour solicitations, pings and other ports.
 #[test]
 fn the_echo_server_answers_clients_of_the_kernel() {
     let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
@@ -92,8 +93,9 @@ fn the_echo_server_answers_clients_of_the_kernel() {
                         for _ in 0..100 {
                             let message: Vec<u8> = (0..random.usize(0..1400)).map(|_| random.u8(..)).collect();
                             let mut answer = [0; 2000];
-                            // A datagram may be lost while the neighbour's address is resolved. If its answer is only late, it is answered
-                            // twice, and the second answer comes before that of the next message.
+                            // A datagram may be lost while the neighbour's address is resolved. If
+                            // its answer is only late, it is answered twice, and the second answer
+                            // comes before that of the next message.
                             let came = (0..20).any(|_| {
                                 socket.send(&message).unwrap();
                                 std::iter::from_fn(|| socket.recv(&mut answer).ok().map(|len| answer[..len] == message))
@@ -185,8 +187,8 @@ fn an_interface_that_is_gone_is_an_error() {
     });
 }
 
-/// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel sends large segments, and the other takes
-/// none.
+/// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel
+/// sends large segments, and the other takes none.
 #[test]
 fn iperf3_through_the_bridge() {
     let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);

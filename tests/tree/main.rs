@@ -1,5 +1,5 @@
-//! What the tree says of itself: pages and code agree, packages are complete, tests look for the programs that they start.
-//! These tests read files and need no privileges.
+//! Checks of the tree itself: pages and code agree, packages are complete, tests look for the
+//! programs that they start. These tests read files and need no privileges.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod packages;

@@ -1,5 +1,5 @@
-//! Each package to be published has everything that a reader of its page needs, and no path that leads out of the
-//! package.
+//! Each package to be published has everything that a reader of its page needs, and no path that
+//! leads out of the package.
 
 use netmem_testing::tree::TREE;
 use serde_json::Value;
@@ -43,8 +43,9 @@ fn missing(folder: &Path, package: &Value) -> Vec<String> {
     // There is no repository yet. An address that does not exist would be worse than none.
     need(package["repository"].is_null(), "no address of a repository");
     for dependency in package["dependencies"].as_array().unwrap() {
-        // A dependency by path alone is left out of the package. A package may name itself so, to test with more of its
-        // features, and its tests, which are left out too, use `netmem-testing`.
+        // A dependency by path alone is left out of the package. A package may name itself so, to
+        // test with more of its features, and its tests, which are left out too, use
+        // `netmem-testing`.
         let left_out = dependency["name"] == package["name"]
             || (dependency["name"] == "netmem-testing" && dependency["kind"] == "dev");
         let by_path = dependency["path"].is_string() && dependency["req"] == "*" && !left_out;
@@ -53,7 +54,8 @@ fn missing(folder: &Path, package: &Value) -> Vec<String> {
     missing
 }
 
-/// Whether `path`, found in a file in `folder`, leads out of `package`. Links are not followed: a package has what they lead to.
+/// Whether `path`, found in a file in `folder`, leads out of `package`. Links are not followed: a
+/// package has what they lead to.
 fn leads_out(path: &str, folder: &Path, package: &Path) -> bool {
     let mut at = folder.to_owned();
     for part in Path::new(path).components() {
@@ -79,7 +81,8 @@ fn paths_out(folder: &Path, package: &Path, found: &mut Vec<String>) {
         for start in ["\"../", "\"/../"] {
             for (at, _) in text.match_indices(start) {
                 let literal = text[at + 1..].split('"').next().unwrap().trim_start_matches('/');
-                // A dev-dependency by path alone, which is left out of the package, as the tests are that use it.
+                // A dev-dependency by path alone, which is left out of the package, as the tests
+                // are that use it.
                 if literal != "../testing" && leads_out(literal, folder, package) {
                     found.push(format!("{}: {literal}", path.display()));
                 }

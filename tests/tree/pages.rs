@@ -1,4 +1,5 @@
-//! Pages in `docs/` and the code agree: theories that are in both, requirements and their tests, and names of tests.
+//! Pages in `docs/` and the code agree: theories that are in both, requirements and their tests,
+//! and names of tests.
 
 use netmem_testing::tree::TREE;
 use std::collections::HashSet;
@@ -62,8 +63,9 @@ fn no_error_repeats_its_source() {
     assert!(seen > 100, "{seen} errors");
 }
 
-/// An example that fails prints its error by `Display`, with its causes: `anyhow` does so at the end
-/// of `main`. Another error type would be printed by `Debug`, for example as `NoInterface("eth7")`.
+/// An example that fails prints its error by `Display`, with its causes: `anyhow` does so at the
+/// end of `main`. Another error type would be printed by `Debug`, for example as
+/// `NoInterface("eth7")`.
 #[test]
 fn examples_print_errors_for_users() {
     let folders = std::fs::read_dir(tree().join("crates")).unwrap().map(|entry| entry.unwrap().path());
@@ -115,7 +117,8 @@ fn the_table_of_musts_is_complete_and_names_tests_that_exist() {
     assert_eq!(numbers, (1..=69).collect::<Vec<_>>());
 }
 
-/// The names in backticks in the last column of a table. The row that begins with `head` is the table's first.
+/// The names in backticks in the last column of a table. The row that begins with `head` is the
+/// table's first.
 fn named(page: &str, head: &str) -> Vec<String> {
     let page = read_to_string(tree().join("docs/design").join(page)).unwrap();
     let rows = page.lines().skip_while(|line| !line.starts_with(head)).skip(2).take_while(|line| line.starts_with('|'));

@@ -1,4 +1,5 @@
-//! The page of promises and the code agree: each id that the tree cites is on the page, once, and each test that the page names exists.
+//! The page of promises and the code agree: each id that the tree cites is on the page, once, and
+//! each test that the page names exists.
 
 use netmem_testing::tree::TREE;
 use std::collections::BTreeSet;

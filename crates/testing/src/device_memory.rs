@@ -1,8 +1,9 @@
 //! Device memory of each kind that this machine has, and the device's accesses to it.
 //!
-//! By default a memfd stands in for device memory. On Linux with `/dev/udmabuf` or a dma-buf heap, the same tests run
-//! on real dma-bufs if `NETMEM_TEST_MEMORY` is `udmabuf` or `heap`. A dma-buf has no `read` and no `write`: the reader
-//! or writer maps the bytes, and tells the exporter before and after the access (`DMA_BUF_IOCTL_SYNC`).
+//! By default a memfd stands in for device memory. On Linux with `/dev/udmabuf` or a dma-buf heap,
+//! the same tests run on real dma-bufs if `NETMEM_TEST_MEMORY` is `udmabuf` or `heap`. A dma-buf
+//! has no `read` and no `write`: the reader or writer maps the bytes, and calls the exporter before
+//! and after the access (`DMA_BUF_IOCTL_SYNC`).
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -69,7 +70,8 @@ struct HeapAllocation {
     heap_flags: u64,
 }
 
-/// `_IOC(direction, class, number, size)` of asm-generic/ioctl.h: 1 is written by the caller, 3 is written and read.
+/// `_IOC(direction, class, number, size)` of asm-generic/ioctl.h: 1 is written by the caller, 3 is
+/// written and read.
 const fn request(direction: u64, class: u8, number: u64, size: usize) -> libc::c_ulong {
     direction << 30 | (size as u64) << 16 | (class as u64) << 8 | number
 }
@@ -100,7 +102,8 @@ fn heap(bytes: u64) -> io::Result<OwnedFd> {
     let device = File::open("/dev/dma_heap/system")?;
     let flags = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
     let mut allocation = HeapAllocation { len: bytes, fd: 0, fd_flags: flags, heap_flags: 0 };
-    // SAFETY: an open descriptor, and the structure that the request is defined with, which the kernel writes.
+    // SAFETY: an open descriptor, and the structure that the request is defined with, which the
+    // kernel writes.
     if unsafe { libc::ioctl(device.as_raw_fd(), DMA_HEAP_ALLOC, &raw mut allocation) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -113,7 +116,8 @@ pub fn read_exact_at(file: &File, kind: MemoryKind, bytes: &mut [u8], offset: u6
     if kind == MemoryKind::Memfd {
         return file.read_exact_at(bytes, offset);
     }
-    // SAFETY: the window has as many bytes. The tests make sure that no other process writes them meanwhile.
+    // SAFETY: the window has as many bytes. The tests make sure that no other process writes them
+    // meanwhile.
     access(file.as_fd(), offset, bytes.len(), |at| unsafe {
         at.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len())
     })
@@ -149,7 +153,8 @@ fn access(file: BorrowedFd<'_>, offset: u64, len: usize, f: impl FnOnce(*mut u8)
 /// `DMA_BUF_IOCTL_SYNC`.
 pub fn sync(file: BorrowedFd<'_>, flags: u64) -> io::Result<()> {
     loop {
-        // SAFETY: an open descriptor, and the structure that the request is defined with: one number.
+        // SAFETY: an open descriptor, and the structure that the request is defined with: one
+        // number.
         if unsafe { libc::ioctl(file.as_raw_fd(), DMA_BUF_SYNC, &raw const flags) } == 0 {
             return Ok(());
         }

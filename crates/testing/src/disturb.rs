@@ -1,5 +1,6 @@
-//! Disturbs threads while they work, so that restartable sequences are restarted. A timer sends a signal to each thread
-//! every 50 us. The threads are moved between CPUs. There are more threads than CPUs, so they are also preempted.
+//! Disturbs threads while they work, so that restartable sequences are restarted. A timer sends a
+//! signal to each thread every 50 us. The threads are moved between CPUs. There are more threads
+//! than CPUs, so they are also preempted.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,8 +46,9 @@ impl Disturbed {
             }
             let threads = self.threads.lock().expect("nobody panics with it");
             for (n, &tid) in threads.iter().enumerate() {
-                // SAFETY: these are threads of this process that exist while the lock is held, and the set of CPUs has
-                // the given size. A CPU that went offline is refused, and nothing happens.
+                // SAFETY: these are threads of this process that exist while the lock is held, and
+                // the set of CPUs has the given size. A CPU that went offline is refused, and
+                // nothing happens.
                 unsafe {
                     let mut set: libc::cpu_set_t = std::mem::zeroed();
                     libc::CPU_SET(cpus[(n + round) % cpus.len()], &mut set);
@@ -75,7 +77,8 @@ fn usable_cpus() -> Vec<usize> {
 fn signal_often(tid: libc::pid_t) -> libc::timer_t {
     let often = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
     let often = libc::itimerspec { it_interval: often, it_value: often };
-    // SAFETY: the event is zero except for the fields that are set, and the timer is written to a valid place.
+    // SAFETY: the event is zero except for the fields that are set, and the timer is written to a
+    // valid place.
     unsafe {
         let mut event: libc::sigevent = std::mem::zeroed();
         event.sigev_notify = libc::SIGEV_THREAD_ID;

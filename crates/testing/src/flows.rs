@@ -1,5 +1,6 @@
-//! Flows of numbered datagrams of random sizes and bytes, over IPv4 and IPv6, as a port of a device. A datagram can be
-//! made again from its number, so a test can check that a frame arrived complete.
+//! Flows of numbered datagrams of random sizes and bytes, over IPv4 and IPv6, as a port of a
+//! device. A datagram can be made again from its number, so a test can check that a frame arrived
+//! complete.
 
 use etherparse::PacketBuilder;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Port};
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// The UDP port of the first flow. The other flows have the ports behind it.
 pub const FIRST_PORT: u16 = 4000;
 
-/// Frames by number, from this many flows in turn. They are sent as fast as they are taken, up to a limit that the test
-/// raises.
+/// Frames by number, from this many flows in turn. They are sent as fast as they are taken, up to a
+/// limit that the test raises.
 pub struct Flows {
     flows: u64,
     next: u64,
@@ -25,8 +26,8 @@ impl Flows {
     }
 }
 
-/// The payload of datagram `n`: its number, and bytes that differ from those of other datagrams. It is at most as long
-/// as an Ethernet frame allows over IPv6.
+/// The payload of datagram `n`: its number, and bytes that differ from those of other datagrams. It
+/// is at most as long as an Ethernet frame allows over IPv6.
 pub fn payload(n: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(n);
     let mut payload = vec![0; 8 + rng.usize(..=1500 - 40 - 8 - 8)];
@@ -81,8 +82,8 @@ impl Port for Flows {
     }
 }
 
-/// Sets the flag when it is dropped, also in a panic: another thread checks the flag, and the test waits for that
-/// thread.
+/// Sets the flag when it is dropped, also in a panic: another thread checks the flag, and the test
+/// waits for that thread.
 pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {

@@ -67,7 +67,8 @@ impl FrameKind {
                 ip(ethernet).tcp_header(header).write(&mut frame, payload).unwrap();
             }
         }
-        // The fields that the builder cannot set: traffic class, identification, and the flag that forbids fragments.
+        // The fields that the builder cannot set: traffic class, identification, and the flag that
+        // forbids fragments.
         if self.v6 {
             frame[14] |= self.tos >> 4;
             frame[15] |= self.tos << 4;
@@ -155,7 +156,8 @@ pub fn assert_sums(frame: &[u8]) {
     assert_eq!(have % 0xffff, want % 0xffff);
 }
 
-/// Puts the sum of the pseudo header in the place of the checksum, as the sender of a partial checksum does.
+/// Puts the sum of the pseudo header in the place of the checksum, as the sender of a partial
+/// checksum does.
 pub fn leave_partial(frame: &mut [u8], kind: &FrameKind) {
     let at = kind.l4() + kind.place();
     let sum = |bytes: &[u8]| {

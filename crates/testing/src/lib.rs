@@ -1,13 +1,14 @@
 //! What the integration tests of several packages share.
 //!
-//! Why a crate: a module that several packages include by path or link is compiled in each test program, and is of no
-//! package. The packages have this crate as a dev-dependency by path alone, which is not in their archives. So an
-//! archive has no test that uses it.
+//! Why a crate: a module that several packages include by path or link is compiled in each test
+//! program, and is of no package. The packages have this crate as a dev-dependency by path alone,
+//! which is not in their archives. So an archive has no test that uses it.
 //!
-//! Unit tests (in `src/`) do not use it: they are in the archives, and this crate would bring a second copy of the crate
-//! that is tested.
+//! Unit tests (in `src/`) do not use it: they are in the archives, and this crate would bring a
+//! second copy of the crate that is tested.
 //!
-//! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`], [`debian13`], [`libcuda`].
+//! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`],
+//!   [`debian13`], [`libcuda`].
 //! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`, [`pausing`].
 //! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`.
 //! * Trouble: [`disturb`], [`stress_ops`], [`permutations`], [`without_membarrier`].

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the library, once per process. Returns its folder, which a program has in `LD_LIBRARY_PATH`. Needs `cc`: the
-/// test asks [`installed`](crate::installed) first.
+/// Builds the library, once per process. Returns its folder, which a program has in
+/// `LD_LIBRARY_PATH`. Needs `cc`: the test asks [`installed`](crate::installed) first.
 pub fn build() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

@@ -1,4 +1,5 @@
-//! Network namespaces for tests: a thread gets one of its own, and what is in it goes with the thread.
+//! Network namespaces for tests: a thread gets one of its own, and what is in it goes with the
+//! thread.
 
 use crate::{installed, skip};
 use rustix::fs::{Gid, Uid};
@@ -8,8 +9,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
-/// Whether AF_XDP can be tested. If not, the running test is reported as skipped. `NETMEM_AF_XDP=none` says that the kernel is known to have no
-/// AF_XDP: then the skip is no failure under `NETMEM_NO_SKIP` either. CI sets it after it has asked the kernel.
+/// Whether AF_XDP can be tested. If not, the running test is reported as skipped.
+/// `NETMEM_AF_XDP=none` announces a kernel without AF_XDP: then the skip is no
+/// failure under `NETMEM_NO_SKIP` either. CI sets it after it has asked the kernel.
 pub fn af_xdp() -> bool {
     if std::env::var("NETMEM_AF_XDP").as_deref() == Ok("none") {
         let thread = std::thread::current();
@@ -25,14 +27,16 @@ pub fn af_xdp() -> bool {
     }
 }
 
-/// The interfaces that the tests are to use in place of a veth pair, and ours is to be in zero-copy mode: `NETMEM_XSK_NICS=OURS,THEIRS`. They
-/// are set up, and what one sends the other receives. `tests/peers/xsk.py` runs the tests so, in a guest whose driver has the mode.
+/// The interfaces that the tests are to use in place of a veth pair, and ours is to be in zero-copy
+/// mode: `NETMEM_XSK_NICS=OURS,THEIRS`. They are set up, and what one sends the other receives.
+/// `tests/peers/xsk.py` runs the tests so, in a guest whose driver has the mode.
 pub fn nics() -> Option<(String, String)> {
     let nics = std::env::var("NETMEM_XSK_NICS").ok()?;
     nics.split_once(',').map(|(ours, theirs)| (ours.to_owned(), theirs.to_owned()))
 }
 
-/// What a test of AF_XDP lacks: on the interfaces that are given, or else on a veth pair in a namespace of its own.
+/// What a test of AF_XDP lacks: on the interfaces that are given, or else on a veth pair in a
+/// namespace of its own.
 fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("not root".into());
@@ -59,8 +63,8 @@ fn missing() -> Option<String> {
     std::thread::spawn(unshare).join().unwrap()
 }
 
-/// Runs a test on a thread that has a network namespace and mounts of its own. Programs that it starts have them, too. Skips the
-/// test if AF_XDP cannot be tested.
+/// Runs a test on a thread that has a network namespace and mounts of its own. Programs that it
+/// starts have them, too. Skips the test if AF_XDP cannot be tested.
 pub fn in_namespace(test: impl FnOnce() + Send) {
     if !af_xdp() {
         return;
@@ -71,8 +75,9 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
     }
     let name = std::thread::current().name().unwrap_or("test").to_owned();
     let run = || {
-        // SAFETY: the thread shares its descriptors with the others still; namespaces, the working directory and the mask of new
-        // files become its own, and it uses none that it has looked up before.
+        // SAFETY: the thread shares its descriptors with the others still; namespaces, the working
+        // directory and the mask of new files become its own, and it uses none that it has looked
+        // up before.
         let unshared = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
         assert_eq!(unshared, 0, "unshare: {}", std::io::Error::last_os_error());
         command("mount --make-rprivate /");
@@ -87,7 +92,8 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// Runs a peer on a thread that has a network namespace of its own, to which `interface` is moved first.
+/// Runs a peer on a thread that has a network namespace of its own, to which `interface` is moved
+/// first.
 pub fn in_peer_namespace(interface: &str, peer: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let (to_us, from_peer) = std::sync::mpsc::channel();
     let (to_peer, moved) = std::sync::mpsc::channel();
@@ -115,9 +121,10 @@ pub fn with_capabilities(capabilities: CapabilitySet, test: impl FnOnce()) {
     rustix::thread::set_capabilities(None, before).unwrap();
 }
 
-/// Makes this thread that of another user, without groups and capabilities, and without a way to get any: for good. The kernel keeps users and
-/// capabilities by thread, so that other threads stay what they are. It is a user that no other test has, because the kernel adds up the locked
-/// memory of all processes of a user.
+/// Makes this thread that of another user, without groups and capabilities, and without a way to
+/// get any: for good. The kernel keeps users and capabilities by thread, so that other threads stay
+/// what they are. It is a user that no other test has, because the kernel adds up the locked memory
+/// of all processes of a user.
 pub fn drop_privileges() {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Within the numbers that a container has.

@@ -1,6 +1,7 @@
 //! A thread to which the kernel refuses `membarrier`.
 
-/// Runs `body` on a thread of its own, with a seccomp filter that refuses `membarrier` to this thread alone.
+/// Runs `body` on a thread of its own, with a seccomp filter that refuses `membarrier` to this
+/// thread alone.
 pub fn without_membarrier<R: Send>(body: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| scope.spawn(|| refuse().then(body)).join().expect("the thread ends"))
         .expect("the kernel takes a filter")

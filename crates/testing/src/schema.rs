@@ -1,11 +1,12 @@
-//! JSON compared with a JSON schema, as far as the tree's schemas go: `type`, `const`, `enum`, `minimum`, `properties`,
-//! `required`, `additionalProperties`, `items`, `oneOf` and `$ref`.
+//! JSON compared with a JSON schema, as far as the tree's schemas go: `type`, `const`, `enum`,
+//! `minimum`, `properties`, `required`, `additionalProperties`, `items`, `oneOf` and `$ref`.
 
 use crate::tree::TREE;
 use serde_json::Value;
 use std::path::Path;
 
-/// The violations of the schema in `file` (a path from the top of the tree) by `value`: the place, and the rule.
+/// The violations of the schema in `file` (a path from the top of the tree) by `value`: the place,
+/// and the rule.
 fn faults(file: &str, value: &Value) -> Vec<String> {
     let path = Path::new(TREE).join(file);
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();

@@ -97,7 +97,7 @@ impl Chunk for SharedBytes {
     }
 }
 
-/// A transmission that the device still holds, until the flag says otherwise.
+/// A transmission that the device still holds, until the flag is set.
 pub struct Posted(pub Rc<Cell<bool>>);
 
 impl Ticket for Posted {

@@ -14,8 +14,8 @@ const PACKAGES: [(&str, &str); 8] = [
     ("taskset", "util-linux"),
 ];
 
-/// Reports a skipped test, past the test runner's capture. If `NETMEM_NO_SKIP=1` promises that everything is installed,
-/// the test fails.
+/// Reports a skipped test, past the test runner's capture. If `NETMEM_NO_SKIP=1` promises that
+/// everything is installed, the test fails.
 #[track_caller]
 pub fn skip(why: &str) {
     assert!(std::env::var("NETMEM_NO_SKIP").as_deref() != Ok("1"), "skipped, and NETMEM_NO_SKIP is set: {why}");

@@ -1,4 +1,4 @@
-//! Taps for tests, and what gives the kernel frames to send through them.
+//! Taps for tests, and packet sockets that make the kernel send frames through them.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -13,14 +13,15 @@ pub fn tap_name() -> String {
     format!("nm{}x{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Whether taps can be made here; says so if not.
+/// Whether taps can be made here. If not, the running test is reported as skipped.
 pub fn taps() -> bool {
     let Err(e) = Tap::open(&tap_name(), 1, false) else { return true };
     skip(&format!("no tap devices here: {e}: {}", std::error::Error::source(&e).unwrap()));
     false
 }
 
-/// Gives the kernel frames to send through an interface. No address, no neighbour and no IPv6 is needed.
+/// A packet socket on an interface, through which the kernel sends frames. No address, no neighbour
+/// and no IPv6 is needed.
 #[derive(Debug)]
 pub struct Wire {
     socket: OwnedFd,
@@ -44,7 +45,8 @@ impl Wire {
         Ok(Self { socket, to })
     }
 
-    /// Receives the frames of the protocol for experiments that the kernel gets from the interface, from now on.
+    /// Receives the frames of the protocol for experiments that the kernel gets from the interface,
+    /// from now on.
     pub fn listen(&self) {
         let mut at = self.to;
         at.sll_protocol = 0x88b5_u16.to_be();

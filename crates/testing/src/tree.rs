@@ -1,5 +1,5 @@
-//! Files and programs of the tree, for tests that read, build or run them. Cargo passes a test no path to what other
-//! packages have.
+//! Files and programs of the tree, for tests that read, build or run them. Cargo passes a test no
+//! path to what other packages have.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,8 +26,8 @@ pub fn target_tmpdir() -> PathBuf {
     target().join("tmp")
 }
 
-/// Builds what `target` names (cargo's options) where this test was built, unoptimised. Returns the folder that holds
-/// the programs.
+/// Builds what `target` names (cargo's options) where this test was built, unoptimised. Returns the
+/// folder that holds the programs.
 pub fn build(options: &[&str]) -> PathBuf {
     let folder = target();
     let mut cargo = Command::new(env!("CARGO"));
@@ -41,8 +41,8 @@ pub fn netmem() -> PathBuf {
     std::env::var_os("NETMEM").map_or_else(netmem_with_cuda, |path| Path::new(TREE).join(path))
 }
 
-/// The command with the feature `cuda`, built now. [`netmem`] builds the same, so that no test replaces another test's
-/// command.
+/// The command with the feature `cuda`, built now. [`netmem`] builds the same, so that no test
+/// replaces another test's command.
 pub fn netmem_with_cuda() -> PathBuf {
     build(&["--package", "netmem-cli", "--features", "cuda"]).join("netmem")
 }

@@ -1,4 +1,5 @@
-//! A veth pair, or a pair of NICs in zero-copy mode: a queue of ours on one end, and a raw packet socket of the kernel on the other.
+//! A veth pair, or a pair of NICs in zero-copy mode: a queue of ours on one end, and a raw packet
+//! socket of the kernel on the other.
 
 use crate::namespace::{command, ip, nics};
 use netmem_packet::{Packet, Poll, RxQueue, TxQueue};
@@ -11,8 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Makes a veth pair in the namespace of this thread, with `queues` queues at each end, no offloads and no IPv6 (which would send by
-/// itself), and sets it up. `ours` and `theirs` are names that are in no other namespace of the tests.
+/// Makes a veth pair in the namespace of this thread, with `queues` queues at each end, no offloads
+/// and no IPv6 (which would send by itself), and sets it up. `ours` and `theirs` are names that are
+/// in no other namespace of the tests.
 pub fn veth(ours: &str, theirs: &str, queues: u32, mtu: u32) {
     std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
     let of = format!("numrxqueues {queues} numtxqueues {queues} mtu {mtu}");
@@ -23,7 +25,8 @@ pub fn veth(ours: &str, theirs: &str, queues: u32, mtu: u32) {
     }
 }
 
-/// A pair of interfaces of one queue that are connected: ours, and the peer's. A veth pair, or the [`nics`] that are given.
+/// A pair of interfaces of one queue that are connected: ours, and the peer's. A veth pair, or the
+/// [`nics`] that are given.
 pub fn wire(mtu: u32) -> (String, String) {
     nics().unwrap_or_else(|| {
         let (ours, theirs) = (name("o"), name("t"));
@@ -32,7 +35,8 @@ pub fn wire(mtu: u32) -> (String, String) {
     })
 }
 
-/// The options for a queue on a [`wire`]: NICs are to be in zero-copy mode, and have no frames of several buffers in it.
+/// The options for a queue on a [`wire`]: NICs are to be in zero-copy mode, and have no frames of
+/// several buffers in it.
 pub fn on_wire(options: QueueOptions) -> QueueOptions {
     if nics().is_some() { options.mode(Mode::ZeroCopy).multi_buffer(false) } else { options }
 }
@@ -94,8 +98,9 @@ impl Raw {
         until("room for a frame", || self.offer(frame).then_some(()));
     }
 
-    /// Sends a frame, unless the interface has no room: a veth drops it then, counts it, and reports `ENOBUFS` (since Linux 6.7). This happens
-    /// if the CPU that empties the ring of the other end is busy. Returns whether the frame was sent.
+    /// Sends a frame, unless the interface has no room: a veth drops it then, counts it, and
+    /// reports `ENOBUFS` (since Linux 6.7). This happens if the CPU that empties the ring of the
+    /// other end is busy. Returns whether the frame was sent.
     #[track_caller]
     pub fn offer(&self, frame: &[u8]) -> bool {
         match self.try_send(frame) {
@@ -126,7 +131,8 @@ impl Raw {
     }
 }
 
-/// Tries until there is an answer. That there is one in the end is the assertion; a minute is far more than it takes.
+/// Tries until there is an answer. That there is one in the end is the assertion; a minute is far
+/// more than it takes.
 #[track_caller]
 pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -147,8 +153,9 @@ pub fn frame(len: usize, seed: u64) -> Vec<u8> {
     frame
 }
 
-/// Opens a queue whose last socket was closed just now. The kernel releases the queue on a thread of its own. [`Umem::open`] waits half a second
-/// for that, which is too short on a machine that is busy.
+/// Opens a queue whose last socket was closed just now. The kernel releases the queue on a thread
+/// of its own. [`Umem::open`] waits half a second for that, which is too short on a machine that is
+/// busy.
 #[track_caller]
 pub fn reopen<M: UmemMemory>(
     interface: &str,

@@ -116,7 +116,7 @@ impl Link {
         Ok(())
     }
 
-    /// The same without a look at the tap, for a sender that paces itself.
+    /// The same without a check of the tap, for a sender that paces itself.
     ///
     /// # Errors
     ///

@@ -6,7 +6,8 @@ use petgraph::algo::tarjan_scc;
 use petgraph::graph::DiGraph;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A parent that calls its children, which share its types, is no tangle. More than that cannot be read alone.
+/// A parent that calls its children, which share its types, is no tangle. More than that cannot be
+/// read alone.
 const CIRCLE_OF_FILES: usize = 3;
 
 type Edges<'a> = BTreeSet<(&'a str, &'a str)>;
@@ -69,7 +70,8 @@ fn ancestors(file: &str) -> impl Iterator<Item = &str> {
     file.match_indices('/').map(|(at, _)| &file[..=at])
 }
 
-/// The file or folder directly in `folder` that has this file. `rx.rs` with a folder `rx/` counts as in that folder.
+/// The file or folder directly in `folder` that has this file. `rx.rs` with a folder `rx/` counts
+/// as in that folder.
 fn child_of(folder: &str, file: &str, modules: &Modules) -> Option<String> {
     let rest = file.strip_prefix(folder)?;
     match rest.split_once('/') {

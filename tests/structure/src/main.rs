@@ -1,8 +1,9 @@
 //! Checks the shape of the tree, so that it stays readable: `cargo run -p netmem-structure`.
 //!
-//! Why a program: circles of imports and long functions grow by a line at a time, and no review sees the line that is
-//! too many. [`modules`] reads which file of a crate imports which, [`circles`] finds the circles, [`sizes`] measures
-//! files and functions. A finding that is accepted stands in `exceptions.txt`, with its reason.
+//! Why a program: circles of imports and long functions grow by a line at a time, and no review
+//! sees the line that is too many. [`modules`] reads which file of a crate imports which,
+//! [`circles`] finds the circles, [`sizes`] measures files and functions. A finding that is
+//! accepted stands in `exceptions.txt`, with its reason.
 
 mod circles;
 mod modules;

@@ -1,8 +1,9 @@
 //! Which file of a crate imports which.
 //!
-//! An import is a path that begins with `crate`, `self`, `super` or the name of a child module, wherever it stands. It is
-//! followed through re-exports to the file that defines the name. What stands under `cfg(test)` is left out: a test
-//! module may use everything. Paths inside of a macro's arguments are not seen.
+//! An import is a path that begins with `crate`, `self`, `super` or the name of a child module,
+//! wherever it stands. It is followed through re-exports to the file that defines the name. What
+//! stands under `cfg(test)` is left out: a test module may use everything. Paths inside of a
+//! macro's arguments are not seen.
 
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +107,8 @@ impl Modules {
         Ok(())
     }
 
-    /// The module that defines the last name of a path which stands in `module`, `None` if it is not of this crate.
+    /// The module that defines the last name of a path which stands in `module`, `None` if it is
+    /// not of this crate.
     fn resolve(&self, module: &Name, path: &[String], depth: usize) -> Option<Name> {
         let (first, rest) = path.split_first()?;
         if depth > 16 {
@@ -127,7 +129,8 @@ impl Modules {
         }
     }
 
-    /// As [`resolve`](Self::resolve), for a path from `module` on. A name that is `bare` may be of another crate.
+    /// As [`resolve`](Self::resolve), for a path from `module` on. A name that is `bare` may be of
+    /// another crate.
     fn resolve_in(&self, module: &Name, path: &[String], depth: usize, bare: bool) -> Option<Name> {
         let (first, rest) = path.split_first()?;
         let child: Name = module.iter().chain([first]).cloned().collect();

@@ -41,7 +41,8 @@ fn check_file(root: &Path, path: &Path, findings: &mut Vec<Finding>) -> Result<(
     Ok(())
 }
 
-/// Whether a file has only tests: it lies in a folder of tests, or is the module `tests` or `model` of another file.
+/// Whether a file has only tests: it lies in a folder of tests, or is the module `tests` or `model`
+/// of another file.
 fn is_test(path: &Path) -> bool {
     let in_tests = path.components().any(|part| part == Component::Normal("tests".as_ref()));
     let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();

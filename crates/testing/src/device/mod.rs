@@ -1,4 +1,5 @@
-//! A driver just big enough to test the device: one memfd, split rings at its start, buffers behind them.
+//! A driver just big enough to test the device: one memfd, split rings at its start, buffers behind
+//! them.
 
 pub mod rings;
 
@@ -18,7 +19,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 pub const SIZE: u16 = 256;
-/// Guest and user addresses differ from each other and from the host's, so that mixing them up shows.
+/// Guest and user addresses differ from each other and from the host's, so that mixing them up
+/// shows.
 pub const GUEST: u64 = 0x1_0000_0000;
 pub const USER: u64 = 0x7000_0000_0000;
 pub const MEMORY: usize = 16 << 20;
@@ -51,7 +53,7 @@ impl Memory {
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= MEMORY);
         let mut out = vec![0; len];
-        // SAFETY: inside the mapping; tests read what the device has given back.
+        // SAFETY: inside the mapping; tests read what the device has marked as used.
         unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), out.as_mut_ptr(), len) };
         out
     }
@@ -148,7 +150,8 @@ impl Driver {
         Self { memory: Memory::new(), rings: Vec::new(), front, connection: None, stats: Arc::default() }
     }
 
-    /// Leaves the device, and connects to one of the same features; the rings stay as they are in memory.
+    /// Leaves the device, and connects to one of the same features; the rings stay as they are in
+    /// memory.
     pub fn reconnect(&mut self, control: &Control, features: u64) {
         self.connection = None;
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -176,7 +179,7 @@ impl Driver {
         self.front.set_vring_enable(ring, true).unwrap();
     }
 
-    /// Stops a ring, and says where it stood.
+    /// Stops a ring. Returns its position.
     pub fn front_base(&self, ring: usize) -> u16 {
         self.front.get_vring_base(ring).unwrap() as u16
     }

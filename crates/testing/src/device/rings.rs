@@ -1,4 +1,5 @@
-//! The driver's half of a ring, in either format: enough to test a device, and simple enough to be checked by reading.
+//! The driver's half of a ring, in either format: enough to test a device, and simple enough to be
+//! checked by reading.
 
 use std::collections::VecDeque;
 
@@ -154,7 +155,8 @@ impl Queue {
         if self.free.len() < parts { None } else { ids.last().copied() }
     }
 
-    /// Posts chain `id` of (guest address, length, flags), by a table if `indirect` is set and was negotiated.
+    /// Posts chain `id` of (guest address, length, flags), by a table if `indirect` is set and was
+    /// negotiated.
     pub fn post(&mut self, memory: &Memory, id: u16, parts: &[(u64, u32, u16)], indirect: bool) {
         let packed = matches!(self.format, Format::Packed(..));
         let mut parts = parts.to_vec();

@@ -1,5 +1,5 @@
-//! A vhost-user backend that does what a test tells it to: the messages are answered on a thread, the driver's memory and
-//! rings are the test's to write at will.
+//! A vhost-user back end that a test controls: the messages are answered on a thread,
+//! the driver's memory and rings are the test's to write at will.
 
 mod back_end;
 mod ring;
@@ -97,7 +97,7 @@ impl Hostile {
         self.backend.status.load(Relaxed)
     }
 
-    /// The MTU that the driver has told.
+    /// The MTU that the driver has set.
     pub fn mtu(&self) -> u64 {
         self.backend.mtu.load(Relaxed)
     }
@@ -117,8 +117,8 @@ impl Hostile {
         self.backend.state.lock().unwrap().calls.iter().map(|call| call.try_clone().unwrap()).collect()
     }
 
-    /// Ring `index` as a device sees it. A driver that gets no acknowledgements does not wait until the backend has heard of
-    /// it: this does.
+    /// Ring `index` as a device sees it. A driver that gets no acknowledgements does not wait until
+    /// the backend has heard of it: this does.
     pub fn ring(&self, index: usize) -> DeviceRing {
         let told = |state: &State| {
             let known = |user: &u64| state.memory.iter().any(|m| (m.user..m.user + m.len as u64).contains(user));
@@ -140,7 +140,8 @@ impl Hostile {
         };
         let [desc, avail, used] = at.parts.map(host);
         let packed = self.negotiated() & feature::RING_PACKED != 0;
-        // SAFETY: the driver laid the ring out, and the mapping stays while the test has the backend.
+        // SAFETY: the driver laid the ring out, and the mapping stays while the test has the
+        // backend.
         unsafe {
             match packed {
                 true => DeviceRing::packed_ring(PackedRing::from_parts(desc, avail, used, at.size)),
@@ -209,12 +210,14 @@ impl Hostile {
         state.memory.iter().map(|m| rustix::fs::ftruncate(&m.file, 0)).collect()
     }
 
-    /// Delivers a plain frame as an honest device would: into one chain, or into as many as it needs.
+    /// Delivers a plain frame as an honest device would: into one chain, or into as many as it
+    /// needs.
     pub fn deliver(&self, ring: &mut DeviceRing, frame: &[u8]) {
         self.deliver_with(ring, VnetHdr::PLAIN, frame);
     }
 
-    /// The same with a header of the test's, of which the number of buffers is filled in. Returns the first chain.
+    /// The same with a header of the test's, of which the number of buffers is filled in. Returns
+    /// the first chain.
     pub fn deliver_with(&self, ring: &mut DeviceRing, header: VnetHdr, frame: &[u8]) -> u16 {
         let wire = [&header.to_bytes(), frame].concat();
         let (mut rest, mut chains) = (&wire[..], Vec::new());
@@ -303,13 +306,14 @@ impl Harness {
         self.accounting.assert_balanced();
     }
 
-    /// The receive queue has stopped for this reason, and does nothing any more; every page is accounted for.
+    /// The receive queue has stopped for this reason, and does nothing any more; every page is
+    /// accounted for.
     #[track_caller]
     pub fn assert_stopped(mut self, error: DeviceFault) {
         let before = self.pair.rx.stats();
         assert_eq!(before.stopped, Some(error));
         assert!(before.errors().any(|e| e == (error.name(), 1)), "{before:?}");
-        // Whatever else it says.
+        // Whatever else the ring holds.
         for n in [0, 1, 2] {
             self.ring.publish_garbage(n);
             assert_eq!(receive(&mut self.pair.rx, &mut DropAll::default()), 0);

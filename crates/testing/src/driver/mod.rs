@@ -1,4 +1,5 @@
-//! What the driver's tests share: a device of ours on a thread of its own, programs, frames to compare, and the accounts.
+//! What the driver's tests share: a device of ours on a thread of its own, programs, frames to
+//! compare, and the accounts.
 
 pub mod hostile;
 pub mod split;
@@ -84,8 +85,9 @@ impl<P: Port + 'static> Drop for DeviceThread<P> {
     }
 }
 
-/// A memory table that knows what is mapped: a page is mapped once at a time, a fragment that is to be sent any number of
-/// times, each is unmapped as often, and what is synced is mapped in that direction.
+/// A memory table that knows what is mapped: a page is mapped once at a time, a fragment that is to
+/// be sent any number of times, each is unmapped as often, and what is synced is mapped in that
+/// direction.
 #[derive(Debug)]
 pub struct CheckedDomain {
     table: VhostDomain,
@@ -188,7 +190,7 @@ impl Accounting {
     }
 }
 
-/// Options of devices that take their pages from the same memory.
+/// Options of devices that allocate their pages from the same memory.
 pub fn common_memory(pages: usize) -> impl Fn(RxMode) -> NetOptions {
     let supply = RegionProvider::new(RegionOptions::new(pages).build::<PeerShared>().unwrap());
     move |mode| NetOptions::new(mode).memory(Arc::clone(supply.region()), supply.clone())
@@ -211,7 +213,8 @@ pub fn close_clean<M: PeerMemory>(pair: QueuePair<M>) {
     assert_closed(&pair.rx.close().unwrap(), 0);
 }
 
-/// A program from closures: `run` decides, `pass` and `tx` take what it decided on, `tx` also what it redirects.
+/// A program from closures: `run` decides, `pass` and `tx` take what it decided on, `tx` also what
+/// it redirects.
 pub struct Program<const LINEAR: bool, R, P, T> {
     pub run: R,
     pub pass: P,
@@ -251,7 +254,7 @@ pub enum Domains {
     One,
     /// Nothing.
     Two,
-    /// The target has no domain and takes this process's addresses.
+    /// The target has no domain and uses this process's addresses.
     Plain,
 }
 
@@ -260,7 +263,7 @@ pub const DOMAINS: [Domains; 3] = [Domains::One, Domains::Two, Domains::Plain];
 /// Redirects every frame whose first byte is even; the program fails on the others.
 pub struct Forward<'t> {
     pub bulk: TxBulk<&'t mut VirtioTx>,
-    /// What the target said of each fragment.
+    /// How the target reaches each fragment.
     pub reach: Vec<Vec<Reach>>,
     /// Panics instead.
     pub fail: bool,
@@ -294,7 +297,8 @@ impl Handler<PeerShared> for Forward<'_> {
     }
 }
 
-/// A port that passes on what the driver sends, a frame at a time: slower than the driver, whose ring is full.
+/// A port that passes on what the driver sends, a frame at a time: slower than the driver, whose
+/// ring is full.
 pub struct Slow(pub mpsc::Sender<Vec<u8>>);
 
 impl Port for Slow {
@@ -313,7 +317,7 @@ impl Port for Slow {
     }
 }
 
-/// What a bulk says.
+/// The statistics of a bulk.
 pub fn bulk_stats(sent: u64, dropped: u64) -> BulkStats {
     let mut stats = BulkStats::default();
     (stats.sent, stats.dropped) = (sent, dropped);

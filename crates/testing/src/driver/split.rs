@@ -1,4 +1,5 @@
-//! Device memory to receive into and send from: a memfd that the tests read and write by system calls, and never map.
+//! Device memory to receive into and send from: a memfd that the tests read and write by system
+//! calls, and never map.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -21,14 +21,16 @@ pub enum Dpdk {
 pub struct Testpmd(Child);
 
 impl Testpmd {
-    /// Starts the system's testpmd on a socket: it swaps the addresses of frames and sends them back. It listens there, or connects as a
-    /// `client`, again and again. None if it cannot run here, which is said.
+    /// Starts the system's testpmd on a socket: it swaps the addresses of frames and sends them
+    /// back. It listens there, or connects as a `client`, again and again. None if it cannot run
+    /// here, which is reported.
     pub fn start(socket: &Path, client: bool) -> Option<Self> {
         let vhost = format!("net_vhost0,iface={},queues=1,client={}", socket.display(), u8::from(client));
         Self::run(Dpdk::System, &vhost, "--forward-mode=macswap", "")
     }
 
-    /// Starts it with one port, which sends back what it receives, as `options` say. `commands` are lines for its console.
+    /// Starts it with one port, which sends back what it receives, as `options` say. `commands` are
+    /// lines for its console.
     pub fn run(dpdk: Dpdk, vdev: &str, options: &str, commands: &str) -> Option<Self> {
         Self::of_ports(dpdk, &[vdev], &format!("--port-topology=loop {options}"), commands)
     }
@@ -79,7 +81,7 @@ impl Testpmd {
             })
         };
         let mut testpmd = Self(command.spawn().unwrap());
-        // It may have ended already: it then says nothing below.
+        // It may have ended already: then there is no output below.
         let _ = writeln!(testpmd.0.stdin.as_mut().unwrap(), "{commands}\nstart");
         let mut lines = BufReader::new(testpmd.0.stdout.take().unwrap()).lines().map_while(Result::ok);
         // "io packet forwarding - ports=1 - cores=1", or with "with retry" in between.
@@ -88,12 +90,12 @@ impl Testpmd {
             skip("dpdk-testpmd does not start");
             return None;
         }
-        // What it says later is read, so that it never waits for us.
+        // Later output is read, so that testpmd never waits for a full pipe.
         std::thread::spawn(move || lines.for_each(|line| println!("testpmd: {line}")));
         Some(testpmd)
     }
 
-    /// Gives lines to its console.
+    /// Writes lines to its console.
     pub fn command(&mut self, lines: &str) {
         writeln!(self.0.stdin.as_mut().unwrap(), "{lines}").unwrap();
     }

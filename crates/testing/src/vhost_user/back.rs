@@ -1,4 +1,5 @@
-//! vhost-user from the back end's side, in raw bytes: a second reading of the specification beside the crate's own.
+//! vhost-user from the back end's side, in raw bytes: a second reading of the specification beside
+//! the crate's own.
 
 use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;

@@ -1,4 +1,5 @@
-//! A vhost-user front end in raw messages. It shares no code with the crate, so that both would have to be wrong alike.
+//! A vhost-user front end in raw messages. It shares no code with the crate, so that both would
+//! have to be wrong alike.
 
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -125,8 +126,8 @@ impl Answer {
     }
 }
 
-/// One end of a connection. A message that the device refuses is an error of kind `PermissionDenied`; a device that has hung
-/// up is one of any other kind.
+/// One end of a connection. A message that the device refuses is an error of kind
+/// `PermissionDenied`; a device that has hung up is one of any other kind.
 pub struct Front {
     pub stream: UnixStream,
     /// Whether every message asks for an acknowledgement.
@@ -205,7 +206,8 @@ impl Front {
         self.answer(request)
     }
 
-    /// Sends a message that has no answer of its own, and waits for the acknowledgement if they are agreed.
+    /// Sends a message that has no answer of its own, and waits for the acknowledgement if they are
+    /// agreed.
     pub fn set(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let flags = if self.acknowledged { NEED_REPLY } else { 0 };
         self.send(request, flags, body, fds)?;
@@ -220,7 +222,8 @@ impl Front {
         self.get_features().map(drop)
     }
 
-    /// Accepts these protocol features; with [`REPLY_ACK`] among them, all messages from here on are acknowledged.
+    /// Accepts these protocol features; with [`REPLY_ACK`] among them, all messages from here on
+    /// are acknowledged.
     pub fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         self.set(request::SET_PROTOCOL_FEATURES, &u64s([features]), &[])?;
         self.acknowledged = features & REPLY_ACK != 0;

@@ -1,5 +1,5 @@
-//! The back end's end of the socket: how it answers each message of the driver, and the memory and the rings that the
-//! messages announce.
+//! The back end's end of the socket: how it answers each message of the driver, and the memory and
+//! the rings that the messages announce.
 
 use crate::vhost_user::back::{Message, Peer, words};
 use netmem_virtio::net::feature;
@@ -46,7 +46,8 @@ pub struct Behaviour {
     pub features: u64,
     pub pairs: u64,
     pub on_stop: OnStop,
-    /// The message, by name, at which it fails: it says so, if asked to, and hangs up.
+    /// The message, by name, at which it fails: it refuses, if the driver asks for an
+    /// acknowledgement, and hangs up.
     pub fail_at: Option<&'static str>,
     /// Whether answers to requests are confirmed.
     pub acks: bool,

@@ -1,4 +1,5 @@
-//! A ring from the device's side, in either format, with nothing checked: the test writes what it wants.
+//! A ring from the device's side, in either format, with nothing checked: the test writes what it
+//! wants.
 
 use netmem_virtio::virtqueue::{DESC_NEXT, DESC_WRITE, Desc, PackedDesc, PackedRing, Position, SplitRing};
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ pub struct DeviceRing {
     pub size: u16,
     /// Heads taken from the available ring, of a split ring.
     pub seen: u16,
-    /// Chains given back.
+    /// Used elements that were written.
     pub used: u16,
 }
 
@@ -21,7 +22,7 @@ enum Words {
 /// A packed ring, and where the device is in it.
 pub struct PackedWords {
     pub ring: PackedRing,
-    /// The next chain to take.
+    /// The position of the next chain.
     pub next: Position,
     /// The place of the next used descriptor.
     pub used: Position,
@@ -60,7 +61,8 @@ impl PackedWords {
         (!ids.is_empty()).then(|| ids[n as usize % ids.len()])
     }
 
-    /// A used descriptor at the next place, which moves by the descriptors of the chain, or of any if there is none of this id.
+    /// A used descriptor at the next place, which moves by the descriptors of the chain, or of any
+    /// if there is none of this id.
     fn put(&mut self, id: u16, len: u32) -> (u16, PackedDesc) {
         let like = self.chains.get(&id).or_else(|| self.chains.values().next());
         let (at, span) = (self.used, like.map_or(1, Vec::len) as u16);
@@ -114,7 +116,7 @@ impl DeviceRing {
         }
     }
 
-    /// Whether at least `n` chains are there, as far as that costs little to say.
+    /// Whether at least `n` chains are there, as far as that costs little to find out.
     pub fn may_have(&self, n: u16) -> bool {
         match &self.words {
             Words::Split(_) => (n..=self.size).contains(&self.available()),

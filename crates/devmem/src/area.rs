@@ -208,8 +208,8 @@ unsafe impl<M: Memory> Provider<M> for AreaProvider<M> {
     }
 
     unsafe fn release(&self, page: RawPage<M>) {
-        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from the
-        // supply.
+        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from
+        // the supply.
         unsafe { self.area.supply.release(page) };
     }
 

@@ -1,6 +1,10 @@
 //! Bindings: device memory that queues receive into and senders send from, and the references that
 //! keep that memory.
 //!
+//! A user unbinds memory while pages are with a device, in sockets and in flight, and may free it
+//! only when no page is used any more. No thread knows when that is. So each of these holds a
+//! reference, and the last of them releases the memory.
+//!
 //! ```text
 //!   Binding (owner) ─────────────────────────────┐
 //!   Socket, once for each binding it has met ────┤
@@ -277,8 +281,8 @@ unsafe impl<C: BindingCount> Provider<Device> for BindingProvider<C> {
     }
 
     unsafe fn release(&self, page: RawPage<Device>) {
-        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from the
-        // supply.
+        // SAFETY: the caller promises that `alloc` returned the page, and `alloc` allocates from
+        // the supply.
         unsafe { self.binding.supply.release(page) };
         self.binding.ledger.give(1);
     }

@@ -80,7 +80,9 @@ pub struct BulkStats {
 ///     let budget = to.0.room().min(256);
 ///     rx.poll(|poll| poll.receive(budget, to))
 /// }
-/// # fn by_reference<T: TxQueue>(tx: &mut T) -> Forward<&mut T> { Forward(TxBulk::holding(tx, 256)) }
+/// # fn by_reference<T: TxQueue>(tx: &mut T) -> Forward<&mut T> {
+/// #     Forward(TxBulk::holding(tx, 256))
+/// # }
 /// ```
 #[must_use = "packets that a bulk holds are dropped with it"]
 pub struct TxBulk<T: TxQueue> {

@@ -1,4 +1,6 @@
-//! The fragments behind a frame's head: most frames have none.
+//! The fragments behind a frame's head.
+//!
+//! Most frames have none, and pay for none: the list is one pointer, which is null.
 
 use netmem_pool::{Frag, Memory};
 

@@ -1,4 +1,8 @@
 //! Offload information: what a device reports about a frame in addition to its bytes.
+//!
+//! A checksum may be verified, unknown, or still to be computed; a frame may be a segment that was
+//! never cut. A handler that edits bytes must keep this true, so it travels with the frame, and
+//! edits adjust it.
 
 /// The state of a frame's transport checksum.
 ///

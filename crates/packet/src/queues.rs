@@ -1,5 +1,8 @@
 //! The receive queues of a device, each of which can be stopped and started again with other
 //! memory.
+//!
+//! Device memory is bound by a layer that knows no driver, and queues are restarted by a driver
+//! that knows no bindings. This trait is between the two.
 
 use netmem_pool::{Device, Provider, Region};
 use std::error::Error;

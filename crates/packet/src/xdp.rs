@@ -1,4 +1,7 @@
 //! A received frame during the XDP program, and the program's verdicts.
+//!
+//! A program that drops or bounces most frames must not pay for packets. In this state a frame has
+//! one holder and one page that can be written, so its verdict costs no count.
 
 use crate::frags::Frags;
 use crate::meta::Meta;

@@ -1,5 +1,8 @@
 //! The context that the streams of a stack share with its transmit queue: the DMA domain, and
 //! wakers.
+//!
+//! A range can become free inside of the stack's poll, when the stack's tables are borrowed. A
+//! waker that ran there could call the stack. So wakers are collected, and called after the poll.
 
 use crate::binding::{BindingCount, BindingRef};
 use netmem_pool::{DmaDomain, MapError};

@@ -1,4 +1,7 @@
 //! The receive queue of a stack with device streams.
+//!
+//! A frame arrives with pages, and the stream needs the binding that they are in. The queue finds
+//! it among the bindings of the stack, which change while the queue is polled.
 
 use super::payload::{DeviceFrame, OnDevice};
 use crate::binding::{Binding, BindingCount, BindingProvider};

@@ -1,4 +1,8 @@
 //! The transmit queue of a stack with device streams.
+//!
+//! A segment names payload by its offset in a binding, and the device needs an address. The address
+//! is looked up here, for each transmission, so that the connection keeps no address that a restart
+//! of the queue changes.
 
 use super::context::Context;
 use super::range::{InFlight, SendRange};

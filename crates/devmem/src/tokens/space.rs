@@ -1,6 +1,9 @@
 //! Allocation of the ranges of bindings in a socket's 32-bit space. A binding is assigned the next
 //! free range. Freed ranges are used again only after all other numbers.
 //!
+//! A late return names a token of a binding that is gone. If its numbers were used again at once,
+//! the return would free a page of another binding.
+//!
 //! ```text
 //!   0   1                          next                       2^32
 //!   │ - │ A A A A │     │ B B │ C C C C ─────────────────────► │

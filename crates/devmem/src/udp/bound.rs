@@ -1,4 +1,7 @@
 //! The sockets of a flow table by their local addresses, as receive queues look them up.
+//!
+//! Receive queues read the list for each frame, without a lock. Sockets are bound and closed
+//! seldom, so that a change copies the list.
 
 use super::mailbox::Mailbox;
 use crate::binding::BindingCount;

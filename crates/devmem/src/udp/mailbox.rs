@@ -1,5 +1,8 @@
 //! A mailbox: a bounded queue of datagrams between the network side and a socket.
 //!
+//! A receive queue must not wait for a user, and a slow user must not hold all pages. So a delivery
+//! never blocks, and a full mailbox drops.
+//!
 //! ```text
 //!   FlowQueue (one for each receive queue) ──► mailbox ──► Socket::recv
 //!   full: dropped and counted               └─► the socket's notifier, if a thread waits

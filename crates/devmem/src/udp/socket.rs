@@ -1,5 +1,8 @@
 //! UDP sockets. They deliver datagrams as fragments of device memory with tokens. Bytes that the
 //! device wrote to host memory are delivered as fragments of host memory.
+//!
+//! The device splits a frame at a byte offset, and headers have options. So a datagram can begin in
+//! host memory and continue in device memory, and the user receives both parts in order.
 
 use super::flow::Flows;
 use super::mailbox::{Datagram, Mailbox};

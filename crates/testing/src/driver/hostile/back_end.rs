@@ -37,7 +37,7 @@ pub enum OnStop {
     Answer,
     /// Answers nothing and hangs up.
     Refuse,
-    /// Answers nothing, until [`Hostile::release`].
+    /// Answers nothing, until [`release`](super::Hostile::release).
     Hang,
 }
 

@@ -151,7 +151,7 @@ impl Machine {
         assert_eq!(FREED.with_borrow(Vec::len), pools, "pools freed");
         assert_eq!(self.domain.mapped(), 0, "pages still mapped");
         let mut found = [const { None }; PAGES + 1];
-        assert_eq!(self.memory.take(&mut found), PAGES - lost, "pages with the provider");
+        assert_eq!(self.memory.alloc(&mut found), PAGES - lost, "pages with the provider");
         // SAFETY: the provider is alive.
         let mut numbers: Vec<_> = found.iter().flatten().map(|page| unsafe { page.index() }).collect();
         numbers.sort_unstable();

@@ -221,7 +221,7 @@ impl Port for XskPort {
         self.rx.disarm();
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         self.shown = Shown::Nowhere;
         let mut dropped = 0;
         while dropped < WAITING {

@@ -191,7 +191,7 @@ fn frames_for_a_front_end_that_has_left_are_dropped() {
         (0..100).for_each(|i| peer.send(&frame(60, i)));
         let mut dropped = 0;
         until("all frames", || {
-            dropped += port.left();
+            dropped += port.drop_waiting();
             (dropped == 100).then_some(())
         });
         assert!(port.peek().is_none());

@@ -170,8 +170,8 @@ impl<P: Port> Worker<P> {
         // case, but some files wake a thread only if it waits for an event of incoming data: a
         // deleted tap signals input and `PRI`. Other ports have a descriptor for that.
         for (port, events) in ports.iter().zip(awaited) {
-            let left = port.left_frames().filter(|_| events == PollFlags::IN);
-            fds.extend(port.fd().into_iter().chain(left).map(|fd| PollFd::from_borrowed_fd(fd, events)));
+            let backlog = port.backlog_fd().filter(|_| events == PollFlags::IN);
+            fds.extend(port.fd().into_iter().chain(backlog).map(|fd| PollFd::from_borrowed_fd(fd, events)));
             let failure = port.failure().filter(|_| events != PollFlags::IN);
             fds.extend(failure.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }

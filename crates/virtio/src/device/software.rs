@@ -197,9 +197,9 @@ impl<P: Port> OffloadingPort<'_, P> {
 
     /// Sends a frame that the port does not accept as it is.
     #[cold]
-    fn send_parts(&mut self, wire: &[u8], takes: Offloads) -> bool {
+    fn send_parts(&mut self, wire: &[u8], accepted: Offloads) -> bool {
         let SoftwareOffloads { tx, counts, .. } = self.software;
-        if tx.start(wire, takes, counts).is_err() {
+        if tx.start(wire, accepted, counts).is_err() {
             return false;
         }
         let mut sent = true;
@@ -256,22 +256,22 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
     #[inline]
     fn send(&mut self, wire: &[u8]) -> bool {
         if wire[..2] != [0, 0] {
-            let takes = self.port.takes();
-            if lacks(takes, wire, wire.len()) {
-                return self.send_parts(wire, takes);
+            let accepted = self.port.accepted_offloads();
+            if lacks(accepted, wire, wire.len()) {
+                return self.send_parts(wire, accepted);
             }
         }
         self.port.send(wire)
     }
 
     fn send_in_place(&mut self, head: &[u8], rest: Rest<'_>) -> Option<bool> {
-        if head[..2] != [0, 0] && lacks(self.port.takes(), head, head.len() + rest.len()) {
+        if head[..2] != [0, 0] && lacks(self.port.accepted_offloads(), head, head.len() + rest.len()) {
             return None;
         }
         self.port.send_in_place(head, rest)
     }
 
-    fn takes(&self) -> Offloads {
+    fn accepted_offloads(&self) -> Offloads {
         Offloads::sent(u64::MAX)
     }
 
@@ -290,9 +290,9 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
         self.port.negotiated(features)
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         self.software.reset();
-        self.port.left()
+        self.port.drop_waiting()
     }
 
     fn failure(&self) -> Option<BorrowedFd<'_>> {

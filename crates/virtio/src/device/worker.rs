@@ -173,7 +173,7 @@ impl PortState {
         if pair.departures != self.departures {
             self.departures = pair.departures;
             self.software.reset();
-            stats.add_drops(DropReason::FrontEndLeft, port.left());
+            stats.add_drops(DropReason::FrontEndLeft, port.drop_waiting());
         }
         if pair.features != self.features {
             self.features = pair.features;

@@ -88,7 +88,7 @@ impl Port for Cross {
         self.ends()[self.end].served = served;
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         self.frames.clear() + self.ends()[self.end].frames.clear()
     }
 }

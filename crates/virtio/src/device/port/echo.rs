@@ -76,7 +76,7 @@ impl Port for Echo {
         self.served = served;
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         self.queue.clear()
     }
 }

@@ -57,7 +57,7 @@ pub trait Port: Send {
 
     /// Sends a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an
     /// Ethernet header; at most [`MAX_WIRE`] bytes), and with no offloads except those that the
-    /// port [accepts](Self::takes). Returns false if the port could not send it; the frame is then
+    /// port [accepts](Self::accepted_offloads). Returns false if the port could not send it; the frame is then
     /// lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 
@@ -73,7 +73,7 @@ pub trait Port: Send {
 
     /// Which offloads [`Self::send`] accepts at present, if not those of [`Self::FEATURES`]. Called
     /// only for frames with offloads.
-    fn takes(&self) -> Offloads {
+    fn accepted_offloads(&self) -> Offloads {
         Offloads::sent(Self::FEATURES)
     }
 
@@ -104,19 +104,19 @@ pub trait Port: Send {
     /// another one has connected. Returns how many there were. The work is bounded, also if new
     /// frames arrive all the time. Called before any frame is delivered or sent for the next front
     /// end.
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         0
     }
 
     /// Called when the thread is about to sleep. Returns whether there is a frame. If there is
-    /// none, the thread sleeps until [`Self::fd`] or [`Self::left_frames`] is readable, and then
+    /// none, the thread sleeps until [`Self::fd`] or [`Self::backlog_fd`] is readable, and then
     /// peeks.
     fn arm(&mut self) -> bool {
         self.peek().is_some()
     }
 
     /// A descriptor that becomes readable when a frame arrives, and when the port fails. `None` if
-    /// frames do not arrive by themselves. Only this descriptor, [`Self::left_frames`] and the
+    /// frames do not arrive by themselves. Only this descriptor, [`Self::backlog_fd`] and the
     /// [deadline](Self::deadline) wake a thread that sleeps.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -124,7 +124,7 @@ pub trait Port: Send {
 
     /// A descriptor that becomes readable when another thread has put a frame into this port's
     /// backlog, after [`Self::arm`]. `None` if the port's frames come only from [`Self::fd`].
-    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
+    fn backlog_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -201,8 +201,8 @@ impl<P: Port> Port for Linked<P> {
         self.port.negotiated(features & !feature::GUEST_OFFLOADS)
     }
 
-    fn left(&mut self) -> u64 {
-        u64::from(self.current.take().is_some()) + self.to_driver.link.clear() as u64 + self.port.left()
+    fn drop_waiting(&mut self) -> u64 {
+        u64::from(self.current.take().is_some()) + self.to_driver.link.clear() as u64 + self.port.drop_waiting()
     }
 
     fn arm(&mut self) -> bool {
@@ -218,8 +218,8 @@ impl<P: Port> Port for Linked<P> {
         self.port.fd()
     }
 
-    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
-        self.port.left_frames()
+    fn backlog_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.port.backlog_fd()
     }
 
     fn deadline(&self, receives: bool) -> Option<Instant> {

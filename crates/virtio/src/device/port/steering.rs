@@ -308,14 +308,14 @@ impl<P: Port> Port for Steered<P> {
         self.shared().port.send(wire)
     }
 
-    fn takes(&self) -> Offloads {
-        self.shared().port.takes()
+    fn accepted_offloads(&self) -> Offloads {
+        self.shared().port.accepted_offloads()
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         let current = u64::from(self.current.take().is_some());
         let (mut shared, index) = (self.shared(), self.index);
-        current + shared.backlogs[index].clear() + shared.port.left()
+        current + shared.backlogs[index].clear() + shared.port.drop_waiting()
     }
 
     fn negotiated(&mut self, features: u64) -> Result<(), PortError> {
@@ -344,7 +344,7 @@ impl<P: Port> Port for Steered<P> {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    fn left_frames(&self) -> Option<BorrowedFd<'_>> {
+    fn backlog_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wake.as_fd())
     }
 

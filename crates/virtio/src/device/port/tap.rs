@@ -315,7 +315,7 @@ impl Port for Tap {
         self.reader.forget();
     }
 
-    fn takes(&self) -> Offloads {
+    fn accepted_offloads(&self) -> Offloads {
         Offloads::sent(if self.udp_segments { Self::FEATURES } else { Self::FEATURES & !feature::HOST_USO })
     }
 
@@ -348,7 +348,7 @@ impl Port for Tap {
         }
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         let mut dropped = u64::from(self.reader.forget());
         while dropped < WAITING && self.fetch() {
             self.reader.forget();

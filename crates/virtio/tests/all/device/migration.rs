@@ -42,7 +42,7 @@ impl Port for Record {
         true
     }
 
-    fn left(&mut self) -> u64 {
+    fn drop_waiting(&mut self) -> u64 {
         self.left += 1;
         std::mem::take(&mut self.sent).len() as u64
     }

@@ -20,7 +20,7 @@ pub(crate) trait Benchmark {
     /// # Errors
     ///
     /// [`BenchError::Unavailable`]: the rows cannot be measured here.
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         Ok(())
     }
 
@@ -48,11 +48,11 @@ impl Benchmark for Skipped {
         self.heads.clone()
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         Err(BenchError::Unavailable { what: "skipped", why: self.why.clone() })
     }
 
-    fn measure(&mut self, _lab: &Harness) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, _harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         Ok(Vec::new())
     }
 }

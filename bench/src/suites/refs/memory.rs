@@ -37,7 +37,7 @@ impl Benchmark for Memory {
         vec![Head { name, section: "memory", threads: 1, per: "count", unit: "B", ..Head::default() }]
     }
 
-    fn measure(&mut self, _lab: &Harness) -> Result<Vec<Sample>, BenchError> {
+    fn measure(&mut self, _harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         Ok(vec![Sample::of(self.bytes as f64)])
     }
 }

@@ -103,7 +103,7 @@ impl Benchmark for Bulk {
         vec![head(self.0.name(), throughput, "connection", "b/s"), head(self.0.name(), cpu, "GB", "ns")]
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 
@@ -130,7 +130,7 @@ impl Benchmark for Requests {
             .into()
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 
@@ -164,7 +164,7 @@ impl Benchmark for CostLine {
         [("cost of a segment", "segment"), ("cost of a byte", "byte")].map(row).into()
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         self.0.can_run()
     }
 

@@ -300,7 +300,7 @@ impl Benchmark for Memcached {
         rows.map(head).into()
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         let unavailable = |why| BenchError::Unavailable { what: "memcached", why };
         self.env.can_run(super::run::Path::KernelToOurs).map_err(unavailable)?;
         match self.server {

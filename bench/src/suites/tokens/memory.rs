@@ -52,7 +52,7 @@ impl<T: Tokens> Benchmark for Memory<T> {
         ]
     }
 
-    fn prepare(&mut self, _lab: &Harness) -> Result<(), BenchError> {
+    fn prepare(&mut self, _harness: &Harness) -> Result<(), BenchError> {
         let bindings = [self.device.clone()];
         self.page = taken(|| all_pages::<T>(&bindings))? / f64::from(PART);
         self.socket = taken(|| sockets::<T>(&bindings))? / SOCKETS as f64;

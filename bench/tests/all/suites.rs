@@ -80,12 +80,13 @@ fn layouts_need_a_writer_and_a_reader() {
 }
 
 /// Rows of the pool with one thread, each with the row that it is compared with.
-const ALONE: [(&str, &str); 21] = [
+const ALONE: [(&str, &str); 22] = [
     ("limit", "malloc"),
     ("in_context", "malloc"),
     ("in_context_burst64", "malloc"),
     ("in_context_fifo", "malloc"),
     ("malloc", "malloc"),
+    ("private_array", "malloc"),
     ("shared", "malloc"),
     ("shared_burst64", "malloc"),
     ("array_queue", "malloc"),
@@ -105,7 +106,7 @@ const ALONE: [(&str, &str); 21] = [
 ];
 
 /// Rows of the pool with more threads.
-const WITH_OTHERS: [(&str, &str); 14] = [
+const WITH_OTHERS: [(&str, &str); 15] = [
     ("remote", "locked_ring"),
     ("remote_busy_poll", "locked_ring"),
     ("remote_bulk", "locked_ring"),
@@ -113,6 +114,7 @@ const WITH_OTHERS: [(&str, &str); 14] = [
     ("floor_forward", "locked_ring"),
     ("floor_spsc", "locked_ring"),
     ("malloc_remote", "locked_ring"),
+    ("private_array", "array_queue"),
     ("shared", "array_queue"),
     ("shared_burst64", "array_queue"),
     ("array_queue", "array_queue"),

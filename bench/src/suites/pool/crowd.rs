@@ -5,8 +5,8 @@
 //! thread. The value is the mean time of all threads. If the cost does not depend on the number of
 //! threads, the rows of one thread and of many threads are equal.
 
-use super::solo::buffer;
-use crate::accounting::{Accounting, CountedSharedPool};
+use super::solo::{buffer, limit};
+use crate::accounting::{Accounting, CACHE, CountedSharedPool};
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work, apart};
@@ -42,10 +42,34 @@ impl<S: Stock> Work for Crowd<S> {
     fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
         let work = |_: usize, blocks: u64| (0..blocks).all(|_| self.stock.block());
         let timed = harness.crew(&vec![blocks; self.threads], &work)?.ok_or(BenchError::NoPage(self.name))?;
-        let mean = |of: fn(&Timed) -> u64| timed.iter().map(of).sum::<u64>() / self.threads as u64;
-        let lost_ns = timed.iter().map(|t| t.lost_ns).sum();
-        Ok(Timed { ns: mean(|t| t.ns), ticks: mean(|t| t.ticks), lost_ns })
+        Ok(mean(&timed))
     }
+}
+
+/// An array of each thread's own, which nothing is shared by: the limit for the growth of the other
+/// rows with the number of threads.
+pub(super) struct PrivateArray {
+    threads: usize,
+}
+
+impl PrivateArray {
+    pub(super) fn new(threads: usize) -> Self {
+        Self { threads }
+    }
+}
+
+impl Work for PrivateArray {
+    fn run(&mut self, harness: &Harness, blocks: u64) -> Result<Timed, BenchError> {
+        let work = |_: usize, blocks: u64| limit(CACHE)(blocks);
+        let timed = harness.crew(&vec![blocks; self.threads], &work)?.ok_or(BenchError::NoPage("private_array"))?;
+        Ok(mean(&timed))
+    }
+}
+
+/// The mean time of the threads, and the time that they lost together.
+fn mean(timed: &[Timed]) -> Timed {
+    let mean = |of: fn(&Timed) -> u64| timed.iter().map(of).sum::<u64>() / timed.len().max(1) as u64;
+    Timed { ns: mean(|t| t.ns), ticks: mean(|t| t.ticks), lost_ns: timed.iter().map(|t| t.lost_ns).sum() }
 }
 
 /// Netmem's pool that every thread can use.

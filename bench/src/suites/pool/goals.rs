@@ -1,6 +1,6 @@
 //! The goals of the pool.
 
-use crate::goals::{Which, evaluate, ratio};
+use crate::goals::{Which, evaluate, growth, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target};
 
@@ -9,6 +9,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     let ratio = |over: &str, n: usize, own: &str, m: usize| {
         ratio(rows, &Which::named(over).threads(n), &Which::named(own).threads(m))
     };
+    let flat = growth(rows, &Which::named("shared"), &Which::named("private_array"), 1, 2);
     let mut targets = vec![
         Target::most(1, "in_context / limit <= 1.5", ratio("in_context", 1, "limit", 1), "x", 1.5)
             .open("An allocation and a drop take twelve memory operations, an array's pop and push eight: docs/design/return-path.md."),
@@ -25,7 +26,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         Target::most(1, "shared / in_context <= 2", ratio("shared", 1, "in_context", 1), "x", 2.0)
             .open("Any thread may allocate, so each operation is a restartable sequence with two stores: docs/design/shared-pool.md."),
     );
-    targets.push(Target::most(2, "shared x2 / shared <= 1.1", ratio("shared", 2, "shared", 1), "x", 1.1));
+    targets.push(Target::most(2, "shared x2 / shared, over the same of private_array, <= 1.1", flat, "x", 1.1));
     targets.push(
         Target::least(2, "array_queue / shared >= 5", ratio("array_queue", 2, "shared", 2), "x", 5.0)
             .open("It is reached where a cache line between the CPUs costs 100 ns (38 on an Intel server part), and not where it costs 30."),

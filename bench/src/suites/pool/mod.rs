@@ -23,7 +23,7 @@ use crate::plan::Plan;
 use crate::report::{Base, Head, PacketCost, Row, compare};
 use crate::rounds::{Benchmark, Skipped};
 use crate::timing::Timing;
-use crowd::Crowd;
+use crowd::{Crowd, PrivateArray};
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::pool::PoolOptions;
@@ -110,10 +110,17 @@ fn crowd<S: crowd::Stock + 'static>(
     Timing::benchmark(head(name, section, threads, "page"), move |_| Ok(Crowd::new(name, stock()?, threads)))
 }
 
+/// An array of each thread's own.
+fn private_array(threads: usize) -> Box<dyn Benchmark> {
+    let section = if threads == 1 { "one CPU" } else { "every thread" };
+    Timing::benchmark(head("private_array", section, threads, "page"), move |_| Ok(PrivateArray::new(threads)))
+}
+
 /// The rows in which every thread allocates pages and returns them.
 fn every_thread(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<dyn Benchmark>> {
     let dpdk = dpdk.clone();
     vec![
+        private_array(threads),
         crowd("shared", threads, on(accounting, crowd::Shared::new)),
         crowd("shared_burst64", threads, on(accounting, crowd::Bursts::new)),
         crowd("array_queue", threads, || Ok(crowd::array_queue())),
@@ -138,6 +145,7 @@ fn one_cpu(accounting: &Accounting, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
         pooled(accounting, "in_context_burst64", "one CPU", solo::burst),
         pooled(accounting, "in_context_fifo", "one CPU", solo::fifo),
         plain("malloc", "one CPU", solo::malloc),
+        private_array(1),
         crowd("shared", 1, on(accounting, crowd::Shared::new)),
         crowd("shared_burst64", 1, on(accounting, crowd::Bursts::new)),
         crowd("array_queue", 1, || Ok(crowd::array_queue())),

@@ -1,7 +1,7 @@
 //! The virtio-net driver, and the sockets by which it reaches a device in another process.
 //!
 //! [`VirtioNet::probe`] initialises a device behind a vhost-user socket ([`VhostUser::connect`])
-//! and returns its [`QueuePair`]s. [`device`](crate::device) has the other side.
+//! and returns its [`QueuePair`]s. The module `device` (feature `device`) has the other side.
 //!
 //! The package is `netmem-virtio`. Virtqueues without a network device are there:
 //! `netmem_virtio::virtqueue`.

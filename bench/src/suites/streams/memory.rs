@@ -164,7 +164,8 @@ impl Memory {
     /// The memory that our device reaches.
     pub(super) fn region(&self) -> Result<Arc<RegionProvider<TrustedPeer>>, String> {
         if self.region.get().is_none() {
-            let pages = 2 * (self.pages() + SPARE);
+            // What the sender queues, and twice what the receiver holds.
+            let pages = 3 * (self.pages() + SPARE);
             let region = RegionOptions::new(pages)
                 .reserved_huge_pages(true)
                 .build::<PeerShared>()

@@ -2,8 +2,6 @@
 
 use crate::Finding;
 use crate::modules::Modules;
-use petgraph::algo::tarjan_scc;
-use petgraph::graph::DiGraph;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A parent that calls its children, which share its types, is no tangle. More than that cannot be
@@ -48,21 +46,24 @@ fn finding(of: &str, circle: &[&str], edges: &Edges) -> Finding {
     Finding { place: circle[0].to_owned(), what }
 }
 
-/// The strongly connected components of more than one place, each sorted.
+/// The strongly connected components of more than one place, each sorted: places that lead to each other.
 fn circles<'a>(edges: &Edges<'a>) -> Vec<Vec<&'a str>> {
-    let mut graph = DiGraph::new();
-    let mut nodes = BTreeMap::new();
-    for &(from, to) in edges {
-        let [from, to] = [from, to].map(|name| *nodes.entry(name).or_insert_with(|| graph.add_node(name)));
-        graph.add_edge(from, to, ());
+    let places: BTreeSet<&str> = edges.iter().map(|&(from, _)| from).collect();
+    let reached: BTreeMap<&str, BTreeSet<&str>> = places.iter().map(|&from| (from, reach(edges, from))).collect();
+    let leads = |from: &str, to: &str| reached.get(from).is_some_and(|reached| reached.contains(to));
+    let circle = |&from: &&'a str| places.iter().copied().filter(|to| leads(from, to) && leads(to, from)).collect();
+    let circles: BTreeSet<Vec<&str>> = places.iter().map(circle).filter(|circle: &Vec<_>| circle.len() > 1).collect();
+    circles.into_iter().collect()
+}
+
+/// All places that imports lead to from one, which is among them only if it is in a circle.
+fn reach<'a>(edges: &Edges<'a>, from: &str) -> BTreeSet<&'a str> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
+    while let Some(place) = next.pop() {
+        let direct = edges.iter().filter(|&&(from, _)| from == place).map(|&(_, to)| to);
+        next.extend(direct.filter(|to| reached.insert(*to)).map(str::to_owned));
     }
-    let components = tarjan_scc(&graph).into_iter().filter(|component| component.len() > 1);
-    let names = |component: Vec<_>| {
-        let mut names: Vec<&str> = component.into_iter().map(|node| graph[node]).collect();
-        names.sort_unstable();
-        names
-    };
-    components.map(names).collect()
+    reached
 }
 
 /// All folders that a file lies in, each with a slash at its end.

@@ -31,7 +31,10 @@ fn main() -> Result<()> {
         findings.extend(circles::check(&modules));
     }
     let mut excepted = exceptions(&root.join("tests/structure/exceptions.txt"))?;
-    findings.retain(|finding| excepted.remove(&finding.place).is_none());
+    // A place can have several findings: a function that is long, and has many parameters.
+    let (accepted, findings): (Vec<_>, Vec<_>) =
+        findings.into_iter().partition(|finding| excepted.contains_key(&finding.place));
+    excepted.retain(|place, _| !accepted.iter().any(|finding| finding.place == *place));
     for Finding { place, what } in &findings {
         println!("{place}: {what}");
     }

@@ -70,15 +70,9 @@ struct HeapAllocation {
     heap_flags: u64,
 }
 
-/// `_IOC(direction, class, number, size)` of asm-generic/ioctl.h: 1 is written by the caller, 3 is
-/// written and read.
-const fn request(direction: u64, class: u8, number: u64, size: usize) -> libc::c_ulong {
-    direction << 30 | (size as u64) << 16 | (class as u64) << 8 | number
-}
-
-const UDMABUF_CREATE: libc::c_ulong = request(1, b'u', 0x42, size_of::<UdmabufCreate>());
-const DMA_HEAP_ALLOC: libc::c_ulong = request(3, b'H', 0, size_of::<HeapAllocation>());
-const DMA_BUF_SYNC: libc::c_ulong = request(1, b'b', 0, size_of::<u64>());
+const UDMABUF_CREATE: libc::Ioctl = libc::_IOW::<UdmabufCreate>(b'u' as u32, 0x42);
+const DMA_HEAP_ALLOC: libc::Ioctl = libc::_IOWR::<HeapAllocation>(b'H' as u32, 0);
+const DMA_BUF_SYNC: libc::Ioctl = libc::_IOW::<u64>(b'b' as u32, 0);
 /// The caller reads and writes.
 const SYNC_RW: u64 = 3;
 const SYNC_END: u64 = 4;

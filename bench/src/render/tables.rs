@@ -200,13 +200,13 @@ const HEADLINES: [Headline; 8] = [
         ],
     },
     Headline {
-        what: "get and put of a reference, two threads on one count",
+        what: "get and put of a `PercpuRef`, two threads on one count",
         suite: "refs",
         section: "get+put",
         threads: 2,
         rows: &[
             ("percpuref", "PercpuRef"),
-            ("rcuref_batched", "RcuRef"),
+            ("rcuref_batched", "our RcuRef"),
             ("refcount", "compare-and-swap"),
             ("arc", "Arc"),
         ],

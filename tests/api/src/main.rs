@@ -8,9 +8,11 @@
 //!   cargo run -p netmem-api -- --write   writes the lists anew
 //! ```
 //!
-//! The items come from rustdoc's JSON, which needs the nightly toolchain. Where there is none, the
-//! program reports this and succeeds. A list has the items of all features except `bench`, which is
-//! unstable. Blanket implementations and auto traits are left out.
+//! The items come from rustdoc's JSON. Its paths of the standard library's items change between
+//! compilers (`std::io::Error`, `core::io::Error`), so one version writes and compares the lists:
+//! [`TOOLCHAIN`]. Where it is not installed, the program reports this and succeeds. A list has the
+//! items of all features except `bench`, which is unstable. Blanket implementations and auto traits
+//! are left out.
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
@@ -18,6 +20,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// The toolchain that documents the libraries. `public-api` must read the format of its JSON: they
+/// are updated together, and the lists are written anew.
+const TOOLCHAIN: &str = "1.95.0";
 
 /// Features that are no part of the API.
 const UNSTABLE: [&str; 2] = ["bench", "default"];
@@ -34,9 +40,9 @@ fn main() -> anyhow::Result<()> {
         [flag] if flag == "--write" => true,
         _ => bail!("usage: netmem-api [--write]"),
     };
-    let nightly = Command::new("rustup").args(["run", "nightly", "rustc", "--version"]).output();
-    if !nightly.is_ok_and(|output| output.status.success()) {
-        println!("skipped: rustdoc's JSON needs a nightly toolchain (rustup toolchain install nightly)");
+    let compiler = Command::new("rustup").args(["run", TOOLCHAIN, "rustc", "--version"]).output();
+    if !compiler.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no toolchain {TOOLCHAIN} (rustup toolchain install {TOOLCHAIN})");
         return Ok(());
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
@@ -100,7 +106,7 @@ fn libraries(root: &Path) -> anyhow::Result<(Vec<Library>, PathBuf)> {
 /// Runs rustdoc on the libraries. Returns the folder of its JSON files.
 fn document(root: &Path, libraries: &[Library], target: &Path) -> anyhow::Result<PathBuf> {
     let mut cargo = Command::new("rustup");
-    cargo.args(["run", "nightly", "cargo", "doc", "--quiet", "--lib", "--no-deps", "--no-default-features"]);
+    cargo.args(["run", TOOLCHAIN, "cargo", "doc", "--quiet", "--lib", "--no-deps", "--no-default-features"]);
     for Library { package, features } in libraries {
         cargo.args(["--package", package]);
         for feature in features {
@@ -108,6 +114,8 @@ fn document(root: &Path, libraries: &[Library], target: &Path) -> anyhow::Result
         }
     }
     cargo.current_dir(root).env("CARGO_TARGET_DIR", target).env_remove("RUSTFLAGS").env_remove("RUSTUP_TOOLCHAIN");
+    // The output format is unstable, and a stable compiler accepts it by this variable only.
+    cargo.env("RUSTC_BOOTSTRAP", "1");
     cargo.env("RUSTDOCFLAGS", "-Zunstable-options --output-format json --cap-lints allow");
     ensure!(cargo.status()?.success(), "rustdoc has failed");
     Ok(target.join("doc"))

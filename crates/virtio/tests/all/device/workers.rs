@@ -324,6 +324,12 @@ fn a_frame_that_another_thread_leaves_wakes_the_worker() {
     let mut workers = device.workers(2).unwrap();
     beside(&mut workers, &control, Spin::NONE, || {
         let mut driver = driver(&control, Arc::clone(&stats), 2);
+        // A port drops the frames that wait when its thread reports new features to it. A completed
+        // chain shows that each thread has done so.
+        for pair in 0..2 {
+            send(&mut driver, pair, 0);
+            until(|| driver.rings[2 * pair + 1].take().is_some());
+        }
         for n in 0..100 {
             until(|| asleep(&stats) == 2);
             limit.store(n + 1, Relaxed);

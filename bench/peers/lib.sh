@@ -2,8 +2,10 @@
 # shellcheck shell=bash
 
 RUNS=${RUNS:-7}                                        # interleaved rounds
-SECS=${SECS:-2}                                        # seconds that are measured in each round
+SECS=${SECS:-2}                                        # seconds of CPU time that are measured in each round
 NETMEM=${NETMEM:-$(dirname "${BASH_SOURCE[0]}")/../../target/release/netmem}
+EXAMPLES=${NETMEM%/*}/examples                          # virtio_peer and turns, of the same build
+TURN_MS=${TURN_MS:-20}                                 # milliseconds of a turn
 DRIVER_CPU=${DRIVER_CPU:-0}                            # CPU of the side under test
 DEVICE_CPU=${DEVICE_CPU:-1}                            # CPU of its back end
 
@@ -14,7 +16,8 @@ DEBIAN13=${DEBIAN13:-$HERE/../../target/tmp/debian13}   # where DPDK 24.11 is un
 # The features that both sides are asked to negotiate: virtio_user's devargs, the receive path that these select, and
 # netmem's mode and features of rings. virtio_user always negotiates INDIRECT_DESC. It vectorises a split ring only
 # without IN_ORDER and MRG_RXBUF; in_order=1 is the default, and overrides vectorized=1 without an error. It vectorises
-# a packed ring with IN_ORDER, if the CPU has AVX-512. Its log says which path was taken.
+# a packed ring with IN_ORDER, if the CPU has AVX-512. Its log names the path. `bench/examples/virtio_peer.rs` has
+# netmem's features of each set.
 SETS=(split mergeable in_order packed packed_in_order)
 declare -A DEVARGS=(
     [split]=",mrg_rxbuf=0,in_order=0,vectorized=1"
@@ -29,13 +32,6 @@ declare -A RX_PATH=(
     [in_order]="inorder"                               # virtio_user's defaults, with mergeable buffers
     [packed]="packed ring standard"
     [packed_in_order]="packed ring vectorized"
-)
-declare -A NETMEM_SET=(
-    [split]="small split,indirect"
-    [mergeable]="mergeable split,indirect"
-    [in_order]="mergeable split,indirect,in-order"
-    [packed]="small packed,indirect"
-    [packed_in_order]="small packed,indirect,in-order"
 )
 RING_BITS=(15:MRG_RXBUF 28:INDIRECT_DESC 29:EVENT_IDX 34:RING_PACKED 35:IN_ORDER 38:NOTIFICATION_DATA)
 
@@ -89,6 +85,17 @@ have_netmem() {
     [[ -x $NETMEM ]] || { echo "skipped: netmem rows: no binary at $NETMEM (cargo build --release, or set NETMEM)"; false; }
 }
 
+# have_examples: succeeds if the programs that take turns are built. Otherwise prints how to build them, and fails.
+have_examples() {
+    local program
+    for program in virtio_peer turns; do
+        [[ -x $EXAMPLES/$program ]] || {
+            echo "skipped: no $EXAMPLES/$program (cargo build --release -p netmem-bench --example virtio_peer --example turns)"
+            return 1
+        }
+    done
+}
+
 # start NAME COMMAND...: starts the command in the background, with input from a FIFO (see tell) and output to
 # $TMP/NAME.log.
 start() {
@@ -136,6 +143,8 @@ stop() {
     [[ -n $pid ]] || return 0
     unset "PID[$1]"
     kill "$pid" 2> /dev/null || true
+    # It may be stopped, off its turn.
+    kill -CONT "$pid" 2> /dev/null || true
     for _ in {1..100}; do
         kill -0 "$pid" 2> /dev/null || break
         sleep 0.1
@@ -191,36 +200,46 @@ dpdk_port() {
     shift 4
     [[ $version != 24.11 ]] || program=("$DEBIAN13/root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$lib" "$TMP/dpdk-port-24.11" \
         -d "$lib/dpdk/pmds-25.0")
-    start "$name" "${NETNS[@]}" "${program[@]}" -l "$cpu" --no-pci --no-telemetry -m 128 --in-memory --single-file-segments \
+    start "$name" "${NETNS[@]}" "${program[@]}" -l "$cpu" --no-pci --no-telemetry -m 48 --in-memory --single-file-segments \
         --file-prefix="netmem-$$-$name" --force-max-simd-bitwidth=512 --log-level=pmd.net.virtio.init:debug \
         --log-level=pmd.net.virtio.driver:debug --vdev="$vdev" "${EAL[@]}" -- "$@"
 }
 
-# dpdk_vhost VERSION SOCKET: starts DPDK's back end, which sends 64-byte frames (without CRC, as virtio counts them) as
-# fast as it can.
+# dpdk_vhost NAME VERSION SOCKET [RATE]: starts DPDK's back end, which sends 64-byte frames (without CRC, as virtio counts
+# them) as fast as it can, or so many a second.
 dpdk_vhost() {
-    dpdk_port vhost "$1" "$DEVICE_CPU" "net_vhost0,iface=$2,queues=1" send 1024 "$BURST" 64
-    await vhost '^ready'
-    await_socket vhost "$2"
+    dpdk_port "$1" "$2" "$DEVICE_CPU" "net_vhost0,iface=$3,queues=1" send 1024 "$BURST" 64 "${4:-0}"
+    await "$1" '^ready'
+    await_socket "$1" "$3"
 }
 
+# netmem_device NAME SOCKET
 netmem_device() {
-    start device "$NETMEM" device --listen "$1" --port gen --size 64 --queues 1 --cpu "$DEVICE_CPU"
-    await_socket device "$1"
+    start "$1" "$NETMEM" device --listen "$2" --port gen --size 64 --queues 1 --cpu "$DEVICE_CPU"
+    await_socket "$1" "$2"
 }
 
-# Each run_* sets ROW to "PACKETS_PER_SECOND NS_PER_PACKET", and FEATURES to the negotiated features of rings. They do
-# not print these values, because a command substitution is a subshell: cleanup would not know of the processes that are
-# started in it.
+# netmem_driver NAME SET SOCKET pass|drop: starts netmem's receiver on a vhost-user socket.
+netmem_driver() {
+    start "$1" "$EXAMPLES/virtio_peer" "$3" "$2" "$4" --cpu "$DRIVER_CPU" --ring 1024 --burst "$BURST" --duration "$SECS"
+    await "$1" '^ready'
+}
 
-# run_virtio_user SET VERSION SOCKET read|count
-run_virtio_user() {
-    local log=$TMP/front.log mask bit
-    dpdk_port front "$2" "$DRIVER_CPU" "virtio_user0,path=$3,queues=1,queue_size=1024${DEVARGS[$1]}" receive 1024 "$BURST" 0.3 "$SECS" "$4"
-    await front '^packets'
-    await front "using (${RX_PATH[$1]}) Rx path"
-    stop front
-    ROW=$(awk '/^packets/ { print $2 * 1e9 / $4, $6 / $2 }' "$log")
+# virtio_user NAME SET VERSION SOCKET read|count: starts DPDK's.
+virtio_user() {
+    dpdk_port "$1" "$3" "$DRIVER_CPU" "virtio_user0,path=$4,queues=1,queue_size=1024${DEVARGS[$2]}" receive 1024 "$BURST" 0.3 "$SECS" "$5"
+    await "$1" '^ready'
+    await "$1" "using (${RX_PATH[$2]}) Rx path"
+}
+
+# result NAME: waits for a receiver. Sets ROW to "PACKETS_PER_SECOND NS_PER_PACKET", by the time in which it had its CPU,
+# and FEATURES to the negotiated features of rings.
+result() {
+    local log=$TMP/$1.log mask bit pid=${PID[$1]}
+    unset "PID[$1]"
+    wait "$pid" || { tail -n 20 "$log" >&2; fail "$1 has failed"; }
+    ROW=$(awk '/^packets/ { for (i = 1; i < NF; i += 2) v[$i] = $(i + 1)
+        print v["packets"] * 1e9 / v["ran_ns"], v["busy_ns"] / v["packets"] }' "$log")
     mask=0x$(sed -nE 's/.*features after negotiate = ([0-9a-f]+).*/\1/p' "$log" | tail -n 1)
     FEATURES=
     for bit in "${RING_BITS[@]}"; do
@@ -228,34 +247,21 @@ run_virtio_user() {
     done
 }
 
-# netmem_perf DEVICE ALLOC: prints the JSON report.
-netmem_perf() {
-    "$NETMEM" perf --device "$1" --mode "${MODE:-small}" --size 64 --alloc "$2" --queues 1 --consumer same \
-        --xdp "${XDP:-pass}" --ring "${RING:-1024}" ${RING_FEATURES:+--ring-features "$RING_FEATURES"} --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json
-}
-
-# netmem_row ALLOC: the row of that report. Fails if pages were not returned.
-netmem_row() {
-    jq -er --arg alloc "$1" '
-        .[$alloc] as $pool
-        | if $pool | .allocated > 0 and .allocated == .returned and .mapped == .unmapped and .inflight == 0 and .leaked == 0
-            then . else error("the pool does not balance: \($pool)") end
-        | .variants[] | select(.alloc == $alloc and .unit == "packets/s") | "\(.median) \(.ns_per_packet)"'
-}
-
-# run_netmem SET SOCKET: netmem with `--xdp pass`, where the application drops each packet, so that the pool is used; or
-# with XDP=drop.
-run_netmem() {
-    local name bit
-    read -r MODE RING_FEATURES <<< "${NETMEM_SET[$1]}"
-    RING=1024 netmem_perf "vhost-user:$2" pool > "$TMP/netmem.json"
-    ROW=$(netmem_row pool < "$TMP/netmem.json")
-    name=$(jq -r '.variants[].features[]' "$TMP/netmem.json")
-    FEATURES=
-    for bit in "${RING_BITS[@]}"; do
-        ! grep -qE "_F_${bit#*:}\$" <<< "$name" || FEATURES+=" ${bit#*:}"
+# take_turns NAME...: runs receivers, each with the device NAME-device, in turns until each has its result. All are
+# connected and stopped meanwhile. Prints the time in which a cache line goes between the CPUs.
+take_turns() {
+    local name groups=()
+    for name; do
+        groups+=("${PID[$name]},${PID[$name-device]}")
     done
+    "$EXAMPLES/turns" --turn "$TURN_MS" --cpus "$DRIVER_CPU,$DEVICE_CPU" "${groups[@]}" > "$TMP/turns.log" ||
+        fail "the turns have failed"
+    awk '/^hand-over/ { printf "  a cache line goes between the CPUs in %d ns (%d..%d)\n", $2, $3, $4 }' "$TMP/turns.log" >&2
+    awk '/^hand-over/ { print $2 }' "$TMP/turns.log" >> "$TMP/hand-over.rows"
 }
+
+# off_turn NAME: stops a pair that is connected, until its turn comes.
+off_turn() { kill -STOP "${PID[$1]}" "${PID[$1-device]}"; }
 
 # features SET VARIANT: fails if the negotiated features differ from those of the set's other variants.
 declare -A NEGOTIATED=()
@@ -288,10 +294,9 @@ table() {
     done
 }
 
-# turns SOCKET: runs all variants of all SETS, RUNS times. The functions `before` and `after`, if they are defined, are
-# called around each run.
-turns() {
-    local socket=$1 set version variant kept=()
+# known_sets: leaves in SETS what this machine can run.
+known_sets() {
+    local set kept=()
     for set in "${SETS[@]}"; do
         [[ -n ${DEVARGS[$set]+there} ]] || fail "there is no set $set"
         if [[ $set != packed_in_order ]] || grep -q avx512vl /proc/cpuinfo; then
@@ -301,34 +306,50 @@ turns() {
         fi
     done
     SETS=("${kept[@]}")
+}
+
+# compare DEVICE VARIANT...: for each of SETS, RUNS times, the variants take turns. Each has a device of its own, which the
+# function DEVICE starts: DEVICE NAME SOCKET. A variant is netmem, netmem_drop, or a version of DPDK, `_unread` without reading.
+# SUFFIX tells these rows from those of another call.
+compare() {
+    local device=$1 set variant name run names
+    shift
     for ((run = 1; run <= RUNS; run++)); do
         echo "run $run of $RUNS" >&2
         for set in "${SETS[@]}"; do
-            for variant in netmem netmem_drop "${DPDK[@]}" "${DPDK[-1]}_unread"; do
-                version=${variant%_unread}
-                ! declare -F before > /dev/null || before
+            names=()
+            for variant; do
+                name=$set${SUFFIX:-}-$variant
+                "$device" "$name-device" "$TMP/$variant.sock"
                 case $variant in
-                    netmem) XDP=pass run_netmem "$set" "$socket" ;;
-                    netmem_drop) XDP=drop run_netmem "$set" "$socket" ;;
-                    *_unread) run_virtio_user "$set" "$version" "$socket" count ;;
-                    *) run_virtio_user "$set" "$version" "$socket" read ;;
+                    netmem) netmem_driver "$name" "$set" "$TMP/$variant.sock" pass ;;
+                    netmem_drop) netmem_driver "$name" "$set" "$TMP/$variant.sock" drop ;;
+                    *_unread) virtio_user "$name" "$set" "${variant%_unread}" "$TMP/$variant.sock" count ;;
+                    *) virtio_user "$name" "$set" "$variant" "$TMP/$variant.sock" read ;;
                 esac
-                ! declare -F after > /dev/null || after
-                features "$set" "$variant"
-                record "$set-$variant"
+                off_turn "$name"
+                names+=("$name")
             done
+            take_turns "${names[@]}"
+            for name in "${names[@]}"; do
+                result "$name"
+                stop "$name-device"
+                features "$set" "$name"
+                record "$name"
+            done
+            rm -f "$TMP"/*.sock
         done
     done
 }
 
-# tables: prints the table of each set, with its negotiated features.
+# tables VARIANT...: prints the table of each set, with its negotiated features, and the state of the machine.
 tables() {
-    local set variants
+    local set
     for set in "${SETS[@]}"; do
         echo "$set: negotiated${NEGOTIATED[$set]:- none}; virtio_user's path is \"${RX_PATH[$set]}\""
-        variants=("$set-netmem" "$set-netmem_drop" "${DPDK[@]/#/$set-}" "$set-${DPDK[-1]}_unread")
-        table "${variants[@]}"
+        table "${@/#/$set${SUFFIX:-}-}"
     done
+    spread < "$TMP/hand-over.rows" | xargs printf 'a cache line goes between the CPUs in %.0f ns (%.0f..%.0f): medians of the runs\n'
 }
 
 # goal SET VERSION WHAT COLUMN COMPARISON GOAL: the ratio of netmem (with the pool) to virtio_user of that version, if

@@ -8,11 +8,21 @@ source "$(dirname "$0")/lib.sh"
 begin 0
 have_netmem || exit 0
 
+# row ALLOC: "PACKETS_PER_SECOND NS_PER_PACKET" of the report. Fails if pages were not returned.
+row() {
+    jq -er --arg alloc "$1" '
+        .[$alloc] as $pool
+        | if $pool | .allocated > 0 and .allocated == .returned and .mapped == .unmapped and .inflight == 0 and .leaked == 0
+            then . else error("the pool does not balance: \($pool)") end
+        | .variants[] | select(.alloc == $alloc and .unit == "packets/s") | "\(.median) \(.ns_per_packet)"'
+}
+
 for ((run = 1; run <= RUNS; run++)); do
     echo "run $run of $RUNS" >&2
-    netmem_perf embedded pool,page,frags > "$TMP/all.json"
+    "$NETMEM" perf --device embedded --mode small --size 64 --alloc pool,page,frags --queues 1 --consumer same --xdp pass --ring 1024 \
+        --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json > "$TMP/all.json"
     for alloc in pool page frags; do
-        ROW=$(netmem_row "$alloc" < "$TMP/all.json")
+        ROW=$(row "$alloc" < "$TMP/all.json")
         record "$alloc"
     done
 done

@@ -7,7 +7,7 @@
 
 use crate::CPUS;
 use netmem_testing::namespace;
-use netmem_testing::tree::{TREE, example, netmem, netmem_with_cuda};
+use netmem_testing::tree::{TREE, build_peers, example, netmem, netmem_with_cuda};
 use netmem_testing::{installed, skip};
 use serde_json::Value;
 use std::io::Write;
@@ -22,7 +22,14 @@ fn script(path: &str, args: &[&str]) {
     script_of(&netmem(), path, args);
 }
 
-/// The same with this command.
+/// The same for a comparison of drivers that take turns, with the programs it needs.
+#[track_caller]
+fn comparison(path: &str, args: &[&str]) {
+    build_peers();
+    script(path, args);
+}
+
+/// As `script`, with this command.
 #[track_caller]
 fn script_of(netmem: &Path, path: &str, args: &[&str]) {
     let _alone = CPUS.write().unwrap_or_else(PoisonError::into_inner);
@@ -138,19 +145,19 @@ fn a_linux_guest_on_an_echo() {
 /// domain) and POOL-11: packets arrive, maps equal unmaps, and nothing is in flight at the end.
 #[test]
 fn our_driver_on_dpdk_vhost() {
-    script("bench/peers/dpdk-vhost.sh", &["split", "in_order", "packed"]);
+    comparison("bench/peers/dpdk-vhost.sh", &["split", "in_order", "packed"]);
 }
 
 /// DPDK's virtio_user, 22.11 and 24.11, with default settings and vectorised, on our device.
 #[test]
 fn dpdk_virtio_user_on_our_device() {
-    script("bench/peers/netmem-device.sh", &["split", "in_order"]);
+    comparison("bench/peers/netmem-device.sh", &["split", "in_order"]);
 }
 
 /// Our device and driver in two processes, DPDK's in two others.
 #[test]
 fn a_pair_of_ours_and_a_pair_of_dpdk() {
-    script("bench/peers/pairs.sh", &[]);
+    comparison("bench/peers/pairs.sh", &[]);
 }
 
 /// Current peers: the programs of Debian 13, which tests/peers/debian13.sh unpacks next to the

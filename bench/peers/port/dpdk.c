@@ -1,17 +1,18 @@
-// Receives packets on DPDK's port 0, or sends packets there. The counterparts on netmem's side are `netmem perf` and
-// `netmem device --port gen`.
+// Receives packets on DPDK's port 0, or sends packets there. The counterparts on netmem's side are
+// `bench/examples/virtio_peer.rs` and `netmem device --port gen`.
 //
 //   dpdk-port EAL-OPTIONS -- receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo
-//   dpdk-port EAL-OPTIONS -- send RING BURST BYTES
+//   dpdk-port EAL-OPTIONS -- send RING BURST BYTES [PACKETS-PER-SECOND]
 //
 // `receive` takes bursts of packets. With `read` it reads the first 16 bytes of each packet, with `count` it reads none. It gives
 // all packets of a burst back to their pool at once. With `echo` it exchanges the Ethernet addresses of each packet and sends the burst back;
 // packets that the port does not take go back to the pool. The last line of its output is
 //
-//   packets 12345678 elapsed_ns 2000000000 busy_ns 1500000000 preempted 3 idle_ns 400000000 begin_ns 987654321
+//   packets 12345678 elapsed_ns 2000000000 busy_ns 1500000000 preempted 3 idle_ns 400000000 begin_ns 987654321 ran_ns 1990000000
 //
 // Packets of echo are those that the port has taken back. idle_ns is the time of polls that found nothing and were not interrupted: that took
-// less than 1 us (as in `xsk_rs/src/meter.rs`). begin_ns is CLOCK_MONOTONIC when the count began.
+// less than 1 us (as in `meter.rs`). begin_ns is CLOCK_MONOTONIC when the count began. ran_ns is the time for which the thread had
+// its CPU; the seconds of the arguments are of this time, so that a receiver that is stopped between its turns receives as long.
 //
 // busy_ns is the receiver's own time. Time stamps are taken immediately before each rte_eth_rx_burst and after the packets were
 // freed. Polls that found nothing do not count. A poll that took longer than 50 us is compared with the thread's CPU clock, so that
@@ -71,8 +72,10 @@ static uint64_t preempted(void)
 
 // Times are in ticks of the time-stamp counter.
 struct count {
-    uint64_t packets, elapsed, busy, idle;
+    uint64_t packets, elapsed, busy, idle, ran_ns;
 };
+
+enum { POLLS = 256 }; // between two readings of the CPU clock
 
 // The sum of what was read, so that the compiler cannot leave out the reads.
 static uint64_t sum;
@@ -104,15 +107,15 @@ static unsigned echo_all(struct rte_mbuf **m, unsigned n)
     return sent;
 }
 
-// Receives for so many ticks, and longer if no packet has arrived by then.
-static struct count receive(uint64_t ticks, unsigned burst, enum work work)
+// Receives for so many nanoseconds of CPU time, and longer if no packet has arrived by then.
+static struct count receive(uint64_t for_ns, unsigned burst, enum work work)
 {
     const double ns = 1e9 / (double)rte_get_tsc_hz();
     const uint64_t is_long = (uint64_t)(LONG_NS / ns), is_idle = (uint64_t)(IDLE_NS / ns);
     struct rte_mbuf *m[MOST];
-    struct count c = { 0, 0, 0, 0 };
-    uint64_t begin = rte_rdtsc(), end = begin, seen = begin, seen_ran = ran();
-    while (!stopped && (end - begin < ticks || c.packets == 0)) {
+    struct count c = { 0, 0, 0, 0, 0 };
+    uint64_t begin = rte_rdtsc(), end = begin, seen = begin, seen_ran = ran(), began_ran = seen_ran;
+    for (unsigned polls = 1; !stopped && (c.ran_ns < for_ns || c.packets == 0); polls++) {
         uint64_t start = rte_rdtsc();
         if (start - end > is_long || start - seen > LOOK * is_long) {
             seen = rte_rdtsc();
@@ -143,7 +146,10 @@ static struct count receive(uint64_t ticks, unsigned burst, enum work work)
         } else if (took < is_idle) {
             c.idle += took;
         }
+        if (polls % POLLS == 0)
+            c.ran_ns = ran() - began_ran;
     }
+    c.ran_ns = ran() - began_ran;
     c.elapsed = end - begin;
     return c;
 }
@@ -162,12 +168,22 @@ static void fill(struct rte_mempool *pool, void *bytes, void *object, unsigned i
     frame[13] = (char)0xb5;
 }
 
-static void transmit(struct rte_mempool *pool, unsigned burst, uint16_t bytes)
+// At `rate` packets a second, or as fast as it can if that is 0. What it could not send for a millisecond, because the receiver
+// was full or this program was stopped, it does not make up for.
+static void transmit(struct rte_mempool *pool, unsigned burst, uint16_t bytes, uint64_t rate)
 {
     struct rte_mbuf *m[MOST];
     unsigned have = 0;
+    const uint64_t hz = rte_get_tsc_hz(), gap = rate > 0 ? burst * hz / rate : 0;
+    uint64_t due = rte_rdtsc();
     rte_mempool_obj_iter(pool, fill, &bytes);
     while (!stopped) {
+        uint64_t now = rte_rdtsc();
+        if (gap > 0 && now < due) {
+            rte_pause();
+            continue;
+        }
+        due = RTE_MAX(due + gap, now > hz / 1000 ? now - hz / 1000 : 0);
         if (rte_pktmbuf_alloc_bulk(pool, m + have, burst - have) == 0) {
             for (unsigned i = have; i < burst; i++)
                 m[i]->data_len = (uint16_t)(m[i]->pkt_len = bytes);
@@ -190,8 +206,8 @@ int main(int argc, char **argv)
     argc -= used;
     argv += used;
     int receives = argc == 7 && strcmp(argv[1], "receive") == 0;
-    if (!receives && (argc != 5 || strcmp(argv[1], "send") != 0)) {
-        fprintf(stderr, "dpdk-port: receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo, or send RING BURST BYTES\n");
+    if (!receives && ((argc != 5 && argc != 6) || strcmp(argv[1], "send") != 0)) {
+        fprintf(stderr, "dpdk-port: receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo, or send RING BURST BYTES [RATE]\n");
         return 1;
     }
     uint16_t ring = (uint16_t)atoi(argv[2]);
@@ -215,15 +231,15 @@ int main(int argc, char **argv)
     if (receives) {
         const double hz = (double)rte_get_tsc_hz();
         enum work work = strcmp(argv[6], "read") == 0 ? READ : strcmp(argv[6], "echo") == 0 ? ECHO : COUNT;
-        receive((uint64_t)(atof(argv[4]) * hz), burst, work);
+        receive((uint64_t)(atof(argv[4]) * 1e9), burst, work);
         uint64_t before = preempted(), began = nanoseconds(CLOCK_MONOTONIC);
-        struct count c = receive((uint64_t)(atof(argv[5]) * hz), burst, work);
+        struct count c = receive((uint64_t)(atof(argv[5]) * 1e9), burst, work);
         printf("sum %" PRIx64 "\n", sum);
-        printf("packets %" PRIu64 " elapsed_ns %.0f busy_ns %.0f preempted %" PRIu64 " idle_ns %.0f begin_ns %" PRIu64 "\n", c.packets,
-               (double)c.elapsed * 1e9 / hz, (double)c.busy * 1e9 / hz, preempted() - before, (double)c.idle * 1e9 / hz, began);
+        printf("packets %" PRIu64 " elapsed_ns %.0f busy_ns %.0f preempted %" PRIu64 " idle_ns %.0f begin_ns %" PRIu64 " ran_ns %" PRIu64 "\n", c.packets,
+               (double)c.elapsed * 1e9 / hz, (double)c.busy * 1e9 / hz, preempted() - before, (double)c.idle * 1e9 / hz, began, c.ran_ns);
         fflush(stdout);
     } else {
-        transmit(pool, burst, (uint16_t)atoi(argv[4]));
+        transmit(pool, burst, (uint16_t)atoi(argv[4]), argc == 6 ? (uint64_t)atoll(argv[5]) : 0);
     }
     rte_eth_dev_stop(0);
     rte_eth_dev_close(0);

@@ -11,10 +11,9 @@ use crate::plan::Plan;
 use crate::report::Sample;
 use netmem_measure::cpus::pin;
 use netmem_measure::load::thread_time;
+use netmem_measure::threads::{propagate, spawn};
 use quanta::Clock;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::Builder;
 
 /// The number of blocks after which a thread checks the other threads, and the clock while
 /// calibrating.
@@ -162,7 +161,7 @@ impl Harness {
                     other(ended);
                 };
                 let name = format!("netmem-bench-{thread}");
-                Builder::new().name(name).spawn_scoped(scope, work).map_err(BenchError::Thread)?;
+                spawn(scope, name, work).map_err(BenchError::Thread)?;
             }
             let work = || {
                 let _ends = Raised(&ended);
@@ -170,8 +169,7 @@ impl Harness {
                 meeting.begin(crew);
                 first()
             };
-            let thread = Builder::new().name("netmem-bench-0".into()).spawn_scoped(scope, work);
-            thread.map_err(BenchError::Thread)?.join().unwrap_or_else(|panic| resume_unwind(panic));
+            propagate(spawn(scope, "netmem-bench-0", work).map_err(BenchError::Thread)?.join());
             Ok(())
         })
     }
@@ -257,7 +255,7 @@ impl Harness {
             let mut crew = Vec::with_capacity(threads);
             for thread in 0..threads {
                 let name = format!("netmem-bench-{thread}");
-                match Builder::new().name(name).spawn_scoped(scope, move || one(thread)) {
+                match spawn(scope, name, move || one(thread)) {
                     Ok(thread) => crew.push(thread),
                     Err(error) => {
                         off.store(true, Ordering::Relaxed);
@@ -265,7 +263,7 @@ impl Harness {
                     }
                 }
             }
-            Ok(crew.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect())
+            Ok(crew.into_iter().map(|thread| propagate(thread.join())).collect())
         })
     }
 }

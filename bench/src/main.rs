@@ -30,38 +30,12 @@ mod timing;
 
 use args::{Cli, Command};
 use clap::Parser;
-use netmem_measure::arguments::BadArgument;
-use netmem_measure::{output, signals};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // A run in another mode than the one that was asked for would show nothing of it.
-    if let Err(error) = netmem_percpu::forced_mode() {
-        eprintln!("error: {error}");
-        return ExitCode::FAILURE;
-    }
-    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in
-    // quarantine.
-    tracing_subscriber::fmt()
-        .with_writer(|| output::Log)
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .without_time()
-        .with_target(false)
-        .init();
-    let done = match &cli.command {
+    netmem_measure::program::run(|| match &cli.command {
         Some(Command::Render(args)) => render::run(args),
         None => run::run(&cli.suites),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            match signals::exit_status() {
-                _ if error.is::<BadArgument>() => ExitCode::from(2),
-                Some(status) => ExitCode::from(status),
-                None => ExitCode::FAILURE,
-            }
-        }
-    }
+    })
 }

@@ -3,10 +3,10 @@
 use crate::plan::Suite;
 use crate::report::{Head, Measured, Report, Row};
 use crate::rows::Rows;
-use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::cpus;
 use netmem_measure::goals::{Goal, Kind, Unmet, Verdict};
 use netmem_measure::stats::Spread;
+use netmem_measure::table::table;
 use netmem_measure::units::{digits, show, show_spread};
 use std::fmt::Write;
 
@@ -85,7 +85,7 @@ pub(crate) fn render(report: &Report) -> String {
     for section in sections(&report.variants) {
         let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == section).collect();
         let remarks: String = remarks(&rows).iter().map(|remark| format!("  {remark}\n")).collect();
-        let _ = writeln!(out, "{}\n{}\n{remarks}", heading(section), table(&rows));
+        let _ = writeln!(out, "{}\n{}\n{remarks}", heading(section), Grid::of(&rows).table());
     }
     if !report.goals.is_empty() {
         let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
@@ -136,15 +136,11 @@ pub(crate) fn came_to(goal: &Goal) -> String {
 
 /// The chosen rows of the suites, one in each line.
 pub(crate) fn list(suites: &[(Suite, Vec<Head>)], rows: &Rows) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["suite", "section", "row", "threads"]);
-    for (suite, heads) in suites {
-        for head in heads.iter().filter(|head| rows.choose(head)) {
-            table.add_row([suite.name(), head.section, &head.name, &head.threads.to_string()]);
-        }
-    }
-    table.to_string()
+    let chosen = suites.iter().flat_map(|(suite, heads)| {
+        let heads = heads.iter().filter(|head| rows.choose(head));
+        heads.map(|head| [suite.name(), head.section, &head.name, &head.threads.to_string()].map(String::from).into())
+    });
+    table(&["suite", "section", "row", "threads"], chosen, |_| false)
 }
 
 /// The plan and the machine, in two lines.
@@ -181,21 +177,6 @@ pub(crate) fn sections(rows: &[Row]) -> Vec<&'static str> {
     })
 }
 
-fn table(rows: &[&Row]) -> Table {
-    let grid = Grid::of(rows);
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(&grid.head);
-    grid.rows.iter().for_each(|row| _ = table.add_row(row));
-    for (column, number) in table.column_iter_mut().zip(&grid.numbers) {
-        column.set_padding((0, 1));
-        if *number {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
-
 /// The figures of a section as text, for tables of any kind.
 pub(crate) struct Grid {
     pub(crate) head: Vec<String>,
@@ -205,6 +186,11 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
+    fn table(self) -> String {
+        let Self { head, numbers, rows } = self;
+        table(&head, rows, |column| numbers[column])
+    }
+
     pub(crate) fn of(rows: &[&Row]) -> Self {
         let shown = Shown::of(rows);
         let value = rows.first().map_or(String::new(), |row| match row.head.unit {

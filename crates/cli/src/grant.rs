@@ -8,8 +8,8 @@ use netmem::xdp::helper::{Event, HelperOptions, MAX_SOCKETS, Peer, Server, Serve
 use netmem::xdp::privileges::Privileges;
 use netmem::xdp::{Filter, ProgramOptions, Rule, XskOptions};
 use netmem_measure::arguments::BadArgument;
-use netmem_measure::{output, signals};
-use std::error::Error;
+use netmem_measure::output::{self, chain};
+use netmem_measure::signals;
 
 /// Workers that may wait for queues. Each has a descriptor here.
 const PENDING: usize = 64;
@@ -74,9 +74,4 @@ fn named(worker: Peer) -> String {
         // It is in a PID namespace that this process cannot see.
         None => format!("a process of user {}", worker.user),
     }
-}
-
-/// An error and its causes.
-fn chain(error: &dyn Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {}", chain(cause)))
 }

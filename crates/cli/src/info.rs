@@ -7,7 +7,9 @@ use netmem::xdp::privileges::{Capability, Privileges};
 use netmem::xdp::{self, Filter, InterfaceInfo, Rule};
 use netmem_measure::{cpus, machine, output};
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::{self, CapabilitySet, membarrier_query};
 use serde::Serialize;
+use std::borrow::Borrow;
 use std::fs::read_to_string;
 use std::path::Path;
 
@@ -21,7 +23,7 @@ struct Info {
     cpus_allowed: String,
     percpu: PerCpu,
     /// The commands of `membarrier` that the kernel knows.
-    membarrier: Vec<&'static str>,
+    membarrier: Vec<String>,
     hugepages: HugePages,
     af_xdp: Answer,
     interfaces: Vec<InterfaceReport>,
@@ -33,8 +35,8 @@ struct Info {
     /// What this user may do, with the capabilities and the limit of this process.
     may: Vec<Step>,
     /// The capabilities in effect, of those that netmem uses.
-    capabilities: Vec<&'static str>,
-    capabilities_missing: Vec<&'static str>,
+    capabilities: Vec<String>,
+    capabilities_missing: Vec<String>,
 }
 
 /// How per-CPU data is reached.
@@ -136,10 +138,14 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     Ok(if args.json { output::json(&info) } else { output::print(&render(&info)) }?)
 }
 
+/// A list in a line.
+fn words<T: Borrow<str>>(words: &[T]) -> String {
+    if words.is_empty() { "none".into() } else { words.join(", ") }
+}
+
 fn render(i: &Info) -> String {
     let mut out = String::new();
     let mut line = |what: &str, value: String| out.push_str(&format!("{what:<14} {value}\n"));
-    let words = |words: &[&str]| if words.is_empty() { "none".into() } else { words.join(", ") };
     let answer = |a: &Answer| a.why_not.as_ref().map_or("yes".into(), |why| format!("no: {why}"));
     line("netmem", i.netmem.into());
     line("kernel", i.kernel.clone());
@@ -185,21 +191,8 @@ fn percpu() -> PerCpu {
     PerCpu { mode: mode.to_string(), index, why_not }
 }
 
-fn membarrier() -> Vec<&'static str> {
-    const COMMANDS: [(libc::c_long, &str); 9] = [
-        (1 << 0, "global"),
-        (1 << 1, "global_expedited"),
-        (1 << 2, "register_global_expedited"),
-        (1 << 3, "private_expedited"),
-        (1 << 4, "register_private_expedited"),
-        (1 << 5, "private_expedited_sync_core"),
-        (1 << 6, "register_private_expedited_sync_core"),
-        (1 << 7, "private_expedited_rseq"),
-        (1 << 8, "register_private_expedited_rseq"),
-    ];
-    // SAFETY: MEMBARRIER_CMD_QUERY takes no pointers and changes nothing.
-    let known = unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) }.max(0);
-    COMMANDS.iter().filter(|(bit, _)| known & bit != 0).map(|(_, name)| *name).collect()
+fn membarrier() -> Vec<String> {
+    membarrier_query().iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
 
 fn hugepages() -> HugePages {
@@ -256,20 +249,12 @@ fn may(has: &Privileges) -> Vec<Step> {
     ]
 }
 
-fn capabilities() -> (Vec<&'static str>, Vec<&'static str>) {
-    const MATTER: [(u32, &str); 7] = [
-        (12, "CAP_NET_ADMIN"),
-        (13, "CAP_NET_RAW"),
-        (14, "CAP_IPC_LOCK"),
-        (21, "CAP_SYS_ADMIN"),
-        (23, "CAP_SYS_NICE"),
-        (38, "CAP_PERFMON"),
-        (39, "CAP_BPF"),
-    ];
-    let status = read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    let (have, lack): (Vec<_>, Vec<_>) = MATTER.iter().partition(|(bit, _)| set >> bit & 1 != 0);
-    let names = |list: Vec<&(u32, &'static str)>| list.into_iter().map(|&(_, name)| name).collect();
-    (names(have), names(lack))
+/// The capabilities in effect, and those that are missing, of those that netmem uses.
+fn capabilities() -> (Vec<String>, Vec<String>) {
+    use CapabilitySet as Set;
+    let used = [Set::NET_ADMIN, Set::NET_RAW, Set::IPC_LOCK, Set::SYS_ADMIN, Set::SYS_NICE, Set::PERFMON, Set::BPF];
+    let has = thread::capabilities(None).map_or(Set::empty(), |sets| sets.effective);
+    let used = Set::from_iter(used);
+    let names = |set: Set| set.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+    (names(used & has), names(used - has))
 }

@@ -20,6 +20,12 @@ use std::time::Instant;
 /// The most frames that are taken from one tap before frames of the other one are taken.
 const BATCH: usize = 256;
 
+/// Hands out ports, one for each queue pair.
+pub(crate) fn one_each<P>(ports: Vec<P>) -> impl FnMut(usize) -> Result<P, PortError> {
+    let mut ports = ports.into_iter();
+    move |_| ports.next().ok_or_else(|| PortError::Other("no queue is left".into()))
+}
+
 /// A link that the user asked for, and its counters.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLink {

@@ -20,48 +20,24 @@ mod xdp;
 
 use args::{Cli, Command};
 use clap::Parser;
-use netmem_measure::arguments::BadArgument;
-use netmem_measure::{output, signals};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // A run in another mode than the one that was asked for would show nothing of it.
-    if let Err(error) = netmem_percpu::forced_mode() {
-        eprintln!("error: {error}");
-        return ExitCode::FAILURE;
-    }
-    // Prints the libraries' warnings, such as those about a device that breaks a rule, or pages in
-    // quarantine.
-    tracing_subscriber::fmt()
-        .with_writer(|| output::Log)
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .without_time()
-        .with_target(false)
-        .init();
-    // If a peer shortens the file of its memory, its rings are stopped. Without the handler, this
-    // process would end.
-    if let Err(error) = netmem_pool::sigbus::install() {
-        eprintln!("warning: a peer that cuts its memory will end this process: {error}");
-    }
-    let done = match cli.command.unwrap_or(Command::Perf(cli.perf)) {
-        Command::Perf(args) => perf::run(&args),
-        Command::Device(args) => device::run(&args),
-        Command::Serve(args) => serve::run(&args),
-        Command::Link(args) => link::run(&args),
-        Command::Grant(args) => grant::run(&args),
-        Command::Info(args) => info::run(&args),
-        Command::Pages(args) => pages::run(&args),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            match signals::exit_status() {
-                _ if error.is::<BadArgument>() => ExitCode::from(2),
-                Some(status) => ExitCode::from(status),
-                None => ExitCode::FAILURE,
-            }
+    netmem_measure::program::run(|| {
+        // If a peer shortens the file of its memory, its rings are stopped. Without the handler,
+        // this process would end.
+        if let Err(error) = netmem_pool::sigbus::install() {
+            eprintln!("warning: a peer that cuts its memory will end this process: {error}");
         }
-    }
+        match cli.command.unwrap_or(Command::Perf(cli.perf)) {
+            Command::Perf(args) => perf::run(&args),
+            Command::Device(args) => device::run(&args),
+            Command::Serve(args) => serve::run(&args),
+            Command::Link(args) => link::run(&args),
+            Command::Grant(args) => grant::run(&args),
+            Command::Info(args) => info::run(&args),
+            Command::Pages(args) => pages::run(&args),
+        }
+    })
 }

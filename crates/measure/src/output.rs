@@ -1,6 +1,7 @@
 //! Standard output. Its reader may have closed it, as in `netmem | head`: that is not an error.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::error::Error;
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -99,6 +100,11 @@ pub fn offer(text: &str) {
     if takes(&out) {
         let _ = writeln!(out, "{text}");
     }
+}
+
+/// The text of an error and of its causes.
+pub fn chain(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {}", chain(cause)))
 }
 
 /// The largest number of lines that are logged in a second.

@@ -6,6 +6,7 @@
 
 use super::rig::Link;
 use netmem::device::port::Tap;
+use netmem_measure::threads::propagate;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -28,7 +29,7 @@ impl Namespace {
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)?;
             std::fs::File::open("/proc/thread-self/ns/net").map(OwnedFd::from)
         });
-        let made = made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let made = propagate(made.join());
         made.map(Self).map_err(|e| format!("a network namespace (needs root): {e}"))
     }
 
@@ -40,7 +41,7 @@ impl Namespace {
                 .map_err(|e| format!("entering a network namespace: {e}"))?;
             f()
         };
-        std::thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        std::thread::scope(|scope| propagate(scope.spawn(inside).join()))
     }
 
     /// Runs `ip` in the namespace, with these words as arguments.

@@ -31,6 +31,7 @@ use netmem_inet::{
 };
 use netmem_measure::cpus::pin;
 use netmem_measure::endpoint::{self, Clock, LARGE_FRAME, Mem};
+use netmem_measure::threads::propagate;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -339,7 +340,7 @@ impl<C: Count> Replies<C> {
             })();
             watch.over.store(true, Ordering::Relaxed);
             for thread in threads {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                propagate(thread.join())?;
             }
             measured
         })

@@ -7,6 +7,7 @@ use netmem::device::{Connection, NetDevice, Options};
 use netmem::virtio::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
 use netmem_inet::Address;
 use netmem_measure::endpoint;
+use netmem_measure::threads::propagate;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
@@ -95,7 +96,7 @@ fn while_polled<P: Port, T>(device: &mut NetDevice<P>, work: impl FnOnce() -> T)
         });
         let result = work();
         done.store(true, std::sync::atomic::Ordering::Relaxed);
-        server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        propagate(server.join());
         result
     })
 }

@@ -17,11 +17,11 @@ use netmem::device::{Connection, Control, NetDevice};
 use netmem::virtio::{Spin, VirtioNet};
 use netmem_measure::cpus::pin;
 use netmem_measure::endpoint;
+use netmem_measure::threads::{propagate, spawn};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// The port of every server.
@@ -323,9 +323,8 @@ impl<'e> Run<'e> {
         std::thread::scope(|scope| {
             let (work, wake) = side.map(|side| (side.work, side.wake)).unzip();
             let (watch, ready, stop) = (&watch, &ready, &stop);
-            let side =
-                work.map(|work| Builder::new().name("netmem-side".into()).spawn_scoped(scope, move || work(stop)));
-            let second = Builder::new().name("netmem-second".into()).spawn_scoped(scope, move || {
+            let side = work.map(|work| spawn(scope, "netmem-side", move || work(stop)));
+            let second = spawn(scope, "netmem-second", move || {
                 pin(cpus[1 % cpus.len()]);
                 let end = second(&|| ready.store(true, Ordering::Release))?;
                 match self.program {
@@ -333,7 +332,7 @@ impl<'e> Run<'e> {
                     Program::Requests => server(end, watch),
                 }
             });
-            let first = Builder::new().name("netmem-first".into()).spawn_scoped(scope, move || {
+            let first = spawn(scope, "netmem-first", move || {
                 pin(cpus[0]);
                 let begin = Instant::now();
                 while !ready.load(Ordering::Acquire) && begin.elapsed() < PATIENCE {
@@ -352,12 +351,9 @@ impl<'e> Run<'e> {
             let measured = self.measure(watch, &ended);
             watch.end();
             let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, anyhow::Result<_>>>| {
-                thread.context("a thread")?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                propagate(thread.context("a thread")?.join())
             };
-            let (first, second) = (
-                first.context("a thread")?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                join(second),
-            );
+            let (first, second) = (propagate(first.context("a thread")?.join()), join(second));
             // The device ends last, because rings are stopped in order.
             stop.store(true, Ordering::Relaxed);
             wake.iter().for_each(|wake| wake());

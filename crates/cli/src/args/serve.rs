@@ -2,6 +2,7 @@
 
 use super::{CpusArg, PortArg, duration};
 use crate::xdp::XdpArgs;
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use netmem::host::kernel_has;
 use netmem_inet::{Address, StackOptions};
@@ -142,13 +143,7 @@ pub(crate) enum ServeArg {
 
 impl std::fmt::Display for ServeArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Echo => "echo",
-            Self::Discard => "discard",
-            Self::Source => "source",
-            Self::Http => "http",
-            Self::Memcached => "memcached",
-        })
+        f.write_str(self.to_possible_value().as_ref().map_or("", PossibleValue::get_name))
     }
 }
 

@@ -169,6 +169,17 @@ pub(crate) enum AllocArg {
     Frags,
 }
 
+impl AllocArg {
+    /// As the user writes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "pool",
+            Self::Page => "page",
+            Self::Frags => "frags",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum XdpArg {
     Drop,

@@ -6,20 +6,20 @@ pub(crate) mod socket;
 
 use crate::args::{DeviceArgs, PortArg, RingArg};
 use crate::limits;
-use crate::link::AskedLink;
+use crate::link::{AskedLink, one_each};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::device::import::Importer;
-use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapError, TapQueues};
+use netmem::device::port::{Echo, Gen, Pcap, Play, Port, PortError, Sink, Tap, TapQueues};
 use netmem::device::{MAX_PAIRS, NetDevice, Options, Stats, Worker};
 use netmem::virtio::{MIN_FRAME, OFFLOAD_FRAME, Spin};
 use netmem::xdp::ProgramOptions;
 use netmem_measure::arguments::BadArgument;
+use netmem_measure::threads::{propagate, spawn};
 use netmem_measure::{cpus, output, signals};
 use netmem_virtio::virtqueue::Negotiated;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Builder;
 use std::time::Instant;
 
 /// Serves until a signal comes, or the port fails.
@@ -44,13 +44,10 @@ pub(crate) fn run(args: &DeviceArgs) -> anyhow::Result<()> {
             let taps = Tap::open(name, pairs, true)?;
             // Only this process can use a tap with one queue.
             let queues = taps.first().filter(|_| pairs > 1).map(|tap| tap.queues().clone());
-            let mut taps = taps.into_iter();
-            let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-            serve_over(args, &stop, queues, |_| taps.next().ok_or_else(missing))
+            serve_over(args, &stop, queues, one_each(taps))
         }
         (PortArg::Xsk(xsk), _) => {
-            let mut ports = args.af_xdp.ports(xsk, args.queues, ProgramOptions::default())?.into_iter();
-            serve_over(args, &stop, None, |_| ports.next().ok_or_else(|| PortError::Other("no queue is left".into())))
+            serve_over(args, &stop, None, one_each(args.af_xdp.ports(xsk, args.queues, ProgramOptions::default())?))
         }
         (_, Some(capture)) => serve_over(args, &stop, None, |_| Ok(capture.clone())),
         _ => serve_over(args, &stop, None, |_| Gen::new(args.size, None)),
@@ -189,10 +186,8 @@ fn serve<P: Port>(
         let mut started = Ok(());
         for (index, worker) in workers.into_iter().enumerate() {
             let name = format!("netmem-device{index}");
-            match Builder::new().name(name).spawn_scoped(scope, {
-                let data = &data;
-                move || data(index, worker)
-            }) {
+            let data = &data;
+            match spawn(scope, name, move || data(index, worker)) {
                 Ok(thread) => threads.push(thread),
                 Err(e) => started = Err(e).context("cannot start a thread of the device"),
             }
@@ -200,21 +195,18 @@ fn serve<P: Port>(
         let (line, server) = line();
         let handle = || server.run(&wake, |stream| control.handle(stream));
         let accepted = started.and_then(|()| {
-            let server = Builder::new().name("netmem-vhost".into()).spawn_scoped(scope, handle);
+            let server = spawn(scope, "netmem-vhost", handle);
             let server = server.context("cannot start the thread that serves front ends")?;
             eprintln!("{fronts}, port {}, {} queue pair(s)", args.port, args.queues);
             let since = Instant::now();
             let (stats, over, wake) = (&stats, &over, &wake);
             let mut running = Running { args, stats, stop, over, wake, link, since, tap };
             let accepted = fronts.run(line, &mut running);
-            server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            propagate(server.join());
             accepted
         });
         end();
-        let ended: Vec<_> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| propagate(thread.join())).collect();
         ended.into_iter().collect::<Result<(), _>>().context("the device's port")?;
         accepted
     })

@@ -4,7 +4,7 @@
 use super::Running;
 use crate::link::{AskedLink, LinkReport};
 use netmem::device::{DeviceError, Stats};
-use netmem_measure::output;
+use netmem_measure::output::{self, chain};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -106,11 +106,6 @@ impl Left {
             [&s.rx_frames, &s.rx_bytes, &s.tx_frames, &s.tx_bytes].map(|n| n.load(Relaxed));
         Self([frames, bytes, sent, sent_bytes, drops])
     }
-}
-
-fn chain(e: &DeviceError) -> String {
-    let sources = std::iter::successors(std::error::Error::source(e), |e| e.source());
-    sources.fold(e.to_string(), |text, source| format!("{text}: {source}"))
 }
 
 /// The JSON object of `--stats`.

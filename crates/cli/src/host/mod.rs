@@ -6,18 +6,17 @@ pub(crate) mod tasks;
 
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
-use netmem::device::{DeviceError, NetDevice, Options, Stats, Worker};
+use netmem::device::{Control, DeviceError, InProcess, NetDevice, Options, Stats, Worker};
 use netmem::net::Wait;
 use netmem::pool::{PoolClosed, PoolOptions, SharedPool};
-use netmem::virtio::{NetOptions, QueuePair, RxMode, Spin, VhostUser, VirtioNet};
+use netmem::virtio::{NetOptions, QueuePair, RxMode, Spin, VirtioNet};
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, Stack, StackOptions};
 use netmem_measure::cpus;
 use netmem_measure::endpoint::{Clock, LARGE_FRAME, Mem, OwnStack, mac};
-use std::os::unix::net::UnixStream;
+use netmem_measure::threads::{propagate, spawn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Builder;
 use std::time::Duration;
 
 /// Entries of each ring.
@@ -168,8 +167,6 @@ fn start<P: Port + 'static>(
             }
         }
     }
-    let (front, back) = UnixStream::pair().context("a socket pair")?;
-    let connection = control.serve(back)?;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let over = &over;
@@ -180,25 +177,25 @@ fn start<P: Port + 'static>(
                 }
                 worker.run(over, Spin::NONE)
             };
-            Builder::new().name("netmem-device".to_owned()).spawn_scoped(scope, run)
+            spawn(scope, "netmem-device", run)
         };
         let servers: std::io::Result<Vec<_>> = servers.into_iter().map(serve).collect();
         let servers = servers.context("cannot start a thread of the device")?;
-        let result = drive(front, pairs, options, &stats, driven, run);
+        let result = drive(&control, pairs, options, &stats, driven, run);
         over.store(true, Ordering::Relaxed);
         control.wake();
         for server in servers {
-            let served = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let served = propagate(server.join());
             served.context("the device's port")?;
         }
         result
     })?;
-    drop(connection);
     Ok(stats)
 }
 
+/// Connects a driver to the device, and runs `run` with it.
 fn drive(
-    front: UnixStream,
+    control: &Control,
     pairs: u16,
     options: &HostOptions,
     stats: &Arc<Stats>,
@@ -206,17 +203,16 @@ fn drive(
     run: Drive<'_>,
 ) -> anyhow::Result<()> {
     let each = HELD as usize + 2 * usize::from(RING) + 1024;
-    // SAFETY: the back end is the device of this process, which writes to posted buffers alone, and
-    // the region's file goes to no other.
-    let net_options = unsafe { NetOptions::<Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
+    let net_options = NetOptions::new(RxMode::Mergeable).reserved_huge_pages(true);
     let net_options = net_options.pairs(pairs).ring_size(RING).pages(usize::from(pairs) * each);
     // Frames of more than 1518 bytes: the driver then accepts large segments, which the device
     // would cut and checksum otherwise.
     let net_options = net_options.max_frame(LARGE_FRAME);
     let net_options = net_options.tx_pages(usize::from(pairs) * (SENT + options.restored) + options.pages);
-    let (net, queues) = VirtioNet::probe(VhostUser::own_device(front)?, net_options)?;
+    // Dropped in reverse order: the connection last.
+    let InProcess { connection: _connection, net, pairs } = control.connect(net_options)?;
     let driven = driven.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
-    run(&net, queues.into_iter().zip(driven).collect(), stats)
+    run(&net, pairs.into_iter().zip(driven).collect(), stats)
 }
 
 /// The stacks of a host, one for each queue pair. They end together, because one stack may hold a
@@ -293,19 +289,16 @@ impl Stacks {
         let first = waiting.next().context("a host without queues")?;
         let ended: anyhow::Result<Vec<_>> = std::thread::scope(|scope| {
             let starting = all_started.lock().unwrap_or_else(PoisonError::into_inner);
-            let spawn = |(n, queues)| {
-                let name = format!("netmem-stack{n}");
-                Builder::new().name(name).spawn_scoped(scope, move || each(n, queues))
-            };
             let each = &each;
-            let others: std::io::Result<Vec<_>> = waiting.map(spawn).collect();
+            let start = |(n, queues)| spawn(scope, format!("netmem-stack{n}"), move || each(n, queues));
+            let others: std::io::Result<Vec<_>> = waiting.map(start).collect();
             let others = others.context("cannot start a thread")?;
             let mut starting = starting;
             *starting = true;
             drop(starting);
             let first = each(first.0, first.1);
             let others = others.into_iter();
-            let others = others.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let others = others.map(|thread| propagate(thread.join()));
             // All threads are joined before an error is returned.
             let all: Vec<_> = std::iter::once(first).chain(others).collect();
             all.into_iter().collect()

@@ -9,6 +9,7 @@ use netmem_measure::output;
 use netmem_measure::report::SCHEMA;
 use netmem_measure::signals::Interrupted;
 use netmem_measure::stats::{Change, Spread};
+use netmem_measure::threads::propagate;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::io::Read;
@@ -175,7 +176,7 @@ fn child(binary: &Path, arguments: &[String], stop: &AtomicBool) -> Result<Repor
             Err(e) => return Err(failed(format!("cannot be waited for: {e}"))),
         }
     };
-    let text = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let text = propagate(reader.join());
     let text = text.map_err(|e| failed(format!("cannot be read from: {e}")))?;
     // The signal that ends this command may have ended the child first.
     if stop.load(Ordering::Relaxed) {

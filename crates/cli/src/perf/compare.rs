@@ -1,12 +1,13 @@
 //! Compares the page pool's rows with the baselines, and with the gains that the kernel's page pool
 //! brought to virtio-net.
 
-use super::plan::{Alloc, Consumer, Variant};
+use super::plan::{Consumer, Variant};
 use super::sample::Sample;
-use comfy_table::{Table, presets};
+use crate::args::AllocArg;
 use netmem::virtio::RxMode;
 use netmem_measure::goals::{Goal, Missing, Target, Verdict, evaluate, percent};
 use netmem_measure::stats::Change;
+use netmem_measure::table::table;
 use serde::Serialize;
 
 /// The gain of the kernel's virtio-net driver, in packets per second, when it began to take its
@@ -50,8 +51,8 @@ pub(super) fn compare(
 ) -> (Vec<Comparison>, Vec<Goal>) {
     let rows = || variants.iter().zip(samples);
     let (mut comparisons, mut goals) = (Vec::new(), Vec::new());
-    for (base, samples) in rows().filter(|(v, _)| v.alloc != Alloc::Pool) {
-        let Some((pool, own)) = rows().find(|(v, _)| v.alloc == Alloc::Pool && v.is_twin(base)) else { continue };
+    for (base, samples) in rows().filter(|(v, _)| v.alloc != AllocArg::Pool) {
+        let Some((pool, own)) = rows().find(|(v, _)| v.alloc == AllocArg::Pool && v.is_twin(base)) else { continue };
         let change = |of: fn(&Sample) -> f64| {
             let skipped = [pool, base].into_iter().find_map(|v| Some(format!("{v}: {}", v.skipped?)));
             let change = Change::of(own.iter().map(of).zip(samples.iter().map(of)));
@@ -94,17 +95,15 @@ fn kernel(v: &Variant) -> Option<f64> {
 }
 
 /// The comparisons as a table of at most 100 columns.
-pub(super) fn render(comparisons: &[Comparison]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["pool over", "drop", "q", "", "packets/s", "driver time", "goals: less time", "kernel's gain"]);
-    for c in comparisons {
+pub(super) fn render(comparisons: &[Comparison]) -> String {
+    let head = ["pool over", "drop", "q", "", "packets/s", "driver time", "goals: less time", "kernel's gain"];
+    let row = |c: &Comparison| {
         let show = |change: Change| {
             let [low, high] = change.interval;
             format!("{:+.0} % [{low:+.0}..{high:+.0}]", change.median_pct)
         };
         let kernel = c.as_kernel.map(|(gain, verdict)| format!("{gain:+} %: {}", verdict.word()));
-        table.add_row([
+        vec![
             c.name.clone(),
             c.consumer.into(),
             c.queues.to_string(),
@@ -113,10 +112,9 @@ pub(super) fn render(comparisons: &[Comparison]) -> Table {
             show(c.ns),
             c.less_time.word().into(),
             kernel.unwrap_or_default(),
-        ]);
-    }
-    table.column_iter_mut().for_each(|column| _ = column.set_padding((0, 1)));
-    table
+        ]
+    };
+    table(&head, comparisons.iter().map(row), |_| false)
 }
 
 #[cfg(test)]
@@ -125,7 +123,7 @@ mod tests {
     use netmem::pool::{Backing, PoolStats};
     use std::collections::{BTreeMap, BTreeSet};
 
-    fn variant(alloc: Alloc, consumer: Consumer, queues: u16) -> Variant {
+    fn variant(alloc: AllocArg, consumer: Consumer, queues: u16) -> Variant {
         let (name, shape) = ("small-64".to_owned(), "small".to_owned());
         Variant { mode: RxMode::Small, size: Some(64), name, alloc, consumer, queues, skipped: None, shape }
     }
@@ -147,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_pool_is_held_against_each_baseline_and_the_kernels_gain() {
-        use Alloc::{Frags, Page, Pool};
+        use AllocArg::{Frags, Page, Pool};
         use Consumer::{Other, Same};
         let variants = [(Pool, Same), (Page, Same), (Frags, Same), (Page, Other)].map(|(a, c)| variant(a, c, 2));
         let pool = samples([100; 6]);
@@ -176,7 +174,7 @@ mod tests {
         let (_, goals) = compare(&skipped, &[Vec::new(), samples([1; 6])], |_| 1.0, |_| 1.0, "rseq");
         assert!(goals.len() == 2 && goals.iter().all(|goal| goal.verdict == Verdict::Skipped), "{goals:?}");
         assert_eq!(goals[0].why.as_deref(), Some("small-64 pool same x2: why"));
-        let text = render(&compared).to_string();
+        let text = render(&compared);
         assert!(text.contains("+100 %") && text.contains("+2.5 %: missed"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         // The kernel has no figures for packets that are dropped on another CPU, nor for three

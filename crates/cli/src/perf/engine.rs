@@ -12,27 +12,26 @@
 
 use super::driver::{Driver, Queues, Until, Virtio};
 use super::error::PerfError;
-use super::mailbox::{Halt, MAILBOX, Mailbox, consume, drain, idle, mailbox};
+use super::mailbox::{Halt, MAILBOX, Mail, Mailbox, consume, drain, idle, mailbox};
 use super::memory::Baseline;
 use super::plan::{Consumer as Where, Plan, Variant};
 use super::sample::{Counts, DeviceSample, Sample};
 use super::xsk::Opened;
 use crate::args::{DeviceArg, PortArg, XskArg};
 use crate::device::socket::{self, Inherited};
-use crate::link::{AskedLink, LinkReport};
-use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap, TapError};
+use crate::link::{AskedLink, LinkReport, one_each};
+use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap};
 use netmem::device::{NetDevice, Options, Stats};
-use netmem::net::{Packet, TxQueue};
-use netmem::pool::{PeerShared, PoolStats};
+use netmem::net::TxQueue;
+use netmem::pool::PoolStats;
 use netmem::virtio::socket::Listener;
 use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VhostUserError, VirtioNet};
 use netmem_measure::cpus::{pin, take_pinned};
+use netmem_measure::threads::{propagate, spawn};
 use quanta::Clock;
-use rtrb::Consumer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// The longest time for a back end to connect. Back ends that connect by themselves try about once
@@ -52,6 +51,10 @@ pub(crate) struct Engine<'a> {
     /// each run.
     listener: Option<Listener>,
 }
+
+/// Serves the embedded device until the flag is set, and empties the end of the application's
+/// mailbox, if there is one. Returns why it ended early.
+type Serve<'a> = dyn FnMut(Option<Mail>, &AtomicBool) -> Option<PortError> + Send + 'a;
 
 /// A driver that has finished its work and is still connected.
 struct Driven {
@@ -92,11 +95,7 @@ impl<'a> Engine<'a> {
         match (&self.plan.device, &self.plan.port, &self.capture) {
             (DeviceArg::VhostUser(_) | DeviceArg::Listen(_) | DeviceArg::Fd(_), ..) => self.foreign(v),
             (DeviceArg::Xsk(xsk), ..) => self.xsk(v, xsk),
-            (_, PortArg::Tap(name), _) => {
-                let mut taps = Tap::open(name, v.queues.into(), true)?.into_iter();
-                let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-                self.embedded_over(v, |_| taps.next().ok_or_else(missing))
-            }
+            (_, PortArg::Tap(name), _) => self.embedded_over(v, one_each(Tap::open(name, v.queues.into(), true)?)),
             (_, _, Some(capture)) => self.embedded_over(v, |_| Ok(capture.clone())),
             _ => self.embedded_over(v, |_| Gen::new(v.size.unwrap_or(64), None)),
         }
@@ -127,35 +126,13 @@ impl<'a> Engine<'a> {
         let cpus = self.plan.cpus;
         let options = Options { max_pairs: v.queues.into(), serve_control: v.queues > 1, ..Options::default() };
         let mut device = NetDevice::new(options, port)?;
-        let io = |what| move |source| PerfError::Io { what, source };
-        let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
+        let (front, back) = UnixStream::pair().map_err(PerfError::io("a socket pair"))?;
         let connection = device.control().serve(back)?;
         let stats = device.stats();
-        let (mailbox, mut mail) = mailbox(v, cpus.app == cpus.net);
-        let mut shared_mail = if cpus.app == cpus.device { mail.take() } else { None };
-        let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        let driven = std::thread::scope(|scope| {
-            let halted = Halt(&halt);
-            let serve = || {
-                pin(cpus.device);
-                let failed = serve(&mut device, shared_mail.as_mut(), &halt, cpus.device == cpus.net);
-                over.store(failed.is_some(), Ordering::Relaxed);
-                failed
-            };
-            let server = spawn(scope, "netmem-device", serve)?;
-            let app = self.app(scope, mail, &halt)?;
-            let drive = || {
-                let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
-                self.drive(v, backend, mailbox, Some(&stats), &over, false)
-            };
-            let driver = spawn(scope, "netmem-driver", drive)?;
-            let driven = join(driver);
-            drop(halted);
-            app.map(join);
-            match join(server) {
-                Some(failed) => Err(failed.into()),
-                None => driven,
-            }
+        let mut serve = |mail, halt: &AtomicBool| serve(&mut device, mail, halt, cpus.device == cpus.net);
+        let driven = self.run_threads(v, Some(&mut serve), |mailbox, over| {
+            let backend = VhostUser::own_device(front).map_err(PerfError::Backend)?;
+            self.drive(v, backend, mailbox, Some(&stats), over, false)
         })?;
         let mut sample = finish(v, driven, true)?;
         drop(connection);
@@ -170,7 +147,7 @@ impl<'a> Engine<'a> {
     }
 
     fn foreign(&self, v: &Variant) -> Result<Sample, PerfError> {
-        let driven = self.beside_app(v, |mailbox, over| {
+        let driven = self.run_threads(v, None, |mailbox, over| {
             let backend = self.backend()?;
             self.drive(v, backend, mailbox, None, over, true)
         })?;
@@ -179,7 +156,7 @@ impl<'a> Engine<'a> {
 
     /// Measures the queues of an interface, through AF_XDP.
     fn xsk(&self, v: &Variant, arg: &XskArg) -> Result<Sample, PerfError> {
-        self.beside_app(v, |mailbox, over| {
+        self.run_threads(v, None, |mailbox, over| {
             pin(self.plan.cpus.net);
             let opened = Opened::new(self.plan, v, arg)?;
             let hint = "is frames' sender told to send to this interface and queue?";
@@ -193,22 +170,47 @@ impl<'a> Engine<'a> {
         .and_then(|(opened, counts)| opened.finish(v, counts))
     }
 
-    /// Runs `drive` on the driver's thread, and the application next to it.
-    fn beside_app<T: Send>(
+    /// Runs `drive` on the driver's thread, and next to it `serve` on the embedded device's, if
+    /// there is one, and the application on its own.
+    fn run_threads<T: Send>(
         &self,
         v: &Variant,
+        serve: Option<&mut Serve<'_>>,
         drive: impl FnOnce(Mailbox, &AtomicBool) -> Result<T, PerfError> + Send,
     ) -> Result<T, PerfError> {
-        let (mailbox, mail) = mailbox(v, self.plan.cpus.app == self.plan.cpus.net);
+        let cpus = self.plan.cpus;
+        let (mailbox, mut mail) = mailbox(v, cpus.app == cpus.net);
+        let device_mail = if serve.is_some() && cpus.app == cpus.device { mail.take() } else { None };
         let (halt, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (halt, over) = (&halt, &over);
         std::thread::scope(|scope| {
-            let halted = Halt(&halt);
-            let app = self.app(scope, mail, &halt)?;
-            let driver = spawn(scope, "netmem-driver", || drive(mailbox, &over))?;
-            let driven = join(driver);
+            let halted = Halt(halt);
+            let server = serve.map(|serve| {
+                spawn(scope, "netmem-device", move || {
+                    pin(cpus.device);
+                    let failed = serve(device_mail, halt);
+                    over.store(failed.is_some(), Ordering::Relaxed);
+                    failed
+                })
+            });
+            let consume = |mail| {
+                spawn(scope, "netmem-app", move || {
+                    pin(cpus.app);
+                    consume(mail, halt, false);
+                })
+            };
+            let thread = PerfError::io("a thread");
+            let server = server.transpose().map_err(thread)?;
+            let app = mail.map(consume).transpose().map_err(thread)?;
+            let driver = spawn(scope, "netmem-driver", || drive(mailbox, over)).map_err(thread)?;
+            // A join waits for the destructors of thread-locals, too.
+            let driven = propagate(driver.join());
             drop(halted);
-            app.map(join);
-            driven
+            app.into_iter().for_each(|app| propagate(app.join()));
+            match server.and_then(|server| propagate(server.join())) {
+                Some(failed) => Err(failed.into()),
+                None => driven,
+            }
         })
     }
 
@@ -242,23 +244,6 @@ impl<'a> Engine<'a> {
                 other => return other.map_err(PerfError::Backend),
             }
         }
-    }
-
-    /// Starts the application on a CPU of its own, if it has one and receives packets.
-    fn app<'s>(
-        &self,
-        scope: &'s Scope<'s, '_>,
-        mail: Option<Consumer<Packet<PeerShared>>>,
-        halt: &'s AtomicBool,
-    ) -> Result<Option<ScopedJoinHandle<'s, ()>>, PerfError> {
-        let cpu = self.plan.cpus.app;
-        let consume = |mail| {
-            spawn(scope, "netmem-app", move || {
-                pin(cpu);
-                consume(mail, halt, false);
-            })
-        };
-        mail.map(consume).transpose()
     }
 
     /// The driver's thread.
@@ -342,14 +327,14 @@ impl<'a> Engine<'a> {
 /// this CPU. Returns why it ended early.
 fn serve<P: Port>(
     device: &mut NetDevice<P>,
-    mut mail: Option<&mut Consumer<Packet<PeerShared>>>,
+    mut mail: Option<Mail>,
     halt: &AtomicBool,
     yields: bool,
 ) -> Option<PortError> {
     loop {
         let halted = halt.load(Ordering::Acquire);
         let moved = device.poll();
-        let drained = mail.as_mut().map_or(0, |mail| drain(mail));
+        let drained = mail.as_mut().map_or(0, drain);
         if halted && drained == 0 {
             return None;
         }
@@ -410,17 +395,4 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
     }
     let (device, cpus) = (embedded.then_some(device), BTreeSet::new());
     Ok(Sample { counts, device, pool, leaked, errors, backing, features, sockets: Vec::new(), cpus })
-}
-
-fn spawn<'s, T: Send + 's>(
-    scope: &'s Scope<'s, '_>,
-    name: &str,
-    f: impl FnOnce() -> T + Send + 's,
-) -> Result<ScopedJoinHandle<'s, T>, PerfError> {
-    Builder::new().name(name.into()).spawn_scoped(scope, f).map_err(|source| PerfError::Io { what: "a thread", source })
-}
-
-/// Waits for the end of the thread, including the destructors of its thread-locals.
-fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -50,3 +50,10 @@ pub(crate) enum PerfError {
     #[error("{build} {problem}")]
     Child { build: String, problem: String },
 }
+
+impl PerfError {
+    /// Adds to an error of the system what failed.
+    pub(super) fn io(what: &'static str) -> impl Fn(std::io::Error) -> Self + Copy {
+        move |source| Self::Io { what, source }
+    }
+}

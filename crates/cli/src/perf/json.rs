@@ -3,9 +3,9 @@
 //! names.
 
 use super::compare::{Comparison, compare};
-use super::plan::{Alloc, Plan, Variant};
+use super::plan::{Plan, Variant};
 use super::sample::{Sample, SocketMode};
-use crate::args::DeviceArg;
+use crate::args::{AllocArg, DeviceArg};
 use crate::link::LinkReport;
 use netmem::pool::PoolStats;
 use netmem_measure::goals::{Goal, Unmet};
@@ -196,7 +196,7 @@ impl Report {
         };
         let backing = samples.iter().flatten().next().map_or("none".into(), |s| s.backing.to_string());
         let rows = all().map(|(v, own)| {
-            let page = |other: &Variant| (v.alloc, other.alloc) == (Alloc::Pool, Alloc::Page) && v.is_twin(other);
+            let page = |other: &Variant| (v.alloc, other.alloc) == (AllocArg::Pool, AllocArg::Page) && v.is_twin(other);
             let twin = all().find(|(other, _)| page(other)).map(|(_, samples)| samples);
             Row::new(v, own, twin.map_or(&[], Vec::as_slice))
         });
@@ -211,9 +211,9 @@ impl Report {
             done,
             variants: rows.collect(),
             link,
-            pool: pools(Alloc::Pool),
-            page: pools(Alloc::Page),
-            frags: pools(Alloc::Frags),
+            pool: pools(AllocArg::Pool),
+            page: pools(AllocArg::Page),
+            frags: pools(AllocArg::Frags),
             comparisons,
             goals,
         }

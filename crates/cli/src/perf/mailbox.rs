@@ -10,22 +10,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The largest number of packets in flight to the application's CPU.
 pub(super) const MAILBOX: usize = 512;
 
+/// The receiving end of a mailbox.
+pub(super) type Mail = Consumer<Packet<PeerShared>>;
+
 /// The destination of passed packets: none, another thread, or a later turn of this thread.
 #[derive(Default)]
 pub(super) struct Mailbox {
     pub(super) out: Option<Producer<Packet<PeerShared>>>,
-    pub(super) own: Option<Consumer<Packet<PeerShared>>>,
+    pub(super) own: Option<Mail>,
 }
 
 /// Drops the packets that were passed here, up to a limit. Returns how many.
-pub(super) fn drain(mail: &mut Consumer<Packet<PeerShared>>) -> usize {
+pub(super) fn drain(mail: &mut Mail) -> usize {
     let n = mail.slots().min(256);
     mail.read_chunk(n).map_or(0, |chunk| chunk.into_iter().map(drop).count())
 }
 
 /// The two ends of the path to the application: the driver's end, and the end that another thread
 /// empties.
-pub(super) fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Consumer<Packet<PeerShared>>>) {
+pub(super) fn mailbox(v: &Variant, own: bool) -> (Mailbox, Option<Mail>) {
     if v.consumer == Where::Same {
         return (Mailbox::default(), None);
     }
@@ -41,7 +44,7 @@ pub(super) fn idle(yields: bool) {
 }
 
 /// Empties the receiving end of a mailbox until `halt` is set.
-pub(super) fn consume(mut mail: Consumer<Packet<PeerShared>>, halt: &AtomicBool, yields: bool) {
+pub(super) fn consume(mut mail: Mail, halt: &AtomicBool, yields: bool) {
     loop {
         let halted = halt.load(Ordering::Acquire);
         if drain(&mut mail) == 0 {

@@ -1,6 +1,6 @@
 //! The source of receive pages for rows without a page pool: the two old ways.
 
-use super::plan::Alloc;
+use crate::args::AllocArg;
 use netmem::pool::{PeerShared, Provider, Region, RegionError, RegionOptions};
 use netmem::virtio::NetOptions;
 use netmem_measure::frags::PageFrags;
@@ -23,13 +23,13 @@ pub(super) enum Baseline {
 impl Baseline {
     /// An allocator of `pages` pages. `maps`: whether the device reaches the pages by mappings.
     /// `None` for the page pool, which is not a baseline.
-    pub(super) fn new(alloc: Alloc, pages: usize, lock: bool, maps: bool) -> Result<Option<Self>, RegionError> {
+    pub(super) fn new(alloc: AllocArg, pages: usize, lock: bool, maps: bool) -> Result<Option<Self>, RegionError> {
         let region = |pages| RegionOptions::new(pages).lock(lock).reserved_huge_pages(true).build();
         Ok(match alloc {
-            Alloc::Pool => None,
-            Alloc::Page => Some(Self::Pages(PageAllocator::new(region(pages)?))),
+            AllocArg::Pool => None,
+            AllocArg::Page => Some(Self::Pages(PageAllocator::new(region(pages)?))),
             // A block stays allocated as long as one of its buffers does.
-            Alloc::Frags => Some(Self::Frags(PageFrags::new(region(2 * pages + FRAGS_KEEP)?, maps))),
+            AllocArg::Frags => Some(Self::Frags(PageFrags::new(region(2 * pages + FRAGS_KEEP)?, maps))),
         })
     }
 

@@ -10,24 +10,6 @@ use netmem_measure::cpus;
 use netmem_netem::LinkOptions;
 use std::time::Duration;
 
-/// The allocator of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Alloc {
-    Pool,
-    Page,
-    Frags,
-}
-
-impl Alloc {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Pool => "pool",
-            Self::Page => "page",
-            Self::Frags => "frags",
-        }
-    }
-}
-
 /// The place where packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consumer {
@@ -53,7 +35,7 @@ pub(crate) struct Variant {
     /// Bytes in a frame, if they are known.
     pub(crate) size: Option<usize>,
     pub(crate) name: String,
-    pub(crate) alloc: Alloc,
+    pub(crate) alloc: AllocArg,
     pub(crate) consumer: Consumer,
     pub(crate) queues: u16,
     /// Why the variant is not measured.
@@ -312,21 +294,15 @@ fn variants(args: &PerfArgs, port: &PortArg) -> Result<Vec<Variant>, BadArgument
     if default && args.xdp == XdpArg::Pass && args.queues == [1] {
         rows.push((RxMode::Small, Some(64), Consumer::Other, 1));
     }
-    let alloc = |alloc: &AllocArg| match alloc {
-        AllocArg::Pool => Alloc::Pool,
-        AllocArg::Page => Alloc::Page,
-        AllocArg::Frags => Alloc::Frags,
-    };
-    let allocs: Vec<Alloc> = args.alloc.iter().map(alloc).collect();
     let row = |(mode, size, consumer, queues): (RxMode, Option<usize>, Consumer, u16)| {
-        allocs.clone().into_iter().map(move |alloc| Variant {
+        args.alloc.iter().map(move |&alloc| Variant {
             mode,
             size,
             name: name(mode, size),
             alloc,
             consumer,
             queues,
-            skipped: (mode == RxMode::Big && alloc != Alloc::Page).then_some(OWN_PAGES),
+            skipped: (mode == RxMode::Big && alloc != AllocArg::Page).then_some(OWN_PAGES),
             shape: if xsk { named.to_owned() } else { mode.to_string() },
         })
     };

@@ -12,7 +12,6 @@
 use super::error::PerfError;
 use super::mailbox::{Halt, idle};
 use super::plan::Plan;
-use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
 use netmem::device::port::{Gen, Port, PortError};
 use netmem::device::{NetDevice, Options, Stats};
@@ -24,6 +23,8 @@ use netmem_measure::load::{Meter, thread_time};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::signals::Interrupted;
+use netmem_measure::table::table;
+use netmem_measure::threads::spawn;
 use netmem_measure::units::show;
 use quanta::Clock;
 use serde::Serialize;
@@ -208,9 +209,8 @@ impl Measurement<'_> {
     /// Measures one row: a generator on the device's CPU, and the driver on this thread.
     fn measure(&self, v: &Variant) -> Result<Measured, PerfError> {
         let (plan, size, clock) = (self.plan, self.size, &self.clock);
-        let io = |what| move |source| PerfError::Io { what, source };
         let mut device = NetDevice::new(Options::default(), |_| Paced::new(size, v.rate, clock))?;
-        let (front, back) = UnixStream::pair().map_err(io("a socket pair"))?;
+        let (front, back) = UnixStream::pair().map_err(PerfError::io("a socket pair"))?;
         let connection = device.control().serve(back)?;
         let (stats, halt) = (device.stats(), AtomicBool::new(false));
         let cpus = plan.cpus;
@@ -222,10 +222,7 @@ impl Measurement<'_> {
                     idle(cpus.device == cpus.net);
                 }
             };
-            std::thread::Builder::new()
-                .name("netmem-device".into())
-                .spawn_scoped(scope, generator)
-                .map_err(io("a thread"))?;
+            spawn(scope, "netmem-device", generator).map_err(PerfError::io("a thread"))?;
             let _ends = Halt(&halt);
             pin(cpus.net);
             self.drive(v, front, &stats)
@@ -237,7 +234,6 @@ impl Measurement<'_> {
     /// The driver's thread: it polls, and sleeps when there was no packet for a while.
     fn drive(&self, v: &Variant, front: UnixStream, stats: &Stats) -> Result<Measured, PerfError> {
         let Self { plan, mode, size, spin, ref clock, stop } = *self;
-        let io = |what| move |source| PerfError::Io { what, source };
         let name = || format!("{mode}-{size} at {}/s", v.rate);
         let options = NetOptions::new(mode)
             .ring_size(plan.ring)
@@ -294,7 +290,7 @@ impl Measurement<'_> {
             if let Some(source) = rx.stats().stopped {
                 return Err(PerfError::Broken { variant: name(), source });
             }
-            woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(io("poll"))? == Turn::Woken;
+            woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(PerfError::io("poll"))? == Turn::Woken;
         }
         let seconds = clock.delta_as_nanos(begin, clock.raw()) as f64 / 1e9;
         let after = Before::now(rx.stats().frames, pause.stats(), stats);
@@ -370,26 +366,15 @@ fn render(plan: &Plan, report: &Report) -> String {
         report.spin_us,
         plan.duration.as_secs_f64(),
     );
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
-        "rate",
-        "events",
-        "received/s",
-        "wake-ups",
-        "wake-ups/pkt",
-        "signals/pkt",
-        "CPU",
-        "idle to busy",
-    ]);
-    for row in &report.rows {
+    let head = ["rate", "events", "received/s", "wake-ups", "wake-ups/pkt", "signals/pkt", "CPU", "idle to busy"];
+    let cells = |row: &Row| {
         let time = |ns: u64| show(ns as f64, "ns");
         let q = &row.idle_to_busy_ns;
         let latency = match row.histogram.is_empty() {
             true => "never asleep".into(),
             false => format!("{} (99 %: {}, max {})", time(q.p50), time(q.p99), time(q.max)),
         };
-        table.add_row([
+        vec![
             row.rate.to_string(),
             row.events.into(),
             show(row.received_per_s, "packets/s"),
@@ -398,15 +383,10 @@ fn render(plan: &Plan, report: &Report) -> String {
             format!("{:.3}", row.signals_per_packet),
             format!("{:.1} %", row.cpu_pct),
             latency,
-        ]);
-    }
-    for (i, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 1));
-        if (2..7).contains(&i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let _ = writeln!(out, "{table}\n{}", report.done.lines());
+        ]
+    };
+    let rows = table(&head, report.rows.iter().map(cells), |column| (2..7).contains(&column));
+    let _ = writeln!(out, "{rows}\n{}", report.done.lines());
     // The driver sleeps most in the first row.
     let first = report.rows.first().map(|row| row.rate);
     for row in report.rows.iter().filter(|row| Some(row.rate) == first && !row.histogram.is_empty()) {

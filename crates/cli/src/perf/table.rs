@@ -2,10 +2,10 @@
 
 use super::compare;
 use super::json::{Report, Row};
-use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::goals::Unmet;
 use netmem_measure::report::PoolReport;
 use netmem_measure::stats::Change;
+use netmem_measure::table::table;
 use netmem_measure::units::{show, show_spread};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -64,25 +64,13 @@ fn header(report: &Report) -> String {
     )
 }
 
-fn rows(report: &Report) -> Table {
+fn rows(report: &Report) -> String {
     let counts = report.params.port.as_ref().is_some_and(|port| port != "gen");
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let mut head = vec!["variant", "alloc", "drop", "q", "packets/s (min..max)", "bits/s", "driver", "device"];
     if counts {
         head.push("frames, bytes, drops");
     }
-    table.set_header(head);
-    for row in &report.variants {
-        table.add_row(cells(row, counts));
-    }
-    for (i, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 1));
-        if (3..8).contains(&i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
+    table(&head, report.variants.iter().map(|row| cells(row, counts)), |column| (3..8).contains(&column))
 }
 
 fn cells(row: &Row, counts: bool) -> Vec<String> {

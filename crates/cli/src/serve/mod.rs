@@ -32,15 +32,15 @@ use crate::args::{PortArg, ServeArg, ServeArgs};
 use crate::host::tasks::Tasks;
 use crate::host::{DeviceThreads, Drives, Ended, HostOptions, Running, Stacks, with_stacks};
 use crate::limits;
-use crate::link::AskedLink;
+use crate::link::{AskedLink, one_each};
 use admission::Admission;
 use anyhow::Context as _;
 use client::{Client, End, Patience, Shared};
-use netmem::device::port::{Port, PortError, Tap, TapError};
+use netmem::device::port::{Port, PortError, Tap};
 use netmem::net::{Armed, Wait};
 use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
-use netmem::xdp::{Filter, ProgramOptions, Rule};
+use netmem::xdp::{Filter, Interface, ProgramOptions, Rule};
 use netmem_inet::tcp::Config;
 use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, TcpListener};
 use netmem_measure::arguments::BadArgument;
@@ -51,8 +51,8 @@ use report::Done;
 use service::Service;
 use state::{Left, StateFile};
 use std::cell::RefCell;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,9 +72,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     limits::descriptors(64 + 32 * usize::from(args.queues), "serve")?;
     match &args.port {
         PortArg::Tap(name) => {
-            let mut taps = Tap::open(name, args.queues.into(), true)?.into_iter();
-            let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-            serve_over(args, mtu(name)?, |_| taps.next().ok_or_else(missing))
+            let taps = Tap::open(name, args.queues.into(), true)?;
+            serve_over(args, mtu(name)?, one_each(taps))
         }
         PortArg::Xsk(xsk) => {
             // Only frames to the server's addresses are redirected. The kernel keeps all other
@@ -82,9 +81,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             let host = |own: &Address| Rule { address: Some(own.addr), ..Rule::default() };
             let program =
                 ProgramOptions { filter: Filter::new(args.addr.iter().map(host))?, ..ProgramOptions::default() };
-            let mut ports = args.af_xdp.ports(xsk, args.queues, program)?.into_iter();
-            let missing = || PortError::Other("no queue is left".into());
-            serve_over(args, mtu(&xsk.interface)?, |_| ports.next().ok_or_else(missing))
+            let ports = args.af_xdp.ports(xsk, args.queues, program)?;
+            serve_over(args, mtu(&xsk.interface)?, one_each(ports))
         }
         port => Ok(BadArgument::new(format!(
             "--port {port}: a server is behind a tap or an interface; use tap:NAME or xsk:IFACE"
@@ -113,22 +111,10 @@ fn serve_over<P: Port + 'static>(
     }
 }
 
-/// The MTU of an interface, of this thread's network namespace: `/sys` may show another one.
+/// The MTU of an interface of this thread's network namespace.
 fn mtu(name: &str) -> anyhow::Result<u16> {
-    let socket = UdpSocket::bind("0.0.0.0:0").context("a socket")?;
-    // SAFETY: all zero is a valid `ifreq`: integers, byte arrays and a union of them.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    // SAFETY: the request reads and writes an `ifreq`, which lives until it returns.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request) };
-    if result < 0 {
-        return Err(std::io::Error::last_os_error()).with_context(|| format!("the MTU of {name}"));
-    }
-    // SAFETY: the kernel has just written it.
-    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+    let link = Interface::by_name(name).with_context(|| format!("the MTU of {name}"))?;
+    Ok(u16::try_from(link.mtu).unwrap_or(u16::MAX))
 }
 
 /// What ends the server: a signal, or a thread that cannot go on.

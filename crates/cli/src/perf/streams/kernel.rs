@@ -3,6 +3,7 @@
 use super::plan::Proto;
 use super::{CHECK_EVERY, PATIENCE, Watch};
 use anyhow::Context;
+use netmem_measure::threads::propagate;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Instant;
@@ -50,7 +51,7 @@ pub(super) fn run(watch: &Watch, flows: u16, end: End) -> anyhow::Result<()> {
         End::Target(Listening::Udp(socket)) => datagrams(watch, &socket),
         End::Source(to) => std::thread::scope(|scope| {
             let sources: Vec<_> = (0..flows).map(|_| scope.spawn(|| source(watch, to))).collect();
-            sources.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+            sources.into_iter().try_for_each(|thread| propagate(thread.join()))
         }),
     }
 }
@@ -68,7 +69,7 @@ fn targets(watch: &Watch, flows: u16, listener: &TcpListener) -> anyhow::Result<
                 Err(e) => return Err(e).context("accepting a flow"),
             }
         }
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+        threads.into_iter().try_for_each(|thread| propagate(thread.join()))
     })
 }
 

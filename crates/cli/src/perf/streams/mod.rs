@@ -16,20 +16,21 @@ mod report;
 
 use crate::args::PerfArgs;
 use crate::host::{Accounting, DeviceThreads, HostOptions, Stacks, with_device};
-use crate::link::AskedLink;
+use crate::link::{AskedLink, one_each};
 use anyhow::Context;
-use netmem::device::port::{Cross, Port, PortError, Tap, TapError};
+use netmem::device::port::{Cross, Port, PortError, Tap};
 use netmem_inet::Address;
-use netmem_measure::cpus::take_pinned;
+use netmem_measure::cpus::{pin, take_pinned};
 use netmem_measure::load::{Cpus, Meter};
 use netmem_measure::output;
 use netmem_measure::report::Done;
 use netmem_measure::signals::Interrupted;
+use netmem_measure::threads::{propagate, spawn};
 use plan::{Between, Plan, Proto};
 use report::{Report, Sample};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// The target's port.
@@ -104,16 +105,8 @@ pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let link = plan.link.map(AskedLink::new);
     let (mut samples, mut accounting) = (Vec::new(), Accounting::default());
     let run = || match &plan.between {
-        Between::Ours => {
-            let mut ends = Cross::cable().into_iter();
-            let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
-            over(&plan, link.as_ref(), 2, |_| ends.next().ok_or_else(missing), stop)
-        }
-        Between::Tap { name, .. } => {
-            let mut taps = Tap::open(name, 1, true)?.into_iter();
-            let missing = || PortError::Tap { name: name.clone(), source: TapError::Queues { asked: 0 } };
-            over(&plan, link.as_ref(), 1, |_| taps.next().ok_or_else(missing), stop)
-        }
+        Between::Ours => over(&plan, link.as_ref(), 2, one_each(Cross::cable().into()), stop),
+        Between::Tap { name, .. } => over(&plan, link.as_ref(), 1, one_each(Tap::open(name, 1, true)?), stop),
     };
     let (meter, mut interrupted) = (Meter::new(), false);
     drop(take_pinned());
@@ -178,7 +171,7 @@ fn once<P: Port + 'static>(
             let ours = |scope, name, cpu, pair, address, end: ours::End| {
                 let (spin, watch) = (plan.spin, &watch);
                 let mut stacks = Stacks::new(net, vec![pair], &host(address, plan::PAGES))?;
-                spawn(scope, name, cpu, move || {
+                start(scope, name, cpu, move || {
                     stacks.run(|_, running| ours::run(running, watch, end, spin))?;
                     stacks.close()
                 })
@@ -187,7 +180,7 @@ fn once<P: Port + 'static>(
             let mut ends: Vec<ScopedJoinHandle<'_, anyhow::Result<Accounting>>> = Vec::new();
             let kernel = |scope, cpu, end: kernel::End| {
                 let watch = &watch;
-                spawn(scope, "netmem-kernel", cpu, move || {
+                start(scope, "netmem-kernel", cpu, move || {
                     kernel::run(watch, flows, end).map(|()| Accounting::default())
                 })
             };
@@ -216,7 +209,7 @@ fn once<P: Port + 'static>(
             drop(over);
             let mut accounting = Accounting::default();
             for end in ends {
-                let ended = end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                let ended = propagate(end.join())?;
                 accounting.allocated += ended.allocated;
             }
             Ok((sample?, accounting))
@@ -225,17 +218,17 @@ fn once<P: Port + 'static>(
     Ok(result)
 }
 
-fn spawn<'s, T: Send + 's>(
+fn start<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     name: &str,
     cpu: usize,
     run: impl FnOnce() -> T + Send + 's,
 ) -> anyhow::Result<ScopedJoinHandle<'s, T>> {
     let pinned = move || {
-        netmem_measure::cpus::pin(cpu);
+        pin(cpu);
         run()
     };
-    Builder::new().name(name.into()).spawn_scoped(scope, pinned).context("cannot start a thread")
+    spawn(scope, name, pinned).context("cannot start a thread")
 }
 
 /// Waits until every flow has received bytes, and then for the time of the run. If other programs

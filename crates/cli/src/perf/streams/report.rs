@@ -4,11 +4,11 @@
 use super::plan::{Between, Plan};
 use crate::host::Accounting;
 use crate::link::LinkReport;
-use comfy_table::{CellAlignment, Table, presets};
 use netmem_measure::load::Share;
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, SCHEMA};
 use netmem_measure::stats::Spread;
+use netmem_measure::table::table;
 use netmem_measure::units::{show, show_spread};
 use serde::Serialize;
 use std::fmt;
@@ -180,17 +180,6 @@ impl Report {
     }
 }
 
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>, left: usize) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(head.to_vec());
-    rows.for_each(|row| _ = table.add_row(row));
-    for column in table.column_iter_mut().skip(left) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (m, p) = (&self.machine, &self.params);
@@ -206,7 +195,7 @@ impl fmt::Display for Report {
                 let [time, rate] = [show(flow.elapsed_ns as f64, "ns"), show(flow.bits_per_s, "b/s")];
                 vec![flow.flow.to_string(), flow.bytes.to_string(), time, rate]
             });
-            writeln!(f, "{}\n", table(&["flow", "bytes", "time", "rate"], flows, 0))?;
+            writeln!(f, "{}\n", table(&["flow", "bytes", "time", "rate"], flows, |_| true))?;
             writeln!(
                 f,
                 "all: mean {}, deviation {}; median {} of {} runs\n",
@@ -220,11 +209,8 @@ impl fmt::Display for Report {
                 let shares = [usr, sys, idle, irq, softirq, steal].map(|share| format!("{share:.1}"));
                 [&[cpu.cpu.to_string(), cpu.roles.join(", ")], &shares[..]].concat()
             });
-            writeln!(
-                f,
-                "{}",
-                table(&["CPU", "what", "usr %", "sys %", "idle %", "irq %", "softirq %", "steal %"], cpus, 2)
-            )?;
+            let head = ["CPU", "what", "usr %", "sys %", "idle %", "irq %", "softirq %", "steal %"];
+            writeln!(f, "{}", table(&head, cpus, |column| column >= 2))?;
         }
         if let Some(link) = &self.link {
             writeln!(f, "{link}")?;

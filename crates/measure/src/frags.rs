@@ -16,11 +16,13 @@
 //! cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
 
 use crate::buddy::Buddy;
+use crate::thread_cache::ThreadCache;
 use netmem_pool::{Direction, DmaDomain, Memory, PeerShared, Provider, RawPage, Region, VhostDomain};
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::LocalKey;
 
 /// The order of a block.
 const ORDER: usize = 4;
@@ -50,7 +52,6 @@ pub struct PageFrags {
 
 /// The state that the threads' caches share.
 struct Zone {
-    id: u64,
     region: Arc<Region<M>>,
     /// The domain in which blocks are mapped.
     domain: Option<VhostDomain>,
@@ -95,7 +96,6 @@ thread_local! {
 
 /// One thread's blocks of one zone.
 struct Cache {
-    id: u64,
     zone: Weak<Zone>,
     /// The block that is being carved, if `left` or `unused` is not 0.
     block: u32,
@@ -197,37 +197,20 @@ impl Drop for Cache {
     }
 }
 
-/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has
-/// no cache.
-#[inline]
-fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
-    let found = CACHES.try_with(|caches| {
-        let mut caches = caches.try_borrow_mut().ok()?;
-        // The cache that was used last is in front, and usually the only one.
-        let cache = match caches.first_mut() {
-            Some(cache) if cache.id == zone.id => cache,
-            _ => find(&mut caches, zone),
-        };
-        Some(f(cache))
-    });
-    found.ok().flatten()
-}
+impl ThreadCache for Cache {
+    type Zone = Zone;
 
-/// Moves the zone's cache to the front, and drops caches whose zone was dropped.
-#[cold]
-fn find<'c>(caches: &'c mut Vec<Cache>, zone: &Arc<Zone>) -> &'c mut Cache {
-    caches.retain(|c| c.zone.strong_count() > 0);
-    match caches.iter().position(|c| c.id == zone.id) {
-        Some(at) => caches.swap(0, at),
-        None => caches.insert(0, Cache::new(zone)),
-    }
-    &mut caches[0]
-}
-
-impl Cache {
     fn new(zone: &Arc<Zone>) -> Self {
         let free = Vec::with_capacity(HIGH);
-        Self { id: zone.id, zone: Arc::downgrade(zone), block: 0, left: 0, unused: 0, free, mapped: 0, unmapped: 0 }
+        Self { zone: Arc::downgrade(zone), block: 0, left: 0, unused: 0, free, mapped: 0, unmapped: 0 }
+    }
+
+    fn caches() -> &'static LocalKey<RefCell<Vec<Self>>> {
+        &CACHES
+    }
+
+    fn zone(&self) -> &Weak<Zone> {
+        &self.zone
     }
 }
 
@@ -237,11 +220,9 @@ impl PageFrags {
     /// memory once.
     #[must_use]
     pub fn new(region: Region<M>, maps: bool) -> Arc<Self> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let region = Arc::new(region);
         let blocks = region.pages() / BUFFERS;
         let zone = Zone {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             domain: maps.then(|| VhostDomain::new(std::slice::from_ref(&region))),
             counts: (0..blocks).map(|_| Count::default()).collect(),
             buddy: Mutex::new(Buddy::new(blocks * BUFFERS)),
@@ -262,7 +243,7 @@ impl PageFrags {
     /// thread's block. Looks at all blocks.
     #[must_use]
     pub fn out(&self) -> u64 {
-        with_cache(&self.zone, |cache| cache.end(&self.zone));
+        Cache::with(&self.zone, |cache| cache.end(&self.zone));
         // If a block is not being carved any more, it has one reference for each buffer in use.
         self.zone.counts.iter().map(|count| u64::from(count.0.load(Ordering::Acquire))).sum()
     }
@@ -270,7 +251,7 @@ impl PageFrags {
     /// Blocks that were mapped and unmapped by this thread, and by threads that have ended.
     #[must_use]
     pub fn maps(&self) -> (u64, u64) {
-        let (mapped, unmapped) = with_cache(&self.zone, |c| (c.mapped, c.unmapped)).unwrap_or_default();
+        let (mapped, unmapped) = Cache::with(&self.zone, |c| (c.mapped, c.unmapped)).unwrap_or_default();
         (mapped + self.zone.mapped.load(Ordering::Relaxed), unmapped + self.zone.unmapped.load(Ordering::Relaxed))
     }
 }
@@ -289,14 +270,14 @@ unsafe impl Provider<M> for PageFrags {
             });
             empty.unwrap_or(pages.len())
         };
-        with_cache(&self.zone, fill).unwrap_or(0)
+        Cache::with(&self.zone, fill).unwrap_or(0)
     }
 
     #[inline]
     unsafe fn release(&self, page: RawPage<M>) {
         // SAFETY: the zone keeps the region.
         let block = unsafe { page.index() } / BUFFERS;
-        if with_cache(&self.zone, |cache| cache.give(&self.zone, block)).is_none() {
+        if Cache::with(&self.zone, |cache| cache.give(&self.zone, block)).is_none() {
             // The thread is ending and has no cache any more: a temporary cache is used.
             Cache::new(&self.zone).give(&self.zone, block);
         }

@@ -33,6 +33,7 @@ pub mod report;
 pub mod signals;
 pub mod stats;
 pub mod table;
+mod thread_cache;
 pub mod threads;
 pub mod turns;
 pub mod units;

@@ -10,11 +10,12 @@
 //! zone's free areas, with batches of the same size. As in Linux, the fast path shares nothing.
 
 use crate::buddy::Buddy;
+use crate::thread_cache::ThreadCache;
 use netmem_pool::{Memory, PeerShared, Provider, RawPage, Region, RegionProvider};
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::LocalKey;
 
 /// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger
 /// machine.
@@ -36,7 +37,6 @@ pub struct PageAllocator {
 
 /// The state that the threads' caches share.
 struct Zone {
-    id: u64,
     /// Keeps the region, and with it every page.
     source: Arc<RegionProvider<M>>,
     shared: Mutex<Shared>,
@@ -77,7 +77,6 @@ thread_local! {
 
 /// One thread's pages of one zone.
 struct Cache {
-    id: u64,
     zone: Weak<Zone>,
     /// The page that was used last is at the end.
     pages: Vec<RawPage<M>>,
@@ -129,34 +128,20 @@ impl Drop for Cache {
     }
 }
 
-/// Runs `f` with this thread's cache of `zone`. `None` if the thread is ending, because it then has
-/// no cache.
-#[inline]
-fn with_cache<R>(zone: &Arc<Zone>, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
-    let found = CACHES.try_with(|caches| {
-        let mut caches = caches.try_borrow_mut().ok()?;
-        // The cache that was used last is in front, and usually the only one.
-        let cache = match caches.first_mut() {
-            Some(cache) if cache.id == zone.id => cache,
-            _ => find(&mut caches, zone),
-        };
-        Some(f(cache))
-    });
-    found.ok().flatten()
-}
+impl ThreadCache for Cache {
+    type Zone = Zone;
 
-/// Moves the zone's cache to the front, and drops caches whose zone was dropped.
-#[cold]
-fn find<'c>(caches: &'c mut Vec<Cache>, zone: &Arc<Zone>) -> &'c mut Cache {
-    caches.retain(|c| c.zone.strong_count() > 0);
-    match caches.iter().position(|c| c.id == zone.id) {
-        Some(at) => caches.swap(0, at),
-        None => {
-            let pages = Vec::with_capacity(HIGH);
-            caches.insert(0, Cache { id: zone.id, zone: Arc::downgrade(zone), pages });
-        }
+    fn new(zone: &Arc<Zone>) -> Self {
+        Self { zone: Arc::downgrade(zone), pages: Vec::with_capacity(HIGH) }
     }
-    &mut caches[0]
+
+    fn caches() -> &'static LocalKey<RefCell<Vec<Self>>> {
+        &CACHES
+    }
+
+    fn zone(&self) -> &Weak<Zone> {
+        &self.zone
+    }
 }
 
 /// Fills `places` from the front, until there are no more pages. Returns how many were filled.
@@ -173,7 +158,6 @@ impl PageAllocator {
     /// An allocator for the pages of `region`.
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let source = RegionProvider::new(region);
         let count = source.region().pages();
         let mut pages: Box<[_]> = (0..count).map(|_| None).collect();
@@ -182,8 +166,7 @@ impl PageAllocator {
         // SAFETY: `source` is alive.
         pages.sort_unstable_by_key(|page| page.as_ref().map(|page| unsafe { page.index() }));
         let shared = Mutex::new(Shared { buddy: Buddy::new(count), pages });
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { zone: Arc::new(Zone { id, source, shared }) })
+        Arc::new(Self { zone: Arc::new(Zone { source, shared }) })
     }
 
     /// The memory.
@@ -196,7 +179,7 @@ impl PageAllocator {
     /// thread. Takes the lock.
     #[must_use]
     pub fn free_pages(&self) -> usize {
-        let cached = with_cache(&self.zone, |c| c.pages.len()).unwrap_or(0);
+        let cached = Cache::with(&self.zone, |c| c.pages.len()).unwrap_or(0);
         cached + self.zone.with(|shared| shared.buddy.free())
     }
 }
@@ -207,7 +190,7 @@ impl PageAllocator {
 unsafe impl Provider<M> for PageAllocator {
     #[inline]
     fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
-        with_cache(&self.zone, |cache| fill(pages, || cache.take(&self.zone)))
+        Cache::with(&self.zone, |cache| fill(pages, || cache.take(&self.zone)))
             .unwrap_or_else(|| self.zone.with(|shared| fill(pages, || shared.take())))
     }
 
@@ -215,7 +198,7 @@ unsafe impl Provider<M> for PageAllocator {
     unsafe fn release(&self, page: RawPage<M>) {
         let mut page = Some(page);
         // SAFETY: the page came out of `alloc`, so it is one of the zone's.
-        let cached = with_cache(&self.zone, |cache| page.take().map(|page| unsafe { cache.give(&self.zone, page) }));
+        let cached = Cache::with(&self.zone, |cache| page.take().map(|page| unsafe { cache.give(&self.zone, page) }));
         if let (None, Some(page)) = (cached, page) {
             // SAFETY: as above.
             self.zone.with(|shared| unsafe { shared.give(page) });

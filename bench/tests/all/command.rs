@@ -1,15 +1,9 @@
 //! The program as a child process, and what all tests expect of its reports.
 
+pub(crate) use netmem_testing::process::{Background, errors, json};
 use netmem_testing::schema;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// After this time, a test that waits is taken for hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+use std::process::{Command, Output};
 
 pub(crate) fn bench() -> Command {
     Command::new(env!("CARGO_BIN_EXE_netmem-bench"))
@@ -17,16 +11,6 @@ pub(crate) fn bench() -> Command {
 
 pub(crate) fn run(args: &[&str]) -> Output {
     bench().args(args).output().unwrap()
-}
-
-pub(crate) fn errors(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-pub(crate) fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{}: {}", output.status, errors(output));
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// As few and as short runs as there can be.
@@ -78,67 +62,4 @@ pub(crate) fn report(args: &[&str]) -> Value {
     let report: Value = serde_json::from_str(&short(&[args, &["--json"]].concat())).unwrap();
     schema::fits("bench/schema/bench.json", &report);
     report
-}
-
-/// A process that ends with the test.
-pub(crate) struct Background(Child);
-
-impl Background {
-    pub(crate) fn start(args: &[&str]) -> Self {
-        Self(bench().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-
-    /// Waits until a signal would no longer end it at once: it has a handler for SIGINT.
-    #[track_caller]
-    pub(crate) fn awaits_signals(&self) {
-        let path = format!("/proc/{}/status", self.0.id());
-        await_that(|| {
-            let status = std::fs::read_to_string(&path).unwrap();
-            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
-            u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
-        });
-    }
-
-    /// Waits for the end: status, standard output, standard error. Both are read meanwhile, because
-    /// a report can be larger than a pipe.
-    #[track_caller]
-    pub(crate) fn end(&mut self) -> (Option<i32>, String, String) {
-        fn read(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                from.read_to_string(&mut text).unwrap();
-                text
-            })
-        }
-        let (out, err) = (read(self.0.stdout.take().unwrap()), read(self.0.stderr.take().unwrap()));
-        let begin = Instant::now();
-        let status = loop {
-            match self.0.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(begin.elapsed() < PATIENCE, "it does not end"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        (status.code(), out.join().unwrap(), err.join().unwrap())
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[track_caller]
-pub(crate) fn await_that(mut what: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !what() {
-        assert!(begin.elapsed() < PATIENCE, "it does not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

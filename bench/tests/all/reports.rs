@@ -279,12 +279,12 @@ fn a_signal_ends_it_with_what_was_measured() {
     for wait in [1, 4, 16] {
         std::fs::write(&file, "old").unwrap();
         let rows = ["refs", "pool", "--rows", "guard,limit", "--runs", "1000000", "--duration", "1ms"];
-        let mut bench = Background::start(&[&rows[..], &["--json", "--html", file.to_str().unwrap()]].concat());
-        bench.awaits_signals();
+        let mut running = Background::start(bench().args(rows).args(["--json", "--html", file.to_str().unwrap()]));
+        running.awaits_signals();
         std::thread::sleep(Duration::from_secs(wait));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "old", "the file stays until all of it is there");
-        bench.signal(Signal::INT);
-        let (status, out, err) = bench.end();
+        running.signal(Signal::INT);
+        let (status, out, err) = running.end();
         assert_eq!(status, Some(130), "{err}");
         assert!(err.contains("interrupted"), "{err}");
         let report: Value = serde_json::from_str(&out).unwrap();

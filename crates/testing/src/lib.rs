@@ -9,6 +9,7 @@
 //!
 //! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`],
 //!   [`debian13`], [`libcuda`].
+//! * Programs, their reports and their logs: `process`, `schema`, [`on_event`].
 //! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`, [`pausing`].
 //! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`.
 //! * Trouble: [`disturb`], [`stress_ops`], [`permutations`], [`without_membarrier`].
@@ -38,8 +39,11 @@ pub mod large_frames;
 pub mod libcuda;
 pub mod namespace;
 mod no_membarrier;
+mod on_event;
 pub mod pausing;
 mod permutations;
+#[cfg(feature = "process")]
+pub mod process;
 #[cfg(feature = "schema")]
 pub mod schema;
 #[cfg(feature = "inet")]
@@ -57,6 +61,7 @@ pub use emulated::is_emulated;
 #[cfg(feature = "percpu")]
 pub use forced_mode::assert_forced_mode;
 pub use no_membarrier::without_membarrier;
+pub use on_event::{fields, on_event};
 pub use permutations::permutations;
 pub use skip::{installed, skip};
 pub use stress_ops::stress_ops;

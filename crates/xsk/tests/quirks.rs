@@ -9,13 +9,11 @@ use netmem_packet::{Packet, Poll, RxQueue, Sum};
 use netmem_pool::KernelShared;
 use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip, nics};
 use netmem_testing::xsk::{index, memory, name, on_wire, reopen, until, veth, wire};
+use netmem_testing::{fields, on_event};
 use netmem_xsk::{InterfaceInfo, Mode, QueueOptions, Umem, UmemOptions, Xsk, XskError, XskOptions};
 use std::cell::RefCell;
-use std::fmt::Debug;
 use std::net::UdpSocket;
 use std::sync::Once;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
 
 thread_local! {
     /// What this thread has logged as warnings: the fields of each event, as text.
@@ -23,48 +21,15 @@ thread_local! {
 }
 
 /// Keeps the warnings of each thread. It is the subscriber of the whole process, and each test
-/// calls [`listen`](Self::listen) first: if a thread without a subscriber is the first at an event
-/// while another thread sets one for itself, `tracing` may treat the event as disabled.
-struct Warnings;
-
-impl Warnings {
-    fn listen() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| tracing::subscriber::set_global_default(Self).unwrap());
-    }
-}
-
-/// The fields of an event.
-struct Fields(String);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0 += &format!("{field}={value:?} ");
-    }
-}
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut fields = Fields(String::new());
-        event.record(&mut fields);
-        SAID.with_borrow_mut(|said| said.push(fields.0));
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+/// calls it first: if a thread without a subscriber is the first at an event while another thread
+/// sets one for itself, `tracing` may treat the event as disabled.
+fn listen() {
+    static ONCE: Once = Once::new();
+    let keep = on_event(tracing::Level::WARN, |event| {
+        let said = fields(event).into_iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        SAID.with_borrow_mut(|all| all.push(said));
+    });
+    ONCE.call_once(|| tracing::subscriber::set_global_default(keep).unwrap());
 }
 
 /// Opens queues `0..queues` of one UMEM, and returns the warnings.
@@ -86,7 +51,7 @@ fn warnings(interface: &str, queues: u32, options: impl Fn() -> QueueOptions) ->
 /// not again with the next queue, or when the interface is opened again.
 #[test]
 fn a_warning_for_each_entry_of_the_driver() {
-    Warnings::listen();
+    listen();
     in_namespace(|| {
         for options in [
             QueueOptions::new as fn() -> QueueOptions,
@@ -110,7 +75,7 @@ fn a_warning_for_each_entry_of_the_driver() {
 /// off.
 #[test]
 fn frames_of_the_kernel_behind_a_veth_are_incomplete() {
-    Warnings::listen();
+    listen();
     in_namespace(|| {
         for complete in [false, true] {
             let (ours, theirs) = (name("o"), name("t"));
@@ -155,7 +120,7 @@ fn frames_of_the_kernel_behind_a_veth_are_incomplete() {
 /// `NETMEM_XSK_PLAIN` names a virtio-net card without the DMA API, which has none.
 #[test]
 fn the_mode_is_what_the_driver_has() {
-    Warnings::listen();
+    listen();
     in_namespace(|| {
         let (ours, _theirs) = wire(1500);
         let mode = |interface: &str, options: &dyn Fn() -> QueueOptions| {

@@ -304,7 +304,7 @@ fn a_back_end_may_connect_to_the_driver() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("driver.sock");
     let path = socket.to_str().unwrap();
-    let mut device = Background::start(&["device", "--connect", path, "--port", "gen"]);
+    let mut device = background(&["device", "--connect", path, "--port", "gen"]);
     let listen = format!("vhost-user-listen:{path}");
     let args = ["--device", &listen, "--mode", "small", "--size", "64", "--duration", "20ms", "--runs", "2", "--json"];
     let report = json(&run(&args));
@@ -316,7 +316,7 @@ fn a_back_end_may_connect_to_the_driver() {
     device.signal(Signal::TERM);
     assert_eq!(device.end().0, Some(0));
     // No back end comes: a signal ends the wait.
-    let mut waits = Background::start(&["--device", &listen]);
+    let mut waits = background(&["--device", &listen]);
     waits.says(&format!("listening on {path}: waiting for a back end to connect"));
     assert!(socket.exists());
     waits.signal(Signal::INT);
@@ -343,7 +343,7 @@ fn sockets_that_are_taken_and_sockets_that_are_stale() {
     fails(&["device", "--listen", path, "--port", "gen"], 1, &[path, "another process listens"]);
     drop(first);
     assert!(socket.exists(), "it was killed");
-    let mut second = Background::start(&["device", "--listen", path, "--port", "echo"]);
+    let mut second = background(&["device", "--listen", path, "--port", "echo"]);
     await_that(|| std::os::unix::net::UnixStream::connect(&socket).is_ok());
     second.signal(Signal::INT);
     assert_eq!(second.end().0, Some(0));
@@ -359,7 +359,7 @@ fn sockets_that_are_taken_and_sockets_that_are_stale() {
 fn a_backend_that_dies_ends_the_run() {
     let mut device = Device::start(&["--port", "gen"]);
     let backend = format!("vhost-user:{}", device.socket.display());
-    let mut perf = Background::start(&["--device", &backend, "--mode", "small", "--alloc", "pool", "--duration", "15"]);
+    let mut perf = background(&["--device", &backend, "--mode", "small", "--alloc", "pool", "--duration", "15"]);
     // More than a ring holds: the driver has probed the device, and polls.
     await_that(|| device.stats()["counters"]["rx_frames"].as_u64() > Some(1 << 16));
     device.process.0.kill().unwrap();
@@ -400,7 +400,7 @@ fn a_backend_without_traffic_is_not_a_measurement() {
 #[test]
 fn signals_end_a_run_in_order() {
     for (signal, ends) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let mut perf = Background::start(&["--duration", "15", "--mode", "small"]);
+        let mut perf = background(&["--duration", "15", "--mode", "small"]);
         let threads = PathBuf::from(format!("/proc/{}/task", perf.0.id()));
         let names =
             |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
@@ -532,7 +532,7 @@ fn taps_come_and_go() {
     let name = format!("nmc{}", std::process::id() % 100_000_000);
     let port = format!("tap:{name}");
     let interface = PathBuf::from(format!("/sys/class/net/{name}"));
-    let mut perf = Background::start(&["--port", &port, "--alloc", "pool", "--duration", "15", "--json"]);
+    let mut perf = background(&["--port", &port, "--alloc", "pool", "--duration", "15", "--json"]);
     let mut ended = None;
     await_that(|| {
         ended = perf.0.try_wait().unwrap();

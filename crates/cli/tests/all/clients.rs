@@ -31,7 +31,7 @@ impl Server {
         let (tap, clients) = (name(), Namespace::new().unwrap());
         let port = format!("tap:{tap}");
         let addresses = format!("{V4}/24,{V6}/64");
-        let mut process = Background::start(&["serve", service, "--port", &port, "--addr", &addresses]);
+        let mut process = background(&["serve", service, "--port", &port, "--addr", &addresses]);
         let mut line = String::new();
         BufReader::new(process.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with("ready: "), "{line}");

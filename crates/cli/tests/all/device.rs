@@ -46,7 +46,7 @@ fn a_full_backlog_belongs_to_a_live_process() {
     rustix::net::listen(&listener, 0).unwrap();
     let _queued = UnixStream::connect(&path).unwrap();
     let path = path.to_str().unwrap();
-    let mut device = Background::start(&["device", "--listen", path, "--port", "sink"]);
+    let mut device = background(&["device", "--listen", path, "--port", "sink"]);
     let (status, _, err) = device.end();
     assert_eq!(status, Some(1), "{err}");
     assert!(err.contains("another process listens"), "{err}");
@@ -174,7 +174,7 @@ fn a_device_connects_to_a_front_end_that_listens() {
     let dir = tempfile::tempdir().unwrap();
     let [path, stats_path] = ["qemu.sock", "stats.sock"].map(|name| dir.path().join(name));
     let args = ["device", "--connect", path.to_str().unwrap(), "--stats", stats_path.to_str().unwrap()];
-    let mut device = Background::start(&[&args[..], &["--port", "echo", "--mac", "02:00:00:00:00:09"]].concat());
+    let mut device = background(&[&args[..], &["--port", "echo", "--mac", "02:00:00:00:00:09"]].concat());
     await_that(|| stats_path.exists());
     for _ in 0..3 {
         let listener = UnixListener::bind(&path).unwrap();
@@ -232,7 +232,7 @@ fn two_devices_with_one_tap_are_warned() {
     let start = |n: usize| {
         let (socket, port) = (dir.path().join(n.to_string()), format!("tap:{name}"));
         let args = ["device", "--listen", socket.to_str().unwrap(), "--port", &port, "--queues", "2"];
-        let mut device = Background::start(&args);
+        let mut device = background(&args);
         let mut ended = None;
         await_that(|| {
             ended = device.0.try_wait().unwrap();

@@ -58,7 +58,7 @@ fn kernel_meets_kernel_over_a_bad_link() {
     let taps = [name(), name()];
     let [a, b] = taps.each_ref().map(|tap| format!("tap:{tap}"));
     let link = "loss=2%,delay=1ms,jitter=500us,reorder=1%,duplicate=1%,corrupt=2%,rate=200M,seed=7";
-    let mut netmem = Background::start(&["link", &a, &b, "--link", link]);
+    let mut netmem = background(&["link", &a, &b, "--link", link]);
     // It has set up both taps then, and needs them no longer to be in this namespace.
     netmem.says("tap:");
     assert!(taps.iter().all(|tap| exists(tap)));

@@ -1,7 +1,7 @@
 //! Proves NET-11 with processes: `netmem device` is killed and started again ten times under a
 //! driver that goes on.
 
-use crate::command::{Background, await_that};
+use crate::command::{Background, await_that, background};
 use netmem::net::{Packet, Poll, RxQueue, TxQueue};
 use netmem::pool::PeerShared;
 use netmem::virtio::{NetError, NetOptions, QueuePair, RxMode, VhostUser, VirtioNet};
@@ -15,7 +15,7 @@ const RESTARTS: u64 = 10;
 const FRAME: usize = 60;
 
 fn start(socket: &Path) -> Background {
-    Background::start(&["device", "--listen", socket.to_str().unwrap(), "--port", "echo"])
+    background(&["device", "--listen", socket.to_str().unwrap(), "--port", "echo"])
 }
 
 /// Connects as soon as the device listens.

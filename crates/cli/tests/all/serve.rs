@@ -25,7 +25,7 @@ impl Server {
         let (tap, clients) = (name(), Namespace::new().unwrap());
         let port = format!("tap:{tap}");
         let base = ["serve", service, "--port", &port, "--addr", "10.79.0.2/24,fd79::2/64"];
-        let mut process = Background::start(&[&base[..], args].concat());
+        let mut process = background(&[&base[..], args].concat());
         let mut line = String::new();
         BufReader::new(process.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with(&format!("ready: {service} on 10.79.0.2:")), "{line}");

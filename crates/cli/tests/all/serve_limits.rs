@@ -22,7 +22,7 @@ impl Server {
         let port = format!("tap:{tap}");
         let base = ["serve", service, "--port", &port, "--addr", "10.79.0.2/24,fd79::2/64"];
         let args: Vec<_> = base.into_iter().chain(args.split_whitespace()).collect();
-        let mut process = Background::start(&args);
+        let mut process = background(&args);
         let mut line = String::new();
         BufReader::new(process.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with(&format!("ready: {service} on 10.79.0.2:")), "{line}");

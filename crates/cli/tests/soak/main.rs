@@ -491,7 +491,7 @@ fn hostile_back_ends_end_a_run_and_no_more() {
                 let device = format!("vhost-user:{}", path.display());
                 let args =
                     ["--device", &device, "--mode", "small", "--alloc", "pool", "--duration", "0.3", "--runs", "1"];
-                let (status, _, err) = Background::start(&args).end();
+                let (status, _, err) = background(&args).end();
                 println!("{name}: {}", err.trim().lines().last().unwrap_or_default());
                 assert!(status == Some(1) && err.contains("error: "), "{name}: {status:?} {err}");
                 assert!(!err.contains("panicked"), "{name}: {err}");

@@ -2,8 +2,7 @@
 //! destructors, release callbacks, jobs, critical sections, and subscribers of events.
 
 use netmem_refs::{Borrowed, Count, KillError, Owner, PercpuRef, RcuCell, RcuRef, Ref, RefCount, Worker, faults, rcu};
-use netmem_testing::is_emulated;
-use netmem_testing::skip;
+use netmem_testing::{is_emulated, on_event, skip};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -189,25 +188,6 @@ impl Drop for Payload {
     }
 }
 
-/// A subscriber that panics at each event.
-struct Subscriber;
-
-impl tracing::Subscriber for Subscriber {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, _: &tracing::Event<'_>) {
-        panic!("{PART}, in a subscriber");
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// Only the first fault of a kind in a process is an event, so this test starts a process of its
 /// own. Although the subscriber panics at each event, counts stay correct, and a worker continues.
 #[test]
@@ -227,7 +207,8 @@ fn subscribers_panic() {
         return;
     }
     // For all threads of this process.
-    tracing::dispatcher::set_global_default(tracing::Dispatch::new(Subscriber)).unwrap();
+    let panicking = on_event(tracing::Level::TRACE, |_| panic!("{PART}, in a subscriber"));
+    tracing::dispatcher::set_global_default(tracing::Dispatch::new(panicking)).unwrap();
 
     // An overflow: the get succeeds, and the count is saturated.
     let refs = RefCount::new(i32::MAX.cast_unsigned());

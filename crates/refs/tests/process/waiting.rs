@@ -3,7 +3,7 @@
 
 use netmem_refs::rcu::{self, Batching};
 use netmem_refs::{Count, Owner, RcuCell, RcuRef, RefCount};
-use std::fmt;
+use netmem_testing::{fields, on_event};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -73,34 +73,6 @@ fn batches_by_number_and_age() {
     rcu::set_batching(Batching::default());
 }
 
-/// Counts warnings with an age.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicU32>);
-
-impl tracing::field::Visit for Warnings {
-    fn record_debug(&mut self, field: &tracing::field::Field, _: &dyn fmt::Debug) {
-        if field.name() == "age" {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-}
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.level() == &tracing::Level::WARN
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// A reader that stays is reported once, by the threads whose objects wait for it. Proves REF-3.
 #[test]
 fn a_reader_that_stays_is_reported_once() {
@@ -111,9 +83,15 @@ fn a_reader_that_stays_is_reported_once() {
         }
     }
     let _alone = crate::alone();
-    let warnings = Warnings::default();
-    tracing::dispatcher::set_global_default(tracing::Dispatch::new(warnings.clone())).unwrap();
-    let reported = || warnings.0.load(Ordering::SeqCst);
+    // Warnings with an age.
+    let warnings = Arc::new(AtomicU32::new(0));
+    let counted = warnings.clone();
+    let subscriber = on_event(tracing::Level::WARN, move |event| {
+        let ages = fields(event).iter().filter(|(name, _)| *name == "age").count();
+        counted.fetch_add(u32::try_from(ages).unwrap(), Ordering::SeqCst);
+    });
+    tracing::dispatcher::set_global_default(tracing::Dispatch::new(subscriber)).unwrap();
+    let reported = || warnings.load(Ordering::SeqCst);
 
     rcu::report_stalls_after(Duration::ZERO);
     replace::<RefCount>(10);

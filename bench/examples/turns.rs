@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Processes are stopped by SIGSTOP, so that a program needs no code for turns. A group leaves when
-//! its first process has ended; the others of the group are then ended by SIGTERM. The output is the
-//! time in which a cache line goes from one of the CPUs to the other: machines have states in which
-//! it differs by a factor of five (`docs/notes/dpdk-vhost.md`).
+//! its first process has ended; the others of the group are then ended by SIGTERM. The output is
+//! the time in which a cache line goes from one of the CPUs to the other: machines have states in
+//! which it differs by a factor of five (`docs/notes/dpdk-vhost.md`).
 
 use anyhow::{Context, ensure};
 use clap::Parser;

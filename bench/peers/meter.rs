@@ -1,5 +1,5 @@
-//! What `bench/peers/xsk.sh` asks of both programs: arguments, threads on their CPUs, and the time of polls that found packets. Netmem's
-//! program and that of xsk-rs compile this file.
+//! What `bench/peers/xsk.sh` asks of both programs: arguments, threads on their CPUs, and the time
+//! of polls that found packets. Netmem's program and that of xsk-rs compile this file.
 
 use quanta::Clock;
 use std::error::Error;
@@ -70,11 +70,12 @@ pub(crate) fn pin(cpu: usize) -> Result<(), Box<dyn Error>> {
     Ok(rustix::thread::sched_setaffinity(None, &cpus)?)
 }
 
-/// A poll that found nothing and took longer was interrupted: by the kernel, another program or the hypervisor.
+/// A poll that found nothing and took longer was interrupted: by the kernel, another program or the
+/// hypervisor.
 const LONG_NS: u64 = 1000;
 
-/// What a thread counts: packets, nanoseconds, nanoseconds in polls that found packets, and nanoseconds in polls that found none and were not
-/// interrupted.
+/// What a thread counts: packets, nanoseconds, nanoseconds in polls that found packets, and
+/// nanoseconds in polls that found none and were not interrupted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) packets: u64,
@@ -85,7 +86,8 @@ pub(crate) struct Counts {
     begin: u64,
 }
 
-/// Runs `poll`, which returns how many packets it found, for as long as `goes_on` says of the nanoseconds since the start.
+/// Runs `poll`, which returns how many packets it found, for as long as `goes_on` says of the
+/// nanoseconds since the start.
 #[inline(always)]
 fn count(clock: &Clock, mut poll: impl FnMut() -> usize, mut goes_on: impl FnMut(u64) -> bool) -> Counts {
     let begin = clock.raw();
@@ -118,7 +120,8 @@ fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The first thread: waits for packets, lets the machine get warm, and counts for as long as the caller asked for.
+/// The first thread: waits for packets, lets the machine get warm, and counts for as long as the
+/// caller asked for.
 pub(crate) fn measure(clock: &Clock, time: Duration, mut poll: impl FnMut() -> usize) -> Counts {
     eprintln!("ready");
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -134,8 +137,9 @@ pub(crate) fn measure(clock: &Clock, time: Duration, mut poll: impl FnMut() -> u
 
 /// The second thread, on its CPU: counts while the first does.
 ///
-/// Where there are two CPUs, the sender of the packets is on this one, too. So the second thread has a priority of real time, and sleeps when
-/// it finds nothing: its timer takes the CPU from the sender between two batches. Shares of the scheduler would be of milliseconds.
+/// Where there are two CPUs, the sender of the packets is on this one, too. So the second thread
+/// has a priority of real time, and sleeps when it finds nothing: its timer takes the CPU from the
+/// sender between two batches. Shares of the scheduler would be of milliseconds.
 pub(crate) fn second(clock: &Clock, arguments: &Arguments, mut poll: impl FnMut() -> usize) -> Result<Counts, String> {
     let Some(cpu) = arguments.second else { return Ok(Counts::default()) };
     pin(cpu).map_err(|e| e.to_string())?;
@@ -158,8 +162,8 @@ pub(crate) fn second(clock: &Clock, arguments: &Arguments, mut poll: impl FnMut(
     Ok(Counts { packets, busy: clock.delta_as_nanos(0, ticks), ..Counts::default() })
 }
 
-/// What the script reads: packets, nanoseconds, nanoseconds of work of all threads, nanoseconds in which the first thread found nothing, and when
-/// the count began.
+/// What the script reads: packets, nanoseconds, nanoseconds of work of all threads, nanoseconds in
+/// which the first thread found nothing, and when the count began.
 pub(crate) fn report(first: Counts, second: Counts) {
     let busy = first.busy + second.busy;
     println!("result {} {} {busy} {} {}", first.packets, first.elapsed, first.idle, first.begin);

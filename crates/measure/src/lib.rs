@@ -4,8 +4,8 @@
 //! Why a crate of its own: the command `netmem perf` and the benchmarks measure in the same way and
 //! compare with the same baselines. Neither is below the other.
 //!
-//! * [`threads`] starts threads, and [`cpus`] moves them to CPUs. [`turns`] measures variants in turns, so that a disturbance of
-//!   the machine affects all of them alike.
+//! * [`threads`] starts threads, and [`cpus`] moves them to CPUs. [`turns`] measures variants in
+//!   turns, so that a disturbance of the machine affects all of them alike.
 //! * [`load`] reads CPU time from the kernel, and [`own_time`] adds up the time of polls that found
 //!   packets.
 //! * [`stats`] has medians, ranges and confidence intervals. [`goals`] compares them with bounds.

@@ -173,9 +173,9 @@ impl Drop for Leave {
     }
 }
 
-/// Releases the objects that this thread has retired and that wait until a batch is full: at most 31.
-/// They have no destructor and no release callback, because objects with one never wait, but after
-/// [`set_batching`]. Costs a barrier on all CPUs of the process, some microseconds.
+/// Releases the objects that this thread has retired and that wait until a batch is full: at most
+/// 31. They have no destructor and no release callback, because objects with one never wait, but
+/// after [`set_batching`]. Costs a barrier on all CPUs of the process, some microseconds.
 pub fn flush() {
     read(Guard::flush);
     report_stall();

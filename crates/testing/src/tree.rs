@@ -52,8 +52,8 @@ pub fn example(name: &str) -> PathBuf {
     build(&["--package", "netmem", "--all-features", "--example", name]).join("examples").join(name)
 }
 
-/// Builds the programs that scripts in `bench/peers` run, in the folder beside [`netmem`]: optimised
-/// if `NETMEM` names the command, which is then a release build.
+/// Builds the programs that scripts in `bench/peers` run, in the folder beside [`netmem`]:
+/// optimised if `NETMEM` names the command, which is then a release build.
 pub fn build_peers() {
     let mut options = vec!["--package", "netmem-bench", "--example", "virtio_peer", "--example", "turns"];
     options.extend(std::env::var_os("NETMEM").map(|_| "--release"));

@@ -1,5 +1,7 @@
-//! What the device costs: frames from the generator into a driver that only posts its buffers again, on one thread.
-//! Run with `cargo run --release -p netmem-virtio --example device_speed [ROW [FRAMES]]`: all rows, or those with `ROW` in their name.
+//! What the device costs: frames from the generator into a driver that only posts its buffers
+//! again, on one thread. Run with
+//! `cargo run --release -p netmem-virtio --example device_speed [ROW [FRAMES]]`: all rows, or those
+//! with `ROW` in their name.
 #![allow(clippy::unwrap_used)]
 
 use anyhow::Context;
@@ -129,7 +131,8 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
     report(what, start, &driver, posting);
 }
 
-/// The same as [`repost`] in a packed ring, whose chains have one descriptor each: it becomes available again at its place.
+/// The same as [`repost`] in a packed ring, whose chains have one descriptor each: it becomes
+/// available again at its place.
 fn repost_packed(q: &Queue, at: &mut Position, post: PackedDesc) -> u64 {
     let mut n = 0;
     loop {

@@ -1,8 +1,10 @@
-//! What the driver costs: frames from our device, and to it, on one thread. The two take turns, so that no cache line changes its
-//! CPU, and instructions can be counted: `valgrind --tool=callgrind --toggle-collect='*driver_speed::timed*'`.
-//! Run with `cargo run --release -p netmem-virtio --example driver_speed [ROW [ROUNDS]]`.
+//! What the driver costs: frames from our device, and to it, on one thread. The two take turns, so
+//! that no cache line changes its CPU, and instructions can be counted:
+//! `valgrind --tool=callgrind --toggle-collect='*driver_speed::timed*'`. Run with
+//! `cargo run --release -p netmem-virtio --example driver_speed [ROW [ROUNDS]]`.
 //!
-//! The rows of segments receive large segments into device memory that this process does not map, of pages of 4 KiB and of 64 KiB.
+//! The rows of segments receive large segments into device memory that this process does not map,
+//! of pages of 4 KiB and of 64 KiB.
 #![allow(clippy::unwrap_used)]
 
 use anyhow::Context;
@@ -123,7 +125,8 @@ impl Port for Segment {
     }
 }
 
-/// Receives segments of `len` bytes of payload into pages of `PAGE_SIZE` times 2 to the power of `order`.
+/// Receives segments of `len` bytes of payload into pages of `PAGE_SIZE` times 2 to the power of
+/// `order`.
 fn segments(what: &str, ring: u64, order: u8, len: usize, rounds: usize) {
     let file = memfd_create("device-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, (8192 * PAGE_SIZE) as u64).unwrap();

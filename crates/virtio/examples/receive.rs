@@ -1,4 +1,5 @@
-//! The least that receives: a device on a thread of its own, a driver polling it, frames dropped as they come.
+//! The least that receives: a device on a thread of its own, a driver polling it, frames dropped as
+//! they come.
 use anyhow::Context;
 use netmem_packet::{Handler, Packet, Poll, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;

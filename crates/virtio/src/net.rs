@@ -1,6 +1,6 @@
-//! The virtio specification's definitions for network devices: [feature] bits, the header in front of every frame, the
-//! [configuration space](config), and the commands of the [control queue](ctrl). These are numbers and layouts only,
-//! without state or I/O.
+//! The virtio specification's definitions for network devices: [feature] bits, the header in front
+//! of every frame, the [configuration space](config), and the commands of the
+//! [control queue](ctrl). These are numbers and layouts only, without state or I/O.
 
 pub mod config;
 pub mod ctrl;
@@ -9,9 +9,11 @@ pub mod feature;
 pub use netmem_packet::MAX_SEGMENTS;
 use netmem_packet::{Checksum, Gso, GsoKind, Meta};
 
-/// The longest Ethernet frame of a standard network: 1500 bytes of payload, a VLAN tag, two addresses and a type.
+/// The longest Ethernet frame of a standard network: 1500 bytes of payload, a VLAN tag, two
+/// addresses and a type.
 pub const STANDARD_FRAME: usize = 1518;
-/// The longest frame that segmentation offload produces: a maximal IP packet behind an Ethernet header.
+/// The longest frame that segmentation offload produces: a maximal IP packet behind an Ethernet
+/// header.
 pub const OFFLOAD_FRAME: usize = 65535 + 14;
 /// The shortest Ethernet frame, without its frame check sequence.
 pub const MIN_FRAME: usize = 60;
@@ -103,8 +105,8 @@ impl VnetHdr {
         b
     }
 
-    /// The offload information in the header. A header that the other side wrote must be [checked](Offloads::check)
-    /// before.
+    /// The offload information in the header. A header that the other side wrote must be
+    /// [checked](Offloads::check) before.
     #[must_use]
     pub fn meta(&self) -> Meta {
         let checksum = if self.flags & Self::NEEDS_CSUM != 0 {
@@ -126,8 +128,8 @@ impl VnetHdr {
         Meta { checksum, gso }
     }
 
-    /// The header of a frame that is sent. It counts no buffers, and never has the flag of a verified checksum: only
-    /// received frames have that flag.
+    /// The header of a frame that is sent. It counts no buffers, and never has the flag of a
+    /// verified checksum: only received frames have that flag.
     #[must_use]
     pub fn of(meta: Meta) -> Self {
         let mut h = Self { num_buffers: 0, ..Self::PLAIN };
@@ -163,13 +165,15 @@ impl VnetHdr {
         if self.gso_type == Self::GSO_NONE {
             return true;
         }
-        // `hdr_len` is a hint. The Ethernet header is in no segment's payload, whatever the hint says.
+        // `hdr_len` is a hint. The Ethernet header is in no segment's payload, whatever the hint
+        // says.
         let segments = len.saturating_sub(14).checked_div(self.gso_size.into());
         usize::from(self.hdr_len) <= len && segments.is_some_and(|n| n <= MAX_SEGMENTS)
     }
 }
 
-/// The offloads that a header may use: a mask of the negotiated features, computed once for a queue.
+/// The offloads that a header may use: a mask of the negotiated features, computed once for a
+/// queue.
 ///
 /// Offloads that were not negotiated are not used:
 ///
@@ -226,7 +230,8 @@ impl Offloads {
         }
     }
 
-    /// The offloads that a driver may ask of the device. A driver cannot mark checksums as verified.
+    /// The offloads that a driver may ask of the device. A driver cannot mark checksums as
+    /// verified.
     #[must_use]
     pub const fn sent(features: u64) -> Self {
         Self {
@@ -249,8 +254,9 @@ impl Offloads {
         flags & self.flags & VnetHdr::DATA_VALID != 0
     }
 
-    /// Checks a header, all of whose bytes the other side wrote, against a frame of `len` bytes. Returns it without the
-    /// fields that are ignored. `num_buffers` is not checked. A plain header costs one comparison.
+    /// Checks a header, all of whose bytes the other side wrote, against a frame of `len` bytes.
+    /// Returns it without the fields that are ignored. `num_buffers` is not checked. A plain header
+    /// costs one comparison.
     ///
     /// # Errors
     ///

@@ -46,7 +46,8 @@ fn finding(of: &str, circle: &[&str], edges: &Edges) -> Finding {
     Finding { place: circle[0].to_owned(), what }
 }
 
-/// The strongly connected components of more than one place, each sorted: places that lead to each other.
+/// The strongly connected components of more than one place, each sorted: places that lead to each
+/// other.
 fn circles<'a>(edges: &Edges<'a>) -> Vec<Vec<&'a str>> {
     let places: BTreeSet<&str> = edges.iter().map(|&(from, _)| from).collect();
     let reached: BTreeMap<&str, BTreeSet<&str>> = places.iter().map(|&from| (from, reach(edges, from))).collect();

@@ -21,7 +21,8 @@ struct Finding {
 }
 
 fn main() -> Result<()> {
-    // As cargo sets it now, not as it was when this program was built: a target folder can be moved to another tree.
+    // As cargo sets it now, not as it was when this program was built: a target folder can be moved
+    // to another tree.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").context("run it by `cargo run -p netmem-structure`")?;
     let root = Path::new(&here).join("../..");
     let root = root.canonicalize()?;

@@ -1,4 +1,5 @@
-//! The jobs of `bench/peers/xsk.sh` on xsk-rs, written as its examples are: frames are descriptors in a list that the program keeps.
+//! The jobs of `bench/peers/xsk.sh` on xsk-rs, written as its examples are: frames are descriptors
+//! in a list that the program keeps.
 //!
 //! | job | where a frame is when its packet is done |
 //! | --- | --- |
@@ -6,7 +7,8 @@
 //! | echo | in the batch of completions, likewise |
 //! | thread | in a list behind a lock: the second thread adds a batch at a time, and the first takes one |
 
-// Beside this package and not in it: a package within another one is left out of it, and the other program is an example there.
+// Beside this package and not in it: a package within another one is left out of it, and the other
+// program is an example there.
 #[path = "../../meter.rs"]
 mod meter;
 
@@ -56,7 +58,8 @@ impl Xsk {
         Ok(Self { umem, rx, tx, fill, done, free })
     }
 
-    /// Posts frames that were taken from the fill ring or are free: there is always room, because the ring has been full.
+    /// Posts frames that were taken from the fill ring or are free: there is always room, because
+    /// the ring has been full.
     fn post(fill: &mut FillQueue, frames: &[FrameDesc]) {
         // SAFETY: frames of this UMEM that are in no other ring.
         let produced = unsafe { fill.produce(frames) };

@@ -77,8 +77,8 @@ impl<P: Port> Ours<P> {
         let Parts { pair, headers, own, end, link, idle, spin, device } = parts;
         let addresses = vec![address(end)];
         let interface = Interface { mac: Mac(endpoint::mac(&addresses)), mtu: link.mtu, addresses };
-        // A connection that is alone may hold half of the stack's pages. The sink holds all of `limit`: with fewer pages, its
-        // window would close and never open.
+        // A connection that is alone may hold half of the stack's pages. The sink holds all of
+        // `limit`: with fewer pages, its window would close and never open.
         let pages = 2 * u32::try_from(memory.pages() + SPARE / 2)?;
         let options = StackOptions { pages, ..StackOptions::default() };
         let clock = Clock::start();

@@ -1,4 +1,5 @@
-//! Waiting for sockets: a delivery wakes the waiting thread. If no thread waits, no notification is sent.
+//! Waiting for sockets: a delivery wakes the waiting thread. If no thread waits, no notification is
+//! sent.
 
 use crate::memory_common::{Feed, VERIFIED, all, bind, ours, recv, udp4, worker};
 use netmem_devmem::{FlowTable, Fragment, Received, RecvError, SocketOptions};

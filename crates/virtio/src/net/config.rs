@@ -9,7 +9,8 @@
 //! 16 duplex               u8        feature SPEED_DUPLEX, 0 = half, 1 = full; all ones: unknown
 //! ```
 //!
-//! Integers are little endian. The fields after these are for hashes and RSS, which Netmem does not support.
+//! Integers are little endian. The fields after these are for hashes and RSS, which Netmem does not
+//! support.
 
 use super::feature;
 
@@ -25,8 +26,8 @@ const MIN_MTU: u16 = 68;
 
 /// The properties of a device in its configuration space.
 ///
-/// A field is `None` (the link: up) if its feature was not negotiated, and if its value is out of the range that the
-/// specification gives it.
+/// A field is `None` (the link: up) if its feature was not negotiated, and if its value is out of
+/// the range that the specification gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetConfig {
@@ -67,7 +68,8 @@ impl NetConfig {
         ends.into_iter().find(|(bit, _)| features & bit != 0).map_or(0, |(_, end)| end)
     }
 
-    /// Reads the bytes of a device. Fields with missing bytes, or without their feature, are ignored.
+    /// Reads the bytes of a device. Fields with missing bytes, or without their feature, are
+    /// ignored.
     #[must_use]
     pub(crate) fn read(features: u64, bytes: &[u8]) -> Self {
         let mut space = [0; LEN];
@@ -94,7 +96,8 @@ impl NetConfig {
         }
     }
 
-    /// The bytes, as a device has them. A field that is `None` is zero; the speed and the duplex then are "unknown".
+    /// The bytes, as a device has them. A field that is `None` is zero; the speed and the duplex
+    /// then are "unknown".
     #[must_use]
     pub(crate) fn bytes(&self) -> [u8; LEN] {
         let status = if self.link_up { LINK_UP } else { 0 } | if self.announce { ANNOUNCE } else { 0 };

@@ -1,7 +1,7 @@
 //! The commands of the control queue: a class, a command, their argument, and one byte of answer.
 //!
-//! Netmem speaks two of them: how many queue pairs are in use, and that the driver has announced itself. Its device refuses
-//! all others with [`ERR`]; `docs/design/virtio.md` lists them.
+//! Netmem speaks two of them: how many queue pairs are in use, and that the driver has announced
+//! itself. Its device refuses all others with [`ERR`]; `docs/design/virtio.md` lists them.
 
 /// Class `VIRTIO_NET_CTRL_ANNOUNCE`.
 pub const CLASS_ANNOUNCE: u8 = 3;
@@ -9,7 +9,8 @@ pub const CLASS_ANNOUNCE: u8 = 3;
 pub const ANNOUNCE_ACK: u8 = 0;
 /// Class `VIRTIO_NET_CTRL_MQ`.
 pub const CLASS_MQ: u8 = 4;
-/// Command `VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`; its argument is the number of pairs, a little-endian `u16`.
+/// Command `VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`; its argument is the number of pairs, a little-endian
+/// `u16`.
 pub const MQ_PAIRS_SET: u8 = 0;
 /// The device's answer: done.
 pub const OK: u8 = 0;

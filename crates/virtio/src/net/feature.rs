@@ -1,5 +1,5 @@
-//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/design/virtio.md` says what the driver and the device do with
-//! each of them.
+//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/design/virtio.md` says what the
+//! driver and the device do with each of them.
 
 macro_rules! features {
     ($($name:ident = $bit:literal, $specified:literal, $what:literal;)+) => {
@@ -84,9 +84,10 @@ pub const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN
 /// Offloads of frames from the driver.
 pub const HOST_OFFLOADS: u64 = CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_UFO | HOST_USO;
 
-/// Removes from `mask` the offloads that need others which it lacks (5.1.3.1): segments need checksums, and congestion
-/// notification needs TCP segments. The two bits of UDP segments from the device are used together or not at all,
-/// because the header of a frame does not tell which of the two it is.
+/// Removes from `mask` the offloads that need others which it lacks (5.1.3.1): segments need
+/// checksums, and congestion notification needs TCP segments. The two bits of UDP segments from the
+/// device are used together or not at all, because the header of a frame does not tell which of the
+/// two it is.
 #[must_use]
 pub const fn with_needs(mask: u64) -> u64 {
     let uso = GUEST_USO4 | GUEST_USO6;

@@ -184,7 +184,8 @@ fn without_asynchronous_io() {
     }
 }
 
-/// The kernel distinguishes an eventfd from other files; `tests/all/hostile_events.rs` has more kinds.
+/// The kernel distinguishes an eventfd from other files; `tests/all/hostile_events.rs` has more
+/// kinds.
 #[test]
 fn other_files_are_refused() {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());

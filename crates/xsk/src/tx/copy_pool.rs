@@ -1,7 +1,8 @@
 //! Copies of packets that have more descriptors than a frame may have.
 //!
 //! A driver limits the descriptors of a frame, and a packet may have more fragments. To refuse such
-//! a packet would make the limit of a driver the caller's problem, so it is copied into fewer pages.
+//! a packet would make the limit of a driver the caller's problem, so it is copied into fewer
+//! pages.
 
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;

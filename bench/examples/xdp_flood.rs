@@ -17,7 +17,7 @@ const PROG_LOAD: u32 = 5;
 const TEST_RUN: u32 = 10;
 const TYPE_XDP: u32 = 6;
 const LIVE_FRAMES: u32 = 1 << 1;
-/// Frames that the kernel hands over together: what NAPI takes at a time.
+/// Frames that the kernel hands over together: what NAPI processes at a time.
 const BATCH: u32 = 64;
 /// Frames in a system call, which a signal ends early. To begin and to end a call takes tens of
 /// milliseconds.

@@ -84,7 +84,7 @@ fn echo(mut rx: XskRx, tx: XskTx, clock: &Clock, arguments: &Arguments) -> Count
     })
 }
 
-/// The second thread: takes up to a batch of fragments, and drops them.
+/// The second thread: receives up to a batch of fragments, and drops them.
 fn consume(from: &mut Consumer<Frag<KernelShared>>) -> usize {
     let n = from.slots().min(BATCH);
     let Ok(frags) = from.read_chunk(n) else { return 0 };

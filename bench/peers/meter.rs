@@ -138,8 +138,8 @@ pub(crate) fn measure(clock: &Clock, time: Duration, mut poll: impl FnMut() -> u
 /// The second thread, on its CPU: counts while the first does.
 ///
 /// Where there are two CPUs, the sender of the packets is on this one, too. So the second thread
-/// has a priority of real time, and sleeps when it finds nothing: its timer takes the CPU from the
-/// sender between two batches. Shares of the scheduler would be of milliseconds.
+/// has a priority of real time, and sleeps when it finds nothing: its timer preempts the sender
+/// between two batches. Shares of the scheduler would be of milliseconds.
 pub(crate) fn second(clock: &Clock, arguments: &Arguments, mut poll: impl FnMut() -> usize) -> Result<Counts, String> {
     let Some(cpu) = arguments.second else { return Ok(Counts::default()) };
     pin(cpu).map_err(|e| e.to_string())?;

@@ -139,7 +139,7 @@ impl CountedPool {
         self.pool.as_mut()?.poll(f)
     }
 
-    /// Takes up to `n` pages.
+    /// Allocates up to `n` pages.
     pub(crate) fn take(&mut self, n: usize) -> Vec<Page<M>> {
         self.poll(|napi| Some(std::iter::from_fn(|| napi.alloc()).take(n).collect())).unwrap_or_default()
     }

@@ -13,7 +13,7 @@ pub(crate) enum BenchError {
     Unavailable { what: &'static str, why: String },
     #[error("{0}: gets and puts do not balance; this is a bug of netmem, please report it with the command line")]
     Unbalanced(String),
-    /// A measurement takes no more pages than its pool was made for, so the pool must never be
+    /// A measurement allocates no more pages than its pool was made for, so the pool must never be
     /// empty.
     #[error(
         "{0}: a pool had no page where it should have; this is a bug of netmem, please report it with the command line"

@@ -75,7 +75,7 @@ fn a_port_that_is_used_again_in_time_wait() {
         let locals = locals(PORTS);
         let mut ends = Vec::new();
         for round in 0..ROUNDS {
-            // The ends of the last round's connections, each with the SYN that takes the place.
+            // The ends of the last round's connections, each with the SYN that replaces it.
             let mut opened = Vec::new();
             for (at, &local) in locals.iter().enumerate() {
                 if let Some(&before) = ends.get(at) {

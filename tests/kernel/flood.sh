@@ -39,7 +39,7 @@ ip -n "$ns" link set "$tap" up
 ip -n "$ns" neigh add 10.78.0.2 lladdr 02:00:00:00:00:02 dev "$tap"
 
 flood=$("${NETNS[@]}" python3 "$here/flood.py" 10.78.0.2 "$FRAMES")
-# Nobody answers, which ping takes for a failure.
+# No station answers, which ping reports as a failure.
 pings=$({ "${NETNS[@]}" ping -q -f -c "$PINGS" -W 1 10.78.0.2 || true; } | awk '/packets transmitted/ { print $1 }')
 # What is still queued for the reader counts once it is read, which takes longer on a machine that has much else to do.
 for _ in {1..600}; do
@@ -49,7 +49,7 @@ for _ in {1..600}; do
     refused=$("${NETNS[@]}" tc -s -j qdisc show dev "$tap" | jq '[.[].drops] | add // 0')
     ((taken + dropped + refused < flood + pings)) || break
 done
-sleep 0.5                                              # the driver's thread takes the last ones out of its ring
+sleep 0.5                                              # the driver's thread receives the last ones
 kill -TERM "${PID[perf]}"
 wait "${PID[perf]}" || fail "netmem perf: $(< "$TMP/perf.log")"
 unset "PID[perf]"

@@ -7,7 +7,7 @@
 #
 # Each side with offloads and without, in all four combinations: bytes arrive as they were sent, in both directions, compared by their
 # hash. With iperf3, the throughput of each combination is printed, and how many times that with offloads on both sides is that
-# without any. A kernel that makes and takes segments of 64 KiB has 40 times fewer frames to look at.
+# without any. A kernel that sends and receives segments of 64 KiB has 40 times fewer frames to look at.
 #
 # Argument: the example's binary, if it is not beside NETMEM.
 # Env: NETMEM, SECS (2), MIB (32), BASE (another netmem, for the devices of one more row "off off"),

@@ -188,7 +188,7 @@ fn an_interface_that_is_gone_is_an_error() {
 }
 
 /// TCP between a tap and an interface through the bridge, in both directions. The tap's kernel
-/// sends large segments, and the other takes none.
+/// sends large segments, and the other accepts none.
 #[test]
 fn iperf3_through_the_bridge() {
     let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);

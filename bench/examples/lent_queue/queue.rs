@@ -46,13 +46,13 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
 /// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver
 /// of [`BusyHead::Release`].
 ///
-/// The receiver takes it with [`into_page`](Self::into_page). Dropping the offer declines it, also
+/// The receiver claims it with [`into_page`](Self::into_page). Dropping the offer declines it, also
 /// in a panic: the page is the queue's head again, and looks are counted from 0. If the queue is
 /// being dropped, a declined page is leaked and never returned.
 pub(crate) struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
 
 impl<M: Memory> BusyPage<'_, M> {
-    /// Takes the page. The borrower still uses it: from here on the receiver decides when the page
+    /// Claims the page. The borrower still uses it: from here on the receiver decides when the page
     /// is returned.
     #[must_use = "a page that is dropped goes home, and its borrower still uses it"]
     pub(crate) fn into_page(self) -> Page<M> {

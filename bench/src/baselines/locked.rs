@@ -79,7 +79,7 @@ impl Ring {
         });
     }
 
-    /// Takes up to `n` pages.
+    /// Allocates up to `n` pages.
     fn consume(&self, n: usize, pages: &mut Vec<NonNull<Desc>>) {
         self.consumer.with(|at| {
             for _ in 0..n {
@@ -131,7 +131,7 @@ impl LockedPool {
         unsafe { self.ring.as_ref() }
     }
 
-    /// Takes a page: a pop of the array cache, which is refilled under a lock when it is empty.
+    /// Allocates a page: a pop of the array cache, which is refilled under a lock when it is empty.
     /// `None` if no page is in the pool.
     #[inline]
     pub fn alloc(&mut self) -> Option<LockedPage> {

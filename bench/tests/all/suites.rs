@@ -237,7 +237,7 @@ fn tokens_have_every_way_and_setting() {
             assert!(figures(row)[0] > 0.0, "{row}");
         }
     }
-    // A socket takes what it touches, not 80 MB.
+    // A socket uses what it touches, not 80 MB.
     for (name, bytes) in [("memory_page_ranges", 4.0..8.0), ("memory_socket_ranges", 4096.0..100_000.0)] {
         let row = rows.iter().find(|row| row["name"] == name).unwrap();
         assert!(bytes.contains(&figures(row)[0]), "{row}");

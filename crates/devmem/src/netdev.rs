@@ -143,7 +143,7 @@ impl<Q: Queues> Netdev<Q> {
         &mut self.queues
     }
 
-    /// Takes the queues out. After this call none of them counts as attached, even if it still
+    /// Removes the queues. After this call none of them counts as attached, even if it still
     /// receives into a binding.
     #[must_use]
     pub fn into_queues(self) -> Q {

@@ -42,7 +42,7 @@ impl Buddy {
         self.free
     }
 
-    /// Takes a block of `1 << order` pages from the smallest free block that is large enough.
+    /// Allocates a block of `1 << order` pages from the smallest free block that is large enough.
     /// Returns the number of its first page, which is a multiple of the block's size.
     pub(crate) fn take(&mut self, order: usize) -> Option<u32> {
         let found = order + self.heads[order..].iter().position(|&head| head != NONE)?;

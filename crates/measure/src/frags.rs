@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Linux calls this a page fragment cache (`page_frag_cache`, `skb_page_frag_refill`). The thread
-//! that carves a block takes all references of the block at once. When the block is used up, the
+//! that carves a block acquires all references of the block at once. When the block is used up, the
 //! thread gives back the references that it did not use (`pagecnt_bias`). So an allocation does not
 //! change the count. If all buffers of the block have been given back by then, the block is used
 //! again. A block is mapped for the device as a whole, once for all its buffers. Each thread has a
@@ -110,7 +110,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// Takes a buffer. Returns the number of its page.
+    /// Allocates a buffer. Returns the number of its page.
     #[inline]
     fn take(&mut self, zone: &Zone) -> Option<u32> {
         if self.left == 0 {

@@ -176,7 +176,7 @@ impl PageAllocator {
     }
 
     /// Pages in the allocator: those that are neither in use nor in the cache of another live
-    /// thread. Takes the lock.
+    /// thread. Acquires the lock.
     #[must_use]
     pub fn free_pages(&self) -> usize {
         let cached = Cache::with(&self.zone, |c| c.pages.len()).unwrap_or(0);

@@ -132,7 +132,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// The fate of the next packet. Takes the same number of draws for each.
+    /// The fate of the next packet. Draws the same number of random values for each.
     fn fate(&mut self) -> Fate {
         let Self { options, rng, .. } = self;
         let [lost, ahead, duplicate, corrupt, jitter] = std::array::from_fn(|_| rng.f64());
@@ -212,7 +212,7 @@ impl<T> Link<T> {
         [&self.delayed, &self.ahead].into_iter().filter_map(|queue| queue.front()).map(|flying| flying.at).min()
     }
 
-    /// Takes all packets off the link. Returns how many there were.
+    /// Removes all packets from the link. Returns how many there were.
     pub fn clear(&mut self) -> usize {
         self.bytes = 0;
         self.delayed.drain(..).len() + self.ahead.drain(..).len()

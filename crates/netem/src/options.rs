@@ -38,8 +38,8 @@ pub struct LinkOptions {
     pub duplicate: f64,
     /// The share of packets in which one bit is changed.
     pub corrupt: f64,
-    /// Bits in a second. A packet takes the link for as long as its bytes take at this rate, also
-    /// one that is lost later.
+    /// Bits in a second. A packet occupies the link for as long as its bytes take at this rate,
+    /// also one that is lost later.
     pub rate: Option<NonZeroU64>,
     /// The seed of the faults.
     pub seed: u64,

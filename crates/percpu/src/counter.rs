@@ -32,7 +32,7 @@ use crate::word::clear;
 pub struct Counter(Gate);
 
 impl Counter {
-    /// A counter of 0, open. Takes a lock.
+    /// A counter of 0, open. Acquires a lock.
     ///
     /// # Errors
     ///

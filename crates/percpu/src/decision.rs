@@ -102,7 +102,7 @@ pub(crate) fn decided() -> &'static Decided {
     }
 }
 
-/// Decides on the mode, and enables the sequences if they are chosen. Takes no lock, because a
+/// Decides on the mode, and enables the sequences if they are chosen. Acquires no lock, because a
 /// decision takes milliseconds (the kernel's registration for the barrier): a child that is forked
 /// meanwhile would wait for ever for the thread that decides. If several threads decide at once,
 /// the first decision counts.

@@ -28,7 +28,7 @@
 //! * If the dynamic linker refuses, this process has no sequences
 //!   ([`Why::NotPinned`](crate::Why::NotPinned)). If it has some already, because this crate is in
 //!   another object than the sequences, the words of the object that was refused stay 0. To each of
-//!   its sequences the gate is closed, and the caller takes the shared path. No thread's area ever
+//!   its sequences the gate is closed, and the caller uses the shared path. No thread's area ever
 //!   holds one of its descriptors.
 //!
 //! ```text

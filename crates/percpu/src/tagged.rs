@@ -83,7 +83,7 @@ impl List {
         false
     }
 
-    /// Takes the magazine that was pushed last. It is one of `magazines`, as all on the list are.
+    /// Pops the magazine that was pushed last. It is one of `magazines`, as all on the list are.
     pub(crate) fn pop<'m>(&self, magazines: &'m [Magazine]) -> Option<&'m Magazine> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {

@@ -6,8 +6,8 @@ use crate::page::Page;
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes};
 
-/// Reads from the front, and takes what was read off the fragment ([`advance`](Frag::advance)). No
-/// byte is copied by [`copy_to_bytes`](Buf::copy_to_bytes): it makes one heap allocation and one
+/// Reads from the front, and removes what was read from the fragment ([`advance`](Frag::advance)).
+/// No byte is copied by [`copy_to_bytes`](Buf::copy_to_bytes): it makes one heap allocation and one
 /// more count of the page.
 impl<M: Readable> Buf for Frag<M> {
     #[inline]

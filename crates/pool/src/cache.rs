@@ -30,7 +30,7 @@ impl PolledHeader {
         Self { header: PoolHeader::new(remote_free, domain, depot, cache.page_size), cache }
     }
 
-    /// With magazines from which any thread takes pages.
+    /// With magazines from which any thread allocates pages.
     pub(crate) fn with_cpu_cache(remote_free: ReturnFn, domain: usize, cpus: CpuCache, cache: Cache) -> Self {
         Self { header: PoolHeader::with_cpu_cache(remote_free, domain, cpus, cache.page_size), cache }
     }
@@ -104,7 +104,7 @@ pub(crate) struct Cache {
     pub(crate) page_size: u32,
     entries: u32,
     spill: Cell<*mut ListNode>,
-    /// Takes pages out of the depot. It is taken out of the cache while it does so.
+    /// Removes pages from the depot. It is moved out of the cache while it does so.
     taker: Cell<Option<Taker>>,
     /// The context that this thread was in when it entered this one.
     pub(crate) outer: Cell<*const PolledHeader>,
@@ -249,7 +249,7 @@ impl Cache {
         }
     }
 
-    /// Takes a page off that list.
+    /// Pops a page from that list.
     #[inline]
     fn unspill(&self) -> Option<NonNull<Desc>> {
         let node = self.spill.get();

@@ -76,8 +76,8 @@ fn out_of_order() -> ! {
 /// For signal handlers. If a handler interrupts a poll, the array cache may be half changed, so
 /// pages that the handler drops must not go there. Costs two stores. If the page's pool is alive
 /// and its pages circulate, the page then returns without a lock or an allocation. If the pool has
-/// been closed, or has no cache, the page goes to its provider: that takes a lock, and may free the
-/// pool. Do not drop such pages in handlers.
+/// been closed, or has no cache, the page goes to its provider: that acquires a lock, and may free
+/// the pool. Do not drop such pages in handlers.
 ///
 /// ```
 /// # use netmem_pool::{Frag, Private};

@@ -8,7 +8,7 @@
 //!   ─────────    ────────────    ───────────────    ─────────────────────────────────────────────
 //!   open         null or pages   0 - direct         circulating pool: pushed.
 //!     │                                             page per packet: unmapped, released, -= 1
-//!     │ close: the depot, then the stack; the owner takes what is in them
+//!     │ close: the depot, then the stack; the owner collects what is in them
 //!   closing      CLOSED          0 - direct         unmapped, released, -= 1
 //!     │ the owner leaves: outstanding += out
 //!   lingering    CLOSED          pages still out    unmapped, released, -= 1;
@@ -32,7 +32,7 @@
 //!
 //! ```text
 //!   owner                                   last return
-//!   swap(head, CLOSED), takes all
+//!   swap(head, CLOSED), pops all
 //!   outstanding += out   (now 1)
 //!                                           load(head) = CLOSED
 //!                                           unmap, page -> provider
@@ -155,7 +155,7 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// Takes the pages that were pushed on the stack since the last time. Only the owner calls it.
+    /// Pops the pages that were pushed on the stack since the last time. Only the owner calls it.
     pub(crate) fn drain_stack(&self, panics: &mut Panics) {
         if !self.returns.stack.is_empty() {
             self.accept_list(self.returns.stack.take_all(), panics);
@@ -217,9 +217,9 @@ impl<M: Memory> Shared<M> {
         panics.resume();
     }
 
-    /// From open to closing: takes all returned pages, for the last time. From now on the returning
-    /// threads release pages to the provider. Returns false if CPUs may still hold pages, because
-    /// the barrier failed.
+    /// From open to closing: collects all returned pages, for the last time. From now on the
+    /// returning threads release pages to the provider. Returns false if CPUs may still hold pages,
+    /// because the barrier failed.
     fn close(&self, panics: &mut Panics) -> bool {
         let mut n = 0;
         let closed = self.front.with_taker(|taker, depot| {

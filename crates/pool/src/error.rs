@@ -71,7 +71,7 @@ pub enum RegionError {
         r#source: io::Error,
     },
     /// The system does not have this much memory. This is checked first, because the system kills a
-    /// process that takes more than there is.
+    /// process that allocates more than there is.
     #[error(
         "{bytes} bytes of memory asked for, and {available} are available; ask for fewer pages or free some memory"
     )]

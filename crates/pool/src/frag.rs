@@ -108,7 +108,7 @@ impl<M: Memory> Frag<M> {
         self.clone().0.freeze_range(range)
     }
 
-    /// Takes `n` bytes off the front. Touches no count: no atomic.
+    /// Removes `n` bytes from the front. Touches no count: no atomic.
     ///
     /// # Panics
     ///
@@ -353,7 +353,7 @@ impl<M: Memory> Clone for Frag<M> {
     }
 }
 
-/// The same bytes as memory of a peer that is not trusted, for code that takes both kinds. Such
+/// The same bytes as memory of a peer that is not trusted, for code that accepts both kinds. Such
 /// bytes are copied out before they are read. The conversion is free.
 impl From<Frag<TrustedPeer>> for Frag<PeerShared> {
     fn from(frag: Frag<TrustedPeer>) -> Self {

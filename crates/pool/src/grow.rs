@@ -1,4 +1,4 @@
-//! A provider that takes more memory from the system when it has no page left, up to a limit.
+//! A provider that allocates more memory from the system when it has no page left, up to a limit.
 //!
 //! ```text
 //!   alloc ◄── released pages ◄── release    one list for all regions: a page has its region

@@ -75,7 +75,7 @@ fn finish_all() {
     panics.resume();
 }
 
-/// The pools that linger now. Takes a lock.
+/// The pools that linger now. Acquires a lock.
 ///
 /// If the kernel refused the barrier at the end of a pool, so that pages stayed on other CPUs, it
 /// is tried again here: one membarrier for each such pool. Its pages go to the provider.

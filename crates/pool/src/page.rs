@@ -87,7 +87,7 @@ impl<M: Memory> Page<M> {
         Self { ..*self }
     }
 
-    /// Takes in the bytes of `next`, which are those behind these in the same page.
+    /// Appends the bytes of `next`, which are those behind these in the same page.
     #[inline]
     pub(crate) fn extend(&mut self, next: Self) {
         debug_assert!(self.desc == next.desc && self.offset() + self.len() == next.offset());
@@ -161,7 +161,7 @@ impl<M: Memory> Page<M> {
         if self.desc().is_mapped() { unsafe { (*self.desc().header()).domain() } } else { 0 }
     }
 
-    /// Takes `n` bytes off the front. Touches no count: no atomic.
+    /// Removes `n` bytes from the front. Touches no count: no atomic.
     ///
     /// # Panics
     ///
@@ -264,7 +264,7 @@ impl<M: Memory> Page<M> {
         page_size as usize - (self.offset() + self.len())
     }
 
-    /// Takes in the `n` bytes behind these.
+    /// Appends the `n` bytes behind these.
     ///
     /// # Panics
     ///

@@ -255,8 +255,8 @@ impl<M: Memory> PagePool<M> {
         usize::try_from(shared.provider.pages().min(shared.limit.get())).unwrap_or(usize::MAX)
     }
 
-    /// Changes the most pages that the pool takes from its provider at a time. Pages beyond it stay
-    /// until [`shrink`](Self::shrink) releases them.
+    /// Changes the most pages that the pool allocates from its provider at a time. Pages beyond it
+    /// stay until [`shrink`](Self::shrink) releases them.
     pub fn set_limit(&mut self, pages: usize) {
         self.shared().limit.set(pages as u64);
     }
@@ -299,7 +299,7 @@ impl<M: Memory> PagePool<M> {
         self.shared().front.header.domain()
     }
 
-    /// Whether returned pages stay with the pool. If not, every packet takes a page from the
+    /// Whether returned pages stay with the pool. If not, every packet allocates a page from the
     /// provider.
     #[must_use]
     pub fn circulates(&self) -> bool {

@@ -15,14 +15,14 @@ use std::sync::{Arc, PoisonError};
 
 /// A supply of pages, shared by pools and called from any thread.
 ///
-/// A pool takes pages when it has none left, and releases them when it ends. In between the pages
-/// circulate, and the provider is not called. A pool without a cache (a page per packet) takes and
-/// releases a page for each packet. An implementation may drop pages during a call, also pages of
-/// the calling pool: they are returned as from any other place.
+/// A pool allocates pages when it has none left, and releases them when it ends. In between the
+/// pages circulate, and the provider is not called. A pool without a cache (a page per packet)
+/// allocates and releases a page for each packet. An implementation may drop pages during a call,
+/// also pages of the calling pool: they are returned as from any other place.
 ///
 /// A child of a fork may drop a provider that it inherited, and its pages: see [`Region`].
 ///
-/// [`RegionProvider`] is the ordinary provider. An implementation takes its pages from a [`Region`]
+/// [`RegionProvider`] is the ordinary provider. An implementation has its pages from a [`Region`]
 /// of its own, by number. In this example, the page that was returned first is handed out first:
 ///
 /// ```
@@ -172,7 +172,7 @@ impl Supply {
         self.free = node;
     }
 
-    /// Another region takes the place of one that has no fresh pages left.
+    /// Another region replaces one that has no fresh pages left.
     pub(crate) fn next_region(&mut self) {
         self.fresh = 0;
     }
@@ -184,7 +184,7 @@ impl Supply {
 }
 
 impl<M: Memory> RegionProvider<M> {
-    /// Supplies all pages of `region`. Therefore it takes the region as a whole.
+    /// Supplies all pages of `region`. Therefore it consumes the region as a whole.
     #[must_use]
     pub fn new(region: Region<M>) -> Arc<Self> {
         let region = Arc::new(region);
@@ -202,7 +202,7 @@ impl<M: Memory> RegionProvider<M> {
     }
 
     /// A page that belongs to no pool. Its drop, on any thread, returns it straight to this
-    /// provider. The call takes a lock, and so does the drop.
+    /// provider. The call acquires a lock, and so does the drop.
     #[must_use]
     pub fn page(self: &Arc<Self>) -> Option<Page<M>> {
         let mut one = [None];

@@ -11,9 +11,9 @@ use std::sync::{Arc, PoisonError};
 ///
 /// Reading neither interrupts nor delays the thread that polls the pool, and moves no page.
 /// Therefore it is not exact. Pages that wait in the CPUs' magazines or on the return stack count
-/// as in flight until the owner takes them: up to a magazine for each CPU, and the pages that were
-/// returned since the last refill. If counters change while they are read, the result differs by
-/// these changes. [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is
+/// as in flight until the owner collects them: up to a magazine for each CPU, and the pages that
+/// were returned since the last refill. If counters change while they are read, the result differs
+/// by these changes. [`PagePool::stats`](crate::PagePool::stats) picks those pages up first, and is
 /// exact.
 ///
 /// After the pool's end the counters do not change any more, except that pages which are returned
@@ -49,8 +49,8 @@ impl StatsReader {
         self.0.is_closed()
     }
 
-    /// The counters. Takes a lock that only other readers and the pool's end take, and loads that
-    /// miss the cache if the pool is being polled.
+    /// The counters. Acquires a lock that only other readers and the pool's end acquire, and loads
+    /// that miss the cache if the pool is being polled.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.0.stats()

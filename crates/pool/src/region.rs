@@ -328,8 +328,8 @@ impl<M: Memory> Region<M> {
     }
 
     /// Puts `n` counts of page `index`. With the last count of all, the page is returned, as after
-    /// a drop. May be called on any thread. Takes no lock; only if the pool has ended, it takes the
-    /// provider's lock.
+    /// a drop. May be called on any thread. Acquires no lock; only if the pool has ended, it
+    /// acquires the provider's lock.
     ///
     /// # Safety
     ///

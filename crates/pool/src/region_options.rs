@@ -57,7 +57,7 @@ impl RegionOptions {
         self
     }
 
-    /// Takes the memory from one NUMA node.
+    /// Allocates the memory on one NUMA node.
     #[must_use]
     pub fn node(mut self, node: u32) -> Self {
         self.node = Some(node);

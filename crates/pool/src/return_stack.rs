@@ -1,6 +1,6 @@
 //! The return stack: pages that return without a magazine, by one compare-and-swap each.
 //!
-//! Why a stack: the owner takes all of it at once, and no thread pops a single page, so there is no
+//! Why a stack: the owner pops all of it at once, and no thread pops a single page, so there is no
 //! ABA (Treiber). A push compares the head with the one to which it linked its page. If that page
 //! was taken and pushed again in between, the link is still right.
 //!
@@ -93,7 +93,7 @@ impl ReturnStack {
         Err(Refused)
     }
 
-    /// Marks the stack: from now on each page that is returned is passed to a waiter. Takes all
+    /// Marks the stack: from now on each page that is returned is passed to a waiter. Pops all
     /// pages off it. Only the owner calls it, under the lock of the queue.
     pub(crate) fn mark(&self) -> *mut ListNode {
         Self::touch(self);
@@ -115,13 +115,13 @@ impl ReturnStack {
         head.is_null() || head == waited()
     }
 
-    /// Takes all pages off the stack: a list by [`ListNode::next`], ended by null. Only the owner
+    /// Pops all pages from the stack: a list by [`ListNode::next`], ended by null. Only the owner
     /// calls it.
     pub(crate) fn take_all(&self) -> *mut ListNode {
         self.head.swap(ptr::null_mut(), Ordering::Acquire)
     }
 
-    /// Takes all pages off the stack for the last time: from now on `push` fails. Only the owner
+    /// Pops all pages from the stack for the last time: from now on `push` fails. Only the owner
     /// calls it.
     pub(crate) fn close(&self) -> *mut ListNode {
         self.head.swap(closed(), Ordering::AcqRel)

@@ -149,7 +149,7 @@ impl<M: Memory> Shared<M> {
             }
             cache.counters.alloc_empty.bump();
         }
-        // A pool without a cache takes one page for each packet, and pays for one.
+        // A pool without a cache allocates one page for each packet, and pays for one.
         // SAFETY: as above.
         let taken = unsafe {
             if cache.capacity() == 0 && !std::thread::panicking() {
@@ -232,7 +232,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes the pages of other CPUs. False if they seem to have none, if they may not be
+    /// Reclaims the pages of other CPUs. False if they seem to have none, if they may not be
     /// interrupted, or if the barrier failed.
     fn reclaim(&self, panics: &mut Panics) -> bool {
         let Some(depot) = self.front.header.depot() else { return false };
@@ -263,7 +263,7 @@ impl<M: Memory> Shared<M> {
         matches!(done, Some(Ok(())))
     }
 
-    /// Takes the magazines of idle CPUs, for other CPUs that have none.
+    /// Reclaims the magazines of idle CPUs, for other CPUs that have none.
     #[cold]
     #[inline(never)]
     fn reclaim_idle(&self, panics: &mut Panics) {
@@ -303,10 +303,10 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes a page from the provider and maps it, for a pool without a cache, which does this for
-    /// each packet. Catching a panic would cost each packet nanoseconds. Therefore a guard cleans
-    /// up while a panic unwinds; without a panic it costs nothing. For a thread that is not already
-    /// unwinding. If the provider or the domain panics, the effect is that of
+    /// Allocates a page from the provider and maps it, for a pool without a cache, which does this
+    /// for each packet. Catching a panic would cost each packet nanoseconds. Therefore a guard
+    /// cleans up while a panic unwinds; without a panic it costs nothing. For a thread that is not
+    /// already unwinding. If the provider or the domain panics, the effect is that of
     /// [`alloc_from_provider`](Self::alloc_from_provider).
     unsafe fn alloc_one_from_provider(this: NonNull<Self>) -> Result<Option<NonNull<Desc>>, MapError> {
         /// A page that has not entered the pool is released to its provider.
@@ -352,8 +352,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes up to `N` pages from the provider and maps them: one to return, more for the cache if
-    /// there is one.
+    /// Allocates up to `N` pages from the provider and maps them: one to return, more for the cache
+    /// if there is one.
     ///
     /// If the provider panics in its `alloc`, the pages that it had handed out by then are released
     /// to it. If the domain panics in its `map`, the page counts as not mapped, and is released.

@@ -8,7 +8,7 @@
 //!
 //! The magazines are a [`CpuCache`]. It lies where a [`PagePool`] has its depot: in the
 //! [header](crate::header) of the pages. Behind the cache there is a `PagePool` without a depot,
-//! under a lock: the *owner*. The owner takes pages from the provider and maps them, takes pages
+//! under a lock: the *owner*. The owner allocates pages from the provider and maps them, pops pages
 //! off the return stack, and ends the pool. Pages are therefore the same as those of a queue's
 //! pool, and return by the same code, also after the pool has been closed.
 //!
@@ -24,12 +24,12 @@
 //!
 //! ```text
 //!   alloc                                   device_gone (under the lock)
-//!   takes a magazine from the depot
+//!   pops a magazine of the depot
 //!                                           gone = true, closes the magazines, unmaps every page
 //!                                           releases what is in the depot to the provider
-//!   takes a page of the magazine
+//!   pops a page of the magazine
 //!   puts the magazine back: on a closed list
-//!   list closed? takes the lock. gone? releases its page, and what is in the depot
+//!   list closed? acquires the lock. gone? releases its page, and what is in the depot
 //! ```
 //!
 //! So a thread that has put a magazine back tests whether the list is closed. If the magazine is
@@ -69,9 +69,9 @@ mod search;
 
 /// A page pool from which every thread allocates, by shared reference.
 ///
-/// An allocation takes a page from this CPU's magazine, and a drop puts one there: a plain store
+/// An allocation pops a page from this CPU's magazine, and a drop puts one there: a plain store
 /// each, in a restartable sequence. The cost does not depend on how many threads do so. Whole
-/// magazines are exchanged with a depot. A thread that finds no page in either takes a lock,
+/// magazines are exchanged with a depot. A thread that finds no page in either acquires a lock,
 /// requests pages from the provider, and then reclaims those that other CPUs hold.
 ///
 /// Use it where the thread that needs a page polls no queue: for senders on worker threads, for
@@ -157,7 +157,7 @@ impl PoolOptions {
     /// magazine, of which each CPU has two. Without that option it is chosen from the pool's size,
     /// so that up to 32 CPUs hold at most a quarter of the pages. A pool with fewer than 8 pages
     /// for each CPU, or for each of 32 if the machine can have more, has no magazines. With 0, each
-    /// allocation takes a lock, and each return is a compare-and-swap.
+    /// allocation acquires a lock, and each return is a compare-and-swap.
     ///
     /// # Errors
     ///
@@ -238,7 +238,7 @@ impl<M: Memory> SharedPool<M> {
     /// than they need.
     ///
     /// **Cost.** The first waiter of a queue closes all CPUs' magazines, by a membarrier. As long
-    /// as there are waiters, each returned page takes a lock, and **the thread that drops a page
+    /// as there are waiters, each returned page acquires a lock, and **the thread that drops a page
     /// calls the waker** of its waiter. While there are none, a return costs nothing in addition.
     ///
     /// **Note:** only pages that return to this pool wake a waiter. Pages that another pool
@@ -296,7 +296,7 @@ impl<M: Memory> SharedPool<M> {
     }
 
     /// Changes the most pages that the pool may hold from its provider. Pages beyond the limit stay
-    /// in the pool until [`shrink`](Self::shrink) releases them. Takes the lock.
+    /// in the pool until [`shrink`](Self::shrink) releases them. Acquires the lock.
     pub fn set_limit(&self, pages: usize) {
         let mut wakers = Wakers::default();
         if let Some(mut owner) = self.owner.lock() {
@@ -305,7 +305,8 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// The most pages that the pool can hold: its limit, or what its provider has. Takes the lock.
+    /// The most pages that the pool can hold: its limit, or what its provider has. Acquires the
+    /// lock.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.owner.lock().map_or(0, |owner| owner.pool.limit())
@@ -313,7 +314,7 @@ impl<M: Memory> SharedPool<M> {
 
     /// Unmaps idle pages and releases them to the provider, those that CPUs hold included, until
     /// the pool [holds](Self::held) no more than `pages` or none is idle. Returns how many pages
-    /// were released. Takes the lock. One membarrier, if any CPU holds pages.
+    /// were released. Acquires the lock. One membarrier, if any CPU holds pages.
     pub fn shrink(&self, pages: usize) -> usize {
         let Some(mut owner) = self.owner.lock() else { return 0 };
         owner.reclaim(Duration::ZERO);
@@ -333,7 +334,7 @@ impl<M: Memory> SharedPool<M> {
         }
     }
 
-    /// Pages that the pool has from its provider: idle or in flight. Takes the lock.
+    /// Pages that the pool has from its provider: idle or in flight. Acquires the lock.
     #[must_use]
     pub fn held(&self) -> usize {
         self.owner.lock().map_or(0, |owner| owner.pool.held())
@@ -356,8 +357,8 @@ impl<M: Memory> SharedPool<M> {
         found
     }
 
-    /// The counters. Reads a line of each magazine. Takes no lock that an allocation takes, and
-    /// interrupts no thread.
+    /// The counters. Reads a line of each magazine. Acquires no lock that an allocation acquires,
+    /// and interrupts no thread.
     #[must_use]
     pub fn stats(&self) -> SharedPoolStats {
         let stats = self.shared().returns.record.stats();
@@ -433,7 +434,7 @@ impl<M: Memory> SharedPool<M> {
     }
 
     /// Puts a page in quarantine: its device stopped answering, and may still write to it. See
-    /// [`PagePool::quarantine`]. Takes the lock.
+    /// [`PagePool::quarantine`]. Acquires the lock.
     pub fn quarantine(&self, page: Page<M>) {
         match self.owner.lock() {
             Some(mut owner) => owner.pool.quarantine(page),
@@ -446,7 +447,7 @@ impl<M: Memory> SharedPool<M> {
     /// From then on the pool allocates no pages, and pages that are returned are neither synced nor
     /// unmapped. An allocation of another thread that has found its page by then keeps it: that
     /// page was in flight, and is unmapped like the others in flight. Walks all descriptors in use.
-    /// Takes the lock, and a membarrier.
+    /// Acquires the lock, and issues a membarrier.
     pub fn device_gone(&self) {
         let mut wakers = Wakers::default();
         let Some(mut owner) = self.owner.lock() else { return };
@@ -454,7 +455,7 @@ impl<M: Memory> SharedPool<M> {
         self.gone.store(true, Ordering::Release);
         wakers.0.append(&mut self.waiters.end(EndReason::DeviceGone).0);
         let mut panics = Panics::default();
-        // No thread takes a page from a magazine any more.
+        // No thread pops a page from a magazine any more.
         owner.close_cpus(&mut panics);
         panics.call(|| owner.pool.device_gone());
         owner.empty_cpus(&mut panics);

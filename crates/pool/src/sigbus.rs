@@ -1,4 +1,4 @@
-//! A handler of SIGBUS, for mapped files whose pages another process takes away.
+//! A handler of SIGBUS, for mapped files whose pages another process removes.
 //!
 //! Every process that has a file can take pages of it away from the processes that map it. It
 //! truncates the file, or it punches a hole into a file of huge pages while the system has no free
@@ -24,7 +24,7 @@
 //! Each mapping of a file has a `Guard`, which has a registration in a list. The handler searches
 //! the list, which only grows. A registration is used again after its guard is dropped. The handler
 //! may interrupt a thread that changes the list. Therefore the handler allocates nothing, and no
-//! thread takes a lock.
+//! thread acquires a lock.
 //!
 //! * *The registration that the handler searches for does not change.* The faulting thread is
 //!   inside the mapping, so the mapping's owner has not dropped it.

@@ -177,8 +177,8 @@ pub struct SharedPoolStats {
     /// Pages in magazines, on CPUs or in the depot.
     pub idle: u64,
     /// Pages that a user or a device holds, or that are on the return stack. A page that the
-    /// magazines refused stays on the return stack until the next allocation that takes the lock,
-    /// or [`SharedPool::reclaim`](crate::SharedPool::reclaim).
+    /// magazines refused stays on the return stack until the next allocation that acquires the
+    /// lock, or [`SharedPool::reclaim`](crate::SharedPool::reclaim).
     pub inflight: u64,
     /// Magazines that were fetched from the depot, modulo 2^32. Allocations within a magazine are
     /// not counted: a counter would cost half as much as the allocation.

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   waiter, under the owner's lock                a thread that drops a page
-//!   takes a number in the queue
+//!   draws a number in the queue
 //!   if it is the first of the queue:
 //!     pauses the magazines                        the magazines refuse the page
 //!     marks the return stack,                     the stack is marked: passes the page to
-//!     takes what is on it                         the first of the queue, and wakes it
+//!     pops what is on it                          the first of the queue, and wakes it
 //!   searches the depot, the stack's pages and     the queue is empty now: the mark is removed,
 //!     the provider; passes what it finds to         the magazines go on
 //!     the first of the queue
@@ -26,14 +26,14 @@
 //! pool's end empties the queue first, under that lock.
 //!
 //! **Wait against return.** A drop finds the mark, or it pushes its page before the mark is set.
-//! The mark is set by the exchange that takes what is on the stack. So the page is found by the
+//! The mark is set by the exchange that pops what is on the stack. So the page is found by the
 //! waiter, or the waiter is found by the page. The same holds for a magazine and the depot's list,
 //! which is closed meanwhile: a full magazine that comes later is refused, and its pages are
 //! returned one by one.
 //!
 //! ```text
 //!   waiter                                        drop
-//!   closes the gate, a barrier                    a push commits before: the waiter takes it
+//!   closes the gate, a barrier                    a push commits before: the waiter pops it
 //!                                                   out of the CPU's magazine
 //!   exchanges the stack's head for the mark       a push comes before: the page is in what
 //!                                                   the waiter has taken
@@ -49,7 +49,7 @@
 //! **Wait against cancel.** A waiter that is dropped leaves the queue under the lock. If a page had
 //! been passed to it, the page is dropped, and goes to the next waiter like any other page.
 //!
-//! **Wait against the end.** The end of the pool, or of its device, takes all waiters out of the
+//! **Wait against the end.** The end of the pool, or of its device, removes all waiters from the
 //! queue under the lock and wakes them with the reason.
 //!
 //! A thread that passes a page on holds the queue, which is shared, and not the pool: from the
@@ -127,7 +127,7 @@ impl Waiters {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a number. For the first of the queue, also what was on the return stack, as a list;
+    /// Draws a number. For the first of the queue, also what was on the return stack, as a list;
     /// and how many pages other CPUs held, which are in the depot now. Under the owner's lock.
     /// After that the caller searches.
     pub(crate) fn wait(&self) -> Result<(u64, *mut ListNode, usize), WaitError> {
@@ -205,7 +205,7 @@ impl Waiters {
         }
     }
 
-    /// Takes a waiter out. Returns the page that had been passed to it, and its waker.
+    /// Removes a waiter. Returns the page that had been passed to it, and its waker.
     fn cancel(&self, number: u64) -> (Option<NonNull<Desc>>, Option<Waker>) {
         let mut queue = self.queue();
         if let Some(waker) = queue.waiting.remove(&number) {

@@ -7,11 +7,11 @@ pub const CACHE_LINE: usize = 64;
 
 /// Keeps a count on a cache line with nothing else.
 ///
-/// Every get and put of a shared object takes the line of its count away from all other CPUs.
-/// Fields that are read after a get must be on another line, or each read waits for the count's
-/// line again: Linux found its route cache four times slower for this alone. The allocation of the
-/// smart pointers is laid out so. A struct that embeds its count uses this type. It costs 64 bytes
-/// per object instead of 4.
+/// Every get and put of a shared object moves the line of its count to its CPU, away from all
+/// others. Fields that are read after a get must be on another line, or each read waits for the
+/// count's line again: Linux found its route cache four times slower for this alone. The allocation
+/// of the smart pointers is laid out so. A struct that embeds its count uses this type. It costs 64
+/// bytes per object instead of 4.
 ///
 /// ```
 /// use netmem_refs::{OwnLine, RefCount};

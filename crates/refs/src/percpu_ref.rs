@@ -4,8 +4,8 @@
 //!
 //! Why not one counter: every core that gets and puts would write its cache line. The number of
 //! references to an object that has an owner is needed only when the owner kills it. So while the
-//! object is *live*, a get adds 1 to a word of the CPU that it runs on, and a put takes 1 from the
-//! word of the CPU that it runs on. One word alone means nothing. When the owner *kills* the
+//! object is *live*, a get adds 1 to a word of the CPU that it runs on, and a put subtracts 1 from
+//! the word of the CPU that it runs on. One word alone means nothing. When the owner *kills* the
 //! object, the words are added up into one shared count, which from then on reaches zero as any
 //! other count does.
 //!
@@ -26,9 +26,9 @@
 //!
 //! It may be used at any time, live or not: by threads that find the gate closed, and by threads
 //! that have no sequences. The bias keeps it from zero while part of the references are counted in
-//! the words. One atomic addition takes the bias out and brings the sum of the words in. A get on a
-//! CPU may be followed by a put on the shared count, or the other way round, because the two are
-//! read only as a sum.
+//! the words. One atomic addition subtracts the bias and adds the sum of the words. A get on a CPU
+//! may be followed by a put on the shared count, or the other way round, because the two are read
+//! only as a sum.
 //!
 //! # Killing
 //!
@@ -170,14 +170,14 @@ impl PercpuRef {
         Ok(Self { counter: Counter::new()?, shared: AtomicU64::new(BIAS + 1), life: Mutex::new(()) })
     }
 
-    /// Takes a reference, for a caller that holds one, or is the owner before it kills. Cannot
+    /// Acquires a reference, for a caller that holds one, or is the owner before it kills. Cannot
     /// fail.
     #[inline(always)]
     pub fn get(&self) {
         self.get_many(1);
     }
 
-    /// Takes `n` references at once: no more than 2^61 in all are ever held. As for
+    /// Acquires `n` references at once: no more than 2^61 in all are ever held. As for
     /// [`get`](Self::get).
     #[inline(always)]
     pub fn get_many(&self, n: u32) {
@@ -193,7 +193,7 @@ impl PercpuRef {
         }
     }
 
-    /// Takes a reference, unless the last one has been put. It succeeds also if the count was
+    /// Acquires a reference, unless the last one has been put. It succeeds also if the count was
     /// killed: for work under way, such as to send a packet again.
     #[inline(always)]
     #[must_use = "without a reference the object must not be used"]
@@ -201,7 +201,7 @@ impl PercpuRef {
         self.counter.add(1).is_ok() || self.try_get_shared(|shared| held(shared) != 0)
     }
 
-    /// Takes a reference, unless the count was killed.
+    /// Acquires a reference, unless the count was killed.
     #[inline(always)]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get_live(&self) -> bool {
@@ -300,8 +300,7 @@ impl PercpuRef {
         Ok(last)
     }
 
-    /// Takes a killed count back to life, with an owner's reference again. The caller holds a
-    /// reference.
+    /// Revives a killed count, with an owner's reference again. The caller holds a reference.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   reader                       writer
-//!   rcu::read(|guard| {          takes the object out of where readers find it
+//!   rcu::read(|guard| {          removes the object from where readers find it
 //!       finds the object         retires it: a section that begins now cannot find it
 //!       uses it                  goes on, without waiting
 //!   })  ── the last to leave ──► the object is released here, by the reader, outside the section
@@ -70,7 +70,7 @@ thread_local! {
     static WAITING: Cell<(u32, Option<Instant>)> = const { Cell::new((0, None)) };
 }
 
-/// Takes an ending thread out of the participants. Made right after `seize` made its own thread
+/// Removes an ending thread from the participants. Made right after `seize` made its own thread
 /// local, so that this one is destroyed first.
 struct Exit;
 
@@ -164,7 +164,8 @@ fn first_read<R>(section: impl FnOnce(&Guard) -> R) -> R {
     section(&Guard::new(CollectorGuard::Thread(collector.enter())))
 }
 
-/// Takes a section's own slot out of the count, however the section ends. Dropped after the guard.
+/// Subtracts a section's own slot from the count, however the section ends. Dropped after the
+/// guard.
 struct Leave;
 
 impl Drop for Leave {

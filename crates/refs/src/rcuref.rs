@@ -58,11 +58,11 @@
 //! The losing put exchanges in a count whose object is about to be destroyed. So puts are in a
 //! critical section, too, and the destruction waits for its end.
 //!
-//! **Double put.** A put too many finds the count dead, or at *none*, and takes it further into the
+//! **Double put.** A put too many finds the count dead, or at *none*, and moves it further into the
 //! dead zone. It is counted as a fault. If the last put has not marked the count yet, its exchange
 //! fails: no put returns true, and the object leaks. Two puts never return true. A put too many
-//! while other threads hold references takes one of theirs; then only the last put is found to be
-//! one too many.
+//! while other threads hold references releases one of theirs; then only the last put is found to
+//! be one too many.
 //!
 //! ```text
 //!   put                                   put (one too many)
@@ -167,7 +167,7 @@ impl RcuRef {
         Self(AtomicU32::new(initial(count)))
     }
 
-    /// Takes a reference, for a caller that holds one. Cannot fail. One atomic addition.
+    /// Acquires a reference, for a caller that holds one. Cannot fail. One atomic addition.
     #[inline]
     pub fn get(&self) {
         let new = self.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -183,7 +183,7 @@ impl RcuRef {
         }
     }
 
-    /// Takes a reference, unless the object is dead, in the critical section in which the object
+    /// Acquires a reference, unless the object is dead, in the critical section in which the object
     /// was found. One atomic addition.
     #[inline]
     #[must_use = "without a reference the object must not be used"]

@@ -86,7 +86,7 @@ impl RefCount {
         Self(AtomicU32::new(if is_saturated(count) { SATURATED } else { count }))
     }
 
-    /// Takes a reference, for a caller that holds one. Cannot fail. One atomic addition.
+    /// Acquires a reference, for a caller that holds one. Cannot fail. One atomic addition.
     #[inline]
     pub fn get(&self) {
         let old = self.0.fetch_add(1, Ordering::Relaxed);
@@ -106,8 +106,8 @@ impl RefCount {
         }
     }
 
-    /// Takes a reference, unless the last one has been put. The caller makes sure that the count's
-    /// memory is there. A compare-and-swap loop.
+    /// Acquires a reference, unless the last one has been put. The caller makes sure that the
+    /// count's memory is there. A compare-and-swap loop.
     #[inline]
     #[must_use = "without a reference the object must not be used"]
     pub fn try_get(&self) -> bool {

@@ -4,7 +4,7 @@
 //! tries again: the filter may be another thread's, or the kernel was short of memory at that
 //! moment.
 //!
-//! A thread takes an object off the list before it kills it, so that one thread kills it, and no
+//! A thread removes an object from the list before it kills it, so that one thread kills it, and no
 //! lock is held while user code runs. If the kernel refuses again, the object is put back.
 //!
 //! **Fork**: if another thread of the parent had the lock, or was trying again, at that moment, the

@@ -55,9 +55,9 @@ impl RefUnwindSafe for Worker {}
 /// process id would not do: a child in a PID namespace of its own may have its parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Counts forks from now on. Takes no lock, because a child that is forked meanwhile would wait for
-/// ever for the thread that holds it. Two threads may therefore both register the handler, and then
-/// a fork counts twice.
+/// Counts forks from now on. Acquires no lock, because a child that is forked meanwhile would wait
+/// for ever for the thread that holds it. Two threads may therefore both register the handler, and
+/// then a fork counts twice.
 fn count_forks() -> io::Result<()> {
     static COUNTED: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
@@ -104,8 +104,8 @@ impl Worker {
         if self.is_inherited() {
             return faults::contain(job);
         }
-        // The thread takes jobs as long as there is a sender, so this cannot fail. If it did, the
-        // job is not lost.
+        // The thread receives jobs as long as there is a sender, so this cannot fail. If it did,
+        // the job is not lost.
         if let Err(SendError(job)) = jobs.send(Box::new(job)) {
             faults::contain(job);
         }

@@ -132,7 +132,7 @@ impl Raw {
 }
 
 /// Tries until there is an answer. That there is one in the end is the assertion; a minute is far
-/// more than it takes.
+/// more than it accepts.
 #[track_caller]
 pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();

@@ -81,7 +81,7 @@ fn request<T>(interface: &str, question: &mut T) -> io::Result<()> {
     }
     request.ifr_ifru.ifru_data = ptr::from_mut(question).cast();
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: the request is of the kind that the command takes. The kernel reads and writes the
+    // SAFETY: the request is of the kind that the command reads. The kernel reads and writes the
     // structure that the question's number stands for, which is the question's type: see the
     // callers.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };

@@ -126,7 +126,7 @@ impl Fake {
         }
     }
 
-    /// Takes a chunk from the fill ring.
+    /// Pops a chunk from the fill ring.
     pub(crate) fn take_chunk(&mut self) -> u64 {
         assert!(self.fill.available(1).unwrap() > 0, "the fill ring is empty");
         let addr = self.fill.consume();
@@ -141,7 +141,7 @@ impl Fake {
         self.received.publish();
     }
 
-    /// Takes a descriptor from the TX ring.
+    /// Pops a descriptor from the TX ring.
     pub(crate) fn take_sent(&mut self) -> Option<Desc> {
         (self.sent.available(1).unwrap() > 0).then(|| {
             let desc = self.sent.consume();

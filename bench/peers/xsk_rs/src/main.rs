@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | drop | in the batch that it was received in, which goes to the fill ring as it is |
 //! | echo | in the batch of completions, likewise |
-//! | thread | in a list behind a lock: the second thread adds a batch at a time, and the first takes one |
+//! | thread | in a list behind a lock: the second thread adds a batch at a time, and the first pops one |
 
 // Beside this package and not in it: a package within another one is left out of it, and the other
 // program is an example there.

@@ -93,7 +93,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Reports that a variant takes `ns` for a datagram.
+    /// Reports that a variant needs `ns` for a datagram.
     pub(super) fn saw(&self, ns: u64) {
         self.slowest_ns.fetch_max(ns.max(1), Ordering::Relaxed);
     }

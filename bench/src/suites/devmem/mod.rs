@@ -14,9 +14,9 @@
 //! Everything but `locked_map` is the code of the product: device, driver, header split, flow
 //! table, mailboxes, bindings with either count, senders, and with `ranges` the socket. With
 //! `locked_map` the socket hands out datagrams without a token. The ids come from
-//! [`netmem_bench::baselines::tokens::Locked`], which takes its lock once for 16 datagrams, as well
-//! as such a socket could do it. Pages are returned by the same put. `transmit` uses no tokens:
-//! rows that differ only in their tokens do the same work twice, and show the noise of the
+//! [`netmem_bench::baselines::tokens::Locked`], which acquires its lock once for 16 datagrams, as
+//! well as such a socket could do it. Pages are returned by the same put. `transmit` uses no
+//! tokens: rows that differ only in their tokens do the same work twice, and show the noise of the
 //! measurement.
 //!
 //! Streams are measured with the same variants, also with 4 flows and messages of 4 MB: see

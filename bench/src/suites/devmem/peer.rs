@@ -5,7 +5,7 @@
 //!   near stack ◄─ device ◄─ Peer: segments of one length, from each flow in turn, within the window
 //! ```
 //!
-//! The peer connects to the near stack. It keeps nothing but numbers, so it takes little of the CPU
+//! The peer connects to the near stack. It keeps nothing but numbers, so it uses little of the CPU
 //! that it shares with the device. No frame is lost here, because the device waits for buffers. So
 //! the peer never sends a segment again. Every segment has PSH, so the device does not merge
 //! segments. The checksums are left to the receiver's device, as between two programs on one host.
@@ -60,7 +60,7 @@ impl Flow {
         Ok(Self { segment, answer, port, len, seq: 0, ack: 0, limit: 0, scale: 0, owes: true, sent: 0 })
     }
 
-    /// Takes a segment of the near stack.
+    /// Receives a segment of the near stack.
     fn take(&mut self, header: &Header, len: u32) -> Result<(), PortError> {
         let (begin, syn) = (header.seq.0, header.flags.has(Flags::SYN));
         let end = begin.wrapping_add(len + u32::from(syn));
@@ -129,7 +129,7 @@ impl Peer {
         Ok(Self { flows, arp: None, next: 0, shown: Shown::Nothing, due: 0 })
     }
 
-    /// Takes a frame. A frame that makes no sense here is ignored.
+    /// Receives a frame. A frame that makes no sense here is ignored.
     fn take(&mut self, frame: &[u8]) -> Option<()> {
         let (_, network) = wire::parse(frame, frame.len()).ok()?;
         let ip = match network {

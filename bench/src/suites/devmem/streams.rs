@@ -185,8 +185,8 @@ fn each(due: u64, flows: usize, units: u64) -> u64 {
 }
 
 impl Application {
-    /// Takes what has come. When a message is complete, its tokens are returned. Returns how much
-    /// came.
+    /// Receives what has come. When a message is complete, its tokens are returned. Returns how
+    /// much came.
     fn work(&mut self) -> usize {
         let Self { flows, came, progress, message } = self;
         let n = came.slots();

@@ -20,8 +20,8 @@ const PAGES: usize = 4096;
 
 /// A stock of buffers that the threads share.
 pub(super) trait Stock: Sync + Send {
-    /// Takes a buffer and returns it, as often as a block has operations. `false` if the stock was
-    /// empty.
+    /// Allocates a buffer and returns it, as often as a block has operations. `false` if the stock
+    /// was empty.
     fn block(&self) -> bool;
 }
 

@@ -1,8 +1,8 @@
 //! The kernel's own page pool: live XDP frames that a program drops.
 //!
-//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` takes frames from a page pool, runs the
-//! program on each, and recycles the frames that it drops, 64 at a time. It needs Linux 5.18 and
-//! root (`CAP_BPF`, `CAP_NET_ADMIN`).
+//! `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` allocates frames from a page pool, runs
+//! the program on each, and recycles the frames that it drops, 64 at a time. It needs Linux 5.18
+//! and root (`CAP_BPF`, `CAP_NET_ADMIN`).
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Timed};

@@ -80,7 +80,7 @@ where
     Timing::benchmark(head(name, section, 1, "page"), move |_| Ok(Alone::new(name, make(pool()?))))
 }
 
-/// Takes and drops a page of this order, with a cache or without one.
+/// Allocates and drops a page of this order, with a cache or without one.
 fn ordered(accounting: &Accounting, name: &'static str, cache: usize, order: u8) -> Box<dyn Benchmark> {
     let accounting = accounting.clone();
     let head = Head { order: Some(order), ..head(name, "slow path", 1, "page") };
@@ -230,8 +230,8 @@ fn other_cpus(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<d
 }
 
 /// Rows of one thread that allocates pages, and several threads that drop them, all on the same
-/// other CPU. If returning a page takes a lock, a thread that is preempted in the middle of a
-/// return makes the next thread wait.
+/// other CPU. If the return of a page acquires a lock, a thread that is preempted in the middle of
+/// a return makes the next thread wait.
 fn sharing(accounting: &Accounting, droppers: usize) -> [Box<dyn Benchmark>; 2] {
     let pages = pipeline::pages(droppers);
     let titled = |name: &str| head(&format!("{name}_{droppers}_sharing"), "shared CPUs", 2, "page");

@@ -228,7 +228,7 @@ mod tests {
     use crate::accounting::{Accounting, CACHE};
     use netmem::pool::PoolOptions;
 
-    /// Every kind of work can go on for ever, because it returns what it takes.
+    /// Every kind of work can go on for ever, because it returns what it allocates.
     #[test]
     fn nothing_is_kept() {
         let accounting = Accounting::default();

@@ -3,8 +3,8 @@
 //!
 //! The object is like the kernel's `dst_entry`, the entry of a route: a few members are written
 //! once and read for every packet by every CPU. One thread gets and puts the count; all others read
-//! the members. If the count is next to the members, each get and each put takes the cache line
-//! away from every reader.
+//! the members. If the count is next to the members, each get and each put invalidates the cache
+//! line away from every reader.
 
 use super::counts::{BATCH, Count};
 use crate::error::BenchError;

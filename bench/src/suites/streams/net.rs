@@ -101,7 +101,7 @@ impl TapNetwork {
     }
 }
 
-/// What `SIOCETHTOOL` takes for a single flag (`struct ethtool_value` of linux/ethtool.h).
+/// The argument of `SIOCETHTOOL` for a single flag (`struct ethtool_value` of linux/ethtool.h).
 #[repr(C)]
 struct Flag {
     command: u32,

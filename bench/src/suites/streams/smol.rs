@@ -64,7 +64,7 @@ struct Queues {
 }
 
 impl Queues {
-    /// Takes received frames, and gets back the pages of sent frames. Returns how many there were.
+    /// Receives frames, and gets back the pages of sent frames. Returns how many there were.
     fn poll(&mut self) -> usize {
         let Self { rx, tx, backlog, .. } = self;
         rx.poll(|poll| tx.complete() + poll.receive(FRAMES, &mut |packet| backlog.push_back(packet)))

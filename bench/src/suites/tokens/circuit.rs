@@ -108,7 +108,7 @@ struct Sender<R> {
 }
 
 impl<R: Receive> Sender<R> {
-    /// Returns when all batches have been taken, or when a thread that takes them has ended.
+    /// Returns when all batches have been taken, or when a thread that receives them has ended.
     fn run<'a>(&mut self, batches: impl Iterator<Item = &'a [Fragment]>) {
         let mut tokens = [0; BATCH];
         for fragments in batches {

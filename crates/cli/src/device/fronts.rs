@@ -328,7 +328,7 @@ impl Fronts {
         Ok(signal)
     }
 
-    /// Takes the waiting connections. Each is served next, or hung up on because the device is
+    /// Accepts the waiting connections. Each is served next, or hung up on because the device is
     /// busy, or dropped because its other end is closed.
     fn accept(&mut self) -> anyhow::Result<()> {
         let Source::Listen(socket) = &self.source else { return Ok(()) };

@@ -62,7 +62,7 @@ pub(crate) enum Inherited {
     Connected(UnixStream),
 }
 
-/// Takes descriptor `fd`, which the parent process left open for this one.
+/// Takes ownership of descriptor `fd`, which the parent process left open for this one.
 pub(crate) fn inherited(fd: i32) -> anyhow::Result<Inherited> {
     anyhow::ensure!(fd >= 0, "--fd {fd}: a descriptor's number is 0 or more");
     // SAFETY: the descriptor is only queried, before this process has opened descriptors of its own

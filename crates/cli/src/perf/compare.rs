@@ -40,7 +40,7 @@ pub(crate) struct Comparison {
 /// All comparisons and their goals, in the order of the rows. `rate` and `ns` return the values of
 /// a run.
 ///
-/// Goals: the driver takes less time, which the whole interval must show; and packets per second
+/// Goals: the driver needs less time, which the whole interval must show; and packets per second
 /// rise by at least the kernel's gain, in rows for which the kernel has a figure.
 pub(super) fn compare(
     variants: &[Variant],

@@ -139,7 +139,8 @@ pub(crate) struct Measured {
     /// How often another thread got the driver's CPU.
     pub(crate) preempted: u64,
     pub(crate) errors: BTreeMap<Name, u64>,
-    /// For the pool's rows: packets per second compared with the row that takes a page per packet.
+    /// For the pool's rows: packets per second compared with the row that allocates a page per
+    /// packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change_pct: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -115,7 +115,7 @@ fn http_clients_and_the_server_count_alike() {
             bytes += number(traffic, ") total");
         }
     }
-    // curl takes the same connection again.
+    // curl uses the same connection again.
     let urls = format!("http://[{V6}]/0 http://[{V6}]/2000000 http://{V4}/70000 http://{V4}/1");
     let format = "%{http_code} %{size_header} %{size_download}\\n";
     let mut curl = server.clients.command("curl");

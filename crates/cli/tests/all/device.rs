@@ -113,7 +113,7 @@ fn a_shortage_of_descriptors_drops_front_ends_and_passes() {
     fn old_maximum() -> Option<u64> {
         rustix::process::getrlimit(Resource::Nofile).maximum
     }
-    // Every slot is in use: the spare one takes the connection, and closes it.
+    // Every slot is in use: the spare one accepts the connection, and closes it.
     let before = limit(lowest_free()).current.unwrap();
     is_hung_up_on(device.connect());
     // Not even that: the connection stays where it is, and is looked at now and then.

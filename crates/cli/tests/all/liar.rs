@@ -37,7 +37,7 @@ struct Ring {
 }
 
 /// Serves one front end until it hangs up, and delivers frames to its first queue as fast as it
-/// takes them.
+/// accepts them.
 pub(crate) fn serve(stream: &UnixStream, lie: Lie) {
     let (mut regions, mut rings) = (Vec::new(), [Ring::default(); 2]);
     let mut receive: Option<(SplitRing, u16)> = None;

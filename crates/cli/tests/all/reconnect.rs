@@ -101,7 +101,7 @@ fn a_device_is_killed_ten_times() {
             stop.store(true, Relaxed);
             polls.join().unwrap()
         });
-        // Nothing is killed any more, so the device takes what was sent.
+        // Nothing is killed any more, so the device receives what was sent.
         await_that(|| {
             traffic.turn(false);
             traffic.pair.tx.posted() == 0

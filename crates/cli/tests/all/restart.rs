@@ -262,7 +262,7 @@ print("done", flush=True)
     );
 }
 
-/// In the middle of a body and of the next request; and behind them, the connection still takes
+/// In the middle of a body and of the next request; and behind them, the connection still accepts
 /// requests.
 #[test]
 fn http_goes_on() {

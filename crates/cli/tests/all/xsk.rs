@@ -86,7 +86,7 @@ fn a_killed_process_leaves_nothing() {
     });
 }
 
-/// A device takes the queues that it was told to take. Frames of the other queues stay with the
+/// A device opens the queues that it was told to open. Frames of the other queues stay with the
 /// kernel.
 #[test]
 fn a_device_takes_its_queues_only() {
@@ -302,8 +302,8 @@ fn granted_worker(ask: &(dyn Fn() -> Result<Grant, HelperError> + Sync)) {
 
 /// Proves XSK-4: a worker that is another user without any capability, in another network
 /// namespace, gets queues and the program from `netmem grant`. While it has them, another worker
-/// gets nothing. Its end takes the program off, and the next worker is served. Frames of other
-/// hosts stay with the kernel.
+/// gets nothing. Its end detaches the program, and the next worker is served. Frames of other hosts
+/// stay with the kernel.
 #[test]
 fn workers_without_privileges_are_granted_queues() {
     const LIMIT: Duration = Duration::from_secs(60);

@@ -273,8 +273,8 @@ fn with_another_count() {
     memory.assert_gone();
 }
 
-/// Proves MEM-2: a binding is unbound while its queue takes and gives pages. No page goes out after
-/// that, and all pages are returned.
+/// Proves MEM-2: a binding is unbound while its queue allocates and returns pages. No page goes out
+/// after that, and all pages are returned.
 #[test]
 fn unbind_during_traffic() {
     for _ in 0..50 {

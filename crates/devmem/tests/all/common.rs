@@ -39,7 +39,7 @@ impl Device {
         self.refs.get(index as usize).unwrap_or(&self.beyond)
     }
 
-    /// Takes a reference to a page, as a received fragment has one.
+    /// Acquires a reference to a page, as a received fragment has one.
     pub(crate) fn get(&self, index: u32) {
         assert!(!self.unbound.load(Ordering::Relaxed), "a fragment of a binding that is unbound");
         self.out.fetch_add(1, Ordering::Relaxed);

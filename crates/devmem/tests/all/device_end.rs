@@ -75,7 +75,7 @@ fn message(what: What, span: &Span) -> [u8; 48] {
 pub struct DeviceEnd {
     child: Child,
     requests: UnixStream,
-    /// The driver's end of the vhost-user connection, until the driver takes it.
+    /// The driver's end of the vhost-user connection, until the driver connects by it.
     pub front: Option<UnixStream>,
 }
 
@@ -151,7 +151,7 @@ impl DeviceEnd {
 
     #[track_caller]
     fn ask(&mut self, what: What, spans: &[Span]) {
-        // Send no more requests than a socket takes, so that the two sides do not wait for each
+        // Send no more requests than a socket buffers, so that the two sides do not wait for each
         // other.
         for spans in spans.chunks(256) {
             let bytes: Vec<u8> = spans.iter().flat_map(|span| message(what, span)).collect();

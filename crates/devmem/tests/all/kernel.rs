@@ -28,7 +28,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-/// The most datagrams in flight. The tap's queue takes 1000.
+/// The most datagrams in flight. The tap's queue holds 1000.
 const WINDOW: usize = 64;
 /// The UDP port of our socket.
 const PORT: u16 = 9;
@@ -392,7 +392,7 @@ fn the_kernels_udp_steered() {
     });
 }
 
-/// Proves MEM-8: the kernel forwards datagrams from device memory to a tap that takes no partial
+/// Proves MEM-8: the kernel forwards datagrams from device memory to a tap that accepts no partial
 /// checksums. It completes the checksum, and the result is right.
 #[test]
 fn the_kernel_completes_the_checksum() {

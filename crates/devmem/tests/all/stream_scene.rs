@@ -234,7 +234,7 @@ impl Large {
     }
 }
 
-/// The peer takes what was sent and what comes then, and has all of it.
+/// The peer receives what was sent and what comes then, and has all of it.
 #[track_caller]
 pub fn take_all(rig: &mut Rig, peer: &mut Peer, mut next: Vec<Segment>) {
     let mut all = Vec::new();

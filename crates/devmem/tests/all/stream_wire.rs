@@ -194,7 +194,7 @@ impl Rig {
         crate::memory_common::until(|| !self.driver.as_ref().expect("it is there").0.is_connected());
     }
 
-    /// Another back end takes the queues.
+    /// Another back end takes the queues over.
     pub fn connect_device(&mut self) {
         let (device, backend) = self.wire.device();
         self.device = Some(device);
@@ -394,7 +394,7 @@ impl Peer {
         frame
     }
 
-    /// Takes what our side has sent, and what it sends when that is acknowledged.
+    /// Receives what our side has sent, and what it sends when that is acknowledged.
     pub fn take(&mut self, rig: &mut Rig, segments: Vec<Segment>) -> Vec<u8> {
         let (mut bytes, mut next) = (Vec::new(), segments);
         while !next.is_empty() {

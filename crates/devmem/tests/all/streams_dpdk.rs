@@ -33,7 +33,7 @@ use std::thread;
 struct Path {
     /// testpmd's engine `io`, in place of `csum`: nothing verifies checksums.
     io: bool,
-    /// The back end takes large segments, and testpmd cuts them.
+    /// The back end accepts large segments, and testpmd cuts them.
     large: bool,
     /// A link that loses segments.
     lossy: bool,
@@ -152,7 +152,7 @@ fn a_fixed_split_and_loss() {
     echo(true, true, true);
 }
 
-/// Proves INET-3 and MEM-8 on a foreign back end that takes large segments: each of them is one
+/// Proves INET-3 and MEM-8 on a foreign back end that accepts large segments: each of them is one
 /// frame for the back end, from device memory. testpmd cuts it, and the kernel receives each byte.
 /// testpmd cuts segments over IPv4 only.
 #[test]

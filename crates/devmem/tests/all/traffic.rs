@@ -200,8 +200,8 @@ fn memory_comes_and_goes_while_the_device_runs() {
     }
 }
 
-/// Proves NET-11: a device takes as many regions as it has room for, and no more. Removing a region
-/// makes room.
+/// Proves NET-11: a device accepts as many regions as it has room for, and no more. Removing a
+/// region makes room.
 #[test]
 fn more_memory_than_the_device_can_have() {
     let harness: Harness = Harness::with(vec![Echo::new()], SplitOptions::UDP_V4, NetOptions::late_device_memory);

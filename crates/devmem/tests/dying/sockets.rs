@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Pages of a binding.
 const PAGES: u64 = 300;
-/// Pages that a queue posts: a chain takes two of the 256 descriptors of its ring.
+/// Pages that a queue posts: a chain has two of the 256 descriptors of its ring.
 const POSTED: u64 = 128;
 const PORT: u16 = 9;
 
@@ -275,7 +275,7 @@ fn a_backend_that_dies() {
     let all: Vec<_> = held.iter().chain(&queued).collect();
     all.iter().for_each(|held| held.assert_whole(&memory));
 
-    // A pool that takes pages of the binding gets all pages except those.
+    // A pool that allocates pages of the binding gets all pages except those.
     let mut pool = PoolOptions::new("again").build(binding.provider(), None).unwrap();
     let pages: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
     let out: BTreeSet<_> = pages.iter().map(|page| u64::from(page.index())).collect();

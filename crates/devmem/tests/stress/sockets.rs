@@ -96,8 +96,8 @@ fn books_balance_whatever_happens() {
                 received += HANDED;
                 sender.send((ranges, table.returner())).expect("the other end is there");
                 if n % 100 == 99 {
-                    // Another binding takes its place; the old one is released when its last page
-                    // is returned.
+                    // Another binding replaces it; the old one is released when its last page is
+                    // returned.
                     let at = random.below(bindings.len() as u64) as usize;
                     let old = std::mem::replace(&mut bindings[at], binding(PAGES));
                     every_binding.push(Arc::downgrade(&bindings[at]));

@@ -143,7 +143,7 @@ fn each_queue_of_an_interface_answers() {
     });
 }
 
-/// Accepts a connection behind a tap, writes until the stream takes no more, and finishes within
+/// Accepts a connection behind a tap, writes until the stream accepts no more, and finishes within
 /// this time. Returns how many bytes were written, and how many connections were reset. `client`
 /// has the other end of the connection.
 fn finishes<C: Send>(within: Duration, client: impl FnOnce(TcpStream) -> C + Send) -> (usize, usize, C) {

@@ -70,7 +70,7 @@ fn offloads_are_done_before_frames_leave() {
         let mut rig = Rig::new(1500);
         let mut rng = fastrand::Rng::with_seed(16);
         for turn in 0..100 {
-            // The kernel takes tags off before a packet socket sees them.
+            // The kernel removes tags before a packet socket sees them.
             let kind = FrameKind { vlan: false, ..FrameKind::random(&mut rng) };
             let payload: Vec<u8> = (0..rng.usize(1..[1300, 20_000][turn % 2])).map(|_| rng.u8(..)).collect();
             let size = payload.len().div_ceil(60).max(rng.usize(400..1400));

@@ -166,7 +166,7 @@ fn a_panic_over_one_item_leaves_the_others_pending() {
     }
 }
 
-/// A taker takes nothing from a depot for which it was not made, and does not close it.
+/// A taker removes nothing from a depot for which it was not made, and does not close it.
 #[test]
 fn a_taker_belongs_to_its_depot() {
     let (mine, mut my_taker) = Depot::new(1, 8).unwrap();

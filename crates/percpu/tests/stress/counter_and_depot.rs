@@ -82,7 +82,7 @@ fn give_items(depot: &Depot, items: &Items, n: u64) {
     }
 }
 
-/// Takes the full magazines, and the items that the CPUs hold.
+/// Pops the full magazines, and the items that the CPUs hold.
 fn take_items(depot: &Depot, taker: &mut Taker, items: &Items) {
     while taker.refill(depot, |item| {
         items.found(item);

@@ -80,8 +80,8 @@ impl Shared {
 /// Items that signal handlers took and have not put back. 0 means no item.
 static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
-/// A signal handler. It uses the cache whose operation it has interrupted: it takes an item, or
-/// puts back one that an earlier handler took.
+/// A signal handler. It uses the cache whose operation it has interrupted: it pops an item, or puts
+/// back one that an earlier handler took.
 extern "C" fn signalled(_: libc::c_int) {
     let shared = shared();
     let n = shared.by_signals.fetch_add(1, Ordering::Relaxed);

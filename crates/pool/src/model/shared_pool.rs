@@ -45,8 +45,8 @@ fn shared_alloc_against_alloc() {
 }
 
 /// A lost race is not "no page": two threads each take one of two pages that another CPU holds.
-/// With magazines of two pages, a thread of that CPU takes back what the other thread has
-/// reclaimed, and the other thread reclaims again.
+/// With magazines of two pages, a thread of that CPU pops what the other thread has reclaimed, and
+/// the other thread reclaims again.
 #[test]
 fn shared_alloc_against_reclaim() {
     alloc_against_reclaim(1, 0);
@@ -204,7 +204,7 @@ fn shared_wait_against_return() {
     }
 }
 
-/// Wait against a magazine in hand: of two pages in one magazine, another thread takes one. The
+/// Wait against a magazine in hand: of two pages in one magazine, another thread pops one. The
 /// thread that waits gets the other, which is put back.
 #[test]
 fn shared_wait_against_a_magazine_in_hand() {

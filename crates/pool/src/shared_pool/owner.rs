@@ -59,7 +59,7 @@ impl<M: Memory> OwnerLock<M> {
         Self { pool: Mutex::new(owner), holder: AtomicUsize::new(0), failed: AtomicU64::new(0) }
     }
 
-    /// Takes the lock. `None` if this thread has it already: the thread is in a call of the
+    /// Acquires the lock. `None` if this thread has it already: the thread is in a call of the
     /// provider or the domain.
     pub(super) fn lock(&self) -> Option<OwnerGuard<'_, M>> {
         let Self { pool, holder, .. } = self;
@@ -105,8 +105,8 @@ impl<M: Memory> Owner<M> {
         self.pool.shared().front.header.cpus()
     }
 
-    /// Takes a page from the return stack or from the provider. Further pages that this yields are
-    /// moved to the depot.
+    /// Pops a page from the return stack, or allocates one from the provider. Further pages that
+    /// this yields are moved to the depot.
     pub(super) fn alloc(&mut self) -> Option<NonNull<Desc>> {
         let desc = self.pool.alloc()?.into_desc();
         self.fill_magazines();

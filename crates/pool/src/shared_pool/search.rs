@@ -1,11 +1,11 @@
 //! The slow paths of a [`SharedPool`]'s allocation: the depot, the owner under its lock, the pages
 //! of other CPUs; and the wait for a page, if there is none.
 //!
-//! **A lost race is not "no page".** A thread that finds nothing takes the lock and searches again,
-//! because the thread that had the lock may have taken pages from the provider. At the end of its
-//! search it compares how many magazines have left the depot. If another thread has taken one in
-//! between, or holds one on its way between the depot and a CPU, the thread releases the lock,
-//! yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
+//! **A lost race is not "no page".** A thread that finds nothing acquires the lock and searches
+//! again, because the thread that had the lock may have taken pages from the provider. At the end
+//! of its search it compares how many magazines have left the depot. If another thread has taken
+//! one in between, or holds one on its way between the depot and a CPU, the thread releases the
+//! lock, yields and searches again. One bound holds for all searches of an allocation, `SEARCHES`.
 
 use super::SharedPool;
 use super::owner::Owner;
@@ -45,7 +45,7 @@ impl<M: Memory> SharedPool<M> {
             let taken = self.cpus().magazines_taken();
             // This reads a line of each magazine. It is read before the search, because a magazine
             // that a thread holds now may be on a CPU again when the reclaim is over. If a pop
-            // takes a magazine later, that is counted. If a push replaces a magazine later, the
+            // removes a magazine later, that is counted. If a push replaces a magazine later, the
             // reclaim finds the item.
             let on_the_way = search > 0 && self.cpus().is_on_the_way();
             let mut owner = self.owner.lock()?;

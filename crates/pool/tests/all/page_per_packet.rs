@@ -5,7 +5,7 @@ use netmem_pool::{PeerShared, PoolOptions, Private};
 use std::sync::Arc;
 use std::thread;
 
-/// Without a cache, each allocation takes a page from the provider and maps it, and each return
+/// Without a cache, each allocation obtains a page from the provider and maps it, and each return
 /// unmaps and releases it.
 #[test]
 fn every_packet_maps_and_unmaps() {

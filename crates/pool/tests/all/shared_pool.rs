@@ -154,7 +154,7 @@ fn pin(n: usize) {
     }
 }
 
-/// A thread that finds no page takes the pages of idle CPUs. If no CPU holds a page, no CPU is
+/// A thread that finds no page reclaims the pages of idle CPUs. If no CPU holds a page, no CPU is
 /// interrupted.
 #[test]
 fn what_idle_cpus_hold_is_found() {
@@ -241,7 +241,7 @@ fn other_cpus_are_asked_rarely() {
 }
 
 /// There are more pages than fit into the magazines. Pages without a magazine stay with the owner,
-/// also if another thread takes the last empty magazine at that moment.
+/// also if another thread pops the last empty magazine at that moment.
 #[test]
 fn more_pages_than_magazines_hold() {
     for _ in 0..20 {
@@ -395,7 +395,7 @@ fn a_page_in_quarantine() {
     let mut out = alloc(&pool, 2);
     pool.quarantine(out.pop().unwrap());
     drop(out);
-    // The page may have been returned without a magazine; the reclaim takes it in.
+    // The page may have been returned without a magazine; the reclaim collects it.
     pool.reclaim();
     assert_eq!((pool.stats().quarantined, pool.stats().inflight), (1, 0));
     assert_eq!(alloc(&pool, 63).len(), 63);

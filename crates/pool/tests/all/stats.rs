@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Proves POOL-12: another thread reads what the owner has counted, and moves no page to do so.
-/// Pages that wait in magazines count as in flight until the owner takes them.
+/// Pages that wait in magazines count as in flight until the owner collects them.
 #[test]
 fn another_thread_reads() {
     let (mut pool, domain) = pool(PoolOptions::new("read").cache(16).magazine(8), 64);
@@ -99,7 +99,7 @@ fn reading_while_the_pool_works() {
     });
 }
 
-/// Proves POOL-4: a pool that may not interrupt other CPUs takes the pages that were returned by
+/// Proves POOL-4: a pool that may not interrupt other CPUs collects the pages that were returned by
 /// other ways, and counts that there were more. A pool without pages reads the CPUs' lengths at
 /// most every 100 us.
 #[test]

@@ -189,7 +189,7 @@ fn of_a_locked_pool(magazine: usize) {
             Held::dropped_in_child(&held);
             let after = pool.stats();
             if magazine == 0 {
-                // These pages wait for the next allocation that takes the lock.
+                // These pages wait for the next allocation that acquires the lock.
                 assert_eq!(after.inflight, before.inflight);
             } else {
                 assert_eq!(after.inflight + 40, before.inflight);

@@ -1,7 +1,7 @@
 //! Events that a program's log subscriber gets from the pool, and subscribers that panic.
 //!
 //! The tests set subscribers for their own thread, and run one at a time. If a thread without a
-//! subscriber is the first at an event while another thread has one, `tracing` takes the event for
+//! subscriber is the first at an event while another thread has one, `tracing` treats the event as
 //! disabled in all threads.
 
 use crate::common::{counting, pool, provider};

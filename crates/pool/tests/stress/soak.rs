@@ -207,7 +207,7 @@ fn check(packet: &Packet) {
     }
 }
 
-/// Takes packets and drops them in any order. Sometimes it stalls and keeps its packets.
+/// Receives packets and drops them in any order. Sometimes it stalls and keeps its packets.
 fn consume(packets: &Receiver<Packet>, rng: &mut Rng) {
     let mut held: Vec<Packet> = Vec::new();
     let mut patience = 0;

@@ -15,7 +15,7 @@ use std::ptr::{self, NonNull};
 ///
 /// While the owner is in the cell, the object is alive. A thread that [stores](Self::store) another
 /// owner kills the old object. Readers that found it before keep its memory and its value until
-/// their section ends, whichever count it has. A reader that needs the object for longer takes a
+/// their section ends, whichever count it has. A reader that needs the object for longer acquires a
 /// [`Ref`], by [`get`](Self::get).
 ///
 /// A configuration that the whole process reads, and that is replaced while it runs:
@@ -95,7 +95,7 @@ impl<T, C: Count> RcuCell<T, C> {
         NonNull::new(guard.protect(&self.at)).map(|shared| Borrowed { shared, _section: PhantomData })
     }
 
-    /// Takes a reference to the object in the cell. `None` only if the cell is empty.
+    /// Acquires a reference to the object in the cell. `None` only if the cell is empty.
     ///
     /// A section, a load, and what [`Borrowed::try_get_live`] costs. If a [`store`](Self::store)
     /// kills the object between the two, the cell is loaded again: each further round is one store
@@ -275,7 +275,7 @@ impl<T: RefUnwindSafe, C: Count> UnwindSafe for Borrowed<'_, T, C> {}
 impl<T: RefUnwindSafe, C: Count> RefUnwindSafe for Borrowed<'_, T, C> {}
 
 impl<'g, T, C: Count> Borrowed<'g, T, C> {
-    /// Takes a reference, which outlives the section. Costs what a `try_get` of the count costs.
+    /// Acquires a reference, which outlives the section. Costs what a `try_get` of the count costs.
     ///
     /// # Errors
     ///
@@ -287,8 +287,8 @@ impl<'g, T, C: Count> Borrowed<'g, T, C> {
         unsafe { Ref::got(this.shared, C::try_get) }
     }
 
-    /// Takes a reference, if the object has not been killed. Only `PercpuRef` remembers that it was
-    /// killed; with the other counts this is [`try_get`](Self::try_get).
+    /// Acquires a reference, if the object has not been killed. Only `PercpuRef` remembers that it
+    /// was killed; with the other counts this is [`try_get`](Self::try_get).
     ///
     /// # Errors
     ///

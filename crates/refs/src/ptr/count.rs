@@ -29,15 +29,15 @@ pub trait Count: sealed::Sealed + Send + Sync + Sized + 'static {
     /// There is no memory for the count.
     fn try_one() -> Result<Self, NoMemory>;
 
-    /// Takes a reference, for a caller that holds one. Cannot fail.
+    /// Acquires a reference, for a caller that holds one. Cannot fail.
     fn get(&self);
 
-    /// Takes a reference, unless the object is dead. The caller makes sure that the count's memory
-    /// is there.
+    /// Acquires a reference, unless the object is dead. The caller makes sure that the count's
+    /// memory is there.
     #[must_use]
     fn try_get(&self) -> bool;
 
-    /// Takes a reference, unless the object is dead or was killed. Only [`PercpuRef`] remembers
+    /// Acquires a reference, unless the object is dead or was killed. Only [`PercpuRef`] remembers
     /// that it was killed; with the others this is [`try_get`](Self::try_get).
     #[must_use]
     fn try_get_live(&self) -> bool {

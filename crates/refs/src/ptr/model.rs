@@ -44,7 +44,7 @@ impl Drop for Value {
     }
 }
 
-/// Finds the object, reads it, and takes a reference if it can.
+/// Finds the object, reads it, and acquires a reference if it can.
 fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
     rcu::read(|guard| {
         let found = cell.load(guard)?;
@@ -55,8 +55,8 @@ fn read<C: Count>(cell: &RcuCell<Value, C>) -> Option<Ref<Value, C>> {
     })
 }
 
-/// Readers against the last put: a reader finds the object while a writer takes it out and kills
-/// it. The reader reads it until its section ends, and beyond if it got a reference; the object is
+/// Readers against the last put: a reader finds the object while a writer removes it and kills it.
+/// The reader reads it until its section ends, and beyond if it got a reference; the object is
 /// released once.
 fn reader_against_store<C: Count>() {
     check(None, || {
@@ -117,7 +117,7 @@ fn store_against_store<C: Count>() {
     });
 }
 
-/// Get against store: a thread takes a reference while a writer replaces the object. The cell is
+/// Get against store: a thread acquires a reference while a writer replaces the object. The cell is
 /// never empty, so there is a reference, to either object; after the store it is to the new one.
 fn get_against_store<C: Count>() {
     check(Some(3), || {
@@ -173,8 +173,8 @@ fn rcuref_get_mut_against_put() {
 }
 
 /// Exchange against a reader: a reader finds the object, or the one that a writer exchanges it for
-/// and then takes out. It reads either until its section ends, and beyond with a reference. A
-/// second exchange of the first object fails.
+/// and then removes. It reads either until its section ends, and beyond with a reference. A second
+/// exchange of the first object fails.
 fn compare_exchange_against_reader<C: Count>() {
     check(Some(3), || {
         let drops = Arc::new(AtomicU32::new(0));

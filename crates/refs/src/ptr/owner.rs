@@ -124,7 +124,7 @@ impl<T: ?Sized, C: Count> Owner<T, C> {
         ManuallyDrop::new(this).shared
     }
 
-    /// Takes a reference. It cannot fail: an object that has an owner is alive.
+    /// Acquires a reference. It cannot fail: an object that has an owner is alive.
     #[inline]
     pub fn get(this: &Self) -> Ref<T, C> {
         // SAFETY: the owner keeps it.
@@ -150,7 +150,7 @@ impl<T: ?Sized, C: Count> Owner<T, C> {
 impl<T, C: Count> Owner<T, C> {
     /// Kills the object, and returns the value if the owner's reference was the last. A release
     /// callback is then dropped, and not called. Otherwise the last [`Ref`] releases the object, or
-    /// takes the value out: [`Ref::into_inner`].
+    /// moves the value out: [`Ref::into_inner`].
     ///
     /// `None`, and the object is released as ever, also if it was ever in an
     /// [`RcuCell`](crate::RcuCell): readers may still be reading the value.

@@ -53,8 +53,8 @@ impl<T: ?Sized, C: Count> Ref<T, C> {
         Self { shared, _owns: PhantomData }
     }
 
-    /// Takes another reference, if the object has not been killed: for new work, where `clone` is
-    /// for work under way. Only `PercpuRef` remembers that it was killed; with the other counts
+    /// Acquires another reference, if the object has not been killed: for new work, where `clone`
+    /// is for work under way. Only `PercpuRef` remembers that it was killed; with the other counts
     /// this cannot fail.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl<T: ?Sized> Ref<T, PercpuRef> {
         unsafe { &(*this.shared.as_ptr()).head.count }.is_dying()
     }
 
-    /// Takes a killed object back to life, with a new owner.
+    /// Revives a killed object, with a new owner.
     ///
     /// # Errors
     ///

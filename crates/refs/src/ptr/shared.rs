@@ -118,7 +118,7 @@ impl<T, C: Count> Shared<T, C> {
         before
     }
 
-    /// Takes the note back: no reader could find the object.
+    /// Removes the note: no reader could find the object.
     ///
     /// # Safety
     ///
@@ -247,7 +247,7 @@ impl<T: ?Sized, C: Count> Shared<T, C> {
     ///
     /// # Safety
     ///
-    /// The caller has a reference, and takes no other one while it uses the value.
+    /// The caller has a reference, and acquires no other one while it uses the value.
     pub(super) unsafe fn alone<'a>(this: NonNull<Self>, is_one: impl FnOnce(&C) -> bool) -> Option<&'a mut T> {
         // SAFETY: the caller's reference keeps it.
         let head = unsafe { &(*this.as_ptr()).head };

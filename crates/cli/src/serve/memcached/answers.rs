@@ -60,7 +60,7 @@ impl<P: Clone> Answers<P> {
         self.bytes >= MOST
     }
 
-    /// Takes the next part off, and returns whether others follow.
+    /// Removes the next part, and returns whether others follow.
     pub(super) fn next(&mut self) -> Option<(Output<P>, bool)> {
         let output = self.outputs.pop_front()?;
         let more = !self.outputs.is_empty();

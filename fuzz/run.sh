@@ -3,7 +3,7 @@
 # default.
 #
 # Needs a nightly toolchain and a C++ compiler, and no `cargo fuzz`: the flags below are those that it sets. New inputs go to
-# target/fuzz/corpus/TARGET, and an input that fails to target/fuzz/artifacts/TARGET. README.md says what to do with it.
+# target/fuzz/corpus/TARGET, and an input that fails to target/fuzz/artifacts/TARGET. README.md states what to do with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 seconds=${1:-600}

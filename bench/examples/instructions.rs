@@ -53,7 +53,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_nanos() as f64, done)
 }
 
-/// Looks at 16 bytes of each frame, which the application then gets and drops.
+/// Reads 16 bytes of each frame, which the application then gets and drops.
 struct Look(u64);
 
 impl Handler<PeerShared> for Look {

@@ -3,11 +3,11 @@
 //!
 //!     cargo run --release -p netmem-bench --example xdp_flood -- IFACE DESTINATION
 //!
-//! The kernel runs an XDP program over a frame and does what the program says: `BPF_PROG_TEST_RUN`
-//! with live frames. The program is two instructions and says `XDP_TX`, so each frame leaves by the
-//! interface as if the interface had received it. No system call and no socket buffer is made for a
-//! frame, and a CPU sends several times as many as by a socket. The other end of the pair receives
-//! them on the same CPU, in the same system call.
+//! The kernel runs an XDP program over a frame and obeys the verdict of the program:
+//! `BPF_PROG_TEST_RUN` with live frames. The program is two instructions and returns `XDP_TX`, so
+//! each frame leaves by the interface as if the interface had received it. No system call and no
+//! socket buffer is made for a frame, and a CPU sends several times as many as by a socket. The
+//! other end of the pair receives them on the same CPU, in the same system call.
 
 use std::ffi::CString;
 use std::io;

@@ -155,7 +155,7 @@ stop() {
 
 # ---- the two sides
 
-# dpdk_system: makes the program in port/dpdk.c for the system's DPDK, and adds its version to DPDK; or says why its rows will be missing.
+# dpdk_system: makes the program in port/dpdk.c for the system's DPDK, and adds its version to DPDK; or reports why its rows will be missing.
 DPDK=()
 dpdk_system() {
     local said flags
@@ -310,7 +310,7 @@ known_sets() {
 
 # compare DEVICE VARIANT...: for each of SETS, RUNS times, the variants take turns. Each has a device of its own, which the
 # function DEVICE starts: DEVICE NAME SOCKET. A variant is netmem, netmem_drop, or a version of DPDK, `_unread` without reading.
-# SUFFIX tells these rows from those of another call.
+# SUFFIX distinguishes these rows from those of another call.
 compare() {
     local device=$1 set variant name run names
     shift

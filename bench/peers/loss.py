@@ -97,7 +97,7 @@ class Netmem:
     def __init__(self, *args):
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.process = subprocess.Popen([NETMEM, *args], **pipes)
-        # Until then, it looks for its taps in this namespace.
+        # Until then, it searches for its taps in this namespace.
         deadline = time.monotonic() + 20
         while not all(pathlib.Path("/sys/class/net", arg[4:]).exists() for arg in args if arg.startswith("tap:")):
             assert time.monotonic() < deadline, "no tap appears"

@@ -34,7 +34,7 @@ pub(crate) enum Job {
     Drop,
     /// It is sent back, its Ethernet addresses exchanged.
     Echo,
-    /// It goes to a second thread, which reads 16 bytes of it and gives its frame back.
+    /// It goes to a second thread, which reads 16 bytes of it and returns its frame.
     Thread,
 }
 

@@ -142,7 +142,7 @@ impl Running {
         }
     }
 
-    /// Tells the program to end, and returns why it ended.
+    /// Asks the program to end, and returns why it ended.
     fn complaint(&mut self) -> String {
         self.end();
         let mut said = Vec::new();

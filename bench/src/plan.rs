@@ -6,7 +6,7 @@ use netmem_measure::arguments::BadArgument;
 use netmem_measure::cpus;
 use std::time::Duration;
 
-/// The time of all runs if the user gives no number of runs.
+/// The time of all runs if the user sets no number of runs.
 const BUDGET: Duration = Duration::from_secs(27);
 
 /// A suite.

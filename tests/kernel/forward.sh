@@ -48,7 +48,7 @@ device() {
     ip -n "$ns" link set "nmf$1" mtu "$MTU" up
 }
 
-# end NAME: tells a process to end, and waits for it.
+# end NAME: asks a process to end, and waits for it.
 end() {
     kill -TERM "${PID[$1]}" 2> /dev/null || true
     wait "${PID[$1]}" 2> /dev/null || true

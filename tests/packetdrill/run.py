@@ -158,7 +158,7 @@ def run(script, version, net, so, tools):
             # The size of the segments that a large one was merged from is an option of packetdrill, and not in the packet.
             if line.startswith("--mss="):
                 (Path(settings) / "segment").write_text(line.split("=")[1])
-            # packetdrill tells the MTU to the link that it makes, and here it makes none.
+            # packetdrill sets the MTU of the link that it makes, and here it makes none.
             if line.startswith("--mtu="):
                 options.append(line.strip())
         for option in options:

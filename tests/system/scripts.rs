@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::PoisonError;
 
-/// Runs a script of the tree, which exits with 0 if it passed or if its output says `skipped:`.
+/// Runs a script of the tree, which exits with 0 if it passed or if its output has `skipped:`.
 #[track_caller]
 fn script(path: &str, args: &[&str]) {
     script_of(&netmem(), path, args);
@@ -172,7 +172,7 @@ mod peers {
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
     /// packetdrill's scripts for TCP: 60 of the 74 standard ones pass, and this project's own. For
-    /// each other one, tests/packetdrill/expected.txt says why it fails or is not run. The test
+    /// each other one, tests/packetdrill/expected.txt states why it fails or is not run. The test
     /// fails if that file is wrong. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {
@@ -249,7 +249,7 @@ mod peers {
 
     /// The test programs of device memory in a guest whose kernel makes real dma-bufs, by
     /// `/dev/udmabuf` and by the system heap: datagrams, and TCP streams from and to the guest's
-    /// kernel. The side that looks at the bytes maps them itself, and calls `DMA_BUF_IOCTL_SYNC`.
+    /// kernel. The side that reads the bytes maps them itself, and calls `DMA_BUF_IOCTL_SYNC`.
     /// Proves MEM-1 and MEM-9.
     #[test]
     fn device_memory_of_real_dma_bufs() {

@@ -67,7 +67,7 @@ fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a s
     text.split(before).skip(1).filter_map(|rest| rest.strip_prefix('"')?.split(['"', ' ']).next())
 }
 
-/// Programs that a test starts, and programs that it looks for.
+/// Programs that a test starts, and programs that it searches for.
 fn programs(files: &BTreeSet<PathBuf>) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut started, mut looked_for) = (BTreeSet::new(), BTreeSet::new());
     for file in files {

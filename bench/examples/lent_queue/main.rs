@@ -1,6 +1,6 @@
 //! Two ways for a page to return from a borrower. With the return hook, the borrower drops the
 //! page. With a queue, the borrower only shows that it is done: the page waits in the queue, and
-//! the owner looks at the queue's head. The tables in `docs/notes/lent-pages.md` are the output of
+//! the owner examines the queue's head. The tables in `docs/notes/lent-pages.md` are the output of
 //! this program:
 //!
 //! ```text

@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   lend ──► [ page, busy? ][ page, busy? ][ page, busy? ] ──► take, while the head is not busy
-//!            newest                         the head           busy: nothing, or given up after so many looks
+//!            newest                         the head           busy: nothing, or given up after so many polls
 //! ```
 //!
-//! The queue calls two functions of the user, which may panic: `busy`, which says whether the
+//! The queue calls two functions of the user, which may panic: `busy`, which returns whether the
 //! borrower still uses the page, and `to`, the receiver of pages that are given up. A page is in
 //! the queue until `busy` has returned false or `to` has taken the page. A panic before that leaves
 //! the page where it was. So no panic loses a page, and no panic returns a page that is still lent.
@@ -17,16 +17,16 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::{fmt, thread};
 
-/// Receives pages that a queue gives up.
+/// Receives pages that a queue hands over.
 type Receiver<M> = dyn FnMut(BusyPage<'_, M>) + Send;
 
 /// What a [`LentQueue`] does with a head that stays busy.
 pub(crate) enum BusyHead<M: Memory> {
     /// The queue waits for the head, and therefore for every page behind it.
     Keep,
-    /// The queue gives the head up after it was found busy this many times in succession.
+    /// The queue hands the head over after it was found busy this many times in succession.
     Release {
-        /// The number of looks, at least 1. The last of them gives the head up.
+        /// The number of polls, at least 1. After the last of them the head is handed over.
         after: u32,
         /// Receives the page, which the borrower still uses: to leave it to the borrower for good,
         /// or to [quarantine](netmem_pool::PagePool::quarantine) it.
@@ -43,12 +43,12 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
     }
 }
 
-/// A page that a [`LentQueue`] gives up while its borrower still uses it, offered to the receiver
+/// A page that a [`LentQueue`] hands over while its borrower still uses it, offered to the receiver
 /// of [`BusyHead::Release`].
 ///
 /// The receiver claims it with [`into_page`](Self::into_page). Dropping the offer declines it, also
-/// in a panic: the page is the queue's head again, and looks are counted from 0. If the queue is
-/// being dropped, a declined page is leaked and never returned.
+/// in a panic: the page is the queue's head again, and its polls are counted from 0. If the queue
+/// is being dropped, a declined page is leaked and never returned.
 pub(crate) struct BusyPage<'q, M: Memory>(&'q mut Option<Page<M>>);
 
 impl<M: Memory> BusyPage<'_, M> {
@@ -74,7 +74,7 @@ pub(crate) struct LentStats {
     pub(crate) lent: u64,
     /// Taken out, no longer busy.
     pub(crate) taken: u64,
-    /// Looks that found the head busy.
+    /// Polls that found the head busy.
     pub(crate) busy: u64,
     /// Given up.
     pub(crate) released: u64,
@@ -87,7 +87,7 @@ pub(crate) struct LentStats {
 ///
 /// Normally a page returns when it is dropped, and that needs code that drops it. For a borrower
 /// without such code, the pool's owner keeps the page here, together with a closure `busy`, which
-/// says whether the borrower still uses the page. When the owner needs a page, it looks at the
+/// returns whether the borrower still uses the page. When the owner needs a page, it examines the
 /// oldest one. Cost: a pop and a push of a bounded queue and one call of `busy` for each page; no
 /// atomic operation but those in `busy`. `docs/notes/lent-pages.md` compares this with the normal
 /// return.
@@ -131,7 +131,7 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
         Ok(())
     }
 
-    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Looks at the
+    /// The oldest page, if its borrower is done: to be used again, or to be dropped. Examines the
     /// head only. The next page is looked at only if the head is given up.
     ///
     /// A panic of `busy`, or of the receiver of a head that is given up, is propagated. It leaves

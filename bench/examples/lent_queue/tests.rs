@@ -108,7 +108,7 @@ fn the_bound() {
     close_balanced(pool, &domain);
 }
 
-/// With [`BusyHead::Release`], a busy head is given up at exactly the look that the policy says.
+/// With [`BusyHead::Release`], a busy head is given up at exactly the poll that the policy names.
 /// The pages behind it are then looked at.
 #[test]
 fn a_head_that_is_released() {
@@ -129,10 +129,11 @@ fn a_head_that_is_released() {
     flags[2].set(false);
     assert!(waiting.take().is_none() && waiting.take().is_none());
     assert!(given_up.lock().unwrap().is_empty());
-    // The third look gives the head up. It also counts as the first look at the next page.
+    // After the third poll the head is handed over. It also counts as the first poll of the next
+    // page.
     assert!(waiting.take().is_none() && waiting.take().is_none());
     assert_eq!(given_up.lock().unwrap().len(), 1);
-    // Looks at a head that was done in time do not count for the next head.
+    // Polls of a head that was done in time do not count for the next head.
     flags[1].set(false);
     assert_eq!([waiting.take(), waiting.take()].map(|p| p.unwrap().index()), indices[1..3]);
     assert!(waiting.take().is_none() && waiting.take().is_none());
@@ -236,7 +237,7 @@ fn a_receiver_that_panics() {
     assert!(queue.take().is_none());
     panics_with("before it was taken", || drop(queue.take()));
     assert!(pool.alloc().is_none(), "a lent page was handed out");
-    // Looks count from 0 again. The receiver declines the page, which stays the head.
+    // Polls count from 0 again. The receiver declines the page, which stays the head.
     assert!(queue.take().is_none() && queue.take().is_none());
     assert_eq!((queue.len(), queue.stats().released, pool.stats().inflight()), (2, 0, 2));
     assert!(queue.take().is_none());
@@ -250,8 +251,8 @@ fn a_receiver_that_panics() {
     close_balanced(pool, &domain);
 }
 
-/// A queue that is dropped looks at every page, even if closures panic. No lent page is
-/// returned, a page whose closure panics counts as lent, and the first panic is propagated.
+/// A queue that is dropped examines every page, even if closures panic. No lent page is returned, a
+/// page whose closure panics counts as lent, and the first panic is propagated.
 #[test]
 fn panics_while_a_queue_goes() {
     for release in [false, true] {
@@ -287,8 +288,8 @@ fn panics_while_a_queue_goes() {
     }
 }
 
-/// A queue that is dropped because of a panic looks at every page, too. Another panic
-/// meanwhile does not end the process.
+/// A queue that is dropped because of a panic examines every page, too. Another panic meanwhile
+/// does not end the process.
 #[test]
 fn a_queue_that_unwinds() {
     let (mut pool, _domain) = pool(PoolOptions::new("unwinds"), 4);

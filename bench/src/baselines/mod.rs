@@ -19,15 +19,15 @@ pub mod tokens;
 pub use floor::{FloorPage, Forward, SpscPool, SpscReturner};
 pub use locked::{LockedPage, LockedPool};
 
-/// Source text in C of a program that measures DPDK's mempools and mbufs on request. The text says
-/// how to use it.
+/// Source text in C of a program that measures DPDK's mempools and mbufs on request. The text
+/// states how to use it.
 ///
 /// Build it on the machine that runs it: with `-O3 -march=native` and the output of
 /// `pkg-config --cflags --libs libdpdk`.
 pub const DPDK_POOL: &str = include_str!("../../peers/pool/dpdk.c");
 
 /// Source text in C of a program that measures an add in a restartable sequence without a gate. The
-/// text says how to use it.
+/// text states how to use it.
 ///
 /// Build it on the machine that runs it, with `-O3 -march=native`. Needs x86-64 and glibc 2.35.
 pub const C_SEQUENCE: &str = include_str!("../../peers/refs/sequence.c");

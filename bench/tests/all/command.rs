@@ -28,7 +28,7 @@ pub(crate) fn figures(row: &Value) -> [f64; 3] {
     ["median", "min", "max"].map(|key| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}")))
 }
 
-/// Every goal has the verdict that its value says. How many goals have a value.
+/// Every goal has the verdict that follows from its value. How many goals have a value.
 #[track_caller]
 pub(crate) fn verdicts(report: &Value) -> usize {
     let goals = report["goals"].as_array().unwrap();
@@ -56,7 +56,7 @@ pub(crate) fn has_rings(features: &Value) -> bool {
     features.as_array().is_some_and(|names| names.iter().any(|name| name == "VIRTIO_F_VERSION_1"))
 }
 
-/// The report of a suite, which is as the schema says.
+/// The report of a suite, which fits the schema.
 #[track_caller]
 pub(crate) fn report(args: &[&str]) -> Value {
     let report: Value = serde_json::from_str(&short(&[args, &["--json"]].concat())).unwrap();

@@ -52,7 +52,7 @@ fn a_table_and_a_page_that_loads_nothing() {
     assert!(page.matches("<svg").count() >= 8, "charts");
     assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem-bench {suite}"))));
     well_formed(&page);
-    // Narrow screens: the page says that it fits, charts are no wider than 400 pixels, and wide
+    // Narrow screens: the page declares that it fits, charts are no wider than 400 pixels, and wide
     // tables scroll by themselves.
     assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"));
     for svg in page.split("<svg ").skip(1) {
@@ -227,14 +227,14 @@ fn check_fails_for_missed_targets_alone() {
     assert!(out.contains("skipped 1 thread: percpuref / c_sequence <= 1.15: c_sequence: "), "{out}");
     assert!(out.contains("rows skipped: 1"), "{out}");
     assert_eq!(bench("c_sequence,percpuref", &[]).0, Some(0));
-    // Open or reached: the table says which, and the status does not depend on it.
+    // Open or reached: the table shows which, and the status does not depend on it.
     let (status, err, out) = bench("plain,percpuref", &["--check"]);
     assert!(
         out.contains("\nopen    1 thread: percpuref / plain") || out.contains("\nreached 1 thread: percpuref / plain"),
         "{out}"
     );
     assert_eq!(status, Some(0), "{err}");
-    // Missed or reached: the table says which, and the status is as it says.
+    // Missed or reached: the table shows which, and the status agrees with it.
     let (status, err, out) = bench("percpuref_rotating", &["--check"]);
     let missed = out.contains("\nmissed  1 thread: percpuref_rotating <= 5 ns: ");
     assert!(missed || out.contains("\nreached 1 thread: percpuref_rotating <= 5 ns: "), "{out}");
@@ -306,7 +306,7 @@ fn a_signal_ends_it_with_what_was_measured() {
     assert!(measured > 0);
 }
 
-/// While other programs have the CPUs, the report says so.
+/// While other programs have the CPUs, the report has a warning.
 #[test]
 fn a_report_says_that_other_programs_had_the_cpus() {
     let over = AtomicBool::new(false);

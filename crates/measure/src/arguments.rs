@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// An argument whose syntax is right and whose meaning is not. The text says what was asked for,
+/// An argument whose syntax is right and whose meaning is not. The text names what was asked for,
 /// what was found, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -23,7 +23,7 @@ impl BadArgument {
 ///
 /// # Errors
 ///
-/// The text is no such time; the error says why.
+/// The text is no such time; the error names the reason.
 pub fn duration(s: &str) -> Result<Duration, String> {
     let (number, unit) = match s.find(|c: char| c.is_ascii_alphabetic()) {
         Some(at) => s.split_at(at),

@@ -55,7 +55,7 @@ impl Buddy {
         Some(page)
     }
 
-    /// Gives a block of `1 << order` pages back.
+    /// Returns a block of `1 << order` pages.
     pub(crate) fn give(&mut self, page: u32, order: usize) {
         self.free += 1 << order;
         let (mut page, mut order) = (page, order);

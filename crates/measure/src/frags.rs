@@ -10,7 +10,7 @@
 //!
 //! Linux calls this a page fragment cache (`page_frag_cache`, `skb_page_frag_refill`). The thread
 //! that carves a block acquires all references of the block at once. When the block is used up, the
-//! thread gives back the references that it did not use (`pagecnt_bias`). So an allocation does not
+//! thread returns the references that it did not use (`pagecnt_bias`). So an allocation does not
 //! change the count. If all buffers of the block have been given back by then, the block is used
 //! again. A block is mapped for the device as a whole, once for all its buffers. Each thread has a
 //! cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
@@ -34,7 +34,7 @@ const BUFFERS: u32 = 1 << ORDER;
 const ALL: u32 = BUFFERS + 1;
 /// Blocks that move between a cache and the buddy allocator at a time.
 const BATCH: usize = 4;
-/// Blocks that a cache holds before it gives some back.
+/// Blocks that a cache holds before it returns some.
 const HIGH: usize = 4 * BATCH;
 
 type M = PeerShared;
@@ -148,7 +148,7 @@ impl Cache {
         Some(())
     }
 
-    /// Gives a buffer of this block back.
+    /// Returns a buffer of this block.
     #[inline]
     fn give(&mut self, zone: &Zone, block: u32) {
         if zone.put(block, 1) {
@@ -170,7 +170,7 @@ impl Cache {
         self.free.push(block * BUFFERS);
     }
 
-    /// Gives the `n` coldest blocks back.
+    /// Returns the `n` coldest blocks.
     fn flush(&mut self, zone: &Zone, n: usize) {
         zone.with(|buddy| self.free.drain(..n).for_each(|first| buddy.give(first, ORDER)));
     }
@@ -216,8 +216,8 @@ impl ThreadCache for Cache {
 
 impl PageFrags {
     /// An allocator for the pages of `region`. Pages at the end that do not fill a block are not
-    /// used. `maps` says whether blocks are mapped for a device; for AF_XDP, the kernel maps all
-    /// memory once.
+    /// used. `maps`: whether blocks are mapped for a device; for AF_XDP, the kernel maps all memory
+    /// once.
     #[must_use]
     pub fn new(region: Region<M>, maps: bool) -> Arc<Self> {
         let region = Arc::new(region);
@@ -240,7 +240,7 @@ impl PageFrags {
     }
 
     /// Buffers that are in use, if no other live thread carves a block. Ends the carving of this
-    /// thread's block. Looks at all blocks.
+    /// thread's block. Reads the counts of all blocks.
     #[must_use]
     pub fn out(&self) -> u64 {
         Cache::with(&self.zone, |cache| cache.end(&self.zone));

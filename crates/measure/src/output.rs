@@ -113,7 +113,7 @@ const LINES: u32 = 100;
 /// Standard error, for lines that other processes can cause. A reader that has stopped reading
 /// cannot make this process wait, and a peer that repeats a fault in a loop cannot fill a disk. A
 /// line that cannot be written at once is dropped. Lines beyond 100 a second are dropped too. The
-/// next line says how many were dropped.
+/// next line reports how many were dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Log;
 

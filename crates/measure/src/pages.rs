@@ -20,7 +20,7 @@ use std::thread::LocalKey;
 /// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger
 /// machine.
 const BATCH: usize = 63;
-/// Pages that a cache holds before it gives some back.
+/// Pages that a cache holds before it returns some.
 const HIGH: usize = 4 * BATCH;
 
 type M = PeerShared;
@@ -107,7 +107,7 @@ impl Cache {
         self.pages.push(page);
     }
 
-    /// Gives the `n` coldest pages back.
+    /// Returns the `n` coldest pages.
     #[inline(never)]
     fn flush(&mut self, zone: &Zone, n: usize) {
         zone.with(|shared| {

@@ -25,7 +25,7 @@ pub struct Done {
     pub elapsed_s: f64,
     /// The CPUs that threads were moved to.
     pub cpus: BTreeSet<usize>,
-    /// Which programs used the CPUs meanwhile, if the kernel says so.
+    /// Which programs used the CPUs meanwhile, if the kernel reports that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<CpuTime>,
 }

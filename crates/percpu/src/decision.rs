@@ -192,7 +192,7 @@ mod tests {
 
     const ALL: Facts = Facts { written: true, pinned: true, area: Some((0x920, 20)), filled: 28, membarrier: true };
 
-    /// Proves REF-7: whatever is missing, there is a mode, and it says why.
+    /// Proves REF-7: whatever is missing, there is a mode, and it has the reason.
     #[test]
     fn every_machine_has_a_mode() {
         assert_eq!(ALL.mode(), Mode::Rseq(Index::MmCid));

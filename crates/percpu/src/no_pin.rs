@@ -4,7 +4,7 @@
 use crate::mode::Index;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// Where a thread's area is, in bytes from the thread pointer, in a process that tells CPUs apart
+/// Where a thread's area is, in bytes from the thread pointer, in a process that distinguishes CPUs
 /// by that index. 0 in others. Written once, before the first gate is made.
 static MM_CID: AtomicIsize = AtomicIsize::new(0);
 static CPU_ID: AtomicIsize = AtomicIsize::new(0);

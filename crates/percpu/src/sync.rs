@@ -13,9 +13,9 @@ pub(crate) use std::sync::{
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Tells the thread sanitizer, which sees neither assembly nor membarrier, which thread comes after
-/// which: all that happened before [`handover::release`] of an address happened before a later
-/// [`handover::acquire`] of it.
+/// Declares to the thread sanitizer, which sees neither assembly nor membarrier, which thread comes
+/// after which: all that happened before [`handover::release`] of an address happened before a
+/// later [`handover::acquire`] of it.
 pub(crate) mod handover {
     #[cfg(tsan)]
     unsafe extern "C" {

@@ -283,7 +283,7 @@ impl<M: Memory> Region<M> {
     /// The number of accesses that found a page of the memory gone: another process that has the
     /// file has truncated it, or punched a hole into it that cannot be filled. 0 without the
     /// [handler](crate::sigbus) of SIGBUS, for memory without a file, and for memory that was
-    /// provided as a range of this process. Looks through the list of all mappings.
+    /// provided as a range of this process. Searches the list of all mappings.
     #[must_use]
     pub fn lost(&self) -> u64 {
         sigbus::lost_at(self.addr())

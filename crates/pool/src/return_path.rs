@@ -30,7 +30,7 @@ impl ReturnPath {
         Self { stack: ReturnStack::new(), record, waiters: OnceLock::new() }
     }
 
-    /// Tells a loom model that this thread touches the pool.
+    /// Reports to a loom model that this thread touches the pool.
     #[inline(always)]
     pub(crate) fn touch(this: *const Self) {
         // SAFETY: the pool is alive, or else loom reports it.

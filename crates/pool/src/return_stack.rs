@@ -48,7 +48,7 @@ impl ReturnStack {
         }
     }
 
-    /// Tells a loom model that this thread touches the pool.
+    /// Reports to a loom model that this thread touches the pool.
     #[inline(always)]
     pub(crate) fn touch(_this: *const Self) {
         #[cfg(loom)]
@@ -59,7 +59,7 @@ impl ReturnStack {
         }
     }
 
-    /// Tells a loom model that the pool is freed.
+    /// Reports to a loom model that the pool is freed.
     #[cfg(all(loom, test))]
     pub(crate) fn freed(&self) {
         self.alive.with_mut(|_| ());

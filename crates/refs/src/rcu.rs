@@ -279,7 +279,7 @@ pub fn stalled() -> Option<Duration> {
     }
 }
 
-/// Says how long a reader may be in its section before that is reported: one second if this is not
+/// Sets how long a reader may be in its section before that is reported: one second if this is not
 /// called, for the whole process.
 ///
 /// The report is one warning of `tracing` in a process, with the age. It is made by a thread that

@@ -28,7 +28,7 @@ fn frames_of(row: &str, size: usize) -> Option<u64> {
     Some(asked.unwrap_or((20_000_000 * 64 / size.max(64) as u64).max(200_000)))
 }
 
-/// Posts all that the device gave back again, after a `look` at each; says how many there were.
+/// Posts all that the device gave back again, after a `look` at each. Returns how many there were.
 fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
     let (from, to) = (r.used, r.ring.used_idx());
     while r.used != to {

@@ -23,7 +23,7 @@ use std::time::Instant;
 /// Packets that are sent at a time.
 const BATCH: usize = 64;
 
-/// Looks at 16 bytes of each frame, then drops it (`PASS`: after the application got it).
+/// Reads 16 bytes of each frame, then drops it (`PASS`: after the application got it).
 struct Look<const PASS: bool>(u64);
 
 impl<const PASS: bool> Handler<PeerShared> for Look<PASS> {

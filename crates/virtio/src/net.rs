@@ -166,7 +166,7 @@ impl VnetHdr {
             return true;
         }
         // `hdr_len` is a hint. The Ethernet header is in no segment's payload, whatever the hint
-        // says.
+        // is.
         let segments = len.saturating_sub(14).checked_div(self.gso_size.into());
         usize::from(self.hdr_len) <= len && segments.is_some_and(|n| n <= MAX_SEGMENTS)
     }

@@ -29,13 +29,13 @@ pub trait Tokens {
 
 /// The receive side of a socket.
 pub trait Receive: Send {
-    /// Delivers fragments, and tells the token of each.
+    /// Delivers fragments, and stores the token of each.
     fn receive(&mut self, fragments: &[Fragment], tokens: &mut [u32]);
 }
 
 /// The side that returns tokens, on any thread.
 pub trait Return: Clone + Send + Sync {
-    /// Gives tokens back. Returns how many fragments were freed.
+    /// Returns tokens. The result is how many fragments were freed.
     fn return_tokens(&self, ranges: &[TokenRange]) -> usize;
 }
 

@@ -40,7 +40,7 @@ impl<P: Pages> Shared<P> {
     }
 }
 
-/// A handle of a socket. `EACH` says whether it locks for each fragment.
+/// A handle of a socket. `EACH`: whether it locks for each fragment.
 pub struct Locked<const EACH: bool, P = Arc<Niovs>>(Arc<Shared<P>>);
 
 impl<const EACH: bool, P: Pages> Locked<EACH, P> {

@@ -42,7 +42,7 @@ pub(super) fn wait(done: impl Fn() -> bool, what: &'static str) -> Result<(), Be
     Ok(())
 }
 
-/// Passes a moment in a spin. Once in a while, the thread gives its CPU to another one, which may
+/// Passes a moment in a spin. Once in a while, the thread yields its CPU to another one, which may
 /// be the thread that is waited for.
 pub(super) fn pause(idle: &mut u32) {
     *idle += 1;
@@ -108,7 +108,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Gives the device a turn, and waits for its end.
+    /// Lets the device run once, and waits for its end.
     pub(super) fn turn(&self, due: u64) -> Result<(), BenchError> {
         self.due.store(due, Ordering::Relaxed);
         self.device.store(true, Ordering::Release);
@@ -151,7 +151,7 @@ pub(super) fn bind<C: BindingCount>(memory: &Memory, order: u8) -> Result<Bindin
 }
 
 impl<C: BindingCount> Lane<C> {
-    /// Connects a lane. `device` gives the device a turn.
+    /// Connects a lane. `device` lets the device run once.
     pub(super) fn new(
         binding: &Binding<C>,
         shape: Shape,

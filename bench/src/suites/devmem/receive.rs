@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const BUDGET: usize = 64;
 /// Nanoseconds to wait for datagrams that do not come.
 const PATIENCE: u64 = 20_000_000_000;
-/// Looks that find nothing before the missing datagrams are counted as lost.
+/// Polls that find nothing before the missing datagrams are counted as lost.
 const IDLE: u32 = 256;
 
 /// A flow on the application's side.

@@ -13,7 +13,7 @@ pub(super) trait Way<C: BindingCount>: Send {
     /// Receives up to 16 datagrams, and appends their tokens. Returns how many there were.
     fn receive(&mut self, held: &mut Vec<TokenRange>) -> usize;
 
-    /// Gives up to 128 tokens back. Returns how many fragments were freed.
+    /// Returns up to 128 tokens. The result is how many fragments were freed.
     fn return_tokens(&self, tokens: &[TokenRange]) -> usize;
 
     fn socket(&self) -> &Socket<C>;
@@ -109,9 +109,9 @@ pub(super) trait StreamWay<C: BindingCount> {
     fn receive(&mut self, stream: &mut DeviceStream<C>, f: impl FnMut(u64, TokenRange)) -> usize;
 }
 
-/// Gives tokens back.
+/// Returns tokens.
 pub(super) trait StreamBack: Send {
-    /// Gives up to 128 tokens back. Returns how many fragments were freed.
+    /// Returns up to 128 tokens. The result is how many fragments were freed.
     fn return_tokens(&self, tokens: &[TokenRange]) -> usize;
 }
 

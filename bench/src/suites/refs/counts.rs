@@ -81,7 +81,7 @@ fn apart() {
 /// Each thread has a cache line of its own. The accesses are relaxed atomics, so that the compiler
 /// keeps them: on x86-64 they are `inc` and `dec` of memory.
 ///
-/// With one counter the result says more about the processor than with 64. Some processors pass a
+/// With one counter the result depends more on the processor than with 64. Some processors pass a
 /// stored value to the next load of the same address in a register (about half a nanosecond for the
 /// pair), others through the store buffer (three).
 pub(super) struct Plain(AtomicU64);

@@ -35,8 +35,8 @@ pub(super) trait End {
     /// Receives the bytes that are there. Returns how many, or `None` at the end.
     fn read(&mut self, into: &mut [u8]) -> anyhow::Result<Option<usize>>;
 
-    /// Lets the stack work. `worked` says whether the program has done something since the last
-    /// call. If it has not, the call may sleep, but no longer than [`LOOK`].
+    /// Lets the stack work. `worked`: whether the program has done something since the last call.
+    /// If it has not, the call may sleep, but no longer than [`LOOK`].
     fn turn(&mut self, worked: bool) -> anyhow::Result<()>;
 }
 

@@ -54,7 +54,7 @@ impl Namespace {
         })
     }
 
-    /// Gives an interface its MTU, its address and its offloads, and sets it up.
+    /// Sets an interface's MTU, its address and its offloads, and sets it up.
     fn set_up(&self, interface: &str, address: Ipv4Addr, link: Link) -> Outcome<()> {
         self.ip(&format!("address add {address}/24 dev {interface}"))?;
         self.ip(&format!("link set {interface} mtu {} up", link.mtu))?;

@@ -85,7 +85,7 @@ struct Alone<R, G> {
 }
 
 impl<R: Receive, G: Return> Alone<R, G> {
-    /// Returns how many fragments were freed.
+    /// The result is how many fragments were freed.
     fn run<'a>(&mut self, batches: impl Iterator<Item = &'a [Fragment]>) -> u64 {
         let mut freed = 0;
         for fragments in batches {
@@ -134,8 +134,8 @@ impl<R: Receive> Sender<R> {
     }
 }
 
-/// Gives back the batches from a ring until the sender has ended and the ring is empty. Returns how
-/// many fragments were freed.
+/// Returns the tokens of the batches from a ring until the sender has ended and the ring is empty.
+/// The result is how many fragments were freed.
 fn give_all_back(mut ring: Consumer<Batch>, returner: &impl Return, ended: &AtomicBool) -> u64 {
     let mut freed = 0;
     loop {

@@ -73,7 +73,7 @@ struct Current {
 pub(super) struct Fronts {
     source: Source,
     stats_socket: Option<Socket>,
-    /// Tells of queues that are added to a tap.
+    /// Reports queues that are added to a tap.
     uevents: Option<Uevents>,
     /// Signals that end the program.
     signal: UnixStream,

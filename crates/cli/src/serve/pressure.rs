@@ -39,7 +39,7 @@ pub(super) struct Pressure {
 #[derive(Debug, Default)]
 struct Answerer {
     waker: OnceLock<StackWaker<Mem>>,
-    /// The last round in which all tasks of the stack have looked at their connections.
+    /// The last round in which all tasks of the stack have examined their connections.
     answered: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ impl Pressure {
         self.stacks.iter().all(|stack| stack.answered.load(Ordering::Acquire) >= round)
     }
 
-    /// Says that a connection keeps pages in this round.
+    /// Reports that a connection keeps pages in this round.
     pub(super) fn keep(&self, round: u64) {
         self.kept.fetch_max(round, Ordering::AcqRel);
     }
@@ -104,7 +104,7 @@ impl Member<'_> {
         self.pressure.round()
     }
 
-    /// All tasks have looked at their connections since this round began.
+    /// All tasks have examined their connections since this round began.
     pub(super) fn answer(&self, round: u64) {
         let answered = &self.pressure.stacks[self.n].answered;
         if answered.load(Ordering::Relaxed) != round {
@@ -134,15 +134,15 @@ pub(super) enum Kept {
 /// nothing before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
-    /// When it was looked at, and the number of segments that will be delivered when all that was
+    /// When it was examined, and the number of segments that will be delivered when all that was
     /// kept then is gone.
     sent: Option<(Time, u32)>,
-    /// When a value that is received in part was looked at.
+    /// When a value that is received in part was examined.
     value: Option<Time>,
 }
 
 impl Progress {
-    /// Looks at what was sent: `delivered` segments are acknowledged since the connection began,
+    /// Examines what was sent: `delivered` segments are acknowledged since the connection began,
     /// and `out` are not.
     pub(super) fn sent(&mut self, now: Time, delivered: u32, out: u32) -> Kept {
         if out == 0 {
@@ -159,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// Looks at a value, of which a part was received.
+    /// Examines a value, of which a part was received.
     pub(super) fn value(&mut self, now: Time) -> Kept {
         Self::kept(*self.value.get_or_insert(now), now)
     }

@@ -41,7 +41,7 @@ fn balances(report: &Value) {
 }
 
 /// A driver that sleeps is woken for packets at a fixed rate, whichever way it asks for signals,
-/// and the report says how often.
+/// and the report has how often.
 #[test]
 fn a_driver_that_sleeps() {
     let report = json(&run(&["--spin", "20", "--rate", "500", "--duration", "0.2", "--json"]));
@@ -546,7 +546,7 @@ fn taps_come_and_go() {
     }
     fails(&["--port", &port, "--duration", "1"], 1, &[&name, "taken"]);
     let sent = || std::fs::read_to_string(interface.join("statistics/tx_packets")).unwrap_or_default();
-    // IPv6 says hello on every new link.
+    // The kernel's IPv6 sends packets on every new link.
     std::thread::sleep(Duration::from_millis(1500));
     let sent: u64 = sent().trim().parse().unwrap();
     perf.signal(Signal::INT);

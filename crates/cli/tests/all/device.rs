@@ -222,9 +222,9 @@ fn descriptors_can_be_inherited() {
     fails(&["device", "--fd", "777", "--port", "sink"], 1, &["--fd 777", "no such descriptor"]);
 }
 
-/// Both processes of a multi-queue tap are told that they share it: also the first one, if it looks
-/// when each of them has detached the queue of its second pair, which no front end uses. It is
-/// stopped until then.
+/// Both processes of a multi-queue tap are told that they share it: also the first one, if it
+/// checks when each of them has detached the queue of its second pair, which no front end uses. It
+/// is stopped until then.
 #[test]
 fn two_devices_with_one_tap_are_warned() {
     let name = format!("nmd{}", std::process::id() % 100_000_000);

@@ -92,7 +92,7 @@ fn a_link_is_between_two_taps() {
     fails(&[&good[..4], &["reorder=1%"]].concat(), 2, &["needs a delay"]);
 }
 
-/// A device says what happened on its link, while it runs and at its end; `perf` does, too.
+/// A device reports what happened on its link, while it runs and at its end; `perf` does, too.
 #[test]
 fn faults_are_reported() {
     let device = Device::start(&["--port", "gen", "--link", "loss=20%,seed=3"]);

@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-/// A client, which says when it is in the middle and waits to be told to go on.
+/// A client, which reports when it is in the middle and waits to be told to go on.
 struct Client {
     process: Child,
     says: BufReader<ChildStdout>,

@@ -29,7 +29,7 @@ fn programs(interface: &str) -> Vec<Attached> {
     Interface::by_name(interface).unwrap().programs
 }
 
-/// Starts a process and waits until it says that it is ready. Before that it warns of what the
+/// Starts a process and waits until it reports that it is ready. Before that it warns of what the
 /// driver is known for.
 #[track_caller]
 fn start(mut command: Command, ready: &str) -> Child {
@@ -39,7 +39,7 @@ fn start(mut command: Command, ready: &str) -> Child {
     child
 }
 
-/// What a process says until it is ready, or has ended.
+/// What a process prints until it is ready, or has ended.
 fn says(child: &mut Child, ready: &str) -> String {
     let mut said = String::new();
     let mut stderr = BufReader::new(child.stderr.as_mut().unwrap());
@@ -364,8 +364,8 @@ fn workers_without_privileges_are_granted_queues() {
 }
 
 /// Proves XSK-4: a process that connects and does not ask, ends at once, or does not bind keeps no
-/// other worker from its queues. When the helper can accept no connection it says so once, and goes
-/// on when it can again.
+/// other worker from its queues. When the helper can accept no connection it reports that once, and
+/// goes on when it can again.
 #[test]
 fn workers_that_do_not_proceed_block_no_other_worker() {
     const LIMIT: Duration = Duration::from_secs(60);
@@ -468,7 +468,8 @@ fn info_lists_interfaces() {
     });
 }
 
-/// `netmem info` says for each step whether this user may do it, and which capability is missing.
+/// `netmem info` reports for each step whether this user may do it, and which capability is
+/// missing.
 #[test]
 fn info_says_what_the_user_may_do() {
     if let Err(why) = installed(&["prlimit", "setpriv"]) {

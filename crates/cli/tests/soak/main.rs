@@ -282,8 +282,8 @@ fn answer(peer: &Peer, message: &Message) -> Option<()> {
     }
 }
 
-/// Negotiates as it should, and then writes anything into the used rings. Says so often that frames
-/// have come.
+/// Negotiates as it should, and then writes anything into the used rings. Reports so often that
+/// frames have come.
 fn lies(peer: &Peer, rng: &mut Rng, lies: u32) -> Option<()> {
     let (mut memory, mut used, mut calls) = (Vec::new(), Vec::new(), Vec::<OwnedFd>::new());
     loop {
@@ -467,7 +467,7 @@ fn hostile_front_ends_leave_the_device_as_it_was() {
     beside.ends_at(Signal::TERM);
 }
 
-/// Sets the flag when it goes, also by a panic: the thread that looks at it is waited for.
+/// Sets the flag when it goes, also by a panic: the thread that checks it is waited for.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

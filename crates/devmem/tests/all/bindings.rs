@@ -13,7 +13,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// Proves MEM-1: if memory cannot be bound, the error says why, and no descriptor is left open.
+/// Proves MEM-1: if memory cannot be bound, the error names the reason, and no descriptor is left
+/// open.
 #[test]
 fn what_cannot_be_bound() {
     let worker = worker();
@@ -39,8 +40,8 @@ fn descriptors_that_are_no_memory() {
     let worker = worker();
     let ((pipe, mut writer), (socket, mut other)) = (io::pipe().unwrap(), UnixStream::pair().unwrap());
     let (directory, zeros) = (File::open(std::env::temp_dir()).unwrap(), File::open("/dev/zero").unwrap());
-    // A folder in `/proc` of a process that has ended: from Linux 6.2 on, the kernel tells nothing
-    // about it.
+    // A folder in `/proc` of a process that has ended: from Linux 6.2 on, the kernel reports
+    // nothing about it.
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let dead = File::open(format!("/proc/{}/fd", child.id())).unwrap();
     drop(child.stdin.take());

@@ -80,7 +80,7 @@ pub struct DeviceEnd {
 }
 
 impl DeviceEnd {
-    /// A process that only looks at `memories` and writes them: the device is another program.
+    /// A process that only reads `memories` and writes them: the device is another program.
     pub fn beside(memories: &[&Memory]) -> Self {
         Self::spawn(NO_DEVICE, 0, None, memories)
     }
@@ -139,7 +139,7 @@ impl DeviceEnd {
         self.ask(What::Fill, spans);
     }
 
-    /// From now on, the device gives segments of this TCP connection over IPv4 to `queue`.
+    /// From now on, the device steers segments of this TCP connection over IPv4 to `queue`.
     #[track_caller]
     pub fn steer(&mut self, remote: SocketAddr, local: SocketAddr, queue: u8) {
         let [from, to] = [remote, local].map(|addr| match addr {

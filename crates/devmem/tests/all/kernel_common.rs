@@ -12,7 +12,7 @@ use std::thread::Builder;
 #[track_caller]
 pub fn in_a_network(work: impl FnOnce() -> Result<(), String> + Send) {
     let why = std::thread::scope(|s| {
-        // The thread has the test's name, so that a panic tells it.
+        // The thread has the test's name, so that a panic names it.
         let thread = Builder::new().name(std::thread::current().name().unwrap_or("kernel").to_owned());
         let thread = thread.spawn_scoped(s, || network().and_then(|()| work())).expect("a thread");
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).err()
@@ -32,7 +32,7 @@ fn network() -> Result<(), String> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| format!("a network namespace needs root: {e}"))
 }
 
-/// Gives the kernel 10.79.0.1 and fd79::1 on the tap `name`, which must exist.
+/// Assigns 10.79.0.1 and fd79::1 to the kernel on the tap `name`, which must exist.
 pub fn addresses(name: &str) -> Result<(), String> {
     let dad = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
     std::fs::write(&dad, "0").map_err(|e| format!("{dad} cannot be set: {e}"))?;

@@ -152,7 +152,7 @@ fn frames_as_they_must_be() {
 }
 
 /// Proves MEM-8: if a fragment is not in the binding, or a datagram does not fit into a frame, the
-/// error says why, and no reference is kept.
+/// error names the reason, and no reference is kept.
 #[test]
 fn what_cannot_be_sent() {
     let (rig, mut sender) = Rig::new();

@@ -121,7 +121,7 @@ impl User<'_> {
     }
 }
 
-/// Gives tokens back in random order, except the last ones. Returns those.
+/// Returns tokens in random order, except the last ones. Returns those.
 fn return_tokens(
     returners: &[Returner<BindingRef>],
     held: &Mutex<Held>,
@@ -180,10 +180,10 @@ impl Bench {
         Self { harness, steering, limit, memories, bindings, table, into: Default::default(), sockets, _alone: alone }
     }
 
-    /// Steers, receives and gives back until `frames` datagrams have come or are known to be lost.
-    /// Meanwhile `restart` runs on a thread of its own. It calls a function that waits until a
-    /// number of datagrams have come, and lets few more come until the next call. Returns what was
-    /// received.
+    /// Steers, receives and returns tokens until `frames` datagrams have come or are known to be
+    /// lost. Meanwhile `restart` runs on a thread of its own. It calls a function that waits until
+    /// a number of datagrams have come, and lets few more come until the next call. Returns what
+    /// was received.
     fn run(&mut self, frames: u64, restart: impl FnOnce(&mut Attached<'_>, &dyn Fn(u64)) + Send) -> Outcome {
         let Self { harness, steering, limit, memories, bindings, table, into, sockets, .. } = self;
         let (queues, control) = (harness.queues(), harness.control());
@@ -347,8 +347,8 @@ fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) 
 
 /// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, and their flows are
 /// steered between the queues all the time. Every datagram arrives once, and its bytes are where
-/// the socket says. No token belongs to two pages, while another thread gives tokens back. Then
-/// both bindings are unbound with tokens out, and drain.
+/// the socket says. No token belongs to two pages, while another thread returns tokens. Then both
+/// bindings are unbound with tokens out, and drain.
 #[test]
 fn flows_are_steered_between_bindings() {
     const FRAMES: u64 = 30_000;

@@ -60,7 +60,7 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Makes a stack on a tap in this thread's network, with a bad link if `link` says so.
+    /// Makes a stack on a tap in this thread's network, with a bad link if `link` is set.
     pub fn new(link: Option<&str>) -> Result<Self, String> {
         let memory = Memory::pages(PAGES);
         let mut end = DeviceEnd::spawn("nm0", 1, link, &[&memory]);
@@ -71,7 +71,7 @@ impl Ours {
     }
 
     /// Makes a stack on a back end, whose frames have `header_bytes` in host memory at most. `end`
-    /// looks at `memory` from the device's side.
+    /// reads `memory` from the device's side.
     pub fn on(backend: VhostUser, header_bytes: u16, memory: Memory, end: DeviceEnd, bad_link: bool) -> Self {
         let worker = worker();
         let binding = Binding::new(memory.fd(), 0, &worker).expect("it can be bound");

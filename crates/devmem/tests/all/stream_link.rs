@@ -38,7 +38,7 @@ pub struct OnLink {
 pub struct Nic {
     /// Bytes of a frame in host memory; `None`: its headers, and no more.
     pub head: Option<usize>,
-    /// The device says of received frames that it has seen their checksums.
+    /// The device reports received frames as verified.
     pub verifies: bool,
     /// The device cuts segments; it receives them as they are.
     cuts: bool,
@@ -266,7 +266,7 @@ pub struct Side {
 
 impl Side {
     /// The host 10.0.0.`number`, with a number of pages of device memory, and the number of them
-    /// that users may hold. `cuts` says that its device cuts segments.
+    /// that users may hold. `cuts`: whether its device cuts segments.
     pub fn new(number: u8, pages: usize, held: u32, cuts: bool) -> Self {
         let address = Address { addr: [10, 0, 0, number].into(), prefix_len: 24 };
         let interface = Interface { mac: Mac([2, 0, 0, 0, 0, number]), mtu: 1500, addresses: vec![address] };

@@ -22,7 +22,7 @@ fn rig() -> (Rig, DeviceListener) {
     (rig, listener)
 }
 
-/// Receives all queued payload, compares it in the memory, and gives the pages back. Returns the
+/// Receives all queued payload, compares it in the memory, and returns the pages. The result is the
 /// number of bytes.
 fn read(rig: &Rig, stream: &mut DeviceStream, want: impl Fn(u64) -> u8, position: &mut u64) -> usize {
     let (returner, mut total) = (stream.returner(), 0);

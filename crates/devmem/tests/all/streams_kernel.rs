@@ -108,8 +108,8 @@ fn sent_again_from_device_memory() {
     }
 }
 
-/// Proves MEM-6 and MEM-9: another thread gives tokens back in random order. This opens the window,
-/// so more is received than the binding has pages.
+/// Proves MEM-6 and MEM-9: another thread returns tokens in random order. This opens the window, so
+/// more is received than the binding has pages.
 #[test]
 fn tokens_that_another_thread_returns() {
     const LEN: usize = 40_000_000;

@@ -106,7 +106,7 @@ impl Ours {
     }
 
     /// Receives what is queued, checks it, and gives the tokens back. Returns false at the end of
-    /// the stream. `memory_of` says which memory a binding is of.
+    /// the stream. `memory_of` returns which memory a binding is of.
     #[track_caller]
     fn receive(&mut self, stream: &mut DeviceStream, got: &mut Got, memory_of: impl Fn(u64) -> usize) -> bool {
         let mut places = [const { StreamFragment::Empty }; 16];
@@ -161,7 +161,7 @@ impl Ours {
 
 /// The kernel's side of a connection.
 struct Sending {
-    /// Tells it to close.
+    /// Asks it to close.
     enough: Arc<AtomicBool>,
     /// Returns the number of bytes that it has sent.
     thread: thread::JoinHandle<u64>,

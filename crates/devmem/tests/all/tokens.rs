@@ -237,7 +237,7 @@ fn binding_made_again() {
 }
 
 /// A socket drops its handle on an unbound binding when the last page is returned, and not before.
-/// The thread that returns this page does it, or else the next thread that looks for drained
+/// The thread that returns this page does it, or else the next thread that searches for drained
 /// bindings. Proves MEM-2.
 #[test]
 fn unbound_bindings_are_let_go_of() {

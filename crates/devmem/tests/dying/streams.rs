@@ -11,9 +11,10 @@ use netmem_inet::tcp::Error;
 const POSTED: u64 = 128;
 
 /// Proves POOL-11, MEM-2 and MEM-9: the back end dies for good, in each state, with frames that it
-/// has not looked at. The user tells the stack. Each connection ends with that error. Payload that
-/// arrived before can be received. Pages that users hold stay valid and come home. Ranges that the
-/// device may still read are held until the queue is dropped. Posted pages are lost and counted.
+/// has not looked at. The user informs the stack. Each connection ends with that error. Payload
+/// that arrived before can be received. Pages that users hold stay valid and come home. Ranges that
+/// the device may still read are held until the queue is dropped. Posted pages are lost and
+/// counted.
 #[test]
 fn a_back_end_that_dies() {
     let _alone = Count::begin();

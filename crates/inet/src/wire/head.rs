@@ -1,8 +1,8 @@
 //! The first bytes of a frame, which are read with checks.
 //!
-//! Why a type: a frame is longer than the bytes that a CPU can read here. `Bytes` tells a header
-//! that is cut short by the frame's end from one that continues behind the readable bytes. Its
-//! methods are the only way by which parsers read.
+//! Why a type: a frame is longer than the bytes that a CPU can read here. `Bytes` distinguishes a
+//! header that is cut short by the frame's end from one that continues behind the readable bytes.
+//! Its methods are the only way by which parsers read.
 
 /// A range of bytes that lies within a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

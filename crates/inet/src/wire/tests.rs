@@ -85,9 +85,8 @@ fn read(frame: &[u8]) -> Result<(EthernetHeader, Ip, Transport), ParseError> {
     Ok((link, ip, transport))
 }
 
-/// What a frame that was written says is what was to be said, to this crate's parser and to
-/// another, and both checksums are right. A checksum that was left to a device is the same once it
-/// is computed.
+/// A frame that was written means what it should, to this crate's parser and to another, and both
+/// checksums are right. A checksum that was left to a device is the same once it is computed.
 #[test]
 fn what_is_written_is_read_by_both_parsers() {
     let mut rng = Rng::with_seed(14);

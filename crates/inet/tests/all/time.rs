@@ -98,7 +98,7 @@ fn a_segment_leaves_when_its_next_hop_is_resolved() {
     let (sent, _) = wire.pass(MINUTE);
     assert_eq!(sent, []);
     wire.answers_arp = true;
-    // The station asks for the stack's address, and so tells its own.
+    // The station asks for the stack's address, and so announces its own.
     let request = [
         &[0xff; 6][..],
         &[2, 1, 10, 0, 0, 1],

@@ -44,7 +44,7 @@ fn ours() -> Vec<Address> {
     vec![OURS.parse().unwrap()]
 }
 
-/// Sets up a tap, and gives the kernel its address on it.
+/// Sets up a tap, and assigns the kernel's address on it.
 fn kernel_side(tap: &str) {
     ip(&format!("addr add {CLIENT} dev {tap}"));
     ip(&format!("link set {tap} up"));

@@ -73,7 +73,7 @@ impl Model {
 }
 
 /// Proves NET-9 and POOL-5: any sequence of edits leaves a packet with the bytes and the checksum's
-/// place that a plain vector says; a clone never changes; and all pages are back afterwards.
+/// place that a plain vector has; a clone never changes; and all pages are back afterwards.
 #[test]
 fn edits_against_a_model() {
     let mut rng = fastrand::Rng::with_seed(11);

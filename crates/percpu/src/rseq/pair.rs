@@ -230,7 +230,7 @@ unsafe fn replace_at<const INDEX: i32>(
     }
 }
 
-/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those
+/// The three, for a process that distinguishes CPUs by `$index`. The caller's promises are those
 /// above.
 macro_rules! operations {
     ($area:ident, $index:ident) => {

@@ -185,7 +185,7 @@ impl<M: Memory> Owner<M> {
         }
     }
 
-    /// Gives the pages that are in magazines to the provider. The magazines are closed.
+    /// Releases the pages that are in magazines to the provider. The magazines are closed.
     pub(super) fn empty_cpus(&self, panics: &mut Panics) {
         let (Some(cpus), shared) = (self.cpus(), self.pool.shared()) else { return };
         while let Ok(item) = cpus.pop() {

@@ -202,7 +202,7 @@ fn kill_against_resurrect() {
 }
 
 /// Resurrect against kill: the second kill is of the new life, or an error; either way the gate is
-/// as the count says.
+/// as the count has it.
 #[test]
 fn resurrect_against_kill() {
     check(None, || {

@@ -284,7 +284,7 @@ impl Queue {
         }
     }
 
-    /// Says when an interrupt is wanted.
+    /// Sets when an interrupt is wanted.
     pub fn interrupts(&self, wish: InterruptWish) {
         let event_idx = self.features & feature::EVENT_IDX != 0;
         match (&self.format, wish) {

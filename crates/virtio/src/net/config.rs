@@ -27,7 +27,7 @@ const MIN_MTU: u16 = 68;
 /// The properties of a device in its configuration space.
 ///
 /// A field is `None` (the link: up) if its feature was not negotiated, and if its value is out of
-/// the range that the specification gives it.
+/// the range that the specification allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetConfig {

@@ -1,5 +1,5 @@
-//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/design/virtio.md` says what the
-//! driver and the device do with each of them.
+//! Feature bits (virtio 1.2, sections 5.1.3 and 6), as masks. `docs/design/virtio.md` states what
+//! the driver and the device do with each of them.
 
 macro_rules! features {
     ($($name:ident = $bit:literal, $specified:literal, $what:literal;)+) => {
@@ -16,7 +16,7 @@ macro_rules! features {
     };
 }
 
-/// What [`name`] returns for a bit that the specification gives no meaning.
+/// What [`name`] returns for a bit that the specification does not define.
 pub const UNNAMED: &str = "an unnamed feature";
 
 features! {

@@ -18,7 +18,7 @@ use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::net::feature;
 use netmem_virtio::virtqueue::Negotiated;
 
-/// The frame that is sent until it comes back. No other frame looks like it.
+/// The frame that is sent until it comes back. No other frame is like it.
 const GREETING: [u8; 700] = [0x88; 700];
 
 /// Waits until frames come back from this pair. DPDK's vhost starts to receive from a new

@@ -184,7 +184,7 @@ fn frames_are_redirected_to_virtio_and_back() {
 }
 
 /// A thread sleeps until a frame comes, also one that comes while it arms, and until the kernel
-/// gives frames back.
+/// returns frames.
 #[test]
 fn a_thread_sleeps_until_there_is_work() {
     in_namespace(|| {

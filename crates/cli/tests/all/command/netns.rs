@@ -16,7 +16,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", args.join(" "), errors.trim())) }
 }
 
-/// What the tests of the kernel as a peer need; an error says what is missing.
+/// What the tests of the kernel as a peer need; an error names what is missing.
 pub fn missing() -> Result<(), String> {
     match std::fs::metadata("/dev/net/tun") {
         Ok(_) if rustix::process::geteuid().is_root() => {}
@@ -41,7 +41,7 @@ impl Namespace {
         ip(&[&["-n", &self.0], args].concat()).unwrap();
     }
 
-    /// Moves `interface` here, gives it `addresses` and sets it up.
+    /// Moves `interface` here, assigns `addresses` to it and sets it up.
     pub fn takes(&self, interface: &str, addresses: &[&str]) {
         ip(&["link", "set", interface, "netns", &self.0]).unwrap();
         self.address(interface, addresses);

@@ -32,7 +32,7 @@ pub const WITHOUT_CONTROL: u64 = FEATURES & !feature::CTRL_VQ;
 /// What the backend does when a ring is to be stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// Says where it stood.
+    /// Reports the position of the ring.
     #[default]
     Answer,
     /// Answers nothing and hangs up.

@@ -38,7 +38,7 @@ impl<M: Memory> fmt::Debug for BusyHead<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Keep => f.write_str("Keep"),
-            Self::Release { after, .. } => write!(f, "Release(after {after} looks)"),
+            Self::Release { after, .. } => write!(f, "Release(after {after} polls)"),
         }
     }
 }
@@ -101,7 +101,7 @@ pub(crate) struct LentQueue<M: Memory, B: FnMut() -> bool> {
     capacity: usize,
     head: BusyHead<M>,
     /// How often in succession the head was found busy.
-    looks: u32,
+    polls: u32,
     stats: LentStats,
 }
 
@@ -110,7 +110,7 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     #[must_use]
     pub(crate) fn new(capacity: usize, head: BusyHead<M>) -> Self {
         let lent = VecDeque::with_capacity(capacity);
-        Self { lent, capacity, head, looks: 0, stats: LentStats::default() }
+        Self { lent, capacity, head, polls: 0, stats: LentStats::default() }
     }
 
     /// Keeps `page` until `busy` returns false: the borrower is done. Call it before the borrower
@@ -141,17 +141,17 @@ impl<M: Memory, B: FnMut() -> bool> LentQueue<M, B> {
     pub(crate) fn take(&mut self) -> Option<Page<M>> {
         while let Some((_, busy)) = self.lent.front_mut() {
             if !busy() {
-                self.looks = 0;
+                self.polls = 0;
                 self.stats.taken += 1;
                 return self.lent.pop_front().map(|(page, _)| page);
             }
             self.stats.busy += 1;
             let BusyHead::Release { after, to } = &mut self.head else { return None };
-            self.looks += 1;
-            if self.looks < *after {
+            self.polls += 1;
+            if self.polls < *after {
                 return None;
             }
-            self.looks = 0;
+            self.polls = 0;
             if !Offer::make(&mut self.lent, to, &mut self.stats.released) {
                 return None;
             }

@@ -195,11 +195,11 @@ fn a_question_that_panics() {
     let indices: Vec<_> = (0..2)
         .map(|_| {
             let page = pool.alloc().unwrap();
-            let (index, mut looks) = (page.index(), 0);
+            let (index, mut polls) = (page.index(), 0);
             let busy = move || {
-                looks += 1;
-                assert!(looks != 2, "the second look");
-                looks < 3
+                polls += 1;
+                assert!(polls != 2, "the second poll");
+                polls < 3
             };
             queue.lend(page, busy).unwrap();
             index
@@ -207,7 +207,7 @@ fn a_question_that_panics() {
         .collect();
     for (n, index) in indices.into_iter().enumerate() {
         assert!(queue.take().is_none());
-        panics_with("the second look", || drop(queue.take()));
+        panics_with("the second poll", || drop(queue.take()));
         assert_eq!((queue.len(), pool.stats().inflight()), (2 - n, 2 - n as u64));
         assert_eq!(queue.take().unwrap().index(), index);
     }

@@ -107,19 +107,6 @@ struct Variant {
     features: u64,
 }
 
-/// The measured values of a row.
-struct Measured {
-    seconds: f64,
-    frames: u64,
-    sleeps: SleepStats,
-    /// Signals that the device has sent.
-    signals: u64,
-    /// Seconds for which the driver's thread ran.
-    busy_s: f64,
-    /// Ages of the packets that ended a sleep, in nanoseconds.
-    idle_to_busy: Histogram<u64>,
-}
-
 /// A row of the report.
 #[derive(Debug, Serialize)]
 struct Row {
@@ -181,7 +168,7 @@ pub(crate) fn run(plan: &Plan, spin: Duration, stop: &AtomicBool) -> anyhow::Res
                 interrupted = true;
                 break;
             }
-            measured => report.rows.push(Row::new(&variant, &measured?)),
+            row => report.rows.push(row?),
         }
     }
     report.done = Done::new(&meter, take_pinned(), interrupted);
@@ -207,14 +194,14 @@ struct Measurement<'a> {
 
 impl Measurement<'_> {
     /// Measures one row: a generator on the device's CPU, and the driver on this thread.
-    fn measure(&self, v: &Variant) -> Result<Measured, PerfError> {
+    fn measure(&self, v: &Variant) -> Result<Row, PerfError> {
         let (plan, size, clock) = (self.plan, self.size, &self.clock);
         let mut device = NetDevice::new(Options::default(), |_| Paced::new(size, v.rate, clock))?;
         let (front, back) = UnixStream::pair().map_err(PerfError::io("a socket pair"))?;
         let connection = device.control().serve(back)?;
         let (stats, halt) = (device.stats(), AtomicBool::new(false));
         let cpus = plan.cpus;
-        let measured = std::thread::scope(|scope| {
+        let row = std::thread::scope(|scope| {
             let generator = || {
                 pin(cpus.device);
                 while !halt.load(Ordering::Relaxed) {
@@ -228,11 +215,11 @@ impl Measurement<'_> {
             self.drive(v, front, &stats)
         });
         drop(connection);
-        measured
+        row
     }
 
     /// The driver's thread: it polls, and sleeps when there was no packet for a while.
-    fn drive(&self, v: &Variant, front: UnixStream, stats: &Stats) -> Result<Measured, PerfError> {
+    fn drive(&self, v: &Variant, front: UnixStream, stats: &Stats) -> Result<Row, PerfError> {
         let Self { plan, mode, size, spin, ref clock, stop } = *self;
         let name = || format!("{mode}-{size} at {}/s", v.rate);
         let options = NetOptions::new(mode)
@@ -246,11 +233,12 @@ impl Measurement<'_> {
             VirtioNet::probe(backend, options).map_err(|source| PerfError::Driver { variant: name(), source })?;
         let rx = &mut pairs[0].rx;
         let mut pause = PollThenSleep::new(spin);
+        // Of the packets that ended a sleep, in nanoseconds.
         let mut ages = Histogram::new_with_bounds(1, AGE_NS, 3).expect("bounds that are possible");
         // A run is long enough for two packets. A tenth of its time passes before the counters are
         // read.
         let run_ns = u64::try_from(plan.duration.as_nanos()).unwrap_or(u64::MAX).max(2_000_000_000 / v.rate.max(1));
-        let (mut begin, mut before, mut warm) = (clock.raw(), Before::default(), false);
+        let (mut begin, mut before, mut warm) = (clock.raw(), Counters::default(), false);
         let (mut woken, mut found) = (false, 0);
         loop {
             let (mut first, mut frames) = (None, 0);
@@ -274,7 +262,7 @@ impl Measurement<'_> {
             let measures = warm;
             if !warm && elapsed >= run_ns / 10 {
                 (warm, begin) = (true, clock.raw());
-                before = Before::now(rx.stats().frames, pause.stats(), stats);
+                before = Counters::now(rx.stats().frames, pause.stats(), stats);
                 // A wake-up from before is not counted, and so its packet is not either.
                 (woken, found) = (false, 0);
             }
@@ -293,57 +281,45 @@ impl Measurement<'_> {
             woken |= pause.turn(frames, &mut [rx], Some(NAP)).map_err(PerfError::io("poll"))? == Turn::Woken;
         }
         let seconds = clock.delta_as_nanos(begin, clock.raw()) as f64 / 1e9;
-        let after = Before::now(rx.stats().frames, pause.stats(), stats);
-        let mut sleeps = after.sleeps;
-        sleeps.sleeps -= before.sleeps.sleeps;
-        sleeps.wakeups -= before.sleeps.wakeups;
-        Ok(Measured {
-            seconds,
-            frames: after.frames - before.frames,
-            sleeps,
-            signals: after.signals - before.signals,
-            busy_s: after.busy_s - before.busy_s,
-            idle_to_busy: ages,
-        })
+        let after = Counters::now(rx.stats().frames, pause.stats(), stats);
+        Ok(Row::new(v, seconds, &before, &after, &ages))
     }
 }
 
-/// Counters at the beginning of a measurement.
+/// The counters of a row, at its beginning and at its end.
 #[derive(Default)]
-struct Before {
+struct Counters {
     frames: u64,
     sleeps: SleepStats,
+    /// Signals that the device has sent.
     signals: u64,
+    /// Seconds for which the driver's thread ran.
     busy_s: f64,
 }
 
-impl Before {
+impl Counters {
     fn now(frames: u64, sleeps: SleepStats, stats: &Stats) -> Self {
         Self { frames, sleeps, signals: stats.calls.load(Ordering::Relaxed), busy_s: thread_time() as f64 / 1e9 }
     }
 }
 
 impl Row {
-    fn new(v: &Variant, m: &Measured) -> Self {
-        let at = |quantile| m.idle_to_busy.value_at_quantile(quantile);
-        let per = |n: u64, of: u64| if of == 0 { 0.0 } else { n as f64 / of as f64 };
-        let steps = m.idle_to_busy.iter_log(1000, 2.0);
+    fn new(v: &Variant, seconds: f64, before: &Counters, after: &Counters, ages: &Histogram<u64>) -> Self {
+        let at = |quantile| ages.value_at_quantile(quantile);
+        let frames = after.frames - before.frames;
+        let wakeups = after.sleeps.wakeups - before.sleeps.wakeups;
+        let per_packet = |n: u64| if frames == 0 { 0.0 } else { n as f64 / frames as f64 };
+        let steps = ages.iter_log(1000, 2.0);
         Self {
             rate: v.rate,
             events: v.events,
-            received_per_s: m.frames as f64 / m.seconds,
-            sleeps: m.sleeps.sleeps,
-            wakeups: m.sleeps.wakeups,
-            wakeups_per_packet: per(m.sleeps.wakeups, m.frames),
-            signals_per_packet: per(m.signals, m.frames),
-            cpu_pct: m.busy_s / m.seconds * 100.0,
-            idle_to_busy_ns: Quantiles {
-                p50: at(0.5),
-                p90: at(0.9),
-                p99: at(0.99),
-                p999: at(0.999),
-                max: m.idle_to_busy.max(),
-            },
+            received_per_s: frames as f64 / seconds,
+            sleeps: after.sleeps.sleeps - before.sleeps.sleeps,
+            wakeups,
+            wakeups_per_packet: per_packet(wakeups),
+            signals_per_packet: per_packet(after.signals - before.signals),
+            cpu_pct: (after.busy_s - before.busy_s) / seconds * 100.0,
+            idle_to_busy_ns: Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: ages.max() },
             histogram: steps
                 .map(|step| (step.value_iterated_to() + 1, step.count_since_last_iteration()))
                 .skip_while(|step| step.1 == 0)

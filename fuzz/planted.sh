@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Shows that each fuzzer finds a bug: fuzz/planted.sh [SECONDS [TARGET...]]; up to 120 seconds and all of them by default.
+# Shows that each fuzzer finds a bug: fuzz/planted.sh [SECONDS [TARGET...]]; up to 120 seconds and
+# all of them by default.
 #
-# planted/TARGET.patch puts a bug into a copy of the tree, and the fuzzer must fail there. The tree itself is not changed.
+# planted/TARGET.patch puts a bug into a copy of the tree, and the fuzzer must fail there. The tree
+# itself is not changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 seconds=${1:-120}

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets and runs each for a while, one on each CPU: fuzz/run.sh [SECONDS [TARGET...]]; 600 seconds and all of them by
-# default.
+# Builds the fuzz targets and runs each for a while, one on each CPU: fuzz/run.sh [SECONDS
+# [TARGET...]]; 600 seconds and all of them by default.
 #
-# Needs a nightly toolchain and a C++ compiler, and no `cargo fuzz`: the flags below are those that it sets. New inputs go to
-# target/fuzz/corpus/TARGET, and an input that fails to target/fuzz/artifacts/TARGET. README.md states what to do with it.
+# Needs a nightly toolchain and a C++ compiler, and no `cargo fuzz`: the flags below are those that
+# it sets. New inputs go to target/fuzz/corpus/TARGET, and an input that fails to
+# target/fuzz/artifacts/TARGET. README.md states what to do with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 seconds=${1:-600}
@@ -27,7 +28,8 @@ RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm
 fuzz() {
     local target=$1
     mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "corpus/$target"
-    # Leaks are for the targets to find: their books are exact, and the sanitizer counts what lives in statics.
+    # Leaks are for the targets to find: their books are exact, and the sanitizer counts what lives
+    # in statics.
     if ! ASAN_OPTIONS=detect_leaks=0 "$out/$host/release/$target" -max_total_time="$seconds" -max_len=2048 -timeout=20 -rss_limit_mb=1024 \
         -print_final_stats=1 -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "corpus/$target" \
         > "$out/$target.log" 2>&1; then

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# debian.sh BINARY DIR: a Debian package of the command, DIR/netmem_VERSION-1_ARCHITECTURE.deb: program, man pages, completions of three
-# shells, documentation, and the licences of all that is linked into the program.
+# debian.sh BINARY DIR: a Debian package of the command, DIR/netmem_VERSION-1_ARCHITECTURE.deb:
+# program, man pages, completions of three shells, documentation, and the licences of all that is
+# linked into the program.
 #
-# BINARY is target/release/netmem, built on the oldest Debian that the package is for: the package depends on the C library that
-# the program was linked to. Needs dpkg-dev, jq and cargo. By `dpkg-deb` and not by `cargo deb`, which would be a tool of two hundred
-# crates for a tree of a dozen files.
+# BINARY is target/release/netmem, built on the oldest Debian that the package is for: the package
+# depends on the C library that the program was linked to. Needs dpkg-dev, jq and cargo. By
+# `dpkg-deb` and not by `cargo deb`, which would be a tool of two hundred crates for a tree of a
+# dozen files.
 set -euo pipefail
 
 binary=$(realpath "${1:?usage: debian.sh BINARY DIR}")
@@ -40,11 +42,13 @@ for folder in design guides notes reference; do
     install -m644 docs/$folder/*.md "$doc/docs/$folder"
 done
 gzip -9n < CHANGELOG.md > "$doc/changelog.gz"
-# Debian's own, which must be there. Its date is the program's, so that the same program makes the same package.
+# Debian's own, which must be there. Its date is the program's, so that the same program makes the
+# same package.
 printf 'netmem (%s) unstable; urgency=medium\n\n  * Made by packaging/debian.sh.\n\n -- %s  %s\n' "$version" "$maintainer" "$(date -Rr "$binary")" |
     gzip -9n > "$doc/changelog.Debian.gz"
 
-# What is linked in: name, version and licence of each crate, then each text once, with the crates that it is from.
+# What is linked in: name, version and licence of each crate, then each text once, with the crates
+# that it is from.
 crates() {
     local ids
     ids=$(cargo tree --locked -p netmem-cli -e normal --prefix none -f '{p}' | awk 'NF > 1 { print $1 "@" substr($2, 2) }' | sort -u)

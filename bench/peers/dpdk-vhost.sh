@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# dpdk-vhost.sh [SET...]: which driver receives fastest from a DPDK vhost port? netmem's driver and DPDK's virtio_user
-# take turns of 20 ms, each on a port of its own, with the same features of rings (SETS in lib.sh). All do the same work:
-# they receive each packet in a buffer of their pool, read its first 16 bytes and return the buffer. Two variants do
-# less, and are marked. `_drop` is netmem with an XDP program that drops each frame: its page stays in the ring, and the
-# pool is not used. `_unread` is virtio_user without the read.
+# dpdk-vhost.sh [SET...]: which driver receives fastest from a DPDK vhost port? netmem's driver and
+# DPDK's virtio_user take turns of 20 ms, each on a port of its own, with the same features of rings
+# (SETS in lib.sh). All do the same work: they receive each packet in a buffer of their pool, read
+# its first 16 bytes and return the buffer. Two variants do less, and are marked. `_drop` is netmem
+# with an XDP program that drops each frame: its page stays in the ring, and the pool is not used.
+# `_unread` is virtio_user without the read.
 #
-# The rows of the first tables receive as fast as they can. In the last, the port sends RATE packets a second, which all
-# receivers keep up with: there the drivers find few packets at a time.
+# The rows of the first tables receive as fast as they can. In the last, the port sends RATE packets
+# a second, which all receivers keep up with: there the drivers find few packets at a time.
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -13,11 +13,12 @@ BURST=${BURST:-64}                                     # packets that DPDK's pro
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DEBIAN13=${DEBIAN13:-$HERE/../../target/tmp/debian13}   # where DPDK 24.11 is unpacked, also for the tests
 
-# The features that both sides are asked to negotiate: virtio_user's devargs, the receive path that these select, and
-# netmem's mode and features of rings. virtio_user always negotiates INDIRECT_DESC. It vectorises a split ring only
-# without IN_ORDER and MRG_RXBUF; in_order=1 is the default, and overrides vectorized=1 without an error. It vectorises
-# a packed ring with IN_ORDER, if the CPU has AVX-512. Its log names the path. `bench/examples/virtio_peer.rs` has
-# netmem's features of each set.
+# The features that both sides are asked to negotiate: virtio_user's devargs, the receive path that
+# these select, and netmem's mode and features of rings. virtio_user always negotiates
+# INDIRECT_DESC. It vectorises a split ring only without IN_ORDER and MRG_RXBUF; in_order=1 is the
+# default, and overrides vectorized=1 without an error. It vectorises a packed ring with IN_ORDER,
+# if the CPU has AVX-512. Its log names the path. `bench/examples/virtio_peer.rs` has netmem's
+# features of each set.
 SETS=(split mergeable in_order packed packed_in_order)
 declare -A DEVARGS=(
     [split]=",mrg_rxbuf=0,in_order=0,vectorized=1"
@@ -54,7 +55,8 @@ cleanup() {
     [[ -z $TMP ]] || rm -rf "$TMP"
 }
 
-# begin MEBIBYTES COMMAND...: skips if a command is missing, otherwise provides $TMP and that much free huge-page memory.
+# begin MEBIBYTES COMMAND...: skips if a command is missing, otherwise provides $TMP and that much
+# free huge-page memory.
 begin() {
     local want=$(($1 / 2)) command cpu free
     shift
@@ -80,12 +82,14 @@ begin() {
     fi
 }
 
-# have_netmem: succeeds if there is a binary. Otherwise prints why netmem's rows will be missing, and fails.
+# have_netmem: succeeds if there is a binary. Otherwise prints why netmem's rows will be missing,
+# and fails.
 have_netmem() {
     [[ -x $NETMEM ]] || { echo "skipped: netmem rows: no binary at $NETMEM (cargo build --release, or set NETMEM)"; false; }
 }
 
-# have_examples: succeeds if the programs that take turns are built. Otherwise prints how to build them, and fails.
+# have_examples: succeeds if the programs that take turns are built. Otherwise prints how to build
+# them, and fails.
 have_examples() {
     local program
     for program in virtio_peer turns; do
@@ -96,15 +100,16 @@ have_examples() {
     done
 }
 
-# start NAME COMMAND...: starts the command in the background, with input from a FIFO (see tell) and output to
-# $TMP/NAME.log.
+# start NAME COMMAND...: starts the command in the background, with input from a FIFO (see tell) and
+# output to $TMP/NAME.log.
 start() {
     local name=$1
     shift
     rm -f "$TMP/$name.in"
     : > "$TMP/$name.log"
     mkfifo "$TMP/$name.in"
-    # The FIFO is opened for writing, too, so that the process does not see the end of the file between two commands.
+    # The FIFO is opened for writing, too, so that the process does not see the end of the file
+    # between two commands.
     "$@" <> "$TMP/$name.in" > "$TMP/$name.log" 2>&1 &
     PID[$name]=$!
 }
@@ -136,8 +141,8 @@ await_socket() {
     fail "$1 did not listen on $2"
 }
 
-# stop NAME: SIGTERM, and SIGKILL after ten seconds. By pid only, because another testpmd may be running on this
-# machine.
+# stop NAME: SIGTERM, and SIGKILL after ten seconds. By pid only, because another testpmd may be
+# running on this machine.
 stop() {
     local pid=${PID[$1]:-} _
     [[ -n $pid ]] || return 0
@@ -155,7 +160,8 @@ stop() {
 
 # ---- the two sides
 
-# dpdk_system: makes the program in port/dpdk.c for the system's DPDK, and adds its version to DPDK; or reports why its rows will be missing.
+# dpdk_system: makes the program in port/dpdk.c for the system's DPDK, and adds its version to DPDK;
+# or reports why its rows will be missing.
 DPDK=()
 dpdk_system() {
     local said flags
@@ -171,7 +177,8 @@ dpdk_system() {
     fi
 }
 
-# dpdk_versions: makes the program for each DPDK that can be had. Leaves the versions in DPDK, at least one.
+# dpdk_versions: makes the program for each DPDK that can be had. Leaves the versions in DPDK, at
+# least one.
 dpdk_versions() {
     local root=$DEBIAN13/root said
     local lib=$root/usr/lib/x86_64-linux-gnu
@@ -183,8 +190,9 @@ dpdk_versions() {
     if [[ $said == skipped:* ]]; then
         echo "skipped: rows of DPDK 24.11: ${said#skipped: }"
     else
-        # Linked with the system's C library, which is older than that of the unpacked root. So the program runs with
-        # both. The root's headers come last: DPDK's need those of libbsd, which the system may lack.
+        # Linked with the system's C library, which is older than that of the unpacked root. So the
+        # program runs with both. The root's headers come last: DPDK's need those of libbsd, which
+        # the system may lack.
         gcc -O3 -march=native -Wall -include rte_config.h -I"$root/usr/include/dpdk" -I"$root/usr/include/x86_64-linux-gnu/dpdk" \
             -idirafter "$root/usr/include/x86_64-linux-gnu" -o "$TMP/dpdk-port-24.11" "$HERE/port/dpdk.c" \
             "$lib"/librte_{ethdev,mbuf,mempool,ring,eal,log,net,telemetry,kvargs}.so -Wl,--allow-shlib-undefined -Wl,--as-needed
@@ -193,8 +201,8 @@ dpdk_versions() {
     [[ ${#DPDK[@]} -gt 0 ]] || skip "there is no DPDK"
 }
 
-# dpdk_port NAME VERSION CPU VDEV ARGUMENT...: starts that program on one CPU, with the arguments that port/dpdk.c
-# describes.
+# dpdk_port NAME VERSION CPU VDEV ARGUMENT...: starts that program on one CPU, with the arguments
+# that port/dpdk.c describes.
 dpdk_port() {
     local name=$1 version=$2 cpu=$3 vdev=$4 program=("$TMP/dpdk-port") lib=$DEBIAN13/root/usr/lib/x86_64-linux-gnu
     shift 4
@@ -205,8 +213,8 @@ dpdk_port() {
         --log-level=pmd.net.virtio.driver:debug --vdev="$vdev" "${EAL[@]}" -- "$@"
 }
 
-# dpdk_vhost NAME VERSION SOCKET [RATE]: starts DPDK's back end, which sends 64-byte frames (without CRC, as virtio counts
-# them) as fast as it can, or so many a second.
+# dpdk_vhost NAME VERSION SOCKET [RATE]: starts DPDK's back end, which sends 64-byte frames (without
+# CRC, as virtio counts them) as fast as it can, or so many a second.
 dpdk_vhost() {
     dpdk_port "$1" "$2" "$DEVICE_CPU" "net_vhost0,iface=$3,queues=1" send 1024 "$BURST" 64 "${4:-0}"
     await "$1" '^ready'
@@ -232,8 +240,8 @@ virtio_user() {
     await "$1" "using (${RX_PATH[$2]}) Rx path"
 }
 
-# result NAME: waits for a receiver. Sets ROW to "PACKETS_PER_SECOND NS_PER_PACKET", by the time in which it had its CPU,
-# and FEATURES to the negotiated features of rings.
+# result NAME: waits for a receiver. Sets ROW to "PACKETS_PER_SECOND NS_PER_PACKET", by the time in
+# which it had its CPU, and FEATURES to the negotiated features of rings.
 result() {
     local log=$TMP/$1.log mask bit pid=${PID[$1]}
     unset "PID[$1]"
@@ -247,8 +255,9 @@ result() {
     done
 }
 
-# take_turns NAME...: runs receivers, each with the device NAME-device, in turns until each has its result. All are
-# connected and stopped meanwhile. Prints the time in which a cache line goes between the CPUs.
+# take_turns NAME...: runs receivers, each with the device NAME-device, in turns until each has its
+# result. All are connected and stopped meanwhile. Prints the time in which a cache line goes
+# between the CPUs.
 take_turns() {
     local name groups=()
     for name; do
@@ -263,7 +272,8 @@ take_turns() {
 # off_turn NAME: stops a pair that is connected, until its turn comes.
 off_turn() { kill -STOP "${PID[$1]}" "${PID[$1-device]}"; }
 
-# features SET VARIANT: fails if the negotiated features differ from those of the set's other variants.
+# features SET VARIANT: fails if the negotiated features differ from those of the set's other
+# variants.
 declare -A NEGOTIATED=()
 features() {
     [[ -z ${NEGOTIATED[$1]+there} || ${NEGOTIATED[$1]} == "$FEATURES" ]] ||
@@ -273,7 +283,8 @@ features() {
 
 # ---- the figures
 
-# record VARIANT: keeps ROW. Fails if the receiver received nothing, because the comparison is then broken.
+# record VARIANT: keeps ROW. Fails if the receiver received nothing, because the comparison is then
+# broken.
 record() {
     awk -v name="$1" '{ if (!($1 > 0 && $2 > 0)) exit 1; printf "  %-26s %8.2f Mpps %7.1f ns/packet\n", name, $1 / 1e6, $2 }' \
         >&2 <<< "$ROW" || fail "$1 received nothing ($ROW)"
@@ -308,9 +319,10 @@ known_sets() {
     SETS=("${kept[@]}")
 }
 
-# compare DEVICE VARIANT...: for each of SETS, RUNS times, the variants take turns. Each has a device of its own, which the
-# function DEVICE starts: DEVICE NAME SOCKET. A variant is netmem, netmem_drop, or a version of DPDK, `_unread` without reading.
-# SUFFIX distinguishes these rows from those of another call.
+# compare DEVICE VARIANT...: for each of SETS, RUNS times, the variants take turns. Each has a
+# device of its own, which the function DEVICE starts: DEVICE NAME SOCKET. A variant is netmem,
+# netmem_drop, or a version of DPDK, `_unread` without reading. SUFFIX distinguishes these rows from
+# those of another call.
 compare() {
     local device=$1 set variant name run names
     shift
@@ -342,7 +354,8 @@ compare() {
     done
 }
 
-# tables VARIANT...: prints the table of each set, with its negotiated features, and the state of the machine.
+# tables VARIANT...: prints the table of each set, with its negotiated features, and the state of
+# the machine.
 tables() {
     local set
     for set in "${SETS[@]}"; do
@@ -352,14 +365,14 @@ tables() {
     spread < "$TMP/hand-over.rows" | xargs printf 'a cache line goes between the CPUs in %.0f ns (%.0f..%.0f): medians of the runs\n'
 }
 
-# goal SET VERSION WHAT COLUMN COMPARISON GOAL: the ratio of netmem (with the pool) to virtio_user of that version, if
-# the set was measured.
+# goal SET VERSION WHAT COLUMN COMPARISON GOAL: the ratio of netmem (with the pool) to virtio_user
+# of that version, if the set was measured.
 goal() {
     [[ ! -e $TMP/$1-netmem.rows ]] || ratio "$1: netmem / virtio_user $2, $3" "$4" "$1-netmem" "$1-$2" "$5" "$6"
 }
 
-# ratio LABEL COLUMN VARIANT BASELINE COMPARISON GOAL: the ratio within each round, because runs of one round have the
-# same noise. Column 1 is packets/s, 2 ns/packet.
+# ratio LABEL COLUMN VARIANT BASELINE COMPARISON GOAL: the ratio within each round, because runs of
+# one round have the same noise. Column 1 is packets/s, 2 ns/packet.
 ratio() {
     local label=$1 column=$2 comparison=$5 goal=$6 median min max verdict
     read -r median min max < <(paste "$TMP/$3.rows" "$TMP/$4.rows" | awk -v c="$column" '{ print $c / $(c + 2) }' | spread)

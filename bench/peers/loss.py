@@ -26,7 +26,8 @@ NETMEM = os.environ.get("NETMEM", str(ROOT / "target/release/netmem"))
 NAMES = itertools.count()
 CONGESTION = "cubic"
 
-# SEND|RECEIVE, ADDRESS, PORT, BYTES: connects and waits until all bytes are there. Prints the seconds since the connection was made.
+# SEND|RECEIVE, ADDRESS, PORT, BYTES: connects and waits until all bytes are there. Prints the
+# seconds since the connection was made.
 CLIENT = """
 import socket, sys, time
 congestion, what, address, port, left = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
@@ -50,7 +51,8 @@ else:
 print(time.monotonic() - begin)
 """
 
-# SEND|RECEIVE, PORT: serves a connection: it sends until the peer is gone, or receives until the peer's end.
+# SEND|RECEIVE, PORT: serves a connection: it sends until the peer is gone, or receives until the
+# peer's end.
 SERVER = """
 import socket, sys
 with socket.create_server(("", int(sys.argv[3]))) as listener:
@@ -155,7 +157,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--check", type=float, help="fail if a ratio is below this")
     args = parser.parse_args()
-    # The client's side of the link is the same in both rows of a direction, so that the same packets of a seed get lost.
+    # The client's side of the link is the same in both rows of a direction, so that the same
+    # packets of a seed get lost.
     rows = {
         "kernel to kernel, the server sends": (kernel, "RECEIVE"),
         "netmem to kernel": (netmem, "RECEIVE"),
@@ -163,7 +166,8 @@ def main():
         "kernel to netmem": (netmem, "SEND"),
     }
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        # Runs of a seed are made at the same time, so that what else the machine does is shared by them.
+        # Runs of a seed are made at the same time, so that what else the machine does is shared by
+        # them.
         jobs = [(row, pool.submit(run, what, args.bytes, f"{args.link},seed={seed}"))
                 for seed in range(1, args.seeds + 1) for row, (run, what) in rows.items()]
         rates = {row: [] for row in rows}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# netmem-device.sh [SET...]: which driver receives fastest from netmem's own device, which is faster than the drivers?
-# The variants of dpdk-vhost.sh take turns, each on a `netmem device --port gen` of its own.
+# netmem-device.sh [SET...]: which driver receives fastest from netmem's own device, which is faster
+# than the drivers? The variants of dpdk-vhost.sh take turns, each on a `netmem device --port gen`
+# of its own.
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compares two pairs of processes on a vhost-user socket: netmem's device and driver, and DPDK's vhost and virtio_user,
-# with the features that virtio_user negotiates by default. Neither generator makes frames while it sends, and both
-# receivers read 16 bytes of each frame. The pairs take turns.
+# Compares two pairs of processes on a vhost-user socket: netmem's device and driver, and DPDK's
+# vhost and virtio_user, with the features that virtio_user negotiates by default. Neither generator
+# makes frames while it sends, and both receivers read 16 bytes of each frame. The pairs take turns.
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares the page pool with a page per packet and with page fragments, on netmem's device in the same process. Needs
-# neither DPDK nor root.
+# Compares the page pool with a page per packet and with page fragments, on netmem's device in the
+# same process. Needs neither DPDK nor root.
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"

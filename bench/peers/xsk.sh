@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# What does an AF_XDP program cost? Netmem's queues, an xsk-rs program and DPDK's net_af_xdp take turns on one end of a veth pair. The
-# kernel's live frames come in at the other end.
+# What does an AF_XDP program cost? Netmem's queues, an xsk-rs program and DPDK's net_af_xdp take
+# turns on one end of a veth pair. The kernel's live frames come in at the other end.
 #
-# Jobs (JOBS): `drop` receives and drops, `echo` sends each frame back with its addresses exchanged, `thread` hands each packet to a second
-# thread, which reads 16 bytes and lets it go. DPDK's program (port/dpdk.c) has no job like the last.
+# Jobs (JOBS): `drop` receives and drops, `echo` sends each frame back with its addresses exchanged,
+# `thread` hands each packet to a second thread, which reads 16 bytes and lets it go. DPDK's program
+# (port/dpdk.c) has no job like the last.
 #
-# More settings: WORKER_CPU (where the second thread is: the sender's CPU, unless said otherwise), XSK_PEER, XDP_FLOOD, XSK_RS (binaries).
+# More settings: WORKER_CPU (where the second thread is: the sender's CPU, unless said otherwise),
+# XSK_PEER, XDP_FLOOD, XSK_RS (binaries).
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -55,8 +57,8 @@ done
 # flood: the sender, on its CPU until it is stopped.
 flood() { start flood "${NETNS[@]}" taskset -c "$DEVICE_CPU" "$XDP_FLOOD" wire $MAC; }
 
-# sample: begins to sample the receiver's CPU. The counter is a timer of the kernel's: it needs no hardware, and is far finer than the ticks that
-# `times` counts.
+# sample: begins to sample the receiver's CPU. The counter is a timer of the kernel's: it needs no
+# hardware, and is far finer than the ticks that `times` counts.
 sample() {
     rm -f "$TMP/perf.data"
     start perf perf record -q -k CLOCK_MONOTONIC -e cpu-clock -F 19997 -C "$DRIVER_CPU" -o "$TMP/perf.data"
@@ -64,8 +66,8 @@ sample() {
     sleep 0.2
 }
 
-# parts PID BEGIN_NS ELAPSED_NS: ends sampling. Leaves in KERNEL which part of this time the process was in the kernel, and in USER which part it
-# was in itself.
+# parts PID BEGIN_NS ELAPSED_NS: ends sampling. Leaves in KERNEL which part of this time the process
+# was in the kernel, and in USER which part it was in itself.
 parts() {
     local rate
     stop perf
@@ -77,8 +79,9 @@ parts() {
     ((rate > 10000)) || fail "perf took $rate samples a second of 19997: the machine is not quiet"
 }
 
-# row JOB VARIANT PACKETS ELAPSED_NS BUSY_NS IDLE_NS: where a job makes system calls, samples say what the process and the kernel took of the
-# CPU's time, because BUSY_NS, of polls that found packets, has both in it. Samples also hit polls that found nothing, so their time is taken off.
+# row JOB VARIANT PACKETS ELAPSED_NS BUSY_NS IDLE_NS: where a job makes system calls, samples say
+# what the process and the kernel took of the CPU's time, because BUSY_NS, of polls that found
+# packets, has both in it. Samples also hit polls that found nothing, so their time is taken off.
 row() {
     local job=$1 variant=$2 pps ns
     read -r pps ns < <(awk -v job="$job" -v user="$USER" -v packets="$3" -v elapsed="$4" -v busy="$5" -v idle="$6" 'BEGIN {
@@ -89,7 +92,8 @@ row() {
     record "$job-$variant"
 }
 
-# program JOB VARIANT BINARY: netmem's program or that of xsk-rs; both have the same arguments and the same result.
+# program JOB VARIANT BINARY: netmem's program or that of xsk-rs; both have the same arguments and
+# the same result.
 program() {
     local job=$1 variant=$2 binary=$3 second=() packets elapsed busy idle began pid log=$TMP/peer.log
     [[ $job != thread ]] || second=("$WORKER_CPU")

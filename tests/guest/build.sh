@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build.sh OUTDIR: a guest of a few megabytes, OUTDIR/vmlinuz and OUTDIR/initramfs.gz, from Debian's cloud kernel, busybox and
-# iperf3. Nothing is installed; root is not needed. Needs: apt, dpkg-deb, cpio, gzip, busybox (static), iperf3.
+# build.sh OUTDIR: a guest of a few megabytes, OUTDIR/vmlinuz and OUTDIR/initramfs.gz, from Debian's
+# cloud kernel, busybox and iperf3. Nothing is installed; root is not needed. Needs: apt, dpkg-deb,
+# cpio, gzip, busybox (static), iperf3.
 set -euo pipefail
 
 out=${1:?usage: build.sh OUTDIR}

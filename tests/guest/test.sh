@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# test.sh netmem|dpdk tap|echo|xsk [DIR]: a Linux guest with its own virtio-net driver on a vhost-user back end. The port is a tap in a
-# network namespace of this test (20 pings, then iperf3 for five seconds each way), or sends every frame back (100 frames), or is one end
-# of a veth pair by AF_XDP (netmem only; 20 pings, and iperf3 for two seconds each way with the kernel at the other end, which has no
-# offloads, while the guest has all of them; the device is killed at the end, and leaves no program).
-# `dpdk` runs the same on testpmd, which shows whether a failure is the guest's or ours. DIR keeps the guest between runs.
+# test.sh netmem|dpdk tap|echo|xsk [DIR]: a Linux guest with its own virtio-net driver on a
+# vhost-user back end. The port is a tap in a network namespace of this test (20 pings, then iperf3
+# for five seconds each way), or sends every frame back (100 frames), or is one end of a veth pair
+# by AF_XDP (netmem only; 20 pings, and iperf3 for two seconds each way with the kernel at the other
+# end, which has no offloads, while the guest has all of them; the device is killed at the end, and
+# leaves no program). `dpdk` runs the same on testpmd, which shows whether a failure is the guest's
+# or ours. DIR keeps the guest between runs.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/peers/lib.sh

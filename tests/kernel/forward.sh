@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# TCP between two network namespaces, through two taps, two devices, and our driver between them: examples/forward.rs.
+# TCP between two network namespaces, through two taps, two devices, and our driver between them:
+# examples/forward.rs.
 #
 #   namespace a: iperf3 ── tap ── netmem device ──┐
 #                                                 ├── forward: two drivers in one process
 #   namespace b: iperf3 ── tap ── netmem device ──┘
 #
-# Each side with offloads and without, in all four combinations: bytes arrive as they were sent, in both directions, compared by their
-# hash. With iperf3, the throughput of each combination is printed, and how many times that with offloads on both sides is that
-# without any. A kernel that sends and receives segments of 64 KiB has 40 times fewer frames to look at.
+# Each side with offloads and without, in all four combinations: bytes arrive as they were sent, in
+# both directions, compared by their hash. With iperf3, the throughput of each combination is
+# printed, and how many times that with offloads on both sides is that without any. A kernel that
+# sends and receives segments of 64 KiB has 40 times fewer frames to look at.
 #
 # Argument: the example's binary, if it is not beside NETMEM.
 # Env: NETMEM, SECS (2), MIB (32), BASE (another netmem, for the devices of one more row "off off"),

@@ -128,7 +128,8 @@ try:
                 checksum.update(os.pread(file.fileno(), length, offset))
         if checksum.digest() != hashlib.sha256(content).digest():
             fail(f"file {number} is not in the memory as it was sent")
-        # By its file system and inode: files of two file systems may have one number. The device's process has the mapping.
+        # By its file system and inode: files of two file systems may have one number. The device's
+        # process has the mapping.
         stat = os.stat(memory)
         place = [f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}", str(stat.st_ino)]
         mapped = {name: place in (line.split()[3:5] for line in open(f"/proc/{process.pid}/maps")) for name, process in [("loader", loader), ("device", device)]}

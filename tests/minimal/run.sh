@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# run.sh [COMMAND...]: the README's two commands on a machine that has a compiler and a Rust toolchain, and no other program than those of
-# Debian's smallest system: as root, and as a user. What a test lacks there must be reported as skipped. With words, that command runs in
-# place of the two, for example `tests/minimal/run.sh cargo test -p netmem-cli --test all xsk`.
+# run.sh [COMMAND...]: the README's two commands on a machine that has a compiler and a Rust
+# toolchain, and no other program than those of Debian's smallest system: as root, and as a user.
+# What a test lacks there must be reported as skipped. With words, that command runs in place of the
+# two, for example `tests/minimal/run.sh cargo test -p netmem-cli --test all xsk`.
 #
-# The system is made by debootstrap in target/minimal/root, once; it needs root and an archive of Debian, the one that the system's apt
-# uses. The tree is copied into it, this toolchain is mounted, and crates come from what cargo has fetched. What is built there stays in
-# target/minimal/built. Each command has at most LIMIT seconds (3600). All of it takes 25 minutes with two CPUs, of which 12 build.
+# The system is made by debootstrap in target/minimal/root, once; it needs root and an archive of
+# Debian, the one that the system's apt uses. The tree is copied into it, this toolchain is mounted,
+# and crates come from what cargo has fetched. What is built there stays in target/minimal/built.
+# Each command has at most LIMIT seconds (3600). All of it takes 25 minutes with two CPUs, of which
+# 12 build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tree=$PWD
@@ -84,7 +87,8 @@ within() {
 
 # ---- the commands
 
-# run USER COMMAND...: with its output in a file, of which the last lines are printed. An error does not end this script.
+# run USER COMMAND...: with its output in a file, of which the last lines are printed. An error does
+# not end this script.
 failed=0
 run() {
     local name=$1-${*: -1} status=0 begin=$SECONDS

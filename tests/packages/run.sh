@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh [--tests]: makes the packages, unpacks them into target/packages, and builds and runs programs there that depend on them and not on
-# the tree: with each feature of netmem alone, and with one package as the only dependency. Counts the crates that such a program has in
-# its tree. With --tests, the packages' own tests are built there, too, which takes minutes.
+# run.sh [--tests]: makes the packages, unpacks them into target/packages, and builds and runs
+# programs there that depend on them and not on the tree: with each feature of netmem alone, and
+# with one package as the only dependency. Counts the crates that such a program has in its tree.
+# With --tests, the packages' own tests are built there, too, which takes minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tree=$PWD

@@ -155,7 +155,8 @@ def run(script, version, net, so, tools):
         for setting, value in DEFAULTS.items():
             (Path(settings) / setting).write_text(value + "\n")
         for line in script.read_text().splitlines():
-            # The size of the segments that a large one was merged from is an option of packetdrill, and not in the packet.
+            # The size of the segments that a large one was merged from is an option of packetdrill,
+            # and not in the packet.
             if line.startswith("--mss="):
                 (Path(settings) / "segment").write_text(line.split("=")[1])
             # packetdrill sets the MTU of the link that it makes, and here it makes none.

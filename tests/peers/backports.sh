@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# backports.sh DIR: the Linux kernel of Debian 13's backports with its modules, unpacked at DIR/backports, beside the root of debian13.sh. It is
-# for tests of what Debian 13's own kernel lacks. As there, nothing is installed and root is not needed. It is finished once
-# DIR/backports/done is there, and is then left as it is. Where the archive cannot be had, the output is a line that starts with `skipped:`,
-# and the exit status is 0.
+# backports.sh DIR: the Linux kernel of Debian 13's backports with its modules, unpacked at
+# DIR/backports, beside the root of debian13.sh. It is for tests of what Debian 13's own kernel
+# lacks. As there, nothing is installed and root is not needed. It is finished once
+# DIR/backports/done is there, and is then left as it is. Where the archive cannot be had, the
+# output is a line that starts with `skipped:`, and the exit status is 0.
 set -euo pipefail
 
 dir=${1:?usage: backports.sh DIR}/backports

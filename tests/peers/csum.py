@@ -101,7 +101,8 @@ def judge(row, frame, header, data):
         fail(f"{what}: a segment of kind {kind} and size {size}")
     if flags != NEEDS_CSUM or (start, start + offset) != (frame.start, frame.place):
         fail(f"{what}: no partial sum at {frame.place}: {header}")
-    # The sum of the pseudo-header stands in the sum's place: over it, the device of the next hop computes the whole.
+    # The sum of the pseudo-header stands in the sum's place: over it, the device of the next hop
+    # computes the whole.
     whole = frame.with_sum(data, checksum(data[frame.start :]))
     if data[12:] != frame.partial()[12:] or whole[12:] != frame.bytes[12:]:
         fail(f"{what}: other bytes arrived")

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# debian13.sh DIR: the programs of Debian 13 that the tests of real peers use, unpacked at DIR beside the system: QEMU 10, Open
-# vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's testpmd and headers, and for guests Linux 6.12, iperf3 and ethtool. Debian 12's own are
-# too old: its QEMU crashes with vhost-user and MSI-X, its Open vSwitch comes with DPDK 22.11, its passt knows no vhost-user.
+# debian13.sh DIR: the programs of Debian 13 that the tests of real peers use, unpacked at DIR
+# beside the system: QEMU 10, Open vSwitch 3.5 with DPDK, passt with vhost-user, DPDK 24.11's
+# testpmd and headers, and for guests Linux 6.12, iperf3 and ethtool. Debian 12's own are too old:
+# its QEMU crashes with vhost-user and MSI-X, its Open vSwitch comes with DPDK 22.11, its passt
+# knows no vhost-user.
 #
-# Nothing is installed and no maintainer script runs, so this needs no root and no chroot: apt resolves the packages against an empty
-# system of its own at DIR/apt, and dpkg-deb unpacks them. The mirror is the one that the system's apt uses. The programs are started
-# by the root's own loader (see lib.py). DIR is finished once DIR/done lists the packages, and is then left as it is. Where the archive
-# cannot be had, the output is a line that starts with `skipped:`, and the exit status is 0.
+# Nothing is installed and no maintainer script runs, so this needs no root and no chroot: apt
+# resolves the packages against an empty system of its own at DIR/apt, and dpkg-deb unpacks them.
+# The mirror is the one that the system's apt uses. The programs are started by the root's own
+# loader (see lib.py). DIR is finished once DIR/done lists the packages, and is then left as it is.
+# Where the archive cannot be had, the output is a line that starts with `skipped:`, and the exit
+# status is 0.
 set -euo pipefail
 
 dir=${1:?usage: debian13.sh DIR}
@@ -46,7 +50,8 @@ said=$(apt update) || skip "Debian 13's package lists cannot be had: ${said##*$'
 said=$(apt install --yes --no-install-recommends --download-only "${packages[@]}") ||
     skip "Debian 13's packages cannot be had: ${said##*$'\n'}"
 
-# /bin, /lib and /sbin are symbolic links of base-files, and must be there before anything is put below them.
+# /bin, /lib and /sbin are symbolic links of base-files, and must be there before anything is put
+# below them.
 for package in "$dir"/apt/cache/archives/{base-files_*,*}.deb; do
     dpkg-deb --extract "$package" "$dir/root"
 done

@@ -27,7 +27,8 @@ ROWS = {
     "packed-small": ("packed_vq=1,mrg_rxbuf=0,in_order=0", "packed ring standard", "packed ring standard"),
     "packed-in-order": ("packed_vq=1,mrg_rxbuf=1,in_order=1", "packed ring mergeable buffer", "packed ring standard"),
     "packed-in-order-small": ("packed_vq=1,mrg_rxbuf=0,in_order=1", "packed ring standard", "packed ring standard"),
-    # Only with AVX-512, with in-order, and each ring by itself: a mergeable receive ring is not vectorised, and its transmit ring is.
+    # Only with AVX-512, with in-order, and each ring by itself: a mergeable receive ring is not
+    # vectorised, and its transmit ring is.
     "packed-vectorized": ("packed_vq=1,mrg_rxbuf=0,in_order=1,vectorized=1", "packed ring vectorized", "packed ring vectorized"),
     "packed-vectorized-tx": ("packed_vq=1,mrg_rxbuf=1,in_order=1,vectorized=1", "packed ring mergeable buffer", "packed ring vectorized"),
     # virtio_user listens, and the device connects.

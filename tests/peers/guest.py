@@ -112,7 +112,8 @@ for index, (name, (queues, mtu, card)) in enumerate(CARDS.items()):
     host, address, host6, address6 = addresses(index)
     eth, plain = f"eth{index}", "plain" in name
     driver = f"device=$(basename $(readlink -f /sys/class/net/{eth}/device)); cd /sys/bus/virtio/drivers/virtio_net"
-    # The driver releases the card and binds to it again, which resets the device under posted buffers.
+    # The driver releases the card and binds to it again, which resets the device under posted
+    # buffers.
     for _ in range(3):
         guest.sh(f"{driver}; echo $device > unbind; echo $device > bind; ip link set {eth} up; ip addr add {address}/24 dev {eth}")
         echoes(address, 200)

@@ -460,7 +460,8 @@ class Ping:
         sender, receiver = self.threads
         self.enough.set()
         sender.join()
-        # Answers come in the order of the requests: what has no answer when the last request has one is lost.
+        # Answers come in the order of the requests: what has no answer when the last request has
+        # one is lost.
         end = time.monotonic() + 30
         while len(self.sent) - 1 & 0xFFFF not in self.answered and time.monotonic() < end:
             time.sleep(0.02)
@@ -477,7 +478,8 @@ class Stream:
 
     def __init__(self, address=GUEST):
         self.socket = socket.create_connection((address, 7), timeout=30)
-        # Generous: the connection must survive the test, and what kills it otherwise is its own give-up time.
+        # Generous: the connection must survive the test, and what kills it otherwise is its own
+        # give-up time.
         self.socket.settimeout(120)
         self.checked, self.ended = 0, threading.Event()
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]

@@ -21,8 +21,9 @@ import lib
 from lib import GUEST, HOST, MAC, Device, Guest, Ping, Stream, begin, fail, ip, kernel, tap, until
 
 ETH_P_RARP = 0x8035
-# Requests that were sent this long before the guest stopped, or after it went on, are counted as lost to the migration. It is long, for
-# a machine under load, and still far shorter than the traffic on either side.
+# Requests that were sent this long before the guest stopped, or after it went on, are counted as
+# lost to the migration. It is long, for a machine under load, and still far shorter than the
+# traffic on either side.
 MARGIN = 1.5
 UNREAD = random.Random(8).randbytes(1 << 20)
 

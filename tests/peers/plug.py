@@ -7,8 +7,9 @@ from pathlib import Path
 import lib
 from lib import HOST, Device, Guest, Ping, Stream, begin, fail, kernel, tap, until
 
-# The guest starts with 256 MiB, below 4 GiB, which Linux calls DMA32. A module is plugged in above, in the zone Normal, which Linux
-# allocates kernel memory from before it turns to DMA32: from then on, new network buffers are in it.
+# The guest starts with 256 MiB, below 4 GiB, which Linux calls DMA32. A module is plugged in above,
+# in the zone Normal, which Linux allocates kernel memory from before it turns to DMA32: from then
+# on, new network buffers are in it.
 PLUGGED = {"first": 512, "second": 384}
 
 

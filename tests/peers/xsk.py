@@ -51,7 +51,8 @@ def card(number, hub=0, dma_api="on"):
     return ["-netdev", f"hubport,id=net{number},hubid={hub}", "-device", f"virtio-net-pci,netdev=net{number},{properties}"]
 
 
-# The kernel would measure its clock at boot, which goes wrong where the emulator has to wait for a CPU.
+# The kernel would measure its clock at boot, which goes wrong where the emulator has to wait for a
+# CPU.
 guest = Guest("guest", None, options=[*card(1), *card(2), *card(3, 1, "off")], words="clocksource=acpi_pm", mem=512)
 guest.said("READY")
 print(f"the guest is up: Linux {guest.sh('uname -r')}")

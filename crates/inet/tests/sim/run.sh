@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# run.sh [SEEDS [FIRST]]: simulates SEEDS connections (100,000) from the seed FIRST (0) on, optimised, on all CPUs. Prints the seeds that fail.
+# run.sh [SEEDS [FIRST]]: simulates SEEDS connections (100,000) from the seed FIRST (0) on,
+# optimised, on all CPUs. Prints the seeds that fail.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 seeds=${1:-100000} first=${2:-0} cpus=$(nproc)

@@ -24,7 +24,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RenderArgs {
-    /// Change nothing, and fail (exit status 1) if a table is not as the results say
+    /// Change nothing, and fail (exit status 1) if a table differs from the results
     #[arg(long)]
     pub(crate) check: bool,
 }

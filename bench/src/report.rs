@@ -50,7 +50,7 @@ pub(crate) struct Reports<'a> {
     pub(crate) suites: &'a [Report],
 }
 
-/// The planned measurement. [`Done`] and each row say what was done.
+/// The planned measurement. [`Done`] and each row report what was done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Params {
     pub(crate) threads: Vec<usize>,

@@ -27,7 +27,7 @@ const BEGIN: &str = "<!-- results: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";
 
-/// Renders the tables of all documents, or checks that they are as the results say.
+/// Renders the tables of all documents, or checks that they agree with the results.
 pub(crate) fn run(args: &RenderArgs) -> anyhow::Result<()> {
     let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let records = Record::read_all(&tree.join("bench/results"))?;

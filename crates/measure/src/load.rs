@@ -130,7 +130,7 @@ pub struct Meter {
     cpus: Vec<usize>,
     begin: Instant,
     /// What the CPUs did, and the ticks of this command, when the meter was made. `None` if the
-    /// kernel does not say.
+    /// kernel does not report it.
     before: Option<(Cpus, u64)>,
 }
 
@@ -155,7 +155,7 @@ impl Meter {
         self.begin.elapsed().as_secs_f64()
     }
 
-    /// The CPU time since the meter was made. `None` if the kernel does not say.
+    /// The CPU time since the meter was made. `None` if the kernel does not report it.
     pub fn read(&self) -> Option<CpuTime> {
         let (before, after) = (self.before.as_ref()?, Self::count()?);
         let ticks = after.0.ticks_since(&before.0, &self.cpus);

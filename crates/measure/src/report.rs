@@ -16,7 +16,7 @@ pub fn names(features: u64) -> impl Iterator<Item = &'static str> {
     (0..64).map(move |bit| features & 1 << bit).filter(|&mask| mask != 0).map(feature::name)
 }
 
-/// What was really done. The parameters in the report say what was planned.
+/// What was really done. The parameters in the report are what was planned.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Done {
     /// Whether a signal ended the measurement before all planned runs were made.

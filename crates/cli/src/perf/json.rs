@@ -42,7 +42,7 @@ pub(crate) struct Report {
     pub(crate) goals: Vec<Goal>,
 }
 
-/// The planned measurement. [`Done`] and each row say what was done.
+/// The planned measurement. [`Done`] and each row report what was done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Params {
     pub(crate) device: String,

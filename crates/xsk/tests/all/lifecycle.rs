@@ -393,7 +393,7 @@ fn an_interface_that_is_down_for_a_while() {
 }
 
 /// The interface goes under traffic: deleted, or moved to another namespace. Both queues stop, and
-/// say why.
+/// name the reason.
 #[test]
 fn an_interface_that_goes() {
     for moved in [false, true] {

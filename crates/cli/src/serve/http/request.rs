@@ -76,7 +76,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What the fields say about the end of the request and of the connection.
+/// What the fields determine about the end of the request and of the connection.
 #[derive(Debug, Default)]
 struct Framing<'a> {
     close: bool,

@@ -5,7 +5,7 @@
 //!   page   ├ header 12 B │ frame ├ frame ├ ...  ├ unused
 //! ```
 
-use super::buffers::{Buffers, PLAIN, prefetch};
+use super::buffers::{Buffers, RawHeader, prefetch};
 use super::panics::Panics;
 use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
@@ -142,11 +142,11 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
         }
     }
 
-    fn header(&self, chain: &Chain<M>) -> [u8; VnetHdr::LEN] {
-        chain.pages.first().and_then(|page| page.page.read_at(0).ok()).unwrap_or(PLAIN)
+    fn header(&self, chain: &Chain<M>) -> RawHeader {
+        chain.pages.first().and_then(|page| page.page.read_at(0).ok()).map_or(RawHeader::PLAIN, RawHeader::new)
     }
 
-    fn complete(&mut self, chain: &mut Chain<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
+    fn complete(&mut self, chain: &mut Chain<M>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
         let len = len as usize;
         let pages = chain.pages.drain(..len.div_ceil(self.page_size));
         let mut panics = Panics::default();

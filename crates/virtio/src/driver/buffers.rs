@@ -14,8 +14,58 @@ use netmem_pool::{Page, PeerMemory};
 
 /// The shortest frame that is delivered: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
-/// The header of a frame without offloads, in one buffer.
-pub(super) const PLAIN: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// A virtio-net header as it was read: a private copy, in two words. As an array it would be in
+/// memory, where bytes that are read from a word that was just written stall the processor.
+#[derive(Clone, Copy)]
+pub(super) struct RawHeader {
+    front: u64,
+    back: u32,
+}
+
+impl RawHeader {
+    /// The header of a frame without offloads, in one buffer.
+    pub(super) const PLAIN: Self = Self { front: 0, back: 1 << 16 };
+
+    #[inline(always)]
+    pub(super) fn new(b: [u8; VnetHdr::LEN]) -> Self {
+        let front = u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+        Self { front, back: u32::from_le_bytes([b[8], b[9], b[10], b[11]]) }
+    }
+
+    /// The fields.
+    pub(super) fn decode(self) -> VnetHdr {
+        let mut bytes = [0; VnetHdr::LEN];
+        bytes[..8].copy_from_slice(&self.front.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.back.to_le_bytes());
+        VnetHdr::from_bytes(bytes)
+    }
+
+    /// The flags.
+    #[inline(always)]
+    pub(super) fn flags(self) -> u8 {
+        self.front as u8
+    }
+
+    /// Whether there is nothing to be done with the frame: it is no segment, and its checksum is in
+    /// its place.
+    #[inline(always)]
+    pub(super) fn is_plain(self) -> bool {
+        self.front as u16 & !u16::from(VnetHdr::DATA_VALID) == 0
+    }
+
+    /// Bytes of the frame's headers.
+    #[inline(always)]
+    pub(super) fn header_len(self) -> u16 {
+        (self.front >> 16) as u16
+    }
+
+    /// Buffers of the frame, in mergeable mode.
+    #[inline(always)]
+    pub(super) fn buffers(self) -> u16 {
+        (self.back >> 16) as u16
+    }
+}
 
 /// The poll contexts of the pools from which a layout allocates its segments.
 pub(super) type Napi<'a, B> = <<B as Buffers>::Pools as Pools>::Napi<'a>;
@@ -33,6 +83,8 @@ pub(super) trait Buffers {
     /// A received frame.
     type Frame: ReceivedFrame;
 
+    /// Whether every buffer is one segment.
+    const ONE_SEGMENT: bool = false;
     /// Whether buffers are described in tables, where the ring has some.
     const TABLES: bool = false;
     /// Whether the header has the byte at which a frame is split. In a layout without it, the
@@ -63,19 +115,19 @@ pub(super) trait Buffers {
     fn sync(&self, slot: &Self::Buffer, len: u32, napi: &Napi<'_, Self>);
 
     /// The virtio-net header in a slot that was synced, which begins with one.
-    fn header(&self, slot: &Self::Buffer) -> [u8; VnetHdr::LEN];
+    fn header(&self, slot: &Self::Buffer) -> RawHeader;
 
     /// Bytes of the frame in a buffer into which the device has written `len` bytes, at least a
     /// header. `None` if the header cannot be true of it.
     #[inline(always)]
-    fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
+    fn frame_len(&self, header: RawHeader, len: u32) -> Option<usize> {
         let _ = header;
         Some(len as usize - VnetHdr::LEN)
     }
 
     /// Moves the frame out of a slot that was synced. `header` was validated, also by
     /// [`frame_len`](Self::frame_len).
-    fn complete(&mut self, slot: &mut Self::Buffer, header: &[u8; VnetHdr::LEN], len: u32) -> Option<Self::Frame>;
+    fn complete(&mut self, slot: &mut Self::Buffer, header: RawHeader, len: u32) -> Option<Self::Frame>;
 
     /// Moves the `len` bytes of a further buffer out of its slot and appends them to `frame`. Only
     /// mergeable mode has frames of several buffers; the buffers of other layouts hold whole

@@ -10,7 +10,7 @@ use super::error::NetError;
 use super::ring::{RingHandle, RingQueue};
 use super::stats::DeviceFault;
 use crate::net::ctrl;
-use crate::virtqueue::driver::{Segment, with_queue};
+use crate::virtqueue::driver::{AnyDriverQueue, Segment, with_queue};
 use netmem_pool::{PeerShared, Region};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(super) const BUFFER: usize = 64;
 pub(super) const SIZE: u16 = 4;
 
 pub(super) struct ControlQueue {
-    ring: RingQueue<()>,
+    ring: RingQueue<AnyDriverQueue<()>>,
     buffer: ControlBuffer,
     /// The driver has stopped waiting for a command, and the device may still answer it.
     answer_pending: bool,

@@ -9,7 +9,7 @@
 //! fall into one set of the first-level cache.
 
 use super::buffer_layout::BufferLayout;
-use super::buffers::{Buffers, PLAIN, Pools, prefetch};
+use super::buffers::{Buffers, Pools, RawHeader, prefetch};
 use super::panics::Panics;
 use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
@@ -48,6 +48,15 @@ impl<M: PeerMemory> PageBuffers<M> {
         Self { layout: config.layout, needs_sync: pool.needs_sync(), keeps: pool.circulates(), split_pages: Vec::new() }
     }
 
+    /// Puts a page into an empty slot.
+    #[inline(always)]
+    fn put(&self, slot: &mut PageBuffer<M>, page: Page<M>, segments: &mut Segments<'_>) {
+        let start = self.layout.start(&page);
+        let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
+        segments.set(0, page.dma_addr() + u64::from(start));
+        *slot = PageBuffer { page: Some(page), front, start };
+    }
+
     /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
     #[inline(always)]
     fn sync_page(&self, page: &Page<M>, start: u32, len: u32, napi: &Napi<'_, M>) {
@@ -62,6 +71,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     type Pools = PagePool<M>;
     type Buffer = PageBuffer<M>;
     type Frame = XdpFrame<M>;
+    const ONE_SEGMENT: bool = true;
 
     fn segments(&self) -> Vec<u32> {
         vec![self.layout.len]
@@ -80,16 +90,14 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     #[inline(always)]
     fn fill(&mut self, slot: &mut PageBuffer<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
         if slot.page.is_none() {
-            let page = match self.layout.per_page {
-                1 => napi.alloc(),
-                per_page => split_page(&mut self.split_pages, per_page, napi),
-            };
-            let Some(page) = page else { return false };
-            let start = self.layout.start(&page);
-            let addr = page.dma_addr() + u64::from(start);
-            let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
-            *slot = PageBuffer { page: Some(page), front, start };
-            segments.set(0, addr);
+            if self.layout.per_page == 1 {
+                let Some(page) = napi.alloc() else { return false };
+                self.put(slot, page, segments);
+            } else {
+                let page = split_page(&mut self.split_pages, self.layout.per_page, napi);
+                let Some(page) = page else { return false };
+                self.put(slot, page, segments);
+            }
         }
         if let (true, Some(page)) = (self.needs_sync, &slot.page) {
             napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);
@@ -105,12 +113,15 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn header(&self, slot: &PageBuffer<M>) -> [u8; VnetHdr::LEN] {
-        slot.page.as_ref().and_then(|page| page.read_at(slot.start as usize).ok()).unwrap_or(PLAIN)
+    fn header(&self, slot: &PageBuffer<M>) -> RawHeader {
+        slot.page
+            .as_ref()
+            .and_then(|page| page.read_at(slot.start as usize).ok())
+            .map_or(RawHeader::PLAIN, RawHeader::new)
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut PageBuffer<M>, _: &[u8; VnetHdr::LEN], len: u32) -> Option<XdpFrame<M>> {
+    fn complete(&mut self, slot: &mut PageBuffer<M>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
         let page = slot.page.take()?;
         Some(XdpFrame::new(page, slot.start as usize + VnetHdr::LEN, len as usize - VnetHdr::LEN))
     }

@@ -25,23 +25,27 @@
 //! is free.
 
 use super::buffer_layout::HeaderFields;
-use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, PLAIN, Pools, ReceivedFrame};
+use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::state::DriverState;
 use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::driver::{DriverFormat, DriverQueue, with_queue};
+use crate::virtqueue::driver::{AnyShapedQueue, DriverFormat, RingEnd, ShapedQueue, Taken, with_queue};
 use netmem_packet::{Checksum, MAX_FRAGS, Meta};
 use netmem_pool::Page;
+use std::ops::ControlFlow;
 
 /// Used buffers that are handled between two publications of new buffers.
 pub(super) const RX_BATCH: u16 = 64;
 
+/// A ring whose slots have buffers of this layout.
+pub(super) type RxRing<B> = RingQueue<AnyShapedQueue<<B as Buffers>::Buffer>>;
+
 /// A receive queue without its pools.
 pub(super) struct Receive<B: Buffers> {
-    ring: RingQueue<B::Buffer>,
+    ring: RxRing<B>,
     path: ReceivePath<B>,
 }
 
@@ -53,23 +57,6 @@ struct ReceivePath<B> {
     stats: RxStats,
 }
 
-/// The first buffer of a frame on the slow path. (Two words are passed in registers: with the header
-/// in it, each frame on the fast path had three instructions more.)
-struct FirstBuffer {
-    /// The number of the buffer's slot.
-    id: u16,
-    /// Bytes that the device has written.
-    len: u32,
-}
-
-/// Numbers of buffers, for a frame on the slow path.
-struct BufferCounts {
-    /// Buffers of the frame.
-    buffers: u16,
-    /// Used buffers in the ring, with this one.
-    pending: u16,
-}
-
 impl<B: Buffers> Receive<B> {
     /// A queue in which nothing is posted yet. [`refill`](Self::refill) posts.
     pub(super) fn new(ring: RingHandle, mut buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
@@ -78,11 +65,11 @@ impl<B: Buffers> Receive<B> {
         Self { ring, path: ReceivePath { buffers, header, offloads, stats: RxStats::default() } }
     }
 
-    pub(super) fn ring(&self) -> &RingQueue<B::Buffer> {
+    pub(super) fn ring(&self) -> &RxRing<B> {
         &self.ring
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<B::Buffer> {
+    pub(super) fn ring_mut(&mut self) -> &mut RxRing<B> {
         &mut self.ring
     }
 
@@ -176,7 +163,7 @@ impl<B: Buffers> ReceivePath<B> {
     #[inline]
     fn receive<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Buffer>,
+        queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
         sink: &mut impl FrameSink<B>,
@@ -200,12 +187,12 @@ impl<B: Buffers> ReceivePath<B> {
     #[inline]
     fn batch<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Buffer>,
+        queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
         sink: &mut impl FrameSink<B>,
     ) -> (usize, Result<(), DeviceFault>) {
-        let pending = match queue.pending_with(B::prefetch) {
+        let pending = match queue.pending(B::prefetch) {
             Ok(pending) => pending,
             Err(fault) => return (0, Err(fault)),
         };
@@ -216,9 +203,17 @@ impl<B: Buffers> ReceivePath<B> {
             if buffers >= n {
                 break Ok(());
             }
-            let Some(used) = self.frame(queue, napi, pending - buffers, sink) else { break queue.outcome() };
-            buffers += used;
-            frames += 1;
+            let (plain, other) = queue.take_while(n - buffers, |len, slot| self.plain_frame(slot, len, napi, sink));
+            buffers += plain;
+            frames += usize::from(plain);
+            if let Some(other) = other {
+                buffers += 1;
+                let Some(more) = self.slow_frame(queue, napi, other, pending - buffers, sink) else {
+                    break queue.outcome();
+                };
+                buffers += more;
+                frames += 1;
+            }
         };
         // Done also if there were no frames, and after a fault. There may be memory now for slots
         // that found none earlier. If nothing is posted, no frame arrives that could cause another
@@ -229,96 +224,98 @@ impl<B: Buffers> ReceivePath<B> {
         (frames, outcome)
     }
 
-    /// Receives one frame from the ring, which has `pending` used buffers. Returns how many of them
-    /// the frame had; `None` after a fault.
+    /// Receives a frame in one buffer, without segments, and with a checksum that is in its place.
+    /// For any other frame it returns the header, and changes nothing.
     #[inline(always)]
-    fn frame<F: DriverFormat>(
+    fn plain_frame(
         &mut self,
-        queue: &mut DriverQueue<F, B::Buffer>,
+        slot: &mut B::Buffer,
+        len: u32,
         napi: &mut Napi<'_, B>,
-        pending: u16,
         sink: &mut impl FrameSink<B>,
-    ) -> Option<u16> {
-        let (id, len, slot) = queue.take()?;
+    ) -> ControlFlow<RawHeader> {
         if (len as usize) < VnetHdr::LEN + ETHERNET {
             // The memory stays in its slot, and is posted again as it is.
             self.stats.short += 1;
-            return Some(1);
+            return ControlFlow::Continue(());
         }
         self.buffers.sync(slot, len, napi);
-        let (mut verified, mut kept) = (0, PLAIN);
+        let (mut verified, mut kept) = (0, RawHeader::PLAIN);
         if self.header != HeaderFields::Plain {
             let header = self.buffers.header(slot);
-            // Without mergeable buffers the number has no meaning, and not every device writes it.
-            let buffers = match self.header {
-                HeaderFields::Mergeable => u16::from_le_bytes([header[10], header[11]]),
-                _ => 1,
-            };
-            // The usual frame: one buffer, no segments, and a checksum that is in its place.
-            if (header[0] & !VnetHdr::DATA_VALID) | header[1] != 0 || buffers != 1 {
-                let (first, counts) = (FirstBuffer { id, len }, BufferCounts { buffers, pending });
-                return self.slow_frame(queue, napi, first, header, counts, sink);
+            if !header.is_plain() || self.buffers_of(header) != 1 {
+                return ControlFlow::Break(header);
             }
-            verified = header[0];
+            verified = header.flags();
             if B::SPLIT {
                 kept = header;
             }
         }
-        if self.buffers.frame_len(&kept, len).is_none() {
+        if self.buffers.frame_len(kept, len).is_none() {
             self.stats.bad_header += 1;
-            return Some(1);
+            return ControlFlow::Continue(());
         }
         // The memory is there, because the slot was posted.
-        let Some(mut frame) = self.buffers.complete(slot, &kept, len) else { return Some(1) };
+        let Some(mut frame) = self.buffers.complete(slot, kept, len) else { return ControlFlow::Continue(()) };
         if self.offloads.verifies(verified) {
             frame.meta().checksum = Checksum::Verified;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
             self.buffers.recycle(slot, page);
         }
-        Some(1)
+        ControlFlow::Continue(())
     }
 
-    /// A frame of several buffers, or with offloads that the header describes.
+    /// Buffers of the frame with this header.
+    #[inline(always)]
+    fn buffers_of(&self, header: RawHeader) -> u16 {
+        match self.header {
+            HeaderFields::Mergeable => header.buffers(),
+            // The number has no meaning, and not every device writes it.
+            _ => 1,
+        }
+    }
+
+    /// A frame of several buffers, or with offloads that the header describes. `pending` more used
+    /// buffers are in the ring. Returns how many of them the frame had; `None` after a fault.
     #[cold]
     #[inline(never)]
     fn slow_frame<F: DriverFormat>(
         &mut self,
-        queue: &mut DriverQueue<F, B::Buffer>,
+        queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
-        FirstBuffer { id, len }: FirstBuffer,
-        bytes: [u8; VnetHdr::LEN],
-        BufferCounts { buffers, pending }: BufferCounts,
+        Taken { place, len, other: header }: Taken<RawHeader>,
+        pending: u16,
         sink: &mut impl FrameSink<B>,
     ) -> Option<u16> {
-        let header = VnetHdr::from_bytes(bytes);
+        let buffers = self.buffers_of(header);
         if buffers == 1 {
             // Before the memory leaves its slot: if the frame is refused, the memory is posted
             // again as it is.
-            let Some(have) = self.buffers.frame_len(&bytes, len) else {
+            let Some(have) = self.buffers.frame_len(header, len) else {
                 self.stats.bad_header += 1;
-                return Some(1);
+                return Some(0);
             };
-            let Some(meta) = self.validate_header(header, have) else { return Some(1) };
-            let Some(mut frame) = self.buffers.complete(queue.buffer(id), &bytes, len) else { return Some(1) };
+            let Some(meta) = self.validate_header(header.decode(), have) else { return Some(0) };
+            let Some(mut frame) = self.buffers.complete(queue.buffer(place), header, len) else { return Some(0) };
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
-            return Some(1);
+            return Some(0);
         }
-        if let Err(fault) = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending) {
+        if let Err(fault) = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending + 1) {
             queue.refuse(fault);
             return None;
         }
-        let Some(mut frame) = self.buffers.complete(queue.buffer(id), &bytes, len) else { return Some(1) };
+        let Some(mut frame) = self.buffers.complete(queue.buffer(place), header, len) else { return Some(0) };
         for _ in 1..buffers {
-            let (_, len, slot) = queue.take()?;
+            let (len, slot) = queue.take();
             self.buffers.append(slot, len, napi, &mut frame);
         }
-        if let Some(meta) = self.validate_header(header, frame.len()) {
+        if let Some(meta) = self.validate_header(header.decode(), frame.len()) {
             *frame.meta() = meta;
             drop(self.deliver(napi, frame, sink));
         }
-        Some(buffers)
+        Some(buffers - 1)
     }
 
     /// Validates the header of a frame of `len` bytes, and returns its offload information. If the
@@ -346,10 +343,10 @@ impl<B: Buffers> ReceivePath<B> {
 
     /// Posts every free slot for which there is memory.
     #[inline]
-    fn refill<F: DriverFormat>(&mut self, queue: &mut DriverQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
+    fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
         let (mut posted, mut collected) = (false, false);
         while queue.has_free() {
-            if queue.refill(|slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
+            if queue.refill(B::ONE_SEGMENT, |slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
                 let in_use = queue.posted();
                 let free = queue.slots().filter(|&(posted, _)| !posted).map(|(_, slot)| slot);
                 if !collected && self.buffers.collect(in_use, free) {

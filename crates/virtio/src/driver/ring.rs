@@ -3,7 +3,7 @@
 
 use crate::notify::{Kick, Kicks, Notifier, NotifyError};
 use crate::vhost_user::RingAddresses;
-use crate::virtqueue::driver::{AnyDriverQueue, AnyRing, Tables, with_queue};
+use crate::virtqueue::driver::{AnyDriverQueue, AnyRing, AnyShapedQueue, RingEnd, Tables};
 use crate::virtqueue::{Negotiated, PackedLayout, PackedRing, Position, SplitLayout, SplitRing};
 use netmem_packet::Armed;
 use netmem_pool::{PeerShared, Region};
@@ -186,27 +186,29 @@ impl RingHandle {
 }
 
 /// A queue with its ring.
-pub(crate) struct RingQueue<B> {
-    pub(crate) queue: AnyDriverQueue<B>,
+pub(crate) struct RingQueue<Q> {
+    pub(crate) queue: Q,
     /// Keeps the memory of the ring.
     handle: RingHandle,
 }
 
-impl<B: Default> RingQueue<B> {
+impl<B: Default> RingQueue<AnyShapedQueue<B>> {
     /// A queue whose buffers all consist of writable segments of these lengths, described in tables
     /// if `tables` is set and the ring has tables.
     pub(crate) fn shaped(handle: RingHandle, lens: &[u32], tables: bool) -> Self {
         let tables = handle.tables().filter(|_| tables);
-        Self { queue: AnyDriverQueue::shaped(handle.words(), handle.negotiated, lens, tables), handle }
+        Self { queue: AnyShapedQueue::new(handle.words(), handle.negotiated, lens, tables), handle }
     }
+}
 
+impl<B: Default> RingQueue<AnyDriverQueue<B>> {
     /// A queue whose buffers each have their own segments.
     pub(crate) fn new(handle: RingHandle) -> Self {
         Self { queue: AnyDriverQueue::new(handle.words(), handle.negotiated, handle.tables()), handle }
     }
 }
 
-impl<B> RingQueue<B> {
+impl<Q: RingEnd<Words = AnyRing>> RingQueue<Q> {
     /// Switches to another ring, in which no buffer is posted. Buffers stay in their slots.
     pub(crate) fn replace(&mut self, handle: RingHandle) {
         self.queue.replace(handle.words(), handle.tables());
@@ -222,7 +224,7 @@ impl<B> RingQueue<B> {
     /// executes a full fence, so it is not called for every batch.
     #[inline]
     pub(crate) fn notify(&mut self) {
-        if with_queue!(&mut self.queue, queue => queue.should_notify()) {
+        if self.queue.should_notify() {
             self.handle.wake();
         }
     }

@@ -18,7 +18,7 @@
 //! segment. Pages that are allocated together are sorted by address, so that a large segment lies
 //! in few extents.
 
-use super::buffers::{Buffers, ETHERNET, PLAIN, Pools, ReceivedFrame, prefetch};
+use super::buffers::{Buffers, ETHERNET, Pools, RawHeader, ReceivedFrame, prefetch};
 use super::error::NetError;
 use super::page_buffers::split_page;
 use super::panics::Panics;
@@ -196,12 +196,12 @@ impl<M: PeerMemory> SplitBuffers<M> {
     /// How many bytes of a frame are in the host part, and how many in the pages, of a buffer into
     /// which the device has written `len`.
     #[inline(always)]
-    fn split_at(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<(u32, u32)> {
+    fn split_at(&self, header: RawHeader, len: u32) -> Option<(u32, u32)> {
         let (written, rest) = (len.min(self.head) - VnetHdr::LEN as u32, len.saturating_sub(self.head));
         if !self.splits {
             return Some((written, rest));
         }
-        let head = u32::from(u16::from_le_bytes([header[2], header[3]]));
+        let head = u32::from(header.header_len());
         // Without payload, all that was written is the frame.
         let possible = head >= ETHERNET as u32 && (if rest > 0 { head <= written } else { head == written });
         possible.then_some((head, rest))
@@ -323,17 +323,17 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     }
 
     #[inline(always)]
-    fn header(&self, slot: &SplitBuffer<M>) -> [u8; VnetHdr::LEN] {
-        slot.host_part.as_ref().and_then(|part| part.read_at(0).ok()).unwrap_or(PLAIN)
+    fn header(&self, slot: &SplitBuffer<M>) -> RawHeader {
+        slot.host_part.as_ref().and_then(|part| part.read_at(0).ok()).map_or(RawHeader::PLAIN, RawHeader::new)
     }
 
     #[inline(always)]
-    fn frame_len(&self, header: &[u8; VnetHdr::LEN], len: u32) -> Option<usize> {
+    fn frame_len(&self, header: RawHeader, len: u32) -> Option<usize> {
         self.split_at(header, len).map(|(head, rest)| (head + rest) as usize)
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut SplitBuffer<M>, header: &[u8; VnetHdr::LEN], len: u32) -> Option<SplitFrame<M>> {
+    fn complete(&mut self, slot: &mut SplitBuffer<M>, header: RawHeader, len: u32) -> Option<SplitFrame<M>> {
         let (head, rest) = self.split_at(header, len)?;
         let part = slot.host_part.take()?;
         let (first, mut left) = (rest.min(self.page) as usize, rest.saturating_sub(self.page) as usize);

@@ -14,7 +14,7 @@ use super::stats::{DeviceFault, TxStats, state_name};
 use super::tx_mappings::{TxAddressing, TxMappings};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::driver::{DriverFormat, DriverQueue, LOOK, Segment, Vacant, with_queue};
+use crate::virtqueue::driver::{AnyDriverQueue, DriverFormat, DriverQueue, LOOK, RingEnd, Segment, Vacant, with_queue};
 use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Sendable, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
     /// The packets that the device has.
-    ring: RingQueue<Option<Packet<M>>>,
+    ring: RingQueue<AnyDriverQueue<Option<Packet<M>>>>,
     path: TxPath<M>,
     pub(super) index: usize,
     idle: IdleCounter,
@@ -70,7 +70,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         self.ring.handle()
     }
 
-    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<Option<Packet<M>>> {
+    pub(super) fn ring_mut(&mut self) -> &mut RingQueue<AnyDriverQueue<Option<Packet<M>>>> {
         &mut self.ring
     }
 
@@ -145,7 +145,7 @@ impl<M: PeerMemory> VirtioTx<M> {
         let mut panics = Panics::default();
         panics.call(|| mappings.release_all());
         with_queue!(&mut self.ring.queue, queue => {
-            for packet in queue.slots().filter_map(|(_, packet)| packet.take()) {
+            for packet in queue.buffers().filter_map(Option::take) {
                 stats.unconfirmed += 1;
                 panics.call(|| drop(packet));
             }
@@ -310,7 +310,7 @@ impl<M: PeerMemory> TxPath<M> {
         loop {
             let pending = queue.pending()?;
             for _ in 0..pending {
-                let Some((slot, _, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
+                let Some((slot, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
                 self.stats.completed += 1;
                 let _sent = Sent(packet);
                 if self.mappings.has_mapped() {

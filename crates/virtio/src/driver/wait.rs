@@ -47,6 +47,7 @@ use super::stats::DeviceFault;
 use super::stop::Stop;
 use super::tx::VirtioTx;
 use crate::notify::Kicks;
+use crate::virtqueue::driver::{AnyRing, RingEnd};
 use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{PeerMemory, PeerShared};
 use std::io;
@@ -68,10 +69,10 @@ impl<M: PeerMemory> DriverState<M> {
 
     /// Arms a queue, which a fault may have stopped: see the module. `polls`: whether the owner
     /// must poll for another reason.
-    fn arm<B>(
+    fn arm<Q: RingEnd<Words = AnyRing>>(
         &self,
         queue: usize,
-        ring: &mut RingQueue<B>,
+        ring: &mut RingQueue<Q>,
         stopped: Option<DeviceFault>,
         polls: bool,
     ) -> io::Result<Armed> {

@@ -12,7 +12,7 @@
 //! | `passed` compares for equality | the models with events, where both entries are published at once |
 
 use super::device::{BASE, DeviceFormat, MappedRing, PackedDevice, SplitDevice, Start};
-use super::driver::{DriverFormat, DriverQueue, Packed, Segment, Split};
+use super::driver::{DriverFormat, DriverQueue, Packed, RingEnd, Segment, Split};
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::{Armed, Negotiated, PackedRing, SplitRing};
 use crate::net::feature;

@@ -3,6 +3,7 @@
 use super::super::{Armed, Negotiated, PackedRing, SplitRing};
 use super::packed::Packed;
 use super::queue::DriverQueue;
+use super::shaped::ShapedQueue;
 use super::split::Split;
 use super::tables::Tables;
 
@@ -15,34 +16,78 @@ pub(crate) enum AnyRing {
     Packed(PackedRing),
 }
 
-/// A queue in the negotiated format. A caller checks the format once a poll.
-pub(crate) enum AnyDriverQueue<B> {
-    /// On a split ring.
-    Split(DriverQueue<Split, B>),
-    /// On a packed ring.
-    Packed(DriverQueue<Packed, B>),
+/// The operations of a queue that are the same for all kinds of buffers.
+pub(crate) trait RingEnd {
+    /// The words of the ring.
+    type Words;
+
+    /// Takes another ring, which is all zero: that of a new connection, or the old one after it was
+    /// cleared. No buffer is posted there. Buffers stay in their slots.
+    fn replace(&mut self, ring: Self::Words, tables: Option<Tables>);
+
+    /// Buffers that the device has.
+    fn posted(&self) -> usize;
+
+    /// Whether the device wants a notification for what was published since the last call: the
+    /// caller then signals the ring's kick. To be called once a poll, before a thread waits for
+    /// what was published: it executes a full fence, see [`event`](crate::virtqueue::event).
+    fn should_notify(&mut self) -> bool;
+
+    /// Asks the device for an interrupt at the next used buffer and looks at the ring once more. If
+    /// there is work, the queue is disarmed again.
+    fn arm(&mut self) -> Armed;
+
+    /// Asks the device for no interrupts: the driver polls.
+    fn disarm(&mut self);
 }
+
+/// A queue in the negotiated format.
+pub(crate) enum AnyQueue<S, P> {
+    /// On a split ring.
+    Split(S),
+    /// On a packed ring.
+    Packed(P),
+}
+
+/// A queue whose buffers each have their own segments.
+pub(crate) type AnyDriverQueue<B> = AnyQueue<DriverQueue<Split, B>, DriverQueue<Packed, B>>;
+/// A queue whose buffers all have the same segments.
+pub(crate) type AnyShapedQueue<B> = AnyQueue<ShapedQueue<Split, B>, ShapedQueue<Packed, B>>;
 
 /// Evaluates an expression on the queue of either format.
 macro_rules! with_queue {
     ($any:expr, $queue:ident => $e:expr) => {
         match $any {
-            $crate::virtqueue::driver::AnyDriverQueue::Split($queue) => $e,
-            $crate::virtqueue::driver::AnyDriverQueue::Packed($queue) => $e,
+            $crate::virtqueue::driver::AnyQueue::Split($queue) => $e,
+            $crate::virtqueue::driver::AnyQueue::Packed($queue) => $e,
         }
     };
 }
 pub(crate) use with_queue;
 
-impl<B: Default> AnyDriverQueue<B> {
-    /// See [`DriverQueue::shaped`].
-    pub(crate) fn shaped(ring: AnyRing, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
+impl<B: Default> AnyShapedQueue<B> {
+    /// See [`ShapedQueue::new`].
+    pub(crate) fn new(ring: AnyRing, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
         match ring {
-            AnyRing::Split(ring) => Self::Split(DriverQueue::shaped(ring, negotiated, lens, tables)),
-            AnyRing::Packed(ring) => Self::Packed(DriverQueue::shaped(ring, negotiated, lens, tables)),
+            AnyRing::Split(ring) => Self::Split(ShapedQueue::new(ring, negotiated, lens, tables)),
+            AnyRing::Packed(ring) => Self::Packed(ShapedQueue::new(ring, negotiated, lens, tables)),
         }
     }
+}
 
+impl<B> AnyShapedQueue<B> {
+    /// The most buffers that the device can have at a time.
+    pub(crate) fn holds(&self) -> usize {
+        with_queue!(self, queue => queue.holds())
+    }
+
+    /// See [`ShapedQueue::unread`].
+    pub(crate) fn unread(&mut self) -> u16 {
+        with_queue!(self, queue => queue.unread())
+    }
+}
+
+impl<B: Default> AnyDriverQueue<B> {
     /// See [`DriverQueue::new`].
     pub(crate) fn new(ring: AnyRing, negotiated: Negotiated, tables: Option<Tables>) -> Self {
         match ring {
@@ -52,9 +97,11 @@ impl<B: Default> AnyDriverQueue<B> {
     }
 }
 
-impl<B> AnyDriverQueue<B> {
-    /// See [`DriverQueue::replace`]. The ring is of the same format, because a device is connected anew with the same features.
-    pub(crate) fn replace(&mut self, ring: AnyRing, tables: Option<Tables>) {
+impl<S: RingEnd<Words = SplitRing>, P: RingEnd<Words = PackedRing>> RingEnd for AnyQueue<S, P> {
+    type Words = AnyRing;
+
+    /// The ring is of the same format, because a device is connected anew with the same features.
+    fn replace(&mut self, ring: AnyRing, tables: Option<Tables>) {
         match (self, ring) {
             (Self::Split(queue), AnyRing::Split(ring)) => queue.replace(ring, tables),
             (Self::Packed(queue), AnyRing::Packed(ring)) => queue.replace(ring, tables),
@@ -62,28 +109,21 @@ impl<B> AnyDriverQueue<B> {
         }
     }
 
-    /// See [`DriverQueue::posted`].
-    pub(crate) fn posted(&self) -> usize {
+    #[inline]
+    fn posted(&self) -> usize {
         with_queue!(self, queue => queue.posted())
     }
 
-    /// The most buffers that the device can have at a time.
-    pub(crate) fn holds(&self) -> usize {
-        with_queue!(self, queue => queue.slots.len())
+    #[inline]
+    fn should_notify(&mut self) -> bool {
+        with_queue!(self, queue => queue.should_notify())
     }
 
-    /// See [`DriverQueue::unread`].
-    pub(crate) fn unread(&mut self) -> u16 {
-        with_queue!(self, queue => queue.unread())
-    }
-
-    /// See [`DriverQueue::arm`].
-    pub(crate) fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> Armed {
         with_queue!(self, queue => queue.arm())
     }
 
-    /// See [`DriverQueue::disarm`].
-    pub(crate) fn disarm(&mut self) {
+    fn disarm(&mut self) {
         with_queue!(self, queue => queue.disarm());
     }
 }

@@ -2,16 +2,45 @@
 
 use super::super::Armed;
 use super::super::fault::DeviceFault;
-use super::found::Found;
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
 
-/// A ring format, seen from the driver: how buffers are described to the device and how used ones are found. The queue
-/// owns the slots, and checks what the format does not check.
+/// The used entries of a ring, from the oldest that was not read. Everything that a loop over them
+/// needs is in the value's own fields, so that a compiler keeps it in registers.
+pub(crate) trait UsedEntries: Sized {
+    /// A position in the ring.
+    type At;
+
+    /// The most buffers for which further entries can stand.
+    fn left(&self) -> u16;
+
+    /// The next used entry, if there is one: an id and the bytes that the device has written. Some
+    /// are [left](Self::left).
+    fn entry(&self) -> Option<(u32, u32)>;
+
+    /// Moves on by one buffer, which has so many descriptors.
+    fn skip(&mut self, descriptors: u16);
+
+    /// Checks that the device has used no more buffers than it had. To be called when none is
+    /// [left](Self::left).
+    fn check_end(&self) -> Result<(), DeviceFault>;
+
+    /// Where the next used entry is.
+    fn end(self) -> Self::At;
+}
+
+/// A ring format, seen from the driver: how buffers are described to the device and how used ones
+/// are found. The queue owns the slots, and checks what the format does not check.
 pub(crate) trait DriverFormat: Sized {
     /// The words.
     type Ring;
+    /// A position among the used entries.
+    type At;
+    /// See [`used`](Self::used).
+    type Used<'r>: UsedEntries<At = Self::At>
+    where
+        Self: 'r;
 
     /// Entries of a ring.
     fn entries(ring: &Self::Ring) -> u16;
@@ -28,12 +57,15 @@ pub(crate) trait DriverFormat: Sized {
     /// Descriptors that a buffer of `segments` takes, or None if no buffer can have so many.
     fn takes(&self, segments: usize) -> Option<usize>;
 
-    /// Makes shaped buffers available at the next [`publish`](Self::publish). For each it is given the slot, and how
-    /// many of its addresses, from the first on, may have changed since it was last made available.
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>);
+    /// Makes shaped buffers available at the next [`publish`](Self::publish). For each it is given
+    /// the slot, and how many of its addresses, from the first on, may have changed since it was
+    /// last made available. `steady`: these slots were made available in this order as many buffers
+    /// ago as there are slots.
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>, steady: bool);
 
-    /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of `segments`, and makes it
-    /// available at the next [`publish`](Self::publish). The caller has checked that there is room.
+    /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of
+    /// `segments`, and makes it available at the next [`publish`](Self::publish). The caller has
+    /// checked that there is room.
     fn post(&mut self, slot: u16, segments: impl Iterator<Item = Segment>, free: &mut Free);
 
     /// Lets the device see what was made available.
@@ -42,17 +74,15 @@ pub(crate) trait DriverFormat: Sized {
     /// See [`DriverQueue::should_notify`].
     fn should_notify(&mut self) -> bool;
 
-    /// Reads used entries, of which each stands for one buffer, until there is no room in `found`, and adds their buffers. The
-    /// device has `unread` more buffers than those that were found before. Those before a fault are found. Calls `seen` with the
-    /// slot of each buffer that it finds.
-    fn look(&mut self, unread: u16, found: &mut Found, seen: impl FnMut(u16)) -> Result<(), DeviceFault>;
+    /// The used entries that were not read. The device has `posted` buffers, of which `found` were
+    /// read before.
+    fn used(&self, found: u16, posted: u16) -> Result<Self::Used<'_>, DeviceFault>;
 
-    /// For buffers that are used in order: the next used entry, if there is one, and the number of buffers for which it
-    /// can stand. The device has `unread` more buffers than those that were found before.
-    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault>;
+    /// The used entries in front of this position were read.
+    fn read_to(&mut self, at: Self::At);
 
-    /// Moves the position in the ring behind the buffer in `slot`, which was found in a [`batch`](Self::batch).
-    fn skip(&mut self, slot: u16);
+    /// Descriptors of the buffer in `slot`, which the device has used.
+    fn count(&self, slot: u16) -> Result<u16, DeviceFault>;
 
     /// The slot of the buffer with this `id` in the ring.
     fn slot(&self, id: u32) -> Result<u16, DeviceFault>;
@@ -63,7 +93,8 @@ pub(crate) trait DriverFormat: Sized {
     /// Frees the descriptors of the buffer in `slot`, which the device has used.
     fn release(&mut self, slot: u16, free: &mut Free);
 
-    /// Asks for an interrupt at the next used entry that was not read, and looks whether it is there already.
+    /// Asks for an interrupt at the next used entry that was not read, and looks whether it is
+    /// there already.
     fn arm(&mut self) -> Armed;
 
     /// See [`DriverQueue::disarm`].

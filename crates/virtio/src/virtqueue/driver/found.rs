@@ -1,22 +1,19 @@
 //! Used buffers that were read from the ring and not taken yet.
 
-/// The most buffers that one [`refill`](super::DriverQueue::refill) step posts.
-pub(super) const BATCH: usize = 64;
-/// The most used buffers that are read from the ring and not taken yet. This is more than a batch and the longest
-/// frame, so that a frame that begins in a batch is read completely.
-pub(crate) const LOOK: u16 = 2 * BATCH as u16;
+/// The most used buffers that are read from the ring and not taken yet.
+pub(crate) const LOOK: u16 = 128;
 
-/// Used buffers that were read from the ring and not taken yet, oldest first: their slots, and their lengths as the device claims
-/// them. Positions count up, modulo 2^16.
-pub(crate) struct Found {
-    entries: Box<[(u16, u32); LOOK as usize]>,
+/// The slots of used buffers that were read from the ring and not taken yet, oldest first.
+/// Positions count up, modulo 2^16.
+pub(super) struct Found {
+    entries: Box<[u16; LOOK as usize]>,
     head: u16,
     tail: u16,
 }
 
 impl Found {
     pub(super) fn new() -> Self {
-        Self { entries: Box::new([(0, 0); LOOK as usize]), head: 0, tail: 0 }
+        Self { entries: Box::new([0; LOOK as usize]), head: 0, tail: 0 }
     }
 
     #[inline(always)]
@@ -25,11 +22,12 @@ impl Found {
     }
 
     #[inline(always)]
-    pub(super) fn get(&self, i: u16) -> (u16, u32) {
+    pub(super) fn get(&self, i: u16) -> u16 {
         self.entries[usize::from(self.head.wrapping_add(i) % LOOK)]
     }
 
-    /// Adds up to `most` buffers, and no more than there is room for. They count after [`added`](Self::added).
+    /// Adds up to `most` buffers, and no more than there is room for. They count after
+    /// [`added`](Self::added).
     #[inline(always)]
     pub(super) fn adding(&mut self, most: u16) -> Adding<'_> {
         let (first, most) = (self.tail, most.min(LOOK - self.len()));
@@ -44,7 +42,7 @@ impl Found {
 
     /// Takes the first. The caller knows that there is one.
     #[inline(always)]
-    pub(super) fn pop(&mut self) -> (u16, u32) {
+    pub(super) fn pop(&mut self) -> u16 {
         debug_assert!(self.len() > 0, "a buffer that is pending is taken");
         let first = self.get(0);
         self.head = self.head.wrapping_add(1);
@@ -52,9 +50,10 @@ impl Found {
     }
 }
 
-/// The places of buffers that are added to [`Found`]. Its fields are a loop's own, so that a compiler keeps them in registers.
+/// The places of buffers that are added to [`Found`]. Its fields are a loop's own, so that a
+/// compiler keeps them in registers.
 pub(super) struct Adding<'f> {
-    entries: &'f mut [(u16, u32); LOOK as usize],
+    entries: &'f mut [u16; LOOK as usize],
     /// The position of the next buffer, and the one behind the last for which there is room.
     pub(super) at: u16,
     end: u16,
@@ -68,8 +67,8 @@ impl Adding<'_> {
 
     /// Adds a buffer. The caller has checked that there is room.
     #[inline(always)]
-    pub(super) fn push(&mut self, slot: u16, len: u32) {
-        self.entries[usize::from(self.at % LOOK)] = (slot, len);
+    pub(super) fn push(&mut self, slot: u16) {
+        self.entries[usize::from(self.at % LOOK)] = slot;
         self.at = self.at.wrapping_add(1);
     }
 }

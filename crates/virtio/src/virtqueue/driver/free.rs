@@ -1,7 +1,7 @@
 //! The slots that are free.
 
-/// The slots (or, in a split ring, descriptors) that the device does not have. Ring buffer of as many places as a power of two;
-/// positions count up, modulo 2^16.
+/// The slots (or, in a split ring, descriptors) that the device does not have. Ring buffer of as
+/// many places as a power of two; positions count up, modulo 2^16.
 #[derive(Debug)]
 pub(crate) struct Free {
     ids: Box<[u16]>,
@@ -35,21 +35,8 @@ impl Free {
     }
 
     #[inline(always)]
-    pub(super) fn place(&self, position: u16) -> usize {
+    fn place(&self, position: u16) -> usize {
         usize::from(position) & (self.ids.len() - 1)
-    }
-
-    /// Up to `most` of the oldest, which are next to each other. Empty if none is free.
-    #[inline(always)]
-    pub(super) fn oldest(&self, most: usize) -> &[u16] {
-        let oldest = &self.ids[self.place(self.head)..];
-        &oldest[..most.min(usize::from(self.len())).min(oldest.len())]
-    }
-
-    /// Takes the `n` oldest.
-    #[inline(always)]
-    pub(super) fn skip(&mut self, n: u16) {
-        self.head = self.head.wrapping_add(n);
     }
 
     /// The next to be taken.

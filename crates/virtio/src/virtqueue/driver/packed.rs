@@ -1,23 +1,25 @@
 //! The driver's end of a packed ring.
 //!
-//! A buffer is as many descriptors in a row as it has segments, or one that points to its table. They are written to
-//! the ring's next places, which differ from the buffer's earlier ones. So the queue writes its private copies of the
-//! addresses each time. The id is the slot.
+//! A buffer is as many descriptors in a row as it has segments, or one that points to its table.
+//! They are written to the ring's next places, which differ from the buffer's earlier ones. So the
+//! queue writes its private copies of the addresses each time. The id is the slot.
 //!
-//! Descriptors of a batch are written at once except the first, which [`publish`](DriverFormat::publish) writes: the
-//! device takes descriptors in order, and so sees the batch when it sees the first one. So the device does not take a
-//! cache line away to which the driver is still writing.
+//! Descriptors of a batch are written at once except the first, which
+//! [`publish`](DriverFormat::publish) writes: the device takes descriptors in order, and so sees
+//! the batch when it sees the first one. So the device does not take a cache line away to which the
+//! driver is still writing.
 //!
-//! The device writes one used descriptor for each buffer, at the place of the buffer's first one, and skips the others. Where
-//! buffers are used in order, one used descriptor can stand for a batch of them, of which it names the last.
+//! The device writes one used descriptor for each buffer, at the place of the buffer's first one,
+//! and skips the others. Where buffers are used in order, one used descriptor can stand for a batch
+//! of them, of which it names the last.
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
+use super::super::packed::Cursor;
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::format::DriverFormat;
-use super::found::{Found, LOOK};
+use super::format::{DriverFormat, UsedEntries};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -31,7 +33,8 @@ pub(crate) struct Packed {
     used: Position,
     /// The first descriptor of the batch that is not published yet, and its place.
     held: Option<(u16, PackedDesc)>,
-    /// Descriptors made available since the last [`should_notify`](DriverFormat::should_notify), and the place then.
+    /// Descriptors made available since the last [`should_notify`](DriverFormat::should_notify),
+    /// and the place then.
     fresh: u32,
     notified: Position,
     event_idx: bool,
@@ -77,7 +80,8 @@ impl Names {
         DeviceFault::id(id, id, self.slots)
     }
 
-    /// The descriptors of the buffer in `slot`. `counts` has those of a free queue, of the buffers that the device has.
+    /// The descriptors of the buffer in `slot`. `counts` has those of a free queue, of the buffers
+    /// that the device has.
     #[inline(always)]
     fn count(self, slot: u16, counts: &[u16]) -> Result<u16, DeviceFault> {
         match self.per_slot {
@@ -87,8 +91,47 @@ impl Names {
     }
 }
 
+/// The used descriptors that were not read.
+pub(crate) struct Used<'r> {
+    at: Cursor<'r>,
+    found: u16,
+    posted: u16,
+}
+
+impl UsedEntries for Used<'_> {
+    type At = Position;
+
+    #[inline(always)]
+    fn left(&self) -> u16 {
+        self.posted - self.found
+    }
+
+    #[inline(always)]
+    fn entry(&self) -> Option<(u32, u32)> {
+        self.at.used_desc().map(|d| (d.id.into(), d.len))
+    }
+
+    #[inline(always)]
+    fn skip(&mut self, descriptors: u16) {
+        self.at.advance(descriptors);
+        self.found += 1;
+    }
+
+    #[inline(always)]
+    fn check_end(&self) -> Result<(), DeviceFault> {
+        DeviceFault::ahead(self.found + u16::from(self.at.used_desc().is_some()), self.posted).map(|_| ())
+    }
+
+    #[inline(always)]
+    fn end(self) -> Position {
+        self.at.position()
+    }
+}
+
 impl DriverFormat for Packed {
     type Ring = PackedRing;
+    type At = Position;
+    type Used<'r> = Used<'r>;
 
     fn entries(ring: &PackedRing) -> u16 {
         ring.size()
@@ -136,10 +179,10 @@ impl DriverFormat for Packed {
         }
     }
 
-    /// Each address of a chain is written: the descriptors go to other places than before. In a table, only the
-    /// addresses that have changed are written.
+    /// Each address of a chain is written: the descriptors go to other places than before. In a
+    /// table, only the addresses that have changed are written.
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>) {
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>, _: bool) {
         let (mut at, mut held) = (self.ring.available_from(self.avail), self.held);
         if let Some(tables) = &self.tables {
             self.fresh += slots.len() as u32;
@@ -227,44 +270,18 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
-    fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
-        let (mut at, mut known) = (self.ring.used_from(self.used), found.len());
-        let (names, counts, posted) = (self.names, &*self.counts, known + unread);
-        let judge = |n, id: u16| {
-            DeviceFault::ahead(n, posted)?;
-            let slot = names.slot(id.into())?;
-            Ok((slot, names.count(slot, counts)?))
-        };
-        let (mut judged, mut adding) = (Ok(()), found.adding(LOOK));
-        while adding.has_room()
-            && let Some(d) = at.used_desc()
-        {
-            match judge(known + 1, d.id) {
-                Ok((slot, count)) => {
-                    at.advance(count);
-                    seen(slot);
-                    adding.push(slot, d.len);
-                    known += 1;
-                }
-                Err(fault) => {
-                    judged = Err(fault);
-                    break;
-                }
-            }
-        }
-        let end = adding.at;
-        found.added(end);
-        self.used = at.position();
-        judged
+    fn used(&self, found: u16, posted: u16) -> Result<Used<'_>, DeviceFault> {
+        Ok(Used { at: self.ring.used_from(self.used), found, posted })
     }
 
-    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault> {
-        let d = self.ring.used_desc(self.used.offset());
-        Ok(d.is_used(self.used).then_some((d.id.into(), d.len, unread)))
+    #[inline(always)]
+    fn read_to(&mut self, at: Position) {
+        self.used = at;
     }
 
-    fn skip(&mut self, slot: u16) {
-        self.used = self.used.step(self.names.count(slot, &self.counts).unwrap_or(0), self.size);
+    #[inline(always)]
+    fn count(&self, slot: u16) -> Result<u16, DeviceFault> {
+        self.names.count(slot, &self.counts)
     }
 
     #[inline(always)]
@@ -272,6 +289,7 @@ impl DriverFormat for Packed {
         self.names.slot(id)
     }
 
+    #[inline(always)]
     fn id(&self, slot: u16) -> u16 {
         slot
     }
@@ -279,9 +297,7 @@ impl DriverFormat for Packed {
     #[inline(always)]
     fn release(&mut self, slot: u16, free: &mut Free) {
         free.push(slot);
-        if self.names.per_slot == 0 {
-            self.room += std::mem::take(&mut self.counts[usize::from(slot)]);
-        }
+        self.room += std::mem::take(&mut self.counts[usize::from(slot)]);
     }
 
     fn arm(&mut self) -> Armed {

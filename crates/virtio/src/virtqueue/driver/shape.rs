@@ -7,14 +7,15 @@ use super::tables::{Segment, Tables};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(super) negotiated: Negotiated,
-    /// Descriptors of each slot in the ring of a shaped queue: 1 where it has a table. 0 in a free one.
+    /// Descriptors of each slot in the ring of a shaped queue: 1 where it has a table. 0 in a free
+    /// one.
     pub(super) per_slot: u16,
 }
 
 impl Setup {
-    /// The tables, if the queue is to use them.
+    /// The tables, if a shaped queue is to use them.
     pub(super) fn tables(self, shape: Shape<'_>, tables: Option<Tables>) -> Option<Tables> {
-        tables.filter(|_| usize::from(self.per_slot) != shape.lens.len() || self.per_slot == 0)
+        tables.filter(|_| usize::from(self.per_slot) != shape.lens.len())
     }
 }
 
@@ -28,6 +29,9 @@ pub(crate) struct Shape<'q> {
 }
 
 impl<'q> Shape<'q> {
+    /// That of a free queue.
+    pub(super) const NONE: Self = Self { lens: &[], addrs: &[] };
+
     #[inline(always)]
     pub(super) fn addrs(self, slot: u16) -> &'q [u64] {
         let n = self.lens.len();

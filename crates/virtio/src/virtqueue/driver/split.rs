@@ -9,11 +9,11 @@
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
+use super::super::split::Local;
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::format::DriverFormat;
-use super::found::Found;
+use super::format::{DriverFormat, UsedEntries};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -24,7 +24,8 @@ pub(crate) struct Split {
     heads: Box<[u16]>,
     next_avail: u16,
     next_used: u16,
-    /// Buffers made available since the last [`should_notify`](DriverFormat::should_notify), and the index then.
+    /// Buffers made available since the last [`should_notify`](DriverFormat::should_notify), and
+    /// the index then.
     fresh: u32,
     notified: u16,
     event_idx: bool,
@@ -66,11 +67,42 @@ fn make_available(ring: &SplitRing, heads: &mut [u16], position: u16, head: u16)
     }
 }
 
-impl Split {
-    /// How many used entries were not read.
+/// The used entries that were not read.
+pub(crate) struct Used<'r> {
+    ring: Local<'r>,
+    next: u16,
+    /// How many there are.
+    ready: u16,
+}
+
+impl UsedEntries for Used<'_> {
+    type At = u16;
+
     #[inline(always)]
-    fn ready(&self, unread: u16) -> Result<u16, DeviceFault> {
-        DeviceFault::ahead(self.ring.used_idx().wrapping_sub(self.next_used), unread)
+    fn left(&self) -> u16 {
+        self.ready
+    }
+
+    #[inline(always)]
+    fn entry(&self) -> Option<(u32, u32)> {
+        Some(self.ring.used_entry(self.next))
+    }
+
+    #[inline(always)]
+    fn skip(&mut self, _: u16) {
+        self.next = self.next.wrapping_add(1);
+        self.ready -= 1;
+    }
+
+    /// The index was checked before the first entry.
+    #[inline(always)]
+    fn check_end(&self) -> Result<(), DeviceFault> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn end(self) -> u16 {
+        self.next
     }
 }
 
@@ -86,6 +118,8 @@ fn table_entry(n: u16, segment: Segment, last: bool) -> u64 {
 
 impl DriverFormat for Split {
     type Ring = SplitRing;
+    type At = u16;
+    type Used<'r> = Used<'r>;
 
     fn entries(ring: &SplitRing) -> u16 {
         ring.size()
@@ -143,26 +177,28 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>) {
+    fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>, steady: bool) {
         let (ring, heads, mut at) = (self.ring.local(), &mut *self.heads, self.next_avail);
         self.fresh += slots.len() as u32;
-        if let Some(tables) = &self.tables {
+        if steady && self.names.per_slot == 1 && self.tables.is_none() {
+            // Each head is in the ring already.
+            self.next_avail = at.wrapping_add(slots.len() as u16);
             for (slot, changed) in slots {
                 if changed > 0 {
-                    tables.set_addrs(slot, shape.addrs(slot), changed);
+                    ring.set_desc_addr(slot, shape.addrs(slot)[0]);
                 }
-                make_available(&ring, heads, at, slot);
-                at = at.wrapping_add(1);
             }
-        } else {
-            for (slot, changed) in slots {
-                let head = slot * shape.lens.len() as u16;
-                if changed > 0 {
-                    (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr));
-                }
-                make_available(&ring, heads, at, head);
-                at = at.wrapping_add(1);
+            return;
+        }
+        for (slot, changed) in slots {
+            let head = slot * self.names.per_slot;
+            match &self.tables {
+                _ if changed == 0 => {}
+                Some(tables) => tables.set_addrs(slot, shape.addrs(slot), changed),
+                None => (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr)),
             }
+            make_available(&ring, heads, at, head);
+            at = at.wrapping_add(1);
         }
         self.next_avail = at;
     }
@@ -216,43 +252,28 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn look(&mut self, unread: u16, found: &mut Found, mut seen: impl FnMut(u16)) -> Result<(), DeviceFault> {
-        let (ring, names, ready) = (self.ring.local(), self.names, self.ready(unread)?);
-        let (mut judged, mut next, mut adding) = (Ok(()), self.next_used, found.adding(ready));
-        while adding.has_room() {
-            let (id, len) = ring.used_entry(next);
-            match names.slot(id) {
-                Ok(slot) => {
-                    seen(slot);
-                    adding.push(slot, len);
-                    next = next.wrapping_add(1);
-                }
-                Err(fault) => {
-                    judged = Err(fault);
-                    break;
-                }
-            }
-        }
-        let at = adding.at;
+    fn used(&self, found: u16, posted: u16) -> Result<Used<'_>, DeviceFault> {
+        let ready = DeviceFault::ahead(self.ring.used_idx().wrapping_sub(self.next_used), posted - found)?;
+        Ok(Used { ring: self.ring.local(), next: self.next_used, ready })
+    }
+
+    #[inline(always)]
+    fn read_to(&mut self, next: u16) {
         self.next_used = next;
-        found.added(at);
-        judged
     }
 
-    fn batch(&self, unread: u16) -> Result<Option<(u32, u32, u16)>, DeviceFault> {
-        let ready = self.ready(unread)?;
-        let (id, len) = self.ring.used_entry(self.next_used);
-        Ok((ready > 0).then_some((id, len, ready)))
+    #[inline(always)]
+    fn count(&self, _: u16) -> Result<u16, DeviceFault> {
+        // A used entry is one for each buffer.
+        Ok(1)
     }
 
-    fn skip(&mut self, _: u16) {
-        self.next_used = self.next_used.wrapping_add(1);
-    }
-
+    #[inline(always)]
     fn slot(&self, id: u32) -> Result<u16, DeviceFault> {
         self.names.slot(id)
     }
 
+    #[inline(always)]
     fn id(&self, slot: u16) -> u16 {
         slot * self.names.per_slot
     }
@@ -286,8 +307,8 @@ impl DriverFormat for Split {
 
     fn disarm(&mut self) {
         if self.event_idx {
-            // The event is set to an entry that was passed already. The index reaches it again after 65535 more
-            // entries; the device then sends one unneeded signal.
+            // The event is set to an entry that was passed already. The index reaches it again
+            // after 65535 more entries; the device then sends one unneeded signal.
             self.ring.set_used_event(self.next_used.wrapping_sub(1));
         } else {
             self.ring.set_avail_flags(AVAIL_NO_INTERRUPT);

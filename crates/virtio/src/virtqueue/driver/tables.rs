@@ -22,8 +22,8 @@ impl Segment {
 
 /// Memory for one table of descriptors for each slot of a queue, which the device sees.
 ///
-/// Invariant: `words` is valid for reads and writes of `2 * per_slot` words for each slot of the queue, for as long as the
-/// value exists.
+/// Invariant: `words` is valid for reads and writes of `2 * per_slot` words for each slot of the
+/// queue, for as long as the value exists.
 #[derive(Debug)]
 pub(crate) struct Tables {
     words: *const AtomicU64,
@@ -47,8 +47,9 @@ impl Tables {
         Self { words: base.cast(), addr, per_slot }
     }
 
-    /// Writes `segments` into the table of `slot`: their addresses, and the other word of each descriptor, which `rest`
-    /// returns for the descriptor's number and whether it is the last. Returns the table's address and length in bytes.
+    /// Writes `segments` into the table of `slot`: their addresses, and the other word of each
+    /// descriptor, which `rest` returns for the descriptor's number and whether it is the last.
+    /// Returns the table's address and length in bytes.
     pub(super) fn write(
         &self,
         slot: u16,
@@ -69,8 +70,8 @@ impl Tables {
         (self.addr + (first * Self::ENTRY) as u64, u32::from(n) * Self::ENTRY as u32)
     }
 
-    /// Writes the first `n` of a slot's addresses into its table, which was written before. Not inline: queues whose buffers are one segment
-    /// have no tables, and their loop stays short.
+    /// Writes the first `n` of a slot's addresses into its table, which was written before. Not
+    /// inline: queues whose buffers are one segment have no tables, and their loop stays short.
     #[inline(never)]
     pub(super) fn set_addrs(&self, slot: u16, addrs: &[u64], n: u16) {
         let first = usize::from(slot) * usize::from(self.per_slot);

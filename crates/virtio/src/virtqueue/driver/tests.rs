@@ -2,7 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::{AnyDriverQueue, AnyRing, DriverFormat, DriverQueue, LOOK, Segment, Segments, Tables, with_queue};
+use super::{
+    AnyDriverQueue, AnyRing, AnyShapedQueue, DriverFormat, DriverQueue, LOOK, RingEnd, Segment, Segments, Tables,
+    with_queue,
+};
 use crate::net::feature;
 use crate::virtqueue::fault::DeviceFault;
 use crate::virtqueue::{
@@ -22,7 +25,8 @@ fn combinations() -> impl Iterator<Item = Negotiated> {
     })
 }
 
-/// Memory for a ring of either format and its tables, at addresses that the device uses as they are.
+/// Memory for a ring of either format and its tables, at addresses that the device uses as they
+/// are.
 struct Memory {
     _block: Vec<u64>,
     base: *mut u8,
@@ -298,7 +302,7 @@ impl<'m> Traffic<'m> {
                 assert_eq!(queue.peek(i), segments, "{context}");
             }
             for segments in used {
-                let (_, _, buffer) = queue.take().expect("it is pending");
+                let (_, buffer) = queue.take().expect("it is pending");
                 assert_eq!(&std::mem::take(buffer), segments);
             }
             assert_eq!(queue.pending(), Ok(0));
@@ -306,8 +310,9 @@ impl<'m> Traffic<'m> {
     }
 }
 
-/// Buffers of random segments go out and come back, in any order that is allowed, and notifications are wanted and not. The
-/// device sees each buffer as it was posted, and the driver gets the buffer back that the device used.
+/// Buffers of random segments go out and come back, in any order that is allowed, and notifications
+/// are wanted and not. The device sees each buffer as it was posted, and the driver gets the buffer
+/// back that the device used.
 #[test]
 fn random_traffic_of_free_queues() {
     for negotiated in combinations() {
@@ -372,8 +377,9 @@ fn panics_if(condition: bool) {
     }
 }
 
-/// Buffers of one shape go around. Some are posted again as they are, sometimes there is no memory, sometimes user code panics,
-/// and sometimes the ring is replaced. Each chain that the device sees is what is in its slot, and no slot is there twice.
+/// Buffers of one shape go around. Some are posted again as they are, sometimes there is no memory,
+/// sometimes user code panics, and sometimes the ring is replaced. Each chain that the device sees
+/// is what is in its slot, and no slot is there twice.
 #[test]
 fn random_traffic_of_shaped_queues() {
     for (negotiated, shape) in
@@ -382,7 +388,7 @@ fn random_traffic_of_shaped_queues() {
         let mut memory = Memory::new();
         let have: u32 = shape.iter().sum();
         let mut rng = fastrand::Rng::with_seed(negotiated.bits() ^ shape.len() as u64);
-        let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, shape, None);
+        let mut queue = AnyShapedQueue::<Pages>::new(memory.ring(negotiated), negotiated, shape, None);
         let (mut next, mut frames, mut panics) = (0u64, 0, 0);
         for _ in 0..10 {
             let mut device = Device::new(&memory, negotiated);
@@ -390,7 +396,7 @@ fn random_traffic_of_shaped_queues() {
                 let (most, panic_at) = (rng.usize(..20), rng.usize(..60));
                 let mut n = 0;
                 let caught = catch_unwind(AssertUnwindSafe(|| {
-                    with_queue!(&mut queue, queue => queue.refill(|pages, segments| {
+                    with_queue!(&mut queue, queue => queue.refill(false, |pages, segments| {
                         n += 1;
                         panics_if(n == panic_at);
                         fill(&mut next, shape, pages, segments);
@@ -422,10 +428,10 @@ fn random_traffic_of_shaped_queues() {
                     }
                 }
                 with_queue!(&mut queue, queue => {
-                    assert_eq!(usize::from(queue.pending().unwrap()), expect.len());
+                    assert_eq!(usize::from(queue.pending(|_| ()).unwrap()), expect.len());
                     assert_eq!(usize::from(queue.unread()), expect.len());
                     for (chain, written) in expect {
-                        let (_, len, pages) = queue.take().unwrap();
+                        let (len, pages) = queue.take();
                         assert_eq!(len, written, "{negotiated:?}, round {round}");
                         let of = pages.as_ref().unwrap().iter().zip(shape).map(|(&addr, &len)| (addr, len, true));
                         assert_eq!(chain.segments, of.collect::<Vec<_>>(), "{negotiated:?}, round {round}");
@@ -449,11 +455,11 @@ fn random_traffic_of_shaped_queues() {
 }
 
 /// A queue with `posted` buffers of 100 bytes, and its device.
-fn shaped(memory: &Memory, negotiated: Negotiated, posted: usize) -> (AnyDriverQueue<Pages>, Device<'_>) {
-    let mut queue = AnyDriverQueue::<Pages>::shaped(memory.ring(negotiated), negotiated, &[60, 40], None);
+fn shaped(memory: &Memory, negotiated: Negotiated, posted: usize) -> (AnyShapedQueue<Pages>, Device<'_>) {
+    let mut queue = AnyShapedQueue::<Pages>::new(memory.ring(negotiated), negotiated, &[60, 40], None);
     let (mut n, mut next) = (0, 0);
     with_queue!(&mut queue, queue => {
-        queue.refill(|pages, segments| {
+        queue.refill(false, |pages, segments| {
             fill(&mut next, &[60, 40], pages, segments);
             n += 1;
             n <= posted
@@ -473,13 +479,11 @@ fn caught(negotiated: Negotiated, lie: impl FnOnce(&mut Device<'_>)) -> DeviceFa
     lie(&mut device);
     with_queue!(&mut queue, queue => {
         for taken in 0..10 {
-            match queue.pending() {
+            match queue.pending(|_| ()) {
                 Ok(n) => assert!(n > 0, "{negotiated:?}: nothing was wrong after {taken} buffers"),
                 Err(fault) => return fault,
             }
-            if queue.take().is_none() {
-                return queue.outcome().expect_err("a buffer is refused with a reason");
-            }
+            queue.take();
         }
     });
     panic!("{negotiated:?}: nothing was wrong");
@@ -530,7 +534,7 @@ fn flags_of_another_turn_are_not_believed() {
         let AnyRing::Packed(ring) = &device.ring else { panic!("it is packed") };
         for flags in [0, PackedDesc::AVAIL, PackedDesc::USED] {
             ring.set_used_desc(0, PackedDesc { addr: 0, len: 1, id: 0, flags });
-            with_queue!(&mut queue, queue => assert_eq!(queue.pending(), Ok(0)));
+            with_queue!(&mut queue, queue => assert_eq!(queue.pending(|_| ()), Ok(0)));
         }
     }
 }
@@ -544,7 +548,8 @@ fn next<F: DriverFormat, B>(queue: &mut DriverQueue<F, B>) -> Result<u16, Device
     }
 }
 
-/// A free queue, too: whose chains have different lengths, so that a wrong id would lead it astray in the ring.
+/// A free queue, too: whose chains have different lengths, so that a wrong id would lead it astray
+/// in the ring.
 #[test]
 fn a_device_that_lies_to_a_free_queue_is_caught() {
     for negotiated in combinations() {
@@ -574,7 +579,8 @@ fn a_device_that_lies_to_a_free_queue_is_caught() {
     }
 }
 
-/// Notifications that are missed by a count that went around: more is published between two looks than the ring holds.
+/// Notifications that are missed by a count that went around: more is published between two looks
+/// than the ring holds.
 #[test]
 fn a_whole_turn_passes_every_event() {
     for negotiated in combinations().filter(|n| n.event_idx()) {
@@ -600,7 +606,8 @@ fn a_whole_turn_passes_every_event() {
     }
 }
 
-/// A buffer of many descriptors that is used twice does not take the driver beyond what it has posted.
+/// A buffer of many descriptors that is used twice does not take the driver beyond what it has
+/// posted.
 #[test]
 fn a_long_chain_that_is_used_twice() {
     for negotiated in combinations().filter(|n| !n.in_order()) {
@@ -625,26 +632,49 @@ fn a_long_chain_that_is_used_twice() {
     }
 }
 
-/// More used buffers than are read at a time come back in their order, also those of one batch, and are all counted.
+const LONG: u16 = 512;
+const USED: u16 = 300;
+
+/// Memory of a ring with many entries. `f` is called with the driver's ring and with the device's:
+/// a function that uses all of the given slots, which each have a descriptor.
+fn with_long_ring(negotiated: Negotiated, f: impl FnOnce(AnyRing, &dyn Fn(&[u16]))) {
+    let bytes = SplitLayout::new(LONG).total.max(PackedLayout::new(LONG).total);
+    let mut block = vec![0u64; bytes / 8 + 16];
+    let base = block.as_mut_ptr().cast::<u8>();
+    let base = base.wrapping_add(base.align_offset(SplitLayout::ALIGN));
+    // SAFETY: the block is large enough and aligned, and outlives the rings.
+    let ring = || unsafe {
+        match negotiated.packed() {
+            false => AnyRing::Split(SplitRing::from_layout(base, LONG)),
+            true => AnyRing::Packed(PackedRing::from_layout(base, LONG)),
+        }
+    };
+    let device = ring();
+    f(ring(), &|slots| {
+        let batch = [(0, slots[slots.len() - 1])];
+        let single: Vec<_> = (0..).zip(slots.iter().copied()).collect();
+        for &(at, slot) in if negotiated.in_order() { &batch[..] } else { &single } {
+            match &device {
+                AnyRing::Split(ring) => ring.set_used_entry(at, slot.into(), 0),
+                AnyRing::Packed(ring) => {
+                    let flags = Position::START.used();
+                    ring.set_used_desc(at, PackedDesc { addr: 0, len: 0, id: slot, flags });
+                }
+            }
+        }
+        if let AnyRing::Split(ring) = &device {
+            ring.set_used_idx(slots.len() as u16);
+        }
+    });
+}
+
+/// More used buffers than are read at a time come back in their order, also those of one batch.
 #[test]
 fn more_than_are_read_at_a_time() {
-    const LONG: u16 = 512;
-    const USED: u16 = 300;
-    let bytes = SplitLayout::new(LONG).total.max(PackedLayout::new(LONG).total);
     for negotiated in combinations() {
-        for stops in [false, true] {
-            let mut block = vec![0u64; bytes / 8 + 16];
-            let base = block.as_mut_ptr().cast::<u8>();
-            let base = base.wrapping_add(base.align_offset(SplitLayout::ALIGN));
-            // SAFETY: the block is large enough and aligned, and outlives the rings.
-            let ring = || unsafe {
-                match negotiated.packed() {
-                    false => AnyRing::Split(SplitRing::from_layout(base, LONG)),
-                    true => AnyRing::Packed(PackedRing::from_layout(base, LONG)),
-                }
-            };
-            let mut queue = AnyDriverQueue::<u8>::new(ring(), negotiated, None);
-            let (device, mut slots) = (ring(), Vec::new());
+        with_long_ring(negotiated, |ring, uses| {
+            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
+            let mut slots = Vec::new();
             with_queue!(&mut queue, queue => {
                 for _ in 0..USED {
                     let vacant = queue.vacant(1).unwrap();
@@ -652,24 +682,7 @@ fn more_than_are_read_at_a_time() {
                     queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
                 }
                 queue.publish();
-                let batch = [(0, slots[slots.len() - 1])];
-                let single: Vec<_> = (0..).zip(slots.iter().copied()).collect();
-                for &(at, slot) in if negotiated.in_order() { &batch[..] } else { &single } {
-                    match &device {
-                        AnyRing::Split(ring) => ring.set_used_entry(at, slot.into(), 0),
-                        AnyRing::Packed(ring) => {
-                            let flags = Position::START.used();
-                            ring.set_used_desc(at, PackedDesc { addr: 0, len: 0, id: slot, flags });
-                        }
-                    }
-                }
-                if let AnyRing::Split(ring) = &device {
-                    ring.set_used_idx(USED);
-                }
-                if stops {
-                    assert_eq!(queue.unread(), USED, "{negotiated:?}");
-                    continue;
-                }
+                uses(&slots);
                 let mut taken = Vec::new();
                 assert_eq!(queue.pending(), Ok(LOOK));
                 while queue.pending().unwrap() > 0 {
@@ -677,6 +690,39 @@ fn more_than_are_read_at_a_time() {
                 }
                 assert_eq!((taken, queue.posted()), (slots, 0), "{negotiated:?}");
             });
-        }
+        });
+    }
+}
+
+/// The same for a shaped queue. If it stops, all of them are counted.
+#[test]
+fn more_than_are_read_at_a_time_of_a_shaped_queue() {
+    for (negotiated, stops) in combinations().flat_map(|n| [(n, false), (n, true)]) {
+        with_long_ring(negotiated, |ring, uses| {
+            let mut queue = AnyShapedQueue::<u64>::new(ring, negotiated, &[100], None);
+            with_queue!(&mut queue, queue => {
+                let mut n = 0;
+                while n < u64::from(USED) {
+                    queue.refill(true, |buffer, segments| {
+                        n += 1;
+                        *buffer = n;
+                        segments.set(0, n);
+                        n <= u64::from(USED)
+                    });
+                }
+                queue.publish();
+                assert_eq!(queue.posted(), USED.into());
+                uses(&(0..USED).collect::<Vec<_>>());
+                if stops {
+                    assert_eq!(queue.unread(), USED, "{negotiated:?}");
+                    return;
+                }
+                let mut taken = Vec::new();
+                while queue.pending(|_| ()).unwrap() > 0 {
+                    (0..queue.pending(|_| ()).unwrap().min(100)).for_each(|_| taken.push(*queue.take().1));
+                }
+                assert_eq!((taken, queue.posted()), ((1..=u64::from(USED)).collect(), 0), "{negotiated:?}");
+            });
+        });
     }
 }

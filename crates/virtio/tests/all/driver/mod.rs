@@ -4,6 +4,7 @@ mod backlog;
 mod chaos;
 mod dying;
 mod forward;
+mod groups;
 mod hostile;
 mod in_process;
 mod offload;

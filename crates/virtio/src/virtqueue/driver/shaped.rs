@@ -1,0 +1,402 @@
+//! A queue whose buffers all consist of the same writable segments, for receiving.
+//!
+//! The slots are a ring of their own, in the order in which the driver posts them:
+//!
+//! ```text
+//!     taken          read               posted              taken
+//!   ──┴──────────────┴──────────────────┴───────────────────┴──
+//!       found: used,   the device has     free: filled and
+//!       read, checked  them               posted in this order
+//! ```
+//!
+//! A device usually uses buffers in the order in which they were posted. A used entry is then the
+//! next slot's, which is one comparison. If it is another slot's, the two change places, if the
+//! device has that slot. So what is between two of the three places is always true of all slots
+//! there: no slot needs a flag, no used buffer is written to a list, and no list of free slots
+//! exists.
+//!
+//! If buffers must be used in order, an entry stands for all slots up to the one that it names.
+
+use super::super::fault::DeviceFault;
+use super::super::{Armed, Negotiated};
+use super::any::RingEnd;
+use super::format::{DriverFormat, UsedEntries};
+use super::shape::{Setup, Shape};
+use super::tables::Tables;
+use std::ops::ControlFlow;
+
+/// The most buffers that one [`refill`](ShapedQueue::refill) step posts.
+const BATCH: usize = 64;
+/// Used buffers that are read from the ring at a time. This is more than a batch and the longest
+/// frame, so that a frame that begins in a batch is read completely.
+const LOOK: u16 = 2 * BATCH as u16;
+
+struct Slot<B> {
+    buffer: B,
+    /// Bytes that the device claims to have written, if it has used the buffer.
+    len: u32,
+    /// The number of the slot.
+    number: u16,
+    /// How many of the addresses, from the first on, may have changed since they were last written
+    /// to the ring.
+    changed: u16,
+}
+
+/// The addresses of the buffer that [`ShapedQueue::refill`] is about to post.
+pub(crate) struct Segments<'q> {
+    addrs: &'q mut [u64],
+    changed: &'q mut u16,
+}
+
+impl Segments<'_> {
+    /// Sets the address of segment `i`. Must be called for each segment whose address differs from
+    /// when its slot was last filled.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, i: usize, addr: u64) {
+        self.addrs[i] = addr;
+        // At least the larger of the two, in one instruction.
+        *self.changed |= i as u16 + 1;
+    }
+}
+
+/// A buffer that [`ShapedQueue::take_while`] has taken, and its caller does not handle there.
+pub(crate) struct Taken<R> {
+    /// The place of its slot.
+    pub(crate) place: usize,
+    /// How many bytes the device has written.
+    pub(crate) len: u32,
+    /// What the caller returned for it.
+    pub(crate) other: R,
+}
+
+/// See the [module](self).
+pub(crate) struct ShapedQueue<F, B> {
+    format: F,
+    setup: Setup,
+    slots: Box<[Slot<B>]>,
+    /// The place of each slot, by its number.
+    places: Box<[u16]>,
+    /// The bytes of each segment of a buffer.
+    lens: Box<[u32]>,
+    /// The addresses of all segments, by the numbers of slots.
+    addrs: Box<[u64]>,
+    /// The bytes of a buffer.
+    have: u32,
+    /// The next buffer to be taken. A position is a number of buffers since the beginning, modulo
+    /// 2^32.
+    taken: u32,
+    /// The position behind the last buffer that was found in the ring: the device has used it.
+    read: u32,
+    /// The position behind the last buffer that was posted.
+    posted: u32,
+    /// A position of the first place, not far before the others.
+    lap: u32,
+    /// From this position on, each slot is posted where it was posted a turn of the ring before.
+    steady: u32,
+    /// The fault that was found after them.
+    fault: Option<DeviceFault>,
+}
+
+impl<F: DriverFormat, B: Default> ShapedQueue<F, B> {
+    /// A queue on `ring`, which is all zero, whose buffers all consist of writable segments of
+    /// these lengths. It has a slot for each buffer that fits into the ring. Buffers of several
+    /// segments are described in `tables`, if there are any, and then take one entry of the ring.
+    pub(crate) fn new(ring: F::Ring, negotiated: Negotiated, lens: &[u32], tables: Option<Tables>) -> Self {
+        let per_slot = if tables.is_some() { 1 } else { lens.len() as u16 };
+        let setup = Setup { negotiated, per_slot };
+        let count = F::entries(&ring) / per_slot;
+        let addrs: Box<[u64]> = vec![0; usize::from(count) * lens.len()].into();
+        let shape = Shape { lens, addrs: &addrs };
+        let format = F::new(ring, setup, shape, setup.tables(shape, tables));
+        let slot = |number| Slot { buffer: B::default(), len: 0, number, changed: 0 };
+        Self {
+            format,
+            setup,
+            slots: (0..count).map(slot).collect(),
+            places: (0..count).collect(),
+            lens: lens.into(),
+            addrs,
+            have: lens.iter().sum(),
+            taken: 0,
+            read: 0,
+            posted: 0,
+            lap: 0,
+            steady: count.into(),
+            fault: None,
+        }
+    }
+}
+
+impl<F: DriverFormat, B> RingEnd for ShapedQueue<F, B> {
+    type Words = F::Ring;
+
+    /// The next [`refill`](Self::refill) describes the buffers to the device.
+    fn replace(&mut self, ring: F::Ring, tables: Option<Tables>) {
+        let shape = Shape { lens: &self.lens, addrs: &self.addrs };
+        self.format = F::new(ring, self.setup, shape, self.setup.tables(shape, tables));
+        // In a ring whose buffers are used in order, slots are posted in the order of their
+        // descriptors.
+        self.slots.sort_unstable_by_key(|slot| slot.number);
+        for (place, slot) in (0..).zip(&mut self.slots) {
+            slot.changed = self.lens.len() as u16;
+            self.places[usize::from(place)] = place;
+        }
+        (self.taken, self.read, self.posted, self.lap) = (0, 0, 0, 0);
+        (self.steady, self.fault) = (self.slots.len() as u32, None);
+    }
+
+    #[inline]
+    fn posted(&self) -> usize {
+        self.posted.wrapping_sub(self.taken) as usize
+    }
+
+    #[inline]
+    fn should_notify(&mut self) -> bool {
+        self.format.should_notify()
+    }
+
+    fn arm(&mut self) -> Armed {
+        if self.found() > 0 || self.fault.is_some() {
+            return Armed::Work;
+        }
+        self.format.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.format.disarm();
+    }
+}
+
+impl<F: DriverFormat, B> ShapedQueue<F, B> {
+    /// The most buffers that the device can have at a time.
+    #[inline]
+    pub(crate) fn holds(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Buffers that the device has used and that were not taken.
+    #[inline(always)]
+    fn found(&self) -> u16 {
+        self.read.wrapping_sub(self.taken) as u16
+    }
+
+    /// The place of a position.
+    #[inline(always)]
+    fn place(&self, position: u32) -> usize {
+        position.wrapping_sub(self.lap) as usize % self.slots.len()
+    }
+
+    /// The buffer at a place that [`take_while`](Self::take_while) returned, until the next
+    /// [`refill`](Self::refill).
+    #[inline(always)]
+    pub(crate) fn buffer(&mut self, place: usize) -> &mut B {
+        &mut self.slots[place].buffer
+    }
+
+    /// All buffers, and whether the device has them.
+    pub(crate) fn slots(&mut self) -> impl Iterator<Item = (bool, &mut B)> {
+        let (count, taken, posted) = (self.slots.len(), self.place(self.taken), self.posted());
+        let of = move |(place, slot): (usize, _)| ((place + count - taken) % count < posted, slot);
+        self.slots.iter_mut().map(|slot| &mut slot.buffer).enumerate().map(of)
+    }
+
+    /// Whether there are slots to [`refill`](Self::refill).
+    #[inline(always)]
+    pub(crate) fn has_free(&self) -> bool {
+        self.posted() < self.slots.len()
+    }
+
+    /// Posts up to a batch of buffers, in the slots that have been free for the longest time.
+    /// `fill` is given what is in the slot and sets the addresses of segments that have moved since
+    /// the slot was last filled. If it has no memory it returns false, and the step ends. Returns
+    /// how many buffers were posted; the device sees them after [`publish`](Self::publish).
+    ///
+    /// First all buffers are filled, then the ring is written. So the stores that wait until the
+    /// device's core gives a cache line up are next to each other, and wait at the same time.
+    ///
+    /// If `fill` panics, no buffer of the batch is posted, and the next call continues with the
+    /// contents of the slots.
+    ///
+    /// `one`: buffers have one segment. If it is a constant, a compiler makes loops over buffers
+    /// that have no loops over segments in them.
+    #[inline(always)]
+    pub(crate) fn refill(&mut self, one: bool, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
+        let n = if one { 1 } else { self.lens.len() };
+        debug_assert_eq!(n, self.lens.len());
+        let (first, free) = (self.place(self.posted), self.slots.len() - self.posted());
+        let steady = self.posted.wrapping_sub(self.steady).cast_signed() >= 0;
+        let Self { format, slots, lens, addrs, posted, .. } = self;
+        let (batch, addrs) = (&mut slots[first..], &mut **addrs);
+        let most = batch.len().min(free).min(BATCH);
+        let mut got = 0;
+        for slot in &mut batch[..most] {
+            let first = usize::from(slot.number) * n;
+            let addrs = &mut addrs[first..first + n];
+            if !fill(&mut slot.buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
+                break;
+            }
+            got += 1;
+        }
+        let exposed = batch[..got].iter_mut().map(|slot| (slot.number, std::mem::take(&mut slot.changed)));
+        format.expose(exposed, Shape { lens: &lens[..n], addrs }, steady);
+        *posted = posted.wrapping_add(got as u32);
+        got
+    }
+
+    /// Lets the device see the posted buffers. A device that sleeps must also be
+    /// [notified](RingEnd::should_notify).
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        self.format.publish();
+    }
+
+    /// How many buffers the device has used and [`take`](Self::take) has not given back, as far as
+    /// they were read. Calls `prefetch` with each buffer that was not pending before. Slots and
+    /// lengths were checked. A fault is reported after the buffers before it were taken.
+    #[inline(always)]
+    pub(crate) fn pending(&mut self, prefetch: impl FnMut(&B)) -> Result<u16, DeviceFault> {
+        if self.fault.is_none() {
+            self.fault = self.read(LOOK.saturating_sub(self.found()), prefetch).err();
+        }
+        match self.fault {
+            Some(fault) if self.found() == 0 => Err(fault),
+            _ => Ok(self.found()),
+        }
+    }
+
+    /// Reads used entries until `most` buffers were found, and the last of a batch. Calls `seen`
+    /// with each buffer that it finds.
+    ///
+    /// It is not inlined, so that its loop has all registers.
+    #[inline(never)]
+    fn read(&mut self, most: u16, mut seen: impl FnMut(&B)) -> Result<(), DeviceFault> {
+        let (first, found, posted) = (self.place(self.read), self.found(), self.posted() as u16);
+        let turn = self.posted.wrapping_add(self.slots.len() as u32);
+        let Self { format, setup, slots, places, have, read, steady, .. } = self;
+        let (have, per_slot, step, count) = (*have, setup.per_slot, u32::from(format.id(1)), slots.len());
+        let mut used = format.used(found, posted)?;
+        let all = used.left();
+        let judged = 'all: loop {
+            let (left, done) = (used.left(), all - used.left());
+            let n = left.min(most.saturating_sub(done));
+            if n == 0 {
+                break used.check_end();
+            }
+            let at = (first + usize::from(done)) % count;
+            let mut other = None;
+            for slot in &mut slots[at..count.min(at + usize::from(n))] {
+                let Some((id, len)) = used.entry() else { break 'all Ok(()) };
+                if id != u32::from(slot.number) * step || len > have {
+                    other = Some((id, len));
+                    break;
+                }
+                slot.len = len;
+                seen(&slot.buffer);
+                used.skip(per_slot);
+            }
+            let Some((id, len)) = other else { continue };
+            // Not the next buffer, or too long.
+            let (left, done) = (used.left(), all - used.left());
+            let at = (first + usize::from(done)) % count;
+            let in_order = setup.negotiated.in_order();
+            // An entry can name any buffer that the device has, or in order the last of a batch.
+            let left = if in_order { left } else { posted - found - done };
+            let named = format.slot(id).and_then(|slot| {
+                let ahead = DeviceFault::posted(id as u16, ahead(places, at, slot, left))?;
+                DeviceFault::length(len, have).map(|_| ahead)
+            });
+            let ahead = match named {
+                Ok(ahead) => ahead,
+                Err(fault) => break Err(fault),
+            };
+            let before = if in_order { ahead } else { 0 };
+            if before < ahead {
+                swap(slots, places, at, (at + ahead) % count);
+                *steady = turn;
+            }
+            // In order, the device has used the buffers before it completely.
+            for i in 0..=before {
+                let slot = &mut slots[(at + i) % count];
+                slot.len = if i < before { have } else { len };
+                seen(&slot.buffer);
+                used.skip(per_slot);
+            }
+        };
+        *read = read.wrapping_add((all - used.left()).into());
+        let end = used.end();
+        format.read_to(end);
+        judged
+    }
+
+    /// All buffers that the device has used and [`take`](Self::take) has not given back, for a
+    /// queue that stops.
+    pub(crate) fn unread(&mut self) -> u16 {
+        if self.fault.is_none() {
+            self.fault = self.read(u16::MAX, |_| ()).err();
+        }
+        self.found()
+    }
+
+    /// Takes up to `most` [pending](Self::pending) buffers, up to the first that `f` does not
+    /// handle. `f` is given how many bytes the device has written to a buffer, and the buffer,
+    /// whose slot is free then. Returns how many were handled, and the one that was taken and not
+    /// handled. Also returns if it is at the last place.
+    #[inline(always)]
+    pub(crate) fn take_while<R>(
+        &mut self,
+        most: u16,
+        mut f: impl FnMut(u32, &mut B) -> ControlFlow<R>,
+    ) -> (u16, Option<Taken<R>>) {
+        let (first, most) = (self.place(self.taken), most.min(self.found()));
+        let end = self.slots.len().min(first + usize::from(most));
+        let Self { slots, taken, lap, .. } = self;
+        *lap = taken.wrapping_sub(first as u32);
+        for (n, slot) in (0..).zip(&mut slots[first..end]) {
+            // First, because `f` is user code, and may panic.
+            *taken = taken.wrapping_add(1);
+            if let ControlFlow::Break(other) = f(slot.len, &mut slot.buffer) {
+                return (n, Some(Taken { place: first + usize::from(n), len: slot.len, other }));
+            }
+        }
+        ((end - first) as u16, None)
+    }
+
+    /// Takes the next [pending](Self::pending) buffer: how many bytes the device has written to it,
+    /// and the buffer. The slot is then free.
+    pub(crate) fn take(&mut self) -> (u32, &mut B) {
+        debug_assert!(self.found() > 0, "a buffer that is pending is taken");
+        let place = self.place(self.taken);
+        self.lap = self.taken.wrapping_sub(place as u32);
+        self.taken = self.taken.wrapping_add(1);
+        let slot = &mut self.slots[place];
+        (slot.len, &mut slot.buffer)
+    }
+
+    /// Records a fault that the caller has found in the contents of a buffer. A fault in the ring
+    /// that was found before takes precedence.
+    #[cold]
+    pub(crate) fn refuse(&mut self, fault: DeviceFault) {
+        self.fault.get_or_insert(fault);
+    }
+
+    /// The fault of the device, if one was found.
+    pub(crate) fn outcome(&self) -> Result<(), DeviceFault> {
+        self.fault.map_or(Ok(()), Err)
+    }
+}
+
+/// How many slots are between the place `at`, where the next used buffer is expected, and the slot
+/// that the device names. `None` if that is not one of the `left` slots that the device can have
+/// used.
+fn ahead(places: &[u16], at: usize, slot: u16, left: u16) -> Option<usize> {
+    let count = places.len();
+    let ahead = (usize::from(places[usize::from(slot)]) + count - at) % count;
+    (ahead < usize::from(left)).then_some(ahead)
+}
+
+/// Exchanges the slots of two places.
+fn swap<B>(slots: &mut [Slot<B>], places: &mut [u16], a: usize, b: usize) {
+    slots.swap(a, b);
+    places[usize::from(slots[a].number)] = a as u16;
+    places[usize::from(slots[b].number)] = b as u16;
+}

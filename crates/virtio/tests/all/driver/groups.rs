@@ -1,0 +1,304 @@
+//! Used buffers are read and handled in groups: what a device does, and what user code does, at
+//! each place of a group.
+
+use netmem_packet::{Handler, Packet, Verdict, XdpFrame};
+use netmem_pool::PeerShared;
+use netmem_testing::driver::hostile::{FORMATS, Harness};
+use netmem_testing::driver::*;
+use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
+use netmem_virtio::net::{VnetHdr, feature};
+use netmem_virtio::virtqueue::PackedDesc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// The modes whose buffers are one segment.
+const ONE_SEGMENT: [RxMode; 2] = [RxMode::Small, RxMode::Mergeable];
+/// Buffers that are used before the others, so that the group goes around the end of the ring.
+const BEFORE: u64 = 200;
+/// Buffers that are used at a time: more than a batch.
+const GROUP: u64 = 140;
+/// Places in such a group: both ends, those of batches and of the ring, and others.
+const PLACES: [u64; 9] = [0, 1, 31, 55, 56, 63, 64, 128, GROUP - 1];
+
+fn each_place(case: impl Fn(u64, RxMode, u64)) {
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format, mode))) {
+        PLACES.into_iter().for_each(|place| case(format, mode, place));
+    }
+}
+
+/// Frame `i`, of a length of its own.
+fn numbered(i: u64) -> Vec<u8> {
+    frame(i, 60 + (i % 40) as usize)
+}
+
+/// The device's next buffer, with frame `i` in it: its head and the length of header and frame.
+fn filled(harness: &mut Harness, i: u64) -> (u16, u32) {
+    let head = harness.ring.take().expect("the driver has posted buffers");
+    let wire = [&VnetHdr::PLAIN.to_bytes(), &numbered(i)[..]].concat();
+    harness.device.write(harness.ring.chain(head)[0].addr, &wire);
+    (head, wire.len() as u32)
+}
+
+/// The device uses buffers for these frames, and does not show it yet. Returns the last head.
+fn used(harness: &mut Harness, frames: impl Iterator<Item = u64>) -> Option<u16> {
+    frames.fold(None, |_, i| {
+        let (head, len) = filled(harness, i);
+        harness.ring.write(head.into(), len);
+        Some(head)
+    })
+}
+
+/// The frames that arrive until there are none.
+fn arrived(harness: &mut Harness) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    while receive(&mut harness.pair.rx, &mut |p: Packet<PeerShared>| got.push(p.to_vec())) > 0 {}
+    got
+}
+
+/// A queue in the middle of its ring.
+fn started(format: u64, mode: RxMode) -> Harness {
+    let mut harness = Harness::in_format(format, NetOptions::new(mode));
+    used(&mut harness, 0..BEFORE);
+    harness.ring.publish();
+    assert!(arrived(&mut harness) == (0..BEFORE).map(numbered).collect::<Vec<_>>());
+    harness
+}
+
+/// All buffers are posted again, and all pages return.
+fn assert_goes_on(mut harness: Harness, mode: RxMode) {
+    assert_eq!(harness.pair.rx.posted(), 256);
+    harness.assert_all_posted(mode);
+    used(&mut harness, 0..250);
+    harness.ring.publish();
+    assert!(arrived(&mut harness) == (0..250).map(numbered).collect::<Vec<_>>());
+    harness.close();
+}
+
+/// The device uses a group of which `lie` uses the buffer at `place`. `lie` has as a parameter the
+/// head of the buffer before. If it returns a fault, the frames in front of it arrive, and
+/// the queue stops. Otherwise the other frames arrive, and the queue goes on.
+fn group_with(
+    format: u64,
+    mode: RxMode,
+    place: u64,
+    lie: impl FnOnce(&mut Harness, Option<u16>) -> Option<DeviceFault>,
+) {
+    let mut harness = started(format, mode);
+    let before = used(&mut harness, 0..place);
+    let fault = lie(&mut harness, before);
+    used(&mut harness, place + 1..GROUP);
+    harness.ring.publish();
+    let expected: Vec<_> = match fault {
+        Some(_) => (0..place).map(numbered).collect(),
+        None => (0..GROUP).filter(|&i| i != place).map(numbered).collect(),
+    };
+    let got = arrived(&mut harness);
+    assert!(got == expected, "{format:#x}, {mode:?}, at {place}: {fault:?}, {} frames", got.len());
+    match fault {
+        Some(fault) => harness.assert_stopped(fault),
+        None => assert_goes_on(harness, mode),
+    }
+}
+
+/// Proves NET-6, as the next two tests do.
+#[test]
+fn a_wrong_id_at_each_place() {
+    each_place(|format, mode, place| {
+        for id in [256, 40_000] {
+            group_with(format, mode, place, |harness, _| {
+                let (_, len) = filled(harness, 0);
+                harness.ring.write(id, len);
+                Some(DeviceFault::BadId { id })
+            });
+        }
+        if place > 0 {
+            group_with(format, mode, place, |harness, before| {
+                let (_, len) = filled(harness, 0);
+                let id = before.unwrap();
+                harness.ring.write(id.into(), len);
+                Some(DeviceFault::NotPosted { id })
+            });
+        }
+    });
+}
+
+#[test]
+fn a_wrong_length_at_each_place() {
+    each_place(|format, mode, place| {
+        for more in [1, u32::MAX >> 1] {
+            group_with(format, mode, place, |harness, _| {
+                let (head, _) = filled(harness, 0);
+                let have = harness.ring.chain(head)[0].len;
+                harness.ring.write(head.into(), have + more);
+                Some(DeviceFault::BadLength { len: have + more, have })
+            });
+        }
+        for len in [0, 11, 25] {
+            group_with(format, mode, place, |harness, _| {
+                let (head, _) = filled(harness, 0);
+                harness.ring.write(head.into(), len);
+                None
+            });
+        }
+    });
+}
+
+#[test]
+fn a_wrong_header_at_each_place() {
+    let with = |header: VnetHdr, fault| {
+        move |harness: &mut Harness, _| {
+            let (head, len) = filled(harness, 0);
+            harness.device.write(harness.ring.chain(head)[0].addr, &header.to_bytes());
+            harness.ring.write(head.into(), len);
+            fault
+        }
+    };
+    let mode = RxMode::Mergeable;
+    for (format, place) in FORMATS.into_iter().flat_map(|format| PLACES.map(|place| (format, place))) {
+        for buffers in [0, 19, u16::MAX] {
+            let header = VnetHdr { num_buffers: buffers, ..VnetHdr::PLAIN };
+            group_with(format, mode, place, with(header, Some(DeviceFault::BadBufferCount { buffers })));
+        }
+        for header in [
+            VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 14, csum_offset: 6, ..VnetHdr::PLAIN },
+            VnetHdr { flags: 0x40, gso_type: 0x7f, ..VnetHdr::PLAIN },
+            VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 1, ..VnetHdr::PLAIN },
+        ] {
+            group_with(format, mode, place, with(header, None));
+        }
+        if place == GROUP - 1 {
+            let header = VnetHdr { num_buffers: 2, ..VnetHdr::PLAIN };
+            let fault = DeviceFault::MissingBuffers { buffers: 2, used: 1 };
+            group_with(format, mode, place, with(header, Some(fault)));
+        }
+    }
+}
+
+/// A used descriptor whose flags are of the turn before, or one flag only, is not used, and neither
+/// is what follows it, until the flags are right.
+#[test]
+fn flags_of_a_packed_ring_at_each_place() {
+    each_place(|format, mode, place| {
+        if format & feature::RING_PACKED == 0 {
+            return;
+        }
+        let mut harness = started(format, mode);
+        used(&mut harness, 0..GROUP);
+        harness.ring.publish();
+        let (at, ring) = (((BEFORE + place) % 256) as u16, &harness.ring.packed().ring);
+        let right = ring.used_desc(at);
+        let turn = PackedDesc::AVAIL | PackedDesc::USED;
+        for flip in [PackedDesc::AVAIL, PackedDesc::USED, turn] {
+            let ring = &harness.ring.packed().ring;
+            ring.set_used_desc(at, PackedDesc { flags: right.flags ^ flip, ..right });
+            let got = arrived(&mut harness);
+            // The first time those in front of it.
+            let expected = if flip == PackedDesc::AVAIL { 0..place } else { 0..0 };
+            assert!(got == expected.map(numbered).collect::<Vec<_>>(), "{format:#x}, {mode:?}, at {place}");
+        }
+        harness.ring.packed().ring.set_used_desc(at, right);
+        assert!(arrived(&mut harness) == (place..GROUP).map(numbered).collect::<Vec<_>>());
+        assert_goes_on(harness, mode);
+    });
+}
+
+/// A device that uses buffers in any order: each frame is in the buffer that it names, for many
+/// turns of the ring, and buffers are used in order in between.
+#[test]
+fn any_order() {
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format, mode))) {
+        if format & feature::IN_ORDER != 0 {
+            continue;
+        }
+        let mut harness = Harness::in_format(format, NetOptions::new(mode));
+        let (mut rng, mut has) = (fastrand::Rng::with_seed(format), Vec::new());
+        for round in 0..400u64 {
+            while has.len() < 256 && harness.ring.available() > 0 {
+                has.push(harness.ring.take().unwrap());
+            }
+            let mut ids = has.clone();
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), has.len(), "a slot is posted twice");
+            if round % 3 > 0 {
+                rng.shuffle(&mut has);
+            }
+            let n = rng.usize(0..=has.len());
+            let mut expected = Vec::new();
+            for (i, head) in (0..).zip(has.drain(..n)) {
+                let frame = numbered(round * 256 + i);
+                let wire = [&VnetHdr::PLAIN.to_bytes(), &frame[..]].concat();
+                harness.device.write(harness.ring.chain(head)[0].addr, &wire);
+                harness.ring.write(head.into(), wire.len() as u32);
+                expected.push(frame);
+            }
+            harness.ring.publish();
+            assert!(arrived(&mut harness) == expected, "{format:#x}, {mode:?}, round {round}");
+        }
+        harness.close();
+    }
+}
+
+/// A handler that panics at one frame, in one of its two functions.
+struct Panics {
+    got: Vec<Vec<u8>>,
+    at: u64,
+    in_run: bool,
+}
+
+impl Panics {
+    fn check(&self, i: u64) {
+        if i == self.at {
+            resume_unwind(Box::new("as the test wants it"));
+        }
+    }
+}
+
+impl Handler<PeerShared> for Panics {
+    fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+        if self.in_run {
+            self.check(self.got.len() as u64);
+        }
+        // Some pages are posted again as they are.
+        if frame.len().is_multiple_of(3) { self.keep(frame) } else { Verdict::Pass }
+    }
+
+    fn pass(&mut self, packet: Packet<PeerShared>) {
+        if !self.in_run {
+            self.check(self.got.len() as u64);
+        }
+        self.got.push(packet.to_vec());
+    }
+}
+
+impl Panics {
+    fn keep(&mut self, frame: &XdpFrame<PeerShared>) -> Verdict {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(0, &mut bytes).unwrap();
+        self.got.push(bytes);
+        Verdict::Drop
+    }
+}
+
+/// A handler panics over a frame at each place of a group. That frame is lost, its page returns,
+/// and the others arrive once, in their order.
+#[test]
+fn a_handler_panics_at_each_place() {
+    each_place(|format, mode, place| {
+        for in_run in [true, false] {
+            let mut harness = started(format, mode);
+            used(&mut harness, 0..GROUP);
+            harness.ring.publish();
+            let mut handler = Panics { got: Vec::new(), at: place, in_run };
+            // A frame that is dropped has no `pass`: the next one panics.
+            let caught = catch_unwind(AssertUnwindSafe(|| while receive(&mut harness.pair.rx, &mut handler) > 0 {}));
+            let lost = handler.got.len() as u64;
+            let panicked = caught.is_err();
+            handler.at = u64::MAX;
+            while receive(&mut harness.pair.rx, &mut handler) > 0 {}
+            let expected = (0..GROUP).filter(|&i| !panicked || i != lost).map(numbered);
+            assert!(handler.got == expected.collect::<Vec<_>>(), "{format:#x}, {mode:?}, at {place}");
+            assert!(panicked || !in_run);
+            assert_goes_on(harness, mode);
+        }
+    });
+}

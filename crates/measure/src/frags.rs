@@ -16,12 +16,12 @@
 //! cache of blocks in front of the buddy allocator, like Linux's per-CPU lists for small orders.
 
 use crate::buddy::Buddy;
-use crate::thread_cache::ThreadCache;
+use crate::thread_cache::{Cached, ThreadCache, with_cache};
 use netmem_pool::{Direction, DmaDomain, Memory, PeerShared, Provider, RawPage, Region, VhostDomain};
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
 /// The order of a block.
@@ -91,12 +91,11 @@ impl Zone {
 }
 
 thread_local! {
-    static CACHES: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
+    static CACHES: RefCell<Vec<Cached<Cache>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One thread's blocks of one zone.
 struct Cache {
-    zone: Weak<Zone>,
     /// The block that is being carved, if `left` or `unused` is not 0.
     block: u32,
     /// The number of its buffers that were not taken yet.
@@ -185,32 +184,25 @@ impl Cache {
     }
 }
 
-impl Drop for Cache {
-    /// The thread ends, or the zone has been dropped.
-    fn drop(&mut self) {
-        if let Some(zone) = self.zone.upgrade() {
-            self.end(&zone);
-            self.flush(&zone, self.free.len());
-            zone.mapped.fetch_add(self.mapped, Ordering::Relaxed);
-            zone.unmapped.fetch_add(self.unmapped, Ordering::Relaxed);
-        }
+impl Default for Cache {
+    fn default() -> Self {
+        Self { block: 0, left: 0, unused: 0, free: Vec::with_capacity(HIGH), mapped: 0, unmapped: 0 }
     }
 }
 
 impl ThreadCache for Cache {
     type Zone = Zone;
 
-    fn new(zone: &Arc<Zone>) -> Self {
-        let free = Vec::with_capacity(HIGH);
-        Self { zone: Arc::downgrade(zone), block: 0, left: 0, unused: 0, free, mapped: 0, unmapped: 0 }
-    }
-
-    fn caches() -> &'static LocalKey<RefCell<Vec<Self>>> {
+    #[inline]
+    fn caches() -> &'static LocalKey<RefCell<Vec<Cached<Self>>>> {
         &CACHES
     }
 
-    fn zone(&self) -> &Weak<Zone> {
-        &self.zone
+    fn drain(&mut self, zone: &Zone) {
+        self.end(zone);
+        self.flush(zone, self.free.len());
+        zone.mapped.fetch_add(self.mapped, Ordering::Relaxed);
+        zone.unmapped.fetch_add(self.unmapped, Ordering::Relaxed);
     }
 }
 
@@ -243,7 +235,7 @@ impl PageFrags {
     /// thread's block. Reads the counts of all blocks.
     #[must_use]
     pub fn out(&self) -> u64 {
-        Cache::with(&self.zone, |cache| cache.end(&self.zone));
+        with_cache(&self.zone, |cache: &mut Cache| cache.end(&self.zone));
         // If a block is not being carved any more, it has one reference for each buffer in use.
         self.zone.counts.iter().map(|count| u64::from(count.0.load(Ordering::Acquire))).sum()
     }
@@ -251,7 +243,7 @@ impl PageFrags {
     /// Blocks that were mapped and unmapped by this thread, and by threads that have ended.
     #[must_use]
     pub fn maps(&self) -> (u64, u64) {
-        let (mapped, unmapped) = Cache::with(&self.zone, |c| (c.mapped, c.unmapped)).unwrap_or_default();
+        let (mapped, unmapped) = with_cache(&self.zone, |c: &mut Cache| (c.mapped, c.unmapped)).unwrap_or_default();
         (mapped + self.zone.mapped.load(Ordering::Relaxed), unmapped + self.zone.unmapped.load(Ordering::Relaxed))
     }
 }
@@ -270,16 +262,18 @@ unsafe impl Provider<M> for PageFrags {
             });
             empty.unwrap_or(pages.len())
         };
-        Cache::with(&self.zone, fill).unwrap_or(0)
+        with_cache(&self.zone, fill).unwrap_or(0)
     }
 
     #[inline]
     unsafe fn release(&self, page: RawPage<M>) {
         // SAFETY: the zone keeps the region.
         let block = unsafe { page.index() } / BUFFERS;
-        if Cache::with(&self.zone, |cache| cache.give(&self.zone, block)).is_none() {
+        if with_cache(&self.zone, |cache: &mut Cache| cache.give(&self.zone, block)).is_none() {
             // The thread is ending and has no cache any more: a temporary cache is used.
-            Cache::new(&self.zone).give(&self.zone, block);
+            let mut cache = Cache::default();
+            cache.give(&self.zone, block);
+            cache.drain(&self.zone);
         }
     }
 

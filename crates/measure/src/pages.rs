@@ -10,11 +10,11 @@
 //! zone's free areas, with batches of the same size. As in Linux, the fast path shares nothing.
 
 use crate::buddy::Buddy;
-use crate::thread_cache::ThreadCache;
+use crate::thread_cache::{Cached, ThreadCache, with_cache};
 use netmem_pool::{Memory, PeerShared, Provider, RawPage, Region, RegionProvider};
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
 /// Pages that move between a cache and the buddy allocator at a time: Linux's batch for a larger
@@ -72,12 +72,11 @@ impl Zone {
 }
 
 thread_local! {
-    static CACHES: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
+    static CACHES: RefCell<Vec<Cached<Cache>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One thread's pages of one zone.
 struct Cache {
-    zone: Weak<Zone>,
     /// The page that was used last is at the end.
     pages: Vec<RawPage<M>>,
 }
@@ -119,28 +118,22 @@ impl Cache {
     }
 }
 
-impl Drop for Cache {
-    /// The thread ends, or the zone has been dropped.
-    fn drop(&mut self) {
-        if let Some(zone) = self.zone.upgrade() {
-            self.flush(&zone, self.pages.len());
-        }
+impl Default for Cache {
+    fn default() -> Self {
+        Self { pages: Vec::with_capacity(HIGH) }
     }
 }
 
 impl ThreadCache for Cache {
     type Zone = Zone;
 
-    fn new(zone: &Arc<Zone>) -> Self {
-        Self { zone: Arc::downgrade(zone), pages: Vec::with_capacity(HIGH) }
-    }
-
-    fn caches() -> &'static LocalKey<RefCell<Vec<Self>>> {
+    #[inline]
+    fn caches() -> &'static LocalKey<RefCell<Vec<Cached<Self>>>> {
         &CACHES
     }
 
-    fn zone(&self) -> &Weak<Zone> {
-        &self.zone
+    fn drain(&mut self, zone: &Zone) {
+        self.flush(zone, self.pages.len());
     }
 }
 
@@ -179,7 +172,7 @@ impl PageAllocator {
     /// thread. Acquires the lock.
     #[must_use]
     pub fn free_pages(&self) -> usize {
-        let cached = Cache::with(&self.zone, |c| c.pages.len()).unwrap_or(0);
+        let cached = with_cache(&self.zone, |c: &mut Cache| c.pages.len()).unwrap_or(0);
         cached + self.zone.with(|shared| shared.buddy.free())
     }
 }
@@ -190,7 +183,7 @@ impl PageAllocator {
 unsafe impl Provider<M> for PageAllocator {
     #[inline]
     fn alloc(&self, pages: &mut [Option<RawPage<M>>]) -> usize {
-        Cache::with(&self.zone, |cache| fill(pages, || cache.take(&self.zone)))
+        with_cache(&self.zone, |cache: &mut Cache| fill(pages, || cache.take(&self.zone)))
             .unwrap_or_else(|| self.zone.with(|shared| fill(pages, || shared.take())))
     }
 
@@ -198,7 +191,8 @@ unsafe impl Provider<M> for PageAllocator {
     unsafe fn release(&self, page: RawPage<M>) {
         let mut page = Some(page);
         // SAFETY: the page came out of `alloc`, so it is one of the zone's.
-        let cached = Cache::with(&self.zone, |cache| page.take().map(|page| unsafe { cache.give(&self.zone, page) }));
+        let cached =
+            with_cache(&self.zone, |cache: &mut Cache| page.take().map(|page| unsafe { cache.give(&self.zone, page) }));
         if let (None, Some(page)) = (cached, page) {
             // SAFETY: as above.
             self.zone.with(|shared| unsafe { shared.give(page) });

@@ -29,6 +29,8 @@ const WORD: usize = size_of::<u64>();
 const HALF: usize = size_of::<u32>();
 /// From this length on, copies are vectors or `memcpy`.
 const VECTORS: usize = 32;
+/// Up to this length, copies are a few vectors, all of a block loaded before the first is stored.
+const BLOCKS: usize = 128;
 
 /// Copies out of foreign memory, each byte read once. 32 to 128 bytes take at most eight vector
 /// moves, where a call would cost as much as the copy.
@@ -71,6 +73,34 @@ pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
             Access::Word => move_in::<u64>(from.add(at), to.add(at)),
             Access::Half => move_in::<u32>(from.add(at), to.add(at)),
             Access::Byte => move_in::<u8>(from.add(at), to.add(at)),
+        }
+    });
+}
+
+/// Copies `len` bytes between two places of foreign memory, which may overlap: what arrives then is
+/// arbitrary, as if a peer had written meanwhile. Nothing in this process depends on the bytes.
+/// Cost as [`copy_out`].
+///
+/// # Safety
+///
+/// `from` is readable and `to` is writable for `len` bytes. Other processes may read and write
+/// both.
+#[inline(always)]
+pub unsafe fn copy_across(from: *const u8, to: *mut u8, len: usize) {
+    if len > BLOCKS {
+        // SAFETY: the caller's.
+        return unsafe { std::ptr::copy(from, to, len) };
+    }
+    if len >= VECTORS {
+        // SAFETY: the caller's. Up to `BLOCKS` bytes are moved by blocks, which may overlap.
+        return unsafe { copy(from, to, len) };
+    }
+    // SAFETY: the pieces are those of `len` bytes on both sides.
+    accesses(len, |at, access| unsafe {
+        match access {
+            Access::Word => move_across::<u64>(from.add(at), to.add(at)),
+            Access::Half => move_across::<u32>(from.add(at), to.add(at)),
+            Access::Byte => move_across::<u8>(from.add(at), to.add(at)),
         }
     });
 }
@@ -118,12 +148,21 @@ unsafe fn move_in<T: Copy>(from: *const u8, to: *mut u8) {
     unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read()) }
 }
 
+/// # Safety
+///
+/// `from` is readable, `to` writable by volatile accesses, for a `T` without alignment.
+#[inline(always)]
+unsafe fn move_across<T: Copy>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<Unaligned<T>>().write_volatile(from.cast::<Unaligned<T>>().read_volatile()) }
+}
+
 /// Copies at least [`VECTORS`] bytes.
 ///
 /// # Safety
 ///
-/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Either may be
-/// foreign memory.
+/// `from` is readable and `to` writable for `len` bytes. If these are more than [`BLOCKS`], they do
+/// not overlap. Either may be foreign memory.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each block lies within `len` bytes of both; two blocks may overlap each other, which
@@ -132,7 +171,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         if (64..=80).contains(&len) {
             block::<4>(from, to);
             block::<1>(from.add(len - 16), to.add(len - 16));
-        } else if (80..=128).contains(&len) {
+        } else if (80..=BLOCKS).contains(&len) {
             block::<4>(from, to);
             block::<4>(from.add(len - 64), to.add(len - 64));
         } else if len < 64 {
@@ -184,6 +223,34 @@ fn launder(vector: &mut Vector) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Between two places that do not overlap, every byte arrives, and no other is written.
+    #[test]
+    fn every_length_crosses() {
+        let source: Vec<u8> = (0..=255).collect();
+        for (start, len) in (0..9).flat_map(|start| (0..240).map(move |len| (start, len))) {
+            let mut to = [0xeeu8; 256];
+            // SAFETY: 8 + 239 bytes fit in 256.
+            unsafe { copy_across(source.as_ptr().add(start), to.as_mut_ptr().add(3), len) };
+            assert_eq!(to[3..3 + len], source[start..start + len]);
+            assert!(to[..3].iter().chain(&to[3 + len..]).all(|&b| b == 0xee));
+        }
+    }
+
+    /// Places that overlap: nothing outside of the destination is written.
+    #[test]
+    fn places_that_overlap() {
+        for (by, len) in (1..40).flat_map(|by| (0..200).map(move |len| (by, len))) {
+            for (from, to) in [(0, by), (by, 0)] {
+                let mut bytes: Vec<u8> = (0..=255).collect();
+                let start = bytes.as_mut_ptr();
+                // SAFETY: 39 + 199 bytes fit in 256.
+                unsafe { copy_across(start.add(from), start.add(to), len) };
+                let kept = |at: &usize| !(to..to + len).contains(at);
+                assert!((0..256).filter(kept).all(|at| bytes[at] == at as u8));
+            }
+        }
+    }
 
     #[test]
     fn every_length_and_alignment_arrives() {

@@ -9,7 +9,7 @@
 #[doc(inline)]
 pub use netmem_virtio::device::{
     ConnectError, Connection, Control, DeviceError, DriverFault, DropReason, InProcess, InflightError, MAX_PAIRS,
-    NetDevice, Options, Stats, Worker,
+    NetDevice, Options, PairHandle, Stats, Worker,
 };
 #[cfg(feature = "cuda")]
 #[doc(inline)]

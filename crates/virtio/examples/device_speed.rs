@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use netmem_testing::device::rings::{Queue, WRITE};
 use netmem_testing::device::*;
-use netmem_virtio::device::NetDevice;
 use netmem_virtio::device::port::PortError;
-use netmem_virtio::device::port::{Echo, Gen, Port, Sink};
-use netmem_virtio::net::feature;
+use netmem_virtio::device::port::{Cross, Echo, Gen, Port, Sink};
+use netmem_virtio::device::{NetDevice, Options};
+use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_WRITE, PackedDesc, Position};
 
 const RING: u16 = 1024;
@@ -131,6 +131,40 @@ fn transmit<P: Port>(what: &str, size: usize, port: impl FnMut(usize) -> Result<
     report(what, start, &driver, posting);
 }
 
+/// From one queue pair of a device to another: frames of `size` bytes in buffers of `each` bytes,
+/// on both sides.
+fn cross(what: &str, size: usize, features: u64, each: usize) {
+    let Some(total) = frames_of(what, size) else { return };
+    let mut ends = Cross::cable().into_iter();
+    let options = Options { max_pairs: 2, ..one_pair() };
+    let mut device = NetDevice::new(options, |_| Ok(ends.next().unwrap())).unwrap();
+    let mut driver = Driver::start(&device, features | feature::MQ, 0);
+    for index in 0..4 {
+        driver.start_ring(RING);
+        driver.front.set_vring_enable(index, true).unwrap();
+    }
+    let buffer = |n: usize| GUEST + (BUFFERS + n * each) as u64;
+    let (chains, wire) = (usize::from(RING).min(64 * BUFFER / size.max(BUFFER)), size + VnetHdr::LEN);
+    let pieces = wire.div_ceil(each);
+    for n in 0..usize::from(RING) {
+        driver.rings[2].chain(n as u16, &[(buffer(n), each as u32, DESC_WRITE)]);
+    }
+    for chain in 0..chains {
+        let piece = |n| (buffer(usize::from(RING) + chain * pieces + n), each.min(wire - n * each) as u32, 0);
+        driver.rings[1].chain((chain * pieces) as u16, &(0..pieces).map(piece).collect::<Vec<_>>());
+    }
+    let (start, mut posting) = (Instant::now(), 0u64);
+    while frames(&driver.stats).0 < total {
+        device.poll();
+        let t = Instant::now();
+        for r in [1, 2] {
+            repost(&mut driver.rings[r], |_| {});
+        }
+        posting += t.elapsed().as_nanos() as u64;
+    }
+    report(what, start, &driver, posting);
+}
+
 /// The same as [`repost`] in a packed ring, whose chains have one descriptor each: it becomes
 /// available again at its place.
 fn repost_packed(q: &Queue, at: &mut Position, post: PackedDesc) -> u64 {
@@ -217,5 +251,8 @@ fn main() -> anyhow::Result<()> {
     packed("sink 64, packed in order", 64, feature::IN_ORDER, false, |_| Ok(Sink));
     transmit("sink 64", 64, |_| Ok(Sink));
     transmit("echo 64, both ways", 64, |_| Ok(Echo::new()));
+    cross("cross 64 small", 64, PLAIN, BUFFER);
+    cross("cross 1500 small", 1500, PLAIN, BUFFER);
+    cross("cross 64000 mergeable 4 KiB", 64000, MERGEABLE, 4096);
     Ok(())
 }

@@ -23,6 +23,7 @@
 //! | `worker.rs`, `run.rs`, `budget.rs` | one thread of the data side: a pass, its bounds, its sleep |
 //! | `rx.rs`, `split.rs` | a pass towards the driver: whole frames, or split behind their headers |
 //! | `tx.rs`, `ctrl.rs` | a pass from the driver: frames, and commands of the control queue |
+//! | `direct.rs`, `pair_handle.rs` | frames from one pair straight into the buffers of another |
 //! | `software.rs`, `flow.rs`, `rarp.rs` | what the device computes for a frame |
 //! | `port/` | where frames come from and go to |
 //! | `connect.rs` | a driver in the same process |
@@ -36,6 +37,7 @@ mod config;
 mod connect;
 mod control;
 mod ctrl;
+mod direct;
 #[cfg(test)]
 mod dirty_log_tests;
 mod error;
@@ -45,6 +47,7 @@ pub(crate) mod fuzz;
 mod net_device;
 mod options;
 mod pair;
+mod pair_handle;
 pub mod port;
 mod rarp;
 mod run;
@@ -62,6 +65,7 @@ pub use self::control::{Connection, Control};
 pub use self::error::DeviceError;
 pub use self::net_device::NetDevice;
 pub use self::options::{MAX_PAIRS, Options};
+pub use self::pair_handle::PairHandle;
 pub use self::stats::{DropReason, Stats};
 pub use self::worker::Worker;
 pub use crate::virtqueue::device::inflight::InflightError;

@@ -46,7 +46,8 @@ impl<P: Port> NetDevice<P> {
     ///
     /// Only the thread of its worker uses a [`Port`]. Ports that share data must synchronise it
     /// themselves. If one worker leaves a frame for the port of another worker, that worker is
-    /// woken only by its port's descriptor ([`Port::fd`]).
+    /// woken only by its port's descriptor ([`Port::fd`]), or by the port
+    /// ([`Cross`](super::port::Cross)).
     ///
     /// # Errors
     ///

@@ -5,13 +5,16 @@
 
 use std::sync::Arc;
 
-use super::port::ALL_OFFLOADS;
 use crate::guest_memory::{MemoryLimits, import};
 use crate::net::feature;
 use crate::virtqueue::Negotiated;
 
 /// The most queue pairs of a device: vhost-user numbers rings in one byte.
 pub const MAX_PAIRS: usize = 127;
+
+/// All offloads that a device offers. If the port, or the driver that receives a frame, lacks one,
+/// it is done in software.
+pub const ALL_OFFLOADS: u64 = feature::GUEST_OFFLOADS | feature::HOST_OFFLOADS & !feature::HOST_UFO;
 
 /// What a device offers.
 #[derive(Clone, Debug)]

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use super::stats::Tally;
 use super::{DeviceError, DriverFault, Stats};
 use crate::guest_memory::MemoryTable;
 use crate::guest_memory::dirty_log::DirtyLog;
@@ -151,6 +152,35 @@ impl Ring {
         self.awaited_memory = None;
         if let Some(queue) = self.queue.take() {
             self.base = Some(queue.base());
+        }
+    }
+
+    /// Ends a pass over the ring: notifies the driver of completed chains, and stops the ring if
+    /// its driver has broken a rule. `memory` is the pair's.
+    #[inline]
+    pub(super) fn finish(
+        &mut self,
+        memory: &MemoryTable,
+        index: usize,
+        result: Result<(), DriverFault>,
+        stats: &Stats,
+        tally: &mut Tally,
+    ) {
+        if let Some(q) = &mut self.queue
+            && q.should_notify()
+            && let Some(call) = &self.call
+        {
+            call.signal();
+            tally.calls += 1;
+        }
+        if let Err(e) = result {
+            // If the memory is gone, the zeros that were read in its place are no fault of the
+            // driver.
+            let fault = match memory.lost() {
+                0 => e,
+                accesses => DriverFault::MemoryLost { accesses },
+            };
+            self.stop_broken(index, fault, stats);
         }
     }
 

@@ -10,6 +10,7 @@
 //! | the port has a frame, or fails | the port's descriptor |
 //! | a frame has crossed a slow link | the earliest deadline of a port ([`Port::deadline`]); a sleep has no other timeout |
 //! | another worker leaves a frame for the port's queue ([`super::port::Steering`]) | the port's second descriptor |
+//! | another pair's worker leaves a frame, or makes room for one ([`super::port::Cross`]) | the worker's own eventfd |
 //! | a message changes a ring | the worker's own eventfd |
 //! | `stop` is set | [`Control::wake`](super::Control::wake), which writes the same eventfd |
 //!
@@ -235,8 +236,9 @@ fn arm<P: Port>(pair: &mut Pair, delivers: bool, port: &mut P) -> Idle {
     let [receive, transmit] = &mut pair.rings;
     match transmit.arm() {
         Some(false) => {}
-        // The driver must post receive buffers first, and will notify the device of them.
-        Some(true) if takes && !port.room() => {}
+        // The driver must post receive buffers first, and will notify the device of them; or the
+        // port ends the sleep.
+        Some(true) if takes && !port.arm_room() => {}
         _ => return Idle::No,
     }
     if !delivers {

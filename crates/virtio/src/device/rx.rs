@@ -24,7 +24,7 @@ use crate::virtqueue::device::{
 };
 
 /// The used index is published after so many bytes, or after a group of frames.
-const PUBLISH_BYTES: usize = 128 << 10;
+pub(super) const PUBLISH_BYTES: usize = 128 << 10;
 
 /// If frames are short and the port has read them itself, the used index is published after so many
 /// of them. Each read is a system call, and a driver that polls should not wait for more than a
@@ -41,6 +41,8 @@ const LONG: usize = 256;
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) buffers: BufferList,
+    /// The buffers of another pair, into which a frame is copied directly.
+    pub(super) posted: BufferList,
     fronts: Box<[[u8; FRONT]; GROUP]>,
     /// One frame from the driver, in wire form: [`MAX_WIRE`] bytes.
     pub(super) wire: Box<[u8]>,
@@ -48,7 +50,12 @@ pub(super) struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: BufferList::default(), fronts: Box::new([[0; FRONT]; GROUP]), wire: vec![0; MAX_WIRE].into() }
+        Self {
+            buffers: BufferList::default(),
+            posted: BufferList::default(),
+            fronts: Box::new([[0; FRONT]; GROUP]),
+            wire: vec![0; MAX_WIRE].into(),
+        }
     }
 }
 
@@ -304,10 +311,46 @@ enum Spread {
     CopyFailed,
 }
 
+/// The chains for a frame.
+pub(super) enum Room<A> {
+    /// They have room for it.
+    Found(Heads<A>),
+    /// More buffers are needed than the driver has posted so far: there is no chain at this place.
+    OutOfBuffers(A),
+    /// It fits no buffers that this driver posts.
+    TooBig,
+}
+
+/// Pops chains for a frame of `total` bytes, header included: one, or (mergeable) as many as it
+/// needs. Their buffers are appended to `buffers`. If the heads are dropped, a later pass pops the
+/// chains again.
+pub(super) fn room_for<'t, S: DeviceFormat>(
+    q: &mut DeviceQueue<S>,
+    memory: &mut View<'t>,
+    total: usize,
+    buffers: &mut Vec<Buffer<'t>>,
+) -> Result<Room<S::At>, DriverFault> {
+    let most = if q.negotiated().mergeable() { q.size() } else { 1 };
+    let mut cursor = q.cursor();
+    let Some(head) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else {
+        return Ok(Room::OutOfBuffers(cursor));
+    };
+    let mut heads = Heads::new(head);
+    while heads.bytes() < total {
+        if heads.len() == usize::from(most) {
+            return Ok(Room::TooBig);
+        }
+        let Some(head) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else {
+            return Ok(Room::OutOfBuffers(cursor));
+        };
+        heads.push(head);
+    }
+    Ok(Room::Found(heads))
+}
+
 /// One frame into a chain of several buffers, or (mergeable) into several chains. All of them are
 /// collected before the first byte is written, so that a frame that has to wait costs no copy, and
-/// its chains become visible together. If a frame must wait, the heads of its chains are dropped,
-/// and a later pass pops the chains again.
+/// its chains become visible together.
 fn spread<'t, S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
@@ -316,24 +359,14 @@ fn spread<'t, S: DeviceFormat>(
 ) -> Result<Spread, DriverFault> {
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
-    let most = if q.negotiated().mergeable() { q.size() } else { 1 };
-    let mut cursor = q.cursor();
-    let mut pop_chain = |q: &mut DeviceQueue<S>| {
-        let head = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)?;
-        if head.is_none() {
-            q.set_out_of_buffers(cursor);
+    let heads = match room_for(q, memory, total, buffers)? {
+        Room::Found(heads) => heads,
+        Room::OutOfBuffers(at) => {
+            q.set_out_of_buffers(at);
+            return Ok(Spread::OutOfBuffers);
         }
-        Ok::<_, DriverFault>(head)
+        Room::TooBig => return Ok(Spread::TooBig),
     };
-    let Some(head) = pop_chain(q)? else { return Ok(Spread::OutOfBuffers) };
-    let mut heads = Heads::new(head);
-    while heads.bytes() < total {
-        if heads.len() == usize::from(most) {
-            return Ok(Spread::TooBig);
-        }
-        let Some(head) = pop_chain(q)? else { return Ok(Spread::OutOfBuffers) };
-        heads.push(head);
-    }
     let (table, header_len) = (memory.table(), q.header());
     let mut first = [0; VnetHdr::LEN];
     first.copy_from_slice(header);

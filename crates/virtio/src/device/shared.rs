@@ -18,6 +18,9 @@
 //!   in, and waits for the others then. If it locked the pairs in order, it could follow the worker
 //!   from pair to pair, and wait for a pass of each.
 //! * *A worker waits for no lock.* A pair that is locked is left out of its pass.
+//! * *A pass over a pair may lock the pair to which its frames go* ([`super::direct`]): by a try,
+//!   too, so that two pairs which send to each other cannot wait for each other. If the receiver's
+//!   own worker has found its pair locked, that worker is next.
 //! * A thread that holds a pair waits for no lock. The control side locks `front` before a pair.
 //!
 //! # Memory
@@ -57,6 +60,9 @@ struct LockedPair {
     /// How many threads of the control side wait for the pair. The worker leaves it out while there
     /// are any.
     waiting: AtomicU32,
+    /// The pair's own worker has found it locked, and has not had it since. No sender locks it
+    /// then.
+    missed: AtomicBool,
     pair: Mutex<Pair>,
 }
 
@@ -177,11 +183,34 @@ impl Shared {
         Ok(wakers)
     }
 
-    /// Pair `n` for a pass, unless the control side has locked it or waits for it.
+    /// Pair `n` for a pass of its worker, unless another thread has locked it, or the control side
+    /// waits for it.
     #[inline]
     pub(super) fn try_pair(&self, n: usize) -> Option<MutexGuard<'_, Pair>> {
         let locked = &self.pairs[n];
-        if locked.waiting.load(Ordering::Relaxed) != 0 { None } else { locked.try_lock() }
+        if locked.waiting.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let pair = locked.try_lock();
+        if locked.missed.load(Ordering::Relaxed) == pair.is_some() {
+            locked.missed.store(pair.is_none(), Ordering::Relaxed);
+        }
+        pair
+    }
+
+    /// Pair `n` for a pass over a pair that sends to it. Not if the pair's own worker has found it
+    /// locked last: a sender that never pauses would keep that worker out.
+    #[inline]
+    pub(super) fn try_receiver(&self, n: usize) -> Option<MutexGuard<'_, Pair>> {
+        let locked = &self.pairs[n];
+        let free = locked.waiting.load(Ordering::Relaxed) == 0 && !locked.missed.load(Ordering::Relaxed);
+        if free { locked.try_lock() } else { None }
+    }
+
+    /// Ends the sleep of the worker of pair `n`.
+    pub(super) fn wake_worker_of(&self, n: usize) {
+        let wakers = self.wakers();
+        wakers[self.worker(2 * n, wakers.len())].wake();
     }
 
     /// Whether pair `n` is beyond those that the driver uses by its last command on the control
@@ -469,6 +498,32 @@ mod tests {
             };
             // `set_features` asks all pairs whether they run before it changes them.
             assert_eq!(next.announce, Some([7; 6]));
+        });
+    }
+
+    /// A sender does not lock a pair that another thread has, for which the control side waits, or
+    /// whose own worker has found it locked and has not had it since.
+    #[test]
+    fn a_sender_is_the_last() {
+        let shared = shared(1);
+        let pass = shared.try_pair(0).unwrap();
+        assert!(shared.try_receiver(0).is_none());
+        drop(pass);
+        let sender = shared.try_receiver(0).unwrap();
+        assert!(shared.try_pair(0).is_none());
+        drop(sender);
+        assert!(shared.try_receiver(0).is_none(), "the pair's worker is next");
+        drop(shared.try_pair(0).unwrap());
+        let sender = shared.try_receiver(0).unwrap();
+        thread::scope(|s| {
+            s.spawn(|| shared.announce([7; 6]));
+            while shared.pairs[0].waiting.load(Ordering::Relaxed) == 0 {
+                thread::yield_now();
+            }
+            drop(sender);
+            if let Some(early) = shared.try_receiver(0) {
+                assert_eq!(early.announce, Some([7; 6]), "the control side waited");
+            }
         });
     }
 

@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use netmem_packet::{Checksum, Meta, SegmentPlan, Sum, complete_checksum};
 
+use super::pair_handle::PairHandle;
 use super::port::{Port, PortError, Posted, Rest};
 use super::stats::{DropReason, Tally};
 use crate::net::{HeaderFault, Offloads, VnetHdr, feature};
@@ -166,7 +167,7 @@ impl SegmentedFrame {
 /// Whether the receiver does not accept a frame of `total` bytes in wire form, which begins with
 /// `wire`, as it is. False for a header that makes no sense: the receiver checks it.
 #[inline]
-fn lacks(to: Offloads, wire: &[u8], total: usize) -> bool {
+pub(super) fn lacks(to: Offloads, wire: &[u8], total: usize) -> bool {
     match wire.split_first_chunk::<{ VnetHdr::LEN }>() {
         Some((header, _)) if header[..2] != [0, 0] => {
             to.check(VnetHdr::from_bytes(*header), total - VnetHdr::LEN) == Err(HeaderFault::NotNegotiated)
@@ -217,6 +218,7 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
     const FEATURES: u64 = P::FEATURES;
     const READS: bool = P::READS;
     const SENDS_IN_PLACE: bool = P::SENDS_IN_PLACE;
+    const STORES: bool = P::STORES;
 
     #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
@@ -273,6 +275,21 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
 
     fn accepted_offloads(&self) -> Offloads {
         Offloads::sent(u64::MAX)
+    }
+
+    #[inline]
+    fn send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        self.port.send_with(len, fill)
+    }
+
+    #[inline]
+    fn peer(&self) -> Option<&PairHandle> {
+        self.port.peer()
+    }
+
+    #[inline]
+    fn waits(&self) -> bool {
+        self.port.waits()
     }
 
     #[inline]

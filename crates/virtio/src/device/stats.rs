@@ -78,6 +78,8 @@ pub struct Stats {
     /// Those of them whose payload the port has read from the driver's buffers itself, without a
     /// copy by the device.
     pub tx_in_place: AtomicU64,
+    /// Those of them that were copied straight into the buffers of another queue pair.
+    pub tx_direct: AtomicU64,
     /// Frames, in either direction, whose checksum was computed because the next hop does not.
     pub checksummed: AtomicU64,
     /// Frames, in either direction, that were cut because the next hop does not. They count as
@@ -102,7 +104,8 @@ pub struct Stats {
     pub woken_by_port: AtomicU64,
     /// Sleeps that ended because a port had work at that time ([`super::port::Port::deadline`]).
     pub woken_by_deadline: AtomicU64,
-    /// Sleeps that ended by a front end's message, or by [`super::Control::wake`].
+    /// Sleeps that ended by a front end's message, by [`super::Control::wake`], or by a pair that
+    /// sends to one of the thread's pairs, or receives from it.
     pub woken_by_control: AtomicU64,
     /// Control commands answered.
     pub commands: AtomicU64,
@@ -138,6 +141,7 @@ impl Stats {
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
             ("tx_in_place", &self.tx_in_place),
+            ("tx_direct", &self.tx_direct),
             ("checksummed", &self.checksummed),
             ("segmented", &self.segmented),
             ("polls", &self.polls),
@@ -216,6 +220,7 @@ impl Stats {
         add(&self.tx_frames, t.tx_frames);
         add(&self.tx_bytes, t.tx_bytes);
         add(&self.tx_in_place, t.tx_in_place);
+        add(&self.tx_direct, t.tx_direct);
         add(&self.checksummed, t.checksummed);
         add(&self.segmented, t.segmented);
         add(&self.out_of_buffers, t.out_of_buffers);
@@ -240,6 +245,7 @@ pub(super) struct Tally {
     pub(super) tx_frames: u64,
     pub(super) tx_bytes: u64,
     pub(super) tx_in_place: u64,
+    pub(super) tx_direct: u64,
     pub(super) checksummed: u64,
     pub(super) segmented: u64,
     pub(super) out_of_buffers: u64,

@@ -19,7 +19,7 @@ use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Group, Head, SingleBuffer, each};
 
 /// Frames between two publications.
-const PUBLISH_FRAMES: u16 = 32;
+pub(super) const PUBLISH_FRAMES: u16 = 32;
 /// Frames of this length, in wire form, go to a port in place if it accepts them so. A `writev`
 /// costs more than a copy of fewer bytes.
 const IN_PLACE: usize = 16 << 10;
@@ -27,7 +27,7 @@ const IN_PLACE: usize = 16 << 10;
 /// transport, with IPv6 extension headers.
 const HEAD: usize = 512;
 /// An Ethernet header: what the shortest frame consists of.
-const MIN_TX: usize = 14;
+pub(super) const MIN_TX: usize = 14;
 
 /// Pops chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and sends
 /// their frames to it. A frame whose header needs more than the offloads of `accepts` is dropped; a
@@ -96,10 +96,11 @@ fn drain<S: DeviceFormat, P: Port>(
             let Some((head, buffers, copied)) = chain(q, memory, port, accepts, list, wire)? else { break };
             let total = head.bytes() + short(q);
             match copied {
+                Ok(Copied::Stored(stored)) => count(stored, total, tally),
                 Ok(Copied::All) => frame(port, accepts, &mut wire[..total.min(MAX_WIRE)], total, tally),
                 Ok(Copied::Sent(sent)) => {
                     tally.tx_in_place += u64::from(sent);
-                    count(sent, total, tally);
+                    count(accepted(sent), total, tally);
                 }
                 Err(CopyFailed) => tally.drop(DropReason::CopyFailed),
             }
@@ -133,6 +134,16 @@ fn single_buffer_frames<P: Port>(
         if !(VnetHdr::LEN..=longest).contains(&total) || accepts.is_some() && !port.room() {
             return n;
         }
+        if P::STORES {
+            let copy = |place: &mut [u8]| {
+                // SAFETY: `host` is *mapped* for the bytes of the chain, and the place has that
+                // many.
+                unsafe { copy_out(w.host, place) };
+                Ok(())
+            };
+            count(store(port, accepts, total, copy), total, tally);
+            continue;
+        }
         let wire = &mut wire[..total];
         if P::WANTS_BYTES {
             // SAFETY: `host` is *mapped* for the bytes of the chain, and `wire` has that many.
@@ -155,6 +166,8 @@ enum Copied {
     All,
     /// The frame was sent to the port in place. Whether the port accepted it.
     Sent(bool),
+    /// The frame was copied to its place in the port, or why not.
+    Stored(Result<(), DropReason>),
 }
 
 /// A chain that is popped, the number of its buffers, and what became of its bytes.
@@ -174,7 +187,10 @@ fn chain<S: DeviceFormat, P: Port>(
     let mut buffers = list.acquire();
     let popped = q.pop_chain(&mut q.cursor(), memory, Direction::Read, &mut buffers);
     let (short, mut result) = (short(q), Ok(Copied::All));
-    if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &popped) {
+    if let (true, Ok(Some(head))) = (P::STORES, &popped) {
+        let copy = |place: &mut [u8]| gather_wire(memory.table(), &buffers, short, place);
+        result = Ok(Copied::Stored(store(port, accepts, head.bytes() + short, copy)));
+    } else if let (true, Ok(Some(head))) = (P::WANTS_BYTES, &popped) {
         let large = P::SENDS_IN_PLACE && (IN_PLACE..=MAX_WIRE).contains(&head.bytes());
         let sent = match accepts.filter(|_| large && short == 0) {
             Some(offloads) => in_place(memory.table(), port, offloads, &buffers, head.bytes(), wire),
@@ -182,16 +198,45 @@ fn chain<S: DeviceFormat, P: Port>(
         };
         result = match sent {
             Some(sent) => Ok(Copied::Sent(sent)),
-            None => gather(memory.table(), &buffers, &mut wire[short..]).map(|_| Copied::All),
+            None => gather_wire(memory.table(), &buffers, short, wire).map(|()| Copied::All),
         };
-        if short > 0 {
-            wire.copy_within(short..VnetHdr::LEN, 0);
-            wire[q.header()..VnetHdr::LEN].fill(0);
-        }
     }
     let number = buffers.len();
     list.release(buffers);
     Ok(popped?.map(|head| (head, number, result)))
+}
+
+/// Copies a chain's frame into `wire`, in the wire form. The chain's header lacks the last `short`
+/// bytes of that form, which are cleared.
+fn gather_wire(table: &MemoryTable, buffers: &[Buffer<'_>], short: usize, wire: &mut [u8]) -> Result<(), CopyFailed> {
+    gather(table, buffers, &mut wire[short..])?;
+    if short > 0 {
+        wire.copy_within(short..VnetHdr::LEN, 0);
+        wire[VnetHdr::LEN - short..VnetHdr::LEN].fill(0);
+    }
+    Ok(())
+}
+
+/// Has the port store a frame of `total` bytes, header included, which `copy` copies to its place
+/// there. The place is private memory, in which the header is checked.
+#[inline(always)]
+fn store<P: Port>(
+    port: &mut P,
+    accepts: Option<Offloads>,
+    total: usize,
+    copy: impl FnOnce(&mut [u8]) -> Result<(), CopyFailed>,
+) -> Result<(), DropReason> {
+    let offloads = admit(accepts, total)?;
+    let mut result = Err(DropReason::PortRefused);
+    port.send_with(total, |wire| {
+        result = match copy(wire) {
+            Ok(()) if wire[..2] != [0, 0] => header(offloads, wire, total),
+            Ok(()) => Ok(()),
+            Err(CopyFailed) => Err(DropReason::CopyFailed),
+        };
+        result.is_ok()
+    });
+    result
 }
 
 /// Sends the port a frame of `total` bytes, of which only the [`HEAD`] is copied. `None` if it must
@@ -217,42 +262,56 @@ fn in_place<P: Port>(
     port.send_in_place(wire, rest)
 }
 
-/// Counts a frame of `total` bytes, header included, that was sent to the port.
+/// Counts a frame of `total` bytes, header included, that was sent, or why it was not.
 #[inline(always)]
-fn count(sent: bool, total: usize, tally: &mut Tally) {
-    if !sent {
-        return tally.drop(DropReason::PortRefused);
+fn count(sent: Result<(), DropReason>, total: usize, tally: &mut Tally) {
+    match sent {
+        Ok(()) => {
+            tally.tx_frames += 1;
+            tally.tx_bytes += (total - VnetHdr::LEN) as u64;
+        }
+        Err(reason) => tally.drop(reason),
     }
-    tally.tx_frames += 1;
-    tally.tx_bytes += (total - VnetHdr::LEN) as u64;
+}
+
+/// The result of a port that has accepted a frame or not.
+#[inline(always)]
+fn accepted(sent: bool) -> Result<(), DropReason> {
+    if sent { Ok(()) } else { Err(DropReason::PortRefused) }
+}
+
+/// Whether a frame of `total` bytes, header included, may be sent at all: the offloads that it may
+/// use.
+#[inline(always)]
+fn admit(accepts: Option<Offloads>, total: usize) -> Result<Offloads, DropReason> {
+    match accepts {
+        None => Err(DropReason::Disabled),
+        Some(_) if total < VnetHdr::LEN + MIN_TX => Err(DropReason::Runt),
+        Some(_) if total > MAX_WIRE => Err(DropReason::TooLong),
+        Some(offloads) => Ok(offloads),
+    }
 }
 
 /// Checks a frame of `total` bytes, header included, and hands it on.
 #[inline(always)]
 fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], total: usize, tally: &mut Tally) {
-    let Some(offloads) = accepts else { return tally.drop(DropReason::Disabled) };
-    if total < VnetHdr::LEN + MIN_TX {
-        return tally.drop(DropReason::Runt);
-    }
-    if total > MAX_WIRE {
-        return tally.drop(DropReason::TooLong);
-    }
-    if P::WANTS_BYTES {
-        // Flags and kind of segment: most frames have neither.
-        if wire[..2] != [0, 0]
-            && let Err(reason) = header(offloads, wire, total)
-        {
-            return tally.drop(reason);
+    let checked = admit(accepts, total).and_then(|offloads| {
+        if !P::WANTS_BYTES {
+            return Ok(());
         }
-        return count(port.send(wire), total, tally);
-    }
-    count(true, total, tally);
+        // Flags and kind of segment: most frames have neither.
+        if wire[..2] != [0, 0] {
+            header(offloads, wire, total)?;
+        }
+        accepted(port.send(wire))
+    });
+    count(checked, total, tally);
 }
 
 /// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that
 /// are ignored.
 #[cold]
-fn header(offloads: Offloads, wire: &mut [u8], total: usize) -> Result<(), DropReason> {
+pub(super) fn header(offloads: Offloads, wire: &mut [u8], total: usize) -> Result<(), DropReason> {
     let (bytes, _) = wire.split_first_chunk_mut().ok_or(DropReason::Runt)?;
     // If no offload was negotiated, the header has no meaning, and not every driver clears it:
     // DPDK's vectorised transmission sends the bytes that a buffer had there from its last use.

@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use netmem_pool::sigbus;
 
-use super::pair::{Pair, Ring};
+use super::pair::Pair;
+use super::pair_handle::PairHandle;
 use super::port::Port;
 use super::rx::Scratch;
 use super::shared::{Shared, Waker};
 use super::software::SoftwareOffloads;
 use super::stats::Tally;
-use super::{DriverFault, DropReason, Stats, ctrl, rarp, rx, tx};
-use crate::guest_memory::MemoryTable;
+use super::{DropReason, Stats, ctrl, direct, rarp, rx, tx};
 use crate::net::ctrl as answer;
 use crate::virtqueue::Negotiated;
 
@@ -71,8 +71,9 @@ impl<P: Port> Worker<P> {
         }
     }
 
-    /// Adds a port. Its next pass reports to it what has changed since `state`.
-    pub(super) fn serve(&mut self, port: P, state: PortState) {
+    /// Adds the port of the next pair. Its next pass reports to it what has changed since `state`.
+    pub(super) fn serve(&mut self, mut port: P, state: PortState) {
+        port.attach(PairHandle::new(&self.shared, self.index + self.ports.len() * self.wakers.len()));
         self.ports.push(port);
         self.states.push(state);
     }
@@ -211,11 +212,20 @@ impl Pass<'_> {
         port.served(deliver && receive.queue.is_some());
         if let (true, Some(q)) = (deliver, &mut receive.queue) {
             let result = rx::receive(q, memory, port, scratch, tally);
-            finish_ring(receive, memory, first, result, stats, tally);
+            receive.finish(memory, first, result, stats, tally);
         }
         if let Some(q) = &mut transmit.queue {
-            let result = tx::transmit(q, memory, port, accepts, scratch, tally);
-            finish_ring(transmit, memory, first + 1, result, stats, tally);
+            let direct = match accepts {
+                Some(offloads) => direct::transmit(q, memory, port, offloads, scratch, tally),
+                None => Ok(false),
+            };
+            // After frames that were copied directly, the next one waits for the next pass, whatever
+            // its form: a pass is bounded by one budget.
+            let result = match direct {
+                Ok(false) => tx::transmit(q, memory, port, accepts, scratch, tally),
+                ended => ended.map(drop),
+            };
+            transmit.finish(memory, first + 1, result, stats, tally);
         }
     }
 }
@@ -238,34 +248,7 @@ fn command(control: &mut Pair, shared: &Shared, tally: &mut Tally) {
             shared.use_pairs(asked).then_some(answer::OK)
         };
         let result = ctrl::command(q, memory, set_pairs, *features, &shared.config, tally);
-        finish_ring(ring, memory, 2 * shared.options.max_pairs, result, &shared.stats, tally);
-    }
-}
-
-/// Notifies the driver of completed chains, and stops a ring whose driver has broken a rule.
-#[inline]
-fn finish_ring(
-    ring: &mut Ring,
-    memory: &MemoryTable,
-    index: usize,
-    result: Result<(), DriverFault>,
-    stats: &Stats,
-    tally: &mut Tally,
-) {
-    if let Some(q) = &mut ring.queue
-        && q.should_notify()
-        && let Some(call) = &ring.call
-    {
-        call.signal();
-        tally.calls += 1;
-    }
-    if let Err(e) = result {
-        // If the memory is gone, the zeros that were read in its place are no fault of the driver.
-        let fault = match memory.lost() {
-            0 => e,
-            accesses => DriverFault::MemoryLost { accesses },
-        };
-        ring.stop_broken(index, fault, stats);
+        ring.finish(memory, 2 * shared.options.max_pairs, result, &shared.stats, tally);
     }
 }
 

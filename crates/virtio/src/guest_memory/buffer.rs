@@ -46,6 +46,16 @@ impl<'t> Buffer<'t> {
     }
 }
 
+/// The bytes of `buffers`, all of them mapped, behind the first `skip`: where each piece is, and
+/// its bytes.
+pub(crate) fn pieces<'p>(buffers: &'p [Buffer<'p>], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
+    buffers.iter().filter_map(move |buffer| {
+        let n = skip.min(buffer.len);
+        skip -= n;
+        (buffer.len > n).then(|| (buffer.host.wrapping_add(n), buffer.len - n))
+    })
+}
+
 /// The allocation of a list of buffers, kept between passes. It is empty then, because no address
 /// outlives its pass.
 #[derive(Debug, Default)]

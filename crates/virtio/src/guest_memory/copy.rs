@@ -3,9 +3,9 @@
 //! Two cases: all regions are mapped, which is the common one and has a loop of its own, or the
 //! buffers may be in memory of both kinds.
 
-use netmem_pool::foreign::{copy_in, copy_out};
+use netmem_pool::foreign::{copy_across, copy_in, copy_out};
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, pieces};
 use super::error::CopyFailed;
 use super::table::MemoryTable;
 
@@ -69,6 +69,29 @@ pub(crate) fn put(
     }
     *place = (index, at);
     Ok(())
+}
+
+/// Copies the `len` bytes behind the first `skip` of `from` into `to`, behind as many there. All
+/// buffers are mapped, and there is room for the bytes. The two may be of one guest and overlap.
+pub(crate) fn transfer(from: &[Buffer<'_>], to: &[Buffer<'_>], skip: usize, len: usize) {
+    let (mut to, mut left) = (pieces(to, skip), len);
+    let (mut at, mut room) = (std::ptr::null_mut::<u8>(), 0);
+    for (mut piece, bytes) in pieces(from, skip) {
+        let mut bytes = bytes.min(left);
+        left -= bytes;
+        while bytes > 0 {
+            if room == 0 {
+                let Some(next) = to.next() else { return };
+                (at, room) = next;
+            }
+            let n = room.min(bytes);
+            // SAFETY: both pieces are *mapped* (a pass borrows their `MemoryTable`s) and have `n`
+            // bytes.
+            unsafe { copy_across(piece, at, n) };
+            (piece, bytes) = (piece.wrapping_add(n), bytes - n);
+            (at, room) = (at.wrapping_add(n), room - n);
+        }
+    }
 }
 
 /// Copies the bytes of `buffers` into `into`, as far as there is room. Returns how many.

@@ -2,8 +2,9 @@
 //!
 //! For tests and measurements of both directions with one driver.
 
-use super::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
+use super::interface::{MAX_WIRE, Port};
 use super::store::Store;
+use crate::device::options::ALL_OFFLOADS;
 use crate::net::VnetHdr;
 
 /// The most frames on their way back.

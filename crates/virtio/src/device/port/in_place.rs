@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use netmem_pool::foreign::copy_out;
 
-use crate::guest_memory::buffer::Buffer;
+use crate::guest_memory::buffer::{Buffer, pieces};
 
 /// The smallest page of memory.
 const PAGE: usize = 4096;
@@ -104,15 +104,6 @@ impl<'p> Posted<'p> {
     pub(super) fn touch(self, len: usize) {
         touch(self.pieces(), len);
     }
-}
-
-/// The bytes of `buffers` behind the first `skip`: where each piece is, and its bytes.
-fn pieces<'p>(buffers: &'p [Buffer<'p>], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
-    buffers.iter().filter_map(move |buffer| {
-        let n = skip.min(buffer.len);
-        skip -= n;
-        (buffer.len > n).then(|| (buffer.host.wrapping_add(n), buffer.len - n))
-    })
 }
 
 /// Reads a byte of each page of the first `len` bytes of these pieces of buffers.

@@ -8,29 +8,30 @@ use std::time::Instant;
 
 use super::error::PortError;
 use super::in_place::{Posted, Rest};
-use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr, feature};
+use crate::device::pair_handle::PairHandle;
+use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
 pub const MAX_WIRE: usize = VnetHdr::LEN + OFFLOAD_FRAME + 4;
-
-/// All offloads that a device offers. If the port, or the driver that receives a frame, lacks one,
-/// it is done in software.
-pub const ALL_OFFLOADS: u64 = feature::GUEST_OFFLOADS | feature::HOST_OFFLOADS & !feature::HOST_UFO;
 
 /// The source and the target of one queue pair's frames. One thread uses it; no method blocks.
 pub trait Port: Send {
     /// Whether [`Self::send`] reads the bytes of frames. If not, frames from the driver are checked
     /// and counted, but not copied.
     const WANTS_BYTES: bool;
-    /// The offload features that the port has by itself: of [`feature::HOST_OFFLOADS`], which
-    /// frames [`Self::send`] accepts as they are, and of [`feature::GUEST_OFFLOADS`], which frames
+    /// The offload features that the port has by itself. Of
+    /// [`HOST_OFFLOADS`](crate::net::feature::HOST_OFFLOADS): which frames [`Self::send`] accepts
+    /// as they are. Of [`GUEST_OFFLOADS`](crate::net::feature::GUEST_OFFLOADS): which frames
     /// [`Self::peek`] may show. The device does the others in software, and always offers
-    /// [`ALL_OFFLOADS`].
+    /// [`ALL_OFFLOADS`](super::ALL_OFFLOADS).
     const FEATURES: u64;
     /// Whether [`Self::read`] does anything.
     const READS: bool = false;
     /// Whether [`Self::send_in_place`] does anything.
     const SENDS_IN_PLACE: bool = false;
+    /// Whether [`Self::send_with`] does anything. Only for a port that accepts frames with all of
+    /// [`ALL_OFFLOADS`](super::ALL_OFFLOADS).
+    const STORES: bool = false;
 
     /// The next frame towards the driver, in wire form, or `None` if there is none at present. It
     /// is the same frame until [`Self::consume`].
@@ -57,8 +58,8 @@ pub trait Port: Send {
 
     /// Sends a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an
     /// Ethernet header; at most [`MAX_WIRE`] bytes), and with no offloads except those that the
-    /// port [accepts](Self::accepted_offloads). Returns false if the port could not send it; the frame is then
-    /// lost.
+    /// port [accepts](Self::accepted_offloads). Returns false if the port could not send it; the
+    /// frame is then lost.
     fn send(&mut self, wire: &[u8]) -> bool;
 
     /// Sends a large frame from the driver, of which only `head` was copied out and checked: the
@@ -71,6 +72,30 @@ pub trait Port: Send {
         None
     }
 
+    /// The same as [`Self::send`] for a frame of `len` bytes that is not in memory yet: the port
+    /// calls `fill` with the place of the frame, and keeps the frame if `fill` returns true.
+    /// Returns whether the port has kept it. If it has no place, it does not call `fill`.
+    ///
+    /// This saves a copy if the port stores frames. Called only if [`Self::STORES`] is set.
+    fn send_with(&mut self, _len: usize, _fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        false
+    }
+
+    /// The pair at the other end of the port, into whose buffers the device may copy frames of
+    /// this pair itself, if [nothing waits](Self::waits) for it. `None` if frames go elsewhere.
+    #[inline(always)]
+    fn peer(&self) -> Option<&PairHandle> {
+        None
+    }
+
+    /// Whether frames that were sent wait for the [peer](Self::peer). Called while neither pair is
+    /// in another pass. Frames must not overtake each other, so the next one goes through the port
+    /// then.
+    #[inline(always)]
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Which offloads [`Self::send`] accepts at present, if not those of [`Self::FEATURES`]. Called
     /// only for frames with offloads.
     fn accepted_offloads(&self) -> Offloads {
@@ -78,12 +103,22 @@ pub trait Port: Send {
     }
 
     /// Whether [`Self::send`] can accept a frame of any length now. If not, the driver's frames
-    /// wait in its ring until [`Self::consume`] has made room: only a port whose frames come from
-    /// the same queue may return false.
+    /// wait in its ring. Only a port may return false whose frames come from the same queue, so
+    /// that [`Self::consume`] makes room, or which wakes the thread, see [`Self::arm_room`].
     #[inline(always)]
     fn room(&self) -> bool {
         true
     }
+
+    /// The same when the thread is about to sleep, and the driver's frames wait. If this returns
+    /// false, the port ends the sleep when there is room.
+    #[inline(always)]
+    fn arm_room(&mut self) -> bool {
+        self.room()
+    }
+
+    /// Reports to the port which pair it is the port of, before the first pass.
+    fn attach(&mut self, _pair: PairHandle) {}
 
     /// Reports to the port whether the queue's receive ring is served at present. Called in every
     /// pass, before any frame is delivered.

@@ -26,10 +26,11 @@ pub use self::error::CaptureError;
 pub use self::error::{PortError, TapError};
 pub use self::r#gen::Gen;
 pub use self::in_place::{Posted, Rest};
-pub use self::interface::{ALL_OFFLOADS, MAX_WIRE, Port};
+pub use self::interface::{MAX_WIRE, Port};
 pub use self::linked::{LinkStats, Linked};
 #[cfg(feature = "pcap")]
 pub use self::pcap::{Pcap, Play};
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapQueues};
+pub use super::options::ALL_OFFLOADS;

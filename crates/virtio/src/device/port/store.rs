@@ -68,6 +68,11 @@ impl Store {
         Some(&mut self.bytes[at..at + len])
     }
 
+    /// Removes the frame that was appended last.
+    pub(super) fn cancel(&mut self) {
+        self.frames.pop_back();
+    }
+
     /// The oldest frame.
     #[inline]
     pub(super) fn front(&self) -> Option<&[u8]> {

@@ -13,8 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::error::{CONTROL, PortError, TapError};
 use super::in_place::{Posted, Rest};
-use super::interface::{ALL_OFFLOADS, Port};
+use super::interface::Port;
 use super::reader::Reader;
+use crate::device::options::ALL_OFFLOADS;
 use crate::net::{Offloads, VnetHdr, feature};
 
 /// Offloads that the kernel accepts only together.

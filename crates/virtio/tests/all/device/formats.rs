@@ -13,15 +13,15 @@ use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_INDIRECT, DESC_NEXT, Event, PackedDesc, PackedRing, Position};
 
 /// Every set of ring features.
-fn combinations() -> impl Iterator<Item = u64> {
+pub(super) fn combinations() -> impl Iterator<Item = u64> {
     let bits = [feature::RING_PACKED, feature::EVENT_IDX, feature::INDIRECT_DESC, feature::IN_ORDER];
     (0..16usize).map(move |n| bits.iter().enumerate().filter(|(i, _)| n >> i & 1 != 0).map(|(_, bit)| bit).sum())
 }
 
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -34,7 +34,7 @@ fn one_pair() -> Options {
 }
 
 /// Cuts `len` bytes at `addr` into one to `most` parts.
-fn cut(random: &mut Random, addr: u64, len: usize, most: usize, flags: u16) -> Vec<(u64, u32, u16)> {
+pub(super) fn cut(random: &mut Random, addr: u64, len: usize, most: usize, flags: u16) -> Vec<(u64, u32, u16)> {
     let parts = 1 + random.below(most.min(len));
     let mut left = len;
     (0..parts)

@@ -22,14 +22,14 @@ const PART: usize = (16 + 16 * SIZE as usize).next_multiple_of(64);
 
 impl SharedFile {
     /// A region of the device's for two rings.
-    fn inflight(front: &Front) -> Self {
+    pub(super) fn inflight(front: &Front) -> Self {
         let mut answer = front.query(request::GET_INFLIGHT_FD, &inflight_body(0, 2, SIZE), &[]).unwrap();
         let len = u64::from_le_bytes(answer.body[..8].try_into().unwrap());
         assert_eq!((len as usize, &answer.body[16..20]), (2 * PART, &[2, 0, 0, 1][..]));
         Self::new(answer.fds.pop().unwrap().into(), len as usize)
     }
 
-    fn give(&self, front: &Front) -> std::io::Result<()> {
+    pub(super) fn give(&self, front: &Front) -> std::io::Result<()> {
         front.set(request::SET_INFLIGHT_FD, &inflight_body(self.len as u64, 2, SIZE), &[self.file.as_fd()])
     }
 
@@ -43,7 +43,7 @@ impl SharedFile {
         }
     }
 
-    fn marked(&self) -> usize {
+    pub(super) fn marked(&self) -> usize {
         (0..usize::from(SIZE)).filter(|head| self.bytes()[16 + 16 * head] != 0).count()
     }
 }

@@ -50,21 +50,21 @@ impl Port for Record {
 
 const PAGE: usize = 4096;
 /// Bytes of a log that reaches to the end of the driver's memory.
-const LOG: usize = (GUEST as usize + MEMORY) / PAGE / 8;
+pub(super) const LOG: usize = (GUEST as usize + MEMORY) / PAGE / 8;
 
 impl SharedFile {
-    fn log(len: usize) -> Self {
+    pub(super) fn log(len: usize) -> Self {
         Self::new(memfd(len), len)
     }
 
-    fn set(&self, front: &Front) -> std::io::Result<()> {
+    pub(super) fn set(&self, front: &Front) -> std::io::Result<()> {
         let answer = front.query(request::SET_LOG_BASE, &u64s([self.len as u64, 0]), &[self.file.as_fd()])?;
         assert!(answer.body.is_empty());
         Ok(())
     }
 
     /// Pages of the driver's memory whose bits are set.
-    fn pages(&self) -> BTreeSet<usize> {
+    pub(super) fn pages(&self) -> BTreeSet<usize> {
         let (bytes, first) = (self.bytes(), GUEST as usize / PAGE);
         let bits = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
         let bits =

@@ -2,6 +2,8 @@
 //! (`netmem_testing::device`).
 
 mod cloud_hypervisor;
+mod direct;
+mod direct_threads;
 mod formats;
 mod hostile;
 mod imported;

@@ -2,12 +2,13 @@
 //!
 //! The bytes are a sequence of messages, of writes into the shared memory, and of the device's
 //! passes, on one thread. The device neither panics nor waits, no descriptor is left open, and it
-//! writes nothing outside of the memory that it was given.
+//! writes nothing outside of the memory that it was given. Two devices may be connected to each
+//! other, each with a driver that lies.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use netmem_fuzz::{Input, file, next_descriptor};
-use netmem_virtio::device::port::{Echo, Gen, Port, PortError, Steering};
+use netmem_virtio::device::port::{Cross, Echo, Gen, Port, PortError, Steering};
 use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::fuzz::FrontEnd;
 use netmem_virtio::net::feature;
@@ -33,7 +34,7 @@ const SIZE: u16 = 32;
 const BUFFERS: usize = RINGS * RING;
 
 fuzz_target!(|data: &[u8]| {
-    MEMORY.with(Memory::clear);
+    MEMORIES.with(|memories| memories.iter().for_each(Memory::clear));
     let before = next_descriptor();
     let mut input = Input(data);
     let shape = input.u8();
@@ -47,13 +48,24 @@ fuzz_target!(|data: &[u8]| {
     let bits = [feature::RING_PACKED, feature::EVENT_IDX, feature::INDIRECT_DESC, feature::IN_ORDER];
     let ring = bits.iter().enumerate().filter(|(i, _)| shape >> (4 + i) & 1 != 0).map(|(_, bit)| bit).sum();
     match shape >> 2 & 3 {
-        0 => run(&mut input, options, ring, |_| Gen::new(1500, None)),
+        0 => run(&mut input, options, ring, [|_| Gen::new(1500, None)]),
+        1 if options.max_pairs == 1 => {
+            run(
+                &mut input,
+                options,
+                ring,
+                Cross::cable().map(|end| {
+                    let mut end = Some(end);
+                    move |_| Ok(end.take().expect("one pair"))
+                }),
+            );
+        }
         1 => {
             let mut ports = Steering::new().spread(Echo::new(), options.max_pairs).expect("descriptors").into_iter();
-            run(&mut input, options, ring, |_| Ok(ports.next().expect("a port for each pair")));
+            run(&mut input, options, ring, [|_| Ok(ports.next().expect("a port for each pair"))]);
         }
-        2 => run(&mut input, options, ring, |_| Gen::new(9000, Some(40))),
-        _ => run(&mut input, options, ring, |_| Ok(Echo::new())),
+        2 => run(&mut input, options, ring, [|_| Gen::new(9000, Some(40))]),
+        _ => run(&mut input, options, ring, [|_| Ok(Echo::new())]),
     }
     assert_eq!(next_descriptor(), before, "a descriptor was left open");
 });
@@ -110,8 +122,8 @@ impl Memory {
 }
 
 thread_local! {
-    /// One for all inputs: a file is made and mapped once.
-    static MEMORY: Memory = Memory::map();
+    /// One for each driver, and for all inputs: a file is made and mapped once.
+    static MEMORIES: [Memory; 2] = [(); 2].map(|()| Memory::map());
 }
 
 /// Anywhere behind the rings, with room for some bytes.
@@ -262,20 +274,58 @@ impl Driver<'_> {
     }
 }
 
-fn run<P: Port>(input: &mut Input, options: Options, ring: u64, port: impl FnMut(usize) -> Result<P, PortError>) {
-    MEMORY.with(|memory| session(input, options, ring, port, memory));
-}
-
-fn session<P: Port>(
+fn run<P: Port, const N: usize>(
     input: &mut Input,
     options: Options,
     ring: u64,
-    port: impl FnMut(usize) -> Result<P, PortError>,
-    memory: &Memory,
+    ports: [impl FnMut(usize) -> Result<P, PortError>; N],
+) {
+    MEMORIES.with(|memories| session(input, &options, ring, ports, memories));
+}
+
+/// A device for each of `ports`, with a driver in a memory of its own.
+fn session<P: Port, const N: usize>(
+    input: &mut Input,
+    options: &Options,
+    ring: u64,
+    ports: [impl FnMut(usize) -> Result<P, PortError>; N],
+    memories: &[Memory; 2],
 ) {
     let rings = 2 * options.max_pairs + usize::from(options.serve_control);
-    let mut device = NetDevice::new(options, port).expect("a device");
-    let front = FrontEnd::new(&device);
+    let mut memories = memories.iter();
+    let mut guests = ports.map(|port| {
+        let mut device = NetDevice::new(options.clone(), port).expect("a device");
+        let driver = connect(input, &mut device, ring, rings, memories.next().expect("a memory"));
+        (device, driver)
+    });
+    while !input.is_empty() {
+        let guest = if N > 1 { input.below(N) } else { 0 };
+        let (device, driver) = &mut guests[guest];
+        step(input, device, driver, rings);
+    }
+    guests.iter_mut().for_each(|(device, _)| _ = device.poll());
+    let mut guests = guests.map(|(device, driver)| {
+        let (tainted, memory) = (driver.tainted, driver.memory);
+        drop(driver);
+        (device, tainted, memory)
+    });
+    for (device, tainted, memory) in &mut guests {
+        assert_eq!(device.poll(), 0, "there is no front end any more");
+        if !*tainted {
+            memory.check();
+        }
+    }
+}
+
+/// A driver that has started its rings.
+fn connect<'a, P: Port>(
+    input: &mut Input,
+    device: &mut NetDevice<P>,
+    ring: u64,
+    rings: usize,
+    memory: &'a Memory,
+) -> Driver<'a> {
+    let front = FrontEnd::new(device);
     let packed = ring & feature::RING_PACKED != 0;
     let mut driver = Driver { front, memory, packed, avail: [0; RINGS], tainted: false };
     let shape = input.u8();
@@ -293,56 +343,53 @@ fn session<P: Port>(
     for ring in 0..rings {
         driver.start(ring, 0);
     }
-    while !input.is_empty() {
-        match input.below(16) {
-            0..8 => driver.describe(input, rings),
-            8 => {
-                let n = input.below(64);
-                let at = buffer(input);
-                memory.write(at, input.bytes(n));
-            }
-            9..12 => _ = device.poll(),
-            12 => driver.message(input),
-            13 => {
-                // A ring is stopped, and started again where it was or elsewhere.
-                let ring = input.below(rings);
-                driver.front.send(11, &u32s(&[ring as u32, 0]), vec![]);
-                let base = if input.u8() & 1 == 0 { driver.avail[ring] } else { input.u16() };
-                driver.start(ring, base);
-            }
-            14 => {
-                let (index, shape) = (input.below(rings), input.u8());
-                if packed {
-                    let (ring, word) = (memory.packed(index), input.u16());
-                    match shape & 1 {
-                        0 => ring.set_driver_event(Event { position: word, flags: u16::from(shape >> 1 & 3) }),
-                        _ => {
-                            // Flags that flip.
-                            let d = ring.used_desc(word % SIZE);
-                            let turn = PackedDesc::AVAIL | PackedDesc::USED;
-                            ring.set_used_desc(word % SIZE, PackedDesc { flags: d.flags ^ (word & turn), ..d });
-                        }
+    driver
+}
+
+/// One message, write or pass.
+fn step<P: Port>(input: &mut Input, device: &mut NetDevice<P>, driver: &mut Driver<'_>, rings: usize) {
+    let (memory, packed) = (driver.memory, driver.packed);
+    match input.below(16) {
+        0..8 => driver.describe(input, rings),
+        8 => {
+            let n = input.below(64);
+            let at = buffer(input);
+            memory.write(at, input.bytes(n));
+        }
+        9..12 => _ = device.poll(),
+        12 => driver.message(input),
+        13 => {
+            // A ring is stopped, and started again where it was or elsewhere.
+            let ring = input.below(rings);
+            driver.front.send(11, &u32s(&[ring as u32, 0]), vec![]);
+            let base = if input.u8() & 1 == 0 { driver.avail[ring] } else { input.u16() };
+            driver.start(ring, base);
+        }
+        14 => {
+            let (index, shape) = (input.below(rings), input.u8());
+            if packed {
+                let (ring, word) = (memory.packed(index), input.u16());
+                match shape & 1 {
+                    0 => ring.set_driver_event(Event { position: word, flags: u16::from(shape >> 1 & 3) }),
+                    _ => {
+                        // Flags that flip.
+                        let d = ring.used_desc(word % SIZE);
+                        let turn = PackedDesc::AVAIL | PackedDesc::USED;
+                        ring.set_used_desc(word % SIZE, PackedDesc { flags: d.flags ^ (word & turn), ..d });
                     }
-                    continue;
                 }
-                let ring = memory.ring(index);
-                match shape & 3 {
-                    0 => ring.set_avail_idx(input.u16()),
-                    1 => ring.set_avail_flags(input.u16()),
-                    2 => ring.set_used_idx(input.u16()),
-                    _ => ring.set_avail_entry(input.u8().into(), input.number(&[SIZE.into()]) as u16),
-                }
+                return;
             }
-            _ => {
-                driver.table(1 + input.below(4));
+            let ring = memory.ring(index);
+            match shape & 3 {
+                0 => ring.set_avail_idx(input.u16()),
+                1 => ring.set_avail_flags(input.u16()),
+                2 => ring.set_used_idx(input.u16()),
+                _ => ring.set_avail_entry(input.u8().into(), input.number(&[SIZE.into()]) as u16),
             }
         }
-    }
-    device.poll();
-    let tainted = driver.tainted;
-    drop(driver);
-    assert_eq!(device.poll(), 0, "there is no front end any more");
-    if !tainted {
-        memory.check();
+        _ => {
+            driver.table(1 + input.below(4));
+        }
     }
 }

@@ -6,11 +6,11 @@
 //!                                                     └── the host's destination entry for the clients, one for all threads
 //! ```
 //!
-//! A datagram with an answer looks the entry up twice: once for its source address and the path
-//! MTU, and once when it is sent. A connection looks it up once. Each lookup is a get, and later a
-//! put. Requests are 100 `get` for each `set`; a connection has one request. Variants differ only
-//! in the count. Each thread polls everything that belongs to it, so that threads share nothing
-//! else but the directory of connections.
+//! A datagram with an answer reads the entry twice: once for its source address and the path MTU,
+//! and once when it is sent. A connection reads it once. Each lookup is a get, and later a put.
+//! Requests are 100 `get` for each `set`; a connection has one request. Variants differ only in the
+//! count. Each thread polls everything that belongs to it, so that threads share nothing else but
+//! the directory of connections.
 
 use super::rig::address;
 use crate::error::BenchError;

@@ -34,7 +34,7 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// **Functions instead of methods**, as with an `Arc`: `Owner::get(&owner)`, `Owner::kill(owner)`.
-/// So each method that is called on an owner is the value's: `owner.get(&key)` looks up in a map.
+/// So each method that is called on an owner is the value's: `owner.get(&key)` searches a map.
 ///
 /// **The release** happens once. The thread that puts the last reference does it at once, as with
 /// an `Arc`. In three cases it is deferred until every critical section of [`rcu`](crate::rcu) that

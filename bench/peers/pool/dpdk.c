@@ -5,8 +5,8 @@
 //                                  ready                        once, when the environment is up
 //   WHAT OPERATIONS LCORES         NANOSECONDS CPU-NANOSECONDS  of all operations; the second is how long this thread ran
 //
-// WHAT is mempool, which LCORES others do at the same time; mbuf, mbuf_bulk64, mbuf_burst64, without others; or mbuf_remote: one lcore
-// allocates and LCORES others free. Between two lines all threads sleep; when the input ends, so does the program.
+// WHAT is mempool, which LCORES others do at the same time; mbuf, mbuf_bulk64, mbuf_burst64, without others; mbuf_remote: one lcore
+// allocates and LCORES others free; or mbuf_remote_bulk, the same by bulk calls on both sides. Between two lines all threads sleep; when the input ends, so does the program.
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -109,15 +109,18 @@ static int mbuf_burst64(uint64_t operations, unsigned lcores)
     return 1;
 }
 
-static int dropper(void *ring)
+static inline int drop_all(struct rte_ring *ring, int bulk)
 {
     struct rte_mbuf *m[BURST];
     for (;;) {
         // Read before the ring is: if it is set, all mbufs that were sent are in the ring.
         int last = atomic_load_explicit(&ended, memory_order_acquire);
         unsigned n = rte_ring_sc_dequeue_burst(ring, (void **)m, BURST, NULL);
-        for (unsigned i = 0; i < n; i++)
-            rte_pktmbuf_free(m[i]);
+        if (bulk)
+            rte_pktmbuf_free_bulk(m, n);
+        else
+            for (unsigned i = 0; i < n; i++)
+                rte_pktmbuf_free(m[i]);
         if (n == 0) {
             if (last)
                 return 0;
@@ -126,8 +129,18 @@ static int dropper(void *ring)
     }
 }
 
+static int dropper(void *ring)
+{
+    return drop_all(ring, 0);
+}
+
+static int bulk_dropper(void *ring)
+{
+    return drop_all(ring, 1);
+}
+
 // Ends when the droppers have taken all mbufs out of their rings. At most one burst for each dropper is freed later.
-static int mbuf_remote(uint64_t operations, unsigned lcores)
+static inline int pass_on(uint64_t operations, unsigned lcores, int bulk)
 {
     struct rte_mbuf *m[BURST];
     unsigned at = 0;
@@ -138,8 +151,11 @@ static int mbuf_remote(uint64_t operations, unsigned lcores)
             rte_pause();
             continue;
         }
-        while (n < want && (m[n] = rte_pktmbuf_alloc(pool)) != NULL)
-            n++;
+        if (bulk)
+            n = rte_pktmbuf_alloc_bulk(pool, m, want) == 0 ? want : 0;
+        else
+            while (n < want && (m[n] = rte_pktmbuf_alloc(pool)) != NULL)
+                n++;
         rte_ring_sp_enqueue_burst(rings[at], (void **)m, n, NULL);
         operations -= n;
     }
@@ -149,23 +165,37 @@ static int mbuf_remote(uint64_t operations, unsigned lcores)
     return 1;
 }
 
-static const struct {
+static int mbuf_remote(uint64_t operations, unsigned lcores)
+{
+    return pass_on(operations, lcores, 0);
+}
+
+static int mbuf_remote_bulk(uint64_t operations, unsigned lcores)
+{
+    return pass_on(operations, lcores, 1);
+}
+
+// What the other lcores do meanwhile; NULL for a variant without others.
+static const struct variant {
     const char *name;
     work *work;
+    lcore_function_t *others;
 } all[] = {
-    { "mempool", mempool },
-    { "mbuf", mbuf },
-    { "mbuf_bulk64", mbuf_bulk64 },
-    { "mbuf_burst64", mbuf_burst64 },
-    { "mbuf_remote", mbuf_remote },
+    { "mempool", mempool, crowd },
+    { "mbuf", mbuf, NULL },
+    { "mbuf_bulk64", mbuf_bulk64, NULL },
+    { "mbuf_burst64", mbuf_burst64, NULL },
+    { "mbuf_remote", mbuf_remote, dropper },
+    { "mbuf_remote_bulk", mbuf_remote_bulk, bulk_dropper },
 };
 
-static int measure(work *work, uint64_t operations, unsigned lcores)
+static int measure(const struct variant *variant, uint64_t operations, unsigned lcores)
 {
+    work *work = variant->work;
     unsigned lcore, launched = 0;
     atomic_store(&ended, 0);
     RTE_LCORE_FOREACH_WORKER(lcore)
-        if (launched < lcores && rte_eal_remote_launch(work == mempool ? crowd : dropper, rings[launched], lcore) == 0)
+        if (launched < lcores && rte_eal_remote_launch(variant->others, rings[launched], lcore) == 0)
             launched++;
     int ok = launched == lcores && work(operations / 16 + 1, lcores);
     uint64_t cpu = now(CLOCK_THREAD_CPUTIME_ID), begin = now(CLOCK_MONOTONIC);
@@ -208,12 +238,12 @@ int main(int argc, char **argv)
     uint64_t operations;
     unsigned lcores;
     while (fgets(line, sizeof line, stdin) != NULL) {
-        work *found = NULL;
+        const struct variant *found = NULL;
         if (sscanf(line, "%31s %" SCNu64 " %u", what, &operations, &lcores) == 3)
             for (size_t i = 0; i < sizeof all / sizeof *all; i++)
                 if (strcmp(what, all[i].name) == 0 &&
-                    (all[i].work == mempool || (lcores > 0) == (all[i].work == mbuf_remote)))
-                    found = all[i].work;
+                    (all[i].work == mempool || (lcores > 0) == (all[i].others != NULL)))
+                    found = &all[i];
         if (found == NULL) {
             fprintf(stderr, "not understood: %s", line);
             return 1;

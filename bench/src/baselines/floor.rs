@@ -12,6 +12,7 @@
 //! every returning thread is known in advance, has a ring of its own that never fills up, and
 //! publishes a whole batch with one store.
 
+use super::fair::Home;
 use rtrb::chunks::WriteChunkUninit;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,15 +23,30 @@ const PAGE_SIZE: u32 = 4096;
 /// The descriptor of a page: one cache line.
 #[repr(align(64))]
 #[derive(Debug)]
-struct Desc {
+pub(super) struct Desc {
     refs: AtomicU32,
+    /// Where the page returns to, if it returns by itself.
+    pub(super) home: Option<&'static Home>,
 }
 
 const _: () = assert!(size_of::<Desc>() == 64);
 
-/// Descriptors of `pages` pages. They are never freed, so that a page can be a plain reference.
+impl Desc {
+    /// Whether there is one count of the page.
+    #[inline]
+    pub(super) fn is_sole(&self) -> bool {
+        self.refs.load(Ordering::Acquire) == 1
+    }
+}
+
+/// Descriptors of `pages` pages with this home. They are never freed, so that a page can be a plain
+/// reference.
+pub(super) fn descs_of(pages: usize, home: Option<&'static Home>) -> &'static [Desc] {
+    Box::leak((0..pages).map(|_| Desc { refs: AtomicU32::new(1), home }).collect())
+}
+
 fn descs(pages: usize) -> &'static [Desc] {
-    Box::leak((0..pages).map(|_| Desc { refs: AtomicU32::new(1) }).collect())
+    descs_of(pages, None)
 }
 
 /// A page of a [`Forward`] or an [`SpscPool`]. It is as large as other pages, and has no
@@ -47,7 +63,7 @@ const _: () = assert!(size_of::<FloorPage>() == size_of::<netmem_pool::Page<netm
 
 impl FloorPage {
     #[inline]
-    fn new(desc: &'static Desc) -> Self {
+    pub(super) fn new(desc: &'static Desc) -> Self {
         Self { desc, span: u64::from(PAGE_SIZE) << 32 }
     }
 
@@ -55,7 +71,17 @@ impl FloorPage {
     #[inline]
     #[must_use]
     pub fn is_sole(&self) -> bool {
-        self.desc.refs.load(Ordering::Acquire) == 1
+        self.desc.is_sole()
+    }
+
+    #[inline]
+    pub(super) fn desc(&self) -> &'static Desc {
+        self.desc
+    }
+
+    #[inline]
+    pub(super) fn span(&self) -> u64 {
+        self.span
     }
 
     /// Bytes.

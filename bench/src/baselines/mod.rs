@@ -4,6 +4,8 @@
 //! * [`Forward`] and [`SpscPool`] are lower bounds for the cost of every return path between CPUs.
 //!   `Forward` returns no pages. `SpscPool` has a ring from each thread that returns pages, and all
 //!   of these threads are known in advance.
+//! * [`FairPool`] is the floor under a path by which each page returns by itself, in a call: `fair`
+//!   with a call, `fair_drop` by a destructor.
 //! * [`DPDK_POOL`] is the source of a program that measures DPDK's pools.
 //! * [`C_SEQUENCE`] is the source of a program that measures a per-CPU counter in C, without a
 //!   gate.
@@ -12,10 +14,12 @@
 //! A page per packet and page fragments are in [`netmem_measure`], because `netmem perf` compares
 //! with them, too.
 
+mod fair;
 mod floor;
 mod locked;
 pub mod tokens;
 
+pub use fair::{FairPage, FairPool, FairReturner, return_as};
 pub use floor::{FloorPage, Forward, SpscPool, SpscReturner};
 pub use locked::{LockedPage, LockedPool};
 

@@ -173,7 +173,12 @@ const HEADLINES: [Headline; 8] = [
         suite: "pool",
         section: "one CPU",
         threads: 1,
-        rows: &[("in_context", "page pool"), ("dpdk_mbuf", "DPDK's mbuf"), ("malloc", "malloc")],
+        rows: &[
+            ("in_context", "page pool"),
+            ("dpdk_mbuf", "DPDK's mbuf"),
+            ("dpdk_mbuf_bulk64", "64 at a time"),
+            ("malloc", "malloc"),
+        ],
     },
     Headline {
         what: "the same, dropped on another CPU",
@@ -183,6 +188,7 @@ const HEADLINES: [Headline; 8] = [
         rows: &[
             ("remote", "page pool"),
             ("dpdk_mbuf_remote", "DPDK's mbuf"),
+            ("dpdk_mbuf_remote_bulk", "in bulk"),
             ("locked_ring", "a locked ring"),
             ("malloc_remote", "malloc"),
         ],

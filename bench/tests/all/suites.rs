@@ -80,7 +80,7 @@ fn layouts_need_a_writer_and_a_reader() {
 }
 
 /// Rows of the pool with one thread, each with the row that it is compared with.
-const ALONE: [(&str, &str); 22] = [
+const ALONE: [(&str, &str); 23] = [
     ("limit", "malloc"),
     ("in_context", "malloc"),
     ("in_context_burst64", "malloc"),
@@ -88,6 +88,7 @@ const ALONE: [(&str, &str); 22] = [
     ("malloc", "malloc"),
     ("private_array", "malloc"),
     ("shared", "malloc"),
+    ("bare_sequences", "malloc"),
     ("shared_burst64", "malloc"),
     ("array_queue", "malloc"),
     ("mutex_vec", "malloc"),
@@ -106,13 +107,15 @@ const ALONE: [(&str, &str); 22] = [
 ];
 
 /// Rows of the pool with more threads.
-const WITH_OTHERS: [(&str, &str); 15] = [
+const WITH_OTHERS: [(&str, &str); 17] = [
     ("remote", "locked_ring"),
     ("remote_busy_poll", "locked_ring"),
     ("remote_bulk", "locked_ring"),
     ("locked_ring", "locked_ring"),
     ("floor_forward", "locked_ring"),
     ("floor_spsc", "locked_ring"),
+    ("fair", "locked_ring"),
+    ("fair_drop", "locked_ring"),
     ("malloc_remote", "locked_ring"),
     ("private_array", "array_queue"),
     ("shared", "array_queue"),

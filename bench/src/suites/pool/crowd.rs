@@ -12,7 +12,9 @@ use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH, Work, apart};
 use crossbeam_queue::ArrayQueue;
 use netmem::pool::PoolOptions;
+use netmem_percpu::{CpuCache, MAGAZINE, NewCacheError};
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 /// Pages of a pool that every thread can use.
@@ -111,6 +113,34 @@ impl Stock for Bursts {
         }
         apart();
         held.into_iter().all(|page| page.is_some())
+    }
+}
+
+/// Numbers of buffers in the magazines of CPUs, without a pool: a pop and a push are a restartable
+/// sequence each. The floor under [`Shared`].
+pub(super) fn bare_sequences() -> Result<CpuCache, BenchError> {
+    let unavailable = |why: NewCacheError| BenchError::Unavailable { what: "bare_sequences", why: why.to_string() };
+    let cache = CpuCache::new(MAGAZINE, 256).map_err(unavailable)?;
+    for n in (1..=PAGES).filter_map(NonZeroUsize::new) {
+        put(&cache, n);
+    }
+    Ok(cache)
+}
+
+#[inline(always)]
+fn put(cache: &CpuCache, n: NonZeroUsize) -> bool {
+    // SAFETY: the cache outlives the call, and is never closed; the number is small.
+    unsafe { CpuCache::push_at_once(cache, n) || CpuCache::push(cache, n, |_| ()) }
+}
+
+impl Stock for CpuCache {
+    #[inline(always)]
+    fn block(&self) -> bool {
+        (0..black_box(BATCH)).all(|_| {
+            let Some(n) = self.pop_at_once().or_else(|| self.pop().ok()) else { return false };
+            apart();
+            put(self, black_box(n))
+        })
     }
 }
 

@@ -27,9 +27,9 @@ use crowd::{Crowd, PrivateArray};
 use dpdk::Dpdk;
 use live_frames::LiveFrames;
 use netmem::pool::PoolOptions;
-use netmem_bench::baselines::{Forward, LockedPool, SpscPool};
+use netmem_bench::baselines::{FairPool, Forward, LockedPool, SpscPool};
 use netmem_measure::goals::Goal;
-use pipeline::{Bulky, Busy, Malloc, Pages, Pipeline, Source};
+use pipeline::{Bulky, Busy, Dropping, Malloc, Pages, Pipeline, Source};
 use solo::Alone;
 use starved::Starved;
 
@@ -147,6 +147,7 @@ fn one_cpu(accounting: &Accounting, dpdk: &Dpdk) -> Vec<Box<dyn Benchmark>> {
         plain("malloc", "one CPU", solo::malloc),
         private_array(1),
         crowd("shared", 1, on(accounting, crowd::Shared::new)),
+        crowd("bare_sequences", 1, crowd::bare_sequences),
         crowd("shared_burst64", 1, on(accounting, crowd::Bursts::new)),
         crowd("array_queue", 1, || Ok(crowd::array_queue())),
         crowd("mutex_vec", 1, || Ok(crowd::mutex_vec())),
@@ -206,7 +207,11 @@ fn other_cpus(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<d
     };
     let (remote, busy, bulk) = (pool("remote"), pool("remote_busy_poll"), pool("remote_bulk"));
     let (clone, split) = (pool("frag_clone"), pool("frag_split"));
-    let dpdk = dpdk.clone();
+    let returning = threads - 1;
+    let asked = |name: &'static str, what: &'static str| {
+        let dpdk = dpdk.clone();
+        Timing::benchmark(head(name, "other CPUs", threads, "page"), move |harness| dpdk.work(harness, what, returning))
+    };
     let mut benchmarks = vec![
         piped("remote", "other CPUs", threads, move || Ok(Pages::new(remote()?, solo::whole))),
         piped("remote_busy_poll", "other CPUs", threads, move || Ok(Busy(Pages::new(busy()?, solo::whole)))),
@@ -215,10 +220,11 @@ fn other_cpus(accounting: &Accounting, dpdk: &Dpdk, threads: usize) -> Vec<Box<d
         // As many pages as can be in flight, and one more batch.
         piped("floor_forward", "other CPUs", threads, move || Ok(Forward::new((pipeline::RING + 32) * (threads - 1)))),
         piped("floor_spsc", "other CPUs", threads, move || Ok(SpscPool::new(pages))),
+        piped("fair", "other CPUs", threads, move || Ok(FairPool::new(pages, returning))),
+        piped("fair_drop", "other CPUs", threads, move || Ok(Dropping(FairPool::new(pages, returning)))),
         piped("malloc_remote", "other CPUs", threads, || Ok(Malloc)),
-        Timing::benchmark(head("dpdk_mbuf_remote", "other CPUs", threads, "page"), move |harness| {
-            dpdk.work(harness, "mbuf_remote", threads - 1)
-        }),
+        asked("dpdk_mbuf_remote", "mbuf_remote"),
+        asked("dpdk_mbuf_remote_bulk", "mbuf_remote_bulk"),
         piped("frag_clone_remote", "fragments", threads, move || Ok(Pages::new(clone()?, solo::cloned))),
         piped("frag_split_remote", "fragments", threads, move || Ok(Pages::new(split()?, solo::split))),
     ];

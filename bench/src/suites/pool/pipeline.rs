@@ -16,7 +16,9 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Timed};
 use crate::timing::{BATCH as BLOCK, Work};
 use netmem::pool::{Bulk, Page};
-use netmem_bench::baselines::{FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner};
+use netmem_bench::baselines::{
+    FairPage, FairPool, FairReturner, FloorPage, Forward, LockedPage, LockedPool, SpscPool, SpscReturner, return_as,
+};
 use rtrb::chunks::{ReadChunk, WriteChunkUninit};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::hint::spin_loop;
@@ -143,6 +145,43 @@ impl Source for SpscPool {
     fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, FloorPage>) + Send + use<>> {
         let put = |mut way: SpscReturner| move |pages: ReadChunk<'_, FloorPage>| way.put(pages.into_iter());
         self.returners(droppers).into_iter().map(put).collect()
+    }
+}
+
+/// Pages that each dropper returns one by one, by an array of its own.
+impl Source for FairPool {
+    type Item = FloorPage;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, FloorPage>) -> usize {
+        self.alloc(places)
+    }
+
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, FloorPage>) + Send + use<>> {
+        let put = |mut way: FairReturner| {
+            move |pages: ReadChunk<'_, FloorPage>| pages.into_iter().for_each(|page| way.put(page))
+        };
+        self.returners().take(droppers).map(put).collect()
+    }
+}
+
+/// The same pages with a destructor.
+pub(super) struct Dropping(pub(super) FairPool);
+
+impl Source for Dropping {
+    type Item = FairPage;
+
+    fn fill(&mut self, places: WriteChunkUninit<'_, FairPage>) -> usize {
+        self.0.alloc_dropping(places)
+    }
+
+    fn droppers(&mut self, droppers: usize) -> Vec<impl FnMut(ReadChunk<'_, FairPage>) + Send + use<>> {
+        let dropper = |number| {
+            move |pages: ReadChunk<'_, FairPage>| {
+                return_as(number);
+                pages.into_iter().for_each(drop);
+            }
+        };
+        (0..droppers).map(dropper).collect()
     }
 }
 
@@ -288,6 +327,8 @@ mod tests {
         runs(LockedPool::new(256));
         runs(Forward::new(256));
         runs(SpscPool::new(256));
+        runs(FairPool::new(512, 3));
+        runs(Dropping(FairPool::new(512, 3)));
         runs(Malloc);
         let stats = accounting.stats();
         // The counted blocks, and those of the warm-up.

@@ -54,7 +54,8 @@
 
 use crate::error::{GateClosed, NewCacheError, NothingFound};
 use crate::gate::Gate;
-use crate::magazine::{Magazine, numbered};
+use crate::line::Line;
+use crate::magazine::{Magazine, at_word, numbered};
 use crate::outcome::{LARGEST_ITEM, Popped, Pushed, Replaced, Swapped};
 use crate::sequence::{self, pair};
 use crate::sync::{Mutex, Ordering, handover};
@@ -62,11 +63,6 @@ use crate::tagged::{self, List};
 use std::num::NonZeroUsize;
 
 mod reclaim;
-
-/// A value on lines of its own.
-#[repr(align(128))]
-#[derive(Debug)]
-struct Line<T>(T);
 
 /// Items that any thread puts in and takes out. See the front page of `netmem-percpu`.
 ///
@@ -414,7 +410,7 @@ impl CpuCache {
     pub fn on_cpus(&self) -> usize {
         let loaded = self.gate.peek().filter_map(|word| {
             // SAFETY: a magazine of ours or null; its length and number may be read by any thread.
-            unsafe { magazine(word) }
+            unsafe { at_word(word) }
         });
         loaded.map(|m| m.len() + self.numbered(m.next.load(Ordering::Relaxed)).map_or(0, Magazine::len)).sum()
     }
@@ -445,14 +441,6 @@ impl CpuCache {
     pub fn magazines_taken(&self) -> u32 {
         self.full.0.pops()
     }
-}
-
-/// # Safety
-///
-/// `word` is null or a magazine that lives.
-unsafe fn magazine<'c>(word: usize) -> Option<&'c Magazine> {
-    // SAFETY: the caller's.
-    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word).as_ref() }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,70 +1,75 @@
 //! The depot: how items go from every CPU to one taker, a magazine at a time (Bonwick and Adams).
 //!
 //! ```text
-//!   CPU 0  word ──► magazine ┐                                        ┌─► full ──► full ──► full    (list, pushed one by one,
-//!   CPU 1  word ──► magazine ┼── full: exchanged for an empty one ────┘     │                          taken whole)
-//!   ...                      ┘                                              ▼
-//!                 ▲                                                      the taker empties them
-//!                 └──────────── a bit for each empty magazine ◄─────────┘                 (set some at a time, cleared one by one)
+//!   CPU 0  word ──► magazine ┐       lane 0: a ring of full magazines ──────►┐
+//!                            │               a ring of empty ones ◄──────────┤
+//!   CPU 1  word ──► magazine ┼──     lane 1: ...                             ├── the taker empties them
+//!   ...                      │                                               │
+//!                            └─ no empty one left in the ring?               │
+//!                                  list of full magazines, taken whole ─────►┤
+//!                                  a bit for each empty magazine ◄───────────┘
 //! ```
 //!
 //! Giving an item is a plain push on this CPU's magazine, in a restartable sequence. Once in
-//! `capacity` items there is an exchange: the bit of an empty magazine is cleared, and the full
-//! magazine is pushed on the list, one atomic each. All magazines are made with the depot, and are
-//! used again and again. If no empty magazine is left, or the gate is closed, an item is *refused*,
-//! and the giver keeps it. If no empty magazine is left, the full one is handed over for *nothing*:
-//! the taker gets its items and can empty it, and the CPU has no magazine then. So no magazine
-//! stays on a CPU because it is full.
+//! `capacity` items the CPU's full magazine is exchanged for an empty one, by the rings of the
+//! CPU's lane: plain loads and stores, in two more sequences (`lane.rs`). If the ring of empty
+//! magazines has none, the bit of an empty magazine is cleared, and the full magazine is pushed on
+//! the shared list, one atomic each. All magazines are made with the depot, and are used again and
+//! again. If no empty magazine is left, or the gate is closed, an item is *refused*, and the giver
+//! keeps it. If no empty magazine is left, the full one is handed over for *nothing*: the taker
+//! gets its items and can empty it, and the CPU has no magazine then. So no magazine stays on a CPU
+//! because it is full.
 //!
-//! **Large machines.** There can be more indices than a depot has magazines for.
-//! [`Depot::loaded_at_most`] bounds how many magazines lie on CPUs. A giver whose CPU has none is
-//! refused then, and notes that CPUs are *crowded*. [`Taker::reclaim_idle`] then looks what the
-//! CPUs hold. Those that hold the same as at the look before are idle: the taker takes their
-//! magazines, and others can have them. The number of loaded magazines is a guess, for a CPU may
-//! get its first magazine in an exchange that was to replace one; each look and each reclaim counts
-//! them again.
+//! **Large machines.** There can be more indices than a depot has magazines for. A CPU has a
+//! magazine only together with a lane, and [`Depot::with_lanes`] says how many there are. A giver
+//! whose CPU has none is refused then, and notes that CPUs are *crowded*. [`Taker::reclaim_idle`]
+//! then looks what the CPUs hold. Those that hold the same as at the look before are idle: the
+//! taker takes their magazines, also the empty ones in the rings, and others can have lanes and
+//! magazines.
 //!
 //! **Ownership of an item.** An item is given at one instruction: the commit of a push, or of the
-//! exchange that carries it in the new magazine. After an exchange the giver holds a full magazine.
-//! The items in it keep the depot alive (in a pool: each page keeps the pool, and the depot is a
-//! part of the pool) until they are on the list. The instruction that puts them on the list is the
-//! last one at which the giver touches the depot.
+//! exchange that carries it in the new magazine. An item that is not given keeps the depot alive
+//! (in a pool: each page keeps the pool, and the depot is a part of the pool). A giver that uses
+//! the rings pushes its item after that: the push is the last instruction at which it touches the
+//! depot. A giver that uses the list holds a full magazine after its exchange. The items in it keep
+//! the depot until they are on the list. The instruction that puts them there is the last touch.
 //!
 //! **ABA.** The full list is taken whole. A push may therefore link to a head that was taken and
 //! pushed again in between: the link is correct again. Empty magazines are on no list. The thread
 //! that clears a magazine's bit has the magazine, and a bit that is set again meanwhile is a
-//! magazine that is empty again.
+//! magazine that is empty again. The places of rings have the position for which they were written.
 //!
 //! **Lines that move between CPUs.** A magazine of 62 items moves eight lines to the taker and
-//! back, and the two words `full` and `empty`. Each move costs 50 to 100 ns on a server part,
-//! unless the line is prefetched:
+//! back, and two lines of rings. Each move costs 50 to 100 ns on a server part, unless the line is
+//! prefetched:
 //!
-//! * When a giver takes an empty magazine, it prefetches the lines of the *next* empty one. If no
-//!   other CPU takes that magazine, its lines are in this CPU's cache when it is needed, one
-//!   magazine later.
-//! * A giver does not read the header of an empty magazine: it writes length and first item.
-//! * A giver prefetches `full` for writing before it needs it. A load alone would fetch the line
-//!   for reading, and the compare-and-swap would wait for it again.
-//! * While the taker uses the items of one magazine, the next ones are pending and their lines are
-//!   being prefetched.
-//! * The taker sets the bits of a few empty magazines at once.
+//! * When a giver takes an empty magazine, it prefetches the lines of the *next* empty one.
+//! * A giver that pops an empty magazine does not read its header: it writes length and first item.
+//! * While the taker uses the items of one magazine, the lines of the next one are being
+//!   prefetched.
+//! * The taker puts four empty magazines into a ring at once, and sets a few bits at once. What it
+//!   holds back it puts there when it finds no full magazine.
+//! * Nothing that a giver reads in the rings shares a line with what the taker writes elsewhere.
 //!
 //! **Reclaim.** A taker that is short of items first looks at the lengths of the CPUs' magazines
 //! ([`Depot::peek`]), which is a guess. To take those items it closes the gate, issues a
-//! membarrier, takes each magazine that holds items out of its CPU's word, and opens the gate.
-//! Givers are refused meanwhile. The magazines that were taken go the same way as those of the full
-//! list.
+//! membarrier, takes each magazine that holds items out of its CPU's word, empties the rings of
+//! full magazines, and opens the gate. Givers are refused meanwhile. The magazines that were taken
+//! go the same way as those of the full list.
 //!
 //! **Pending.** The taker keeps the magazines that it has taken and not yet emptied on a list of
 //! its own, in [`Taker`]. The taker removes an item from its magazine before it passes the item to
 //! user code. If that code panics, the other items stay pending.
 
+use crate::cpus::areas;
 use crate::error::{GateClosed, NoMemory};
 use crate::gate::Gate;
-use crate::magazine::Magazine;
-use crate::outcome::{Exchanged, Pushed};
+use crate::lane::Lanes;
+use crate::line::Line;
+use crate::magazine::{Magazine, at_word, numbered};
+use crate::outcome::{Exchanged, Pushed, Rotated};
 use crate::prefetch;
-use crate::sequence;
+use crate::sequence::{self, lane};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, handover};
 use std::num::NonZeroUsize;
 
@@ -75,23 +80,8 @@ pub use taker::Taker;
 /// In place of a magazine's index: the list of full ones is closed.
 const CLOSED: u32 = u32::MAX;
 
-/// A value on its own pair of cache lines, because the processor fetches the adjacent line, too.
-#[repr(align(128))]
-#[derive(Debug)]
-struct Line<T>(T);
-
-/// How many magazines lie on CPUs. Givers change it when a CPU gets its first magazine or hands
-/// over its last one.
-#[derive(Debug)]
-struct Loaded {
-    /// A guess, and below 0 at times.
-    count: AtomicU32,
-    /// 1 if a giver was refused a magazine since the taker last looked.
-    crowded: AtomicU32,
-}
-
-/// No bound of the magazines on CPUs.
-const ANY_NUMBER: u32 = i32::MAX.cast_unsigned();
+/// How often a giver tries again because another thread of its CPU was faster.
+const ATTEMPTS: usize = 4;
 
 /// Items of all CPUs on their way to one [`Taker`]. See the front page of `netmem-percpu`.
 ///
@@ -130,9 +120,10 @@ pub struct Depot {
     /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may
     /// have it.
     empty: Box<[Line<AtomicU64>]>,
-    /// The most magazines that may lie on CPUs, about.
-    most_loaded: u32,
-    loaded: Line<Loaded>,
+    /// One for each CPU that has a magazine.
+    lanes: Lanes,
+    /// 1 if a giver was refused a magazine since the taker last looked.
+    crowded: Line<AtomicU32>,
     /// Read wherever a giver touches the depot, and written by the thread that frees it.
     #[cfg(loom)]
     witness: loom::cell::UnsafeCell<()>,
@@ -147,13 +138,23 @@ unsafe impl Send for Depot {}
 
 impl Depot {
     /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each,
-    /// at least 1 and at most [`MAGAZINE`](crate::MAGAZINE). Takes a lock, and 512 bytes for each
-    /// magazine.
+    /// at least 1 and at most [`MAGAZINE`](crate::MAGAZINE), and each CPU can have one. Takes a
+    /// lock, 512 bytes for each magazine, and 264 for each lane: as many as magazines or CPUs.
     ///
     /// # Errors
     ///
     /// There is no memory.
     pub fn new(capacity: usize, magazines: usize) -> Result<(Self, Taker), NoMemory> {
+        Self::with_lanes(capacity, magazines, areas().min(magazines))
+    }
+
+    /// The same, for a depot of which at most `lanes` magazines lie on CPUs at a time, at least 1.
+    /// A giver on a CPU without a magazine is refused while there are so many.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    pub fn with_lanes(capacity: usize, magazines: usize, lanes: usize) -> Result<(Self, Taker), NoMemory> {
         /// Of the standard library in a model, too: no model depends on the order of ids.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -165,64 +166,38 @@ impl Depot {
             capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(AtomicU32::new(0)),
             empty: (0..count.div_ceil(64)).map(|_| Line(AtomicU64::new(0))).collect(),
-            most_loaded: ANY_NUMBER,
-            loaded: Line(Loaded { count: AtomicU32::new(0), crowded: AtomicU32::new(0) }),
+            lanes: Lanes::new(lanes),
+            crowded: Line(AtomicU32::new(0)),
             #[cfg(loom)]
             witness: loom::cell::UnsafeCell::new(()),
         };
         depot.magazines.iter().for_each(|magazine| depot.push_empty(magazine));
-        Ok((depot, Taker::new(id, count)))
-    }
-
-    /// The same depot, in which about `magazines` lie on CPUs at a time, at least 1. More can for a
-    /// moment, if threads are moved in the middle of an exchange. A giver on a CPU without a
-    /// magazine is refused while there are so many.
-    #[must_use]
-    pub fn loaded_at_most(mut self, magazines: usize) -> Self {
-        self.most_loaded = u32::try_from(magazines).unwrap_or(ANY_NUMBER).clamp(1, ANY_NUMBER);
-        self
+        let taker = Taker::new(id, count, &depot.lanes);
+        Ok((depot, taker))
     }
 
     /// Whether a giver was refused a magazine since the taker last looked for idle ones. A load.
     pub fn is_crowded(&self) -> bool {
-        self.loaded.0.crowded.load(Ordering::Relaxed) != 0
+        self.crowded.0.load(Ordering::Relaxed) != 0
     }
 
     /// Notes that a giver was refused a magazine.
     #[cold]
-    fn crowd(&self) {
+    pub(crate) fn crowd(&self) {
         if !self.is_crowded() {
-            self.loaded.0.crowded.store(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Reserves a place for a magazine on a CPU that has none. Returns false if there is none.
-    fn reserve(&self) -> bool {
-        if self.most_loaded == ANY_NUMBER {
-            return true;
-        }
-        let count = &self.loaded.0.count;
-        let may = |loaded: u32| (loaded.cast_signed() < self.most_loaded.cast_signed()).then(|| loaded.wrapping_add(1));
-        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, may).is_ok()
-    }
-
-    /// Gives up such a place.
-    fn unreserve(&self) {
-        if self.most_loaded != ANY_NUMBER {
-            self.loaded.0.count.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Notes how many magazines lie on CPUs. The gate is quiet.
-    fn set_loaded(&self, count: usize) {
-        if self.most_loaded != ANY_NUMBER {
-            self.loaded.0.count.store(count as u32, Ordering::Relaxed);
+            self.crowded.0.store(1, Ordering::Relaxed);
         }
     }
 
     /// Items in a magazine.
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// How many CPUs have a magazine.
+    #[cfg(test)]
+    pub(crate) fn loaded(&self) -> usize {
+        self.gate.peek().filter(|word| *word != 0).count()
     }
 
     /// Tells loom that no thread touches the depot any more. Only in models.
@@ -281,59 +256,115 @@ impl Depot {
             handover::release(&(*this).capacity);
             match sequence::push((*this).gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
-                Ok(Pushed::Full) => Self::exchange(this, item, false, past),
-                Ok(Pushed::Missing) => Self::exchange(this, item, true, past),
+                Ok(Pushed::Full | Pushed::Missing) => Self::give_on_another(this, item, past),
                 Err(GateClosed) => false,
             }
         }
     }
 
-    /// Gives `item` in a new magazine for this CPU, and hands on the old one, unless the CPU has
-    /// none (`is_first`).
-    unsafe fn exchange(this: *const Self, item: NonZeroUsize, is_first: bool, past: impl FnMut(NonZeroUsize)) -> bool {
+    /// [`give`](Self::give) for an item that [`give_at_once`](Self::give_at_once) has refused: this
+    /// CPU's magazine is probably full. Gets the CPU another one first.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give`](Self::give).
+    pub unsafe fn give_on_another(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+        // SAFETY: the item keeps the depot until it is given.
+        unsafe {
+            for _ in 0..ATTEMPTS {
+                Self::touch(this);
+                let (gate, lanes) = ((*this).gate.word(), &(*this).lanes);
+                match lane::rotate(gate, lanes, &(*this).magazines) {
+                    Ok(Rotated::Done(position)) => {
+                        // If it is refused, the next thread of this CPU does it, or the taker.
+                        let _ = lane::publish(gate, lanes);
+                        let next = lanes.empty.get(position.next()).and_then(|number| (*this).magazine(number));
+                        next.into_iter().for_each(Magazine::prefetch_to_write);
+                    }
+                    Ok(Rotated::Unpublished) => {
+                        let _ = lane::publish(gate, lanes);
+                        continue;
+                    }
+                    Ok(Rotated::NotNeeded) => {}
+                    Ok(Rotated::NoEmpty) => return Self::exchange(this, item, past),
+                    Ok(Rotated::Missing) => return Self::begin(this, item),
+                    Err(GateClosed) => return false,
+                }
+                // Once more: others have used the magazine since.
+                handover::release(&(*this).capacity);
+                match sequence::push(gate, item.get()) {
+                    Ok(Pushed::Done) => return true,
+                    Ok(Pushed::Full | Pushed::Missing) => {}
+                    Err(GateClosed) => return false,
+                }
+            }
+        }
+        false
+    }
+
+    /// Gives `item` in the first magazine of this CPU.
+    #[cold]
+    #[inline(never)]
+    unsafe fn begin(this: *const Self, item: NonZeroUsize) -> bool {
+        // SAFETY: the item keeps the depot until it is given.
+        unsafe {
+            let Some(last) = (*this).lanes.take() else {
+                (*this).crowd();
+                return false;
+            };
+            let Some(new) = (*this).pop_empty() else {
+                (*this).lanes.put(last);
+                (*this).crowd();
+                return false;
+            };
+            new.set_only(item.get());
+            new.set_position(last);
+            handover::release(&(*this).capacity);
+            let placed = lane::place((*this).gate.word(), new);
+            if placed == Ok(true) {
+                return true;
+            }
+            (*this).lanes.put(last);
+            Self::give_in_place(this, item, new, placed.is_ok())
+        }
+    }
+
+    /// Gives `item` in a new magazine for this CPU, and hands on the old one by the list.
+    #[cold]
+    #[inline(never)]
+    unsafe fn exchange(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until the exchange has succeeded.
         unsafe {
             prefetch::all_to_write(&(*this).full.0);
-            if is_first && !(*this).reserve() {
-                (*this).crowd();
-                return false;
-            }
             let Some(new) = (*this).pop_empty() else {
                 (*this).crowd();
-                if is_first {
-                    (*this).unreserve();
-                    return false;
-                }
                 return Self::hand_over_for_nothing(this, item, past);
             };
-            new.prefetch_to_write();
             new.set_only(item.get());
-            let address = std::ptr::from_ref(new).expose_provenance();
             // Once more: this thread has popped a magazine since the push that found no room.
             handover::release(&(*this).capacity);
-            match sequence::exchange((*this).gate.word(), address) {
-                Ok(Exchanged::Old(0)) => true,
+            match lane::exchange((*this).gate.word(), &raw const (*this).lanes, new) {
                 Ok(Exchanged::Old(old)) => {
                     // The old one's items keep it now.
-                    if is_first {
-                        (*this).unreserve();
-                    }
                     Self::hand_over(this, old, past);
                     true
                 }
-                refused => {
-                    new.clear();
-                    (*this).push_empty(new);
-                    if is_first {
-                        (*this).unreserve();
-                    }
-                    handover::release(&(*this).capacity);
-                    // Another thread was faster, or this one is on another CPU now: there is room,
-                    // unless that filled up meanwhile.
-                    matches!(refused, Ok(Exchanged::NotNeeded))
-                        && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
-                }
+                refused => Self::give_in_place(this, item, new, refused.is_ok()),
             }
+        }
+    }
+
+    /// Gives `item` in the magazine that this CPU has by now, if the gate is open. `new`, which was
+    /// to be another, is empty again.
+    unsafe fn give_in_place(this: *const Self, item: NonZeroUsize, new: &Magazine, is_open: bool) -> bool {
+        // SAFETY: the item keeps the depot until it is given.
+        unsafe {
+            new.clear();
+            (*this).push_empty(new);
+            handover::release(&(*this).capacity);
+            // Another thread was faster, or this one is on another CPU now: there is room, unless
+            // that filled up meanwhile.
+            is_open && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
         }
     }
 
@@ -344,10 +375,10 @@ impl Depot {
     unsafe fn hand_over_for_nothing(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot, for it is not given.
         unsafe {
-            match sequence::exchange((*this).gate.word(), 0) {
-                Ok(Exchanged::Old(0)) | Err(GateClosed) => false,
+            match lane::exchange((*this).gate.word(), &raw const (*this).lanes, std::ptr::null()) {
+                Err(GateClosed) => false,
                 Ok(Exchanged::Old(old)) => {
-                    (*this).unreserve();
+                    at_word(old).map(Magazine::position).into_iter().for_each(|last| (*this).lanes.put(last));
                     Self::hand_over(this, old, past);
                     false
                 }
@@ -419,7 +450,7 @@ impl Depot {
     }
 
     fn magazine(&self, index: u32) -> Option<&Magazine> {
-        self.magazines.get((index as usize).checked_sub(1)?)
+        numbered(&self.magazines, index)
     }
 
     /// Lets givers have an empty magazine.
@@ -452,31 +483,27 @@ impl Depot {
 
     /// How many items the CPUs seem to hold. A guess: givers may change it at any time.
     pub fn peek(&self) -> usize {
-        // SAFETY: a magazine of ours or null; its length may be read by any thread.
-        self.gate.peek().filter_map(|word| unsafe { magazine(word) }).map(Magazine::len).sum()
+        // SAFETY: a magazine of ours or null; its length and position may be read by any thread.
+        let loaded = self.gate.peek().filter_map(|word| unsafe { at_word(word) });
+        // A magazine on a list has no position: its number may be that of no lane.
+        let unpublished = |m: &Magazine| self.lanes.unpublished(m.position()).and_then(|number| self.magazine(number));
+        loaded.map(|m| m.len() + unpublished(m).map_or(0, Magazine::len)).sum()
     }
-}
-
-/// # Safety
-///
-/// `word` is null or a magazine that lives.
-unsafe fn magazine<'d>(word: usize) -> Option<&'d Magazine> {
-    // SAFETY: the caller's.
-    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word).as_ref() }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::cpus::areas;
     use crate::word::word;
 
     /// What threads on a CPU of that index do: the index gets a magazine with these items.
     fn load(depot: &Depot, index: usize, items: std::ops::Range<usize>) -> bool {
-        let Some(magazine) = depot.reserve().then(|| depot.pop_empty()).flatten() else {
+        let Some((position, magazine)) = depot.lanes.take().and_then(|position| Some((position, depot.pop_empty()?)))
+        else {
             depot.crowd();
             return false;
         };
+        magazine.set_position(position);
         items.for_each(|item| assert!(magazine.push(item)));
         let slot = depot.gate.word().load(Ordering::Relaxed);
         // SAFETY: the depot's slot, which is open, and that no other thread uses.
@@ -516,28 +543,49 @@ mod tests {
         assert!(reclaims < 50, "{reclaims}");
     }
 
+    /// The taker puts empty magazines into a ring four at a time, and the rest when it finds
+    /// nothing.
+    #[test]
+    fn what_is_held_back_comes_to_a_ring_in_the_end() {
+        // The thread can be moved to a CPU that gets no lane; in portable mode, another test can
+        // have the lock of this CPU.
+        let round = || {
+            let (depot, mut taker) = Depot::with_lanes(1, 128, 1).unwrap();
+            // SAFETY: the depot is there.
+            let give = |n| unsafe { Depot::give(&depot, NonZeroUsize::new(n).unwrap(), |_| unreachable!()) };
+            if !(1..=3).all(give) {
+                return false;
+            }
+            while taker.refill(&depot, |_| ()) {}
+            let word = depot.gate.peek().find(|word| *word != 0).unwrap();
+            // SAFETY: a magazine of the depot.
+            let position = unsafe { at_word(word) }.unwrap().position();
+            assert!(depot.lanes.empty.get(position.next()).is_some());
+            true
+        };
+        assert!((0..100).any(|_| round()), "the thread was moved in each of 100 rounds");
+    }
+
     /// An index that was used once gives up its magazine when others need it: not at the first
     /// look, and not if it is used.
     #[test]
     fn idle_magazines_are_reclaimed() {
-        let (depot, mut taker) = Depot::new(4, 16).unwrap();
-        let depot = depot.loaded_at_most(8);
-        let loaded = |depot: &Depot| depot.gate.peek().filter(|word| *word != 0).count();
+        let (depot, mut taker) = Depot::with_lanes(4, 16, 8).unwrap();
         let mut found = Vec::new();
         for index in 0..areas() {
             assert_eq!(load(&depot, index, 1 + index..3 + index), index < 8, "{index}");
         }
-        assert!(depot.is_crowded() && loaded(&depot) == 8);
+        assert!(depot.is_crowded() && depot.loaded() == 8);
         assert!(!taker.reclaim_idle(&depot, |_| unreachable!()).unwrap(), "all may be in use");
         // Index 5 goes on.
         let slot = depot.gate.word().load(Ordering::Relaxed);
         // SAFETY: as above.
-        let fifth = unsafe { magazine(word(slot, 5).load(Ordering::Relaxed)) }.unwrap();
+        let fifth = unsafe { at_word(word(slot, 5).load(Ordering::Relaxed)) }.unwrap();
         assert!(fifth.push(100));
         assert!(!taker.reclaim_idle(&depot, |_| unreachable!()).unwrap(), "no thread was refused since");
         assert!(!load(&depot, 8, 300..301));
         assert!(taker.reclaim_idle(&depot, |item| found.push(item.get())).unwrap());
-        assert_eq!((found.len(), loaded(&depot)), (14, 1));
+        assert_eq!((found.len(), depot.loaded()), (14, 1));
         // The others have room now.
         assert_eq!((10..areas()).filter(|&index| load(&depot, index, 200..201)).count(), 7);
         taker.close(&depot, |item| found.push(item.get())).unwrap();

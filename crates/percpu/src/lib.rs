@@ -55,6 +55,8 @@ mod decision;
 mod depot;
 mod error;
 mod gate;
+mod lane;
+mod line;
 mod machine;
 mod magazine;
 mod membarrier;

@@ -1,6 +1,7 @@
 //! A magazine: an array of items that a CPU fills, and that changes owner as a whole (Bonwick and
 //! Adams). Why whole: one atomic operation moves up to 62 items.
 
+use crate::lane::Position;
 use crate::prefetch;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 use std::num::NonZeroUsize;
@@ -22,8 +23,9 @@ pub const MAGAZINE: usize = if cfg!(loom) { 2 } else { 62 };
 pub(crate) struct Magazine {
     length: AtomicU32,
     capacity: AtomicU32,
-    /// Index and 1 of the next magazine on a list; 0 ends it. In a [`CpuCache`](crate::CpuCache),
-    /// also that of the previous magazine of the CPU on which this one is loaded.
+    /// Index and 1 of the next magazine on a list; 0 ends it. While the magazine is loaded on a
+    /// CPU: in a [`CpuCache`](crate::CpuCache), that of the CPU's previous magazine; in a
+    /// [`Depot`](crate::Depot), the CPU's [`Position`].
     pub(crate) next: AtomicU32,
     /// The magazine's index in its depot, plus 1.
     pub(crate) index: u32,
@@ -72,6 +74,18 @@ impl Magazine {
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.length.load(Ordering::Relaxed) >= self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// The position of the CPU on which it is loaded.
+    #[inline]
+    pub(crate) fn position(&self) -> Position {
+        Position(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Only the holder calls it.
+    #[inline]
+    pub(crate) fn set_position(&self, position: Position) {
+        self.next.store(position.0, Ordering::Relaxed);
     }
 
     /// Puts an item on it. Only the holder calls it. Returns false if the magazine is full.
@@ -183,6 +197,16 @@ impl<F: FnMut(NonZeroUsize)> Drop for Rest<F> {
 /// magazine.
 pub(crate) fn numbered(magazines: &[Magazine], index: u32) -> Option<&Magazine> {
     magazines.get((index as usize).checked_sub(1)?)
+}
+
+/// The magazine that a CPU's word addresses, if it is not null.
+///
+/// # Safety
+///
+/// `word` is null or a magazine that lives.
+pub(crate) unsafe fn at_word<'m>(word: usize) -> Option<&'m Magazine> {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word).as_ref() }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -11,6 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 
 mod cpu_cache;
+mod rings;
 
 fn on<T: 'static>(cpu: usize, body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     thread::spawn(move || {

@@ -3,7 +3,7 @@
 
 use crate::error::GateClosed;
 use crate::mode::Index;
-use crate::outcome::{Exchanged, Pushed};
+use crate::outcome::Pushed;
 use crate::sync::AtomicUsize;
 
 pub(crate) const WRITTEN: bool = false;
@@ -24,13 +24,8 @@ pub(crate) unsafe fn push(_gate: &AtomicUsize, _item: usize) -> Result<Pushed, G
     Err(GateClosed)
 }
 
-#[inline(always)]
-pub(crate) unsafe fn exchange(_gate: &AtomicUsize, _new: usize) -> Result<Exchanged, GateClosed> {
-    Err(GateClosed)
-}
-
 pub(crate) mod cpu_id {
-    pub(crate) use super::{add, exchange, push};
+    pub(crate) use super::{add, push};
 }
 
 pub(crate) mod pair {
@@ -64,5 +59,44 @@ pub(crate) mod pair {
 
     pub(crate) mod cpu_id {
         pub(crate) use super::{pop, replace, swap};
+    }
+}
+
+pub(crate) mod lane {
+    use super::*;
+    use crate::lane::Lanes;
+    use crate::magazine::Magazine;
+    use crate::outcome::{Exchanged, Rotated};
+
+    #[inline(always)]
+    pub(crate) unsafe fn rotate(
+        _gate: &AtomicUsize,
+        _lanes: &Lanes,
+        _magazines: &[Magazine],
+    ) -> Result<Rotated, GateClosed> {
+        Err(GateClosed)
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn publish(_gate: &AtomicUsize, _lanes: &Lanes) -> Result<(), GateClosed> {
+        Err(GateClosed)
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn exchange(
+        _gate: &AtomicUsize,
+        _lanes: *const Lanes,
+        _new: *const Magazine,
+    ) -> Result<Exchanged, GateClosed> {
+        Err(GateClosed)
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn place(_gate: &AtomicUsize, _new: *const Magazine) -> Result<bool, GateClosed> {
+        Err(GateClosed)
+    }
+
+    pub(crate) mod cpu_id {
+        pub(crate) use super::{exchange, place, publish, rotate};
     }
 }

@@ -3,6 +3,7 @@
 //! Why apart from `sequence.rs`: both versions return these, and `sequence.rs` chooses between
 //! them.
 
+use crate::lane::Position;
 use std::num::NonZeroUsize;
 
 /// How a push ended.
@@ -16,11 +17,27 @@ pub(crate) enum Pushed {
     Missing,
 }
 
-/// How an exchange of magazines ended.
-pub(crate) enum Exchanged {
-    /// The old magazine; 0 if there was none.
-    Old(usize),
+/// How a rotation of magazines ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rotated {
+    /// An empty magazine is loaded, and the full one is to be published, at this position.
+    Done(Position),
     /// The magazine in place has room.
+    NotNeeded,
+    /// This CPU has no magazine yet.
+    Missing,
+    /// The full magazine of the rotation before is not published.
+    Unpublished,
+    /// No empty magazine is at the next position.
+    NoEmpty,
+}
+
+/// How an exchange of a full magazine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exchanged {
+    /// The full magazine is the caller's.
+    Old(usize),
+    /// There is no magazine, it has room, or another is unpublished.
     NotNeeded,
 }
 

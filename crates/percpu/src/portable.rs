@@ -19,11 +19,12 @@
 
 use crate::cpus::this_cpu;
 use crate::error::GateClosed;
-use crate::magazine::Magazine;
-use crate::outcome::{Exchanged, Pushed};
+use crate::magazine::{Magazine, at_word};
+use crate::outcome::Pushed;
 use crate::sync::{AtomicUsize, Ordering, handover};
 use crate::word::{self, CLOSED_BIT};
 
+pub(crate) mod lane;
 pub(crate) mod pair;
 
 #[cfg(not(loom))]
@@ -74,7 +75,7 @@ pub(crate) unsafe fn add(gate: &AtomicUsize, n: isize) -> Result<(), GateClosed>
 /// The word is null or addresses a magazine, and its lock is held.
 unsafe fn magazine(word: &AtomicUsize) -> Option<&Magazine> {
     // SAFETY: the caller's.
-    unsafe { std::ptr::with_exposed_provenance::<Magazine>(word.load(Ordering::Relaxed)).as_ref() }
+    unsafe { at_word(word.load(Ordering::Relaxed)) }
 }
 
 pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClosed> {
@@ -85,18 +86,6 @@ pub(crate) unsafe fn push(gate: &AtomicUsize, item: usize) -> Result<Pushed, Gat
             Some(magazine) if magazine.push(item) => Pushed::Done,
             Some(_) => Pushed::Full,
         }
-    })
-}
-
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
-    sequence(gate, |word| {
-        // SAFETY: the caller's, and the lock.
-        if unsafe { magazine(word) }.is_some_and(|m| !m.is_full()) {
-            return Exchanged::NotNeeded;
-        }
-        let old = word.load(Ordering::Relaxed);
-        word.store(new, Ordering::Relaxed);
-        Exchanged::Old(old)
     })
 }
 

@@ -48,7 +48,7 @@ use crate::error::GateClosed;
 use crate::machine::MAX_CPUS;
 use crate::magazine::{CAPACITY_AT, ITEMS_AT};
 use crate::mode::Index;
-use crate::outcome::{Exchanged, Pushed};
+use crate::outcome::Pushed;
 use crate::pin::{self, by_cpu_id, by_mm_cid, constructor};
 use crate::sync::AtomicUsize;
 use crate::word::{CLOSED_BIT, STRIDE_SHIFT};
@@ -201,56 +201,7 @@ unsafe fn push_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, item: usize
     Ok(Pushed::Done)
 }
 
-/// Puts the magazine `new` in the place of this CPU's, if that is full or if there is none.
-///
-/// ```text
-///   m = *word
-///   if m != 0 and m.length != m.capacity: exit other
-///   *word = new                          the commit; m is the caller's
-/// ```
-///
-/// # Safety
-///
-/// As for [`push_at`]; `new` is a magazine and the caller's, or null.
-#[inline(always)]
-unsafe fn exchange_at<const INDEX: i32>(area: isize, gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
-    const CLOSED: usize = 1;
-    const OTHER: usize = 2;
-    let old: usize;
-    // The old magazine, or one of the two small numbers.
-    // SAFETY: as for `push`.
-    unsafe {
-        sequence!(
-            gate, area, closed: "7f",
-            [
-                "mov {old}, qword ptr [{word} + {cpu}]",
-                "test {old}, {old}",
-                "jz 9f",
-                "mov {length:e}, dword ptr [{old} + {capacity}]",
-                "cmp dword ptr [{old}], {length:e}",
-                "jne 8f",
-                "9:",
-                "mov qword ptr [{word} + {cpu}], {new}",
-            ],
-            cold: ["7:", "mov {old:e}, {closed}", "jmp 5b", "8:", "mov {old:e}, {other}", "jmp 5b"],
-            new = in(reg) new,
-            capacity = const CAPACITY_AT,
-            length = out(reg) _,
-            closed = const CLOSED,
-            other = const OTHER,
-            old = out(reg) old,
-            word = out(reg) _,
-            cpu = out(reg) _,
-        );
-    }
-    match old {
-        CLOSED => Err(GateClosed),
-        OTHER => Ok(Exchanged::NotNeeded),
-        old => Ok(Exchanged::Old(old)),
-    }
-}
-
-/// The three, for a process that tells CPUs apart by `$index`. The caller's promises are those
+/// The two, for a process that tells CPUs apart by `$index`. The caller's promises are those
 /// above.
 macro_rules! operations {
     ($area:ident, $index:ident) => {
@@ -265,15 +216,10 @@ macro_rules! operations {
             // SAFETY: the caller's.
             unsafe { push_at::<$index>(some($area())?, gate, item) }
         }
-
-        #[inline(always)]
-        pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
-            // SAFETY: the caller's.
-            unsafe { exchange_at::<$index>(some($area())?, gate, new) }
-        }
     };
 }
 
+pub(crate) mod lane;
 pub(crate) mod pair;
 
 operations!(by_mm_cid, MM_CID);
@@ -290,7 +236,6 @@ mod tests {
     use super::*;
     use crate::decision::mode;
     use crate::gate::Gate;
-    use crate::magazine::Magazine;
     use crate::mode::Mode;
 
     /// The same sequences with the index of older kernels, the CPU's number.
@@ -302,27 +247,11 @@ mod tests {
             assert!(matches!(mode(), Mode::Portable(_)));
             return;
         };
-        let magazines: Vec<_> = (1..=8).map(|index| Magazine::new(1, index)).collect();
-        let mut fresh = magazines.iter();
-        // SAFETY: an open gate, of which nothing else uses the words; magazines outlive it.
+        // SAFETY: an open gate, of which nothing else uses the words.
         unsafe {
             assert_eq!(add_at::<CPU_ID>(area, gate.word(), 5), Ok(()));
             assert_eq!(gate.words_mut().map(|word| word.swap(0, Ordering::Relaxed)).sum::<usize>(), 5);
-            let mut full = 0;
-            while full == 0 {
-                match push_at::<CPU_ID>(area, gate.word(), 7) {
-                    Ok(Pushed::Done) => (),
-                    Ok(_) => {
-                        let new = std::ptr::from_ref(fresh.next().unwrap()).expose_provenance();
-                        if let Ok(Exchanged::Old(old)) = exchange_at::<CPU_ID>(area, gate.word(), new) {
-                            full = old;
-                        }
-                    }
-                    Err(GateClosed) => panic!("closed"),
-                }
-            }
-            let full = &*std::ptr::with_exposed_provenance::<Magazine>(full);
-            assert_eq!(full.items().collect::<Vec<_>>(), [7]);
+            assert_eq!(push_at::<CPU_ID>(area, gate.word(), 7), Ok(Pushed::Missing));
         }
     }
 }

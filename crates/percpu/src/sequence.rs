@@ -8,10 +8,11 @@
 use crate::decision::mode;
 use crate::error::GateClosed;
 use crate::mode::{Index, Mode};
-use crate::outcome::{Exchanged, Pushed};
+use crate::outcome::Pushed;
 use crate::sync::AtomicUsize;
 use crate::{portable, rseq};
 
+pub(crate) mod lane;
 pub(crate) mod pair;
 
 /// # Safety
@@ -72,31 +73,6 @@ unsafe fn cold_push(gate: &AtomicUsize, item: usize) -> Result<Pushed, GateClose
             Mode::Rseq(Index::MmCid) => Err(GateClosed),
             Mode::Rseq(Index::CpuId) => rseq::cpu_id::push(gate, item),
             Mode::Portable(_) => portable::push(gate, item),
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for [`rseq::exchange`].
-pub(crate) unsafe fn exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
-    // SAFETY: the caller's.
-    match unsafe { rseq::exchange(gate, new) } {
-        // SAFETY: the caller's.
-        Err(GateClosed) => unsafe { cold_exchange(gate, new) },
-        exchanged => exchanged,
-    }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn cold_exchange(gate: &AtomicUsize, new: usize) -> Result<Exchanged, GateClosed> {
-    // SAFETY: the caller's.
-    unsafe {
-        match mode() {
-            Mode::Rseq(Index::MmCid) => Err(GateClosed),
-            Mode::Rseq(Index::CpuId) => rseq::cpu_id::exchange(gate, new),
-            Mode::Portable(_) => portable::exchange(gate, new),
         }
     }
 }

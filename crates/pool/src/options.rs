@@ -139,9 +139,7 @@ impl PoolOptions {
         let Some(Magazines { capacity, loaded, count }) = self.magazines(self.pages(provider), cpus) else {
             return Ok(None);
         };
-        let (depot, taker) = Depot::new(capacity, count)?;
-        // Where each CPU can have one, they are not counted.
-        Ok(Some((if loaded < cpus { depot.loaded_at_most(loaded) } else { depot }, taker)))
+        Ok(Some(Depot::with_lanes(capacity, count, loaded)?))
     }
 
     /// The magazines of a pool with this many pages, on a machine with this many CPUs. `None` for a

@@ -3,9 +3,10 @@
 //! One thread at a time closes the gate; the races with pops and pushes are at the head of
 //! `cpu_cache.rs`.
 
-use super::{CpuCache, magazine};
+use super::CpuCache;
 use crate::error::BarrierError;
 use crate::gate::QuiescentGate;
+use crate::magazine::at_word;
 use crate::sync::{Ordering, handover};
 use crate::word::clear;
 
@@ -106,7 +107,7 @@ impl CpuCache {
         let mut first = 0;
         for word in quiet.words() {
             // SAFETY: the gate is quiet: magazines of ours or null, and only this thread's.
-            let Some(loaded) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
+            let Some(loaded) = (unsafe { at_word(word.load(Ordering::Relaxed)) }) else { continue };
             clear(word);
             let previous = self.numbered(loaded.next.load(Ordering::Relaxed));
             for magazine in [Some(loaded), previous].into_iter().flatten() {

@@ -3,13 +3,17 @@
 //! Why it is a type: one thread at a time takes, and the magazines that it has taken and not yet
 //! emptied are its own. The races with givers are at the head of `depot.rs`.
 
-use super::{CLOSED, Depot, magazine};
+use super::{CLOSED, Depot};
 use crate::error::BarrierError;
-use crate::magazine::Magazine;
-use crate::prefetch;
-use crate::sync::{Ordering, handover};
+use crate::lane::Lanes;
+use crate::magazine::{Magazine, at_word};
+use crate::sync::{AtomicUsize, Ordering, handover};
 use crate::word::clear;
 use std::num::NonZeroUsize;
+
+mod lane_ends;
+
+use lane_ends::LaneEnds;
 
 /// Takes the items out of one [`Depot`], and owns the magazines that it has taken and not yet
 /// emptied.
@@ -33,15 +37,30 @@ pub struct Taker {
     /// How many bits are set at once: few enough for the givers to have most of the empty
     /// magazines.
     lot: u32,
+    /// The taker's ends of the lanes. In a box, because users move the taker.
+    ends: Box<LaneEnds>,
     /// What each CPU held when [`reclaim_idle`](Self::reclaim_idle) last looked: the magazine's
     /// address plus its length, or 0.
     seen: Vec<usize>,
 }
 
 impl Taker {
-    /// The taker of the depot with this id, which has `magazines`.
-    pub(super) fn new(depot: u64, magazines: u32) -> Self {
-        Self { depot, pending: 0, emptied: 0, word: 0, lot: (magazines / 16).clamp(1, 8), seen: Vec::new() }
+    /// The taker of the depot with this id, which has `magazines` and these lanes.
+    pub(super) fn new(depot: u64, magazines: u32, lanes: &Lanes) -> Self {
+        let (lot, ends) = ((magazines / 16).clamp(1, 8), Box::new(LaneEnds::new(lanes, magazines as usize)));
+        Self { depot, pending: 0, emptied: 0, word: 0, lot, ends, seen: Vec::new() }
+    }
+
+    /// How many magazines are in rings.
+    #[cfg(all(test, loom))]
+    pub(crate) fn in_rings(&self) -> usize {
+        self.ends.in_rings()
+    }
+
+    /// Whether a full magazine is in a ring.
+    #[cfg(all(test, loom))]
+    pub(crate) fn sees_full(&self, depot: &Depot) -> bool {
+        self.ends.sees_full(&depot.lanes)
     }
 
     /// Whether this is the taker of `depot`.
@@ -49,24 +68,25 @@ impl Taker {
         self.depot == depot.id
     }
 
-    /// Empties one magazine into `take`: one that is pending, or else one of the full ones. Returns
-    /// false if there is none, or if `depot` is another taker's. One atomic for all magazines that
-    /// were given since the last time, and one for up to eight that were emptied.
+    /// Empties one magazine into `take`: one that is pending, or else one of the shared list, or
+    /// else one of a CPU's ring. Returns false if there is none, or if `depot` is another taker's.
+    /// One atomic for all magazines that are on the list, and none for those of rings.
     ///
     /// If `take` panics, the items that it has not seen stay pending.
     pub fn refill(&mut self, depot: &Depot, take: impl FnMut(NonZeroUsize)) -> bool {
         if !self.is_of(depot) {
             return false;
         }
-        if self.pending == 0 && !self.take_full(depot) {
-            self.flush(depot);
-            return false;
-        }
-        prefetch::all_to_write(&depot.full.0);
-        let found = self.empty_one(depot, take);
         if self.pending == 0 {
-            // For the next refill.
             self.take_full(depot);
+        }
+        let found = self.empty_one(depot, take);
+        if !found {
+            self.flush(depot);
+        } else if self.pending == 0 && !self.take_full(depot) {
+            // For the next refill.
+            let next = self.ends.next_full(&depot.lanes);
+            next.and_then(|number| depot.magazine(number)).into_iter().for_each(Magazine::prefetch);
         }
         found
     }
@@ -85,6 +105,12 @@ impl Taker {
 
     /// Lets givers have the empty magazines that the taker holds back.
     fn flush(&mut self, depot: &Depot) {
+        self.ends.publish(&depot.lanes);
+        self.set_bits(depot);
+    }
+
+    /// Sets the bits of the empty magazines that the taker holds back.
+    fn set_bits(&mut self, depot: &Depot) {
         let bits = std::mem::take(&mut self.emptied);
         if bits != 0 {
             Depot::touch(depot);
@@ -93,25 +119,48 @@ impl Taker {
         }
     }
 
-    /// Lets givers have an empty magazine, together with the next few.
-    fn put_empty(&mut self, depot: &Depot, magazine: &Magazine) {
+    /// Lets givers have an empty magazine, together with the next few: the CPU with the lane from
+    /// which it came, or a CPU that has used up its ring, or all.
+    #[inline]
+    fn put_empty(&mut self, depot: &Depot, magazine: &Magazine, lane: Option<usize>) {
+        if !self.ends.put_empty(&depot.lanes, magazine.index, lane) {
+            self.put_shared(depot, magazine);
+        }
+    }
+
+    /// Lets any giver have an empty magazine.
+    fn put_shared(&mut self, depot: &Depot, magazine: &Magazine) {
         let at = magazine.index as usize - 1;
         if self.word != at / 64 {
-            self.flush(depot);
+            self.set_bits(depot);
             self.word = at / 64;
         }
         self.emptied |= 1 << (at % 64);
         if self.emptied.count_ones() >= self.lot {
-            self.flush(depot);
+            self.set_bits(depot);
         }
     }
 
-    /// Empties the first magazine that is pending. Returns false if there is none.
+    /// Empties the first magazine that is pending, or else one of a ring. Returns false if there is
+    /// none.
+    #[inline]
     fn empty_one(&mut self, depot: &Depot, mut take: impl FnMut(NonZeroUsize)) -> bool {
-        let Some(magazine) = depot.magazine(self.pending) else { return false };
-        self.pending = magazine.next.load(Ordering::Relaxed);
-        depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
-        let mut emptied = Emptied { depot, taker: self, magazine, taken: 0 };
+        let mut lane = None;
+        let magazine = match depot.magazine(self.pending) {
+            Some(magazine) => {
+                self.pending = magazine.next.load(Ordering::Relaxed);
+                depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
+                magazine
+            }
+            None => {
+                let Some((number, from)) = self.ends.take_full(&depot.lanes) else { return false };
+                handover::acquire(&depot.capacity);
+                let Some(magazine) = depot.magazine(number) else { return false };
+                lane = Some(from);
+                magazine
+            }
+        };
+        let mut emptied = Emptied { depot, taker: self, magazine, lane, taken: 0 };
         for item in magazine.items() {
             emptied.taken += 1;
             NonZeroUsize::new(item).into_iter().for_each(&mut take);
@@ -123,6 +172,23 @@ impl Taker {
     fn add(&mut self, magazine: &Magazine) {
         magazine.next.store(self.pending, Ordering::Relaxed);
         self.pending = magazine.index;
+    }
+
+    /// Takes the full magazines of all rings. Returns how many.
+    fn take_rings(&mut self, depot: &Depot) -> usize {
+        let mut taken = 0;
+        while let Some((number, _)) = self.ends.take_full(&depot.lanes) {
+            depot.magazine(number).into_iter().for_each(|magazine| self.add(magazine));
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Takes a magazine that a CPU has loaded, out of its word. The gate is quiet.
+    fn unload(&mut self, depot: &Depot, word: &AtomicUsize, magazine: &Magazine) {
+        clear(word);
+        depot.lanes.put(magazine.position());
+        self.add(magazine);
     }
 
     /// Takes what the CPUs hold. One membarrier; givers are refused until it is over. Not for
@@ -137,20 +203,18 @@ impl Taker {
         }
         let Some(quiet) = depot.gate.close()? else { return Ok(()) };
         handover::acquire(&depot.capacity);
-        let (mut taken, mut left) = (0, 0);
+        let mut taken = 0;
         for word in quiet.words() {
             // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-            let Some(magazine) = (unsafe { magazine(word.load(Ordering::Relaxed)) }) else { continue };
+            let Some(magazine) = (unsafe { at_word(word.load(Ordering::Relaxed)) }) else { continue };
+            depot.lanes.publish(magazine.position());
             // An empty magazine stays where its CPU will use it.
             if magazine.len() > 0 {
-                clear(word);
-                self.add(magazine);
+                self.unload(depot, word, magazine);
                 taken += 1;
-            } else {
-                left += 1;
             }
         }
-        depot.set_loaded(left);
+        taken += self.take_rings(depot);
         quiet.reopen();
         (0..taken).for_each(|_| {
             self.empty_one(depot, &mut take);
@@ -171,36 +235,39 @@ impl Taker {
         if !self.is_of(depot) || !depot.is_crowded() {
             return Ok(false);
         }
-        depot.loaded.0.crowded.store(0, Ordering::Relaxed);
+        depot.crowded.0.store(0, Ordering::Relaxed);
         let now: Vec<usize> = depot.gate.peek().map(held).collect();
         let before = std::mem::replace(&mut self.seen, now);
         let is_idle = |now: usize, before: usize| now != 0 && now == before;
         if !self.seen.iter().zip(&before).any(|(&now, &before)| is_idle(now, before)) {
             return Ok(false);
         }
+        self.flush(depot);
         let Some(quiet) = depot.gate.close()? else { return Ok(false) };
         handover::acquire(&depot.capacity);
-        let (mut taken, mut left) = (0, 0);
+        let mut idle = 0;
         for (word, &before) in quiet.words().zip(&before) {
             let at = word.load(Ordering::Relaxed);
             // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-            let Some(magazine) = (unsafe { magazine(at) }) else { continue };
-            if !is_idle(held(at), before) {
-                left += 1;
-                continue;
+            let Some(magazine) = (unsafe { at_word(at) }) else { continue };
+            depot.lanes.publish(magazine.position());
+            if is_idle(held(at), before) {
+                // Also an empty one, which goes on to the empty ones when it is emptied.
+                self.unload(depot, word, magazine);
+                idle += 1;
             }
-            clear(word);
-            // Also an empty one, which goes on to the empty ones when it is emptied.
-            self.add(magazine);
-            taken += 1;
         }
-        depot.set_loaded(left);
+        let taken = idle + self.take_rings(depot);
+        // The rings of lanes that no CPU has hold empty magazines only.
+        while let Some(number) = self.ends.take_back(&depot.lanes) {
+            depot.magazine(number).into_iter().for_each(|magazine| self.put_shared(depot, magazine));
+        }
         quiet.reopen();
         (0..taken).for_each(|_| {
             self.empty_one(depot, &mut take);
         });
         self.flush(depot);
-        Ok(taken > 0)
+        Ok(idle > 0)
     }
 
     /// Takes everything, for the last time: from now on every giver is refused. One membarrier. If
@@ -221,9 +288,9 @@ impl Taker {
             handover::acquire(&depot.capacity);
             for word in quiet.words() {
                 // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
-                let magazine = unsafe { magazine(word.load(Ordering::Relaxed)) };
-                clear(word);
-                magazine.into_iter().for_each(|magazine| self.add(magazine));
+                let Some(magazine) = (unsafe { at_word(word.load(Ordering::Relaxed)) }) else { continue };
+                depot.lanes.publish(magazine.position());
+                self.unload(depot, word, magazine);
             }
             quiet.stay_closed();
         });
@@ -246,6 +313,8 @@ struct Emptied<'t> {
     depot: &'t Depot,
     taker: &'t mut Taker,
     magazine: &'t Magazine,
+    /// The lane from which it came, if it is known.
+    lane: Option<usize>,
     /// How many items were taken, from the front.
     taken: usize,
 }
@@ -255,7 +324,7 @@ impl Drop for Emptied<'_> {
     fn drop(&mut self) {
         if self.taken == self.magazine.len() {
             self.magazine.clear();
-            self.taker.put_empty(self.depot, self.magazine);
+            self.taker.put_empty(self.depot, self.magazine, self.lane);
         } else {
             self.keep_the_rest();
         }
@@ -275,5 +344,5 @@ impl Emptied<'_> {
 fn held(word: usize) -> usize {
     // SAFETY: a magazine of the depot, which is borrowed, or null; its length may be read by any
     // thread.
-    word + unsafe { magazine(word) }.map_or(0, Magazine::len)
+    word + unsafe { at_word(word) }.map_or(0, Magazine::len)
 }

@@ -3,6 +3,7 @@
 use super::end::Idle;
 use super::rig::Link;
 use super::run::{Env, Path, Program, Run, Took};
+use super::turns::Turns;
 use crate::error::BenchError;
 use crate::harness::Harness;
 use crate::report::{Head, Sample};
@@ -11,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The MTU of Ethernet.
-const MTU: u16 = 1500;
+pub(super) const MTU: u16 = 1500;
 /// MTUs at which the cost of a segment is measured.
 const MTUS: [u16; 4] = [300, 600, 1000, MTU];
 /// Bytes of the headers of IPv4 and of TCP with timestamps.
-const HEADERS: u16 = 52;
+pub(super) const HEADERS: u16 = 52;
 
 /// The name of a path in rows.
 pub(super) fn name(path: Path) -> &'static str {
@@ -206,6 +207,9 @@ pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
     }
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
         benchmarks.push(Box::new(CostLine(case(path, false, Idle::Sleeps))));
+    }
+    for path in [Path::Ours, Path::Smoltcp] {
+        benchmarks.push(Box::new(Turns::new(path)));
     }
     benchmarks
 }

@@ -1,5 +1,6 @@
 //! The goals of streams.
 
+use super::turns::SECTION;
 use crate::goals::{Which, evaluate, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target};
@@ -7,6 +8,8 @@ use netmem_measure::goals::{Goal, Target};
 /// Why bulk throughput is not three times that of smoltcp.
 const DEVICE: &str = "The device and the application's write take two thirds of the limiting thread when threads poll: a stack without any cost would have \
                       1.1 times smoltcp's throughput (docs/notes/streams.md).";
+/// Why a segment does not take 0.7 of smoltcp's time.
+const TURNS: &str = "Most of the rest is the device's and the driver's (docs/notes/streams.md).";
 /// Why a gigabyte does not cost half of the kernel's CPU time.
 const KERNEL: &str =
     "The kernel copies each byte twice, too, and computes as many checksums. Its side is not profiled.";
@@ -27,6 +30,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         targets
             .push(Target::least(2, format!("bulk, throughput: {ours} / {smoltcp} >= 3"), value, "x", 3.0).open(DEVICE));
     }
+    let what = format!("{SECTION}: time of a segment, ours / smoltcp <= 0.7");
+    targets.push(Target::most(1, what, ratio(SECTION, "ours", "smoltcp"), "x", 0.7).open(TURNS));
     let value = ratio("bulk: CPU", "ours_sleeping", "kernel_veth_sleeping");
     let what = "bulk, CPU time of a gigabyte without offloads: ours_sleeping / kernel_veth_sleeping <= 0.5";
     targets.push(Target::most(2, what, value, "x", 0.5).open(KERNEL));

@@ -34,6 +34,7 @@ mod replies;
 mod rig;
 mod run;
 mod smol;
+mod turns;
 
 use crate::plan::Plan;
 use crate::report::{Base, Row, compare};

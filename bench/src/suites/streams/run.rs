@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The port of every server.
-const PORT: u16 = 7000;
+pub(super) const PORT: u16 = 7000;
 /// The smallest number of bytes of a run.
 const ENOUGH: u64 = 64 << 10;
 /// The longest time until something arrives.

@@ -17,6 +17,7 @@
 //! | --- | --- |
 //! | `headers.rs` | the parser of TCP and UDP headers, which the others use |
 //! | `checksum.rs` | the Internet checksum, of bytes and of packets |
+//! | `words.rs` | the sum of bytes, by vectors or by words |
 //! | `segment.rs` | one frame is cut into its segments |
 //! | `join.rs` | the rules by which a segment continues those before it |
 //! | `gro.rs` | a handler that joins the segments of a poll |
@@ -28,6 +29,7 @@ mod headers;
 mod join;
 mod segment;
 mod software;
+mod words;
 
 pub use checksum::{ChecksumError, Sum, complete_checksum};
 pub use gro::{Gro, GroStats};

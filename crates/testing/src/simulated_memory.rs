@@ -97,12 +97,17 @@ impl Chunk for SharedBytes {
     }
 }
 
-/// A transmission that the device still holds, until the flag is set.
-pub struct Posted(pub Rc<Cell<bool>>);
+/// A transmission that the device still holds, until the flags are set: one for all of it, or one
+/// for each of its segments.
+pub struct Posted(pub Vec<Rc<Cell<bool>>>);
 
 impl Ticket for Posted {
     fn is_done(&self) -> bool {
-        self.0.get()
+        self.0.iter().all(|done| done.get())
+    }
+
+    fn is_done_with(&self, n: u32) -> bool {
+        self.0.get(n as usize).or(self.0.last()).is_none_or(|done| done.get())
     }
 }
 

@@ -64,29 +64,64 @@ impl<M: Mapped> Carrier for M {
     type Ticket = HeaderTicket<M>;
 }
 
-/// A transmission. Its headers are in a separate page, which the packet and this value hold. When
-/// only this value holds it, the device has completed the transmission. So the driver does not need
-/// to report completions.
-pub struct HeaderTicket<M: Memory>(Option<Frag<M>>);
+/// A transmission of one frame, or of several that were cut here. The headers of each frame are in a
+/// separate page, which the packet and this value hold. When only this value holds it, the device
+/// has completed the frame. So the driver does not need to report completions.
+pub struct HeaderTicket<M: Memory>(Heads<M>);
+
+/// The headers of the frames of a transmission.
+enum Heads<M: Memory> {
+    /// None need be waited for.
+    None,
+    One(Frag<M>),
+    /// One of each segment. `None`: the queue would never have accepted it.
+    Unit(Vec<Option<Frag<M>>>),
+}
 
 impl<M: Memory> HeaderTicket<M> {
     /// A transmission whose headers are `head`. The page has no other values than `head`, its
     /// clones, and those that are dropped with the packet.
     pub(crate) fn new(head: Frag<M>) -> Self {
-        Self(Some(head))
+        Self(Heads::One(head))
     }
 
     /// A transmission without payload, which need not be waited for.
     pub(crate) fn none() -> Self {
-        Self(None)
+        Self(Heads::None)
+    }
+
+    /// A transmission of one segment or more, whose headers are `heads`. See [`new`](Self::new).
+    pub(crate) fn unit(mut heads: Vec<Option<Frag<M>>>) -> Self {
+        match heads.len() {
+            0 | 1 => heads.pop().flatten().map_or_else(Self::none, Self::new),
+            _ => Self(Heads::Unit(heads)),
+        }
     }
 }
 
 impl<M: Memory> Ticket for HeaderTicket<M> {
     #[inline]
     fn is_done(&self) -> bool {
-        self.0.as_ref().is_none_or(Frag::is_writable)
+        match &self.0 {
+            Heads::None => true,
+            Heads::One(head) => head.is_writable(),
+            // Nearly all devices complete frames in order, so that the last one decides.
+            Heads::Unit(heads) => heads.iter().rev().all(is_completed),
+        }
     }
+
+    fn is_done_with(&self, n: u32) -> bool {
+        match &self.0 {
+            Heads::Unit(heads) => heads.get(n as usize).is_none_or(is_completed),
+            _ => self.is_done(),
+        }
+    }
+}
+
+/// Whether the device has completed the frame with these headers.
+#[inline]
+fn is_completed<M: Memory>(head: &Option<Frag<M>>) -> bool {
+    head.as_ref().is_none_or(Frag::is_writable)
 }
 
 impl<M: Memory> fmt::Debug for HeaderTicket<M> {
@@ -111,5 +146,17 @@ mod tests {
         drop(packet);
         assert!(ticket.is_done());
         assert!(HeaderTicket::<Private>::none().is_done());
+        // A unit whose frames are completed in another order.
+        let heads: Vec<_> = (0..3).map(|_| pool.alloc().unwrap().freeze_range(64..118)).collect();
+        let unit =
+            HeaderTicket::unit(vec![Some(heads[0].clone()), None, Some(heads[1].clone()), Some(heads[2].clone())]);
+        let mut packets = heads.into_iter().map(Packet::new);
+        let (first, second) = (packets.next(), packets.next());
+        drop(packets.next());
+        assert_eq!([0, 1, 2, 3].map(|n| unit.is_done_with(n)), [false, true, false, true]);
+        drop(first);
+        assert!(unit.is_done_with(0) && !unit.is_done());
+        drop(second);
+        assert!(unit.is_done());
     }
 }

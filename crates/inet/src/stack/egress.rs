@@ -27,6 +27,8 @@ pub(crate) struct Egress<M: Mapped> {
     colour: usize,
     /// What the device cuts, of IPv4 and of IPv6.
     pub(crate) tso: [Tso; 2],
+    /// Whether the device computes checksums.
+    pub(crate) checksums: bool,
     /// The identification of the last datagram that was sent in fragments.
     fragment_id: u32,
 }
@@ -42,7 +44,7 @@ pub(crate) enum Tso {
 
 impl Tso {
     /// What the device of a transmit queue cuts.
-    pub(crate) fn of<T: TxQueue>(tx: &T, kind: GsoKind) -> Self {
+    fn of<T: TxQueue>(tx: &T, kind: GsoKind) -> Self {
         let supports = |ecn| {
             let gso = Gso { kind, size: 1460, headers: 54, ecn };
             tx.supports(Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: Some(gso) })
@@ -56,10 +58,21 @@ impl Tso {
 }
 
 impl<M: Mapped> Egress<M> {
-    pub(crate) fn new(pool: Arc<SharedPool<M>>, tso: [Tso; 2]) -> Self {
+    /// The way out by a transmit queue.
+    pub(crate) fn new<T: TxQueue>(pool: Arc<SharedPool<M>>, tx: &T) -> Self {
+        let partial = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
+
         // A random start, so that another process or stack does not use the same numbers.
         let fragment_id = RandomState::new().hash_one(std::process::id()) as u32;
-        Self { pool, loopback: VecDeque::new(), stats: StackStats::default(), colour: 0, tso, fragment_id }
+        Self {
+            pool,
+            loopback: VecDeque::new(),
+            stats: StackStats::default(),
+            colour: 0,
+            tso: [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Tso::of(tx, kind)),
+            checksums: tx.supports(partial),
+            fragment_id,
+        }
     }
 
     /// A page of the pool.
@@ -83,7 +96,7 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// Headers in a page of their own.
-    fn header_page(&mut self, headers: &[u8]) -> Option<Frag<M>> {
+    pub(crate) fn header_page(&mut self, headers: &[u8]) -> Option<Frag<M>> {
         let mut page = self.page()?;
         self.colour = (self.colour + 64) % 2048;
         let at = HEADROOM + self.colour;

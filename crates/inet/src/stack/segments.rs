@@ -1,21 +1,32 @@
 //! The segments of a connection on their way: to the device, or to this host.
 //!
+//! ```text
+//!   a unit │ payload ................ │ ................ │ ....... │    chunks, by reference
+//!            ├─── segment size ───┼─── segment size ───┼─── rest ──┤
+//!   frames   │ headers │ payload  │ headers │ payload   │ headers │ payload
+//! ```
+//!
+//! A device with segmentation offload gets a unit as one frame. For any other, the unit is cut here:
+//! all segments share one set of headers, which is patched for each of them. If the ring has no room
+//! for all, it gets the first ones.
+//!
 //! Why not in the state machine: it has no path, writes no headers, and knows no queue. It calls
-//! this [`Output`] for each segment.
+//! this [`Output`] for each unit.
 
 use crate::stack::carrier::HeaderTicket;
 use crate::stack::egress::{Egress, Tso};
 use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::{Payload, Transmit, Unsent};
 use crate::stack::shared::host::Host;
-use crate::tcp::{Full, IpFields, Outgoing, Output};
+use crate::tcp::{Accepted, Chunk, Flags, Full, IpFields, Outgoing, Output};
 use crate::time::Time;
-use crate::wire::{Body, EthernetHeader, Flow, Ip, MAX_HEADERS, Outer, emit_tcp};
-use netmem_packet::{Packet, TxQueue};
-use netmem_pool::Mapped;
+use crate::wire::{Body, EthernetHeader, Flow, HeaderTemplate, Ip, MAX_HEADERS, Outer, emit_tcp};
+use netmem_packet::{Packet, Sum, TxQueue};
+use netmem_pool::{Frag, Mapped};
+use std::ops::Range;
 
-/// The most payload of a segment that the device cuts: an IP packet is at most 65535 bytes long.
-const MAX_TSO_PAYLOAD: usize = 65535 - 40 - 60;
+/// The most payload of a unit: an IP packet is at most 65535 bytes long.
+const MAX_UNIT: usize = 65535 - 40 - 60;
 
 /// The output of a connection.
 pub(crate) struct Segments<'a, P: Payload, T> {
@@ -33,31 +44,97 @@ pub(crate) struct Segments<'a, P: Payload, T> {
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> {
     fn max_payload(&self) -> usize {
-        let offloads = match self.egress.tso[usize::from(self.flow.local.is_ipv6())] {
-            Tso::All => true,
-            Tso::WithoutEcn => !self.ecn,
-            Tso::None => false,
-        };
-        if offloads || self.path.is_loopback() { MAX_TSO_PAYLOAD } else { 0 }
+        // What is not in host memory is cut by a device only.
+        let cuts = !P::Sent::MIXED || self.device_cuts() || self.path.is_loopback();
+        if cuts { MAX_UNIT } else { 0 }
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, P>) -> Result<HeaderTicket<P::Mem>, Full> {
-        let Outgoing { header, payload, payload_len, segment_size, ect, .. } = segment;
-        let Self { host, egress, tx, flow, path, now, ip, .. } = self;
-        let (link_header, to_self) = match path.next_hop(host, *now) {
+    fn transmit(&mut self, unit: Outgoing<'_, P>) -> Result<Accepted<HeaderTicket<P::Mem>>, Full> {
+        let (link_header, to_self) = match self.path.next_hop(self.host, self.now) {
             NextHop::Device(header) => (header, false),
             NextHop::Loopback => (EthernetHeader::default(), true),
             NextHop::Pending => return Err(Full),
         };
-        let ecn = if ect { Ip::ECT0 } else { 0 };
-        let outer =
-            Outer { link: Some(link_header), traffic_class: ip.dscp << 2 | ecn, hop_limit: ip.hop_limit.max(1) };
+        let ecn = if unit.ect { Ip::ECT0 } else { 0 };
+        let outer = Outer {
+            link: Some(link_header),
+            traffic_class: self.ip.dscp << 2 | ecn,
+            hop_limit: self.ip.hop_limit.max(1),
+        };
+        let is_one = unit.payload_len <= unit.segment_size;
+        let as_frame = to_self || unit.payload_len == 0 || (!is_one && self.device_cuts());
+        if !as_frame && unit.payload.iter().all(|chunk| P::in_host(chunk).is_some()) {
+            return self.cut(&outer, &unit);
+        }
+        let ticket = self.send_whole(&outer, &unit, to_self)?;
+        Ok(Accepted { ticket, len: unit.payload_len })
+    }
+}
+
+impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
+    /// Whether the device cuts units of this connection.
+    fn device_cuts(&self) -> bool {
+        match self.egress.tso[usize::from(self.flow.local.is_ipv6())] {
+            Tso::All => true,
+            Tso::WithoutEcn => !self.ecn,
+            Tso::None => false,
+        }
+    }
+
+    /// Cuts a unit in host memory into segments, and sends as many as the ring has room for.
+    fn cut(&mut self, outer: &Outer, unit: &Outgoing<'_, P>) -> Result<Accepted<HeaderTicket<P::Mem>>, Full> {
+        let Self { egress, tx, flow, .. } = self;
+        let Outgoing { header, payload, payload_len, segment_size, .. } = *unit;
+        let size = segment_size.max(1);
+        let mut heads = Vec::with_capacity(payload_len.div_ceil(size) as usize);
+        let (mut template, mut template_len) = (HeaderTemplate::default(), 0);
+        let (mut place, mut sent) = (Place::default(), 0);
+        while sent < payload_len {
+            let len = size.min(payload_len - sent);
+            if len != template_len {
+                let made = HeaderTemplate::new(outer, flow, header, len as usize, !egress.checksums);
+                // It fits: the path's MTU does.
+                debug_assert!(made.is_ok(), "{made:?}");
+                let Ok(made) = made else { break };
+                (template, template_len) = (made, len);
+            }
+            let mut sum = Sum::default();
+            if !egress.checksums {
+                place.walk::<P>(payload, len as usize, |frag, range| sum.add_fragment(frag, range));
+            }
+            let flags = flags_of(header.flags, sent == 0, sent + len == payload_len);
+            let Some(head) = egress.header_page(template.segment(header.seq + sent, flags, sum)) else { break };
+            let mut packet = Packet::new(head);
+            packet.meta = template.meta();
+            // A unit has so few chunks that those of a segment fit.
+            let next = place.walk::<P>(payload, len as usize, |frag, range| {
+                let pushed = packet.push(frag.slice(range));
+                debug_assert!(pushed.is_ok());
+            });
+            let Ok(head) = egress.transmit(*tx, packet, T::send_held) else { break };
+            egress.stats.checksummed_sent += u64::from(!egress.checksums);
+            heads.push(head);
+            (place, sent) = (next, sent + len);
+        }
+        if sent == 0 { Err(Full) } else { Ok(Accepted { ticket: HeaderTicket::unit(heads), len: sent }) }
+    }
+
+    /// Sends a unit as one frame.
+    fn send_whole(
+        &mut self,
+        outer: &Outer,
+        unit: &Outgoing<'_, P>,
+        to_self: bool,
+    ) -> Result<HeaderTicket<P::Mem>, Full> {
+        let Self { egress, tx, flow, .. } = self;
+        let Outgoing { header, payload, payload_len, segment_size, .. } = *unit;
         // It fits: the path's MTU does.
         let segment_size = (payload_len > segment_size).then_some(segment_size as u16);
         let payload_len = payload_len as usize;
         let mut head = [0; MAX_HEADERS];
-        let body = Body { len: payload_len, sum: None, segment_size };
-        let emitted = emit_tcp(&mut head, &outer, flow, header, body);
+        let complete = payload_len == 0 && !egress.checksums;
+        let body = Body { len: payload_len, sum: complete.then(Sum::default), segment_size };
+        let emitted = emit_tcp(&mut head, outer, flow, header, body);
         debug_assert!(emitted.is_ok(), "{emitted:?}");
         let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
         let mut packet = egress.header_frame(&head, emitted).ok_or(Full)?;
@@ -90,6 +167,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> 
                 .transmit(*tx, packet, T::send_held)
                 .map(|head| head.map_or_else(HeaderTicket::none, HeaderTicket::new)),
         };
+        egress.stats.checksummed_sent += u64::from(complete && done.is_ok());
         done.map_err(|_| Full)
     }
 }
@@ -97,4 +175,41 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> 
 /// A packet without payload can be sent again at any time.
 fn ticket<M: Mapped>(packet: &Packet<M>, payload: usize) -> HeaderTicket<M> {
     if payload == 0 { HeaderTicket::none() } else { HeaderTicket::new(packet.head().clone()) }
+}
+
+/// The flags of a segment of a unit: CWR is in the first one only, and FIN and PSH in the last.
+fn flags_of(unit: Flags, first: bool, last: bool) -> Flags {
+    let flags = if first { unit } else { unit.without(Flags::CWR) };
+    if last { flags } else { flags.without(Flags::FIN.with(Flags::PSH)) }
+}
+
+/// A place in the payload of a unit.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    chunk: usize,
+    offset: usize,
+}
+
+impl Place {
+    /// Calls `each` with the fragments of the next `len` bytes, and which of their bytes are meant.
+    /// Returns the place behind them.
+    fn walk<'p, P: Payload>(
+        mut self,
+        payload: &'p [P::Sent],
+        mut len: usize,
+        mut each: impl FnMut(&'p Frag<P::Mem>, Range<usize>),
+    ) -> Self {
+        while len > 0
+            && let Some(frag) = payload.get(self.chunk).and_then(P::in_host)
+        {
+            let now = len.min(frag.len() - self.offset);
+            each(frag, self.offset..self.offset + now);
+            len -= now;
+            self.offset += now;
+            if self.offset == frag.len() {
+                self = Self { chunk: self.chunk + 1, offset: 0 };
+            }
+        }
+        self
+    }
 }

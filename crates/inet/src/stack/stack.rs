@@ -1,7 +1,7 @@
 //! A stack over a queue pair, as its user drives it.
 
 use crate::stack::core::{Core, SharedCore};
-use crate::stack::egress::{Egress, Tso};
+use crate::stack::egress::Egress;
 use crate::stack::input::{Input, Origin};
 use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
@@ -12,7 +12,7 @@ use crate::stack::sockets::sockets::Sockets;
 use crate::stack::source::Source;
 use crate::stack::stats::StackStats;
 use crate::time::Time;
-use netmem_packet::{Armed, GsoKind, TxQueue, Wait};
+use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::SharedPool;
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -85,7 +85,7 @@ where
             epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         epoll::add(&set, tx.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;
-        let egress = Egress::new(pool, [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Tso::of(&tx, kind)));
+        let egress = Egress::new(pool, &tx);
         let resources = Resources::new(host.clone(), id, egress, options, now, mailbox.clone().into());
         let core = Groups(Rc::new(RefCell::new(Core::new(resources))));
         Ok(Self { rx, tx, batch: R::batch(options.receive), core, mailbox, set, awaits_tx: false })

@@ -69,6 +69,13 @@ pub trait Ticket {
     /// Whether the device is done with the transmission, so that it does not read the payload any
     /// more.
     fn is_done(&self) -> bool;
+
+    /// Whether the device is done with segment `n` of the transmission, counted from 0. A lost
+    /// segment is then sent again before the device is done with those behind it.
+    fn is_done_with(&self, n: u32) -> bool {
+        let _ = n;
+        self.is_done()
+    }
 }
 
 /// The kinds of memory of a connection. Received and sent payload can be in different kinds.

@@ -82,7 +82,7 @@ pub use event::{DeliveryError, Error, Event, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
 pub use isn::{Secret, Start};
 pub use listener::{Answer, ArrivingSegment, ConnectionTemplate, Listener};
-pub use output::{Full, Outgoing, Output};
+pub use output::{Accepted, Full, Outgoing, Output};
 #[cfg(feature = "record")]
 pub use recording::Recording;
 #[cfg(feature = "record")]

@@ -17,8 +17,8 @@ use crate::time::Time;
 /// production becomes a test in this way. The recording can be stored in any format of serde.
 ///
 /// Two things are not part of a recording. First, payload that the user read counts as dropped at
-/// once, so a replay differs if a budget was the limit. Second, transmissions count as complete in
-/// the order in which they were made.
+/// once, so a replay differs if a budget was the limit. Second, transmissions count as complete as
+/// a whole, in the order in which they were made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recording {
     pub(super) config: Config,
@@ -83,6 +83,7 @@ pub(super) enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentSegment {
     pub(super) header: Header,
+    /// Bytes of payload that were accepted.
     pub(super) len: u32,
     /// Whether the sender keeps the ticket of its transmission.
     pub(super) tracked: bool,

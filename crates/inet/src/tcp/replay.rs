@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::recording::{Recording, SentSegment, Step};
-use super::{Carrier, Chunk, Config, Connection, Full, Outgoing, Output, Ticket};
+use super::{Accepted, Carrier, Chunk, Config, Connection, Full, Outgoing, Output, Ticket};
 
 /// A replay differs from its recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -156,15 +156,18 @@ impl Output<Counted> for Comparison<'_> {
         self.offload
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Counted>) -> Result<Numbered, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Counted>) -> Result<Accepted<Numbered>, Full> {
         // After the last recorded segment, either the ring was full, or the replay sends one
         // segment too many. The caller distinguishes these cases.
         let (sent, rest) = self.sent.split_first().ok_or(Full)?;
-        self.same &= (sent.header, sent.len) == (*segment.header, segment.payload_len);
+        // The ring may have had room for the first segments only.
+        let cut = sent.len < segment.payload_len && sent.len > 0 && sent.len.is_multiple_of(segment.segment_size);
+        self.same &= sent.header == *segment.header && (sent.len == segment.payload_len || cut);
         self.sent = rest;
         self.done.set(rest.first().map_or(self.at_end, |next| next.done));
         *self.transmissions += u64::from(sent.tracked);
-        Ok(Numbered { number: *self.transmissions, done: Rc::clone(self.done) })
+        let len = sent.len.min(segment.payload_len);
+        Ok(Accepted { ticket: Numbered { number: *self.transmissions, done: Rc::clone(self.done) }, len })
     }
 }
 

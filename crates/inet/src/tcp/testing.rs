@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{
-    Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Outgoing, Output, ReadOutcome, SegmentMeta, Seq,
-    Start, State, Ticket,
+    Accepted, Carrier, Chunk, Config, Connection, Event, Flags, Full, Header, Outgoing, Output, ReadOutcome,
+    SegmentMeta, Seq, Start, State, Ticket,
 };
 use crate::time::Time;
 
@@ -121,29 +121,45 @@ impl Sent {
     }
 }
 
-/// A ring with `room` entries, whose transmissions are complete at once.
+/// A ring with `room` entries, whose transmissions are complete at once. It cuts up to `unit` bytes
+/// into segments, each of which is an entry.
 pub(crate) struct Ring {
     pub(crate) room: usize,
+    pub(crate) unit: usize,
     pub(crate) segments: Vec<Sent>,
 }
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        Self { room: usize::MAX, segments: Vec::new() }
+        Self { room: usize::MAX, unit: 0, segments: Vec::new() }
     }
 }
 
 impl Output<TestCarrier> for Ring {
     fn max_payload(&self) -> usize {
-        0
+        self.unit
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, TestCarrier>) -> Result<Done, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, TestCarrier>) -> Result<Accepted<Done>, Full> {
         self.room = self.room.checked_sub(1).ok_or(Full)?;
-        let payload = segment.payload.to_vec();
-        assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), segment.payload_len as usize);
-        self.segments.push(Sent { header: *segment.header, payload, ect: segment.ect });
-        Ok(Done::at_once())
+        let Outgoing { header, payload, payload_len: len, segment_size, ect, .. } = segment;
+        assert_eq!(payload.iter().map(Chunk::len).sum::<usize>(), len as usize);
+        if len <= segment_size {
+            self.segments.push(Sent { header: *header, payload: payload.to_vec(), ect });
+            return Ok(Accepted { ticket: Done::at_once(), len });
+        }
+        assert!(len as usize <= self.unit, "what cannot be cut is one segment");
+        let bytes: Vec<u8> = payload.iter().flat_map(|chunk| chunk.bytes().to_vec()).collect();
+        let room = (self.room + 1).min(len.div_ceil(segment_size) as usize);
+        self.room -= room - 1;
+        for (n, part) in bytes.chunks(segment_size as usize).enumerate().take(room) {
+            let (at, last) = (n as u32 * segment_size, n as u32 * segment_size + part.len() as u32 == len);
+            let keep = if last { header.flags } else { header.flags.without(Flags::FIN.with(Flags::PSH)) };
+            let flags = if n == 0 { keep } else { keep.without(Flags::CWR) };
+            let header = Header { seq: header.seq + at, flags, ..*header };
+            self.segments.push(Sent { header, payload: vec![part.to_vec().into()], ect });
+        }
+        Ok(Accepted { ticket: Done::at_once(), len: len.min(room as u32 * segment_size) })
     }
 }
 

@@ -77,7 +77,7 @@ impl<C: Carrier> Connection<C> {
                 header.flags = header.flags.with(Flags::URG);
                 header.urgent = urgent;
             }
-            let ticket = out.transmit(Outgoing {
+            let accepted = out.transmit(Outgoing {
                 header: &header,
                 payload: self.sender.payload(&next),
                 payload_len: next.len,
@@ -87,9 +87,10 @@ impl<C: Carrier> Connection<C> {
             })?;
             self.note_accepted();
             #[cfg(feature = "record")]
-            self.record_segment(&header, next.len, true);
-            self.sender.handle_sent(&next, ticket, now);
-            self.note_sent(&header, edge, next.len > 0);
+            self.record_segment(&header, accepted.len, true);
+            let sent = next.cut(accepted.len);
+            self.sender.handle_sent(&sent, accepted.ticket, now);
+            self.note_sent(&header, edge, sent.len > 0);
             self.sent_plain_syn |= next.syn && !flags.is_ecn_setup();
         }
         if self.state != State::SynSent && (self.acks.is_due() || self.receiver.update_is_due()) {

@@ -35,6 +35,7 @@ mod icmp;
 mod ip;
 mod neighbor;
 mod tcp;
+mod template;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -50,6 +51,7 @@ pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, QuotedTransport, emit_echo_rep
 pub use ip::{FragmentHeader, Ip, MAX_EXTENSIONS, protocol};
 pub use neighbor::{Advertisement, Solicitation, all_nodes, solicited_node};
 pub use tcp::{Segment, emit_tcp, tcp_header_len};
+pub(crate) use template::HeaderTemplate;
 pub use transport::{Covered, Transport};
 pub use udp::{Datagram, emit_udp};
 

@@ -3,8 +3,9 @@
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Error, Event, Flags,
-    Full, Header, Listener, Outgoing, Output, ReadOutcome, Refused, Secret, SegmentMeta, Seq, State, reset_for,
+    Accepted, Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Error,
+    Event, Flags, Full, Header, Listener, Outgoing, Output, ReadOutcome, Refused, Secret, SegmentMeta, Seq, State,
+    reset_for,
 };
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
 use netmem_packet::Sum;
@@ -57,6 +58,9 @@ pub(crate) struct Ring {
     pub(crate) refuse: f64,
     /// The largest payload that the device cuts into segments. 0: the device cannot do this.
     pub(crate) offload: usize,
+    /// The host cuts in place of the device: each segment is an entry of the ring, and the ring may
+    /// have room for the first ones only.
+    pub(crate) cuts: bool,
     /// Segments that arrive at the same time are merged, and answered together.
     pub(crate) merges: bool,
 }
@@ -72,8 +76,7 @@ pub(crate) struct Host {
     rng: Rng,
     plan: Plan,
     ring: Ring,
-    /// Transmissions in the ring, and when each is done.
-    posted: Vec<(Time, Rc<Cell<bool>>)>,
+    posted: Vec<Entry>,
     /// When a refused transmission is tried again.
     again: Option<Time>,
     /// The time of the connection's next move.
@@ -150,11 +153,21 @@ pub(crate) fn byte(key: u64, n: usize) -> u8 {
     (x >> 56) as u8 ^ (x >> 24) as u8
 }
 
+/// An entry of the ring.
+struct Entry {
+    /// When the device is done with it.
+    at: Time,
+    done: Rc<Cell<bool>>,
+    /// Its first number, and how many bytes follow.
+    seq: Seq,
+    len: u32,
+}
+
 struct Device<'h> {
     flow: &'h Flow,
     ring: &'h Ring,
     rng: &'h mut Rng,
-    posted: &'h mut Vec<(Time, Rc<Cell<bool>>)>,
+    posted: &'h mut Vec<Entry>,
     out: &'h mut Vec<Vec<u8>>,
     headers: Vec<Header>,
     now: Time,
@@ -165,8 +178,9 @@ impl Output<Memory> for Device<'_> {
         self.ring.offload
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
-        if self.posted.len() >= self.ring.room || self.rng.f64() < self.ring.refuse {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Posted>, Full> {
+        let room = self.ring.room.saturating_sub(self.posted.len());
+        if room == 0 || self.rng.f64() < self.ring.refuse {
             return Err(Full);
         }
         let payload: Vec<u8> = segment.payload.iter().flat_map(|piece| piece.bytes().to_vec()).collect();
@@ -177,7 +191,7 @@ impl Output<Memory> for Device<'_> {
             "a device that cannot cut is given one segment"
         );
         self.headers.push(*segment.header);
-        let mut at = 0;
+        let (mut at, mut flags) = (0, Vec::new());
         loop {
             let take = if size == 0 { payload.len() } else { (payload.len() - at).min(size) };
             let (first, last) = (at == 0, at + take == payload.len());
@@ -190,14 +204,32 @@ impl Output<Memory> for Device<'_> {
                 header.flags = header.flags.without(Flags::FIN.with(Flags::PSH));
             }
             self.out.push(packet(self.flow, &header, &payload[at..at + take], segment.ect));
+            if self.ring.cuts {
+                flags.push(self.post(header.seq, take));
+            }
             at += take;
-            if at == payload.len() {
+            if at == payload.len() || flags.len() == room {
                 break;
             }
         }
+        if !self.ring.cuts {
+            flags.push(self.post(segment.header.seq, at));
+        }
+        Ok(Accepted { ticket: Posted(flags), len: at as u32 })
+    }
+}
+
+impl Device<'_> {
+    /// Puts an entry with payload into the ring. Bytes are not sent again while an earlier copy of
+    /// them is there.
+    fn post(&mut self, seq: Seq, len: usize) -> Rc<Cell<bool>> {
+        let len = len as u32;
+        let overlaps = |entry: &Entry| seq < entry.seq + entry.len && entry.seq < seq + len;
+        assert!(len == 0 || !self.posted.iter().any(overlaps), "{seq:?}+{len} is in the ring, and is sent again");
+        let at = self.now + Duration::from_micros(self.rng.u64(0..=self.ring.wait));
         let done = Rc::new(Cell::new(false));
-        self.posted.push((self.now + Duration::from_micros(self.rng.u64(0..=self.ring.wait)), done.clone()));
-        Ok(Posted(done))
+        self.posted.push(Entry { at, done: done.clone(), seq, len });
+        done
     }
 }
 
@@ -249,7 +281,7 @@ impl Host {
             rng: Rng::with_seed(seed),
             next_read: plan.read_from,
             plan,
-            ring,
+            ring: Ring { cuts: seed % 2 == 1, ..ring },
             posted: Vec::new(),
             again: None,
             next_move: None,
@@ -460,7 +492,7 @@ impl Host {
     /// The time at which this host acts next without a packet.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let connection = self.connection.as_ref()?;
-        let ring = self.posted.iter().map(|(at, _)| *at).min();
+        let ring = self.posted.iter().map(|entry| entry.at).min();
         let read = (self.readable && !self.closed).then_some(self.next_read);
         let write = (self.writable && !self.closed && !self.over).then_some(self.next_write);
         let timer = connection.poll_timeout().map(|at| match self.plan.tick {
@@ -472,7 +504,7 @@ impl Host {
 
     /// Runs the actions that are due.
     pub(crate) fn act(&mut self, peer: u64, now: Time) {
-        self.posted.retain(|(at, done)| {
+        self.posted.retain(|Entry { at, done, .. }| {
             done.set(*at <= now);
             !done.get()
         });
@@ -506,6 +538,8 @@ impl Host {
             (connection.unread().cloned().collect(), connection.unacknowledged().cloned().collect());
         self.out_of_buffers += connection.info(now).out_of_buffers;
         self.connection = None;
+        // The new one does not know what is in the ring.
+        self.posted.iter_mut().for_each(|entry| entry.len = 0);
         let queue = Some(&self.budget);
         self.connection = Some(Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now));
         // Its events are lost, so the user checks the state itself.

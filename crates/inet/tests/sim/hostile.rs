@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
-    Budget, Chunk, Config, Connection, Flags, Full, Header, Options, Outgoing, Output, ReadOutcome, Secret,
+    Accepted, Budget, Chunk, Config, Connection, Flags, Full, Header, Options, Outgoing, Output, ReadOutcome, Secret,
     SegmentMeta, Seq, State,
 };
 use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
@@ -24,11 +24,11 @@ impl Output<Memory> for Sink {
         0
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Posted>, Full> {
         self.last = *segment.header;
         self.segments += 1;
         self.resets += usize::from(segment.header.flags.has(Flags::RST));
-        Ok(Posted(Rc::new(Cell::new(true))))
+        Ok(Accepted { ticket: Posted(vec![Rc::new(Cell::new(true))]), len: segment.payload_len })
     }
 }
 

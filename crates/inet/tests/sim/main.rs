@@ -129,6 +129,7 @@ fn ring(rng: &mut Rng) -> Ring {
         wait: pick(rng, &[10, 2000, 300_000]),
         refuse: pick(rng, &[0.0, 0.0, 0.3]),
         offload: pick(rng, &[0, 65_000, 3000]),
+        cuts: false,
         merges: rng.bool(),
     }
 }

@@ -23,7 +23,7 @@ fn rate(seed: u64, merges: bool) -> f64 {
         moves: 0,
         tick: 0,
     };
-    let ring = Ring { room: 256, wait: 0, refuse: 0.0, offload: 65_000, merges };
+    let ring = Ring { room: 256, wait: 0, refuse: 0.0, offload: 65_000, cuts: false, merges };
     let host = |name, client, plan| Host::new(name, flow(client, false), Config::default(), plan, ring.clone(), seed);
     let client = host("client", true, plan(bytes, End::Shutdown));
     let mut server = host("server", false, plan(0, End::Wait));

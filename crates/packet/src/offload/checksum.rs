@@ -6,6 +6,7 @@ use crate::frags::MAX_FRAGS;
 use crate::meta::Checksum;
 use crate::packet::Packet;
 use netmem_pool::{Frag, Mapped, OutOfRange, Page, WriteError};
+use std::ops::Range;
 
 /// Bytes copied out of a fragment at a time. The copy is in the first-level cache when it is added
 /// up.
@@ -48,6 +49,32 @@ impl Sum {
         let words = if self.odd { words.rotate_left(8) } else { words };
         self.words = plus(self.words, words);
         self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// Adds a range of the bytes of a fragment, behind those that were added before. They are read
+    /// in place if the kind of memory allows it, and copied out otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If the fragment has fewer bytes.
+    #[inline]
+    pub fn add_fragment<M: Mapped>(&mut self, frag: &Frag<M>, range: Range<usize>) {
+        match frag.readable() {
+            Some(bytes) => self.add(&bytes[range]),
+            None => self.add_copied(frag, range),
+        }
+    }
+
+    /// Adds bytes that can change, so that they are copied out first.
+    fn add_copied<M: Mapped>(&mut self, frag: &Frag<M>, range: Range<usize>) {
+        assert!(range.end <= frag.len(), "{range:?} of {} bytes", frag.len());
+        let mut bounce = [0; BOUNCE];
+        for at in range.clone().step_by(BOUNCE) {
+            let now = &mut bounce[..BOUNCE.min(range.end - at)];
+            let copied = frag.copy_to(at, now);
+            debug_assert!(copied.is_ok());
+            self.add(now);
+        }
     }
 
     /// Adds a number of 16 bits, independent of how many bytes were added before.
@@ -134,25 +161,10 @@ pub(crate) fn sum<'f, M: Mapped>(
         have += frag.len();
         let at = skip.min(frag.len());
         let now = left.min(frag.len() - at);
-        match frag.readable() {
-            Some(bytes) => sum.add(&bytes[at..at + now]),
-            None => add_copied(&mut sum, frag, at, now)?,
-        }
+        sum.add_fragment(frag, at..at + now);
         (skip, left) = (skip - at, left - now);
     }
     if left > 0 { Err(OutOfRange { offset, len, have }) } else { Ok(sum) }
-}
-
-/// Adds `len` bytes from `at` on of a fragment whose bytes can change, so that they are copied out
-/// first.
-fn add_copied<M: Mapped>(sum: &mut Sum, frag: &Frag<M>, at: usize, len: usize) -> Result<(), OutOfRange> {
-    let mut bounce = [0; BOUNCE];
-    for done in (0..len).step_by(BOUNCE) {
-        let now = &mut bounce[..BOUNCE.min(len - done)];
-        frag.copy_to(at + done, now)?;
-        sum.add(now);
-    }
-    Ok(())
 }
 
 impl<M: Mapped> Packet<M> {

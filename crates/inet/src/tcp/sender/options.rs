@@ -156,10 +156,19 @@ pub struct Transmission {
     pub cwr: bool,
     /// Whether the packet may be marked instead of dropped: ECT(0) in the IP header.
     pub ect: bool,
-    /// Bytes of payload of a segment. The device cuts a longer transmission.
+    /// Bytes of payload of a segment. A longer transmission is cut by the device or the output.
     pub segment_size: u32,
     /// The reason for the transmission.
     pub kind: TransmissionKind,
+}
+
+impl Transmission {
+    /// The first `len` bytes, which are whole segments, or all. FIN, and the end of a write, are
+    /// behind them.
+    #[must_use]
+    pub fn cut(&self, len: u32) -> Self {
+        if len < self.len { Self { len, fin: false, push: false, ..*self } } else { *self }
+    }
 }
 
 /// The peer did not answer in time.

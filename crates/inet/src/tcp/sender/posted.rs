@@ -5,10 +5,32 @@
 
 use std::collections::VecDeque;
 
-use crate::tcp::Ticket;
+use crate::tcp::{Seq, Ticket};
 
 /// The number of a transmission. Numbers are not reused.
 pub(super) type Id = u64;
+
+/// A transmission of one segment, or of several of the same size.
+#[derive(Debug)]
+struct Posted<T> {
+    ticket: T,
+    /// The number of the first segment, and the bytes of payload in all and in each.
+    start: Seq,
+    bytes: u32,
+    size: u32,
+}
+
+impl<T: Ticket> Posted<T> {
+    /// Whether the device is done with the segments that have the `len` numbers from `from` on.
+    fn is_done_with(&self, from: Seq, len: u32) -> bool {
+        if self.bytes <= self.size {
+            return self.ticket.is_done();
+        }
+        // FIN is in the last one.
+        let segment = |at: Seq| (at - self.start).min(self.bytes - 1) / self.size;
+        (segment(from)..=segment(from + len.saturating_sub(1))).all(|n| self.ticket.is_done_with(n))
+    }
+}
 
 /// The transmissions of one connection that may still be posted in the device's ring.
 ///
@@ -16,33 +38,33 @@ pub(super) type Id = u64;
 /// range is to be sent again.
 #[derive(Debug)]
 pub(super) struct PostedTransmissions<T> {
-    tickets: VecDeque<(T, usize)>,
+    transmissions: VecDeque<Posted<T>>,
     first: Id,
     bytes: usize,
 }
 
 impl<T: Ticket> PostedTransmissions<T> {
     pub(super) const fn new() -> Self {
-        Self { tickets: VecDeque::new(), first: 1, bytes: 0 }
+        Self { transmissions: VecDeque::new(), first: 1, bytes: 0 }
     }
 
     /// Frees memory that is not in use.
     pub(super) fn shrink(&mut self) {
-        self.tickets.shrink_to_fit();
+        self.transmissions.shrink_to_fit();
     }
 
-    /// Adds a transmission of `bytes` of payload.
-    pub(super) fn push(&mut self, ticket: T, bytes: usize) -> Id {
-        self.tickets.push_back((ticket, bytes));
-        self.bytes += bytes;
-        self.first + self.tickets.len() as u64 - 1
+    /// Adds a transmission of `bytes` of payload from `start` on, in segments of `size` bytes.
+    pub(super) fn push(&mut self, ticket: T, start: Seq, bytes: u32, size: u32) -> Id {
+        self.transmissions.push_back(Posted { ticket, start, bytes, size });
+        self.bytes += bytes as usize;
+        self.first + self.transmissions.len() as u64 - 1
     }
 
     /// Removes the finished transmissions at the front, and returns the number of bytes that are
     /// left.
     pub(super) fn settle(&mut self) -> usize {
-        while self.tickets.front().is_some_and(|(ticket, _)| ticket.is_done()) {
-            self.bytes -= self.tickets.pop_front().map_or(0, |(_, bytes)| bytes);
+        while self.transmissions.front().is_some_and(|posted| posted.ticket.is_done()) {
+            self.bytes -= self.transmissions.pop_front().map_or(0, |posted| posted.bytes as usize);
             self.first += 1;
         }
         self.bytes
@@ -51,9 +73,9 @@ impl<T: Ticket> PostedTransmissions<T> {
     /// Forgets all transmissions, because nothing that they carried will be sent again. Their
     /// memory is held by the device alone from now on: an idle connection holds none.
     pub(super) fn forget(&mut self) {
-        self.first += self.tickets.len() as u64;
+        self.first += self.transmissions.len() as u64;
         self.bytes = 0;
-        self.tickets.clear();
+        self.transmissions.clear();
     }
 
     /// The first transmission that was not finished at the last check.
@@ -62,10 +84,12 @@ impl<T: Ticket> PostedTransmissions<T> {
         self.first
     }
 
-    /// Whether the device is done with the transmission `id`.
-    pub(super) fn is_done(&self, id: Id) -> bool {
+    /// Whether the device is done with the segments of the transmission `id` that have the `len`
+    /// numbers from `from` on.
+    pub(super) fn is_done_with(&self, id: Id, from: Seq, len: u32) -> bool {
         let Some(place) = id.checked_sub(self.first) else { return true };
-        usize::try_from(place).ok().and_then(|n| self.tickets.get(n)).is_none_or(|(ticket, _)| ticket.is_done())
+        let posted = usize::try_from(place).ok().and_then(|n| self.transmissions.get(n));
+        posted.is_none_or(|posted| posted.is_done_with(from, len))
     }
 }
 
@@ -78,17 +102,45 @@ mod tests {
     fn a_transmission_is_done_when_its_ticket_says_so_whatever_the_order() {
         let (one, two) = (Done::pending(), Done::pending());
         let mut ring = PostedTransmissions::new();
-        let ids = [ring.push(one.clone(), 10), ring.push(two.clone(), 5)];
-        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, false));
+        let is_done = |ring: &PostedTransmissions<Done>, id| ring.is_done_with(id, Seq(0), 10);
+        let ids = [ring.push(one.clone(), Seq(0), 10, 10), ring.push(two.clone(), Seq(10), 5, 10)];
+        assert_eq!((ring.settle(), is_done(&ring, ids[0]), is_done(&ring, ids[1])), (15, false, false));
         two.finish();
-        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (15, false, true));
+        assert_eq!((ring.settle(), is_done(&ring, ids[0]), is_done(&ring, ids[1])), (15, false, true));
         one.finish();
-        assert_eq!((ring.settle(), ring.is_done(ids[0]), ring.is_done(ids[1])), (0, true, true));
-        assert!(ring.is_done(0), "a range that was never sent waits for nothing");
+        assert_eq!((ring.settle(), is_done(&ring, ids[0]), is_done(&ring, ids[1])), (0, true, true));
+        assert!(is_done(&ring, 0), "a range that was never sent waits for nothing");
         let pending = Done::pending();
-        let id = ring.push(pending.clone(), 7);
+        let id = ring.push(pending.clone(), Seq(0), 7, 10);
         ring.forget();
-        assert_eq!((ring.settle(), ring.is_done(id), ring.first()), (0, true, id + 1));
-        assert_eq!(ring.push(pending, 7), id + 1);
+        assert_eq!((ring.settle(), is_done(&ring, id), ring.first()), (0, true, id + 1));
+        assert_eq!(ring.push(pending, Seq(0), 7, 10), id + 1);
+    }
+
+    /// A unit whose first segment has left the ring.
+    #[derive(Debug)]
+    struct FirstIsDone;
+
+    impl Ticket for FirstIsDone {
+        fn is_done(&self) -> bool {
+            false
+        }
+
+        fn is_done_with(&self, n: u32) -> bool {
+            n == 0
+        }
+    }
+
+    #[test]
+    fn a_segment_of_a_unit_does_not_wait_for_those_behind_it() {
+        let mut ring = PostedTransmissions::new();
+        let start = Seq(u32::MAX - 5);
+        let id = ring.push(FirstIsDone, start, 30, 10);
+        assert_eq!(ring.settle(), 30);
+        assert_eq!([0, 10, 20].map(|at| ring.is_done_with(id, start + at, 10)), [true, false, false]);
+        assert!(ring.is_done_with(id, start + 4, 6) && !ring.is_done_with(id, start + 4, 7), "both are needed");
+        assert!(!ring.is_done_with(id, start + 30, 1), "FIN is in the last segment");
+        let id = ring.push(FirstIsDone, start + 30, 10, 10);
+        assert!(!ring.is_done_with(id, start + 30, 10), "a transmission of one segment is done as a whole");
     }
 }

@@ -182,6 +182,7 @@ impl Simulation {
     /// earlier copy is in the ring.
     fn transmit(&mut self) {
         while let Some(transmission) = self.sender.poll_transmit(self.time(), self.offload) {
+            let transmission = self.accepted(&transmission);
             let Transmission { seq, len, syn, fin, .. } = transmission;
             let end = seq + len + u32::from(syn) + u32::from(fin);
             let mut at = seq.0;
@@ -204,6 +205,15 @@ impl Simulation {
             }
             self.carry(&transmission, seq, end);
         }
+    }
+
+    /// The part of a transmission for which the ring has room: whole segments.
+    fn accepted(&mut self, transmission: &Transmission) -> Transmission {
+        let Transmission { len, segment_size: size, .. } = *transmission;
+        if len <= size || self.rng.bool() {
+            return *transmission;
+        }
+        transmission.cut(self.rng.u32(1..=len / size) * size)
     }
 
     /// Cuts a transmission into segments, and puts those on the path that are not lost.

@@ -86,7 +86,7 @@ impl<C: Carrier> Sender<C> {
         let kind = match self.scoreboard.front() {
             None => TransmissionKind::New,
             Some(syn) if !syn.lost || syn.retransmitted => return None,
-            Some(syn) if !self.posted.is_done(syn.id) => {
+            Some(syn) if !self.posted.is_done_with(syn.id, syn.start, 1) => {
                 self.waits_for_ring = true;
                 return None;
             }
@@ -97,7 +97,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
     fn retransmit(&mut self, range: &Range, len: u32, kind: TransmissionKind) -> Option<Transmission> {
-        if !self.posted.is_done(range.id) {
+        if !self.posted.is_done_with(range.id, range.start, len.min(range.len())) {
             self.waits_for_ring = true;
             return None;
         }
@@ -237,7 +237,8 @@ impl<C: Carrier> Sender<C> {
     }
 
     /// Handles that a transmission was posted to the device: the one that
-    /// [`poll_transmit`](Self::poll_transmit) returned, which is to be called again.
+    /// [`poll_transmit`](Self::poll_transmit) returned, or the first [part](Transmission::cut) of it.
+    /// `poll_transmit` is to be called again.
     pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();
@@ -247,7 +248,7 @@ impl<C: Carrier> Sender<C> {
             self.window_probe_sent(at);
             return;
         }
-        let id = self.posted.push(ticket, len as usize);
+        let id = self.posted.push(ticket, seq, len, size);
         let end = seq + len + u32::from(syn) + u32::from(fin);
         let (was_empty, is_new) = (self.scoreboard.is_empty(), seq == self.nxt);
         self.rack.sent(seq, end, at);

@@ -15,8 +15,10 @@
 //! verified its checksum. The joined packet can be sent as it is by a queue with segmentation
 //! offload, or cut into its segments again by [`Packet::segment`].
 
+use super::checksum::Sum;
 use super::headers::Covered;
 use super::join::{Join, Joinable, MAX_HEAD};
+use super::predict::Prediction;
 use crate::device::Handler;
 use crate::frags::MAX_FRAGS;
 use crate::meta::{Checksum, Meta};
@@ -64,8 +66,8 @@ pub struct GroStats {
 /// The packet then has [`Meta::gso`](Meta) and a partial checksum. A receiver that is the end of
 /// the connection needs neither, and may treat the checksum as verified.
 ///
-/// Cost: for each frame that is passed, the headers are copied and parsed, and compared with up to
-/// 16 flows. Allocates when it is made, and the list of fragments of each joined packet.
+/// Cost: for each frame that is passed, the headers are copied, and compared with what the segment
+/// before predicts. If they differ, they are parsed, and compared with up to 16 flows. Allocates when it is made, and the list of fragments of each joined packet.
 ///
 /// ```
 /// use netmem_packet::{Gro, Packet, Poll, RxQueue};
@@ -82,6 +84,8 @@ pub struct Gro<H, M: Mapped> {
     inner: H,
     /// In the order of arrival.
     held: Vec<Held<M>>,
+    /// The place of the segments to which one was joined last.
+    last: usize,
     udp: bool,
     stats: GroStats,
 }
@@ -90,6 +94,7 @@ pub struct Gro<H, M: Mapped> {
 struct Held<M: Mapped> {
     packet: Packet<M>,
     join: Join,
+    prediction: Option<Prediction>,
     /// Whether the checksum of the first one need not be verified.
     verified: bool,
 }
@@ -122,6 +127,43 @@ impl<M: Mapped> Held<M> {
             && self.packet.head().is_writable()
     }
 
+    /// Whether a packet with these first bytes continues the held segments as predicted. It is in
+    /// one piece, and nothing is known of its checksum but that the headers are not to be completed.
+    #[inline]
+    fn is_predicted(&self, head: &[u8; MAX_HEAD], packet: &Packet<M>) -> bool {
+        let Some(prediction) = &self.prediction else { return false };
+        self.join.is_as_predicted(prediction, head)
+            && packet.frags().is_empty()
+            && packet.len() >= self.join.headers().payload + self.join.first_payload()
+            && !matches!(packet.meta, Meta { gso: Some(_), .. } | Meta { checksum: Checksum::Partial { .. }, .. })
+            && self.packet.frags().len() < MAX_FRAGS
+            && self.packet.head().is_writable()
+    }
+
+    /// Whether the checksum of a packet that is as predicted is right.
+    #[inline]
+    fn has_right_checksum(&self, packet: &Packet<M>) -> bool {
+        if is_verified(packet.meta) {
+            return true;
+        }
+        let (Some(prediction), headers) = (&self.prediction, self.join.headers()) else { return false };
+        let (mut sum, mut whole) = (Sum::default(), prediction.pseudo());
+        sum.add_fragment(packet.head(), headers.l4..headers.payload + self.join.first_payload());
+        whole.add_word(sum.value());
+        whole.value() == 0xffff
+    }
+
+    /// Appends a packet that is as predicted.
+    #[inline]
+    fn join_predicted(&mut self, packet: Packet<M>) {
+        let (headers, payload) = (self.join.headers().payload, self.join.add_predicted());
+        let Ok(mut frag) = packet.into_head() else { return };
+        frag.truncate(headers + payload);
+        frag.advance(headers);
+        let pushed = self.packet.push(frag);
+        debug_assert!(pushed.is_ok(), "`is_predicted` has looked at the fragments");
+    }
+
     /// Whether the checksum of the first one is right. It is verified if it is not known yet.
     fn is_verified(&mut self) -> bool {
         self.verified = self.verified || is_right(&self.packet, self.join.covered());
@@ -151,7 +193,7 @@ impl<M: Mapped> Held<M> {
 impl<H, M: Mapped> Gro<H, M> {
     /// Joins segments of TCP flows in front of `inner`.
     pub fn new(inner: H) -> Self {
-        Self { inner, held: Vec::with_capacity(FLOWS), udp: false, stats: GroStats::default() }
+        Self { inner, held: Vec::with_capacity(FLOWS), last: 0, udp: false, stats: GroStats::default() }
     }
 
     /// Whether datagrams of UDP flows are joined too: consecutive ones of equal length, the last of
@@ -206,36 +248,20 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
         self.inner.run(frame)
     }
 
-    fn pass(&mut self, mut packet: Packet<M>) {
+    #[inline]
+    fn pass(&mut self, packet: Packet<M>) {
         let mut head = [0; MAX_HEAD];
         let have = packet.head().len().min(MAX_HEAD);
-        let copied = packet.head().copy_to(0, &mut head[..have]).ok();
-        let parsed = copied.and_then(|()| Joinable::parse(&head[..have], packet.len(), packet.meta, self.udp));
-        let Some(next) = parsed else { return self.inner.pass(packet) };
-        let found = self.held.iter().position(|held| held.join.is_flow(&next));
-        if let Some(index) = found {
-            if self.held[index].is_continued_by(&next, &packet) && self.verified(index, &packet, &next) {
-                let held = &mut self.held[index];
-                held.join(packet, &next);
-                if held.join.is_complete() {
-                    self.release(index);
-                }
-                return;
-            }
-            self.release(index);
+        let copied = packet.head().copy_to(0, &mut head[..have]);
+        debug_assert!(copied.is_ok());
+        if let Some(held) = self.held.get_mut(self.last)
+            && held.is_predicted(&head, &packet)
+            && held.is_verified()
+            && held.has_right_checksum(&packet)
+        {
+            return held.join_predicted(packet);
         }
-        // A segment that ends a packet is not held, because no other can be joined to it.
-        match Join::new(&next) {
-            Some(join) => {
-                packet.truncate(next.headers().payload + join.payload());
-                if self.held.len() == FLOWS {
-                    self.release(0);
-                }
-                let verified = is_verified(packet.meta);
-                self.held.push(Held { packet, join, verified });
-            }
-            None => self.inner.pass(packet),
-        }
+        self.pass_unpredicted(&head, have, packet);
     }
 
     #[inline]
@@ -253,6 +279,41 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
             self.release(0);
         }
         self.inner.flush();
+    }
+}
+
+impl<H: Handler<M>, M: Mapped> Gro<H, M> {
+    /// Passes a packet that is not as predicted. `head` are its first bytes.
+    fn pass_unpredicted(&mut self, head: &[u8; MAX_HEAD], have: usize, mut packet: Packet<M>) {
+        let parsed = Joinable::parse(&head[..have], packet.len(), packet.meta, self.udp);
+        let Some(next) = parsed else { return self.inner.pass(packet) };
+        let found = self.held.iter().position(|held| held.join.is_flow(&next));
+        if let Some(index) = found {
+            if self.held[index].is_continued_by(&next, &packet) && self.verified(index, &packet, &next) {
+                let held = &mut self.held[index];
+                held.join(packet, &next);
+                self.last = index;
+                if held.join.is_complete() {
+                    self.release(index);
+                }
+                return;
+            }
+            self.release(index);
+        }
+        // A segment that ends a packet is not held, because no other can be joined to it.
+        match Join::new(&next) {
+            Some(join) => {
+                packet.truncate(next.headers().payload + join.payload());
+                if self.held.len() == FLOWS {
+                    self.release(0);
+                }
+                let verified = is_verified(packet.meta);
+                let prediction = Prediction::new(head, join.headers(), join.covered().pseudo);
+                self.last = self.held.len();
+                self.held.push(Held { packet, join, prediction, verified });
+            }
+            None => self.inner.pass(packet),
+        }
     }
 }
 

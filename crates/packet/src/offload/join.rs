@@ -3,6 +3,7 @@
 //! packets with it, and a device joins the frames that it writes to a driver.
 
 use super::headers::{Covered, Headers, Transport, tcp, udp};
+use super::predict::Prediction;
 use crate::meta::{Checksum, Gso, GsoKind, Meta};
 use std::fmt;
 
@@ -234,6 +235,27 @@ impl Join {
         self.short = next.payload < self.first.payload;
     }
 
+    /// Whether a frame with these first bytes continues these segments, as the prediction from the
+    /// first one says. If it does, it has as many bytes of payload as the first one.
+    #[inline]
+    pub(crate) fn is_as_predicted(&self, prediction: &Prediction, head: &[u8; MAX_HEAD]) -> bool {
+        let headers = self.at.payload;
+        !self.is_complete()
+            && prediction.holds(head, self.sequence, self.id)
+            && headers + self.payload + self.first.payload - self.at.l3 <= MAX_IP
+    }
+
+    /// Adds a frame that [is as predicted](Self::is_as_predicted). Returns the bytes of its payload.
+    #[inline]
+    pub(crate) fn add_predicted(&mut self) -> usize {
+        let payload = self.first.payload;
+        self.segments += 1;
+        self.payload += payload;
+        self.sequence = self.sequence.wrapping_add(payload as u32);
+        self.id = self.id.wrapping_add(1);
+        payload
+    }
+
     /// Whether nothing can be joined to it any more.
     #[inline]
     #[must_use]
@@ -266,6 +288,12 @@ impl Join {
     #[must_use]
     pub fn payload(&self) -> usize {
         self.payload
+    }
+
+    /// Bytes of payload in the first of them.
+    #[inline]
+    pub(crate) fn first_payload(&self) -> usize {
+        self.first.payload
     }
 
     /// The offload information of the joined segment.

@@ -20,6 +20,7 @@
 //! | `words.rs` | the sum of bytes, by vectors or by words |
 //! | `segment.rs` | one frame is cut into its segments |
 //! | `join.rs` | the rules by which a segment continues those before it |
+//! | `predict.rs` | the prediction of the next segment, by one comparison |
 //! | `gro.rs` | a handler that joins the segments of a poll |
 //! | `software.rs` | a transmit queue that does in software what its device does not offload |
 
@@ -27,6 +28,7 @@ mod checksum;
 mod gro;
 mod headers;
 mod join;
+mod predict;
 mod segment;
 mod software;
 mod words;

@@ -9,7 +9,7 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Ecn, Flags, Full,
+    Accepted, Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Ecn, Flags, Full,
     Header, Held, KeepAlive, Listener, Options, Outgoing, Output, ReadOutcome, Secret, SegmentMeta, Seq, Timestamps,
     Unreachable,
 };
@@ -37,19 +37,23 @@ impl Output<Memory> for Ring {
         self.offload
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Posted, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Posted>, Full> {
         if self.room == 0 {
             return Err(Full);
         }
-        self.room -= 1;
         let len: usize = segment.payload.iter().map(Chunk::len).sum();
         assert_eq!(len, segment.payload_len as usize);
         assert!(len <= (segment.segment_size as usize).max(self.offload));
+        // Each segment is an entry, and the first ones are accepted.
+        let segments = segment.payload_len.div_ceil(segment.segment_size.max(1)).max(1) as usize;
+        let entries = segments.min(self.room);
+        self.room -= entries;
+        let len = if entries < segments { entries as u32 * segment.segment_size } else { segment.payload_len };
         self.last = *segment.header;
-        self.last.seq += len as u32;
-        let done = Rc::new(Cell::new(false));
-        self.posted.push(done.clone());
-        Ok(Posted(done))
+        self.last.seq += len;
+        let flags: Vec<_> = (0..entries).map(|_| Rc::new(Cell::new(false))).collect();
+        self.posted.extend(flags.iter().cloned());
+        Ok(Accepted { ticket: Posted(flags), len })
     }
 }
 

@@ -85,6 +85,29 @@ fn read(frame: &[u8]) -> Result<(EthernetHeader, Ip, Transport), ParseError> {
     Ok((link, ip, transport))
 }
 
+/// The headers of each segment of a unit are those that would be written for it alone.
+#[test]
+fn patched_headers_are_what_would_be_written() {
+    let mut rng = Rng::with_seed(15);
+    for _ in 0..5_000 {
+        let (v4, checksum) = (rng.bool(), rng.bool());
+        let flow = flow(v4, &mut rng);
+        let header = random_header(&mut rng);
+        let len = rng.usize(..300);
+        let outer = Outer { traffic_class: rng.u8(..), ..Outer::new(Some(LINK)) };
+        let mut template = HeaderTemplate::new(&outer, &flow, &header, len, checksum).unwrap();
+        for _ in 0..5 {
+            let payload: Vec<u8> = (0..len).map(|_| rng.u8(..)).collect();
+            let (seq, flags) = (Seq(rng.u32(..)), Flags(rng.u8(..) & !Flags::SYN.0));
+            let patched = template.segment(seq, flags, sum(&payload)).to_vec();
+            let mut alone = [0; MAX_HEADERS];
+            let body = Body { len, sum: checksum.then(|| sum(&payload)), segment_size: None };
+            let emitted = emit_tcp(&mut alone, &outer, &flow, &Header { seq, flags, ..header }, body).unwrap();
+            assert_eq!((&patched[..], template.meta()), (&alone[..emitted.len], emitted.meta));
+        }
+    }
+}
+
 /// A frame that was written means what it should, to this crate's parser and to another, and both
 /// checksums are right. A checksum that was left to a device is the same once it is computed.
 #[test]

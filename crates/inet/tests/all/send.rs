@@ -5,7 +5,7 @@ use bytes::Bytes;
 use netmem_inet::tcp::{Config, Ecn, IpFields};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpStream};
 use netmem_pool::Private;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
 use std::rc::Rc;
 
@@ -66,6 +66,33 @@ fn small_writes_become_one_piece() {
     assert!(received.chunks(10).enumerate().all(|(n, part)| part == [n as u8; 10]));
     let sent = link.near.stats().sent - before.sent;
     assert!(sent <= 3, "{sent} segments for 2000 bytes");
+}
+
+/// A device that cuts nothing and has a short ring: a unit is cut here, and the ring gets the
+/// first segments of it. Each byte is sent once, in frames of the MTU, with a right checksum.
+#[test]
+fn a_short_ring_gets_a_part_of_a_unit() {
+    for room in [1, 2, 7] {
+        let mut link = Link::new(false);
+        let (mut client, mut server) = connected(&mut link);
+        let (longest, frames) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let tx = link.near.queues().1;
+        tx.size = room;
+        let (most, count) = (longest.clone(), frames.clone());
+        tx.loses = Box::new(move |frame| {
+            most.set(most.get().max(frame.len()));
+            count.set(count.get() + usize::from(frame.len() > 100));
+            false
+        });
+        let sent: Vec<u8> = (0..60_000_u32).map(|n| (n % 251) as u8).collect();
+        assert_eq!(client.write(&sent), Ok(sent.len()));
+        client.shutdown();
+        assert!(read(&mut server, &mut link, sent.len()) == sent, "a ring of {room}");
+        assert_eq!(server.read(&mut [0; 1]), Ok(0), "FIN is behind the last byte");
+        assert_eq!((longest.get(), link.far.stats().wrong_checksum), (1514, 0));
+        let least = sent.len().div_ceil(1448);
+        assert!((least..=least + 8).contains(&frames.get()), "{} frames in a ring of {room}", frames.get());
+    }
 }
 
 /// If a device can only cut segments without congestion marks, it gets large segments of

@@ -2,7 +2,7 @@
 
 use crate::memory::{Done, Memory};
 use netmem_inet::Time;
-use netmem_inet::tcp::{Full, Header, IpFields, Outgoing, Output};
+use netmem_inet::tcp::{Accepted, Full, Header, IpFields, Outgoing, Output};
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer};
 use std::collections::VecDeque;
 
@@ -26,14 +26,14 @@ impl Output<Memory> for Device<'_> {
         self.most
     }
 
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Done, Full> {
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Done>, Full> {
         if self.full {
             return Err(Full);
         }
         let payload: Vec<u8> = segment.payload.iter().flat_map(|chunk| chunk.bytes()).copied().collect();
         let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
         self.sent.push_back((packet, self.now));
-        Ok(Done)
+        Ok(Accepted { ticket: Done, len: segment.payload_len })
     }
 }
 

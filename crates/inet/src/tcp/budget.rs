@@ -274,9 +274,19 @@ pub(crate) struct Charges {
     n: u32,
 }
 
+impl Charges {
+    /// Separates the charge of one buffer, without counting anew. `None` if none is left.
+    pub(super) fn take(&mut self) -> Option<Charge> {
+        self.n = self.n.checked_sub(1)?;
+        Some(Charge::new(self.budget.clone()))
+    }
+}
+
 impl Drop for Charges {
     fn drop(&mut self) {
-        self.budget.remove(self.n);
+        if self.n > 0 {
+            self.budget.remove(self.n);
+        }
     }
 }
 

@@ -1,15 +1,18 @@
-//! The ones' complement sum of bytes (RFC 1071), in words of 64 bits.
+//! The ones' complement sum of bytes (RFC 1071).
 //!
 //! 2^16, 2^32, 2^64 and 1 are equal modulo 0xffff. So words of any of these widths can be added, if
-//! their carries are added, too. A processor with AVX2 adds halves of 32 bits into sums of 64 bits,
-//! four at a time: no carry is lost, because fewer than 2^32 of them are added. Other processors
-//! add words of 64 bits and count carries apart from the sum.
+//! their carries are added, too: 64 bits at a time, with the carries counted apart from the sum.
+//!
+//! A processor with AVX2 adds 16 words of 16 bits by three instructions. `vpmaddwd` by ones adds
+//! neighbours into 32 bits, but takes them as signed. Each word is therefore lowered by 2^15 before,
+//! by flipping its highest bit, and as many times 2^15 as there are words are added at the end.
 //!
 //! Both ways add numbers that are equal modulo 0xffff, and both return 0 only if all bytes are 0.
 
-/// Bytes for which the vectors are worth the call.
+/// Bytes for which the vectors are worth the call, and for which no sum of 32 bits overflows: the
+/// words of 64 KiB add up to at most 2^30.
 #[cfg(target_arch = "x86_64")]
-const VECTORS_PAY: usize = 128;
+const VECTORS: std::ops::RangeInclusive<usize> = 128..=1 << 16;
 
 /// The sum modulo 2^64 - 1: a carry out of the highest bit is added to the lowest. It is 0 only if
 /// both numbers are.
@@ -23,45 +26,50 @@ pub(super) fn plus(one: u64, other: u64) -> u64 {
 #[inline]
 pub(super) fn words(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() >= VECTORS_PAY && std::arch::is_x86_feature_detected!("avx2") {
+    if VECTORS.contains(&bytes.len()) && std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2.
         return unsafe { avx2(bytes) };
     }
     portable(bytes)
 }
 
-/// [`words`] by AVX2: 8 instructions for 64 bytes.
+/// [`words`] by AVX2, for [`VECTORS`] bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn avx2(bytes: &[u8]) -> u64 {
     use std::arch::x86_64::{
-        __m128i, __m256i, _mm_loadu_si128, _mm256_add_epi64, _mm256_cvtepu32_epi64, _mm256_extract_epi64,
-        _mm256_setzero_si256,
+        __m256i, _mm_add_epi32, _mm_cvtsi128_si32, _mm_shuffle_epi32, _mm256_add_epi32, _mm256_castsi256_si128,
+        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_set1_epi16, _mm256_setzero_si256,
+        _mm256_xor_si256,
     };
-    let wide = |bytes: &[u8; 16]| {
-        // SAFETY: there are 16 bytes, and the load needs no alignment.
-        _mm256_cvtepu32_epi64(unsafe { _mm_loadu_si128(bytes.as_ptr().cast::<__m128i>()) })
+    let (lowered, ones) = (_mm256_set1_epi16(i16::MIN), _mm256_set1_epi16(1));
+    let add = |sum: &mut __m256i, bytes: &[u8; 32]| {
+        // SAFETY: there are 32 bytes, and the load needs no alignment.
+        let words = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast::<__m256i>()) };
+        *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_xor_si256(words, lowered), ones));
     };
     // Independent of each other, so that the processor adds to all at the same time.
-    let mut sums: [__m256i; 4] = [_mm256_setzero_si256(); 4];
-    let (blocks, rest) = bytes.as_chunks::<64>();
+    let [mut a, mut b, mut c, mut d] = [_mm256_setzero_si256(); 4];
+    let (blocks, rest) = bytes.as_chunks::<128>();
     for block in blocks {
-        for (sum, part) in sums.iter_mut().zip(block.as_chunks::<16>().0) {
-            *sum = _mm256_add_epi64(*sum, wide(part));
+        if let [one, two, three, four] = block.as_chunks::<32>().0 {
+            add(&mut a, one);
+            add(&mut b, two);
+            add(&mut c, three);
+            add(&mut d, four);
         }
     }
-    let (parts, rest) = rest.as_chunks::<16>();
+    let (parts, rest) = rest.as_chunks::<32>();
     for part in parts {
-        sums[0] = _mm256_add_epi64(sums[0], wide(part));
+        add(&mut a, part);
     }
-    let sum = _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
-    let lanes = [
-        _mm256_extract_epi64::<0>(sum),
-        _mm256_extract_epi64::<1>(sum),
-        _mm256_extract_epi64::<2>(sum),
-        _mm256_extract_epi64::<3>(sum),
-    ];
-    lanes.into_iter().fold(tail(rest), |all, lane| plus(all, lane.cast_unsigned()))
+    let sum = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+    let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b00_00_11_10>(sum));
+    let sum = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b01>(sum)));
+    let count = (bytes.len() - rest.len()) / 2;
+    let sum = i64::from(sum) + ((count as i64) << 15);
+    plus(sum.cast_unsigned(), tail(rest))
 }
 
 /// [`words`] for any processor. Two sums are independent of each other, so that the processor adds
@@ -125,11 +133,15 @@ mod tests {
         }
     }
 
-    /// The longest packet: no lane overflows.
+    /// No sum overflows: the largest and the smallest words, in as many bytes as are added by
+    /// vectors, and in more.
     #[test]
     fn the_longest_packet_loses_no_carry() {
-        for bytes in [vec![0xff; 65535], vec![0xff; 1 << 20]] {
-            assert_eq!(fold(words(&bytes)), fold(portable(&bytes)));
+        for len in [65535, 1 << 16, (1 << 16) + 1, 1 << 20] {
+            for byte in [0xff, 0x80, 0x7f, 0] {
+                let bytes = vec![byte; len];
+                assert_eq!(fold(words(&bytes)), fold(portable(&bytes)), "{len} times {byte}");
+            }
         }
     }
 }

@@ -18,6 +18,27 @@ fn accept(receiver: &mut Receiver<SharedBytes>, from: u32, len: u32, fin: bool) 
     receiver.accept(seq, len, std::iter::once(SharedBytes::numbered(seq.0, len)), fin)
 }
 
+/// The buffers of a joined segment are counted as those of its chunks one by one, also if the window
+/// ends within it, or if not all of them are free.
+#[test]
+fn buffers_of_a_joined_segment_are_counted_together_and_each_for_itself() {
+    let joined = |receiver: &mut Receiver<SharedBytes>, chunks: u32| {
+        let payload: Vec<_> = (0..chunks).map(|n| SharedBytes::numbered((receiver.nxt + n * 100).0, 100)).collect();
+        receiver.accept(receiver.nxt, chunks * 100, payload.into_iter(), false)
+    };
+    for (limit, window, stored) in [(64, 4096, 10), (64, 450, 5), (6, 4096, 6)] {
+        let budget = Budget::new(limit);
+        let mut receiver = receiver(window, 100, budget.clone());
+        joined(&mut receiver, 10);
+        assert_eq!((receiver.queue.len(), budget.used()), (stored, stored as u32), "{limit} buffers, {window} bytes");
+        let mut held: Vec<_> = std::iter::from_fn(|| receiver.read(Time::ZERO, Duration::ZERO)).collect();
+        held.truncate(3);
+        assert_eq!(budget.used(), 3, "each chunk is returned by its own drop");
+        drop(held);
+        assert_eq!(budget.used(), 0);
+    }
+}
+
 /// Sends an acknowledgement, and returns the number of bytes that the peer may send from `nxt`
 /// on.
 fn advertise(receiver: &mut Receiver<SharedBytes>) -> u32 {

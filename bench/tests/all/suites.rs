@@ -290,6 +290,16 @@ fn streams_have_every_path() {
             }
         }
     }
+    for idle in ["sleeping", "polling"] {
+        for path in ["ours", "kernel_veth", "smoltcp"] {
+            for section in ["bulk, dropped at once: CPU", "bulk with checksum offload: throughput"] {
+                measured_or_not(find(section, &format!("{path}_{idle}"), 2), complete);
+            }
+        }
+    }
+    for name in ["ours", "smoltcp"] {
+        measured(find("both ends and the device in turns on one thread", name, 1));
+    }
     for name in ["ours", "kernel_veth", "smoltcp"] {
         for section in ["cost of a segment", "cost of a byte"] {
             // The line of so short runs can have any slope.

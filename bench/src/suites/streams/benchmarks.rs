@@ -1,7 +1,7 @@
 //! The measurements of two ends: bulk, requests, and the cost of a segment and of a byte.
 
 use super::end::Idle;
-use super::rig::Link;
+use super::rig::{Link, Offloads};
 use super::run::{Env, Path, Program, Run, Took};
 use super::turns::Turns;
 use crate::error::BenchError;
@@ -56,6 +56,7 @@ struct Case {
     path: Path,
     link: Link,
     idle: Idle,
+    program: Program,
 }
 
 impl Case {
@@ -73,9 +74,9 @@ impl Case {
         Ok(())
     }
 
-    fn run(&self, program: Program, link: Link, ns: u64) -> Result<Took, BenchError> {
+    fn run(&self, link: Link, ns: u64) -> Result<Took, BenchError> {
         let (env, duration) = (&*self.env, Duration::from_nanos(ns));
-        let run = Run { env, path: self.path, program, link, idle: self.idle, duration };
+        let run = Run { env, path: self.path, program: self.program, link, idle: self.idle, duration };
         run.run().map_err(|source| BenchError::Stream { variant: self.name(), source })
     }
 
@@ -90,10 +91,11 @@ struct Bulk(Case);
 
 impl Bulk {
     fn sections(&self) -> [&'static str; 2] {
-        if self.0.link.offloads {
-            ["bulk with offloads: throughput", "bulk with offloads: CPU"]
-        } else {
-            ["bulk: throughput", "bulk: CPU"]
+        match (self.0.link.offloads, self.0.program) {
+            (Offloads::None, Program::Stream) => ["bulk, dropped at once: throughput", "bulk, dropped at once: CPU"],
+            (Offloads::None, _) => ["bulk: throughput", "bulk: CPU"],
+            (Offloads::Checksums, _) => ["bulk with checksum offload: throughput", "bulk with checksum offload: CPU"],
+            (Offloads::All, _) => ["bulk with offloads: throughput", "bulk with offloads: CPU"],
         }
     }
 }
@@ -109,7 +111,7 @@ impl Benchmark for Bulk {
     }
 
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
-        let took = self.0.run(Program::Bulk, self.0.link, harness.duration_ns())?;
+        let took = self.0.run(self.0.link, harness.duration_ns())?;
         let bytes = took.bytes.max(1) as f64;
         let (rate, cpu_ns) = (bytes * 8.0 / took.elapsed.as_secs_f64(), took.cpu_ns as f64 * 1e9 / bytes);
         Ok(vec![sample(rate, &took), sample(cpu_ns, &took)])
@@ -117,7 +119,7 @@ impl Benchmark for Bulk {
 
     fn note(&self) -> Option<String> {
         let more = self.0.note().map(|note| format!("; {note}"));
-        Some(self.0.env.memory.note() + &more.unwrap_or_default())
+        Some(self.0.env.memory(self.0.program).note() + &more.unwrap_or_default())
     }
 }
 
@@ -136,7 +138,7 @@ impl Benchmark for Requests {
     }
 
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
-        let took = self.0.run(Program::Requests, self.0.link, harness.duration_ns())?;
+        let took = self.0.run(self.0.link, harness.duration_ns())?;
         Ok([0.5, 0.99].map(|part| sample(took.times.value_at_quantile(part) as f64, &took)).into())
     }
 
@@ -172,7 +174,7 @@ impl Benchmark for CostLine {
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let (mut points, mut elapsed_ns, mut bytes, mut features) = (Vec::new(), 0, 0, 0);
         for mtu in MTUS {
-            let took = self.0.run(Program::Bulk, Link { mtu, ..self.0.link }, harness.duration_ns() / 2)?;
+            let took = self.0.run(Link { mtu, ..self.0.link }, harness.duration_ns() / 2)?;
             elapsed_ns += u64::try_from(took.elapsed.as_nanos()).unwrap_or(0);
             bytes += took.bytes;
             features = took.features;
@@ -188,25 +190,38 @@ impl Benchmark for CostLine {
 
 /// All measurements of two ends.
 pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
-    let case = |path, offloads, idle| Case { env: env.clone(), path, link: Link { mtu: MTU, offloads }, idle };
+    let case = |program, path, offloads, idle| Case {
+        env: env.clone(),
+        path,
+        link: Link { mtu: MTU, offloads },
+        idle,
+        program,
+    };
+    let (bulk, stream, requests) = (Program::Bulk, Program::Stream, Program::Requests);
     let mut benchmarks: Vec<Box<dyn Benchmark>> = Vec::new();
     for idle in [Idle::Sleeps, Idle::Polls] {
         for path in [Path::Ours, Path::Veth, Path::Smoltcp, Path::OursToKernel, Path::KernelToOurs, Path::Taps] {
-            benchmarks.push(Box::new(Bulk(case(path, false, idle))));
+            benchmarks.push(Box::new(Bulk(case(bulk, path, Offloads::None, idle))));
+        }
+    }
+    for idle in [Idle::Sleeps, Idle::Polls] {
+        for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
+            benchmarks.push(Box::new(Bulk(case(stream, path, Offloads::None, idle))));
+            benchmarks.push(Box::new(Bulk(case(bulk, path, Offloads::Checksums, idle))));
         }
     }
     for idle in [Idle::Sleeps, Idle::Polls] {
         for path in [Path::Ours, Path::Veth, Path::OursToKernel, Path::KernelToOurs, Path::Taps] {
-            benchmarks.push(Box::new(Bulk(case(path, true, idle))));
+            benchmarks.push(Box::new(Bulk(case(bulk, path, Offloads::All, idle))));
         }
     }
     for idle in [Idle::Polls, Idle::Sleeps] {
         for path in [Path::Ours, Path::Veth, Path::Smoltcp, Path::KernelToOurs, Path::Taps] {
-            benchmarks.push(Box::new(Requests(case(path, false, idle))));
+            benchmarks.push(Box::new(Requests(case(requests, path, Offloads::None, idle))));
         }
     }
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
-        benchmarks.push(Box::new(CostLine(case(path, false, Idle::Sleeps))));
+        benchmarks.push(Box::new(CostLine(case(bulk, path, Offloads::None, Idle::Sleeps))));
     }
     for path in [Path::Ours, Path::Smoltcp] {
         benchmarks.push(Box::new(Turns::new(path)));

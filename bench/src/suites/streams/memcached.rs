@@ -11,7 +11,7 @@
 use super::account::Group;
 use super::end::LOOK;
 use super::net::{ADDRESSES, Namespace, Outcome, TAP};
-use super::rig::Link;
+use super::rig::{Link, Offloads};
 use super::run::Env;
 use crate::error::BenchError;
 use crate::harness::Harness;
@@ -216,7 +216,7 @@ struct Memcached {
 
 impl Memcached {
     fn start(&self) -> anyhow::Result<Running> {
-        let link = Link { mtu: 1500, offloads: true };
+        let link = Link { mtu: 1500, offloads: Offloads::All };
         let message = anyhow::Error::msg;
         let (to, group) = (SocketAddr::from((ADDRESSES[1], PORT)), Group::new("server").map_err(message)?);
         let spawn = |namespace: &Namespace, mut command: Command| {

@@ -91,6 +91,8 @@ pub(super) fn read(bytes: &[u8]) {
 pub(super) struct Memory {
     /// Bytes of each working set.
     size: usize,
+    /// Whether the receiver keeps the last received bytes.
+    keeps: bool,
     source: Mutex<Buffer>,
     sink: Mutex<Buffer>,
     region: OnceLock<Arc<RegionProvider<TrustedPeer>>>,
@@ -126,10 +128,21 @@ impl Memory {
         let size = wanted.min(moved).min(available().map_or(usize::MAX, |bytes| bytes / 8)).max(16 * PIECE);
         Self {
             size: size.next_multiple_of(PIECE),
+            keeps: true,
             source: Mutex::default(),
             sink: Mutex::default(),
             region: OnceLock::new(),
         }
+    }
+
+    /// A few pieces, and a receiver that keeps nothing.
+    pub(super) fn dropped() -> Self {
+        Self { keeps: false, ..Self::new(Duration::ZERO) }
+    }
+
+    /// Pages that the receiver keeps on our stack.
+    pub(super) fn kept(&self) -> usize {
+        if self.keeps { self.pages() } else { 0 }
     }
 
     /// The sizes, as text.

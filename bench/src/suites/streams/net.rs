@@ -4,7 +4,7 @@
 //! A namespace has no name. It exists as long as its descriptor and the sockets in it, so it also
 //! ends when the suite is killed.
 
-use super::rig::Link;
+use super::rig::{Link, Offloads};
 use netmem::device::port::Tap;
 use netmem_measure::threads::propagate;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
@@ -118,16 +118,20 @@ const SET_SEGMENTATION: u32 = 0x1f;
 const SET_SOFTWARE_SEGMENTATION: u32 = 0x24;
 const SET_MERGING: u32 = 0x2c;
 
-/// Switches all offloads of an interface of this thread's namespace on or off.
-fn offload(interface: &str, on: bool) -> Outcome<()> {
+/// Switches the offloads of an interface of this thread's namespace on, and all others off.
+fn offload(interface: &str, offloads: Offloads) -> Outcome<()> {
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(|e| format!("a socket: {e}"))?;
     // A feature that depends on another one is switched on after it, and off before it.
-    let mut commands = [SET_TX_CHECKSUM, SET_SCATTER_GATHER, SET_SEGMENTATION, SET_SOFTWARE_SEGMENTATION, SET_MERGING];
-    if !on {
-        commands.reverse();
-    }
-    for command in commands {
-        let mut flag = Flag { command, value: on.into() };
+    let commands = [SET_TX_CHECKSUM, SET_SCATTER_GATHER, SET_SEGMENTATION, SET_SOFTWARE_SEGMENTATION, SET_MERGING];
+    let on = match offloads {
+        Offloads::None => 0,
+        Offloads::Checksums => 2,
+        Offloads::All => commands.len(),
+    };
+    let (wanted, others) = commands.split_at(on);
+    let switches = others.iter().rev().map(|command| (*command, 0)).chain(wanted.iter().map(|command| (*command, 1)));
+    for (command, value) in switches {
+        let mut flag = Flag { command, value };
         // SAFETY: all zero is a valid `ifreq`: integers, byte arrays and a union of them.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {

@@ -68,8 +68,9 @@ pub(super) struct Ours<P> {
     idle: Idle,
     device: Option<NetDevice<P>>,
     own: SharedPool<endpoint::Mem>,
-    /// Pages of each working set.
+    /// Pages of each working set, and those that the receiver keeps.
     limit: usize,
+    kept: usize,
 }
 
 impl<P: Port> Ours<P> {
@@ -97,6 +98,7 @@ impl<P: Port> Ours<P> {
             device,
             own,
             limit: memory.pages(),
+            kept: memory.kept(),
         })
     }
 
@@ -208,7 +210,7 @@ impl<P: Port> End for Ours<P> {
             received += fragment.len();
             held.push_back(fragment);
         }
-        while held.len() > self.limit {
+        while held.len() > self.kept {
             held.pop_front();
         }
         Ok(Some(received))

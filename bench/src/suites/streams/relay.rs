@@ -1,7 +1,7 @@
 //! A thread that carries frames between two taps, unchanged.
 
 use super::end::{Idle, LOOK};
-use super::rig::Link;
+use super::rig::{Link, Offloads};
 use netmem::device::port::{Port, Tap};
 use netmem::virtio::feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +12,11 @@ const TURN: usize = 64;
 
 /// Carries frames until the flag is set.
 pub(super) fn relay(taps: &mut [Tap; 2], link: Link, idle: Idle, stop: &AtomicBool) -> anyhow::Result<()> {
-    let features = if link.offloads { feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_ECN } else { 0 };
+    let features = match link.offloads {
+        Offloads::None => 0,
+        Offloads::Checksums => feature::GUEST_CSUM,
+        Offloads::All => feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_ECN,
+    };
     for tap in &mut *taps {
         tap.negotiated(features)?;
     }

@@ -4,7 +4,7 @@ use super::memory::{Memory, SPARE};
 use super::net::{ADDRESSES, TapNetwork};
 use netmem::device::port::{ALL_OFFLOADS, Cross, Port, PortError, Tap, TapError};
 use netmem::device::{Connection, NetDevice, Options};
-use netmem::virtio::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet};
+use netmem::virtio::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet, feature};
 use netmem_inet::Address;
 use netmem_measure::endpoint;
 use netmem_measure::threads::propagate;
@@ -18,8 +18,36 @@ pub(super) const RING: u16 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Link {
     pub(super) mtu: u16,
-    /// Whether checksums and segmentation are offloaded.
-    pub(super) offloads: bool,
+    pub(super) offloads: Offloads,
+}
+
+/// What the device does for the stacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Offloads {
+    None,
+    Checksums,
+    /// Checksums and segmentation.
+    All,
+}
+
+impl Offloads {
+    /// The features that the device does not offer.
+    fn withheld(self) -> u64 {
+        match self {
+            Self::None => ALL_OFFLOADS,
+            Self::Checksums => ALL_OFFLOADS & !(feature::CSUM | feature::GUEST_CSUM),
+            Self::All => 0,
+        }
+    }
+
+    /// What the driver asks for.
+    fn of_driver(self) -> Offload {
+        match self {
+            Self::None => Offload::None,
+            Self::Checksums => Offload::Checksum,
+            Self::All => Offload::All,
+        }
+    }
 }
 
 /// Device and driver. The device is polled by a thread of its own, or by the thread of an end.
@@ -61,8 +89,12 @@ impl<P: Port> Rig<P> {
         link: Link,
         memory: &Memory,
     ) -> anyhow::Result<Self> {
-        let withhold = if link.offloads { 0 } else { ALL_OFFLOADS };
-        let options = Options { withhold, max_pairs: pairs.into(), serve_control: pairs > 1, ..Options::default() };
+        let options = Options {
+            withhold: link.offloads.withheld(),
+            max_pairs: pairs.into(),
+            serve_control: pairs > 1,
+            ..Options::default()
+        };
         let device = NetDevice::new(options, port)?;
         let (front, back) = UnixStream::pair()?;
         let connection = device.control().serve(back)?;
@@ -70,9 +102,11 @@ impl<P: Port> Rig<P> {
         // SAFETY: the back end is the device above, in this process, and no other process gets the
         // region's file.
         let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
-        let offloads = if link.offloads { Offload::All } else { Offload::None };
-        let options =
-            options.pairs(pairs).ring_size(RING).offloads(offloads).memory(provider.region().clone(), provider);
+        let options = options
+            .pairs(pairs)
+            .ring_size(RING)
+            .offloads(link.offloads.of_driver())
+            .memory(provider.region().clone(), provider);
         // With this the driver accepts large segments, if offloads are on.
         let options =
             options.max_frame(endpoint::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());

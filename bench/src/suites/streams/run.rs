@@ -52,7 +52,10 @@ pub(super) enum Path {
 /// The work of the ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
+    /// The receiver keeps the last bytes: more than the last-level cache holds.
     Bulk,
+    /// The receiver drops what it has read at once, so that memory stays in the caches.
+    Stream,
     Requests,
 }
 
@@ -72,7 +75,9 @@ pub(super) struct Took {
 /// it removes one.
 #[derive(Debug)]
 pub(super) struct Env {
-    pub(super) memory: Memory,
+    memory: Memory,
+    /// The memory of applications that keep nothing.
+    small: Memory,
     pub(super) cpus: Vec<usize>,
     softirqs: SoftIrqs,
     group: OnceLock<Outcome<Group>>,
@@ -98,6 +103,7 @@ impl Env {
         let (group, veths, taps, pairs) = Default::default();
         Self {
             memory: Memory::new(duration),
+            small: Memory::dropped(),
             cpus: cpus.to_vec(),
             softirqs: SoftIrqs::new(),
             group,
@@ -105,6 +111,11 @@ impl Env {
             taps,
             pairs,
         }
+    }
+
+    /// The memory of the applications.
+    pub(super) fn memory(&self, program: Program) -> &Memory {
+        if program == Program::Stream { &self.small } else { &self.memory }
     }
 
     /// The control group of this process. The first call moves the process there.
@@ -199,7 +210,7 @@ impl<'e> Run<'e> {
     }
 
     fn ours(&self) -> anyhow::Result<Took> {
-        let memory = &self.env.memory;
+        let memory = self.env.memory(self.program);
         let Rig { device: own, net, pairs, connection } = Rig::cable(self.link, memory)?;
         let mut parts = Vec::new();
         for (end, pair) in pairs.into_iter().enumerate() {
@@ -219,7 +230,7 @@ impl<'e> Run<'e> {
     }
 
     fn smoltcp(&self) -> anyhow::Result<Took> {
-        let memory = &self.env.memory;
+        let memory = self.env.memory(self.program);
         let Rig { device: own, net, pairs, connection } = Rig::cable(self.link, memory)?;
         let mut parts = Vec::new();
         for (end, pair) in pairs.into_iter().enumerate() {
@@ -254,7 +265,7 @@ impl<'e> Run<'e> {
     }
 
     fn kernels(&self, ends: [&Namespace; 2], side: Option<SideThread<'_>>) -> anyhow::Result<Took> {
-        let memory = &self.env.memory;
+        let memory = self.env.memory(self.program);
         let listener = kernel::listen(ends[1], ADDRESSES[1], PORT).map_err(anyhow::Error::msg)?;
         let to = SocketAddr::from((ADDRESSES[1], PORT));
         let first = || {
@@ -269,7 +280,7 @@ impl<'e> Run<'e> {
     }
 
     fn ours_to_kernel(&self) -> anyhow::Result<Took> {
-        let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
+        let (memory, tap) = (self.env.memory(self.program), self.env.tap(self.link)?);
         let listener = kernel::listen(&tap.0, ADDRESSES[0], PORT).map_err(anyhow::Error::msg)?;
         let (parts, side, keep) = self.behind(&tap)?;
         let to = SocketAddr::from((ADDRESSES[0], PORT));
@@ -284,7 +295,7 @@ impl<'e> Run<'e> {
     }
 
     fn kernel_to_ours(&self) -> anyhow::Result<Took> {
-        let (memory, tap) = (&self.env.memory, self.env.tap(self.link)?);
+        let (memory, tap) = (self.env.memory(self.program), self.env.tap(self.link)?);
         let (parts, side, keep) = self.behind(&tap)?;
         let to = SocketAddr::from((ADDRESSES[1], PORT));
         let first = || {
@@ -299,16 +310,16 @@ impl<'e> Run<'e> {
 
     /// Our end behind a tap, the thread of its device, and the parts that must be kept alive.
     fn behind(&self, tap: &TapNetwork) -> anyhow::Result<(ours::Parts<Tap>, Option<SideThread<'e>>, Kept)> {
-        let Rig { device: own, net, mut pairs, connection } = Rig::tap(tap, self.link, &self.env.memory)?;
+        let Rig { device: own, net, mut pairs, connection } = Rig::tap(tap, self.link, self.env.memory(self.program))?;
         let pair = pairs.pop().context("a queue pair")?;
-        let mut parts = ours::Parts::new(&net, pair, 1, self.link, self.idle, &self.env.memory)?;
+        let mut parts = ours::Parts::new(&net, pair, 1, self.link, self.idle, self.env.memory(self.program))?;
         let side = self.side(own, &mut parts.device);
         Ok((parts, side, (net, connection)))
     }
 
     /// Our end, with pages to send from if it sends.
     fn sends<P: Port>(&self, end: Ours<P>) -> anyhow::Result<Ours<P>> {
-        if self.program == Program::Bulk { end.with_source() } else { Ok(end) }
+        if self.program == Program::Requests { Ok(end) } else { end.with_source() }
     }
 
     /// Runs the program on both ends, and measures.
@@ -328,7 +339,7 @@ impl<'e> Run<'e> {
                 pin(cpus[1 % cpus.len()]);
                 let end = second(&|| ready.store(true, Ordering::Release))?;
                 match self.program {
-                    Program::Bulk => sink(end, watch),
+                    Program::Bulk | Program::Stream => sink(end, watch),
                     Program::Requests => server(end, watch),
                 }
             });
@@ -340,7 +351,7 @@ impl<'e> Run<'e> {
                 }
                 let end = first()?;
                 match self.program {
-                    Program::Bulk => source(end, watch).and_then(|()| Ok(Histogram::new(3)?)),
+                    Program::Bulk | Program::Stream => source(end, watch).and_then(|()| Ok(Histogram::new(3)?)),
                     Program::Requests => client(end, watch),
                 }
             });

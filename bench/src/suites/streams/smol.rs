@@ -7,17 +7,17 @@
 use super::end::{End, Idle, LOOK};
 use super::memory::{Buffer, Memory, PIECE, SPARE};
 use super::net::ADDRESSES;
-use super::rig::{Link, RING, address};
+use super::rig::{Link, Offloads, RING, address};
 use anyhow::Context;
 use netmem::device::NetDevice;
 use netmem::device::port::Port;
-use netmem::net::{Packet, Poll, PollThenSleep, RxQueue, TxQueue};
+use netmem::net::{Checksum, Packet, Poll, PollThenSleep, RxQueue, TxQueue};
 use netmem::pool::{PoolOptions, SharedPool};
 use netmem::virtio::{QueuePair, VirtioNet, VirtioRx, VirtioTx};
 use netmem_inet::wire::HEADROOM;
 use netmem_measure::endpoint::{self, mac};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::phy::{Checksum as SmolChecksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{self, State};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
@@ -60,10 +60,18 @@ struct Queues {
     pool: SharedPool<endpoint::Mem>,
     /// Frames that were received and that smoltcp has not asked for yet.
     backlog: VecDeque<Packet<endpoint::Mem>>,
-    mtu: u16,
+    link: Link,
 }
 
 impl Queues {
+    /// What sends a frame. If the device computes checksums, it gets the place of that of TCP. No
+    /// receiver verifies it then: the frames are never on a wire.
+    fn sender(&mut self) -> Send<'_> {
+        let partial = Checksum::Partial { start: 34, offset: 16 };
+        let checksum = if self.link.offloads == Offloads::None { Checksum::Unknown } else { partial };
+        Send { tx: &mut self.tx, pool: &self.pool, checksum }
+    }
+
     /// Receives frames, and gets back the pages of sent frames. Returns how many there were.
     fn poll(&mut self) -> usize {
         let Self { rx, tx, backlog, .. } = self;
@@ -82,6 +90,7 @@ impl RxToken for Received {
 struct Send<'a> {
     tx: &'a mut VirtioTx<endpoint::Mem>,
     pool: &'a SharedPool<endpoint::Mem>,
+    checksum: Checksum,
 }
 
 impl TxToken for Send<'_> {
@@ -89,9 +98,15 @@ impl TxToken for Send<'_> {
         let Some(mut page) = self.pool.alloc() else { return f(&mut vec![0; len]) };
         // With room for the queue's header, a frame is one piece of memory for the device.
         let place = HEADROOM..HEADROOM + len;
-        let done = f(&mut page.as_mut_slice()[place.clone()]);
+        let frame = &mut page.as_mut_slice()[place.clone()];
+        let done = f(frame);
+        let is_ip = frame.get(12..14) == Some(&[8, 0]);
+        let mut packet = Packet::new(page.freeze_range(place));
+        if is_ip {
+            packet.meta.checksum = self.checksum;
+        }
         // A full queue returns the packet. The packet is then lost, as on any network.
-        let _ = self.tx.send(Packet::new(page.freeze_range(place)));
+        let _ = self.tx.send(packet);
         done
     }
 }
@@ -102,18 +117,21 @@ impl Device for Queues {
 
     fn receive(&mut self, _now: Instant) -> Option<(Received, Send<'_>)> {
         let packet = self.backlog.pop_front()?;
-        Some((Received(packet), Send { tx: &mut self.tx, pool: &self.pool }))
+        Some((Received(packet), self.sender()))
     }
 
     fn transmit(&mut self, _now: Instant) -> Option<Send<'_>> {
         // If the ring has no room, smoltcp keeps the frame. A frame takes two entries at most.
-        (2 * (self.tx.posted() + 1) <= usize::from(RING)).then_some(Send { tx: &mut self.tx, pool: &self.pool })
+        (2 * (self.tx.posted() + 1) <= usize::from(RING)).then(|| self.sender())
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit = usize::from(self.mtu) + 14;
+        capabilities.max_transmission_unit = usize::from(self.link.mtu) + 14;
+        if self.link.offloads != Offloads::None {
+            capabilities.checksum.tcp = SmolChecksum::None;
+        }
         capabilities
     }
 }
@@ -137,7 +155,7 @@ pub(super) struct Smol<'m, P> {
 impl<'m, P: Port> Smol<'m, P> {
     fn new(parts: Parts<P>, memory: &'m Memory) -> Self {
         let Parts { pair, pool, end, link, idle, device } = parts;
-        let mut queues = Queues { rx: pair.rx, tx: pair.tx, pool, backlog: VecDeque::new(), mtu: link.mtu };
+        let mut queues = Queues { rx: pair.rx, tx: pair.tx, pool, backlog: VecDeque::new(), link };
         let mac = EthernetAddress(mac(&[address(end)]));
         let mut interface = Interface::new(Config::new(mac.into()), &mut queues, Instant::now());
         interface.update_ip_addrs(|addresses| {

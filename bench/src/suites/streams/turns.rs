@@ -16,7 +16,7 @@ use super::end::{End, Idle};
 use super::memory::Memory;
 use super::net::ADDRESSES;
 use super::ours::{self, Ours};
-use super::rig::{Link, Rig};
+use super::rig::{Link, Offloads, Rig};
 use super::run::{PORT, Path};
 use super::smol::{self, Smol};
 use crate::error::BenchError;
@@ -50,7 +50,7 @@ impl Turns {
 
     /// Moves this many bytes. Returns how many arrived, in which time, and the negotiated features.
     fn run(&self, bytes: u64) -> anyhow::Result<(u64, Duration, u64)> {
-        let (memory, link, idle) = (&self.memory, Link { mtu: MTU, offloads: false }, Idle::Polls);
+        let (memory, link, idle) = (&self.memory, Link { mtu: MTU, offloads: Offloads::None }, Idle::Polls);
         let Rig { mut device, net, pairs, connection } = Rig::cable(link, memory)?;
         let mut pairs = pairs.into_iter().enumerate();
         let (Some((_, first)), Some((_, second))) = (pairs.next(), pairs.next()) else {

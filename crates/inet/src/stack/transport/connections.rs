@@ -14,6 +14,7 @@ use crate::stack::table::Table;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::{ConnectionId, OfConnections};
 use crate::wire::Flow;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::collections::hash_map::{HashMap, RandomState};
 use std::mem;
@@ -23,13 +24,16 @@ pub(crate) struct Connections<P: Payload> {
     /// Each entry has memory of its own: a table that grows moves none.
     table: Table<OfConnections, Box<ConnectionEntry<P>>>,
     flows: HashMap<Flow, ConnectionId, RandomState>,
+    /// The connection of the last segment, while it has its flow. Most segments are of the same
+    /// connection as the one before, and need no keyed hash.
+    last: Cell<Option<ConnectionId>>,
     /// The connections with payload out of order, by the number of its chunks, and their places.
     out_of_order: BTreeSet<(usize, u32)>,
 }
 
 impl<P: Payload> Connections<P> {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(), flows: HashMap::default(), out_of_order: BTreeSet::new() }
+        Self { table: Table::new(), flows: HashMap::default(), last: Cell::new(None), out_of_order: BTreeSet::new() }
     }
 
     /// Connections, with or without a flow.
@@ -62,7 +66,12 @@ impl<P: Payload> Connections<P> {
     /// The connection that receives the segments of a flow.
     #[inline]
     pub(crate) fn find(&self, flow: &Flow) -> Option<ConnectionId> {
-        self.flows.get(flow).copied()
+        let last = self.last.get().filter(|id| self.get(*id).is_some_and(|entry| entry.flow == *flow));
+        if last.is_none() {
+            self.last.set(self.flows.get(flow).copied());
+            return self.last.get();
+        }
+        last
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &ConnectionEntry<P>)> {
@@ -80,6 +89,7 @@ impl<P: Payload> Connections<P> {
         let flow = entry.flow;
         let id = self.table.insert(Box::new(entry));
         self.flows.insert(flow, id);
+        self.last.set(None);
         id
     }
 
@@ -89,6 +99,7 @@ impl<P: Payload> Connections<P> {
         let Some(flow) = self.get(id).map(|entry| entry.flow).filter(|flow| self.find(flow) == Some(id)) else {
             return false;
         };
+        self.last.set(None);
         self.flows.remove(&flow).is_some()
     }
 

@@ -76,6 +76,7 @@ fn a_short_ring_gets_a_part_of_a_unit() {
         let mut link = Link::new(false);
         let (mut client, mut server) = connected(&mut link);
         let (longest, bytes) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let ssthresh = client.info().unwrap().send.ssthresh;
         let tx = link.near.queues().1;
         tx.size = room;
         let (most, count) = (longest.clone(), bytes.clone());
@@ -92,6 +93,7 @@ fn a_short_ring_gets_a_part_of_a_unit() {
         assert_eq!(server.read(&mut [0; 1]), Ok(0), "FIN is behind the last byte");
         assert_eq!((longest.get(), link.far.stats().wrong_checksum), (1514, 0));
         assert_eq!(bytes.get(), sent.len(), "nothing is sent twice");
+        assert_eq!(client.info().unwrap().send.ssthresh, ssthresh, "nothing counts as lost");
     }
 }
 

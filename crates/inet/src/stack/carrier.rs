@@ -90,12 +90,9 @@ impl<M: Memory> HeaderTicket<M> {
         Self(Heads::None)
     }
 
-    /// A transmission of one segment or more, whose headers are `heads`. See [`new`](Self::new).
-    pub(crate) fn unit(mut heads: Vec<Option<Frag<M>>>) -> Self {
-        match heads.len() {
-            0 | 1 => heads.pop().flatten().map_or_else(Self::none, Self::new),
-            _ => Self(Heads::Unit(heads)),
-        }
+    /// A transmission of several segments, whose headers are `heads`. See [`new`](Self::new).
+    pub(crate) fn unit(heads: Vec<Option<Frag<M>>>) -> Self {
+        Self(Heads::Unit(heads))
     }
 }
 

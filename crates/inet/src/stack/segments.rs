@@ -86,7 +86,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         let Self { egress, tx, flow, .. } = self;
         let Outgoing { header, payload, payload_len, segment_size, .. } = *unit;
         let size = segment_size.max(1);
-        let mut heads = Vec::with_capacity(payload_len.div_ceil(size) as usize);
+        let is_one = payload_len <= size;
+        let mut heads = Vec::with_capacity(if is_one { 0 } else { payload_len.div_ceil(size) as usize });
         let (mut template, mut template_len) = (HeaderTemplate::default(), 0);
         let (mut place, mut sent) = (Place::default(), 0);
         while sent < payload_len {
@@ -113,6 +114,9 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             });
             let Ok(head) = egress.transmit(*tx, packet, T::send_held) else { break };
             egress.stats.checksummed_sent += u64::from(!egress.checksums);
+            if is_one {
+                return Ok(Accepted { ticket: head.map_or_else(HeaderTicket::none, HeaderTicket::new), len });
+            }
             heads.push(head);
             (place, sent) = (next, sent + len);
         }

@@ -94,10 +94,9 @@ impl PoolHeader {
             if context.cast() != header.as_ptr().cast_const() {
                 cold_path();
                 // In line: a call costs a fifth of the drop of a page that was allocated elsewhere.
-                if context.is_null()
-                    && let (Some(depot), _) = Self::magazines_of(header.as_ptr())
-                    && Depot::give_at_once(depot, item_of(desc))
-                {
+                // One jump for both tests: a line of code has few that the processor predicts well.
+                let depot = (*header.as_ptr()).depot().map_or(ptr::null(), ptr::from_ref);
+                if context.is_null() & !depot.is_null() && Depot::give_at_once(depot, item_of(desc)) {
                     return;
                 }
                 return Self::recycle_remote(header, desc, context);

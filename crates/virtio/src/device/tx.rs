@@ -226,7 +226,8 @@ fn store<P: Port>(
     total: usize,
     copy: impl FnOnce(&mut [u8]) -> Result<(), CopyFailed>,
 ) -> Result<(), DropReason> {
-    let offloads = admit(accepts, total)?;
+    let offloads = accepts.ok_or(DropReason::Disabled)?;
+    check_length(total)?;
     let mut result = Err(DropReason::PortRefused);
     port.send_with(total, |wire| {
         result = match copy(wire) {
@@ -280,32 +281,32 @@ fn accepted(sent: bool) -> Result<(), DropReason> {
     if sent { Ok(()) } else { Err(DropReason::PortRefused) }
 }
 
-/// Whether a frame of `total` bytes, header included, may be sent at all: the offloads that it may
-/// use.
+/// Whether a frame may have `total` bytes, header included.
 #[inline(always)]
-fn admit(accepts: Option<Offloads>, total: usize) -> Result<Offloads, DropReason> {
-    match accepts {
-        None => Err(DropReason::Disabled),
-        Some(_) if total < VnetHdr::LEN + MIN_TX => Err(DropReason::Runt),
-        Some(_) if total > MAX_WIRE => Err(DropReason::TooLong),
-        Some(offloads) => Ok(offloads),
+fn check_length(total: usize) -> Result<(), DropReason> {
+    if total < VnetHdr::LEN + MIN_TX {
+        return Err(DropReason::Runt);
     }
+    if total > MAX_WIRE { Err(DropReason::TooLong) } else { Ok(()) }
 }
 
 /// Checks a frame of `total` bytes, header included, and hands it on.
 #[inline(always)]
 fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], total: usize, tally: &mut Tally) {
-    let checked = admit(accepts, total).and_then(|offloads| {
-        if !P::WANTS_BYTES {
-            return Ok(());
-        }
+    let Some(offloads) = accepts else { return tally.drop(DropReason::Disabled) };
+    if let Err(reason) = check_length(total) {
+        return tally.drop(reason);
+    }
+    if P::WANTS_BYTES {
         // Flags and kind of segment: most frames have neither.
-        if wire[..2] != [0, 0] {
-            header(offloads, wire, total)?;
+        if wire[..2] != [0, 0]
+            && let Err(reason) = header(offloads, wire, total)
+        {
+            return tally.drop(reason);
         }
-        accepted(port.send(wire))
-    });
-    count(checked, total, tally);
+        return count(accepted(port.send(wire)), total, tally);
+    }
+    count(Ok(()), total, tally);
 }
 
 /// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that

@@ -32,7 +32,7 @@ impl Store {
     }
 
     /// Where a frame of `len` bytes would start.
-    #[inline]
+    #[inline(always)]
     fn place(&self, len: usize) -> Option<usize> {
         if self.frames.len() == self.most {
             return None;
@@ -58,7 +58,7 @@ impl Store {
 
     /// Appends a frame of `len` bytes, more than 0, and returns its memory, which still has bytes
     /// of earlier frames. `None` if it does not fit.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, len: usize) -> Option<&mut [u8]> {
         let at = self.place(len)?;
         if self.bytes.is_empty() {

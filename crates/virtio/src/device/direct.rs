@@ -96,6 +96,7 @@ pub(super) fn transmit<P: Port>(
     }));
     ring.finish(to_memory, peer.ring(), receiver, peer.stats(), &mut received);
     peer.stats().add(&received, 0);
+    drop(pair);
     if sigbus::faults() != faults {
         peer.wake_device();
     }

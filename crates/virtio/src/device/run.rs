@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netmem_packet::{Wait, arm_all};
+use netmem_pool::sigbus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -141,9 +142,14 @@ impl<P: Port> Worker<P> {
     }
 
     /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.
-    /// Returns at once if there is work, or if the control side is at work in a pair of the worker.
+    /// Returns at once if there is work, if another thread is at work in a pair of the worker, or if
+    /// memory may be lost.
     fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
-        let Self { shared, wakers, index, ports, .. } = self;
+        let Self { shared, wakers, index, ports, faults, .. } = self;
+        // A pair that another thread had locked was not checked for lost memory.
+        if sigbus::faults() != *faults {
+            return Ok(());
+        }
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
             let Some(mut pair) = shared.try_pair(n) else { return Ok(()) };

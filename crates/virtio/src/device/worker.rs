@@ -43,7 +43,7 @@ pub struct Worker<P> {
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
     /// The value of [`sigbus::faults`] when the worker last checked for lost memory.
-    faults: u64,
+    pub(super) faults: u64,
     /// Passes that are not in [`Stats::polls`] yet.
     pub(super) idle: u64,
     /// The first [turn](Worker::turn) without work since the last one with work or the last sleep,

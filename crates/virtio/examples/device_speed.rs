@@ -45,14 +45,23 @@ fn repost(r: &mut Ring, look: impl Fn(u16)) -> u64 {
 }
 
 fn receive(what: &str, size: usize, features: u64, each: usize) {
+    receive_in(what, size, features, each, 1);
+}
+
+/// The same in memory of so many regions, which take turns with the buffers.
+fn receive_in(what: &str, size: usize, features: u64, each: usize, regions: usize) {
     let Some(total) = frames_of(what, size) else { return };
     let mut device = NetDevice::new(one_pair(), |_| Gen::new(size, None)).unwrap();
     let mut driver = Driver::connect(&device, features);
-    driver.share_memory();
+    let part = (MEMORY / regions) as u64;
+    let parts =
+        (0..regions as u64).map(|n| region(&driver.memory.file, GUEST + n * part, USER + n * part, part, n * part));
+    driver.set_memory(&parts.collect::<Vec<_>>());
     driver.start_ring(RING);
     driver.front.set_vring_enable(0, true).unwrap();
     for n in 0..RING {
-        let addr = GUEST + BUFFERS as u64 + u64::from(n) * each as u64;
+        let region = u64::from(n) % regions as u64;
+        let addr = GUEST + region * part + BUFFERS as u64 + u64::from(n) * each as u64;
         driver.rings[0].chain(n, &[(addr, each as u32, DESC_WRITE)]);
     }
     let (start, mut posting) = (Instant::now(), 0u64);
@@ -239,6 +248,7 @@ fn main() -> anyhow::Result<()> {
     // Checked once, before the first row.
     std::env::args().nth(2).map(|frames| frames.parse::<u64>()).transpose().context("the number of frames")?;
     receive("gen 64 small", 64, PLAIN, BUFFER);
+    receive_in("gen 64 small, two regions", 64, PLAIN, BUFFER, 2);
     receive("gen 64 mergeable", 64, MERGEABLE, BUFFER);
     receive("gen 1500 mergeable", 1500, MERGEABLE, BUFFER);
     receive("gen 64000 mergeable 4 KiB", 64000, MERGEABLE, 4096);

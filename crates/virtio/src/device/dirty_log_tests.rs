@@ -3,8 +3,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::port::{Gen, Port, Posted};
+use super::port::{Cross, Gen, Port, Posted};
 use super::session::Session;
 use super::{NetDevice, Options};
 use crate::guest_memory::dirty_log::{DirtyLog, copies::Copies};
@@ -170,4 +171,52 @@ fn bytes_are_noted_after_they_are_written() {
         logged(frames(1000), 0, format, true, &[128, 2048], 4 * 1000);
         logged(frames(1000), 2, format, false, &[2, 1], 1);
     }
+}
+
+/// From queue pair to queue pair: the frame is marked, then the used index of the receiver, and then
+/// that of the sender. A front end that sees a chain as sent finds the frame in the receiver's ring.
+#[test]
+fn a_sender_is_completed_after_its_receiver() {
+    /// Where the ring of the sender is.
+    const SENDER: u64 = 16 << 10;
+    let mut ends = Cross::cable().into_iter();
+    let options = Options { max_pairs: 2, ..Options::default() };
+    let mut device = NetDevice::new(options, |_| Ok(ends.next().unwrap())).unwrap();
+    let shared = Arc::clone(&device.worker.shared);
+    let mut session = Session::new(Arc::clone(&shared));
+    let mut tell = |message: Message<Received>| _ = session.handle(message).unwrap();
+    tell(Message::SetFeatures(feature::VERSION_1 | feature::LOG_ALL | feature::MQ | feature::CTRL_VQ));
+    let region = MemoryRegion { guest_addr: GUEST, size: BYTES, user_addr: GUEST, mmap_offset: 0 };
+    tell(Message::SetMemTable(vec![(region, file(BYTES).into())]));
+    let table = shared.memory();
+    let map = Mapping::new("log", file(BYTES), 0, BYTES).unwrap();
+    let mut log = DirtyLog::new(map, Arc::clone(&shared.stats.log_misses));
+    let copies = Copies::of(&mut log, Arc::clone(&table));
+    shared.set_log(log);
+    let layout = SplitLayout::new(SIZE);
+    for (ring, at) in [(2, GUEST), (1, GUEST + SENDER)] {
+        let (descriptors, available, used) = (at, at + layout.avail as u64, at + layout.used as u64);
+        let index = u32::from(ring);
+        tell(Message::SetVringNum { index, num: SIZE.into() });
+        let addresses = VringAddresses { descriptors, used, available, log_addr: used, log: true, splits: false };
+        tell(Message::SetVringAddr { index, addresses });
+        tell(Message::SetVringKick { index: ring, fd: None });
+    }
+    (0..2).for_each(|_| _ = device.poll());
+    for (at, flags, len) in [(GUEST, DESC_WRITE, 2048), (GUEST + SENDER, 0, 100)] {
+        // SAFETY: *mapped*, aligned, and large enough.
+        let ring = unsafe { SplitRing::from_layout(table.translate(at, 1).unwrap(), SIZE) };
+        let addr = GUEST + BUFFERS + u64::from(flags) * EACH;
+        ring.set_desc(0, Desc { addr, len, flags, next: 0 });
+        ring.set_avail_idx(1);
+    }
+    copies.marks();
+    device.poll();
+    let marks = copies.marks();
+    let place = |addr: u64| marks.iter().position(|&mark| mark == addr).expect("it is marked");
+    let used = layout.used as u64;
+    let (frame, receiver, sender) =
+        (place(GUEST + BUFFERS + u64::from(DESC_WRITE) * EACH), place(GUEST + used), place(GUEST + SENDER + used));
+    assert!(frame < receiver && receiver < sender, "{marks:x?}");
+    assert_eq!((copies.take().1, device.stats().tx_direct.load(Relaxed)), (vec![], 1));
 }

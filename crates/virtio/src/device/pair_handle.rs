@@ -42,12 +42,11 @@ impl PairHandle {
         self.shared.wake();
     }
 
-    /// The pair, for a pass that sends to it: if its receive ring is served, and its port knows
-    /// everything that the control side has changed. Waits for nothing.
+    /// The pair, for a pass that sends to it, if its receive ring is served. Waits for nothing.
     #[inline]
     pub(super) fn try_receiver(&self) -> Option<MutexGuard<'_, Pair>> {
         let pair = self.shared.try_receiver(self.pair)?;
         let served = pair.rings[0].queue.is_some() && pair.enabled(0) && !self.shared.unused(self.pair, pair.features);
-        (served && !pair.changed).then_some(pair)
+        served.then_some(pair)
     }
 }

@@ -80,12 +80,14 @@ pub(crate) mod copies {
         table: Arc<MemoryTable>,
         /// By guest address.
         bytes: Arc<Mutex<BTreeMap<u64, u8>>>,
+        /// Where each mark began, in their order.
+        marks: Arc<Mutex<Vec<u64>>>,
     }
 
     impl Copies {
         /// Of all that is marked in `log` from now on.
         pub(crate) fn of(log: &mut DirtyLog, table: Arc<MemoryTable>) -> Self {
-            let copies = Self { table, bytes: Arc::default() };
+            let copies = Self { table, bytes: Arc::default(), marks: Arc::default() };
             log.copies = Some(copies.clone());
             copies
         }
@@ -97,8 +99,14 @@ pub(crate) mod copies {
         }
 
         pub(super) fn copy(&self, addr: u64, len: u64) {
+            self.marks.lock().unwrap().push(addr);
             let mut bytes = self.bytes.lock().unwrap();
             bytes.extend((addr..addr + len).map(|addr| (addr, self.read(addr))));
+        }
+
+        /// Where the marks since the last call began, in their order.
+        pub(crate) fn marks(&self) -> Vec<u64> {
+            std::mem::take(&mut *self.marks.lock().unwrap())
         }
 
         /// The copies, and the addresses of those that differ from what is there now.

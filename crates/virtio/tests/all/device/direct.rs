@@ -143,6 +143,7 @@ fn every_length_is_copied_once_in_every_combination() {
                 a.device.poll();
                 a.tx.take().iter().for_each(|&(_, len)| assert_eq!(len, 0));
                 for (id, len) in b.rx.take() {
+                    assert!(len as usize <= room, "{len} bytes in a buffer of {room}");
                     let got = b.driver.memory.read(b.rx.offset(id), len as usize);
                     if left == 0 {
                         left = u16::from_le_bytes([got[10], got[11]]);
@@ -351,6 +352,18 @@ fn a_receiver_that_is_not_served() {
         a.device.poll();
     }
     assert_eq!((a.tx.take().len(), a.driver.drops()), (5 + 1, vec![("port_refused", 5)]));
+}
+
+/// A device that is dropped while its front end is connected: its rings are no longer written.
+#[test]
+fn a_device_that_is_dropped() {
+    let [mut a, mut b] = linked([PLAIN, PLAIN]);
+    b.post(8, 2048);
+    drop(b.device);
+    a.send(&wire(VnetHdr::PLAIN, 1, 60));
+    a.device.poll();
+    assert_eq!((a.tx.take().len(), b.rx.take().len()), (1, 0));
+    assert_eq!(a.driver.drops(), [("port_refused", 1)]);
 }
 
 /// A buffer of the guest that is posted on both pairs: the bytes are arbitrary, and the rings go

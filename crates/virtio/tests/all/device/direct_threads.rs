@@ -6,12 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
+use netmem_pool::sigbus;
 use netmem_testing::device::rings::*;
 use netmem_testing::device::*;
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::Cross;
 use netmem_virtio::device::{Control, NetDevice, Options, Worker};
 use netmem_virtio::net::{VnetHdr, feature};
+
+use rustix::fs::ftruncate;
 
 use super::formats::Random;
 
@@ -293,6 +296,72 @@ fn a_receiver_that_has_stopped_is_not_written() {
         }
         assert!(stats[0].tx_direct.load(Relaxed) > 0);
         assert_eq!((from.queue_errors(), to.queue_errors()), (vec![], vec![]));
+    });
+}
+
+/// A frame that must be changed in software waits in the cable, and wakes the receiver's worker, which
+/// sleeps while it has buffers.
+#[test]
+fn a_frame_in_the_cable_wakes_its_worker() {
+    let mut ends = Cross::cable().into_iter();
+    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let (controls, stats) = (devices.each_ref().map(NetDevice::control), devices.each_ref().map(NetDevice::stats));
+    let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
+    beside(workers, &controls, Spin::NONE, || {
+        let features = [PLAIN | feature::CSUM, PLAIN];
+        let mut drivers = [0, 1].map(|n: usize| Driver::over(&controls[n], stats[n].clone(), features[n]));
+        let mut sides = drivers.each_mut().map(|driver| {
+            driver.share_memory();
+            Side::start(driver, 0)
+        });
+        link(drivers.each_ref().map(|driver| &driver.memory), &mut sides);
+        let [mut a, mut b] = sides;
+        let header = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::PLAIN };
+        let frame = [&header.to_bytes()[..], &[7; 100]].concat();
+        for n in 1..=50 {
+            b.post(&drivers[1].memory, 1);
+            until(|| stats.each_ref().map(|stats| asleep(stats)) == [1, 1]);
+            a.tx.take();
+            let id = a.tx.vacant(1).unwrap();
+            drivers[0].memory.write(a.tx.offset(id), &frame);
+            a.tx.post(&drivers[0].memory, id, &[(a.tx.buffer(id), frame.len() as u32, 0)], false);
+            a.tx.kick();
+            until(|| {
+                b.rx.take();
+                stats[1].checksummed.load(Relaxed) == n
+            });
+        }
+    });
+}
+
+/// The memory of a receiver is gone, and its worker sleeps. The sender's worker meets the loss, and
+/// wakes the receiver's, which stops its rings.
+#[test]
+fn a_receiver_that_sleeps_loses_its_memory() {
+    sigbus::install().unwrap();
+    let mut ends = Cross::cable().into_iter();
+    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let (controls, stats) = (devices.each_ref().map(NetDevice::control), devices.each_ref().map(NetDevice::stats));
+    let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
+    beside(workers, &controls, Spin::NONE, || {
+        let mut drivers = [0, 1].map(|n: usize| Driver::over(&controls[n], stats[n].clone(), PLAIN));
+        let mut sides = drivers.each_mut().map(|driver| {
+            driver.share_memory();
+            Side::start(driver, 0)
+        });
+        link(drivers.each_ref().map(|driver| &driver.memory), &mut sides);
+        let [mut a, mut b] = sides;
+        b.post(&drivers[1].memory, ENTRIES.into());
+        // No kick is on its way any more.
+        until(|| {
+            let before = stats[1].sleeps.load(Relaxed);
+            thread::sleep(Duration::from_millis(20));
+            asleep(&stats[1]) == 1 && stats[1].sleeps.load(Relaxed) == before
+        });
+        ftruncate(&drivers[1].memory.file, BUFFERS as u64).unwrap();
+        a.send(&drivers[0].memory, 1);
+        until(|| stats[1].queue_error("memory_lost") == 2);
+        assert_eq!(drivers[0].queue_errors(), []);
     });
 }
 

@@ -2,9 +2,13 @@
 //! value that readers find by RCU.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
+pub(crate) use loom::sync::{
+    Arc, Mutex, MutexGuard, atomic::AtomicBool, atomic::AtomicPtr, atomic::AtomicU32, atomic::AtomicU64,
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Arc, Mutex, atomic::AtomicBool, atomic::AtomicU32, atomic::AtomicU64};
+pub(crate) use std::sync::{
+    Arc, Mutex, MutexGuard, atomic::AtomicBool, atomic::AtomicPtr, atomic::AtomicU32, atomic::AtomicU64,
+};
 
 pub(crate) use snapshot::{Replaced, Snapshot};
 pub(crate) use std::sync::atomic::Ordering;

@@ -105,10 +105,7 @@ impl DeliveredTokens {
         self.tokens.sort_unstable();
         self.tokens.dedup();
         account.table.counts.snapshot.read(|table| {
-            let held = |token: &u32| {
-                let range = table.and_then(|table| table.find(*token));
-                range.is_some_and(|range| range.is_held(*token - range.first, account.number))
-            };
+            let held = |token: &u32| table.is_some_and(|table| table.is_held(*token, account.number));
             self.tokens.retain(held);
         });
         self.most = FIRST.max(2 * self.tokens.len());

@@ -9,7 +9,7 @@ use super::range::{Completions, SendRange, Sent};
 use super::streams::Streams;
 use crate::binding::{BindingCount, BindingRef};
 use crate::bound_frag::BoundFrag;
-use crate::tokens::{DeliverError, Owned, Pages, TokenRange};
+use crate::tokens::{DeliverError, Owned, Pages, Place, TokenRange};
 use netmem_inet::tcp::Held;
 use netmem_inet::{Fragment, Payload, SocketError, TcpStream};
 use netmem_pool::{Frag, MapError, PeerMemory, PeerShared};
@@ -177,7 +177,7 @@ enum Next {
     Linear,
     /// It has this token. If `on` is true it extends the last extent; otherwise it is put into the
     /// next entry.
-    Device { token: u32, on: bool, count: std::ptr::NonNull<Owned> },
+    Device { token: u32, on: bool, place: Option<Place<Owned>> },
     /// No token can be assigned to it.
     Refused(DeliverError),
 }
@@ -271,19 +271,18 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
                     out[filled] = StreamFragment::Linear(Held::new(frag, charge).into());
                     filled += 1;
                 }
-                (ReceivedIn::Device(bound), Next::Device { token, on, count }) => {
+                (ReceivedIn::Device(bound), Next::Device { token, on, place }) => {
                     let (binding, offset, len) = (bound.binding().id(), bound.offset(), bound.len());
                     pages += 1;
                     self.device_bytes += u64::from(len);
                     // The table owns the page's count from here on, and the account the charge.
                     bound.into_count();
                     charge.detach();
-                    if tokens {
-                        // SAFETY: the count is in the table. The receiver forgets it only when it
-                        // looks up another one.
-                        if unsafe { count.as_ref() }.give(holder) {
-                            self.delivered.push(token, &self.account);
-                        }
+                    if let Some(place) = place {
+                        // SAFETY: the receiver forgets the block only when it looks up another
+                        // page.
+                        unsafe { place.block.as_ref() }.deliver(place.at, holder);
+                        self.delivered.push(token, &self.account);
                     }
                     if on && let Some(StreamFragment::Device { len: all, tokens, .. }) = out[..filled].last_mut() {
                         *all += len;
@@ -463,14 +462,13 @@ fn next_in_device<C: BindingCount, M: PeerMemory>(
     tokens: bool,
 ) -> Next {
     let index = bound.index();
-    let (token, count) = if tokens {
+    let (token, place) = if tokens {
         match table.receiver.borrow_mut().find(bound.binding(), index, true) {
-            // SAFETY: `find` has checked that there is such a page.
-            Ok(known) => (known.first + index, std::ptr::NonNull::from(unsafe { known.base.mark(index) })),
+            Ok(place) => (place.token().0, Some(place)),
             Err(error) => return Next::Refused(error),
         }
     } else {
-        (index, std::ptr::NonNull::dangling())
+        (index, None)
     };
     let on = match last {
         Some(StreamFragment::Device { binding, offset, len, tokens }) => {
@@ -484,11 +482,11 @@ fn next_in_device<C: BindingCount, M: PeerMemory>(
     if !on && !room {
         return Next::Nothing;
     }
-    // SAFETY: as above.
-    if tokens && !unsafe { count.as_ref() }.accepts(holder) {
+    // SAFETY: no other page was looked up since.
+    if place.as_ref().is_some_and(|place| !unsafe { place.block.as_ref() }.accepts(place.at, holder)) {
         return Next::Refused(DeliverError::Held { binding: bound.binding().id(), index });
     }
-    Next::Device { token, on, count }
+    Next::Device { token, on, place }
 }
 
 impl<C: BindingCount, M: PeerMemory> Drop for DeviceStream<C, M> {

@@ -1,278 +1,267 @@
-//! Counts of the pages of a binding, in one array. A count says how often its page was delivered
-//! and not returned yet.
+//! Two numbers for each page of a binding: how often the page was delivered, and how often it was
+//! returned.
 //!
 //! ```text
-//!   summary   1 0 0 1 ...                     a bit for 1024 pages: 1 if a count may be above 0
-//!             │     └───────────────┐
-//!   counts    │ 4 KiB │ - │ - │ 4 KiB │ ...   the kernel's zero page, until a count is written
+//!   block   │ delivered, of 16 pages │ returned, of the same │
+//!            written by the receiver  written under the table's lock
 //! ```
 //!
-//! Memory becomes resident only when it is written. A return reads a count before it exchanges it,
-//! so an invented token makes no memory resident. Bits are set and read relaxed: the reader is the
-//! last handle or the end of an area, and it reads after all threads that set bits have finished.
+//! The two numbers of a page are in different cache lines. So a line of `returned` stays with the
+//! CPU that returns tokens, and only the lines of `delivered` pass from CPU to CPU.
+//!
+//! A block is allocated when one of its pages is first delivered. So the memory of a socket follows
+//! what it receives, and not the size of the device. `directory.rs` finds the block of a token.
 
 use super::error::DeliverError;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use std::ptr::NonNull;
+use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use std::alloc::{Layout, alloc};
+use std::ptr::{self, NonNull};
+use std::sync::PoisonError;
 
-/// The count of a page: how often the page was delivered and not returned yet.
-///
-/// # Safety
-///
-/// A value of zero bytes is valid, and is a count of 0.
-pub(crate) unsafe trait Counter: Default + Send + Sync + 'static {
-    /// The type that identifies the socket that may take from the count.
-    type Holder: Copy;
+/// The number of pages in a block.
+pub(crate) const BLOCK: u32 = if cfg!(loom) { 1 } else { 16 };
 
-    /// Takes one from the count. Returns false if this holder has none.
-    fn take_one(&self, holder: Self::Holder) -> bool;
-
-    /// The value of the count, for any holder.
-    fn held(&self) -> u32;
+/// The position of a token in the space, counted from 0. Token 0 is the last one, because the first
+/// token that is assigned is 1.
+#[inline]
+pub(crate) fn position(token: u32) -> u32 {
+    token.wrapping_sub(1)
 }
 
-/// How often a page was delivered to the one socket of its table and not returned yet.
+/// The number of deliveries of a page, and the socket to which it is delivered. Only the receiver
+/// writes it. The number wraps around at 2^32.
+pub(crate) trait Delivered: Default + Send + Sync + 'static {
+    /// The type that identifies a socket of the table.
+    type Holder: Copy;
+
+    /// The number of deliveries, if `holder` is the socket to which the page was delivered last.
+    ///
+    /// This is an acquire: everything that the receiver did with the page before it delivered the
+    /// page happens before what the caller does next.
+    fn to(&self, holder: Self::Holder) -> Option<u32>;
+
+    /// The number of deliveries to all sockets.
+    fn times(&self) -> u32;
+}
+
+/// The number of deliveries of a page to the only socket of its table.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Count(AtomicU32);
 
-// SAFETY: it is a number.
-unsafe impl Counter for Count {
+impl Count {
+    /// Counts a delivery.
+    #[inline]
+    pub(crate) fn add_one(&self) {
+        // No other thread writes the number, so no read-modify-write is necessary. Release:
+        // publishes what the receiver did with the page before.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+}
+
+impl Delivered for Count {
     type Holder = ();
 
     #[inline]
-    fn take_one(&self, (): ()) -> bool {
-        // Read the count first: an exchange that fails writes nevertheless, and would make the page
-        // of zeros resident.
-        let mut held = self.0.load(Ordering::Relaxed);
-        while held > 0 {
-            // Acquire: everything that the receiver did with the page before it delivered the page
-            // happens before the put.
-            match self.0.compare_exchange_weak(held, held - 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(now) => held = now,
-            }
-        }
-        false
+    fn to(&self, (): ()) -> Option<u32> {
+        Some(self.0.load(Ordering::Acquire))
     }
 
     #[inline]
-    fn held(&self) -> u32 {
+    fn times(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Count {
-    /// Adds `n` to the count, because the page is delivered `n` times more.
-    #[inline]
-    pub(crate) fn give(&self, n: u32) {
-        // The addition does not overflow: each unit is a reference to the page, and the page's own
-        // count is no wider. Release: publishes what the receiver did with the page before.
-        self.0.fetch_add(n, Ordering::Release);
-    }
-}
-
-/// The number of counts that share a bit of the summary: 4 KiB of counts.
-const PART: usize = if cfg!(loom) { 1 } else { 1024 };
-
-/// Words of the summary, on a cache line of their own, because they are read often and hardly ever
-/// written.
-#[repr(align(64))]
-struct Line([AtomicU64; 8]);
-
-/// The counts of a binding's pages on one socket.
+/// The numbers of [`BLOCK`] pages. The methods name a page by the position `at` of its token.
 ///
-/// Invariant: if a count is not 0, the bit of its part is set.
-pub(crate) struct Counts<K = Count> {
-    memory: Memory<K>,
-    summary: Box<[Line]>,
+/// Invariant: the table owns `delivered - returned` references to a page, modulo 2^32.
+#[repr(C, align(64))]
+pub(crate) struct Block<K> {
+    delivered: [K; BLOCK as usize],
+    returned: [AtomicU32; BLOCK as usize],
 }
 
-impl<K: Counter> Counts<K> {
-    /// Makes counts for `pages` pages. The counts of each binding of a socket should have their own
-    /// `number`, modulo 64. If two bindings have the same number, their counts begin at the same
-    /// offset of a page. If such bindings take turns, their counts compete for one set of the
-    /// first-level cache.
-    pub(crate) fn new(pages: u32, number: usize) -> Result<Self, DeliverError> {
-        let lines = (pages as usize).div_ceil(PART).div_ceil(64 * 8);
-        let summary = (0..lines).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
-        Ok(Self { memory: Memory::new(pages as usize, number % 64)?, summary })
+impl<K: Delivered> Block<K> {
+    fn new() -> Self {
+        Self { delivered: std::array::from_fn(|_| K::default()), returned: std::array::from_fn(|_| AtomicU32::new(0)) }
     }
 
-    /// The addresses of the counts and of the summary.
-    pub(crate) fn base(&self) -> Base<K> {
-        Base { counts: NonNull::from(self.memory.all()).cast(), summary: NonNull::from(&self.summary[..]).cast() }
+    /// The number that the receiver writes, for page `at`.
+    #[inline]
+    pub(crate) fn delivered(&self, at: u32) -> &K {
+        &self.delivered[place(at)]
     }
 
-    /// Calls `f` with the number of each part whose bit is set.
-    fn each_part(&self, mut f: impl FnMut(usize)) {
-        for (at, word) in self.summary.iter().flat_map(|line| &line.0).enumerate() {
-            let mut bits = word.load(Ordering::Relaxed);
-            while bits != 0 {
-                f(64 * at + bits.trailing_zeros() as usize);
-                bits &= bits - 1;
-            }
+    #[inline]
+    fn returned(&self, at: u32) -> &AtomicU32 {
+        &self.returned[place(at)]
+    }
+
+    /// The number of references to page `at` that the table owns, for any socket. Exact if the
+    /// caller is the receiver and no thread returns tokens of the page.
+    #[inline]
+    pub(crate) fn held(&self, at: u32) -> u32 {
+        self.delivered(at).times().wrapping_sub(self.returned(at).load(Ordering::Relaxed))
+    }
+
+    /// The number of references to page `at` that the table owns for `holder`.
+    #[inline]
+    pub(crate) fn held_by(&self, at: u32, holder: K::Holder) -> u32 {
+        let delivered = self.delivered(at).to(holder);
+        delivered.map_or(0, |delivered| delivered.wrapping_sub(self.returned(at).load(Ordering::Relaxed)))
+    }
+
+    /// Removes one reference to page `at` from those of `holder`. Returns whether there was
+    /// one. The caller owns this reference from then on, and puts it after the lock is released.
+    #[inline]
+    pub(crate) fn take_one(&self, at: u32, holder: K::Holder, _: &Locked<'_>) -> bool {
+        take_one(self.delivered(at), self.returned(at), holder)
+    }
+
+    /// The same for `n` pages, all of this block. Returns a bit for each, that of the first one
+    /// lowest.
+    #[inline]
+    pub(crate) fn take_each(&self, at: u32, n: u32, holder: K::Holder, _: &Locked<'_>) -> u32 {
+        let pages = place(at)..place(at) + n as usize;
+        let numbers = self.delivered[pages.clone()].iter().zip(&self.returned[pages]);
+        (0..)
+            .zip(numbers)
+            .fold(0, |taken, (n, (delivered, returned))| taken | u32::from(take_one(delivered, returned, holder)) << n)
+    }
+
+    /// Removes all references to page `at` of `holder`. Returns how many these were.
+    pub(crate) fn take_all(&self, at: u32, holder: K::Holder, _: &Locked<'_>) -> u32 {
+        let n = self.held_by(at, holder);
+        if n > 0 {
+            let returned = self.returned(at);
+            returned.store(returned.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         }
+        n
     }
 
-    /// Calls `f` with the index and the count of each page whose count is above 0. Reads 1024
-    /// counts for each part in which a count was ever used, and one word of the summary for each
-    /// 65,536 pages.
-    pub(crate) fn held(&self, mut f: impl FnMut(u32, u32)) {
-        self.each_part(|part| {
-            for (index, count) in self.memory.all().iter().enumerate().skip(part * PART).take(PART) {
-                let n = count.held();
+    /// Prefetches both numbers of page `at`. `returned` is another CPU's if several threads return
+    /// tokens; if it were fetched under the lock, the other threads would wait for it, too.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: u32) {
+        netmem_pool::prefetch::to_read(ptr::from_ref(self.delivered(at)));
+        netmem_pool::prefetch::to_write(ptr::from_ref(self.returned(at)));
+    }
+}
+
+/// The place in its block of the page with this number.
+#[inline]
+fn place(at: u32) -> usize {
+    (at % BLOCK) as usize
+}
+
+/// Adds one to `returned` if `holder` has a reference to the page. Returns whether it had.
+#[inline]
+fn take_one<K: Delivered>(delivered: &K, returned: &AtomicU32, holder: K::Holder) -> bool {
+    // `delivered` is read under the lock, and not before: another thread may have seen a later
+    // number, and may have stored a `returned` that is greater than the earlier one.
+    let delivered = delivered.to(holder);
+    let before = returned.load(Ordering::Relaxed);
+    let held = delivered.is_some_and(|delivered| delivered != before);
+    // Without a branch: which tokens are valid cannot be predicted if a user returns invalid ones.
+    returned.store(before.wrapping_add(held.into()), Ordering::Relaxed);
+    held
+}
+
+/// The proof that the calling thread holds the lock of the returning threads.
+pub(crate) struct Locked<'l>(#[allow(dead_code, reason = "it is held, not read")] MutexGuard<'l, ()>);
+
+/// The lock of the threads that return tokens of a table. It is held for at most [`GROUP`]
+/// tokens, and no user code runs while it is held.
+#[derive(Default)]
+pub(crate) struct ReturnLock(Mutex<()>);
+
+impl ReturnLock {
+    #[inline]
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The blocks of a binding on one socket. They exist as long as this value.
+pub(crate) struct Counts<K: Delivered> {
+    /// All blocks, each with the number of the first page, divided by [`BLOCK`].
+    blocks: Mutex<Vec<(u32, NonNull<Block<K>>)>>,
+}
+
+// SAFETY: blocks consist of atomics, and this value owns them.
+unsafe impl<K: Delivered> Send for Counts<K> {}
+// SAFETY: as above.
+unsafe impl<K: Delivered> Sync for Counts<K> {}
+
+impl<K: Delivered> Counts<K> {
+    pub(crate) fn new() -> Self {
+        Self { blocks: Mutex::new(Vec::new()) }
+    }
+
+    /// Makes the block of the page `index`, which must not exist yet. Only the receiver calls this.
+    pub(crate) fn add(&self, index: u32) -> Result<NonNull<Block<K>>, DeliverError> {
+        let layout = Layout::new::<Block<K>>();
+        // SAFETY: the size of a block is not 0.
+        let block = NonNull::new(unsafe { alloc(layout) }.cast::<Block<K>>());
+        let block = block.ok_or(DeliverError::NoMemory { bytes: layout.size() })?;
+        // SAFETY: the memory was just allocated for a block.
+        unsafe { block.write(Block::new()) };
+        let mut blocks = self.lock();
+        if blocks.is_empty() {
+            // Most sockets of a program with many sockets have one block.
+            blocks.reserve_exact(1);
+        }
+        blocks.push((index / BLOCK, block));
+        Ok(block)
+    }
+
+    /// Calls `f` with the first page of each block.
+    pub(crate) fn each_block(&self, mut f: impl FnMut(u32, NonNull<Block<K>>)) {
+        self.lock().iter().for_each(|&(number, block)| f(number * BLOCK, block));
+    }
+
+    /// Calls `f` with the index of each page of which the table owns references, and their number.
+    /// No other thread may receive or return tokens meanwhile.
+    pub(crate) fn each_held(&self, mut f: impl FnMut(u32, u32)) {
+        self.each_block(|first, block| {
+            // SAFETY: this value owns the block.
+            let block = unsafe { block.as_ref() };
+            for (index, (delivered, returned)) in (first..).zip(block.delivered.iter().zip(&block.returned)) {
+                let n = delivered.times().wrapping_sub(returned.load(Ordering::Relaxed));
                 if n > 0 {
-                    f(index as u32, n);
+                    f(index, n);
                 }
             }
         });
     }
 
-    /// Bytes of those parts in which a count was ever used.
-    pub(crate) fn bytes(&self) -> usize {
-        let parts =
-            self.summary.iter().flat_map(|line| &line.0).map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
-        parts.sum::<usize>() * PART * size_of::<K>()
+    /// The number of blocks.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(u32, NonNull<Block<K>>)>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The addresses of counts. The code that follows them must know how many counts there are, and
-/// that they still exist.
-pub(crate) struct Base<K = Count> {
-    counts: NonNull<K>,
-    summary: NonNull<Line>,
-}
-
-impl<K> Clone for Base<K> {
-    fn clone(&self) -> Self {
-        *self
+impl<K: Delivered> Drop for Counts<K> {
+    fn drop(&mut self) {
+        self.each_block(|_, block| {
+            // SAFETY: `add` allocated the block by the global allocator with the layout of its
+            // type, as a box does. No thread uses it any more.
+            drop(unsafe { Box::from_raw(block.as_ptr()) });
+        });
     }
 }
 
-impl<K> Copy for Base<K> {}
-
-// SAFETY: these are addresses of atomics. Each method that follows them says why they are still
-// valid.
-unsafe impl<K: Counter> Send for Base<K> {}
-// SAFETY: as above.
-unsafe impl<K: Counter> Sync for Base<K> {}
-
-impl<K: Counter> Base<K> {
-    /// Prefetches the cache line of the count of page `index` for writing. The other side wrote
-    /// this line last. Each atomic operation waits for the one before it, so the lines of a batch
-    /// are prefetched together, before its first atomic operation.
-    #[inline]
-    pub(crate) fn prefetch(self, index: u32) {
-        netmem_pool::prefetch::to_write(self.counts.as_ptr().wrapping_add(index as usize));
-    }
-
-    /// The count of page `index`.
-    ///
-    /// # Safety
-    ///
-    /// The binding has a page `index`, and the counts outlive `'c`.
-    #[inline]
-    pub(crate) unsafe fn at<'c>(self, index: u32) -> &'c K {
-        // SAFETY: the caller's.
-        unsafe { self.counts.add(index as usize).as_ref() }
-    }
-
-    /// The count of page `index`, before one is added to it: sets the bit of its part in the
-    /// summary.
-    ///
-    /// # Safety
-    ///
-    /// As for [`at`](Self::at).
-    #[inline]
-    pub(crate) unsafe fn mark<'c>(self, index: u32) -> &'c K {
-        let part = index as usize / PART;
-        // SAFETY: the caller's promise; the summary has a bit for each part.
-        let Line(words) = unsafe { self.summary.add(part / 64 / 8).as_ref() };
-        let (word, bit) = (&words[part / 64 % 8], 1 << (part % 64));
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
-        }
-        // SAFETY: as above.
-        unsafe { self.at(index) }
+#[cfg(all(test, not(loom)))]
+impl Block<Count> {
+    /// Sets the number of deliveries of page `at`, and leaves the number of references as it is.
+    pub(crate) fn start_at(&self, at: u32, delivered: u32) {
+        let held = self.held(at);
+        self.delivered(at).0.store(delivered, Ordering::Relaxed);
+        self.returned(at).store(delivered.wrapping_sub(held), Ordering::Relaxed);
     }
 }
-
-#[cfg(not(loom))]
-mod memory {
-    use super::*;
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-    use std::ptr;
-
-    /// The memory of counts. It is mapped and not allocated, because an allocator may write zeros
-    /// to all of it.
-    ///
-    /// Invariant: `at` is the first of `len` counts. They are in the `bytes` from `mapped` on,
-    /// which `new` mapped and `drop` unmaps.
-    pub(super) struct Memory<K> {
-        at: NonNull<K>,
-        len: usize,
-        mapped: NonNull<u8>,
-        bytes: usize,
-    }
-
-    // SAFETY: the counts are atomics, in memory that this value owns.
-    unsafe impl<K: Counter> Send for Memory<K> {}
-    // SAFETY: as above.
-    unsafe impl<K: Counter> Sync for Memory<K> {}
-
-    /// Bytes in a cache line.
-    const LINE: usize = 64;
-
-    impl<K: Counter> Memory<K> {
-        /// Maps `len` counts. They begin at the cache line `line` of the mapping.
-        pub(super) fn new(len: usize, line: usize) -> Result<Self, DeliverError> {
-            let bytes = line * LINE + len.max(1) * size_of::<K>();
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-            // SAFETY: maps new memory, at an address that the kernel chooses.
-            let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
-            let mapped = mapped.ok().and_then(|at| NonNull::new(at.cast::<u8>()));
-            let mapped = mapped.ok_or(DeliverError::NoMemory { bytes })?;
-            // With huge pages, writing the first count would make 2 MiB resident. A kernel without
-            // huge pages refuses this advice.
-            // SAFETY: the memory is our own, and this is only advice.
-            let _ = unsafe { madvise(mapped.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
-            // SAFETY: the address is inside the mapping.
-            Ok(Self { at: unsafe { mapped.add(line * LINE) }.cast(), len, mapped, bytes })
-        }
-
-        pub(super) fn all(&self) -> &[K] {
-            // SAFETY: there are `len` counts (the invariant). They are zero bytes at first, which
-            // are valid counts (the trait).
-            unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
-        }
-    }
-
-    impl<K> Drop for Memory<K> {
-        fn drop(&mut self) {
-            // SAFETY: `new` mapped this memory, and nothing uses it any more.
-            let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), self.bytes) };
-            debug_assert!(unmapped.is_ok());
-        }
-    }
-}
-
-/// The same memory made of loom's atomics, which are not valid as zero bytes.
-#[cfg(loom)]
-mod memory {
-    use super::*;
-
-    pub(super) struct Memory<K>(Vec<K>);
-
-    impl<K: Counter> Memory<K> {
-        pub(super) fn new(len: usize, _: usize) -> Result<Self, DeliverError> {
-            Ok(Self(std::iter::repeat_with(K::default).take(len).collect()))
-        }
-
-        pub(super) fn all(&self) -> &[K] {
-            &self.0
-        }
-    }
-}
-
-use memory::Memory;

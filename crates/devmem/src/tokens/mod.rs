@@ -18,6 +18,7 @@
 //! | `model*.rs` | models of the races, for loom |
 
 mod counts;
+mod directory;
 mod error;
 #[cfg(all(test, loom))]
 pub(crate) mod model;
@@ -33,14 +34,12 @@ mod stats;
 mod table;
 mod token;
 
-#[cfg(not(loom))]
-pub(crate) use counts::{Counter, Counts};
 pub use error::{DeliverError, TooManyRanges};
 #[cfg(not(loom))]
 pub(crate) use owned::Owned;
 pub use pages::Pages;
 #[cfg(not(loom))]
-pub(crate) use receive::Receiver;
+pub(crate) use receive::{Place, Receiver};
 pub use receive::{Receive, ReceiveOne, TokenTable};
 pub use returner::Returner;
 pub use stats::TokenStats;

@@ -139,6 +139,49 @@ fn return_against_receive() {
     });
 }
 
+/// Two returns against a receive of the same page: a thread that has seen the earlier number of
+/// deliveries does not take a page that the other thread has returned meanwhile.
+#[test]
+fn two_returns_against_receive() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0]);
+        let others = [1, 2].map(|times| {
+            let returner = table.returner();
+            thread::spawn(move || (0..times).map(|_| return_tokens(&returner, 1)).sum::<usize>())
+        });
+        receive(&mut table, &binding, &[0]);
+        let freed = others.map(|other| other.join().unwrap()).iter().sum::<usize>();
+        assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 2 - freed);
+        drop(table);
+        assert_eq!(binding.0.out.load(Ordering::Relaxed), 0);
+    });
+}
+
+/// A larger directory against a return: a token that was received is found while the receiver
+/// replaces the directory, and a token whose block is added meanwhile is ignored or freed.
+#[test]
+fn larger_directory_against_return() {
+    loom::model(|| {
+        let (binding, mut table) = (binding(), TokenTable::new());
+        fill(&binding);
+        receive(&mut table, &binding, &[0]);
+        let returner = table.returner();
+        let other = thread::spawn(move || {
+            assert_eq!(return_tokens(&returner, 1), 1, "it was received");
+            1 + return_tokens(&returner, 2)
+        });
+        // The first directory has room for one block.
+        receive(&mut table, &binding, &[1]);
+        let freed = other.join().unwrap();
+        assert_eq!(binding.0.out.load(Ordering::Relaxed) as usize, 2 - freed);
+        assert_eq!(return_tokens(&table.returner(), 2), 2 - freed);
+    });
+}
+
 /// A guess against the first receive: a guessed token is foreign, or the returning thread sees what
 /// the receiver did with the page.
 #[test]

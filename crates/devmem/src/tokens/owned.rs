@@ -75,82 +75,65 @@
 //! because the page was returned before: the pool orders all earlier accesses before those of the
 //! thread that allocates the page next.
 
-use super::counts::Counter;
+use super::counts::{Block, Delivered, position};
 use super::pages::Pages;
-use super::table::{Range, Shared};
+use super::table::{Shared, Table};
 use crate::sync::{AtomicU64, Ordering};
 
-/// How often a page was delivered to one socket of a stack and not returned yet, and the number of
-/// this socket.
+/// The number of deliveries of a page, and the number of the socket to which it is delivered.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Owned(AtomicU64);
 
-fn word(holder: u32, count: u32) -> u64 {
-    u64::from(holder) << 32 | u64::from(count)
-}
-
-/// The count if it belongs to the holder, or else 0.
-fn count(word: u64, holder: u32) -> u32 {
-    if (word >> 32) as u32 == holder { word as u32 } else { 0 }
+fn word(holder: u32, times: u32) -> u64 {
+    u64::from(holder) << 32 | u64::from(times)
 }
 
 impl Owned {
-    /// Whether the count is 0 or belongs to the holder, so that one can be added for the holder.
-    #[inline]
-    pub(crate) fn accepts(&self, holder: u32) -> bool {
-        let now = self.0.load(Ordering::Relaxed);
-        now as u32 == 0 || (1..u32::MAX).contains(&count(now, holder))
-    }
-
-    /// Adds one for the holder, after [`accepts`](Self::accepts) returned true. Returns whether the
-    /// count was 0 before.
-    #[inline]
-    pub(crate) fn give(&self, holder: u32) -> bool {
-        // Release: publishes what the receiver did with the page before.
-        if self.0.load(Ordering::Relaxed) as u32 == 0 {
-            self.0.store(word(holder, 1), Ordering::Release);
-            return true;
-        }
-        self.0.fetch_add(1, Ordering::Release) as u32 == 0
-    }
-
-    /// Removes everything that the holder has. Returns how many references that were.
-    fn take_all(&self, holder: u32) -> u32 {
-        let take = |now| (count(now, holder) > 0).then_some(0);
-        let taken = self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, take);
-        taken.map_or(0, |now| now as u32)
+    fn holder(&self) -> u32 {
+        (self.0.load(Ordering::Relaxed) >> 32) as u32
     }
 }
 
-// SAFETY: it is a number.
-unsafe impl Counter for Owned {
+impl Delivered for Owned {
     type Holder = u32;
 
     #[inline]
-    fn take_one(&self, holder: u32) -> bool {
-        let mut now = self.0.load(Ordering::Relaxed);
-        while count(now, holder) > 0 {
-            // Acquire: everything that the receiver did with the page before it delivered the page
-            // happens before the put.
-            match self.0.compare_exchange_weak(now, now - 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(other) => now = other,
-            }
-        }
-        false
+    fn to(&self, holder: u32) -> Option<u32> {
+        let now = self.0.load(Ordering::Acquire);
+        ((now >> 32) as u32 == holder).then_some(now as u32)
     }
 
     #[inline]
-    fn held(&self) -> u32 {
+    fn times(&self) -> u32 {
         self.0.load(Ordering::Relaxed) as u32
     }
 }
 
-impl<B> Range<B, Owned> {
-    /// Whether the holder has a reference to page `index`. The page must be in the range.
-    pub(crate) fn is_held(&self, index: u32, holder: u32) -> bool {
-        count(self.count(index).0.load(Ordering::Relaxed), holder) > 0
+impl Block<Owned> {
+    /// Whether page `at` can be delivered to the socket: it is delivered to no socket, or to
+    /// this one.
+    #[inline]
+    pub(crate) fn accepts(&self, at: u32, holder: u32) -> bool {
+        self.delivered(at).holder() == holder || self.held(at) == 0
+    }
+
+    /// Counts a delivery to the socket, after [`accepts`](Self::accepts) returned true.
+    #[inline]
+    pub(crate) fn deliver(&self, at: u32, holder: u32) {
+        let delivered = self.delivered(at);
+        // No other thread writes the word. Release: publishes what the receiver did with the page
+        // before.
+        delivered.0.store(word(holder, delivered.times().wrapping_add(1)), Ordering::Release);
+    }
+}
+
+impl<B> Table<B, Owned> {
+    /// Whether the holder may have a reference to the page of a token. If it has one, the result is
+    /// true.
+    pub(crate) fn is_held(&self, token: u32, holder: u32) -> bool {
+        let at = position(token);
+        self.find(at).is_some_and(|(block, _)| block.held_by(at, holder) > 0)
     }
 }
 
@@ -161,16 +144,15 @@ impl<B: Pages + Clone> Shared<B, Owned> {
         let (mut freed, mut drained) = (0, false);
         for tokens in tokens.chunks(64) {
             self.snapshot.read(|table| {
-                for &token in tokens {
-                    let Some(range) = table.and_then(|table| table.find(token)) else { continue };
-                    let (index, binding) = (token - range.first, &range.attached.binding);
-                    let n = range.count(index).take_all(holder);
+                for at in tokens.iter().map(|token| position(*token)) {
+                    let Some((block, range)) = table.and_then(|table| table.find(at)) else { continue };
+                    let n = block.take_all(at, holder, &self.returns.lock());
                     if n > 0 {
-                        // SAFETY: the count was `n`, so the table owned `n` references to this page
-                        // of the binding.
-                        unsafe { binding.put(index, n) };
+                        // SAFETY: the table owned `n` references to this page of the binding for
+                        // the holder, and this call has removed them from the table.
+                        unsafe { range.binding.put(at - range.base, n) };
                         freed += n;
-                        drained |= binding.drained();
+                        drained |= range.binding.drained();
                     }
                 }
             });
@@ -179,20 +161,5 @@ impl<B: Pages + Clone> Shared<B, Owned> {
             self.release_drained();
         }
         freed
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_count_is_one_holders() {
-        let page = Owned::default();
-        assert!(page.accepts(7) && page.give(7) && !page.give(7));
-        assert!(!page.accepts(8) && !page.take_one(8), "the count belongs to another socket");
-        assert!(page.take_one(7) && page.take_one(7) && !page.take_one(7));
-        assert!(page.accepts(8) && page.give(8) && !page.take_one(7));
-        assert_eq!((page.take_all(7), page.held(), page.take_all(8), page.held()), (0, 1, 1, 0));
     }
 }

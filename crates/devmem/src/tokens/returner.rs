@@ -4,7 +4,7 @@
 //! another order. So a handle is `Clone + Sync`, and a call returns many ranges. Each number comes
 //! from the user and may be invalid: it is ignored and counted.
 
-use super::counts::{Count, Counter};
+use super::counts::{BLOCK, Block, Count, Delivered, ReturnLock, position};
 use super::error::TooManyRanges;
 use super::pages::Pages;
 use super::stats::TokenStats;
@@ -12,7 +12,7 @@ use super::table::{Range, Shared, Table};
 use super::token::{MAX_FRAGMENTS, TokenRange};
 use crate::sync::Arc;
 use std::fmt;
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ptr;
 
 /// A handle that returns a socket's tokens. It can be used on any thread, while other threads
@@ -32,7 +32,7 @@ impl<B: Pages + Clone> Returner<B> {
     /// rest. Tokens that were never received, or were returned as often as received, are ignored
     /// and counted in [`stats`](Self::stats).
     ///
-    /// Costs a critical section and, for each fragment, an atomic operation.
+    /// Costs a critical section and, for each 16 fragments, a lock of the socket's returning threads.
     ///
     /// # Errors
     ///
@@ -68,16 +68,21 @@ impl<B: Pages + Clone> fmt::Debug for Returner<B> {
     }
 }
 
-impl<B: Pages + Clone, K: Counter> Shared<B, K> {
+impl<B: Pages + Clone, K: Delivered> Shared<B, K> {
     /// Returns tokens for `holder`.
     #[inline]
     pub(crate) fn return_tokens(&self, ranges: &[TokenRange], holder: K::Holder) -> Done {
-        let (done, drained) = self.snapshot.read(|table| Call::run(table, ranges, holder));
+        let done = self.snapshot.read(|table| {
+            let Some(table) = table else { return Done::foreign(ranges) };
+            let mut call = Call { table, returns: &self.returns, holder, left: MAX_FRAGMENTS, done: Done::default() };
+            call.run(ranges);
+            call.done
+        });
         if done.foreign | done.excess > 0 {
             self.ignored(done.foreign, done.excess);
         }
         // This is done outside the critical section, so that the bindings are released at once.
-        if drained {
+        if done.drained {
             self.release_drained();
         }
         done
@@ -90,138 +95,190 @@ pub(crate) struct Done {
     pub(crate) freed: u32,
     pub(crate) foreign: u32,
     pub(crate) excess: u32,
-}
-
-/// References that were removed from counts and were not put yet: see [`Call`].
-struct PendingPuts<'c, B> {
-    pages: [MaybeUninit<(&'c B, u32)>; GROUP],
-    len: usize,
-    /// Whether a binding is drained now, to whose pages references were put.
+    /// Whether a binding of which a page was put is drained now.
     drained: bool,
 }
 
-/// The number of ranges that are looked up together, and of references that are put together.
+impl Done {
+    /// The result if there are no ranges of tokens.
+    #[cold]
+    fn foreign(ranges: &[TokenRange]) -> Self {
+        let all = ranges.iter().fold(0, |all: u32, range| all.saturating_add(range.count));
+        Self { foreign: all.min(MAX_FRAGMENTS), ..Self::default() }
+    }
+}
+
+/// The number of fragments that are returned under one lock.
 const GROUP: usize = 16;
 
-impl<'c, B: Pages> PendingPuts<'c, B> {
-    #[inline]
-    fn new() -> Self {
-        Self { pages: [const { MaybeUninit::uninit() }; GROUP], len: 0, drained: false }
-    }
-
-    /// # Safety
-    ///
-    /// The caller owns a reference to page `index`, which this value owns from then on.
-    #[inline]
-    unsafe fn push(&mut self, binding: &'c B, index: u32) {
-        self.pages[self.len].write((binding, index));
-        self.len += 1;
-        if self.len == GROUP {
-            self.put();
-        }
-    }
-
-    #[inline]
-    fn put(&mut self) {
-        let mut last: Option<&B> = None;
-        for page in &self.pages[..mem::take(&mut self.len)] {
-            // SAFETY: the first `len` were written.
-            let (binding, index) = unsafe { page.assume_init() };
-            // SAFETY: the caller of `push` owned this reference.
-            unsafe { binding.put(index, 1) };
-            if let Some(other) = last.replace(binding).filter(|last| !ptr::eq(*last, binding)) {
-                self.drained |= other.drained();
-            }
-        }
-        self.drained |= last.is_some_and(B::drained);
-    }
+/// A token whose block was found.
+struct Found<'c, B, K: Delivered> {
+    block: &'c Block<K>,
+    range: &'c Range<B, K>,
+    /// The position of the token.
+    at: u32,
 }
 
 /// A call that returns tokens.
 ///
-/// Usually another CPU was the last writer of the cache lines of the counts, and of the lines that
-/// a put reads. The CPU executes no later load before an atomic operation has finished. So a call
-/// works in three steps: it looks up the tokens and prefetches the lines of their counts; it
-/// decrements all counts; it puts all references. The cache misses of one step then overlap.
-struct Call<'c, B, K: Counter = Count> {
-    table: Option<&'c Table<B, K>>,
+/// Another CPU was the last writer of the cache lines of `delivered`. So a call works in three
+/// steps, for [`GROUP`] fragments at a time: it looks up the tokens and prefetches the lines; it
+/// removes the references from the table, under the lock; it puts the references. The cache misses
+/// of one step then overlap, and the lock is held for a few nanoseconds.
+struct Call<'c, B, K: Delivered = Count> {
+    table: &'c Table<B, K>,
+    returns: &'c ReturnLock,
     holder: K::Holder,
     /// The number of fragments that the call may still process.
     left: u32,
-    taken: PendingPuts<'c, B>,
     done: Done,
 }
 
-impl<'c, B: Pages, K: Counter> Call<'c, B, K> {
-    /// Runs a call. Returns its result, and whether a binding of which it freed fragments is
-    /// drained now.
+impl<'c, B: Pages, K: Delivered> Call<'c, B, K> {
     #[inline]
-    fn run(table: Option<&'c Table<B, K>>, ranges: &[TokenRange], holder: K::Holder) -> (Done, bool) {
-        let mut call = Call { table, holder, left: MAX_FRAGMENTS, taken: PendingPuts::new(), done: Done::default() };
+    fn run(&mut self, ranges: &[TokenRange]) {
         for ranges in ranges.chunks(GROUP) {
-            let mut found = [None; GROUP];
-            for (TokenRange { start, .. }, found) in ranges.iter().zip(&mut found) {
-                *found = table.and_then(|table| table.find(*start));
-                if let Some(range) = *found {
-                    range.base.prefetch(*start - range.first);
+            if ranges.len() as u32 <= self.left && of_one_token_each(ranges) {
+                match ranges {
+                    [first, _, ..] if are_consecutive(ranges) => self.several(first.start, ranges.len() as u32),
+                    _ => self.single(ranges),
                 }
+            } else {
+                ranges.iter().for_each(|range| self.several(range.start, range.count));
             }
-            ranges.iter().zip(found).for_each(|(range, found)| call.return_tokens(*range, found));
         }
-        call.taken.put();
-        (call.done, call.taken.drained)
     }
 
-    /// Returns as many of the tokens as the call may still process. `found` is the range of the
-    /// first token.
+    /// Returns a token of each of the ranges, of which there are at most [`GROUP`].
     #[inline]
-    fn return_tokens(&mut self, tokens: TokenRange, found: Option<&'c Range<B, K>>) {
-        let count = tokens.count.min(self.left);
+    fn single(&mut self, ranges: &[TokenRange]) {
+        self.left -= ranges.len() as u32;
+        let mut found = [const { MaybeUninit::<Found<'c, B, K>>::uninit() }; GROUP];
+        let (mut len, table) = (0, self.table);
+        for (TokenRange { start: token, .. }, place) in ranges.iter().zip(&mut found) {
+            let at = position(*token);
+            let Some((block, range)) = table.find(at) else { break };
+            block.prefetch(at);
+            place.write(Found { block, range, at });
+            len += 1;
+        }
+        // SAFETY: the first `len` were written.
+        self.put(unsafe { found[..len].assume_init_ref() });
+        // The first token that has no block, and those behind it.
+        ranges[len..].iter().for_each(|range| {
+            self.left += 1;
+            self.several(range.start, 1);
+        });
+    }
+
+    /// Returns as many of `count` tokens from `token` on as the call may still process.
+    #[inline]
+    fn several(&mut self, token: u32, count: u32) {
+        let count = count.min(self.left);
         self.left -= count;
-        match found {
-            Some(range) if count <= range.rest(tokens.start) => self.in_range(range, tokens.start, count),
-            _ => self.beyond(tokens.start, count, found),
+        // There are no tokens after the last number.
+        let mut left = count.min((u32::MAX - token).saturating_add(1));
+        self.done.foreign += count - left;
+        let mut at = position(token);
+        while left > 0 {
+            let n = left.min(BLOCK - at % BLOCK);
+            match self.table.find(at) {
+                Some((block, range)) => self.in_block(block, range, at, n),
+                None => (0..n).for_each(|n| self.ignore(at.wrapping_add(n))),
+            }
+            (at, left) = (at.wrapping_add(n), left - n);
         }
     }
 
-    /// The same for tokens that may be in several ranges, or in none.
-    #[cold]
-    fn beyond(&mut self, mut token: u32, mut count: u32, mut found: Option<&'c Range<B, K>>) {
-        while count > 0 {
-            let n = match found {
-                Some(range) => count.min(range.rest(token)),
-                None => self.table.map_or(count, |table| table.outside(token, count)),
-            };
-            match found {
-                Some(range) => self.in_range(range, token, n),
-                None => self.done.foreign += n,
-            }
-            count -= n;
-            match token.checked_add(n) {
-                Some(next) => token = next,
-                // There are no tokens after the last number.
-                None => {
-                    self.done.foreign += count;
-                    return;
-                }
-            }
-            found = self.table.and_then(|table| table.find(token));
-        }
-    }
-
-    /// Returns `count` tokens from `token` on. All of them must be in the range.
+    /// Returns `n` tokens from the position `at` on, which must be of the block.
     #[inline]
-    fn in_range(&mut self, range: &'c Range<B, K>, token: u32, count: u32) {
-        let (first, mut freed) = (token - range.first, 0);
-        for index in first..first + count {
-            if range.take_one(index, self.holder) {
-                freed += 1;
-                // SAFETY: the count was not 0, so the table owned a reference to this page, and
-                // this thread owns it now.
-                unsafe { self.taken.push(&range.attached.binding, index) };
+    fn in_block(&mut self, block: &Block<K>, range: &Range<B, K>, at: u32, n: u32) {
+        block.prefetch(at);
+        let taken = block.take_each(at, n, self.holder, &self.returns.lock());
+        if taken == u32::MAX >> (u32::BITS - n) {
+            let first = at - range.base;
+            // SAFETY: as in `put`.
+            (first..first + n).for_each(|index| unsafe { range.binding.put(index, 1) });
+            self.done.freed += n;
+            self.done.drained |= range.binding.drained();
+        } else {
+            self.put_some((0..n).map(|n| (range, at + n)), taken);
+        }
+    }
+
+    /// Removes the references to the pages of these tokens from the table, and puts them.
+    #[inline]
+    fn put(&mut self, found: &[Found<'c, B, K>]) {
+        if found.is_empty() {
+            return;
+        }
+        // A bit for each token of which the holder had a reference, that of the last one lowest.
+        let mut taken = 0u32;
+        let locked = self.returns.lock();
+        for Found { block, at, .. } in found {
+            taken = taken << 1 | u32::from(block.take_one(*at, self.holder, &locked));
+        }
+        drop(locked);
+        let all = u32::MAX >> (u32::BITS - found.len() as u32);
+        if taken != all {
+            let last_first = found.iter().rev().map(|found| (found.range, found.at));
+            return self.put_some(last_first, taken);
+        }
+        self.done.freed += found.len() as u32;
+        let mut last = found[0].range;
+        for Found { range, at, .. } in found {
+            // SAFETY: the table owned this reference, and this call owns it since it was removed
+            // from the table. A page that was delivered is one of the range's.
+            unsafe { range.binding.put(*at - range.base, 1) };
+            if !ptr::eq(last, *range) {
+                self.done.drained |= last.binding.drained();
+                last = range;
             }
         }
-        self.done.freed += freed;
-        self.done.excess += count - freed;
+        self.done.drained |= last.binding.drained();
     }
+
+    /// Puts the references of which `taken` has a bit, and counts the other tokens as ignored. The
+    /// lowest bit is that of the first token.
+    #[cold]
+    fn put_some<'r>(&mut self, tokens: impl Iterator<Item = (&'r Range<B, K>, u32)>, taken: u32)
+    where
+        B: 'r,
+        K: 'r,
+    {
+        for (n, (range, at)) in tokens.enumerate() {
+            if taken >> n & 1 == 0 {
+                self.ignore(at);
+                continue;
+            }
+            self.done.freed += 1;
+            // SAFETY: as in `put`.
+            unsafe { range.binding.put(at - range.base, 1) };
+            self.done.drained |= range.binding.drained();
+        }
+    }
+
+    /// Counts the return of the token at a position as ignored.
+    #[cold]
+    fn ignore(&mut self, at: u32) {
+        if self.table.has(at) {
+            self.done.excess += 1;
+        } else {
+            self.done.foreign += 1;
+        }
+    }
+}
+
+/// Whether each of the ranges has one token.
+#[inline]
+fn of_one_token_each(ranges: &[TokenRange]) -> bool {
+    // Without a branch for each, so that the CPU compares several at a time.
+    ranges.iter().fold(0, |differ, range| differ | (range.count ^ 1)) == 0
+}
+
+/// Whether the first token of each range is the next after that of the range before.
+#[inline]
+fn are_consecutive(ranges: &[TokenRange]) -> bool {
+    let first = ranges.first().map_or(0, |range| range.start);
+    (0..).zip(ranges).fold(0, |differ, (n, range)| differ | (range.start ^ first.wrapping_add(n))) == 0
 }

@@ -10,7 +10,10 @@
 //!               a gap here is used only after `next` has wrapped around
 //! ```
 //!
-//! Number 0 is never allocated, so a token that was not filled in is in no range.
+//! Number 0 is never allocated, so a token that was not filled in is in no range. A range begins with
+//! a block of counts, so that each block has tokens of one binding.
+
+use super::counts::BLOCK;
 
 /// One past the last token.
 const END: u64 = 1 << 32;
@@ -36,14 +39,19 @@ impl Space {
 }
 
 fn first_gap(from: u64, pages: u32, taken: impl Iterator<Item = (u32, u32)>) -> Option<u32> {
-    let mut at = from;
+    let mut at = aligned(from);
     for (first, last) in taken {
         if at + u64::from(pages) <= u64::from(first) {
             break;
         }
-        at = at.max(u64::from(last) + 1);
+        at = at.max(aligned(u64::from(last) + 1));
     }
     if at + u64::from(pages) <= END { u32::try_from(at).ok() } else { None }
+}
+
+/// The first number from `at` on that begins a block.
+fn aligned(at: u64) -> u64 {
+    (at - 1).next_multiple_of(u64::from(BLOCK)) + 1
 }
 
 #[cfg(all(test, not(loom)))]
@@ -59,14 +67,14 @@ mod tests {
     fn gaps_wait_for_the_space_to_wrap() {
         let mut space = Space::new();
         assert_eq!(place(&mut space, 10, &[]), Some(1));
-        assert_eq!(place(&mut space, 10, &[]), Some(11));
-        assert_eq!(place(&mut space, 5, &[(11, 20)]), Some(21));
-        let rest = u32::MAX - 25;
-        assert_eq!(place(&mut space, rest, &[(11, 20), (21, 25)]), Some(26));
-        let taken = [(11, 20), (26, u32::MAX)];
-        assert_eq!(place(&mut space, 11, &taken), None);
-        assert_eq!(place(&mut space, 7, &taken), Some(1));
-        assert_eq!(place(&mut space, 4, &[(1, 7), taken[0], taken[1]]), Some(21));
+        assert_eq!(place(&mut space, 10, &[]), Some(17), "a range begins with a block");
+        assert_eq!(place(&mut space, 16, &[(17, 26)]), Some(33));
+        let rest = u32::MAX - 48;
+        assert_eq!(place(&mut space, rest, &[(17, 26), (33, 48)]), Some(49));
+        let taken = [(17, 26), (49, u32::MAX)];
+        assert_eq!(place(&mut space, 17, &taken), None);
+        assert_eq!(place(&mut space, 16, &taken), Some(1));
+        assert_eq!(place(&mut space, 4, &[(1, 16), taken[0], taken[1]]), Some(33));
     }
 
     /// A range can be as large as the whole space, and no range goes beyond the end.
@@ -76,8 +84,8 @@ mod tests {
         assert_eq!(place(&mut space, u32::MAX, &[]), Some(1));
         assert_eq!(place(&mut space, 1, &[(1, u32::MAX)]), None);
         assert_eq!(place(&mut space, u32::MAX, &[]), Some(1));
-        assert_eq!(place(&mut space, u32::MAX - 1, &[]), Some(1));
-        assert_eq!(place(&mut space, 2, &[]), Some(1), "2 do not fit into the last number");
-        assert_eq!(place(&mut space, 1, &[]), Some(3));
+        assert_eq!(place(&mut space, u32::MAX - 15, &[]), Some(1));
+        assert_eq!(place(&mut space, 16, &[]), Some(1), "16 do not fit into the last 15 numbers");
+        assert_eq!(place(&mut space, 1, &[]), Some(17));
     }
 }

@@ -122,128 +122,99 @@
 //! first token is delivered; so a thread that has the token finds the range. The last handle reads
 //! the counts relaxed, because it follows the drops of all other handles.
 
-use super::counts::{Base, Count, Counter, Counts};
+use super::counts::{Block, Count, Counts, Delivered, ReturnLock, position};
+use super::directory::Directory;
 use super::error::DeliverError;
 use super::pages::Pages;
 use super::space::Space;
 use super::stats::TokenStats;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Replaced, Snapshot};
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, Replaced, Snapshot};
 use std::mem;
+use std::ptr::NonNull;
 use std::sync::PoisonError;
 
-/// A binding that the socket has met. The only handle on it that the socket has.
-pub(crate) struct Attached<B, K = Count> {
+/// A binding that the socket has met, and its range of tokens.
+pub(crate) struct Range<B, K: Delivered = Count> {
+    /// The only handle on the binding that the socket has.
     pub(crate) binding: B,
-    pub(crate) counts: Arc<Counts<K>>,
+    /// The position of the token of page 0.
+    pub(crate) base: u32,
+    /// The number of tokens, less one.
+    more: u32,
+    counts: Arc<Counts<K>>,
 }
 
-/// The tokens of a binding.
-///
-/// Invariant: `base` is the address of the attached counts, of which there is one for each token.
-pub(crate) struct Range<B, K = Count> {
-    pub(crate) first: u32,
-    pub(crate) last: u32,
-    pub(crate) base: Base<K>,
-    pub(crate) attached: Arc<Attached<B, K>>,
-}
-
-impl<B, K: Counter> Range<B, K> {
-    /// Takes one from the count of page `index`. Returns false if the holder has none. The page
-    /// must be in the range.
-    #[inline]
-    pub(crate) fn take_one(&self, index: u32, holder: K::Holder) -> bool {
-        self.count(index).take_one(holder)
-    }
-
-    /// The count of page `index`, which must be in the range.
-    #[inline]
-    pub(crate) fn count(&self, index: u32) -> &K {
-        debug_assert!(index <= self.last - self.first);
-        // SAFETY: the invariant; the attached counts exist as long as the range.
-        unsafe { self.base.at(index) }
-    }
-
-    /// The number of tokens from `token` to the end of the range. `token` must be in the range. The
-    /// addition does not overflow, because token 0 is in no range.
-    #[inline]
-    pub(crate) fn rest(&self, token: u32) -> u32 {
-        self.last - token + 1
-    }
-
-    #[inline]
-    fn has(&self, token: u32) -> bool {
-        token.wrapping_sub(self.first) <= self.last - self.first
+impl<B, K: Delivered> Range<B, K> {
+    /// The first and the last token.
+    fn tokens(&self) -> (u32, u32) {
+        (self.base + 1, self.base + 1 + self.more)
     }
 }
 
-impl<B, K> Clone for Range<B, K> {
-    fn clone(&self) -> Self {
-        Self { first: self.first, last: self.last, base: self.base, attached: self.attached.clone() }
-    }
-}
-
-/// The number of parts of an index.
-const PARTS: usize = 64;
+/// The directory of a table. It is an `Arc` of the standard library, because a model has no race for
+/// its count: it is cloned and dropped under a lock, or after a grace period.
+pub(crate) type Blocks<B, K> = Directory<K, Range<B, K>>;
 
 /// The ranges in use, as a thread that looks up a token reads them.
-pub(crate) struct Table<B, K = Count> {
-    ranges: Vec<Range<B, K>>,
-    /// For each part of the space, the range in which the part begins. The space from the first
-    /// token to the last is cut into parts of 2^shift tokens. If the ranges are of similar size,
-    /// one read of the index finds the range of a token, for any number of bindings.
-    index: [u16; PARTS],
-    first: u32,
-    shift: u32,
+///
+/// Invariant: the directory has the blocks of these ranges only.
+pub(crate) struct Table<B, K: Delivered = Count> {
+    ranges: Box<[Arc<Range<B, K>>]>,
+    directory: Blocks<B, K>,
 }
 
-impl<B, K: Counter> Table<B, K> {
-    fn new(ranges: &[Range<B, K>]) -> Self {
-        let (first, last) = (ranges.first().map_or(0, |r| r.first), ranges.last().map_or(0, |r| r.last));
-        // The parts are so large that the last token is in the last part or before it.
-        let shift = (u32::BITS - (last - first).leading_zeros()).saturating_sub(PARTS.ilog2());
-        let index = std::array::from_fn(|part| {
-            let begin = u64::from(first) + ((part as u64) << shift);
-            let upto = ranges.partition_point(|range| u64::from(range.first) <= begin);
-            u16::try_from(upto.saturating_sub(1)).unwrap_or(u16::MAX)
-        });
-        Self { ranges: ranges.to_vec(), index, first, shift }
-    }
-
-    /// The range that `token` is in.
+impl<B, K: Delivered> Table<B, K> {
+    /// The block of the token at a position, and its range. `None` if no page of the block was ever
+    /// delivered. The token may be behind the end of the range, because a block has 16 tokens.
     #[inline]
-    pub(crate) fn find(&self, token: u32) -> Option<&Range<B, K>> {
-        let part = (token.wrapping_sub(self.first) >> self.shift) as usize % PARTS;
-        match self.ranges.get(self.index[part] as usize) {
-            Some(range) if range.has(token) => Some(range),
-            _ => self.search(token),
-        }
+    pub(crate) fn find(&self, at: u32) -> Option<(&Block<K>, &Range<B, K>)> {
+        // SAFETY: the range is one of this table (the invariant), and owns the block.
+        self.directory.find(at).map(|entry| unsafe { (entry.block().as_ref(), entry.of().as_ref()) })
     }
 
-    fn search(&self, token: u32) -> Option<&Range<B, K>> {
-        let upto = self.ranges.partition_point(|range| range.first <= token);
-        self.ranges.get(upto.wrapping_sub(1)).filter(|range| range.has(token))
-    }
-
-    /// Returns how many of the `count` tokens from `token` on are in no range before the next range
-    /// begins. `token` itself must be in no range.
+    /// Whether the token at a position is in a range.
     #[cold]
-    pub(crate) fn outside(&self, token: u32, count: u32) -> u32 {
-        let next = self.ranges.iter().find(|range| range.first > token);
-        next.map_or(count, |range| count.min(range.first - token))
+    pub(crate) fn has(&self, at: u32) -> bool {
+        let upto = self.ranges.partition_point(|range| range.base <= at);
+        self.ranges.get(upto.wrapping_sub(1)).is_some_and(|range| at - range.base <= range.more)
     }
 }
 
 /// The ranges in use, in order, and the place of the next one.
-struct Ranges<B, K> {
-    live: Vec<Range<B, K>>,
+struct Ranges<B, K: Delivered> {
+    live: Vec<Arc<Range<B, K>>>,
     space: Space,
+    /// The directory of the current table. It has room for more blocks.
+    directory: Blocks<B, K>,
+    /// The number of blocks in the directory.
+    blocks: usize,
 }
+
+impl<B: Pages, K: Delivered> Ranges<B, K> {
+    fn table(&self) -> Table<B, K> {
+        Table { ranges: self.live.iter().cloned().collect(), directory: self.directory.clone() }
+    }
+
+    /// Makes a directory of the blocks of all ranges, with room for as many further blocks.
+    fn rebuild(&mut self) {
+        self.blocks = self.live.iter().map(|range| range.counts.len()).sum();
+        let directory = Directory::with_room((2 * self.blocks).max(FIRST));
+        for range in &self.live {
+            range.counts.each_block(|index, block| directory.add(range.base + index, block, NonNull::from(&**range)));
+        }
+        self.directory = directory;
+    }
+}
+
+/// The blocks for which the first directory has room.
+const FIRST: usize = if cfg!(loom) { 1 } else { 2 };
 
 /// The state that all handles of a token table share.
 ///
-/// Invariant: if a count of a range is n, the table owns n references to the page. A thread that
-/// decrements a count owns that reference.
-pub(crate) struct Shared<B: Pages, K: Counter = Count> {
+/// Invariant: the table owns `delivered - returned` references to each page of a range, modulo
+/// 2^32. A thread that adds to `returned` owns as many references.
+#[repr(C)]
+pub(crate) struct Shared<B: Pages, K: Delivered = Count> {
     /// The ranges in use, as returning threads read them.
     pub(crate) snapshot: Snapshot<Table<B, K>>,
     /// The same ranges, as threads that change them lock them. No user code runs while the lock is
@@ -251,55 +222,97 @@ pub(crate) struct Shared<B: Pages, K: Counter = Count> {
     ranges: Mutex<Ranges<B, K>>,
     foreign: AtomicU64,
     excess: AtomicU64,
+    /// Held while `returned` of a block is written. It is in another cache line than `snapshot`,
+    /// because each returning thread writes it, and each reads `snapshot`.
+    pub(crate) returns: ReturnLock,
 }
 
-impl<B: Pages + Clone, K: Counter> Shared<B, K> {
+impl<B: Pages + Clone, K: Delivered> Shared<B, K> {
     pub(crate) fn new() -> Self {
+        let (live, space, directory) = (Vec::new(), Space::new(), Directory::with_room(FIRST));
         Self {
             snapshot: Snapshot::new(),
-            ranges: Mutex::new(Ranges { live: Vec::new(), space: Space::new() }),
+            ranges: Mutex::new(Ranges { live, space, directory, blocks: 0 }),
             foreign: AtomicU64::new(0),
             excess: AtomicU64::new(0),
+            returns: ReturnLock::default(),
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Ranges<B, K>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Assigns a range to a binding from which the socket has not received before. The binding must
-    /// have pages. Only the receiver calls this; `number` is its number for the binding.
+    /// have pages. Only the receiver calls this. Returns the position of the first token, the
+    /// counts, and the current directory.
     #[cold]
-    pub(crate) fn attach(&self, binding: &B, number: usize) -> Result<(u32, Arc<Counts<K>>), DeliverError> {
+    pub(crate) fn attach(&self, binding: &B) -> Result<(u32, Arc<Counts<K>>, Blocks<B, K>), DeliverError> {
         self.release_drained();
-        let pages = binding.pages();
-        let counts = Arc::new(Counts::new(pages, number)?);
-        let attached = Arc::new(Attached { binding: binding.clone(), counts: counts.clone() });
-        let (first, replaced) = {
-            let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-            let Ranges { live, space } = &mut *ranges;
-            let Some(first) = space.place(pages, live.iter().map(|r| (r.first, r.last))) else {
-                let taken = live.iter().map(|r| u64::from(r.last - r.first) + 1).sum();
-                let exhausted = DeliverError::Exhausted { binding: binding.id(), pages, bindings: live.len(), taken };
-                drop(ranges);
-                return Err(exhausted);
-            };
-            let at = live.partition_point(|r| r.first < first);
-            live.insert(at, Range { first, last: first + (pages - 1), base: counts.base(), attached });
-            (first, self.snapshot.replace(Table::new(live)))
+        let (pages, counts, binding) = (binding.pages(), Arc::new(Counts::new()), binding.clone());
+        let mut ranges = self.lock();
+        let Ranges { live, space, .. } = &mut *ranges;
+        let Some(first) = space.place(pages, live.iter().map(|range| range.tokens())) else {
+            let taken = live.iter().map(|r| u64::from(r.more) + 1).sum();
+            let exhausted = DeliverError::Exhausted { binding: binding.id(), pages, bindings: live.len(), taken };
+            drop(ranges);
+            return Err(exhausted);
         };
+        let base = position(first);
+        let at = live.partition_point(|range| range.base < base);
+        if live.is_empty() {
+            // Most sockets receive from one binding.
+            live.reserve_exact(1);
+        }
+        live.insert(at, Arc::new(Range { binding, base, more: pages - 1, counts: counts.clone() }));
+        let directory = ranges.directory.clone();
+        let replaced = self.snapshot.replace(ranges.table());
+        drop(ranges);
         drop(replaced);
-        Ok((first, counts))
+        Ok((base, counts, directory))
+    }
+
+    /// Makes the block of a page of the range that begins at `base`. Only the receiver calls
+    /// this. Returns the block and the current directory.
+    #[cold]
+    pub(crate) fn add_block(
+        &self,
+        base: u32,
+        counts: &Counts<K>,
+        index: u32,
+    ) -> Result<(NonNull<Block<K>>, Blocks<B, K>), DeliverError> {
+        let block = counts.add(index)?;
+        let mut ranges = self.lock();
+        let mut replaced = None;
+        if ranges.blocks == ranges.directory.room() {
+            ranges.rebuild();
+            replaced = Some(self.snapshot.replace(ranges.table()));
+        } else if let Ok(at) = ranges.live.binary_search_by_key(&base, |range| range.base) {
+            ranges.directory.add(base + index, block, NonNull::from(&*ranges.live[at]));
+            ranges.blocks += 1;
+        }
+        let directory = ranges.directory.clone();
+        drop(ranges);
+        drop(replaced);
+        Ok((block, directory))
     }
 
     /// Drops the handles on drained bindings. Returns how many there were. The calling thread
     /// releases the bindings, or the last thread that leaves a critical section does.
     #[cold]
     pub(crate) fn release_drained(&self) -> usize {
-        let mut gone: Vec<Range<B, K>> = Vec::new();
-        let replaced: Option<Replaced<Table<B, K>>> = {
-            let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-            // There is no reference to a page of a drained binding, and there never will be one, so
-            // no count is above 0.
-            gone.extend(ranges.live.extract_if(.., |r| r.attached.binding.drained()));
-            if gone.is_empty() { None } else { Some(self.snapshot.replace(Table::new(&ranges.live))) }
+        let mut gone: Vec<Arc<Range<B, K>>> = Vec::new();
+        let mut ranges = self.lock();
+        // There is no reference to a page of a drained binding, and there never will be one, so the
+        // table holds none.
+        gone.extend(ranges.live.extract_if(.., |range| range.binding.drained()));
+        let replaced: Option<Replaced<Table<B, K>>> = if gone.is_empty() {
+            None
+        } else {
+            ranges.rebuild();
+            Some(self.snapshot.replace(ranges.table()))
         };
+        drop(ranges);
         drop(replaced);
         gone.len()
     }
@@ -312,24 +325,24 @@ impl<B: Pages + Clone, K: Counter> Shared<B, K> {
     }
 
     pub(crate) fn stats(&self) -> TokenStats {
-        let ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.lock();
         TokenStats {
             foreign: self.foreign.load(Ordering::Relaxed),
             excess: self.excess.load(Ordering::Relaxed),
             bindings: ranges.live.len(),
-            bytes: ranges.live.iter().map(|r| r.attached.counts.bytes()).sum(),
+            bytes: ranges.live.iter().map(|range| range.counts.len() * size_of::<Block<K>>()).sum(),
         }
     }
 }
 
 /// Closes the table when the last handle is dropped: no other thread receives or returns tokens.
-impl<B: Pages, K: Counter> Drop for Shared<B, K> {
+impl<B: Pages, K: Delivered> Drop for Shared<B, K> {
     fn drop(&mut self) {
         let live = mem::take(&mut self.ranges.lock().unwrap_or_else(PoisonError::into_inner).live);
-        for Attached { binding, counts } in live.iter().map(|r| &*r.attached) {
+        for Range { binding, counts, .. } in live.iter().map(|range| &**range) {
             // SAFETY: the table owns these references (the invariant) and puts each once; the
             // page is one of the binding's.
-            counts.held(|index, n| unsafe { binding.put(index, n) });
+            counts.each_held(|index, n| unsafe { binding.put(index, n) });
         }
     }
 }

@@ -15,7 +15,10 @@
 //! trusted: if a page was not delivered, or is returned more often than it was delivered, the
 //! return is ignored and counted.
 
-use crate::tokens::{Counter, Counts, DeliverError};
+mod held;
+
+use crate::tokens::DeliverError;
+use held::HeldCounts;
 use netmem_pool::{Frag, Memory, Provider, RawPage, Region, RegionProvider};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::fmt;
@@ -64,7 +67,7 @@ pub struct AreaStats {
 struct Area<M: Memory> {
     supply: Arc<RegionProvider<M>>,
     /// Invariant: if a count is n, the user holds n references to the page.
-    held: Counts,
+    held: HeldCounts,
     ring: Mutex<Consumer<u64>>,
     closed: AtomicBool,
     delivered: AtomicU64,
@@ -96,8 +99,7 @@ impl<M: Memory> Area<M> {
     /// Drops one of the user's references to a page. Returns false if the user holds none. The page
     /// must be in the region.
     fn take_one(&self, index: u32) -> bool {
-        // SAFETY: the callers pass the index of a page of the region; the area owns the counts.
-        let taken = unsafe { self.held.base().at(index) }.take_one(());
+        let taken = self.held.take_one(index);
         if taken {
             // SAFETY: the count was not 0, so the user held a reference (the invariant), and this
             // thread owns it now.
@@ -114,7 +116,7 @@ impl<M: Memory> Area<M> {
         // Because of the two fences, a delivery either sees `closed` and removes its count itself,
         // or has counted before the loop below reads the counts. If both are true, one of the two
         // removes the count, because the exchange is atomic.
-        self.held.held(|index, n| {
+        self.held.each(|index, n| {
             (0..n).for_each(|_| {
                 self.take_one(index);
             });
@@ -148,7 +150,7 @@ impl<M: Memory> AreaProvider<M> {
     pub fn new(region: Region<M>, entries: usize) -> Result<(Arc<Self>, RefillRing<M>), DeliverError> {
         let (producer, consumer) = RingBuffer::new(entries.max(1));
         let area = Arc::new(Area {
-            held: Counts::new(region.pages(), 0)?,
+            held: HeldCounts::new(region.pages())?,
             supply: RegionProvider::new(region),
             ring: Mutex::new(consumer),
             closed: AtomicBool::new(false),
@@ -178,9 +180,7 @@ impl<M: Memory> AreaProvider<M> {
         let page = u64::from(index) * area.supply.page_size() as u64;
         let buffer = Buffer { offset: page + frag.offset() as u64, len: frag.len() as u32 };
         let _ = frag.into_count();
-        // SAFETY: the index is that of a page of the region, and the area has a count for each
-        // page.
-        unsafe { area.held.base().mark(index) }.give(1);
+        area.held.add_one(index);
         fence(Ordering::SeqCst);
         if area.closed.load(Ordering::Relaxed) {
             area.take_one(index);

@@ -25,12 +25,13 @@
 //!
 //! A fragment in device memory is delivered as an offset in a binding and a [`Token`]. A token is a
 //! number that is valid on one socket only. Returning the token drops the reference to the page.
-//! A token is the first number of its binding's range plus the page's index, and the socket has a
-//! count for each page. So a return searches no tree, and no thread waits.
+//! A token is the first number of its binding's range plus the page's index. For each page the socket
+//! has two numbers: how often it was delivered, and how often it was returned. So a receive is a
+//! store, and the threads that return tokens take a lock of their own, once for 16 tokens.
 //!
 //! ```text
-//!   TokenTable (&mut)     receive: reserve ... reserve, commit    an atomic addition for each page
-//!   Returner (any thread) return_tokens(ranges)               an atomic exchange for each fragment
+//!   TokenTable (&mut)     receive: reserve ... reserve, commit    a store for each fragment
+//!   Returner (any thread) return_tokens(ranges)                   a lock for each 16 fragments
 //!   the last handle       drop: all pages that are held are returned
 //! ```
 //!

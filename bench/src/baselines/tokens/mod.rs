@@ -6,7 +6,7 @@
 //! | [`LockedEach`] | the same | the lock for each fragment | the lock for each fragment |
 //! | [`HashedCounts`] | a number for the page | the lock for each 16, a hash map of counts | the same |
 //! | [`RcuCounts`] | a number for the page | a tree of counters, by RCU | the same, and an atomic decrement |
-//! | [`Ranges`] | a number for the page | an atomic addition | an atomic decrement |
+//! | [`Ranges`] | a number for the page | a store | a lock of the returning threads for each 16; pages put after it |
 //!
 //! All of them ignore tokens that were not received, and put a page once for each time it was
 //! received. The map of ids is as lean as such a map can be: bitmaps over leaves of 64 that are

@@ -5,7 +5,7 @@ use super::niovs::Niovs;
 use netmem_devmem::{Returner, TokenRange, TokenTable};
 use std::sync::Arc;
 
-/// A range for each binding, a count for each page: `netmem_devmem`.
+/// A range for each binding, two numbers for each page: `netmem_devmem`.
 #[derive(Debug)]
 pub struct Ranges;
 

@@ -8,9 +8,9 @@
 //!                               which opens the window and wakes the stack
 //! ```
 //!
-//! When the stream receives from a page whose count was 0, it adds the token to a list. When the
-//! stream is dropped, it passes the list to the account. So closing the account reads only the
-//! counts in this list, and not the whole table. When the list is twice as long as after its last
+//! When the stream receives a page, it adds the token to a list. When the stream is dropped, it passes
+//! the list to the account. So closing the account reads only the counts of this list, and not the
+//! whole table. When the list is twice as long as after its last
 //! shortening, it is shortened to the tokens that are still held. So shortening costs constant time
 //! for each token.
 
@@ -91,7 +91,7 @@ impl DeliveredTokens {
         Self { tokens: Vec::new(), most: FIRST }
     }
 
-    /// Adds the token of a page whose count was 0 before.
+    /// Adds the token of a page that was received.
     #[inline]
     pub(crate) fn push<C: BindingCount>(&mut self, token: u32, account: &Account<C>) {
         self.tokens.push(token);
@@ -203,7 +203,8 @@ impl<C: BindingCount> StreamReturner<C> {
     ///
     /// If the peer's window was closed because pages were missing, the stack is woken to open it.
     ///
-    /// Costs a critical section, an atomic operation for each fragment, and two for the call.
+    /// Costs a critical section, a lock of the stack's returning threads for each 16 fragments, and two
+    /// atomic operations for the call.
     ///
     /// # Errors
     ///

@@ -214,7 +214,7 @@ impl<C: BindingCount, M: PeerMemory> DeviceStream<C, M> {
     /// one extent.
     ///
     /// If `out` has no entry for a piece, the piece stays queued without a token, and the next call
-    /// receives it. Costs an atomic operation for each page.
+    /// receives it. Costs a store for each page.
     ///
     /// # Errors
     ///

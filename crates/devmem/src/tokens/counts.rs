@@ -83,7 +83,7 @@ pub(crate) struct Block<K> {
 }
 
 impl<K: Delivered> Block<K> {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { delivered: std::array::from_fn(|_| K::default()), returned: std::array::from_fn(|_| AtomicU32::new(0)) }
     }
 
@@ -171,8 +171,8 @@ fn take_one<K: Delivered>(delivered: &K, returned: &AtomicU32, holder: K::Holder
 /// The proof that the calling thread holds the lock of the returning threads.
 pub(crate) struct Locked<'l>(#[allow(dead_code, reason = "it is held, not read")] MutexGuard<'l, ()>);
 
-/// The lock of the threads that return tokens of a table. It is held for at most [`GROUP`]
-/// tokens, and no user code runs while it is held.
+/// The lock of the threads that return tokens of a table. It is held for at most 16 tokens, and no
+/// user code runs while it is held.
 #[derive(Default)]
 pub(crate) struct ReturnLock(Mutex<()>);
 

@@ -1,4 +1,4 @@
-//! The token table: how a user returns pages of device memory, on any thread, without a lock.
+//! The token table: how a user returns pages of device memory, on any thread.
 //!
 //! A user cannot return a page by dropping a value, as it does with host memory, if it only has a
 //! number. The numbers of Linux's `SO_DEVMEM_DONTNEED` are keys of a map under a lock. Here a token
@@ -10,10 +10,11 @@
 //! | `token.rs`, `error.rs`, `stats.rs` | the types of the interface |
 //! | `pages.rs` | what a binding must provide |
 //! | `space.rs` | which numbers a binding gets |
-//! | `counts.rs` | a count for each page, for one socket |
-//! | `owned.rs` | a count for each page, for one of the streams of a stack |
+//! | `counts.rs` | two numbers for each page, in blocks; the lock of the returning threads |
+//! | `owned.rs` | the number of deliveries with its socket, for the streams of a stack |
+//! | `directory.rs` | which block has the numbers of a token's page |
 //! | `table.rs` | the ranges, shared by all handles; their theory, and the end of the table |
-//! | `receive.rs` | the handle of the one receiver, which adds to counts |
+//! | `receive.rs` | the handle of the one receiver, which counts deliveries |
 //! | `returner.rs` | the handles of threads that return tokens |
 //! | `model*.rs` | models of the races, for loom |
 

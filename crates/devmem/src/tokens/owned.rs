@@ -1,79 +1,67 @@
-//! Counts of pages in the table that the streams of a stack share. Each count belongs to one
-//! socket.
+//! The number of deliveries of a page in the table that the streams of a stack share, with the socket
+//! that holds the page.
 //!
 //! ```text
-//!   63     holder     32 31      count      0
-//!   │ socket's number   │ references held     │       if the count is 0, it belongs to no socket
+//!   63     holder     32 31    delivered     0
+//!   │ socket's number   │ wraps around at 2^32 │     if it equals `returned`, no socket holds the page
 //! ```
 //!
 //! A page has payload of one frame, and so of one connection. If another socket returns the token
-//! of the page, the return finds a different socket number, and is ignored. Only the stack's thread
-//! adds to counts. If this thread finds a count of 0, or a count of the socket that it delivers to,
-//! no other thread changes that before this thread adds. So a count of 0 is overwritten by a plain
-//! store, which costs no atomic read-modify-write.
+//! of the page, the return finds a different socket number, and is ignored. Without that number, a
+//! late return of one socket would free a page that another one holds.
 //!
-//! The theory of [`table`](super::table) holds here, too: if a count is n, the table owns n
-//! references to the page. In addition, the word contains the number of the socket that holds them:
+//! The theory of [`table`](super::table) holds here, too: the stack's thread is the receiver, and
+//! the table owns `delivered - returned` references to a page. They belong to the socket whose
+//! number is in the word:
 //!
 //! ```text
-//!            give(7): store                 give(7): + 1
-//!   0 held ────────────────► 7 holds one ────────────────► 7 holds two
-//!     ▲                        │      ▲                      │     │
-//!     │      take_one(7)       │      └──── take_one(7) ─────┘     │
-//!     ├────────────────────────┘                                   │
-//!     └──────────────── take_all(7): the end of account 7 ─────────┘
+//!                 deliver(7)                   deliver(7)
+//!   no holder ────────────────► 7 holds one ────────────────► 7 holds two
+//!     ▲                           │      ▲                      │     │
+//!     │      a return of 7        │      └──── a return of 7 ───┘     │
+//!     ├───────────────────────────┘                                   │
+//!     └──────────────── take_all(7): the end of account 7 ────────────┘
 //! ```
+//!
+//! The stack's thread changes the socket's number only if no socket holds the page. It reads
+//! `returned`, which the returning CPU wrote last, only if the number differs from that of the socket
+//! to which it delivers.
 //!
 //! # The races
 //!
 //! Each has a model of the same name in `model_owned.rs`.
 //!
-//! **Return against return.** Two threads return a token that their socket received once.
-//! `take_one` is a compare-and-swap from a count of this socket, so only one of the threads
-//! succeeds.
+//! **Return against return.** As in the table.
 //!
-//! **Return against the next fragment of the page.** A page can have two fragments of one socket. A
-//! return may come after the stack's thread has read the word and before it adds. Then it adds to a
-//! count of 0. The count still belongs to the same socket, because the socket's number stays in the
-//! word.
-//!
-//! ```text
-//!   return, socket 7                        the stack's thread
-//!   finds (7, 1)
-//!                                           give(7) finds (7, 1), so it adds
-//!   exchange (7, 1) -> (7, 0)
-//!                                           (7, 0) + 1 = (7, 1): the count was 0,
-//!                                           so the token is listed again
-//! ```
+//! **Return against the next fragment of the page.** A page can have two fragments of one socket. As
+//! in the table: the two write different numbers. The socket's number stays the same.
 //!
 //! **Return against the next socket.** The page was returned, and then received payload of another
-//! socket. A late return of the first socket had found its own number. Its exchange fails, it reads
-//! the word again, and finds the number of the other socket.
+//! socket. A late return of the first socket finds the whole word from before or after the delivery:
+//! its own number and `delivered` equal to `returned`, or the other socket's number. Both are
+//! ignored.
 //!
 //! ```text
 //!   return, socket 7               return, socket 7            the stack's thread
-//!   finds (7, 1)
-//!                                  exchange (7, 1) -> (7, 0)
+//!                                  lock, (7, 1), returned 0 -> 1, unlock
 //!                                  the page is returned
-//!                                                              give(8) finds 0, stores (8, 1)
-//!   exchange (7, 1) fails: (8, 1)
-//!   the count of another socket: ignored
+//!   lock
+//!   (7, 1), returned 1: ignored                                deliver(8) stores (8, 2)
+//!   unlock
 //! ```
 //!
-//! **A guess against the store.** A thread that returns a token while the count is 0 writes
-//! nothing. So the store of the stack's thread overwrites no change of another thread. The guess
-//! finds either a count of 0, or the whole word (8, 1).
+//! **A guess against the store.** The guess finds the word from before, whose number of deliveries
+//! equals `returned`, or the whole word (8, 2).
 //!
 //! **The end of an account against the next socket.** For each page in the list of the account, the
 //! end removes everything that the account holds. The list may contain pages that the account does
-//! not hold any more. The count of another socket is left as it is.
+//! not hold any more. What another socket holds is left as it is.
 //!
 //! # Memory ordering
 //!
-//! The ordering is that of the table: `give` is a release, and `take_one` and `take_all` are
-//! acquires. The store is a release, too. The store begins a new release sequence. This is correct,
-//! because the page was returned before: the pool orders all earlier accesses before those of the
-//! thread that allocates the page next.
+//! The ordering is that of the table. If the stack's thread finds that no socket holds a page, it
+//! reads `returned` relaxed: the page was returned to its pool after that store, and the pool orders
+//! all earlier accesses before those of the thread that allocates the page next.
 
 use super::counts::{Block, Delivered, position};
 use super::pages::Pages;
@@ -161,5 +149,26 @@ impl<B: Pages + Clone> Shared<B, Owned> {
             self.release_drained();
         }
         freed
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::tokens::counts::ReturnLock;
+
+    #[test]
+    fn a_page_is_one_holders() {
+        let (page, lock) = (Block::<Owned>::new(), ReturnLock::default());
+        let take = |holder| page.take_one(3, holder, &lock.lock());
+        assert!(page.accepts(3, 7) && !take(7), "nothing was delivered");
+        page.deliver(3, 7);
+        page.deliver(3, 7);
+        assert!(page.accepts(3, 7) && !page.accepts(3, 8) && !take(8), "it belongs to another socket");
+        assert_eq!([take(7), take(7), take(7)], [true, true, false]);
+        assert!(page.accepts(3, 8));
+        page.deliver(3, 8);
+        assert!(!take(7) && page.held(3) == 1 && page.held(4) == 0);
+        assert_eq!([7, 8, 8].map(|holder| page.take_all(3, holder, &lock.lock())), [0, 1, 0]);
     }
 }

@@ -1,8 +1,9 @@
 //! The receive side of a socket's token table.
 //!
 //! A socket has one receiver, so this side needs no lock: it keeps a list of its own of the ranges,
-//! with a hint for each binding, and locks the shared table only for a binding that it has not met.
-//! A count is incremented last, when the delivery can no longer fail.
+//! and the last ones that it used by the bindings' ids. It locks the shared table only for a binding
+//! that it has not met, and for pages whose block does not exist yet. A fragment is counted last,
+//! when its delivery can no longer fail.
 
 use super::counts::{Block, Count, Counts, Delivered};
 use super::directory::Directory;
@@ -192,8 +193,7 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         if let Some(entry) = self.directory.find(at) {
             return Ok(Place { at, block: entry.block() });
         }
-        let (block, directory) = self.shared.add_block(known.base, &known.counts, index)?;
-        self.directory = directory;
+        let block = self.shared.add_block(known.base, &known.counts, index, &mut self.directory)?;
         Ok(Place { at, block })
     }
 
@@ -202,8 +202,7 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         if index >= pages {
             return Err(DeliverError::NoSuchPage { binding: binding.id(), index, pages });
         }
-        let (base, counts, directory) = self.shared.attach(binding)?;
-        self.directory = directory;
+        let (base, counts) = self.shared.attach(binding, &mut self.directory)?;
         if idle {
             // If this list is the only holder of the counts, their range was removed.
             self.recent = [Recent::default(); RECENT];
@@ -347,7 +346,7 @@ mod tests {
     fn before_the_wrap(device: &Device) -> TokenTable<Device> {
         let mut table = TokenTable::new();
         receive(&mut table, device, &[3]);
-        let place = table.ranges.find(device, 3, true).unwrap();
+        let Ok(place) = table.ranges.find(device, 3, true) else { unreachable!("the binding has a page 3") };
         // SAFETY: the table keeps the block.
         unsafe { place.block.as_ref() }.start_at(place.at, u32::MAX - 1);
         table

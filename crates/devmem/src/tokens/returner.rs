@@ -163,7 +163,7 @@ impl<'c, B: Pages, K: Delivered> Call<'c, B, K> {
             len += 1;
         }
         // SAFETY: the first `len` were written.
-        self.put(unsafe { found[..len].assume_init_ref() });
+        self.put(unsafe { std::slice::from_raw_parts(found.as_ptr().cast(), len) });
         // The first token that has no block, and those behind it.
         ranges[len..].iter().for_each(|range| {
             self.left += 1;

@@ -12,7 +12,6 @@ pub struct TokenStats {
     pub excess: u64,
     /// The number of bindings that have a range of tokens.
     pub bindings: usize,
-    /// Bytes of counts in use: those of each group of 1024 pages from which at least one page was
-    /// received.
+    /// Bytes of counts: those of each group of 16 pages from which at least one page was received.
     pub bytes: usize,
 }

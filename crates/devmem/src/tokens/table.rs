@@ -2,91 +2,105 @@
 //! the end of the table.
 //!
 //! Why not a map of tokens? Linux keeps the fragments of a socket in an xarray under a lock: each
-//! delivery inserts, each return removes, and all threads that return take turns. A user returns
-//! millions of fragments per second, on many threads. Here a token is an index, so that a return is
-//! one exchange of the count of its page.
+//! delivery inserts, each return removes, and the receiver takes turns with all threads that
+//! return. A user returns millions of fragments per second, on many threads. Here a token is an
+//! index, and each page has two numbers: how often it was *delivered* and how often it was
+//! *returned*. The receiver writes the first one by a plain store and never locks. The returning
+//! threads write the second one under a lock of their own, which a call holds once for 16 tokens.
+//! So no token costs an atomic read-modify-write.
 //!
 //! A socket has a 32-bit space of tokens. When the socket receives from a binding for the first
-//! time, it assigns the binding a range of this space, with one number for each page. For each page
-//! the socket counts how often it has delivered the page. A return decrements the count of its
-//! page, and puts one reference to the page.
+//! time, it assigns the binding a range of this space, with one number for each page. The numbers of
+//! 16 pages are a block ([`counts`](super::counts)), and a directory finds the block of a token
+//! ([`directory`](super::directory)).
 //!
 //! ```text
-//!   token      range (first ..= last, binding)    page = token - first    count of the page
-//!   1042  ──►  1 ..= 5000, binding 7         ──►  1041               ──►  2: delivered twice more
-//!              5001 ..= 9096, binding 9                                   than returned
+//!   token     block (16 tokens)       its range                      page = token - first
+//!   1042  ──► 65: tokens 1041..=1056  1 ..= 5000, binding 7    ──►   1041: delivered 9, returned 7
+//!                                     5009 ..= 9104, binding 9
 //! ```
 //!
-//! The invariant: **if a count is n, the table owns n references to the page.** What can happen to
-//! a page of a socket:
+//! The invariant: **the table owns `delivered - returned` references to a page**, modulo 2^32. Both
+//! numbers wrap around. Their difference does not: each unit is a reference to the page, and the
+//! page's own count is no wider. What can happen to a page of a socket:
 //!
 //! ```text
-//!             reserve            commit: count += n             return: count -= 1, if not 0
-//!   unknown ──────────► 0 held ────────────────────► n held ─────────────────────► n - 1 held
-//!               ▲         │ drained: the range           the last handle is dropped:
-//!               └─────────┘ is removed                   all counted references are put
+//!             reserve             commit: delivered += 1         return, if they differ: returned += 1
+//!   unknown ──────────► equal ─────────────────────────► n held ─────────────────────────► n - 1 held
+//!               ▲         │ drained: the range              the last handle is dropped:
+//!               └─────────┘ is removed                      delivered - returned are put
 //! ```
 //!
 //! | handle | how many | what it may do |
 //! | --- | --- | --- |
-//! | the receiver, `&mut TokenTable` | one | make ranges, add to counts |
-//! | a `Returner`, `Clone + Sync` | any number | decrement counts that are not 0 |
+//! | the receiver, `&mut TokenTable` | one | make ranges and blocks, add to `delivered` |
+//! | a `Returner`, `Clone + Sync` | any number | add to `returned`, under the lock, up to `delivered` |
 //! | the last handle | alone | everything |
 //!
 //! There is one receiver, so two receives never race. The end of the table races with nothing,
-//! because every returning thread has a handle.
+//! because every returning thread has a handle. If the kernel preempts a thread that holds the lock,
+//! other returning threads wait for it, and the receiver does not. Pages are put after the lock is
+//! released, so no code of a binding runs under it.
 //!
 //! # The races
 //!
-//! **Return against return.** Two threads return a token that was received once. The decrement is a
-//! compare-and-swap from a number that is not 0, so only one of the two threads succeeds.
+//! **Return against return.** Two threads return a token that was received once. The second one
+//! finds equal numbers. It reads `delivered` under the lock, and not before: the first thread may
+//! have seen a later number, and `returned` may have passed the earlier one.
 //!
 //! ```text
 //!   return                                  return
-//!   count is 1
-//!                                           count is 1
-//!                                           exchange(1 -> 0), puts the page
-//!   exchange(1 -> 0) fails: 0
-//!   in excess, ignored
+//!   lock
+//!   delivered 1, returned 0 -> 1
+//!   unlock, puts the page                   lock
+//!                                           delivered 1, returned 1: in excess, ignored
+//!                                           unlock
 //! ```
 //!
-//! **Return against receive of the same page.** Each of the two changes the count by one atomic
-//! operation, so neither change is lost. If the exchange of the return fails because of the
-//! receive, the return reads the count again, and finds a larger one.
+//! **Return against receive of the same page.** The two write different numbers, so neither change
+//! is lost. The return sees `delivered` from before or after the receive. If it is from before, the
+//! token that the receive delivers is returned later.
 //!
 //! ```text
 //!   return                                  receive
-//!   count is 1
-//!                                           count += 1            (2)
-//!   exchange(1 -> 0) fails: 2
-//!   exchange(2 -> 1), puts one reference
+//!   lock
+//!   delivered 1
+//!                                           delivered 1 -> 2
+//!   returned 0 -> 1
+//!   unlock, puts one reference
 //! ```
 //!
 //! **A guess against the first receive.** A user can guess a token, and return it before the socket
-//! has delivered it. Before the addition of the commit, the count is 0 or there is no range, so the
-//! return is ignored. After the addition, the table owns the reference, and the user may return it
+//! has delivered it. Before the store of the commit, the numbers are equal or there is no block, so
+//! the return is ignored. After the store, the table owns the reference, and the user may return it
 //! at once.
 //!
 //! ```text
 //!   return                                  receive
-//!                                           reserve: range, count 0
-//!   count is 0: ignored
+//!                                           reserve: range, block, both numbers 0
+//!   delivered 0, returned 0: ignored
 //!                                           no error is possible from here on
-//!                                           commit: count += 1
-//!   exchange(1 -> 0), puts the page
+//!                                           commit: delivered 0 -> 1
+//!   returned 0 -> 1, puts the page
 //!                                           delivers the token of a page already returned
 //! ```
 //!
+//! **A larger directory against a return.** If the directory has no room for a new block, the
+//! receiver makes a larger one, and replaces the table. A thread may still use the old one. It finds
+//! all blocks but the new one. A token of the new block is then a guess, because the table was
+//! replaced before the block's first token was delivered. Blocks do not move, so both directories
+//! lead to the same numbers.
+//!
 //! **The last handle against a return.** This race cannot happen: the returning thread has a
-//! handle, so a handle that is dropped during the return is not the last one. The counts that the
-//! last handle finds do not contain what the return has removed.
+//! handle, so a handle that is dropped during the return is not the last one. The last handle finds
+//! all that returns have added to `returned`.
 //!
 //! ```text
 //!   drop of the table                       return
 //!   handles: 2 -> 1
-//!                                           exchange(1 -> 0), puts the page
+//!                                           returned 0 -> 1, puts the page
 //!                                           handles: 1 -> 0
-//!                                           puts what the other counts contain
+//!                                           puts delivered - returned of all pages
 //! ```
 //!
 //! **The last put against the end of the binding.** The put that returns the last page makes the
@@ -96,13 +110,14 @@
 //! ```text
 //!   return                                  another thread
 //!   section begins, finds the range
-//!   exchange(1 -> 0)
+//!   returned 0 -> 1
 //!   put ── the last page is returned
 //!                                           drained: removes the range from the table
 //!   ── and still uses the binding
 //!   section ends
 //!                                           the handle is dropped, and with it the binding
 //! ```
+//!
 //! For this reason readers find ranges in a critical section. A table that was replaced is dropped,
 //! with its handles, only after all critical sections that were open at the replacement have ended.
 //!
@@ -110,17 +125,18 @@
 //! range. The numbers of a range that was removed are used again only after all other numbers of
 //! the 2^32. No page of the old range is held then, because a range is removed only when all pages
 //! of its binding are returned for good. A thread may still use the old table after a new one is
-//! published. Its tokens are then in ranges of the old table, whose counts are 0, so they are
+//! published. Its tokens are then in ranges of the old table, whose numbers are equal, so they are
 //! ignored.
 //!
 //! # Memory ordering
 //!
-//! The addition of a commit is a release, and the exchange of a return is an acquire. So a thread
-//! that puts a page does this after everything that the receiver did with the page. Returns in
-//! between do not break the release sequence, because they are read-modify-writes. Counts are zeros
-//! before a thread can find them. A range is published, by the replacement of the table, before its
-//! first token is delivered; so a thread that has the token finds the range. The last handle reads
-//! the counts relaxed, because it follows the drops of all other handles.
+//! The store of a commit is a release, and the load of `delivered` in a return is an acquire. So a
+//! thread that puts a page does this after everything that the receiver did with the page. There is
+//! no release sequence to keep: all writes of `delivered` are the receiver's. `returned` is ordered
+//! by the lock. A block's zeros and its entry in the directory are published by the release of the
+//! entry's number. A range is published, by the replacement of the table, before its first token is
+//! delivered; so a thread that has the token finds the range. The last handle reads the numbers
+//! relaxed, because it follows the drops of all other handles.
 
 use super::counts::{Block, Count, Counts, Delivered, ReturnLock, position};
 use super::directory::Directory;
@@ -244,10 +260,14 @@ impl<B: Pages + Clone, K: Delivered> Shared<B, K> {
     }
 
     /// Assigns a range to a binding from which the socket has not received before. The binding must
-    /// have pages. Only the receiver calls this. Returns the position of the first token, the
-    /// counts, and the current directory.
+    /// have pages. Only the receiver calls this; `directory` is its copy, which is replaced by the
+    /// current one. Returns the position of the first token, and the counts.
     #[cold]
-    pub(crate) fn attach(&self, binding: &B) -> Result<(u32, Arc<Counts<K>>, Blocks<B, K>), DeliverError> {
+    pub(crate) fn attach(
+        &self,
+        binding: &B,
+        directory: &mut Blocks<B, K>,
+    ) -> Result<(u32, Arc<Counts<K>>), DeliverError> {
         self.release_drained();
         let (pages, counts, binding) = (binding.pages(), Arc::new(Counts::new()), binding.clone());
         let mut ranges = self.lock();
@@ -265,22 +285,23 @@ impl<B: Pages + Clone, K: Delivered> Shared<B, K> {
             live.reserve_exact(1);
         }
         live.insert(at, Arc::new(Range { binding, base, more: pages - 1, counts: counts.clone() }));
-        let directory = ranges.directory.clone();
+        *directory = ranges.directory.clone();
         let replaced = self.snapshot.replace(ranges.table());
         drop(ranges);
         drop(replaced);
-        Ok((base, counts, directory))
+        Ok((base, counts))
     }
 
-    /// Makes the block of a page of the range that begins at `base`. Only the receiver calls
-    /// this. Returns the block and the current directory.
+    /// Makes the block of a page of the range that begins at `base`. Only the receiver calls this;
+    /// `directory` is its copy, which is replaced by the current one.
     #[cold]
     pub(crate) fn add_block(
         &self,
         base: u32,
         counts: &Counts<K>,
         index: u32,
-    ) -> Result<(NonNull<Block<K>>, Blocks<B, K>), DeliverError> {
+        directory: &mut Blocks<B, K>,
+    ) -> Result<NonNull<Block<K>>, DeliverError> {
         let block = counts.add(index)?;
         let mut ranges = self.lock();
         let mut replaced = None;
@@ -291,10 +312,10 @@ impl<B: Pages + Clone, K: Delivered> Shared<B, K> {
             ranges.directory.add(base + index, block, NonNull::from(&*ranges.live[at]));
             ranges.blocks += 1;
         }
-        let directory = ranges.directory.clone();
+        *directory = ranges.directory.clone();
         drop(ranges);
         drop(replaced);
-        Ok((block, directory))
+        Ok(block)
     }
 
     /// Drops the handles on drained bindings. Returns how many there were. The calling thread

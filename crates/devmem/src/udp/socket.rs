@@ -182,7 +182,7 @@ impl<C: BindingCount> Socket<C> {
     /// Receives the next datagram, or the rest of the last one, into `out` from the front. A
     /// datagram has up to 18 fragments: at most one in host memory, then at most 17 in device
     /// memory, each in a page of its own. Most datagrams have one of each at most. Does not wait.
-    /// Costs an atomic addition for a fragment in device memory.
+    /// Costs a store for a fragment in device memory.
     ///
     /// If `out` has no room for the whole datagram, the rest stays queued without tokens, and the
     /// next call receives it.

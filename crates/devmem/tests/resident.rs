@@ -37,13 +37,31 @@ fn large_devices_cost_what_is_touched() {
         assert_eq!(socket.stats().bytes, 128, "the numbers of 16 pages");
     }
     let opened = resident();
-    // Each socket has 4 KiB of counts, 2.5 KiB of summary, and a little more.
-    assert!(opened - before < 256 * 16 * 1024, "{}", opened - before);
+    // Each socket has 128 bytes of numbers, and less than 1 KiB in all.
+    assert!(opened.saturating_sub(before) < 256 * 2 * 1024, "{}", opened - before);
     for socket in &sockets {
         let freed: usize = (0..200).map(|n| give(&socket.returner(), 1 + n * 100_000, 1024)).sum();
         assert!(freed <= 1 && socket.stats().excess > 200_000);
     }
     assert!(resident().saturating_sub(opened) < 256 * 16 * 1024, "{}", resident() - opened);
+}
+
+/// Proves MEM-4: a socket that received from a binding of 4,096 pages costs about 1 KiB, and no
+/// mapping.
+#[test]
+fn many_sockets_are_small() {
+    const SOCKETS: usize = 4096;
+    let _alone = alone();
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let (binding, before, mapped) = (binding(4096), resident(), mappings());
+    let mut sockets: Vec<TokenTable<Binding>> = (0..SOCKETS).map(|_| TokenTable::new()).collect();
+    for (socket, index) in sockets.iter_mut().zip((0..).map(|n| n * 7 % 4096)) {
+        received(socket, &binding, index);
+    }
+    let each = resident().saturating_sub(before) / SOCKETS;
+    println!("{each} bytes for a socket, {} mappings more for all", mappings().saturating_sub(mapped));
+    assert!(each <= 1100, "{each} bytes");
+    assert!(mappings() < mapped + SOCKETS / 16);
 }
 
 /// Proves MEM-4: 80 GB in one binding and 256 queues with 64 pages each.

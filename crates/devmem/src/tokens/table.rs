@@ -211,10 +211,11 @@ impl<B: Pages, K: Delivered> Ranges<B, K> {
         Table { ranges: self.live.iter().cloned().collect(), directory: self.directory.clone() }
     }
 
-    /// Makes a directory of the blocks of all ranges, with room for as many further blocks.
+    /// Makes a directory of the blocks of all ranges, with room for at least one more: twice as large
+    /// if the last one was full.
     fn rebuild(&mut self) {
         self.blocks = self.live.iter().map(|range| range.counts.len()).sum();
-        let directory = Directory::with_room((2 * self.blocks).max(FIRST));
+        let directory = Directory::with_room(self.blocks + 1);
         for range in &self.live {
             range.counts.each_block(|index, block| directory.add(range.base + index, block, NonNull::from(&**range)));
         }
@@ -223,7 +224,7 @@ impl<B: Pages, K: Delivered> Ranges<B, K> {
 }
 
 /// The blocks for which the first directory has room.
-const FIRST: usize = if cfg!(loom) { 1 } else { 2 };
+const FIRST: usize = 1;
 
 /// The state that all handles of a token table share.
 ///

@@ -65,7 +65,9 @@
 
 use super::counts::{Block, Delivered, position};
 use super::pages::Pages;
-use super::table::{Shared, Table};
+use super::table::Shared;
+#[cfg(not(loom))]
+use super::table::Table;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The number of deliveries of a page, and the number of the socket to which it is delivered.
@@ -116,6 +118,7 @@ impl Block<Owned> {
     }
 }
 
+#[cfg(not(loom))]
 impl<B> Table<B, Owned> {
     /// Whether the holder may have a reference to the page of a token. If it has one, the result is
     /// true.

@@ -15,7 +15,7 @@ use super::table::{Blocks, Shared};
 use super::token::Token;
 use crate::sync::Arc;
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 /// The table of a socket's tokens, as its single receiver uses it. It makes [`Returner`]s.
 ///
@@ -163,6 +163,7 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
 
     /// Prefetches the cache line of the number of page `index` that a delivery writes, if the binding
     /// was looked up recently. Does nothing otherwise.
+    #[cfg(not(loom))]
     #[inline]
     pub(crate) fn prefetch(&self, binding: &B, index: u32) {
         let recent = &self.recent[binding.id() as usize % RECENT];
@@ -172,7 +173,7 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         {
             // SAFETY: the list of known ranges keeps the block.
             let block = unsafe { entry.block().as_ref() };
-            netmem_pool::prefetch::to_write(ptr::from_ref(block.delivered(recent.base + index)));
+            netmem_pool::prefetch::to_write(std::ptr::from_ref(block.delivered(recent.base + index)));
         }
     }
 

@@ -149,6 +149,17 @@ impl<K: Delivered> Block<K> {
     }
 }
 
+#[cfg(not(loom))]
+impl<K: Delivered> Block<K> {
+    /// Prefetches what a delivery of page `at` to one of several sockets writes and reads. The
+    /// returning CPU wrote `returned` last.
+    #[inline]
+    pub(crate) fn prefetch_delivery(&self, at: u32) {
+        netmem_pool::prefetch::to_write(ptr::from_ref(self.delivered(at)));
+        netmem_pool::prefetch::to_read(ptr::from_ref(self.returned(at)));
+    }
+}
+
 /// The place in its block of the page with this number.
 #[inline]
 fn place(at: u32) -> usize {

@@ -161,8 +161,8 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         self.make(binding, index, idle)
     }
 
-    /// Prefetches the cache line of the number of page `index` that a delivery writes, if the binding
-    /// was looked up recently. Does nothing otherwise.
+    /// Prefetches the cache lines that a delivery of page `index` uses, if the binding was looked up
+    /// recently. Does nothing otherwise.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn prefetch(&self, binding: &B, index: u32) {
@@ -173,7 +173,7 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         {
             // SAFETY: the list of known ranges keeps the block.
             let block = unsafe { entry.block().as_ref() };
-            netmem_pool::prefetch::to_write(std::ptr::from_ref(block.delivered(recent.base + index)));
+            block.prefetch_delivery(recent.base + index);
         }
     }
 

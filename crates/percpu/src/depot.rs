@@ -64,7 +64,7 @@
 use crate::cpus::areas;
 use crate::error::{GateClosed, NoMemory};
 use crate::gate::Gate;
-use crate::lane::Lanes;
+use crate::lane::{Lanes, Position};
 use crate::line::Line;
 use crate::magazine::{Magazine, at_word, numbered};
 use crate::outcome::{Exchanged, Pushed, Rotated};
@@ -276,8 +276,7 @@ impl Depot {
                 let (gate, lanes) = ((*this).gate.word(), &(*this).lanes);
                 match lane::rotate(gate, lanes, &(*this).magazines) {
                     Ok(Rotated::Done(position)) => {
-                        // If it is refused, the next thread of this CPU does it, or the taker.
-                        let _ = lane::publish(gate, lanes);
+                        (*this).publish(position);
                         let next = lanes.empty.get(position.next()).and_then(|number| (*this).magazine(number));
                         next.into_iter().for_each(Magazine::prefetch_to_write);
                     }
@@ -302,13 +301,33 @@ impl Depot {
         false
     }
 
+    /// Publishes the full magazine that this thread has put at this position of its lane.
+    pub(crate) fn publish(&self, position: Position) {
+        // SAFETY: the gate's word, and the slot's words are magazines of ours.
+        let _ = unsafe { lane::publish(self.gate.word(), &self.lanes) };
+        // This thread may be on another CPU now, or have found the lock of its CPU taken. The CPU
+        // it has left may give no more.
+        self.lanes.publish_left_behind(position);
+    }
+
+    /// The first step of an exchange alone.
+    #[cfg(test)]
+    pub(crate) fn rotate(&self) -> Option<Position> {
+        // SAFETY: as above.
+        match unsafe { lane::rotate(self.gate.word(), &self.lanes, &self.magazines) } {
+            Ok(Rotated::Done(position)) => Some(position),
+            _ => None,
+        }
+    }
+
     /// Gives `item` in the first magazine of this CPU.
     #[cold]
     #[inline(never)]
     unsafe fn begin(this: *const Self, item: NonZeroUsize) -> bool {
         // SAFETY: the item keeps the depot until it is given.
         unsafe {
-            let Some(last) = (*this).lanes.take() else {
+            // A load: without an empty magazine, no returned page writes the lanes' line.
+            let Some(last) = (*this).has_empty().then(|| (*this).lanes.take()).flatten() else {
                 (*this).crowd();
                 return false;
             };
@@ -461,6 +480,11 @@ impl Depot {
         self.empty[at / 64].0.fetch_or(1 << (at % 64), Ordering::Release);
     }
 
+    /// Whether there seems to be an empty magazine.
+    fn has_empty(&self) -> bool {
+        self.empty.iter().any(|word| word.0.load(Ordering::Relaxed) != 0)
+    }
+
     /// Takes the first empty magazine, and asks for the lines of the next one.
     pub(crate) fn pop_empty(&self) -> Option<&Magazine> {
         for (word, first) in self.empty.iter().zip((0_usize..).step_by(64)) {
@@ -561,6 +585,14 @@ mod tests {
             // SAFETY: a magazine of the depot.
             let position = unsafe { at_word(word) }.unwrap().position();
             assert!(depot.lanes.empty.get(position.next()).is_some());
+            // What a thread puts into the ring is there when it has published it, from whichever CPU.
+            let Some(position) = depot.rotate() else { return false };
+            let mut found = Vec::new();
+            while taker.refill(&depot, |item| found.push(item.get())) {}
+            assert_eq!(found, []);
+            depot.lanes.publish_left_behind(position);
+            while taker.refill(&depot, |item| found.push(item.get())) {}
+            assert_eq!(found, [3]);
             true
         };
         assert!((0..100).any(|_| round()), "the thread was moved in each of 100 rounds");

@@ -39,7 +39,8 @@
 //!
 //! A thread that is preempted between the two leaves a magazine that is *unpublished*. The next
 //! thread of this CPU publishes it before it rotates. A taker that has closed the gate publishes it
-//! for the CPU. Both find it: the position of the loaded magazine is not in its place. In one
+//! for the CPU. A thread that finds itself on another CPU, or its CPU's lock taken, publishes by a
+//! compare-and-swap: the place must be as it left it. Both find it: the position of the loaded magazine is not in its place. In one
 //! sequence of two stores, an abort between them would look like one before them.
 //!
 //! **Why the number is stored first.** The place must hold `m` when `m` is in no word any more, and
@@ -227,9 +228,22 @@ impl Lanes {
     /// Publishes the magazine that the CPU with this position has replaced, if no thread has done
     /// so. The gate is quiet.
     pub(crate) fn publish(&self, position: Position) {
+        if let Some(number) = self.unpublished(position) {
+            self.full.place(position).store(placed(position, number), Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes the magazine that this thread has put at this position, if no thread has done so:
+    /// for a thread that may be on another CPU by now. A load, and an atomic read-modify-write if
+    /// it is needed, because the CPU or the taker may do so at the same time.
+    #[inline]
+    pub(crate) fn publish_left_behind(&self, position: Position) {
         let place = self.full.place(position);
-        let number = (place.load(Ordering::Relaxed) >> 32) as u32;
-        place.store(placed(position, number), Ordering::Relaxed);
+        let left = place.load(Ordering::Relaxed);
+        if let Some(number) = number_at(left, position.lap_before()) {
+            // Release: the magazine's contents come with its place.
+            let _ = place.compare_exchange(left, placed(position, number), Ordering::Release, Ordering::Relaxed);
+        }
     }
 
     /// The number of the magazine that the CPU with this position has replaced and not published. A

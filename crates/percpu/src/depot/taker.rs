@@ -184,6 +184,14 @@ impl Taker {
         taken
     }
 
+    /// Lets all givers have the empty magazines in the rings of lanes that no CPU has. The gate is
+    /// quiet, and no ring has a full one.
+    fn take_back(&mut self, depot: &Depot) {
+        while let Some(number) = self.ends.take_back(&depot.lanes) {
+            depot.magazine(number).into_iter().for_each(|magazine| self.put_shared(depot, magazine));
+        }
+    }
+
     /// Takes a magazine that a CPU has loaded, out of its word. The gate is quiet.
     fn unload(&mut self, depot: &Depot, word: &AtomicUsize, magazine: &Magazine) {
         clear(word);
@@ -215,6 +223,7 @@ impl Taker {
             }
         }
         taken += self.take_rings(depot);
+        self.take_back(depot);
         quiet.reopen();
         (0..taken).for_each(|_| {
             self.empty_one(depot, &mut take);
@@ -258,10 +267,7 @@ impl Taker {
             }
         }
         let taken = idle + self.take_rings(depot);
-        // The rings of lanes that no CPU has hold empty magazines only.
-        while let Some(number) = self.ends.take_back(&depot.lanes) {
-            depot.magazine(number).into_iter().for_each(|magazine| self.put_shared(depot, magazine));
-        }
+        self.take_back(depot);
         quiet.reopen();
         (0..taken).for_each(|_| {
             self.empty_one(depot, &mut take);

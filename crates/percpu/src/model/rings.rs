@@ -108,6 +108,32 @@ fn rotate_against_rotate() {
     });
 }
 
+/// A thread that is moved to another CPU in the middle of an exchange, while the taker takes and the
+/// next thread of the CPU gives: the magazine is published once, and waits for no further item.
+#[test]
+fn rotate_against_a_move() {
+    check(Some(3), || {
+        let (depot, mut taker) = ringed();
+        let moved = {
+            let depot = depot.clone();
+            on(0, move || {
+                let position = depot.rotate();
+                run_on(1);
+                position.into_iter().for_each(|position| depot.publish(position));
+                position.is_some()
+            })
+        };
+        let next = giver(&depot, 0, 4..=5);
+        let mut found = Vec::new();
+        refill_all(&depot, &mut taker, &mut found);
+        let (rotated, given) = (moved.join().unwrap(), next.join().unwrap());
+        refill_all(&depot, &mut taker, &mut found);
+        assert!(!rotated || found.contains(&item(3)), "left behind");
+        take_all(&depot, &mut taker, &mut found);
+        are_found(found, [given]);
+    });
+}
+
 /// A reclaim in the middle of an exchange: the magazine that is not published is the taker's.
 #[test]
 fn rotate_against_reclaim() {
@@ -124,7 +150,8 @@ fn rotate_against_reclaim() {
     });
 }
 
-/// A lane goes from one CPU to another in a reclaim, with empty magazines in its ring.
+/// A lane goes from one CPU to another in a reclaim, which takes the empty magazines in its ring
+/// back.
 #[test]
 fn a_lane_changes_hands() {
     check(Some(2), || {

@@ -1,7 +1,8 @@
 //! How one pass over one queue translates guest addresses.
 //!
-//! Consecutive buffers are usually in one region. A view keeps that region, so that the common
-//! translation is two comparisons.
+//! Consecutive buffers are usually in one region, or in two that take turns: a guest's memory below
+//! and above 4 GiB, or headers and payload. A view keeps the last region, so that the common
+//! translation is two comparisons, and the number of the one before, which is tried before a search.
 
 use std::marker::PhantomData;
 
@@ -44,13 +45,15 @@ pub(crate) struct View<'t> {
     table: &'t MemoryTable,
     last: Window<'t>,
     index: usize,
+    /// The index of the region that was used before the last one.
+    earlier: usize,
 }
 
 impl<'t> View<'t> {
     /// A view of `table` that tries region `hint` first.
     #[inline]
     pub(crate) fn new(table: &'t MemoryTable, hint: usize) -> Self {
-        Self { table, last: table.window(hint), index: hint }
+        Self { table, last: table.window(hint), index: hint, earlier: usize::MAX }
     }
 
     /// The table.
@@ -65,13 +68,23 @@ impl<'t> View<'t> {
     }
 
     /// The host address of `len` bytes (at least one) at `addr`, if one mapped region has them all.
-    /// Two comparisons if it is the region of the last call; else a binary search.
+    /// Two comparisons if it is the region of the last call; a few more and a load if it is the one
+    /// before; else a binary search.
     #[inline(always)]
     pub(crate) fn translate(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
         match self.last.translate(addr, len) {
             Some(host) => Some(host),
-            None => self.search(addr, len),
+            None => self.other(addr, len),
         }
+    }
+
+    #[cold]
+    fn other(&mut self, addr: u64, len: u32) -> Option<*mut u8> {
+        let window = self.table.window(self.earlier);
+        let Some(host) = window.translate(addr, len) else { return self.search(addr, len) };
+        self.last = window;
+        std::mem::swap(&mut self.index, &mut self.earlier);
+        Some(host)
     }
 
     #[cold]
@@ -79,7 +92,7 @@ impl<'t> View<'t> {
         let index = self.table.find(addr)?;
         let window = self.table.window(index);
         window.translate(addr, 1)?;
-        (self.last, self.index) = (window, index);
+        (self.last, self.index, self.earlier) = (window, index, self.index);
         window.translate(addr, len)
     }
 
@@ -94,5 +107,43 @@ impl<'t> View<'t> {
         let host = self.translate(addr, 1)?;
         let here = self.last.len - (addr - self.last.start);
         Some((host, here.min(u64::from(len)) as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MemoryLimits, RegionInfo};
+    use super::*;
+
+    /// A view translates like one that has kept nothing, in whatever order regions take turns, and
+    /// its index is that of the region that was used last.
+    #[test]
+    fn regions_that_take_turns() {
+        const SIZE: u64 = 8192;
+        let starts = [0x1_0000, 0x1_0000 + SIZE, 0x9_0000];
+        let regions =
+            starts.map(|start| RegionInfo { guest_addr: start, user_addr: start, size: SIZE, mmap_offset: 0 });
+        let files = starts.map(|_| {
+            let file = rustix::fs::memfd_create(c"netmem-view", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, SIZE).unwrap();
+            file
+        });
+        let table = MemoryTable::new(&regions, files.into(), &MemoryLimits::default()).unwrap();
+        let (mut view, mut rng) = (View::new(&table, usize::MAX), fastrand::Rng::with_seed(3));
+        let mut found = [0; 3];
+        for _ in 0..10_000 {
+            // Some are in no region, and some reach over the end of one.
+            let region = rng.usize(..3);
+            let (addr, len) = (starts[region] + rng.u64(..SIZE + 100), rng.u32(1..300));
+            let host = view.translate(addr, len);
+            assert_eq!(host, table.translate(addr, len), "{len} bytes at {addr:#x}");
+            if let Some(host) = host {
+                let index = starts.iter().position(|start| (*start..start + SIZE).contains(&addr)).unwrap();
+                assert_eq!(view.index(), index);
+                assert_eq!(view.mapped_run(addr, u32::MAX), Some((host, (starts[index] + SIZE - addr) as u32)));
+                found[index] += 1;
+            }
+        }
+        assert!(found.iter().all(|&n| n > 1000), "{found:?}");
     }
 }

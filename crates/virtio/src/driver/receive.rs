@@ -12,8 +12,8 @@
 //!
 //! [`Receive::receive`] works in batches of up to 64 used buffers. For each batch it:
 //!
-//! 1. prefetches the cache lines of all buffers of the batch;
-//! 2. handles the buffers one by one: validates what the device wrote, syncs the memory for the
+//! 1. reads and checks their used entries, and prefetches the cache lines of their buffers;
+//! 2. handles the buffers one by one: syncs the memory for the
 //!    CPU, reads the header, merges further buffers if the header requires it, validates the
 //!    offloads, and delivers the frame to a [`FrameSink`];
 //! 3. fills the slots that became free, posts them, and publishes them to the device.
@@ -21,8 +21,7 @@
 //! The device is woken once, after the last batch.
 //!
 //! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays
-//! usable: each slot is either posted or on the free list, and the next poll fills and posts what
-//! is free.
+//! usable: each slot is either posted or free, and the next poll fills and posts what is free.
 
 use super::buffer_layout::HeaderFields;
 use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
@@ -307,8 +306,10 @@ impl<B: Buffers> ReceivePath<B> {
             return None;
         }
         let Some(mut frame) = self.buffers.complete(queue.buffer(place), header, len) else { return Some(0) };
-        for _ in 1..buffers {
-            let (len, slot) = queue.take();
+        // All at once: if a sync panics, the buffers behind it are no frames of their own.
+        let first = queue.take(buffers - 1);
+        for i in 0..buffers - 1 {
+            let (len, slot) = queue.taken(first, i);
             self.buffers.append(slot, len, napi, &mut frame);
         }
         if let Some(meta) = self.validate_header(header.decode(), frame.len()) {
@@ -344,7 +345,7 @@ impl<B: Buffers> ReceivePath<B> {
     /// Posts every free slot for which there is memory.
     #[inline]
     fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
-        let (mut posted, mut collected) = (false, false);
+        let mut collected = false;
         while queue.has_free() {
             if queue.refill(B::ONE_SEGMENT, |slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
                 let in_use = queue.posted();
@@ -356,13 +357,9 @@ impl<B: Buffers> ReceivePath<B> {
                 self.stats.out_of_buffers += 1;
                 break;
             }
-            posted = true;
         }
         if collected {
             self.buffers.collected();
-        }
-        if posted {
-            queue.publish();
         }
     }
 }

@@ -94,7 +94,8 @@ impl<F: DriverFormat, B> RingEnd for DriverQueue<F, B> {
     }
 
     fn arm(&mut self) -> Armed {
-        if self.found.len() > 0 || self.fault.is_some() {
+        let batch = self.order.as_ref().is_some_and(|order| order.batch.is_some());
+        if batch || self.found.len() > 0 || self.fault.is_some() {
             return Armed::Work;
         }
         self.format.arm()

@@ -82,17 +82,14 @@ pub(crate) struct ShapedQueue<F, B> {
     addrs: Box<[u64]>,
     /// The bytes of a buffer.
     have: u32,
-    /// The next buffer to be taken. A position is a number of buffers since the beginning, modulo
-    /// 2^32.
-    taken: u32,
+    /// The next buffer to be taken. A position is a number of buffers since the ring was new.
+    taken: u64,
     /// The position behind the last buffer that was found in the ring: the device has used it.
-    read: u32,
+    read: u64,
     /// The position behind the last buffer that was posted.
-    posted: u32,
-    /// A position of the first place, not far before the others.
-    lap: u32,
-    /// From this position on, each slot is posted where it was posted a turn of the ring before.
-    steady: u32,
+    posted: u64,
+    /// Buffers to be posted until each slot is posted where it was posted a turn before.
+    unsteady: u16,
     /// The fault that was found after them.
     fault: Option<DeviceFault>,
 }
@@ -120,8 +117,7 @@ impl<F: DriverFormat, B: Default> ShapedQueue<F, B> {
             taken: 0,
             read: 0,
             posted: 0,
-            lap: 0,
-            steady: count.into(),
+            unsteady: count,
             fault: None,
         }
     }
@@ -141,13 +137,13 @@ impl<F: DriverFormat, B> RingEnd for ShapedQueue<F, B> {
             slot.changed = self.lens.len() as u16;
             self.places[usize::from(place)] = place;
         }
-        (self.taken, self.read, self.posted, self.lap) = (0, 0, 0, 0);
-        (self.steady, self.fault) = (self.slots.len() as u32, None);
+        (self.taken, self.read, self.posted) = (0, 0, 0);
+        (self.unsteady, self.fault) = (self.slots.len() as u16, None);
     }
 
     #[inline]
     fn posted(&self) -> usize {
-        self.posted.wrapping_sub(self.taken) as usize
+        (self.posted - self.taken) as usize
     }
 
     #[inline]
@@ -177,13 +173,13 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// Buffers that the device has used and that were not taken.
     #[inline(always)]
     fn found(&self) -> u16 {
-        self.read.wrapping_sub(self.taken) as u16
+        (self.read - self.taken) as u16
     }
 
     /// The place of a position.
     #[inline(always)]
-    fn place(&self, position: u32) -> usize {
-        position.wrapping_sub(self.lap) as usize % self.slots.len()
+    fn place(&self, position: u64) -> usize {
+        (position % self.slots.len() as u64) as usize
     }
 
     /// The buffer at a place that [`take_while`](Self::take_while) returned, until the next
@@ -209,7 +205,8 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// Posts up to a batch of buffers, in the slots that have been free for the longest time.
     /// `fill` is given what is in the slot and sets the addresses of segments that have moved since
     /// the slot was last filled. If it has no memory it returns false, and the step ends. Returns
-    /// how many buffers were posted; the device sees them after [`publish`](Self::publish).
+    /// how many buffers were posted. A device that sleeps must also be
+    /// [notified](RingEnd::should_notify).
     ///
     /// First all buffers are filled, then the ring is written. So the stores that wait until the
     /// device's core gives a cache line up are next to each other, and wait at the same time.
@@ -224,8 +221,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         let n = if one { 1 } else { self.lens.len() };
         debug_assert_eq!(n, self.lens.len());
         let (first, free) = (self.place(self.posted), self.slots.len() - self.posted());
-        let steady = self.posted.wrapping_sub(self.steady).cast_signed() >= 0;
-        let Self { format, slots, lens, addrs, posted, .. } = self;
+        let Self { format, slots, lens, addrs, posted, unsteady, .. } = self;
         let (batch, addrs) = (&mut slots[first..], &mut **addrs);
         let most = batch.len().min(free).min(BATCH);
         let mut got = 0;
@@ -238,16 +234,12 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
             got += 1;
         }
         let exposed = batch[..got].iter_mut().map(|slot| (slot.number, std::mem::take(&mut slot.changed)));
-        format.expose(exposed, Shape { lens: &lens[..n], addrs }, steady);
-        *posted = posted.wrapping_add(got as u32);
+        format.expose(exposed, Shape { lens: &lens[..n], addrs }, *unsteady == 0);
+        *posted += got as u64;
+        *unsteady = unsteady.saturating_sub(got as u16);
+        // Here, so that a later step that panics leaves no buffer that the device does not see.
+        format.publish();
         got
-    }
-
-    /// Lets the device see the posted buffers. A device that sleeps must also be
-    /// [notified](RingEnd::should_notify).
-    #[inline(always)]
-    pub(crate) fn publish(&mut self) {
-        self.format.publish();
     }
 
     /// How many buffers the device has used and [`take`](Self::take) has not given back, as far as
@@ -271,8 +263,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     #[inline(never)]
     fn read(&mut self, most: u16, mut seen: impl FnMut(&B)) -> Result<(), DeviceFault> {
         let (first, found, posted) = (self.place(self.read), self.found(), self.posted() as u16);
-        let turn = self.posted.wrapping_add(self.slots.len() as u32);
-        let Self { format, setup, slots, places, have, read, steady, .. } = self;
+        let Self { format, setup, slots, places, have, read, unsteady, .. } = self;
         let (have, per_slot, step, count) = (*have, setup.per_slot, u32::from(format.id(1)), slots.len());
         let mut used = format.used(found, posted)?;
         let all = used.left();
@@ -312,7 +303,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
             let before = if in_order { ahead } else { 0 };
             if before < ahead {
                 swap(slots, places, at, (at + ahead) % count);
-                *steady = turn;
+                *unsteady = count as u16;
             }
             // In order, the device has used the buffers before it completely.
             for i in 0..=before {
@@ -322,7 +313,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
                 used.skip(per_slot);
             }
         };
-        *read = read.wrapping_add((all - used.left()).into());
+        *read += u64::from(all - used.left());
         let end = used.end();
         format.read_to(end);
         judged
@@ -349,11 +340,10 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     ) -> (u16, Option<Taken<R>>) {
         let (first, most) = (self.place(self.taken), most.min(self.found()));
         let end = self.slots.len().min(first + usize::from(most));
-        let Self { slots, taken, lap, .. } = self;
-        *lap = taken.wrapping_sub(first as u32);
+        let Self { slots, taken, .. } = self;
         for (n, slot) in (0..).zip(&mut slots[first..end]) {
             // First, because `f` is user code, and may panic.
-            *taken = taken.wrapping_add(1);
+            *taken += 1;
             if let ControlFlow::Break(other) = f(slot.len, &mut slot.buffer) {
                 return (n, Some(Taken { place: first + usize::from(n), len: slot.len, other }));
             }
@@ -361,13 +351,19 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         ((end - first) as u16, None)
     }
 
-    /// Takes the next [pending](Self::pending) buffer: how many bytes the device has written to it,
-    /// and the buffer. The slot is then free.
-    pub(crate) fn take(&mut self) -> (u32, &mut B) {
-        debug_assert!(self.found() > 0, "a buffer that is pending is taken");
-        let place = self.place(self.taken);
-        self.lap = self.taken.wrapping_sub(place as u32);
-        self.taken = self.taken.wrapping_add(1);
+    /// Takes the next `n` [pending](Self::pending) buffers. Their slots are then free. Returns the
+    /// position of the first, for [`taken`](Self::taken).
+    pub(crate) fn take(&mut self, n: u16) -> u64 {
+        debug_assert!(self.found() >= n, "buffers that are pending are taken");
+        let first = self.taken;
+        self.taken += u64::from(n);
+        first
+    }
+
+    /// The `i`th buffer from a position that [`take`](Self::take) returned, until the next
+    /// [`refill`](Self::refill): how many bytes the device has written to it, and the buffer.
+    pub(crate) fn taken(&mut self, first: u64, i: u16) -> (u32, &mut B) {
+        let place = self.place(first + u64::from(i));
         let slot = &mut self.slots[place];
         (slot.len, &mut slot.buffer)
     }

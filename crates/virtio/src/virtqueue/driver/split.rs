@@ -91,7 +91,8 @@ impl UsedEntries for Used<'_> {
     #[inline(always)]
     fn skip(&mut self, _: u16) {
         self.next = self.next.wrapping_add(1);
-        self.ready -= 1;
+        // The rest of a batch that was read before counts no more, if the index has moved back.
+        self.ready = self.ready.saturating_sub(1);
     }
 
     /// The index was checked before the first entry.

@@ -1,5 +1,6 @@
 //! A reference device in both formats, which does what it likes, and the driver's queue against it.
 
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::{
@@ -396,16 +397,16 @@ fn random_traffic_of_shaped_queues() {
                 let (most, panic_at) = (rng.usize(..20), rng.usize(..60));
                 let mut n = 0;
                 let caught = catch_unwind(AssertUnwindSafe(|| {
-                    with_queue!(&mut queue, queue => queue.refill(false, |pages, segments| {
+                    // Several steps: what was posted is seen also if a later one panics.
+                    with_queue!(&mut queue, queue => while queue.refill(false, |pages, segments| {
                         n += 1;
                         panics_if(n == panic_at);
                         fill(&mut next, shape, pages, segments);
                         panics_if(n + 1 == panic_at);
                         n <= most
-                    }))
+                    }) > 0 {})
                 }));
                 panics += usize::from(caught.is_err());
-                with_queue!(&mut queue, queue => queue.publish());
                 device.poll();
                 assert_eq!(queue.posted(), device.taken.len());
                 let mut seen: Vec<_> = device.taken.iter().map(|c| c.id).collect();
@@ -431,7 +432,14 @@ fn random_traffic_of_shaped_queues() {
                     assert_eq!(usize::from(queue.pending(|_| ()).unwrap()), expect.len());
                     assert_eq!(usize::from(queue.unread()), expect.len());
                     for (chain, written) in expect {
-                        let (len, pages) = queue.take();
+                        let (len, pages) = if rng.bool() {
+                            let first = queue.take(1);
+                            queue.taken(first, 0)
+                        } else {
+                            let (_, taken) = queue.take_while(1, |_, _| ControlFlow::Break(()));
+                            let taken = taken.unwrap();
+                            (taken.len, queue.buffer(taken.place))
+                        };
                         assert_eq!(len, written, "{negotiated:?}, round {round}");
                         let of = pages.as_ref().unwrap().iter().zip(shape).map(|(&addr, &len)| (addr, len, true));
                         assert_eq!(chain.segments, of.collect::<Vec<_>>(), "{negotiated:?}, round {round}");
@@ -464,7 +472,6 @@ fn shaped(memory: &Memory, negotiated: Negotiated, posted: usize) -> (AnyShapedQ
             n += 1;
             n <= posted
         });
-        queue.publish();
     });
     let mut device = Device::new(memory, negotiated);
     device.poll();
@@ -483,7 +490,7 @@ fn caught(negotiated: Negotiated, lie: impl FnOnce(&mut Device<'_>)) -> DeviceFa
                 Ok(n) => assert!(n > 0, "{negotiated:?}: nothing was wrong after {taken} buffers"),
                 Err(fault) => return fault,
             }
-            queue.take();
+            queue.take(1);
         }
     });
     panic!("{negotiated:?}: nothing was wrong");
@@ -694,6 +701,36 @@ fn more_than_are_read_at_a_time() {
     }
 }
 
+/// Of a batch, a part was read. The queue is not armed, and the device cannot take the rest back.
+#[test]
+fn a_batch_that_was_read_in_part() {
+    for negotiated in combinations().filter(|n| n.in_order()) {
+        with_long_ring(negotiated, |ring, uses| {
+            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
+            let mut slots = Vec::new();
+            with_queue!(&mut queue, queue => {
+                for _ in 0..200 {
+                    let vacant = queue.vacant(1).unwrap();
+                    slots.push(vacant.slot());
+                    queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
+                }
+                queue.publish();
+                uses(&slots);
+                assert_eq!(queue.pending(), Ok(LOOK));
+                let mut taken: Vec<_> = (0..LOOK).map(|_| queue.take().unwrap().0).collect();
+                assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
+                // In a split ring this moves the index back.
+                uses(&slots[..usize::from(LOOK)]);
+                while let Ok(n @ 1..) = queue.pending() {
+                    (0..n).for_each(|_| taken.push(queue.take().unwrap().0));
+                }
+                assert_eq!(taken, slots, "{negotiated:?}");
+                assert_eq!(queue.pending().is_err(), !negotiated.packed(), "{negotiated:?}");
+            });
+        });
+    }
+}
+
 /// The same for a shaped queue. If it stops, all of them are counted.
 #[test]
 fn more_than_are_read_at_a_time_of_a_shaped_queue() {
@@ -710,7 +747,6 @@ fn more_than_are_read_at_a_time_of_a_shaped_queue() {
                         n <= u64::from(USED)
                     });
                 }
-                queue.publish();
                 assert_eq!(queue.posted(), USED.into());
                 uses(&(0..USED).collect::<Vec<_>>());
                 if stops {
@@ -719,7 +755,9 @@ fn more_than_are_read_at_a_time_of_a_shaped_queue() {
                 }
                 let mut taken = Vec::new();
                 while queue.pending(|_| ()).unwrap() > 0 {
-                    (0..queue.pending(|_| ()).unwrap().min(100)).for_each(|_| taken.push(*queue.take().1));
+                    let n = queue.pending(|_| ()).unwrap().min(100);
+                    let first = queue.take(n);
+                    (0..n).for_each(|i| taken.push(*queue.taken(first, i).1));
                 }
                 assert_eq!((taken, queue.posted()), ((1..=u64::from(USED)).collect(), 0), "{negotiated:?}");
             });

@@ -6,7 +6,7 @@ use netmem_pool::{
     Direction, DmaDomain, MapError, PeerShared, PoolOptions, Provider, RawPage, Region, RegionOptions, RegionProvider,
     VhostDomain,
 };
-use netmem_testing::driver::hostile::{Behaviour, DeviceRing, Harness, Hostile, OnStop};
+use netmem_testing::driver::hostile::{Behaviour, DeviceRing, FEATURES, FORMATS, Harness, Hostile, OnStop};
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{NetOptions, RxMode, VirtioNet};
 use std::collections::BTreeSet;
@@ -65,6 +65,8 @@ struct Calls {
     map: Fuse,
     /// Of memory that the device will read.
     sync: Fuse,
+    /// It panics at the call with which this becomes 0, of memory that the device has written.
+    received: Arc<AtomicI64>,
     mapped: Arc<AtomicI64>,
 }
 
@@ -90,6 +92,12 @@ impl DmaDomain for Domain {
     fn sync_for_device(&self, _: u64, _: usize, direction: Direction) {
         if direction == Direction::ToDevice {
             self.1.sync.check();
+        }
+    }
+
+    fn sync_for_cpu(&self, _: u64, _: usize) {
+        if self.1.received.fetch_sub(1, Ordering::Relaxed) == 1 {
+            resume_unwind(Box::new("as the test wants it"));
         }
     }
 }
@@ -119,6 +127,39 @@ fn a_panic_while_a_queue_stops() {
         let home: Vec<_> = std::iter::from_fn(|| pages.page()).collect();
         assert_eq!(home.len(), 512 - posted.len(), "{mode}: the device still has the others");
         drop((pair.tx, net, device));
+    }
+}
+
+/// A domain panics over a further buffer of a merged frame. The frame is lost, and none of its
+/// buffers is taken for a frame of its own.
+#[test]
+fn a_panic_inside_of_a_merged_frame() {
+    for (format, at) in FORMATS.into_iter().flat_map(|format| [(format, 2), (format, 3)]) {
+        let (pages, calls) = (memory(512), Calls::default());
+        let behaviour = Behaviour { features: FEATURES | format, ..Behaviour::default() };
+        let (device, backend) = Hostile::new(behaviour);
+        let in_domain = calls.clone();
+        let options = NetOptions::new(RxMode::Mergeable)
+            .max_frame(9014)
+            .ring_features(format)
+            .memory(pages.region().clone(), pages.clone())
+            .domain(move |table| Arc::new(Domain(table, in_domain)));
+        let (net, mut pairs) = VirtioNet::probe(backend, options).unwrap();
+        let (mut ring, mut pair) = (device.ring(0), pairs.remove(0));
+        let posted = pair.rx.posted();
+        let (long, short) = (frame(1, 9000), frame(2, 100));
+        device.deliver(&mut ring, &long);
+        device.deliver(&mut ring, &short);
+        calls.received.store(at, Ordering::Relaxed);
+        let mut got = Vec::new();
+        let mut handler = |packet: Packet<PeerShared>| got.push(packet.to_vec());
+        assert!(catch_unwind(AssertUnwindSafe(|| receive(&mut pair.rx, &mut handler))).is_err());
+        receive(&mut pair.rx, &mut handler);
+        assert!(got == [short], "{format:#x}, at {at}: {} frames", got.len());
+        let stats = pair.rx.stats();
+        assert_eq!((stats.errors().count(), pair.rx.posted()), (0, posted), "{stats:?}");
+        close_clean(pair);
+        drop((net, device));
     }
 }
 
@@ -198,7 +239,7 @@ fn a_panic_in_the_second_batch_of_a_refill() {
 #[test]
 fn a_panic_over_a_sent_packet() {
     let (pages, calls) = (memory(1024), Calls::default());
-    let Calls { unmap, map, sync, mapped } = calls.clone();
+    let Calls { unmap, map, sync, mapped, .. } = calls.clone();
     let (device, backend) = Hostile::new(Behaviour::default());
     let options = NetOptions::new(RxMode::Small)
         .memory(pages.region().clone(), pages.clone())

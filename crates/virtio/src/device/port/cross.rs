@@ -31,7 +31,8 @@ const BYTES: usize = 8 * MAX_WIRE;
 /// longest, the sender's next frames wait in its ring; if the other pair's receive ring is not
 /// served, they are refused instead.
 ///
-/// Different threads may serve the two pairs.
+/// Different threads may serve the two pairs, unless an end is wrapped by another port
+/// ([`Linked`](super::Linked)): that end is not woken.
 #[derive(Debug)]
 pub struct Cross {
     cable: Arc<Mutex<[CableEnd; 2]>>,

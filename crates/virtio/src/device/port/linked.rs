@@ -19,7 +19,6 @@ use netmem_netem::{Delivery, Link, LinkCounts, LinkOptions, flip};
 
 use super::error::PortError;
 use super::interface::Port;
-use crate::device::pair_handle::PairHandle;
 use crate::net::{VnetHdr, feature};
 
 /// The most frames that are read from the inner port, and sent to it, at a time.
@@ -191,10 +190,6 @@ impl<P: Port> Port for Linked<P> {
         self.from_driver.send(wire, now);
         self.deliver(now);
         true
-    }
-
-    fn attach(&mut self, pair: PairHandle) {
-        self.port.attach(pair);
     }
 
     fn served(&mut self, served: bool) {

@@ -2,13 +2,15 @@
 //! end of its own, and a cable between them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use netmem_netem::LinkOptions;
 use netmem_pool::sigbus;
 use netmem_testing::device::rings::*;
 use netmem_testing::device::*;
-use netmem_virtio::device::port::Cross;
+use netmem_virtio::device::port::{Cross, LinkStats, Linked};
 use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
 use netmem_virtio::net::{VnetHdr, feature};
 use netmem_virtio::virtqueue::{DESC_NEXT, Desc};
@@ -364,6 +366,29 @@ fn a_device_that_is_dropped() {
     a.device.poll();
     assert_eq!((a.tx.take().len(), b.rx.take().len()), (1, 0));
     assert_eq!(a.driver.drops(), [("port_refused", 1)]);
+}
+
+/// An end of the cable behind a link: frames towards it cross the link, and are not copied past it.
+#[test]
+fn a_link_is_not_bypassed() {
+    let [near, far] = Cross::cable();
+    let (mut far, stats) = (Some(far), Arc::<LinkStats>::default());
+    let mut device = NetDevice::new(Options::default(), |_| {
+        Ok(Linked::new(far.take().unwrap(), LinkOptions::default(), 0, Arc::clone(&stats)))
+    })
+    .unwrap();
+    let mut driver = Driver::start(&device, PLAIN, 2);
+    driver.post_rx(0, 0, 8, 2048);
+    device.poll();
+    let mut a = Guest::new(near, PLAIN);
+    a.device.poll();
+    a.send(&wire(VnetHdr::PLAIN, 1, 60));
+    until(|| {
+        a.device.poll();
+        device.poll();
+        driver.rings[0].take().is_some()
+    });
+    assert_eq!(a.sent(), (0, 1));
 }
 
 /// A buffer of the guest that is posted on both pairs: the bytes are arbitrary, and the rings go

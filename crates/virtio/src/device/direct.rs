@@ -19,6 +19,10 @@
 //! * *No lock is waited for.* Both pairs are locked by a try, in either order. Their control sides
 //!   wait for one pass at most, as ever, and the receiver's own worker is next if it has found its
 //!   pair locked (`shared.rs`).
+//! * *A guest's chains cost the other guest's pair little.* A frame goes directly only if it is in
+//!   few [pieces](PIECES) on both sides, which are counted while the chains are walked. A walk that
+//!   was given up is charged to the sender's budget, too. A device whose memory another process may
+//!   serve (`any_memory_file`) is neither sender nor receiver.
 //! * *What is checked is a private copy.* That is the virtio header. The rest of the frame is not
 //!   read here: if its driver changes it meanwhile, it changes what it sends. A header that needs
 //!   work in software goes through the port.
@@ -54,10 +58,16 @@ const AHEAD: usize = 2;
 /// The lengths of a frame in wire form.
 const LENGTHS: std::ops::RangeInclusive<usize> = VnetHdr::LEN + MIN_TX..=MAX_WIRE;
 
+/// The most buffers of a frame on either side, in pieces of memory: enough for the longest frame in
+/// buffers of 1.5 KiB. Each may be on a page that must be allocated first, in the time of the other
+/// guest's pair. A frame of more goes through the port, where each worker walks its own guest's
+/// memory.
+const PIECES: usize = 48;
+
 /// Copies frames of `q` into the buffers of the pair at the other end of `port`, for the
 /// [budget](Budget) of a pass. The first frame that cannot be copied so is left in its ring.
-/// Returns whether the pass over the ring is over: frames were copied, or there are none. If not,
-/// the next frame goes through the port.
+/// Returns `None` if the pass over the ring is over: frames were copied, or there are none. If not,
+/// the next frame goes through the port, with the rest of the budget.
 ///
 /// # Errors
 ///
@@ -70,20 +80,21 @@ pub(super) fn transmit<P: Port>(
     offloads: Offloads,
     scratch: &mut Scratch,
     tally: &mut Tally,
-) -> Result<bool, DriverFault> {
-    let Some(peer) = port.peer().filter(|_| accessible(q, memory)) else { return Ok(false) };
+) -> Result<Option<Budget>, DriverFault> {
+    let mut budget = Budget::new(tally);
+    let Some(peer) = port.peer().filter(|_| accessible(q, memory)) else { return Ok(Some(budget)) };
     // A frame that comes later is one for the next pass, and must not miss the direct copy.
     if !q.refresh()? {
-        return Ok(true);
+        return Ok(None);
     }
-    let Some(mut pair) = peer.try_receiver() else { return Ok(false) };
+    let Some(mut pair) = peer.try_receiver() else { return Ok(Some(budget)) };
     if port.waits() {
-        return Ok(false);
+        return Ok(Some(budget));
     }
     let Pair { rings: [ring, _], memory: to_memory, features, .. } = &mut *pair;
-    let Ring { queue: Some(to), call, .. } = &mut *ring else { return Ok(false) };
+    let Ring { queue: Some(to), call, .. } = &mut *ring else { return Ok(Some(budget)) };
     if !accessible(to, to_memory) {
-        return Ok(false);
+        return Ok(Some(budget));
     }
     let (before, faults, mut received) = (tally.tx_frames, sigbus::faults(), Tally::default());
     let Scratch { buffers: list, posted, .. } = scratch;
@@ -92,7 +103,7 @@ pub(super) fn transmit<P: Port>(
     let (sender, receiver) = each!(q, from => each!(to, to => {
         let memories = (from.view(memory), to.view(to_memory));
         let lists = (list, posted);
-        Direct { from, to, memories, checks, call: call.as_ref(), lists, tallies, fresh: (0, 0) }.run()
+        Direct { from, to, memories, checks, call: call.as_ref(), lists, tallies, fresh: (0, 0) }.run(&mut budget)
     }));
     ring.finish(to_memory, peer.ring(), receiver, peer.stats(), &mut received);
     peer.stats().add(&received, 0);
@@ -100,7 +111,7 @@ pub(super) fn transmit<P: Port>(
     if sigbus::faults() != faults {
         peer.wake_device();
     }
-    sender.map(|()| tally.tx_frames > before)
+    sender.map(|()| (tally.tx_frames == before).then_some(budget))
 }
 
 /// Whether frames of this queue are bytes behind a header of the usual length, in memory that is
@@ -156,8 +167,8 @@ struct Direct<'p, 't, S, R> {
 
 impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
     /// The pass. Returns the faults of both drivers.
-    fn run(mut self) -> Both<Result<(), DriverFault>> {
-        let result = self.copy_frames();
+    fn run(mut self, budget: &mut Budget) -> Both<Result<(), DriverFault>> {
+        let result = self.copy_frames(budget);
         self.publish();
         self.from.viewed(&self.memories.0);
         self.to.viewed(&self.memories.1);
@@ -168,19 +179,22 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
         }
     }
 
-    fn copy_frames(&mut self) -> Result<(), Broken> {
+    fn copy_frames(&mut self, budget: &mut Budget) -> Result<(), Broken> {
         if !self.to.refresh().map_err(Broken::Receiver)? {
             return Ok(());
         }
-        let (mut groups, mut budget) = ((Group::EMPTY, Group::EMPTY), Budget::new(self.tallies.0));
+        let mut groups = (Group::EMPTY, Group::EMPTY);
         // As in `tx.rs`: after a chain of several buffers, the next one often has several, too.
         let mut several = false;
         while budget.lasts(self.tallies.0) && self.from.available() && self.to.available() {
             let copied = if several { 0 } else { self.copy_group(&mut groups) };
             budget.spend(copied);
             if copied == 0 {
-                let Some(buffers) = self.copy_frame()? else { break };
-                budget.spend_pieces(1, buffers);
+                let (copied, buffers) = self.copy_frame()?;
+                budget.spend_pieces(copied.into(), buffers);
+                if !copied {
+                    break;
+                }
                 several = buffers > 2;
             }
             if self.fresh.0 >= PUBLISH_FRAMES || self.fresh.1 >= PUBLISH_BYTES {
@@ -235,28 +249,29 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
     }
 
     /// Copies the next frame, out of a chain of any form and into one of any form, or several.
-    /// Returns how many buffers these have. `None` if it cannot be copied as it is, or not now.
-    fn copy_frame(&mut self) -> Result<Option<usize>, Broken> {
+    /// Returns whether it was copied, and how many buffers were popped. Not if it cannot be copied
+    /// as it is, or not now.
+    fn copy_frame(&mut self) -> Result<(bool, usize), Broken> {
         let mut buffers = (self.lists.0.acquire(), self.lists.1.acquire());
         let copied = self.copy_chains(&mut buffers);
         let number = buffers.0.len() + buffers.1.len();
         self.lists.0.release(buffers.0);
         self.lists.1.release(buffers.1);
-        Ok(copied?.then_some(number))
+        Ok((copied?, number))
     }
 
     /// The same, with memory for the buffers of both. Nothing of the receiver's is popped before
     /// the header was checked.
     fn copy_chains(&mut self, (sent, posted): &mut Both<Vec<Buffer<'t>>>) -> Result<bool, Broken> {
         let Self { from, to, memories, checks, .. } = self;
-        let popped = from.pop_chain(&mut from.cursor(), &mut memories.0, Direction::Read, sent);
+        let popped = from.pop_up_to(PIECES, &mut from.cursor(), &mut memories.0, Direction::Read, sent);
         let Some(head) = popped.map_err(Broken::Sender)? else { return Ok(false) };
         let (total, mut header) = (head.bytes(), [0; VnetHdr::LEN]);
         let copied = gather(memories.0.table(), sent, &mut header);
         if !LENGTHS.contains(&total) || copied.is_err() || !checks.admit(&mut header, total) {
             return Ok(false);
         }
-        let room = room_for(to, &mut memories.1, total, posted).map_err(Broken::Receiver)?;
+        let room = room_for(to, &mut memories.1, total, PIECES, posted).map_err(Broken::Receiver)?;
         let Room::Found(heads) = room else { return Ok(false) };
         header[10..].copy_from_slice(&(heads.len() as u16).to_le_bytes());
         let table = memories.1.table();

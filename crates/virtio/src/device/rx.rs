@@ -323,16 +323,18 @@ pub(super) enum Room<A> {
 
 /// Pops chains for a frame of `total` bytes, header included: one, or (mergeable) as many as it
 /// needs. Their buffers are appended to `buffers`. If the heads are dropped, a later pass pops the
-/// chains again.
+/// chains again. If the frame needs more than `pieces` buffers, the result is as if the driver had
+/// posted no more.
 pub(super) fn room_for<'t, S: DeviceFormat>(
     q: &mut DeviceQueue<S>,
     memory: &mut View<'t>,
     total: usize,
+    pieces: usize,
     buffers: &mut Vec<Buffer<'t>>,
 ) -> Result<Room<S::At>, DriverFault> {
     let most = if q.negotiated().mergeable() { q.size() } else { 1 };
     let mut cursor = q.cursor();
-    let Some(head) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else {
+    let Some(head) = q.pop_up_to(pieces, &mut cursor, memory, Direction::Write, buffers)? else {
         return Ok(Room::OutOfBuffers(cursor));
     };
     let mut heads = Heads::new(head);
@@ -340,7 +342,7 @@ pub(super) fn room_for<'t, S: DeviceFormat>(
         if heads.len() == usize::from(most) {
             return Ok(Room::TooBig);
         }
-        let Some(head) = q.pop_chain(&mut cursor, memory, Direction::Write, buffers)? else {
+        let Some(head) = q.pop_up_to(pieces, &mut cursor, memory, Direction::Write, buffers)? else {
             return Ok(Room::OutOfBuffers(cursor));
         };
         heads.push(head);
@@ -359,7 +361,7 @@ fn spread<'t, S: DeviceFormat>(
 ) -> Result<Spread, DriverFault> {
     let (header, frame) = wire.split_at(VnetHdr::LEN);
     let total = q.header() + frame.len();
-    let heads = match room_for(q, memory, total, buffers)? {
+    let heads = match room_for(q, memory, total, usize::MAX, buffers)? {
         Room::Found(heads) => heads,
         Room::OutOfBuffers(at) => {
             q.set_out_of_buffers(at);

@@ -199,12 +199,20 @@ impl Shared {
     }
 
     /// Pair `n` for a pass over a pair that sends to it. Not if the pair's own worker has found it
-    /// locked last: a sender that never pauses would keep that worker out.
+    /// locked last: a sender that never pauses would keep that worker out. Not if the device does
+    /// not [copy directly](Self::copies_directly).
     #[inline]
     pub(super) fn try_receiver(&self, n: usize) -> Option<MutexGuard<'_, Pair>> {
         let locked = &self.pairs[n];
         let free = locked.waiting.load(Ordering::Relaxed) == 0 && !locked.missed.load(Ordering::Relaxed);
-        if free { locked.try_lock() } else { None }
+        if free && self.copies_directly() { locked.try_lock() } else { None }
+    }
+
+    /// Whether the device's pairs may be the sender or the receiver of a direct copy. Not if an
+    /// access to their memory can wait for another process: it would keep two pairs locked.
+    #[inline]
+    pub(super) fn copies_directly(&self) -> bool {
+        !self.options.any_memory_file
     }
 
     /// Ends the sleep of the worker of pair `n`.

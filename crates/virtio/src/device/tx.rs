@@ -29,9 +29,9 @@ const HEAD: usize = 512;
 /// An Ethernet header: what the shortest frame consists of.
 pub(super) const MIN_TX: usize = 14;
 
-/// Pops chains of `q`, for the [budget](Budget) of a pass and while `port` has room, and sends
-/// their frames to it. A frame whose header needs more than the offloads of `accepts` is dropped; a
-/// ring that is disabled accepts no frame.
+/// Pops chains of `q`, for what is left of the budget of a pass and while `port` has room, and
+/// sends their frames to it. A frame whose header needs more than the offloads of `accepts` is
+/// dropped; a ring that is disabled accepts no frame.
 ///
 /// # Errors
 ///
@@ -42,9 +42,9 @@ pub(super) fn transmit<P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    tally: &mut Tally,
+    (budget, tally): (Budget, &mut Tally),
 ) -> Result<(), DriverFault> {
-    each!(q, q => transmit_on(q, memory, port, accepts, scratch, tally))
+    each!(q, q => transmit_on(q, memory, port, accepts, scratch, (budget, tally)))
 }
 
 fn transmit_on<S: DeviceFormat, P: Port>(
@@ -53,13 +53,13 @@ fn transmit_on<S: DeviceFormat, P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    tally: &mut Tally,
+    bounds: (Budget, &mut Tally),
 ) -> Result<(), DriverFault> {
     if !q.refresh()? {
         return Ok(());
     }
     let mut memory = q.view(memory);
-    let result = drain(q, &mut memory, port, accepts, scratch, tally);
+    let result = drain(q, &mut memory, port, accepts, scratch, bounds);
     q.viewed(&memory);
     q.publish();
     result
@@ -72,11 +72,11 @@ fn drain<S: DeviceFormat, P: Port>(
     port: &mut P,
     accepts: Option<Offloads>,
     scratch: &mut Scratch,
-    tally: &mut Tally,
+    (mut budget, tally): (Budget, &mut Tally),
 ) -> Result<(), DriverFault> {
     let Scratch { buffers: list, wire, .. } = scratch;
     let wire = &mut wire[..];
-    let (mut group, mut budget, mut fresh) = (Group::EMPTY, Budget::new(tally), 0);
+    let (mut group, mut fresh) = (Group::EMPTY, 0);
     // Whether the last chain had several buffers. The next one often has, too, and then a group has
     // no chains.
     let mut several = false;

@@ -1,7 +1,7 @@
 //! One thread's part of the data side: the pairs that it serves, and a pass over them.
 //!
-//! A pass is bounded ([`budget`](super::budget)) and waits for nothing: a pair that the control side
-//! has locked is left out. Counts are kept on the stack and added once for each pass.
+//! A pass is bounded ([`budget`](super::budget)) and waits for nothing: a pair that the control
+//! side has locked is left out. Counts are kept on the stack and added once for each pass.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use netmem_pool::sigbus;
 
+use super::budget::Budget;
 use super::pair::Pair;
 use super::pair_handle::PairHandle;
 use super::port::Port;
@@ -79,6 +80,10 @@ impl<P: Port> Worker<P> {
     }
 
     /// The ports of the worker's pairs, in the order of the pairs.
+    ///
+    /// **Warning**: a port that leads from pair to pair ([`Cross`](super::port::Cross)) stays in
+    /// its place. It learns its pair when the device or the worker is made ([`Port::attach`]). If
+    /// two ends are swapped, frames go to the pair of the earlier place.
     pub fn ports(&mut self) -> &mut [P] {
         &mut self.ports
     }
@@ -106,7 +111,8 @@ impl<P: Port> Worker<P> {
             let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
             let received = pair.features.received();
             let mut port = state.software.port(port, received);
-            let mut pass = Pass { scratch, stats: &shared.stats, tally: &mut tally };
+            let direct = shared.copies_directly();
+            let mut pass = Pass { scratch, direct, stats: &shared.stats, tally: &mut tally };
             pass.over(&mut pair, 2 * n, deliver, &mut port);
             state.software.settle(&mut tally);
         }
@@ -194,6 +200,8 @@ impl PortState {
 /// What the passes over the pairs of a worker share.
 struct Pass<'a> {
     scratch: &'a mut Scratch,
+    /// Whether the device may copy to other pairs.
+    direct: bool,
     stats: &'a Stats,
     tally: &'a mut Tally,
 }
@@ -203,7 +211,7 @@ impl Pass<'_> {
     /// is filled.
     #[inline]
     fn over<P: Port>(&mut self, pair: &mut Pair, first: usize, deliver: bool, port: &mut P) {
-        let Self { scratch, stats, tally } = self;
+        let Self { scratch, stats, tally, .. } = self;
         if pair.armed {
             pair.disarm();
         }
@@ -215,14 +223,14 @@ impl Pass<'_> {
             receive.finish(memory, first, result, stats, tally);
         }
         if let Some(q) = &mut transmit.queue {
-            let direct = match accepts {
+            let direct = match accepts.filter(|_| self.direct) {
                 Some(offloads) => direct::transmit(q, memory, port, offloads, scratch, tally),
-                None => Ok(false),
+                None => Ok(Some(Budget::new(tally))),
             };
-            // After frames that were copied directly, the next one waits for the next pass, whatever
-            // its form: a pass is bounded by one budget.
+            // After frames that were copied directly, the next one waits for the next pass,
+            // whatever its form: a pass is bounded by one budget.
             let result = match direct {
-                Ok(false) => tx::transmit(q, memory, port, accepts, scratch, tally),
+                Ok(Some(budget)) => tx::transmit(q, memory, port, accepts, scratch, (budget, tally)),
                 ended => ended.map(drop),
             };
             transmit.finish(memory, first + 1, result, stats, tally);

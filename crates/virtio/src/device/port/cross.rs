@@ -11,6 +11,13 @@
 //! The device copies a frame straight into the receiver's buffers where it can
 //! ([`Port::peer`], `device/direct.rs`). Otherwise the frame waits in the cable. Frames do not
 //! overtake each other: while one waits, no later one is copied directly ([`Port::waits`]).
+//!
+//! # The mutex of the cable
+//!
+//! It is never held while guest memory is touched: a page fault of one guest must not delay the
+//! other's worker. The sending thread removes the store from the cable, has the frame copied to its
+//! place, and puts the store back ([`Port::send_with`]). Meanwhile the receiving end finds no
+//! store, and delivers nothing. If its thread goes to sleep, the store's return wakes it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,8 +54,10 @@ pub struct Cross {
 /// One end, as the other one sees it.
 #[derive(Debug)]
 struct CableEnd {
-    /// Frames on their way to this end.
-    frames: Store,
+    /// Frames on their way to this end. `None` while the other end's thread adds one.
+    frames: Option<Store>,
+    /// How many of the frames in the absent store are kept when it returns.
+    kept: u64,
     /// The pair of this end; `None` before it has a device, and when the end was dropped.
     pair: Option<PairHandle>,
     served: bool,
@@ -62,13 +71,40 @@ struct CableEnd {
 
 impl CableEnd {
     fn new() -> Self {
-        let frames = Store::new(FRAMES, BYTES);
-        Self { frames, pair: None, served: false, waits: false, sleeps: false, blocked: false }
+        let frames = Some(Store::new(FRAMES, BYTES));
+        Self { frames, kept: 0, pair: None, served: false, waits: false, sleeps: false, blocked: false }
     }
 
     /// Whether a frame of any length is accepted or refused now, and need not wait.
     fn room(&self) -> bool {
-        !self.served || self.frames.fits(MAX_WIRE)
+        !self.served || self.frames.as_ref().is_some_and(|frames| frames.fits(MAX_WIRE))
+    }
+
+    /// Removes the store, to add a frame of `len` bytes to it without the mutex. `None` if the
+    /// frame is refused.
+    fn remove_store(&mut self, len: usize) -> Option<Store> {
+        let frames = self.frames.take_if(|frames| self.served && frames.fits(len))?;
+        self.kept = frames.len();
+        Some(frames)
+    }
+
+    /// Puts the store back, `removed` frames of which were there before, and wakes the thread of
+    /// this end if it waits for a frame.
+    fn return_store(&mut self, mut frames: Store, removed: u64) {
+        (self.kept..removed).for_each(|_| frames.pop());
+        self.waits |= frames.front().is_some();
+        self.frames = Some(frames);
+        if self.waits && std::mem::take(&mut self.sleeps) {
+            self.wake();
+        }
+    }
+
+    /// Drops the frames on their way. Returns how many there were.
+    fn clear(&mut self) -> u64 {
+        match &mut self.frames {
+            Some(frames) => frames.clear(),
+            None => std::mem::take(&mut self.kept),
+        }
     }
 
     fn wake(&self) {
@@ -103,7 +139,9 @@ impl Cross {
     fn refill(&mut self, sleeps: bool) {
         let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
         let this = &mut cable[self.end];
-        std::mem::swap(&mut self.frames, &mut this.frames);
+        if let Some(frames) = &mut this.frames {
+            std::mem::swap(&mut self.frames, frames);
+        }
         this.waits = self.frames.front().is_some();
         this.sleeps = sleeps && !this.waits;
         cable[1 - self.end].wake_blocked();
@@ -145,22 +183,18 @@ impl Port for Cross {
     }
 
     fn send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        let mut cable = self.ends();
-        let other = &mut cable[1 - self.end];
-        if !other.served {
-            return false;
+        let Some(mut frames) = self.ends()[1 - self.end].remove_store(len) else { return false };
+        let before = frames.len();
+        let filled = frames.push(len).is_some_and(|place| {
+            let filled = fill(place);
+            place[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
+            filled
+        });
+        if !filled && frames.len() > before {
+            frames.cancel();
         }
-        let Some(place) = other.frames.push(len) else { return false };
-        if !fill(place) {
-            other.frames.cancel();
-            return false;
-        }
-        place[10..VnetHdr::LEN].copy_from_slice(&1u16.to_le_bytes());
-        other.waits = true;
-        if std::mem::take(&mut other.sleeps) {
-            other.wake();
-        }
-        true
+        self.ends()[1 - self.end].return_store(frames, before);
+        filled
     }
 
     fn peer(&self) -> Option<&PairHandle> {
@@ -191,7 +225,7 @@ impl Port for Cross {
         let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
         let this = &mut cable[self.end];
         this.waits = false;
-        let dropped = self.frames.clear() + this.frames.clear();
+        let dropped = self.frames.clear() + this.clear();
         cable[1 - self.end].wake_blocked();
         dropped
     }
@@ -210,5 +244,65 @@ impl Drop for Cross {
         let this = &mut cable[self.end];
         (this.pair, this.served) = (None, false);
         cable[1 - self.end].wake_blocked();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame whose first byte is `n`.
+    fn frame(n: u8) -> Vec<u8> {
+        let mut wire = vec![0; 100];
+        wire[VnetHdr::LEN] = n;
+        wire
+    }
+
+    /// Adds frame `n` to the cable, and calls `meanwhile` while it is copied.
+    fn send(from: &mut Cross, n: u8, kept: bool, meanwhile: impl FnOnce()) {
+        let sent = from.send_with(100, |place| {
+            place.copy_from_slice(&frame(n));
+            meanwhile();
+            kept
+        });
+        assert_eq!(sent, kept);
+    }
+
+    /// The frames that an end delivers.
+    fn delivered(to: &mut Cross) -> Vec<u8> {
+        let mut all = Vec::new();
+        while let Some(wire) = to.peek() {
+            all.push(wire[VnetHdr::LEN]);
+            to.consume();
+        }
+        all
+    }
+
+    /// While a frame is copied, which may touch guest memory, the mutex is free, and the other end
+    /// delivers nothing of the store, goes to sleep, or drops what waited before. The order stays.
+    #[test]
+    fn a_frame_is_copied_without_the_mutex() {
+        let [mut a, mut b] = Cross::cable();
+        b.served(true);
+        send(&mut a, 1, true, || {});
+        let cable = Arc::clone(&a.cable);
+        send(&mut a, 2, true, || {
+            assert!(cable.try_lock().is_ok(), "the mutex is held");
+            assert!(b.peek().is_none() && !b.arm());
+        });
+        assert!(!cable.lock().unwrap()[1].sleeps, "the sleeper was woken");
+        send(&mut a, 3, false, || assert!(!b.arm() || b.peek().is_some()));
+        assert!(a.waits());
+        assert_eq!(delivered(&mut b), [1, 2]);
+        assert!(!a.waits());
+
+        send(&mut a, 4, true, || {});
+        send(&mut a, 5, true, || {});
+        send(&mut a, 6, true, || assert_eq!((b.drop_waiting(), b.drop_waiting()), (2, 0)));
+        assert!(a.waits());
+        assert_eq!(delivered(&mut b), [6]);
+        send(&mut a, 7, true, || {});
+        send(&mut a, 8, false, || assert_eq!(b.drop_waiting(), 1));
+        assert!(!a.waits() && b.peek().is_none());
     }
 }

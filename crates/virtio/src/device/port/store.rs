@@ -79,6 +79,11 @@ impl Store {
         self.frames.front().map(|&(at, len)| &self.bytes[at..at + len])
     }
 
+    /// Frames.
+    pub(super) fn len(&self) -> u64 {
+        self.frames.len() as u64
+    }
+
     /// Removes the oldest frame.
     #[inline]
     pub(super) fn pop(&mut self) {
@@ -87,7 +92,7 @@ impl Store {
 
     /// Removes all frames. Returns how many there were.
     pub(super) fn clear(&mut self) -> u64 {
-        let frames = self.frames.len() as u64;
+        let frames = self.len();
         self.frames.clear();
         frames
     }

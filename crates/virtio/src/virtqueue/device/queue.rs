@@ -200,11 +200,29 @@ impl<S: DeviceFormat> DeviceQueue<S> {
         direction: Direction,
         out: &mut Vec<Buffer<'t>>,
     ) -> Result<Option<Head<S::At>>, DriverFault> {
+        self.pop_up_to(usize::MAX, cursor, memory, direction, out)
+    }
+
+    /// The same, except that the walk ends when `out` has more than `most` buffers, those of
+    /// earlier chains included. Then it returns `None`, and a later pass pops the chain. An
+    /// indirect table of more than `most` descriptors is not read.
+    #[inline]
+    pub(crate) fn pop_up_to<'t>(
+        &mut self,
+        most: usize,
+        cursor: &mut S::At,
+        memory: &mut View<'t>,
+        direction: Direction,
+        out: &mut Vec<Buffer<'t>>,
+    ) -> Result<Option<Head<S::At>>, DriverFault> {
         let Some(mut descriptor) = self.format.first(*cursor)? else { return Ok(None) };
         let mut validator = ChainValidator::new(descriptor.index, self.size(), direction);
         loop {
             let ChainDescriptor { desc, index, .. } = descriptor;
             if desc.flags & DESC_INDIRECT != 0 {
+                if desc.len as usize / Desc::LEN > most {
+                    return Ok(None);
+                }
                 self.pop_table(&mut validator, index, &desc, memory, out)?;
                 break;
             }
@@ -213,7 +231,13 @@ impl<S: DeviceFormat> DeviceQueue<S> {
             if desc.flags & DESC_NEXT == 0 {
                 break;
             }
+            if out.len() >= most {
+                return Ok(None);
+            }
             descriptor = self.format.follow(&descriptor)?;
+        }
+        if out.len() > most {
+            return Ok(None);
         }
         let id = self.format.id(&descriptor)?;
         *cursor = self.format.behind(*cursor, descriptor.span);

@@ -33,11 +33,15 @@ struct Guest {
 
 impl Guest {
     fn new(port: Cross, features: u64) -> Self {
+        Self::of(Options::default(), ENTRIES, port, features)
+    }
+
+    fn of(options: Options, entries: u16, port: Cross, features: u64) -> Self {
         let mut port = Some(port);
-        let device = NetDevice::new(Options::default(), |_| Ok(port.take().unwrap())).unwrap();
+        let device = NetDevice::new(options, |_| Ok(port.take().unwrap())).unwrap();
         let mut driver = Driver::connect(&device, features);
         driver.share_memory();
-        let [rx, tx] = [0, 1].map(|ring| Queue::start(&mut driver, ring, ENTRIES, features));
+        let [rx, tx] = [0, 1].map(|ring| Queue::start(&mut driver, ring, entries, features));
         Self { device, driver, rx, tx }
     }
 
@@ -79,11 +83,13 @@ impl Guest {
 
 /// Two guests, whose ports know each other.
 fn linked(features: [u64; 2]) -> [Guest; 2] {
-    let mut ends = Cross::cable().into_iter().zip(features);
-    let mut guests = [(); 2].map(|()| {
-        let (port, features) = ends.next().unwrap();
-        Guest::new(port, features)
-    });
+    linked_by(features, |_, port, features| Guest::new(port, features))
+}
+
+/// The same, of which `make` makes each.
+fn linked_by(features: [u64; 2], make: impl Fn(usize, Cross, u64) -> Guest) -> [Guest; 2] {
+    let mut ends = Cross::cable().into_iter();
+    let mut guests = [0, 1].map(|n| make(n, ends.next().unwrap(), features[n]));
     for _ in 0..2 {
         guests.iter_mut().for_each(|guest| _ = guest.device.poll());
     }
@@ -486,6 +492,10 @@ fn a_broken_chain_stops_the_ring_of_its_guest() {
             for _ in 0..4 {
                 a.device.poll();
             }
+            // A loop of the receiver is longer than what is walked for another guest.
+            if what == "a loop" {
+                b.device.poll();
+            }
             let got = b.received();
             let want: Vec<_> = (0..before).map(|n| delivered(wire(VnetHdr::PLAIN, n, 100))).collect();
             assert!(got == want, "{what}, {receiver_breaks}: {} of {before} arrived", got.len());
@@ -651,6 +661,74 @@ fn a_pass_is_bounded() {
         other.poll();
     }
     assert_eq!((sender.queue_errors(), receiver.queue_errors()), (vec![], vec![]));
+}
+
+/// `n` pieces of `len` bytes from `at` on.
+fn pieces(at: u64, n: usize, len: u32, flags: u16) -> Vec<(u64, u32, u16)> {
+    (0..n).map(|i| (at + i as u64 * u64::from(len), len, flags)).collect()
+}
+
+/// A frame in more than 48 pieces on one side takes the cable: a guest's long chains are not walked
+/// while the other guest's pair is locked.
+#[test]
+fn frames_in_many_pieces_take_the_cable() {
+    let cases = [(48, 1, 1, 1), (49, 1, 1, 0), (1, 48, 1, 1), (1, 49, 1, 0), (1, 1, 48, 1), (1, 1, 49, 0)];
+    for ((sent, posted, chains, direct), indirect) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let [mut a, mut b] = linked([PLAIN, MERGEABLE].map(|features| features | feature::INDIRECT_DESC));
+        let total = 4 * [sent, posted, chains].into_iter().max().unwrap();
+        for _ in 0..chains {
+            let id = b.rx.vacant(posted).unwrap();
+            let parts = pieces(b.rx.buffer(id), posted, (total / posted / chains) as u32, WRITE);
+            b.rx.post(&b.driver.memory, id, &parts, indirect);
+        }
+        let (wire, id) = (wire(VnetHdr::PLAIN, 1, total - 12), a.tx.vacant(sent).unwrap());
+        a.driver.memory.write(a.tx.offset(id), &wire);
+        let parts = pieces(a.tx.buffer(id), sent, (total / sent) as u32, 0);
+        a.tx.post(&a.driver.memory, id, &parts, indirect);
+        a.device.poll();
+        assert_eq!(a.sent(), (direct, 1), "{sent} pieces to {chains} chains of {posted}");
+        assert_eq!(b.rx.entries().len(), chains * direct as usize);
+        b.device.poll();
+        assert_eq!(b.received().concat()[12..], wire[12..]);
+        a.assert_clean();
+        b.assert_clean();
+    }
+}
+
+/// What was walked in vain is charged to the budget of the same pass: 8,192 pieces.
+#[test]
+fn a_walk_that_is_given_up_is_charged() {
+    const RING: u16 = 256;
+    let features = [PLAIN | feature::INDIRECT_DESC, MERGEABLE];
+    let [mut a, mut b] = linked_by(features, |_, port, features| Guest::of(Options::default(), RING, port, features));
+    b.post(64, 4);
+    for _ in 0..RING {
+        let id = a.tx.vacant(1).unwrap();
+        a.tx.post(&a.driver.memory, id, &pieces(a.tx.buffer(0), 32, 8, 0), true);
+    }
+    a.device.poll();
+    // The chain of the first frame, and 49 buffers.
+    assert_eq!(a.sent(), (0, (8192 - 32 - 49u64).div_ceil(32)));
+}
+
+/// A device whose memory another process may serve is neither the sender nor the receiver of a
+/// direct copy.
+#[test]
+fn any_memory_file_excludes_the_direct_copy() {
+    for excluded in [0, 1] {
+        let mut guests = linked_by([PLAIN, PLAIN], |n, port, features| {
+            let options = Options { any_memory_file: n == excluded, ..Options::default() };
+            Guest::of(options, ENTRIES, port, features)
+        });
+        let [a, b] = &mut guests;
+        b.post(8, 2048);
+        (0..8).for_each(|n| _ = a.send(&wire(VnetHdr::PLAIN, n, 100)));
+        a.device.poll();
+        assert_eq!((a.sent(), b.rx.entries().len()), ((0, 8), 0));
+        b.device.poll();
+        assert_eq!(b.received(), [0, 1, 2, 3, 4, 5, 6, 7].map(|n| delivered(wire(VnetHdr::PLAIN, n, 100))));
+        guests.iter().for_each(Guest::assert_clean);
+    }
 }
 
 /// Interrupts go to the driver that has asked for them: the receiver's for what has arrived, the

@@ -48,7 +48,8 @@ pub struct Options {
     ///
     /// **Warning**: an access to another file waits for its file system. If the front end serves
     /// that file system (FUSE) and does not answer, a thread of the device waits without a limit,
-    /// and with it every later front end.
+    /// and with it every later front end. So frames between this device and another one
+    /// ([`Cross`](super::port::Cross)) are never copied directly, but by way of the cable.
     pub any_memory_file: bool,
     /// The most bytes of memory that a front end may have mapped here, and so the most that it can
     /// make this process allocate. By default, and at most, [`crate::guest_memory::MAX_BYTES`].

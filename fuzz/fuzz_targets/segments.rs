@@ -9,9 +9,9 @@ use netmem_fuzz::Input;
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{
-    Accepted, Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Ecn, Flags, Full,
-    Header, Held, KeepAlive, Listener, Options, Outgoing, Output, ReadOutcome, Secret, SegmentMeta, Seq, Timestamps,
-    Unreachable,
+    Accepted, Answer, ArrivingSegment, Budget, Chunk, Config, Connection, ConnectionTemplate, DeliveryError, Ecn,
+    Flags, Full, Header, Held, KeepAlive, Listener, Options, Outgoing, Output, ReadOutcome, Secret, SegmentMeta, Seq,
+    Timestamps, Unreachable,
 };
 use netmem_testing::simulated_memory::{self, Memory, Posted, SharedBytes};
 use std::cell::Cell;

@@ -62,6 +62,8 @@ pub(super) fn table(name: &str, records: &[Record]) -> anyhow::Result<String> {
     if records.is_empty() {
         return Ok("No results are committed yet.\n".to_owned());
     }
+    // The README has one table of headlines: of the first machine.
+    let records = if matches!(table, Table::Headlines) { &records[..1] } else { records };
     Ok(records.iter().map(|record| table.of(record)).collect::<Vec<_>>().join("\n"))
 }
 

@@ -126,7 +126,7 @@ impl Rings {
 
     /// All places, for sequences: the one of a position is at its [index](Position::index).
     #[inline]
-    #[cfg_attr(loom, allow(dead_code, reason = "a model has no assembly"))]
+    #[cfg_attr(any(loom, not(target_arch = "x86_64")), allow(dead_code, reason = "only assembly has it"))]
     pub(crate) fn places(&self) -> *const AtomicU64 {
         self.0.as_ptr().cast()
     }

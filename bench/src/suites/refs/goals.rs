@@ -13,6 +13,9 @@ const GATE: &str = "The gate is a load and a compare for each operation. They co
 /// Why a shared count is not slower.
 const ONE_CACHE: &str = "Two CPUs under one cache rarely repeat a compare-and-swap, and a C program with nothing but the two loops has the \
                          same ratio. The count loses with more CPUs.";
+/// Why many threads gain less from the count without retries.
+const ONE_SOCKET: &str =
+    "Seen on one machine with 16 CPUs of one socket (1.7 to 1.8). The goal is of a measurement with 112 CPUs.";
 
 /// All goals.
 pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
@@ -33,7 +36,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
             least(2, "refcount / rcuref_batched >= 1.4", ratio("refcount", 2, "rcuref_batched", 2), "x", 1.4)
                 .open(ONE_CACHE),
             most(16, "percpuref / percpuref x1, over the same of plain, <= 1.1", flat(16), "x", 1.1),
-            least(16, "refcount / rcuref_batched >= 4", ratio("refcount", 16, "rcuref_batched", 16), "x", 4.0),
+            least(16, "refcount / rcuref_batched >= 4", ratio("refcount", 16, "rcuref_batched", 16), "x", 4.0)
+                .open(ONE_SOCKET),
         ],
         percpu,
     )

@@ -86,7 +86,7 @@ pub(crate) struct Counts {
     begin: u64,
 }
 
-/// Runs `poll`, which returns how many packets it found, for as long as `goes_on` says of the
+/// Runs `poll`, which returns how many packets it found, while `goes_on` returns true for the
 /// nanoseconds since the start.
 #[inline(always)]
 fn count(clock: &Clock, mut poll: impl FnMut() -> usize, mut goes_on: impl FnMut(u64) -> bool) -> Counts {

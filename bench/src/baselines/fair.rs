@@ -2,7 +2,7 @@
 //! returned by itself, in a call, and the pages become visible 62 at a time.
 //!
 //! ```text
-//!   FairPool     descriptors ──► the caller's ring ──► count looked at (and home, and context), call ──┐
+//!   FairPool     descriptors ──► the caller's ring ──► count read (and home, and context), call ───────┐
 //!                     ▲                                                                               │
 //!                     └──── an array for each returning thread, published every 62 pages ◄─────────────┘
 //! ```
@@ -17,6 +17,7 @@
 use super::floor::{Desc, FloorPage, descs_of};
 use rtrb::chunks::WriteChunkUninit;
 use std::cell::Cell;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -86,27 +87,14 @@ pub(super) struct Home {
 
 /// A page of a [`FairPool`] that returns when it is dropped.
 #[derive(Debug)]
-pub struct FairPage {
-    desc: &'static Desc,
-    /// Offset and, in the upper half, length.
-    span: u64,
-}
+pub struct FairPage(FloorPage);
 
-const _: () = assert!(size_of::<FairPage>() == size_of::<FloorPage>());
+impl Deref for FairPage {
+    type Target = FloorPage;
 
-impl FairPage {
-    /// Bytes.
-    #[must_use]
     #[inline]
-    pub fn len(&self) -> usize {
-        (self.span >> 32) as usize
-    }
-
-    /// Always `false`: a page has bytes.
-    #[must_use]
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    fn deref(&self) -> &FloorPage {
+        &self.0
     }
 }
 
@@ -114,13 +102,13 @@ impl FairPage {
 impl Drop for FairPage {
     #[inline]
     fn drop(&mut self) {
-        if !self.desc.is_sole() {
+        if !self.is_sole() {
             return;
         }
-        let Some(home) = self.desc.home else { return };
+        let Some(home) = self.desc().home else { return };
         // In the context, a pool with an array cache would put the page there. This one has none.
         if !ptr::eq(CONTEXT.get(), home) {
-            give_home(home, self.desc);
+            give_home(home, self.desc());
         }
     }
 }
@@ -204,7 +192,7 @@ impl FairPool {
     /// Fills places with pages that return when they are dropped.
     #[inline]
     pub fn alloc_dropping(&mut self, places: WriteChunkUninit<'_, FairPage>) -> usize {
-        self.fill(places, |desc| FairPage { desc, span: FloorPage::new(desc).span() })
+        self.fill(places, |desc| FairPage(FloorPage::new(desc)))
     }
 }
 

@@ -79,11 +79,6 @@ impl FloorPage {
         self.desc
     }
 
-    #[inline]
-    pub(super) fn span(&self) -> u64 {
-        self.span
-    }
-
     /// Bytes.
     #[must_use]
     #[inline]

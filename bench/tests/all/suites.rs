@@ -245,8 +245,8 @@ fn tokens_have_every_way_and_setting() {
         let row = rows.iter().find(|row| row["name"] == name).unwrap();
         assert!(bytes.contains(&figures(row)[0]), "{row}");
     }
-    // In each of four settings, three ratios with two threads and two with one; and flatness in both
-    // orders with one.
+    // In each of four settings, three ratios with two threads and two with one; and flatness in
+    // both orders with one.
     let [one, two] = [(1, 4 * 2 + 2), (2, 4 * 3)].map(|(n, goals)| if threads.contains(&n) { goals } else { 0 });
     assert_eq!(verdicts(&report), one + two);
 }

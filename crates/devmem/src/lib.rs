@@ -24,8 +24,8 @@
 //! # Tokens
 //!
 //! A fragment in device memory is delivered as an offset in a binding and a [`Token`]. A token is a
-//! number that is valid on one socket only. Returning the token drops the reference to the page.
-//! A token is the first number of its binding's range plus the page's index. For each page the socket
+//! number that is valid on one socket only. Returning the token drops the reference to the page. A
+//! token is the first number of its binding's range plus the page's index. For each page the socket
 //! has two numbers: how often it was delivered, and how often it was returned. So a receive is a
 //! store, and the threads that return tokens take a lock of their own, once for 16 tokens.
 //!

@@ -40,8 +40,9 @@
 //! A thread that is preempted between the two leaves a magazine that is *unpublished*. The next
 //! thread of this CPU publishes it before it rotates. A taker that has closed the gate publishes it
 //! for the CPU. A thread that finds itself on another CPU, or its CPU's lock taken, publishes by a
-//! compare-and-swap: the place must be as it left it. Both find it: the position of the loaded magazine is not in its place. In one
-//! sequence of two stores, an abort between them would look like one before them.
+//! compare-and-swap: the place must be as it left it. Both find it: the position of the loaded
+//! magazine is not in its place. In one sequence of two stores, an abort between them would look
+//! like one before them.
 //!
 //! **Why the number is stored first.** The place must hold `m` when `m` is in no word any more, and
 //! a thread that publishes for another does not know `m`. A sequence that is restarted in between

@@ -238,6 +238,17 @@ mod tests {
     use crate::gate::Gate;
     use crate::mode::Mode;
 
+    /// Repeats `round` until it has run on one CPU. It returns false if the thread was moved to
+    /// another CPU, which has no magazine.
+    pub(super) fn on_one_cpu(round: impl Fn(isize, &Gate) -> bool) {
+        let gate = Gate::new().unwrap();
+        let Ok(area) = some(pin::by_mm_cid()).or(some(pin::by_cpu_id())) else {
+            assert!(matches!(mode(), Mode::Portable(_)));
+            return;
+        };
+        assert!((0..100).any(|_| round(area, &gate)), "the thread was moved in each of 100 rounds");
+    }
+
     /// The same sequences with the index of older kernels, the CPU's number.
     #[test]
     fn by_cpu_id() {

@@ -14,7 +14,8 @@
 //! `polling`: no thread sleeps. The thread of an end polls the device, so that two CPUs are enough.
 //! Without offloads the stacks compute all checksums, segments are at most 1500 bytes, and the
 //! kernel does not merge received segments. With checksum offload the device computes checksums and
-//! cuts nothing. The kernel's sockets use CUBIC, as our stack does. [`turns`] has all on one thread.
+//! cuts nothing. The kernel's sockets use CUBIC, as our stack does. [`turns`] has all on one
+//! thread.
 //!
 //! [`replies`] is about our stack alone: servers on many threads count one destination entry.
 //!

@@ -79,8 +79,8 @@ impl<P: Port> Ours<P> {
         let addresses = vec![address(end)];
         let interface = Interface { mac: Mac(endpoint::mac(&addresses)), mtu: link.mtu, addresses };
         // A connection that is alone promises its peer a quarter of the stack's pages, less those
-        // that are kept for others (`tcp::Budget`). The sink holds all of `limit`: with fewer pages,
-        // its window would close and never open.
+        // that are kept for others (`tcp::Budget`). The sink holds all of `limit`: with fewer
+        // pages, its window would close and never open.
         let pages = 5 * u32::try_from(memory.pages() + SPARE / 2)?;
         let options = StackOptions { pages, ..StackOptions::default() };
         let clock = Clock::start();

@@ -43,8 +43,8 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
         targets.extend([most(1.5), most(alone).open(open), map(least), map(two).open(open)]);
         targets.push(Target::least(2, each, over(2, "locked_each"), "x", 4.0));
     }
-    // With more threads, tokens of one binding in order gain more than others: they are consecutive,
-    // and are found together, so a lock is held for less time.
+    // With more threads, tokens of one binding in order gain more than others: they are
+    // consecutive, and are found together, so a lock is held for less time.
     for (sequence, most) in [(Sequence::InOrder, 1.4), (Sequence::Mixed, 1.1)] {
         let what = format!("{}: ranges, 8 bindings / 1 binding <= {most}", sequence.name());
         let flat = ratio(rows, &row(sequence, 1, "ranges", 8), &row(sequence, 1, "ranges", 1));

@@ -71,7 +71,7 @@ impl HeldCounts {
         self.all()[index as usize].fetch_add(1, Ordering::Release);
     }
 
-    /// Takes one from the count of page `index`. Returns false if the count is 0.
+    /// Decrements the count of page `index`. Returns false if the count is 0.
     pub(super) fn take_one(&self, index: u32) -> bool {
         let count = &self.all()[index as usize];
         // The count is read first: an exchange that fails writes nevertheless, and would make the

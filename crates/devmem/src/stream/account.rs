@@ -8,11 +8,10 @@
 //!                               which opens the window and wakes the stack
 //! ```
 //!
-//! When the stream receives a page, it adds the token to a list. When the stream is dropped, it passes
-//! the list to the account. So closing the account reads only the counts of this list, and not the
-//! whole table. When the list is twice as long as after its last
-//! shortening, it is shortened to the tokens that are still held. So shortening costs constant time
-//! for each token.
+//! When the stream receives a page, it adds the token to a list. When the stream is dropped, it
+//! passes the list to the account. So closing the account reads only the counts of this list, and
+//! not the whole table. When the list is twice as long as after its last shortening, it is
+//! shortened to the tokens that are still held. So shortening costs constant time for each token.
 
 use crate::binding::{BindingCount, BindingRef};
 use crate::tokens::{Owned, Receiver, Shared, TokenRange, TokenStats, TooManyRanges};
@@ -203,8 +202,8 @@ impl<C: BindingCount> StreamReturner<C> {
     ///
     /// If the peer's window was closed because pages were missing, the stack is woken to open it.
     ///
-    /// Costs a critical section, a lock of the stack's returning threads for each 16 fragments, and two
-    /// atomic operations for the call.
+    /// Costs a critical section, a lock of the stack's returning threads for each 16 fragments, and
+    /// two atomic operations for the call.
     ///
     /// # Errors
     ///

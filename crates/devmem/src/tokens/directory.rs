@@ -7,9 +7,9 @@
 //!               24 ──────────────► │ 24 │            taken by 8: further, from a hash of the number
 //! ```
 //!
-//! A range of tokens begins with a block, so a block has tokens of one binding only. A directory has
-//! at least twice as many entries as blocks. So consecutive blocks, of any number of bindings with
-//! consecutive ranges, are all at their first place.
+//! A range of tokens begins with a block, so a block has tokens of one binding only. A directory
+//! has at least twice as many entries as blocks. So consecutive blocks, of any number of bindings
+//! with consecutive ranges, are all at their first place.
 //!
 //! Entries are added while other threads read. An entry does not change until the directory is
 //! dropped. To remove entries, and to have more of them, the table makes another directory.

@@ -1,5 +1,5 @@
-//! The number of deliveries of a page in the table that the streams of a stack share, with the socket
-//! that holds the page.
+//! The number of deliveries of a page in the table that the streams of a stack share, with the
+//! socket that holds the page.
 //!
 //! ```text
 //!   63     holder     32 31    delivered     0
@@ -24,8 +24,8 @@
 //! ```
 //!
 //! The stack's thread changes the socket's number only if no socket holds the page. It reads
-//! `returned`, which the returning CPU wrote last, only if the number differs from that of the socket
-//! to which it delivers.
+//! `returned`, which the returning CPU wrote last, only if the number differs from that of the
+//! socket to which it delivers.
 //!
 //! # The races
 //!
@@ -37,9 +37,9 @@
 //! in the table: the two write different numbers. The socket's number stays the same.
 //!
 //! **Return against the next socket.** The page was returned, and then received payload of another
-//! socket. A late return of the first socket finds the whole word from before or after the delivery:
-//! its own number and `delivered` equal to `returned`, or the other socket's number. Both are
-//! ignored.
+//! socket. A late return of the first socket finds the whole word from before or after the
+//! delivery: its own number and `delivered` equal to `returned`, or the other socket's number. Both
+//! are ignored.
 //!
 //! ```text
 //!   return, socket 7               return, socket 7            the stack's thread
@@ -60,8 +60,8 @@
 //! # Memory ordering
 //!
 //! The ordering is that of the table. If the stack's thread finds that no socket holds a page, it
-//! reads `returned` relaxed: the page was returned to its pool after that store, and the pool orders
-//! all earlier accesses before those of the thread that allocates the page next.
+//! reads `returned` relaxed: the page was returned to its pool after that store, and the pool
+//! orders all earlier accesses before those of the thread that allocates the page next.
 
 use super::counts::{Block, Delivered, position};
 use super::pages::Pages;

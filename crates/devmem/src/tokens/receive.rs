@@ -1,9 +1,9 @@
 //! The receive side of a socket's token table.
 //!
 //! A socket has one receiver, so this side needs no lock: it keeps a list of its own of the ranges,
-//! and the last ones that it used by the bindings' ids. It locks the shared table only for a binding
-//! that it has not met, and for pages whose block does not exist yet. A fragment is counted last,
-//! when its delivery can no longer fail.
+//! and the last ones that it used by the bindings' ids. It locks the shared table only for a
+//! binding that it has not met, and for pages whose block does not exist yet. A fragment is counted
+//! last, when its delivery can no longer fail.
 
 use super::counts::{Block, Count, Counts, Delivered};
 use super::directory::Directory;
@@ -161,8 +161,8 @@ impl<B: Pages + Clone, K: Delivered> Receiver<B, K> {
         self.make(binding, index, idle)
     }
 
-    /// Prefetches the cache lines that a delivery of page `index` uses, if the binding was looked up
-    /// recently. Does nothing otherwise.
+    /// Prefetches the cache lines that a delivery of page `index` uses, if the binding was looked
+    /// up recently. Does nothing otherwise.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn prefetch(&self, binding: &B, index: u32) {
@@ -238,7 +238,8 @@ pub struct ReceiveOne<'t> {
 }
 
 impl ReceiveOne<'_> {
-    /// Counts the fragment, and returns its token, which can be returned from now on. Costs a store.
+    /// Counts the fragment, and returns its token, which can be returned from now on. Costs a
+    /// store.
     ///
     /// # Safety
     ///
@@ -266,7 +267,8 @@ pub struct Receive<'t, B: Pages + Clone> {
 }
 
 impl<B: Pages + Clone> Receive<'_, B> {
-    /// Reserves a fragment in page `index`, and returns the token that it will have. Counts nothing.
+    /// Reserves a fragment in page `index`, and returns the token that it will have. Counts
+    /// nothing.
     ///
     /// # Errors
     ///

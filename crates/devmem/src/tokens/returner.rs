@@ -32,7 +32,8 @@ impl<B: Pages + Clone> Returner<B> {
     /// rest. Tokens that were never received, or were returned as often as received, are ignored
     /// and counted in [`stats`](Self::stats).
     ///
-    /// Costs a critical section and, for each 16 fragments, a lock of the socket's returning threads.
+    /// Costs a critical section and, for each 16 fragments, a lock of the socket's returning
+    /// threads.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@
 //!               a gap here is used only after `next` has wrapped around
 //! ```
 //!
-//! Number 0 is never allocated, so a token that was not filled in is in no range. A range begins with
-//! a block of counts, so that each block has tokens of one binding.
+//! Number 0 is never allocated, so a token that was not filled in is in no range. A range begins
+//! with a block of counts, so that each block has tokens of one binding.
 
 use super::counts::BLOCK;
 

@@ -167,8 +167,8 @@ impl<B, K: Delivered> Range<B, K> {
     }
 }
 
-/// The directory of a table. It is an `Arc` of the standard library, because a model has no race for
-/// its count: it is cloned and dropped under a lock, or after a grace period.
+/// The directory of a table. It is an `Arc` of the standard library, because a model has no race
+/// for its count: it is cloned and dropped under a lock, or after a grace period.
 pub(crate) type Blocks<B, K> = Directory<K, Range<B, K>>;
 
 /// The ranges in use, as a thread that looks up a token reads them.
@@ -211,8 +211,8 @@ impl<B: Pages, K: Delivered> Ranges<B, K> {
         Table { ranges: self.live.iter().cloned().collect(), directory: self.directory.clone() }
     }
 
-    /// Makes a directory of the blocks of all ranges, with room for at least one more: twice as large
-    /// if the last one was full.
+    /// Makes a directory of the blocks of all ranges, with room for at least one more: twice as
+    /// large if the last one was full.
     fn rebuild(&mut self) {
         self.blocks = self.live.iter().map(|range| range.counts.len()).sum();
         let directory = Directory::with_room(self.blocks + 1);

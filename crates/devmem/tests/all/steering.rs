@@ -347,7 +347,7 @@ fn poll(queues: &VirtioRxQueues, queue: usize, into: &Mutex<Option<FlowQueue>>) 
 
 /// Proves MEM-4, MEM-3 and MEM-6: six sockets receive from two bindings, and their flows are
 /// steered between the queues all the time. Every datagram arrives once, and its bytes are where
-/// the socket says. No token belongs to two pages, while another thread returns tokens. Then both
+/// the socket reports them. No token belongs to two pages, while another thread returns tokens. Then both
 /// bindings are unbound with tokens out, and drain.
 #[test]
 fn flows_are_steered_between_bindings() {

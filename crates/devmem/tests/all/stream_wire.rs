@@ -194,7 +194,7 @@ impl Rig {
         crate::memory_common::until(|| !self.driver.as_ref().expect("it is there").0.is_connected());
     }
 
-    /// Another back end takes the queues over.
+    /// Another back end continues with the queues.
     pub fn connect_device(&mut self) {
         let (device, backend) = self.wire.device();
         self.device = Some(device);

@@ -64,8 +64,8 @@ impl<M: Mapped> Carrier for M {
     type Ticket = HeaderTicket<M>;
 }
 
-/// A transmission of one frame, or of several that were cut here. The headers of each frame are in a
-/// separate page, which the packet and this value hold. When only this value holds it, the device
+/// A transmission of one frame, or of several that were cut here. The headers of each frame are in
+/// a separate page, which the packet and this value hold. When only this value holds it, the device
 /// has completed the frame. So the driver does not need to report completions.
 pub struct HeaderTicket<M: Memory>(Heads<M>);
 

@@ -6,9 +6,9 @@
 //!   frames   │ headers │ payload  │ headers │ payload   │ headers │ payload
 //! ```
 //!
-//! A device with segmentation offload gets a unit as one frame. For any other, the unit is cut here:
-//! all segments share one set of headers, which is patched for each of them. If the ring has no room
-//! for all, it gets the first ones.
+//! A device with segmentation offload gets a unit as one frame. For any other, the unit is cut
+//! here: all segments share one set of headers, which is patched for each of them. If the ring has
+//! no room for all, it gets the first ones.
 //!
 //! Why not in the state machine: it has no path, writes no headers, and knows no queue. It calls
 //! this [`Output`] for each unit.

@@ -4,8 +4,8 @@
 //! full. The connection then has not changed, and passes the same segment again.
 //!
 //! A connection hands out its payload in units of up to 64 KiB, and a unit is cut into segments as
-//! late as possible: by the device, or by the output. The cost of choosing, noting and acknowledging
-//! is that of a unit.
+//! late as possible: by the device, or by the output. The cost of choosing, noting and
+//! acknowledging is that of a unit.
 
 use super::{Carrier, Header};
 
@@ -20,8 +20,8 @@ pub struct Outgoing<'a, C: Carrier> {
     /// Bytes of payload.
     pub payload_len: u32,
     /// Bytes of payload in a segment. If there is more payload than this, the device or the output
-    /// cuts it. FIN and PSH of the header are then those of the last segment, and CWR is that of the
-    /// first.
+    /// cuts it. FIN and PSH of the header are then those of the last segment, and CWR is that of
+    /// the first.
     pub segment_size: u32,
     /// Whether the IP header declares an ECN-capable transport: ECT(0).
     pub ect: bool,

@@ -1,7 +1,7 @@
 //! The headers of the segments of a unit: they are written once, and patched for each segment.
 //!
-//! Why: of two segments of equal length, only sequence number, flags and checksum differ. The sum of
-//! all other bytes that the checksum covers is kept.
+//! Why: of two segments of equal length, only sequence number, flags and checksum differ. The sum
+//! of all other bytes that the checksum covers is kept.
 
 use super::MAX_HEADERS;
 use super::emit::{Body, EmitError, Outer};

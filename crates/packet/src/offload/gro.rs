@@ -67,7 +67,8 @@ pub struct GroStats {
 /// the connection needs neither, and may treat the checksum as verified.
 ///
 /// Cost: for each frame that is passed, the headers are copied, and compared with what the segment
-/// before predicts. If they differ, they are parsed, and compared with up to 16 flows. Allocates when it is made, and the list of fragments of each joined packet.
+/// before predicts. If they differ, they are parsed, and compared with up to 16 flows. Allocates
+/// when it is made, and the list of fragments of each joined packet.
 ///
 /// ```
 /// use netmem_packet::{Gro, Packet, Poll, RxQueue};
@@ -128,7 +129,8 @@ impl<M: Mapped> Held<M> {
     }
 
     /// Whether a packet with these first bytes continues the held segments as predicted. It is in
-    /// one piece, and nothing is known of its checksum but that the headers are not to be completed.
+    /// one piece, and nothing is known of its checksum but that the headers are not to be
+    /// completed.
     #[inline]
     fn is_predicted(&self, head: &[u8; MAX_HEAD], packet: &Packet<M>) -> bool {
         let Some(prediction) = &self.prediction else { return false };

@@ -235,8 +235,8 @@ impl Join {
         self.short = next.payload < self.first.payload;
     }
 
-    /// Whether a frame with these first bytes continues these segments, as the prediction from the
-    /// first one says. If it does, it has as many bytes of payload as the first one.
+    /// Whether a frame with these first bytes continues these segments, as the prediction that was
+    /// made from the first one. If it does, it has as many bytes of payload as the first one.
     #[inline]
     pub(crate) fn is_as_predicted(&self, prediction: &Prediction, head: &[u8; MAX_HEAD]) -> bool {
         let headers = self.at.payload;
@@ -245,7 +245,8 @@ impl Join {
             && headers + self.payload + self.first.payload - self.at.l3 <= MAX_IP
     }
 
-    /// Adds a frame that [is as predicted](Self::is_as_predicted). Returns the bytes of its payload.
+    /// Adds a frame that [is as predicted](Self::is_as_predicted). Returns the bytes of its
+    /// payload.
     #[inline]
     pub(crate) fn add_predicted(&mut self) -> usize {
         let payload = self.first.payload;

@@ -1,13 +1,13 @@
-//! The prediction of the next segment of a flow: nearly all segments of a large transfer differ from
-//! the one before in their numbers and checksums alone.
+//! The prediction of the next segment of a flow: nearly all segments of a large transfer differ
+//! from the one before in their numbers and checksums alone.
 //!
 //! ```text
 //!   headers   │ Ethernet │ IPv4: .. length id .. checksum .. │ TCP: .. number .. flags .. checksum .. │
 //!   mask        11111111         11     00 00 11   00     11        11   00   11  11   11   00    11
 //! ```
 //!
-//! The fields under the mask are compared with those of the first segment all at once, and the others
-//! one by one. A prediction that holds implies all that [`Joinable`](super::Joinable) and
+//! The fields under the mask are compared with those of the first segment all at once, and the
+//! others one by one. A prediction that holds implies all that [`Joinable`](super::Joinable) and
 //! [`Join`](super::Join) require. If it fails, they decide.
 
 use super::checksum::Sum;

@@ -4,8 +4,9 @@
 //! their carries are added, too: 64 bits at a time, with the carries counted apart from the sum.
 //!
 //! A processor with AVX2 adds 16 words of 16 bits by three instructions. `vpmaddwd` by ones adds
-//! neighbours into 32 bits, but takes them as signed. Each word is therefore lowered by 2^15 before,
-//! by flipping its highest bit, and as many times 2^15 as there are words are added at the end.
+//! neighbours into 32 bits, but reads them as signed. Each word is therefore lowered by 2^15
+//! before, by flipping its highest bit, and as many times 2^15 as there are words are added at the
+//! end.
 //!
 //! Both ways add numbers that are equal modulo 0xffff, and both return 0 only if all bytes are 0.
 

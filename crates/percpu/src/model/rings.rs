@@ -108,8 +108,8 @@ fn rotate_against_rotate() {
     });
 }
 
-/// A thread that is moved to another CPU in the middle of an exchange, while the taker takes and the
-/// next thread of the CPU gives: the magazine is published once, and waits for no further item.
+/// A thread that is moved to another CPU in the middle of an exchange, while the taker takes and
+/// the next thread of the CPU gives: the magazine is published once, and waits for no further item.
 #[test]
 fn rotate_against_a_move() {
     check(Some(3), || {

@@ -308,21 +308,14 @@ pub(crate) mod cpu_id {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::on_one_cpu;
     use super::*;
-    use crate::decision::mode;
     use crate::gate::Gate;
-    use crate::mode::Mode;
 
-    /// Every answer of the sequences, with the index that older kernels have. The thread may be
-    /// moved to another CPU, which has no magazine: then the round starts again.
+    /// Every answer of the sequences, with the index that older kernels have.
     #[test]
     fn by_cpu_id() {
-        let gate = Gate::new().unwrap();
-        let Ok(area) = some(pin::by_mm_cid()).or(some(pin::by_cpu_id())) else {
-            assert!(matches!(mode(), Mode::Portable(_)));
-            return;
-        };
-        assert!((0..100).any(|_| round(area, &gate)), "the thread was moved in each of 100 rounds");
+        on_one_cpu(round);
     }
 
     /// Returns false if the thread was moved.

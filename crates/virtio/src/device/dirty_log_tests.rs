@@ -173,8 +173,9 @@ fn bytes_are_noted_after_they_are_written() {
     }
 }
 
-/// From queue pair to queue pair: the frame is marked, then the used index of the receiver, and then
-/// that of the sender. A front end that sees a chain as sent finds the frame in the receiver's ring.
+/// From queue pair to queue pair: the frame is marked, then the used index of the receiver, and
+/// then that of the sender. A front end that sees a chain as sent finds the frame in the receiver's
+/// ring.
 #[test]
 fn a_sender_is_completed_after_its_receiver() {
     /// Where the ring of the sender is.

@@ -142,8 +142,8 @@ impl<P: Port> Worker<P> {
     }
 
     /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.
-    /// Returns at once if there is work, if another thread is at work in a pair of the worker, or if
-    /// memory may be lost.
+    /// Returns at once if there is work, if another thread is at work in a pair of the worker, or
+    /// if memory may be lost.
     fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
         let Self { shared, wakers, index, ports, faults, .. } = self;
         // A pair that another thread had locked was not checked for lost memory.

@@ -1,8 +1,8 @@
 //! The device's counters. Any thread can read them at any time; they are written once per pass, not
 //! per frame.
 //!
-//! A frame counts in a [`Tally`] on the stack of the pass, so that no two threads write to one cache
-//! line for each frame.
+//! A frame counts in a [`Tally`] on the stack of the pass, so that no two threads write to one
+//! cache line for each frame.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,7 +2,8 @@
 //!
 //! Consecutive buffers are usually in one region, or in two that take turns: a guest's memory below
 //! and above 4 GiB, or headers and payload. A view keeps the last region, so that the common
-//! translation is two comparisons, and the number of the one before, which is tried before a search.
+//! translation is two comparisons, and the number of the one before, which is tried before a
+//! search.
 
 use std::marker::PhantomData;
 

@@ -18,8 +18,8 @@ fn accept(receiver: &mut Receiver<SharedBytes>, from: u32, len: u32, fin: bool) 
     receiver.accept(seq, len, std::iter::once(SharedBytes::numbered(seq.0, len)), fin)
 }
 
-/// The buffers of a joined segment are counted as those of its chunks one by one, also if the window
-/// ends within it, or if not all of them are free.
+/// The buffers of a joined segment are counted as those of its chunks one by one, also if the
+/// window ends within it, or if not all of them are free.
 #[test]
 fn buffers_of_a_joined_segment_are_counted_together_and_each_for_itself() {
     let joined = |receiver: &mut Receiver<SharedBytes>, chunks: u32| {

@@ -237,8 +237,8 @@ impl<C: Carrier> Sender<C> {
     }
 
     /// Handles that a transmission was posted to the device: the one that
-    /// [`poll_transmit`](Self::poll_transmit) returned, or the first [part](Transmission::cut) of it.
-    /// `poll_transmit` is to be called again.
+    /// [`poll_transmit`](Self::poll_transmit) returned, or the first [part](Transmission::cut) of
+    /// it. `poll_transmit` is to be called again.
     pub fn handle_sent(&mut self, transmission: &Transmission, ticket: C::Ticket, now: Time) {
         let at = now.micros();
         self.scratch.clear();

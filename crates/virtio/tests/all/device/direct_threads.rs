@@ -121,6 +121,22 @@ fn beside(workers: Vec<Worker<Cross>>, controls: &[Control], spin: Spin, test: i
     });
 }
 
+/// Two devices of one pair each, connected to each other.
+fn connected() -> [NetDevice<Cross>; 2] {
+    let mut ends = Cross::cable().into_iter();
+    [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap())
+}
+
+/// Starts both rings of the sender, and the receive ring of the receiver, without buffers.
+fn one_way(from: &mut Driver, to: &mut Driver) -> Side {
+    from.share_memory();
+    to.share_memory();
+    let side = Side::start(from, 0);
+    to.start_ring(SIZE);
+    to.enable(0);
+    side
+}
+
 /// Traffic in both directions: bursts, pauses, and receivers without buffers for a time. All frames
 /// arrive in order.
 fn exchange(memories: [&Memory; 2], sides: &mut [Side; 2], frames: u32) {
@@ -259,18 +275,13 @@ fn a_chain_is_completed_after_its_frame_has_arrived() {
 /// buffers and its used ring are not written, until the ring is started again.
 #[test]
 fn a_receiver_that_has_stopped_is_not_written() {
-    let mut ends = Cross::cable().into_iter();
-    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let devices = connected();
     let controls = devices.each_ref().map(NetDevice::control);
     let stats = devices.each_ref().map(NetDevice::stats);
     let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
     beside(workers, &controls, Spin::Forever, || {
         let [mut from, mut to] = [0, 1].map(|n: usize| Driver::over(&controls[n], stats[n].clone(), PLAIN));
-        from.share_memory();
-        to.share_memory();
-        let mut a = Side::start(&mut from, 0);
-        to.start_ring(SIZE);
-        to.enable(0);
+        let mut a = one_way(&mut from, &mut to);
         let frames = || stats[1].rx_frames.load(Relaxed);
         for _ in 0..30 {
             to.post_rx(0, 0, SIZE, 2048);
@@ -304,18 +315,13 @@ fn a_receiver_that_has_stopped_is_not_written() {
 /// the ring stops, and the sender goes on.
 #[test]
 fn removed_memory_is_not_written() {
-    let mut ends = Cross::cable().into_iter();
-    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let devices = connected();
     let controls = devices.each_ref().map(NetDevice::control);
     let stats = devices.each_ref().map(NetDevice::stats);
     let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
     beside(workers, &controls, Spin::NONE, || {
         let [mut from, mut to] = [0, 1].map(|n: usize| Driver::over(&controls[n], stats[n].clone(), PLAIN));
-        from.share_memory();
-        to.share_memory();
-        let mut a = Side::start(&mut from, 0);
-        to.start_ring(SIZE);
-        to.enable(0);
+        let mut a = one_way(&mut from, &mut to);
         let frames = || stats[1].rx_frames.load(Relaxed);
         let stopped = || stats[1].queue_errors().map(|error| error.1).sum::<u64>();
         for n in 0..20 {
@@ -365,8 +371,7 @@ fn removed_memory_is_not_written() {
 /// which sleeps while it has buffers.
 #[test]
 fn a_frame_in_the_cable_wakes_its_worker() {
-    let mut ends = Cross::cable().into_iter();
-    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let devices = connected();
     let (controls, stats) = (devices.each_ref().map(NetDevice::control), devices.each_ref().map(NetDevice::stats));
     let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
     beside(workers, &controls, Spin::NONE, || {
@@ -401,8 +406,7 @@ fn a_frame_in_the_cable_wakes_its_worker() {
 #[test]
 fn a_receiver_that_sleeps_loses_its_memory() {
     sigbus::install().unwrap();
-    let mut ends = Cross::cable().into_iter();
-    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let devices = connected();
     let (controls, stats) = (devices.each_ref().map(NetDevice::control), devices.each_ref().map(NetDevice::stats));
     let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
     beside(workers, &controls, Spin::NONE, || {
@@ -432,8 +436,7 @@ fn a_receiver_that_sleeps_loses_its_memory() {
 #[test]
 fn a_full_cable_lets_both_sleep() {
     const MANY: u32 = 3000;
-    let mut ends = Cross::cable().into_iter();
-    let devices = [(); 2].map(|()| NetDevice::new(Options::default(), |_| Ok(ends.next().unwrap())).unwrap());
+    let devices = connected();
     let (controls, stats) = (devices.each_ref().map(NetDevice::control), devices.each_ref().map(NetDevice::stats));
     let workers = devices.into_iter().flat_map(|device| device.workers(1).unwrap()).collect();
     beside(workers, &controls, Spin::NONE, || {

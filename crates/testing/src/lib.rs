@@ -11,7 +11,7 @@
 //!   [`debian13`], [`libcuda`].
 //! * Programs, their reports and their logs: `process`, `schema`, [`on_event`].
 //! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`, [`pausing`].
-//! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`.
+//! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`, [`heap`].
 //! * Trouble: [`disturb`], [`stress_ops`], [`permutations`], [`without_membarrier`].
 #![cfg(not(loom))] // Models have no integration tests.
 #![allow(clippy::unwrap_used, clippy::missing_errors_doc, reason = "a helper that fails fails its test")]
@@ -34,6 +34,7 @@ mod emulated;
 pub mod flows;
 #[cfg(feature = "percpu")]
 mod forced_mode;
+pub mod heap;
 #[cfg(feature = "packet")]
 pub mod large_frames;
 pub mod libcuda;

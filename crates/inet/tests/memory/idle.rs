@@ -4,32 +4,11 @@ use crate::common::addr;
 use crate::common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, StackOptions};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use netmem_testing::heap::Counting;
 use std::time::Duration;
 
-/// Counts the bytes that are allocated.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all calls are passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static HEAP: Counting = Counting::new();
 
 /// Each connection has received and sent some segments, and is idle since. It holds no page, and
 /// little memory: its lists were freed. The goal is a kibibyte (docs/design/streams.md); the bound
@@ -82,11 +61,11 @@ fn an_idle_connection_is_small() {
     // What is allocated once: tables of timers, caches of routes.
     (0..100).for_each(|n| run(&mut wire, n));
     wire.pass(Duration::from_secs(10));
-    let before = ALLOCATED.load(Ordering::Relaxed);
+    let before = HEAP.bytes();
     (100..number).for_each(|n| run(&mut wire, n));
     wire.pass(Duration::from_secs(10));
     wire.pool.reclaim();
-    let each = (ALLOCATED.load(Ordering::Relaxed) - before) / (number as usize - 100);
+    let each = (HEAP.bytes() - before) / (number as usize - 100);
     println!("{each} bytes for each of {number} idle connections");
     assert_eq!((wire.stack.connections(), wire.stack.pages()), (number as usize, 0));
     assert_eq!(wire.pool.stats().inflight, 0);

@@ -5,6 +5,7 @@
 //! nanoseconds per frame, a trait object per frame would show. So calls are per batch, the handler
 //! is a type parameter, and nothing allocates.
 
+use crate::group::RxGroup;
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
@@ -33,6 +34,20 @@ pub trait Handler<M: Memory> {
     fn run(&mut self, frame: &mut XdpFrame<M>) -> Verdict {
         let _ = frame;
         Verdict::Pass
+    }
+
+    /// Receives frames that arrived together, up to 64. By default [`run`](Self::run) is called for
+    /// each, and its verdict is executed.
+    ///
+    /// A handler that implements it must also handle single frames, by [`run`](Self::run) and
+    /// [`pass`](Self::pass): a queue delivers frames of several buffers, segments, and frames with
+    /// an unfinished checksum one by one, and a queue may know no groups.
+    #[inline(always)]
+    fn run_batch(&mut self, group: &mut RxGroup<'_, M>)
+    where
+        Self: Sized,
+    {
+        group.run_each(self);
     }
 
     /// Receives a frame with the verdict [`Pass`](Verdict::Pass).

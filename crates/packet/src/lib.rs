@@ -5,6 +5,7 @@
 //!                                                   Verdict::Tx             Handler::tx
 //!                                                   Verdict::Redirect       Handler::redirect
 //!                                                   Verdict::Pass           Handler::pass
+//!           RxGroup ──► Handler::run_batch          the same, of up to 64 frames; by default one by one
 //!                     Handler::flush                the end of the poll: bulks are sent
 //! ```
 //!
@@ -19,6 +20,7 @@
 mod bulk;
 mod device;
 mod frags;
+mod group;
 mod meta;
 mod offload;
 mod packet;
@@ -30,6 +32,7 @@ mod xdp;
 pub use bulk::{BulkStats, TxBulk};
 pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
 pub use frags::MAX_FRAGS;
+pub use group::{FrameCounts, GroupFrame, RxFrame, RxGroup};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use offload::{
     ChecksumError, Gro, GroStats, Headers, Join, Joinable, MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan,

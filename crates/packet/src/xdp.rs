@@ -71,6 +71,18 @@ impl<M: Memory> XdpFrame<M> {
         Self { page, start, end: start + len, len, frags: Frags::NONE, meta: Meta::default() }
     }
 
+    /// A frame whose head is `len` bytes from `start` of `page`, which are there.
+    #[inline(always)]
+    pub(crate) fn from_parts(page: Page<M>, start: u32, len: u32, meta: Meta) -> Self {
+        Self { page, start, end: start + len, len, frags: Frags::NONE, meta }
+    }
+
+    /// The head's page.
+    #[inline(always)]
+    pub(crate) fn page(&self) -> &Page<M> {
+        &self.page
+    }
+
     /// Adds a fragment; returns it if there is no room.
     ///
     /// # Errors

@@ -79,7 +79,7 @@ pub use memory::{
 };
 pub use netmem_percpu::prefetch;
 pub use options::PoolOptions;
-pub use page::Page;
+pub use page::{Page, PageId};
 pub use pool::{Napi, PagePool};
 pub use provider::{Provider, RegionProvider};
 pub use raw_page::RawPage;

@@ -14,6 +14,13 @@ use std::mem::ManuallyDrop;
 use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
 
+/// Which bytes of which page a [`Page`] is: see [`Page::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageId {
+    desc: usize,
+    span: Span,
+}
+
 /// Exclusive, writable bytes of one page; the unique counterpart of [`Frag`].
 ///
 /// ```text
@@ -132,6 +139,14 @@ impl<M: Memory> Page<M> {
     #[must_use]
     pub fn index(&self) -> u32 {
         self.desc().index()
+    }
+
+    /// Which bytes of which page these are. While a page is in use, two values with the same number
+    /// are the same value: bytes have one owner. For a holder that lends a page and gets one back.
+    #[inline(always)]
+    #[must_use]
+    pub fn id(&self) -> PageId {
+        PageId { desc: self.desc.as_ptr().addr(), span: self.span }
     }
 
     /// The device's address of the first byte, if the pool maps pages for a

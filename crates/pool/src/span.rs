@@ -5,7 +5,7 @@
 //! in small pieces and reads them in one large piece. The processor then waits for the stores (no
 //! store forwarding), which costs 20 ns per packet in the driver's receive path.
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span(u64);
 
 impl Span {

@@ -191,13 +191,13 @@ impl BoundMemory {
         let lost = self.ledger.out();
         if lost > 0 {
             LOST.fetch_add(lost, Ordering::Relaxed);
-            tracing::error!(
+            netmem_pool::trace::error!(
                 binding = self.id,
                 pages = lost,
                 "a binding was released, and some of its pages were not returned"
             );
         } else {
-            tracing::debug!(binding = self.id, "a binding has gone");
+            netmem_pool::trace::debug!(binding = self.id, "a binding has gone");
         }
         drop(self.supply);
         CLEANED.fetch_add(1, Ordering::Release);

@@ -158,7 +158,7 @@ fn asked() -> OsString {
 #[cold]
 #[inline(never)]
 fn report(error: &ForcedModeError) {
-    let warned = catch_unwind(AssertUnwindSafe(|| tracing::warn!("{error}; the best mode is used")));
+    let warned = catch_unwind(AssertUnwindSafe(|| crate::trace::warn!("{error}; the best mode is used")));
     // The payload is not dropped, because its drop may panic, too.
     warned.unwrap_or_else(std::mem::forget);
 }

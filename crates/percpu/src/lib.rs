@@ -81,6 +81,8 @@ mod rseq;
 mod sequence;
 mod sync;
 mod tagged;
+#[doc(hidden)]
+pub mod trace;
 mod word;
 
 pub use counter::Counter;

@@ -211,7 +211,7 @@ impl<M: Memory> Shared<M> {
         self.release_all(&mut panics);
         panics.call(|| {
             let (pool, out) = (self.name(), self.held());
-            tracing::info!(pool, out, "device gone: its pool's pages are unmapped");
+            netmem_percpu::trace::info!(pool, out, "device gone: its pool's pages are unmapped");
         });
         walk.resume();
         panics.resume();
@@ -232,7 +232,7 @@ impl<M: Memory> Shared<M> {
         if let Some(Err(error)) = &closed {
             panics.call(|| {
                 let pool = self.name();
-                tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
+                netmem_percpu::trace::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
             });
         }
         self.accept_list(self.returns.stack.close(), panics);
@@ -313,7 +313,7 @@ impl<M: Memory> Shared<M> {
             } else if outstanding == 0 {
                 Self::free(this.as_ptr(), &mut panics);
             }
-            panics.call(|| tracing::debug!(pool = record.name(), ?stats, outstanding, "pool closed"));
+            panics.call(|| netmem_percpu::trace::debug!(pool = record.name(), ?stats, outstanding, "pool closed"));
             // Not in a model, because the list outlives a model's execution.
             if outstanding > 0 && !cfg!(loom) {
                 linger::begin(record, outstanding, &mut panics);

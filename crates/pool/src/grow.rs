@@ -124,13 +124,13 @@ impl<M: SystemMemory> GrowingProvider<M> {
                 state.supply.next_region();
                 state.regions.push(Arc::new(region));
                 state.pages += pages;
-                tracing::debug!(pages = state.pages, limit = self.limit, "a provider grew");
+                netmem_percpu::trace::debug!(pages = state.pages, limit = self.limit, "a provider grew");
                 true
             }
             Err(error) => {
                 let mut state = self.state();
                 state.out_of_pages += 1;
-                tracing::warn!(%error, pages = state.pages, limit = self.limit, "a provider cannot grow");
+                netmem_percpu::trace::warn!(%error, pages = state.pages, limit = self.limit, "a provider cannot grow");
                 *believed = FAILURES_PER_REFUSAL;
                 false
             }

@@ -64,6 +64,9 @@ mod sync;
 mod vhost_domain;
 mod waiters;
 
+#[doc(hidden)]
+pub use netmem_percpu::trace;
+
 pub use bulk::Bulk;
 pub use bytes_owner::BytesOwner;
 pub use context::outside_context;

@@ -36,7 +36,8 @@ fn list() -> MutexGuard<'static, Vec<(Arc<Record>, Instant)>> {
 /// Adds a pool that begins to linger.
 pub(crate) fn begin(record: Arc<Record>, pages: u64, panics: &mut Panics) {
     list().push((record.clone(), Instant::now()));
-    panics.call(|| tracing::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));
+    panics
+        .call(|| netmem_percpu::trace::warn!(pool = record.name(), pages, "pool lingers until its last page is back"));
 }
 
 /// A pool whose end found the barrier refused, and how that is tried again. Returns false if it is
@@ -125,7 +126,12 @@ impl LingerReminder {
         if now >= self.next {
             self.next = now + Self::EVERY;
             for l in lingering() {
-                tracing::warn!(pool = l.name, pages = l.pages, age_s = l.age.as_secs(), "pool still lingers");
+                netmem_percpu::trace::warn!(
+                    pool = l.name,
+                    pages = l.pages,
+                    age_s = l.age.as_secs(),
+                    "pool still lingers"
+                );
             }
         }
         self.next

@@ -125,7 +125,7 @@ impl Drop for Mapping {
         self.guard = None;
         // SAFETY: the range is ours, and the owner of this value has dropped all pointers into it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.at.as_ptr(), self.len) } {
-            tracing::error!(%error, len = self.len, "a region could not be unmapped");
+            netmem_percpu::trace::error!(%error, len = self.len, "a region could not be unmapped");
         }
     }
 }

@@ -180,7 +180,7 @@ impl<M: Memory> PagePool<M> {
         pool.prefill(o.prefill)?;
         let (name, kind, cache) = (pool.name(), M::NAME, pool.shared().front.cache.capacity());
         let magazine = pool.shared().front.header.depot().map_or(0, Depot::capacity);
-        tracing::debug!(pool = name, kind, page_size, cache, magazine, held = pool.held(), "pool made");
+        netmem_percpu::trace::debug!(pool = name, kind, page_size, cache, magazine, held = pool.held(), "pool made");
         Ok(pool)
     }
 
@@ -344,7 +344,7 @@ impl<M: Memory> PagePool<M> {
             // This comes first, because the log subscriber may panic, and the page must not be
             // returned then.
             let page = ManuallyDrop::new(page);
-            tracing::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
+            netmem_percpu::trace::error!(pool = self.name(), ?page, "asked to quarantine a page of another pool");
             return;
         }
         desc.set_quarantined();

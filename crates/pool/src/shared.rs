@@ -162,7 +162,7 @@ impl<M: Memory> Shared<M> {
             Ok(Some(desc)) => return Some((desc, &cache.counters.alloc_slow)),
             Ok(None) => {}
             Err(error) => {
-                panics.call(|| tracing::debug!(pool = s.name(), %error, "a page could not be mapped"));
+                panics.call(|| netmem_percpu::trace::debug!(pool = s.name(), %error, "a page could not be mapped"));
             }
         }
         s.reclaim_after(interval, panics);
@@ -257,7 +257,7 @@ impl<M: Memory> Shared<M> {
         self.drain_stack(panics);
         if let Some(Err(error)) = &done {
             panics.call(|| {
-                tracing::warn!(pool = self.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+                netmem_percpu::trace::warn!(pool = self.name(), %error, "pages that other CPUs hold cannot be reclaimed");
             });
         }
         matches!(done, Some(Ok(())))
@@ -287,7 +287,7 @@ impl<M: Memory> Shared<M> {
             Some(Ok(true)) => c.reclaims.bump(),
             Some(Err(error)) => {
                 panics.call(|| {
-                    tracing::warn!(pool = self.name(), %error, "magazines of idle CPUs cannot be reclaimed");
+                    netmem_percpu::trace::warn!(pool = self.name(), %error, "magazines of idle CPUs cannot be reclaimed");
                 });
             }
             _ => {}

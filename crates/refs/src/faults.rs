@@ -40,14 +40,14 @@ pub fn faults() -> Faults {
 #[cold]
 pub(crate) fn saturated() {
     if counters::add(|f| &f.saturated) == 0 {
-        report(|| tracing::error!("a reference count overflowed and is saturated: its object is leaked"));
+        report(|| netmem_percpu::trace::error!("a reference count overflowed and is saturated: its object is leaked"));
     }
 }
 
 #[cold]
 pub(crate) fn imbalanced() {
     if counters::add(|f| &f.imbalanced) == 0 {
-        report(|| tracing::error!("a reference was put without a get, or taken from a count at zero"));
+        report(|| netmem_percpu::trace::error!("a reference was put without a get, or taken from a count at zero"));
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn imbalanced() {
 pub(crate) fn leaked(why: &dyn std::fmt::Display) {
     if counters::add(|f| &f.leaked) == 0 {
         report(
-            || tracing::error!(%why, "an object that is counted per CPU could not be killed: it is leaked until a later kill succeeds"),
+            || netmem_percpu::trace::error!(%why, "an object that is counted per CPU could not be killed: it is leaked until a later kill succeeds"),
         );
     }
 }
@@ -67,7 +67,10 @@ pub(crate) fn stalled(age: Duration) {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if !REPORTED.swap(true, Ordering::Relaxed) {
         report(|| {
-            tracing::warn!(?age, "a reader has been in a critical section for long: retired objects wait for it")
+            netmem_percpu::trace::warn!(
+                ?age,
+                "a reader has been in a critical section for long: retired objects wait for it"
+            )
         });
     }
 }
@@ -84,7 +87,7 @@ fn panicked(what: Box<dyn Any + Send>) {
     if counters::add(|f| &f.panicked) == 0 {
         let message = what.downcast_ref::<&str>().copied();
         let message = message.or_else(|| what.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        report(|| tracing::error!(message, "a deferred cleanup panicked"));
+        report(|| netmem_percpu::trace::error!(message, "a deferred cleanup panicked"));
     }
     drop_payload(what);
 }

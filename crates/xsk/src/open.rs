@@ -102,8 +102,9 @@ impl<M: UmemMemory> Umem<M> {
         sockets.push(Arc::downgrade(&socket));
         drop(sockets);
         let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
-        let reason = socket.copy_reason().map(tracing::field::display);
-        tracing::info!(interface = %target.interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
+        let reason = socket.copy_reason().map(|reason| reason.to_string());
+        let reason = reason.as_deref();
+        netmem_pool::trace::info!(interface = %target.interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
         let (pool, receive) = (filled.pool, filled.receive);
         let (transmit, features) = (rings.transmit, limits.features);
         let tx = XskTx::new(self.clone(), socket.clone(), transmit, sends, provider.clone(), features);
@@ -256,6 +257,6 @@ fn warn(ifindex: u32, interface: &str, quirks: &[&Quirk]) {
         return;
     }
     for quirk in quirks {
-        tracing::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
+        netmem_pool::trace::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
     }
 }

@@ -299,7 +299,7 @@ impl<M: UmemMemory> Receive<M> {
 
     #[cold]
     pub(crate) fn stop(&mut self, fault: Fault) {
-        tracing::warn!(%fault, "a receive queue is stopped");
+        netmem_pool::trace::warn!(%fault, "a receive queue is stopped");
         self.stats.stopped = Some(fault);
     }
 

@@ -263,7 +263,7 @@ impl<M: UmemMemory> XskTx<M> {
         if self.socket.is_gone() {
             return self.stop(Fault::Gone);
         }
-        tracing::debug!(%error, "the kernel does not send now");
+        netmem_pool::trace::debug!(%error, "the kernel does not send now");
         self.stats.down += 1;
         self.kick_pending = true;
     }
@@ -271,7 +271,7 @@ impl<M: UmemMemory> XskTx<M> {
     #[cold]
     fn stop(&mut self, fault: Fault) {
         if self.stats.stopped.is_none() {
-            tracing::warn!(%fault, "a transmit queue is stopped");
+            netmem_pool::trace::warn!(%fault, "a transmit queue is stopped");
             self.stats.stopped = Some(fault);
         }
     }
@@ -314,7 +314,7 @@ impl<M: UmemMemory> XskTx<M> {
         }
         self.late = u64::from(self.out.total());
         self.stats.late += self.late;
-        tracing::warn!(descriptors = self.late, "sent frames do not complete");
+        netmem_pool::trace::warn!(descriptors = self.late, "sent frames do not complete");
         self.kick_pending = true;
     }
 }

@@ -73,6 +73,7 @@ pub mod congestion;
 pub mod sender;
 
 pub use budget::{Budget, Charge, Held};
+#[cfg(feature = "stack")]
 pub(crate) use budget::{Charges, share};
 pub use carrier::{Carrier, Chunk, Ticket};
 pub use config::{Config, Ecn, IpFields, KeepAlive};

@@ -113,7 +113,7 @@ impl Drives for TapDevice {
         let (flag, device) = (stop.clone(), shared.clone());
         let run = move || {
             if let Err(error) = worker.run(&flag, Spin::For(SPIN)) {
-                tracing::warn!(%error, "the device behind a stack has stopped");
+                netmem_pool::trace::warn!(%error, "the device behind a stack has stopped");
                 // The stack's queues then stop, and report it.
                 drop(device.connection.lock().unwrap_or_else(PoisonError::into_inner).take());
             }

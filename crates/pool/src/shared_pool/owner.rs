@@ -159,7 +159,7 @@ impl<M: Memory> Owner<M> {
                 true
             }
             Err(error) => {
-                tracing::warn!(pool = self.pool.name(), %error, "pages that other CPUs hold cannot be reclaimed");
+                netmem_percpu::trace::warn!(pool = self.pool.name(), %error, "pages that other CPUs hold cannot be reclaimed");
                 false
             }
         }
@@ -180,7 +180,7 @@ impl<M: Memory> Owner<M> {
         if let Err(error) = cpus.close() {
             panics.call(|| {
                 let pool = self.pool.name();
-                tracing::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
+                netmem_percpu::trace::error!(pool, %error, "pages that other CPUs hold stay with a pool that lingers");
             });
         }
     }

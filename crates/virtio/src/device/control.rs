@@ -118,7 +118,7 @@ impl DeviceClaim {
         let result = Session::new(Arc::clone(&self.shared)).run(&socket);
         if let Err(e) = &result {
             let message = std::error::Error::source(e).map_or_else(String::new, |source| format!(": {source}"));
-            tracing::warn!("front end dropped: {e}{message}");
+            netmem_pool::trace::warn!("front end dropped: {e}{message}");
             self.shared.stats.connection_errors.fetch_add(1, Ordering::Relaxed);
         }
         // The device is released before the connection is closed, so that a front end which sees

@@ -187,7 +187,7 @@ impl Ring {
     /// Stops the ring because its driver has broken a rule.
     #[cold]
     pub(super) fn stop_broken(&mut self, index: usize, e: DriverFault, stats: &Stats) {
-        tracing::warn!(ring = index, "ring stopped: {e}");
+        netmem_pool::trace::warn!(ring = index, "ring stopped: {e}");
         stats.count_queue_error(e);
         self.stop();
         self.needs_reset = true;

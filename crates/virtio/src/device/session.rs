@@ -97,7 +97,7 @@ impl Session {
                 Ok(None) if acknowledged => Reply::Number(0),
                 Ok(None) => continue,
                 Err(why) if acknowledged => {
-                    tracing::debug!("{request} refused: {why}");
+                    netmem_pool::trace::debug!("{request} refused: {why}");
                     self.shared.stats.refused.fetch_add(1, Ordering::Relaxed);
                     Reply::Number(1)
                 }

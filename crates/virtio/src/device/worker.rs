@@ -186,7 +186,7 @@ impl PortState {
             self.features = pair.features;
             self.software.reset();
             if let Err(e) = port.negotiated(self.features.bits()) {
-                tracing::warn!("offloads not set: {e}");
+                netmem_pool::trace::warn!("offloads not set: {e}");
             }
         }
         if let Some(mac) = pair.announce.take()

@@ -117,7 +117,7 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
             Ok(true) => {}
             Ok(false) => return false,
             Err(error) => {
-                tracing::debug!(%error, "a page could not be mapped");
+                netmem_pool::trace::debug!(%error, "a page could not be mapped");
                 return false;
             }
         }

@@ -28,7 +28,7 @@ impl LastDisconnect {
 
     fn set(&self, connection: u32) {
         if self.0.swap(Self::SOME | u64::from(connection), Ordering::Relaxed) & !Self::SOME != u64::from(connection) {
-            tracing::debug!(connection, "the back end has closed the connection");
+            netmem_pool::trace::debug!(connection, "the back end has closed the connection");
         }
     }
 

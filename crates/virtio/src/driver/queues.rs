@@ -308,7 +308,7 @@ impl<M: PeerMemory> Queues for VirtioRxQueues<M> {
         let unbind = move |bus| {
             let Some(device) = state.upgrade() else { return };
             if let Err(error) = device.remove_device_memory(bus) {
-                tracing::warn!(%error, "device memory that is not needed any more stays with its device");
+                netmem_pool::trace::warn!(%error, "device memory that is not needed any more stays with its device");
             }
         };
         Ok(bus.map(|bus| -> Unbind { Box::new(move || unbind(bus)) }))

@@ -131,7 +131,7 @@ impl<B: Buffers> Receive<B> {
         let confirmed = state.stop_ring(queue, self.ring.handle());
         if let Err(error) = &confirmed {
             panics.call(
-                || tracing::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
+                || netmem_pool::trace::warn!(queue, %error, "posted pages are quarantined: the device may still write them"),
             );
             pools.device_gone(&mut panics);
         }

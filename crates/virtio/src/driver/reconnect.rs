@@ -154,7 +154,7 @@ impl<M: PeerMemory> VirtioNet<M> {
             let index = self.control.as_ref().map(|_| self.control_index);
             let stopped = (0..2 * pairs).chain(index).try_for_each(|index| at.backend.stop_ring(index));
             if let Err(error) = stopped {
-                tracing::warn!(%error, "the replaced back end did not stop; it may still write to pages that it had");
+                netmem_pool::trace::warn!(%error, "the replaced back end did not stop; it may still write to pages that it had");
             }
         }
         (at.backend, at.table, at.ready) = (backend, table, ready);

@@ -51,7 +51,7 @@ impl RxStats {
     /// Stops the queue.
     #[cold]
     pub(crate) fn stop(&mut self, error: DeviceFault) {
-        tracing::warn!(%error, "a receive queue is stopped: its device cannot be trusted");
+        netmem_pool::trace::warn!(%error, "a receive queue is stopped: its device cannot be trusted");
         self.stopped = Some(error);
     }
 

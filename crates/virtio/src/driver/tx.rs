@@ -160,7 +160,7 @@ impl<M: PeerMemory> VirtioTx<M> {
 
     #[cold]
     pub(super) fn stop(&mut self, error: DeviceFault) -> usize {
-        tracing::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
+        netmem_pool::trace::warn!(%error, "a transmit queue is stopped: its device cannot be trusted");
         self.path.stats.stopped = Some(error);
         0
     }
@@ -239,7 +239,7 @@ impl<M: PeerMemory> TxPath<M> {
         // The header is written before the head is mapped, so that it is mapped, too.
         let in_place = packet.prepend(&header);
         if let Err(error) = self.mappings.map(&packet, slot) {
-            tracing::debug!(%error, "a packet cannot be mapped");
+            netmem_pool::trace::debug!(%error, "a packet cannot be mapped");
             self.stats.wrong_domain += 1;
             if in_place {
                 let undone = packet.pull(header.len());
@@ -448,7 +448,7 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 impl<M: PeerMemory> Drop for VirtioTx<M> {
     fn drop(&mut self) {
         if let Err(error) = self.state.stop_ring(self.index, self.handle()) {
-            tracing::warn!(queue = self.index, %error, "a transmit queue did not stop");
+            netmem_pool::trace::warn!(queue = self.index, %error, "a transmit queue did not stop");
         }
         // Done before the packets are dropped, because their pages may be allocated again at once.
         self.path.mappings.release_all();

@@ -147,7 +147,7 @@ impl Region {
         if let Backing::Imported(_, failed) = &self.backing
             && !failed.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(%error, addr = self.info.guest_addr, "a copy to or from imported memory failed; frames are dropped");
+            netmem_pool::trace::warn!(%error, addr = self.info.guest_addr, "a copy to or from imported memory failed; frames are dropped");
         }
         CopyFailed
     }

@@ -191,9 +191,9 @@ impl MemoryTable {
             return;
         }
         if netmem_pool::sigbus::installed() {
-            tracing::info!(unsealed, regions, "the front end's memory is not sealed against shrinking");
+            netmem_pool::trace::info!(unsealed, regions, "the front end's memory is not sealed against shrinking");
         } else {
-            tracing::warn!(
+            netmem_pool::trace::warn!(
                 unsealed,
                 regions,
                 "the front end's memory is not sealed against shrinking: if the front end shortens a file, this process ends"

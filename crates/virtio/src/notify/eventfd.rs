@@ -36,7 +36,7 @@ pub(super) fn context_for(fd: BorrowedFd<'_>) -> Result<Option<&'static Context>
     };
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
-        tracing::warn!(
+        netmem_pool::trace::warn!(
             "no asynchronous I/O ({source}; see the sysctl fs.aio-max-nr, and seccomp filters): a thread for each \
              eventfd signals peers instead"
         );

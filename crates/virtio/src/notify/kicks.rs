@@ -52,7 +52,7 @@ impl Kicks {
         let (data, flags) =
             (epoll::EventData::new_u64(event_kind::WAKE), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
         if let Err(error) = epoll::modify(&self.0, ready, data, flags) {
-            tracing::warn!(%error, "a thread that waits for a queue is not woken");
+            netmem_pool::trace::warn!(%error, "a thread that waits for a queue is not woken");
         }
     }
 

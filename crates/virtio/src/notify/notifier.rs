@@ -45,7 +45,7 @@ impl Notifier {
         match &self.0 {
             SignalMethod::Aio { fd, context } => {
                 if let Err(error) = context.signal(fd.as_fd()) {
-                    tracing::warn!(%error, "a signal to a peer is lost");
+                    netmem_pool::trace::warn!(%error, "a signal to a peer is lost");
                 }
             }
             SignalMethod::Thread(writer) => writer.signal(),

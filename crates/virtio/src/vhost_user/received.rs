@@ -97,6 +97,6 @@ fn close_on_a_thread(fd: OwnedFd) {
     };
     // Without a thread the descriptor stays open, and counts: closing it here could wait.
     if let Err(error) = Builder::new().name("netmem-close".into()).stack_size(64 << 10).spawn(close) {
-        tracing::warn!(%error, "no thread to close a descriptor of a peer; it stays open");
+        netmem_pool::trace::warn!(%error, "no thread to close a descriptor of a peer; it stays open");
     }
 }

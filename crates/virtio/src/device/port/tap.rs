@@ -102,7 +102,7 @@ impl Tap {
             }
             if let Some(attached) = Self::attached(name).filter(|&attached| attached > queues) {
                 let others = attached - queues;
-                tracing::warn!(
+                netmem_pool::trace::warn!(
                     "tap {name}: other processes have {others} of its {attached} queues, and get frames there"
                 );
             }
@@ -190,7 +190,7 @@ impl Tap {
             Ok(()) => *mine -= 1,
             Err(e) => {
                 let verb = if attach { "attached" } else { "detached" };
-                tracing::warn!("tap {}: a queue could not be {verb}: {e}", self.queues.name);
+                netmem_pool::trace::warn!("tap {}: a queue could not be {verb}: {e}", self.queues.name);
             }
         }
         drop(mine);

@@ -132,7 +132,7 @@ impl PackedInflight {
             self.resubmitted.push_back(chain);
         }
         if !self.resubmitted.is_empty() {
-            tracing::info!("{} chains were in flight, and are taken again", self.resubmitted.len());
+            netmem_pool::trace::info!("{} chains were in flight, and are taken again", self.resubmitted.len());
         }
         // The chains that are resubmitted have the positions from the used one on, and the ring
         // continues behind them.

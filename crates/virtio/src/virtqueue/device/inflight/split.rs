@@ -54,7 +54,7 @@ impl SplitInflight {
         let words = part.words();
         let resubmitted = recover(&words, size, used);
         if !resubmitted.is_empty() {
-            tracing::info!("{} chains were in flight, and are taken again", resubmitted.len());
+            netmem_pool::trace::info!("{} chains were in flight, and are taken again", resubmitted.len());
         }
         Self { words, resubmitted, start: used }
     }

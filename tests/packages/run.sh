@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run.sh [--tests]: makes the packages, unpacks them into target/packages, and builds and runs
-# programs there that depend on them and not on the tree: with each feature of netmem alone, and
-# with one package as the only dependency. Counts the crates that such a program has in its tree.
-# With --tests, the packages' own tests are built there, too, which takes minutes.
+# programs there that depend on them and not on the tree: the example of each front page, and netmem
+# with each of its features alone. Counts the crates that such a program has in its tree, documents
+# each package as docs.rs does, and tries a publication of all. With --tests, the packages' own tests
+# are built there, too, which takes minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tree=$PWD
@@ -46,15 +47,31 @@ program() {
     printf '[package]\nname = "%s"\nversion = "0.0.0"\nedition = "2024"\n\n%s\n' "$1" "$2" > "$out/$1/Cargo.toml"
     cat > "$out/$1/src/main.rs"
 }
-alone=(netmem-percpu netmem-refs netmem-pool)
-for package in "${alone[@]}"; do
-    # The example of its readme. Its backticks are not the shell's.
+# The crates beside its own that a front page's example names.
+declare -A besides=(
+    [netmem-packet]='netmem-pool = "0.1"'
+    [netmem-xsk]=$'netmem-packet = "0.1"\nnetmem-pool = "0.1"'
+    [netmem-virtio]=$'netmem-packet = "0.1"\nnetmem-pool = "0.1"'
+    [netmem-inet]='netmem-pool = "0.1"'
+    [netmem-measure]='netmem-pool = "0.1"'
+)
+libraries=()
+for package in "${!folders[@]}"; do
+    # Its backticks are not the shell's.
     # shellcheck disable=SC2016
-    sed -n '/^```rust/,/^```$/p' "$out/${folders[$package]}/README.md" | sed '/^```/d' |
-        program "with-$package" $'[dependencies]\n'"$package = \"0.1\""
+    example=$(sed -n '/^```rust/,/^```$/p' "$out/${folders[$package]}/README.md" | sed '/^```/d')
+    [[ -n $example ]] || continue
+    libraries+=("$package")
+    # As rustdoc does it, for an example without a function.
+    [[ $example == *"fn main"* ]] || example="fn main() { $example }"
+    program "with-$package" $'[dependencies]\n'"$package = \"0.1\"
+${besides[$package]:-}" <<< "$example"
 done
+((${#libraries[@]} == 11)) || fail "of ${#libraries[@]} packages, the front page has an example"
+program only-pool $'[dependencies]\nnetmem-pool = { version = "0.1", default-features = false }' <<< 'fn main() {}'
+program only-xsk $'[dependencies]\nnetmem-xsk = { version = "0.1", default-features = false }' <<< 'fn main() {}'
+program only-tcp $'[dependencies]\nnetmem-inet = { version = "0.1", default-features = false, features = ["tcp"] }' <<< 'fn main() {}'
 program with-driver $'[dependencies]\nnetmem-pool = "0.1"\nnetmem-virtio = { version = "0.1", default-features = false }' <<< 'fn main() {}'
-program with-netmem $'[dependencies]\nnetmem = "0.1"' <<< 'fn main() {}'
 features=(virtio device pcap cuda xsk inet tokio futures devmem)
 {
     echo '[dependencies]'
@@ -94,13 +111,38 @@ crates() {
     ((count <= $2)) || fail "$1 has too many crates"
 }
 crates with-netmem-pool 17
-crates with-driver 25
+crates with-driver 20
 crates with-netmem 25
+# The program, the package, and the 12 and 15 below it.
+crates only-pool 14
+crates only-xsk 17
 
-for package in "${alone[@]}"; do
-    cargo run --quiet --package "with-$package"
-    RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --package "$package"
+# ---- examples, documentation, publication
+
+# The example of xsk needs an interface: it is built.
+for package in "${libraries[@]}"; do
+    how=run
+    [[ $package != netmem-xsk ]] || how=build
+    cargo $how --quiet --package "with-$package"
 done
+
+# The TCP core needs no operating system.
+for triple in wasm32-unknown-unknown aarch64-apple-darwin; do
+    if [[ -d $(rustc --print sysroot)/lib/rustlib/$triple/lib ]]; then
+        cargo check --quiet --package only-tcp --target "$triple"
+    else
+        echo "skipped: the TCP core for $triple (rustup target add $triple)"
+    fi
+done
+! cargo tree --quiet --package only-tcp --edges normal --prefix none | grep -E '^(netmem-(pool|packet)|libc|rustix) ' || fail "the TCP core is not alone"
+
+# As docs.rs does it: by the package's own metadata, and without a network.
+for package in "${!folders[@]}"; do
+    flags=$(jq -r --arg name "$package" '.packages[] | select(.name == $name) | .metadata.docs.rs // {} | if ."all-features" then "--all-features" else "" end' metadata.json)
+    # shellcheck disable=SC2086
+    DOCS_RS=1 RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo doc --offline --quiet --no-deps --package "$package" $flags
+done
+
 # Each prints what it has used.
 cargo run --quiet --package with-feature
 for feature in "${features[@]}"; do
@@ -113,4 +155,16 @@ if [[ ${1:-} == --tests ]]; then
         echo "tests of $package"
         cargo test --quiet --no-run --all-features --package "$package"
     done
+fi
+
+# All packages, in the order in which each finds those that it needs. What was built above is not
+# built again.
+cd "$tree"
+if cargo publish --workspace --dry-run --no-verify --allow-dirty --quiet 2> "$out/publish.txt"; then
+    echo "a publication of all packages was tried"
+elif grep -qiE 'could not resolve host|failed to (fetch|query)|network|dns' "$out/publish.txt"; then
+    echo "skipped: a publication cannot be tried without the registry"
+else
+    cat "$out/publish.txt" >&2
+    fail "the packages cannot be published"
 fi

@@ -13,6 +13,11 @@
 //! [`TOOLCHAIN`]. Where it is not installed, the program reports this and succeeds. A list has the
 //! items of all features except `bench`, which is unstable. Blanket implementations and auto traits
 //! are left out.
+//!
+//! A list that differs from that of the last release needs a line in the changelog:
+//! docs/reference/versions.md.
+
+mod changelog;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
@@ -75,6 +80,35 @@ fn main() -> anyhow::Result<()> {
          cargo run -p netmem-api -- --write"
     );
     println!("the API of {} libraries is as listed", libraries.len());
+    compare_with_the_changelog(&root, &libraries)
+}
+
+/// Fails if a list differs from that of the last release, and the changelog does not say so.
+fn compare_with_the_changelog(root: &Path, libraries: &[Library]) -> anyhow::Result<()> {
+    let git = |args: &[&str]| Command::new("git").args(args).current_dir(root).output();
+    if !git(&["rev-parse", "HEAD"]).is_ok_and(|output| output.status.success()) {
+        println!("skipped: no history, so the lists are not compared with those of the last release");
+        return Ok(());
+    }
+    let tag = git(&["describe", "--tags", "--abbrev=0", "--match", "v*"])?;
+    // Before the first release, the baseline is empty.
+    let tag = tag.status.success().then(|| String::from_utf8_lossy(&tag.stdout).trim().to_owned());
+    let changelog = fs::read_to_string(root.join("CHANGELOG.md"))?;
+    let mut missing = Vec::new();
+    for Library { package, .. } in libraries {
+        let path = format!("docs/reference/api/{package}.txt");
+        let before = match &tag {
+            Some(tag) => String::from_utf8(git(&["show", &format!("{tag}:{path}")])?.stdout)?,
+            None => String::new(),
+        };
+        let now = fs::read_to_string(root.join(&path))?;
+        missing.extend(changelog::missing_line(package, [&before, &now], &changelog));
+    }
+    ensure!(missing.is_empty(), "CHANGELOG.md, section \"Unreleased\":\n  {}", missing.join("\n  "));
+    println!(
+        "the changelog has each library whose API has changed since {}",
+        tag.as_deref().unwrap_or("the beginning")
+    );
     Ok(())
 }
 

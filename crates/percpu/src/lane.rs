@@ -52,6 +52,7 @@
 //! **Wrap-around.** A place of position `s` was written for the lap before `s`, or for `s`. So one
 //! bit of the lap would do, and the lap may wrap. All lanes begin at the end of the last lap.
 
+use crate::line::Line;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Places in a ring: two lines. Two in models.
@@ -164,8 +165,9 @@ pub(crate) struct Lanes {
     pub(crate) empty: Rings,
     /// The position at which the last full magazine of each free lane was put.
     last: Box<[AtomicU32]>,
-    /// A bit for each lane, 64 to a word: set while the lane is free.
-    free: Box<[AtomicU64]>,
+    /// A bit for each lane, 64 to a word: set while the lane is free. Givers write it, and the taker
+    /// reads it for each empty magazine.
+    free: Box<[Line<AtomicU64>]>,
 }
 
 impl Lanes {
@@ -177,7 +179,7 @@ impl Lanes {
             full: Rings::new(count),
             empty: Rings::new(count),
             last: (0..count).map(|lane| AtomicU32::new(Position::before_first(lane).0)).collect(),
-            free: (0..count).step_by(64).map(|first| AtomicU64::new(bits(first))).collect(),
+            free: (0..count).step_by(64).map(|first| Line(AtomicU64::new(bits(first)))).collect(),
         }
     }
 
@@ -188,11 +190,11 @@ impl Lanes {
     /// Takes a free lane. Returns its last position. One atomic.
     pub(crate) fn take(&self) -> Option<Position> {
         for (word, first) in self.free.iter().zip((0_usize..).step_by(64)) {
-            let mut left = word.load(Ordering::Relaxed);
+            let mut left = word.0.load(Ordering::Relaxed);
             while left != 0 {
                 let bit = left & left.wrapping_neg();
                 // Acquire: the lane's last position comes with it.
-                left = word.fetch_and(!bit, Ordering::Acquire);
+                left = word.0.fetch_and(!bit, Ordering::Acquire);
                 if left & bit != 0 {
                     let lane = first + bit.trailing_zeros() as usize;
                     return Some(Position(self.last[lane].load(Ordering::Relaxed)));
@@ -208,7 +210,7 @@ impl Lanes {
         let lane = last.lane();
         self.last[lane].store(last.0, Ordering::Relaxed);
         // Release: as above.
-        self.free[lane / 64].fetch_or(1 << (lane % 64), Ordering::Release);
+        self.free[lane / 64].0.fetch_or(1 << (lane % 64), Ordering::Release);
     }
 
     /// The position at which each lane begins.
@@ -219,11 +221,11 @@ impl Lanes {
     /// A bit for each of 64 lanes that is not free.
     pub(crate) fn in_use(&self, word: usize) -> u64 {
         let lanes = (self.count() - 64 * word).min(64);
-        !self.free[word].load(Ordering::Relaxed) & u64::MAX >> (64 - lanes)
+        !self.free[word].0.load(Ordering::Relaxed) & u64::MAX >> (64 - lanes)
     }
 
     pub(crate) fn is_free(&self, lane: usize) -> bool {
-        self.free[lane / 64].load(Ordering::Relaxed) & 1 << (lane % 64) != 0
+        self.free[lane / 64].0.load(Ordering::Relaxed) & 1 << (lane % 64) != 0
     }
 
     /// Publishes the magazine that the CPU with this position has replaced, if no thread has done

@@ -11,6 +11,7 @@ use crate::memory::PAGE_SIZE;
 use crate::stats::{Counters, PoolStats};
 use netmem_percpu::{CpuCache, Depot, MAGAZINE, Taker};
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -165,6 +166,38 @@ impl Cache {
         }
         self.counters.recycle_cached.bump();
         true
+    }
+
+    /// The fast path of the allocation of several pages: moves up to `into.len()` of them into
+    /// `into`, the newest first. Returns how many. It counts nothing, as [`pop`](Self::pop) does.
+    #[inline(always)]
+    pub(crate) fn pop_many(&self, into: &mut [MaybeUninit<NonNull<Desc>>]) -> usize {
+        let n = into.len().min(self.len());
+        let newest = self.newest.load(Ordering::Relaxed);
+        // SAFETY: there are that many pages above the bottom, none of which is null.
+        unsafe {
+            let first = newest.sub(n).add(1);
+            // Moved before any of them is used: a return may write over the places.
+            ptr::copy_nonoverlapping(first.cast::<MaybeUninit<NonNull<Desc>>>(), into.as_mut_ptr(), n);
+            self.newest.store(newest.sub(n), Ordering::Relaxed);
+        }
+        n
+    }
+
+    /// Undoes the [`pop`](Self::pop) of a page, also in the counters.
+    #[inline]
+    pub(crate) fn unpop(&self, desc: NonNull<Desc>) {
+        if self.len() == self.capacity() {
+            // It is not in the array, and was not popped from it.
+            self.counters.filled.add(u64::MAX);
+            return self.spill(desc);
+        }
+        // SAFETY: there is a place behind the newest.
+        unsafe {
+            let next = self.newest.load(Ordering::Relaxed).add(1);
+            *next = Some(desc);
+            self.newest.store(next, Ordering::Relaxed);
+        }
     }
 
     /// Pages in the array.

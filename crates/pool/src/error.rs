@@ -242,7 +242,8 @@ impl OutOfRange {
     /// Itself, if they do not.
     #[inline]
     pub fn check(offset: usize, len: usize, have: usize) -> Result<(), Self> {
-        if offset <= have && len <= have - offset { Ok(()) } else { Err(Self { offset, len, have }) }
+        // In this order: most lengths are constants.
+        if len <= have && offset <= have - len { Ok(()) } else { Err(Self { offset, len, have }) }
     }
 }
 

@@ -83,7 +83,7 @@ pub use memory::{
 pub use netmem_percpu::prefetch;
 pub use options::PoolOptions;
 pub use page::{Page, PageId};
-pub use pool::{Napi, PagePool};
+pub use pool::{CachedPages, Napi, PagePool, PageRoom};
 pub use provider::{Provider, RegionProvider};
 pub use raw_page::RawPage;
 pub use record::StatsReader;

@@ -4,7 +4,7 @@
 //! [`crate::end`].
 
 use crate::cache::{Cache, PolledHeader};
-use crate::desc::UnmapEvent;
+use crate::desc::{Desc, UnmapEvent};
 use crate::dma::{Direction, DmaDomain};
 use crate::error::PoolError;
 use crate::header::{PoolHeader, ReturnFn};
@@ -21,9 +21,10 @@ use netmem_percpu::Depot;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -100,6 +101,19 @@ impl<M: Memory> Napi<'_, M> {
         unsafe { Shared::alloc(self.shared, RECLAIM_INTERVAL) }
     }
 
+    /// Allocates up to `most` whole pages, and no more than `room` has room for, from the array
+    /// cache. If the cache has fewer, the others are for [`alloc`](Self::alloc), which also fills
+    /// the cache. Calls no user code. Pages that are not taken from the iterator stay with the pool.
+    #[inline(always)]
+    pub fn alloc_cached<'n>(&'n mut self, room: &'n mut PageRoom, most: usize) -> CachedPages<'n, M> {
+        // SAFETY: the context exists inside of its pool's `poll`.
+        let cache = unsafe { &self.shared.as_ref().front.cache };
+        let n = cache.pop_many(&mut room.0[..most.min(PageRoom::PAGES)]);
+        // SAFETY: the first `n` were initialised.
+        let pages = unsafe { slice::from_raw_parts(room.0.as_ptr().cast::<NonNull<Desc>>(), n) };
+        CachedPages { cache, page_size: cache.page_size, pages: pages.iter(), kind: PhantomData }
+    }
+
     /// The same context for a shorter time, to be kept in a structure.
     #[inline]
     pub fn reborrow(&mut self) -> Napi<'_, M> {
@@ -127,6 +141,77 @@ impl<M: Memory> Napi<'_, M> {
         // SAFETY: the context exists inside of its pool's `poll`.
         let s = unsafe { self.shared.as_ref() };
         s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
+    }
+}
+
+/// Where the pages are that [`Napi::alloc_cached`] allocates. It is not part of the iterator, which
+/// a compiler then keeps in registers.
+pub struct PageRoom([MaybeUninit<NonNull<Desc>>; Self::PAGES]);
+
+impl PageRoom {
+    /// The most pages that are allocated at a time.
+    pub const PAGES: usize = 64;
+
+    /// An empty one. Writes nothing.
+    #[inline(always)]
+    #[must_use]
+    pub fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; Self::PAGES])
+    }
+}
+
+impl Default for PageRoom {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for PageRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PageRoom")
+    }
+}
+
+/// Pages from the array cache of a pool: see [`Napi::alloc_cached`].
+#[must_use = "pages that are not taken stay with the pool"]
+pub struct CachedPages<'n, M: Memory> {
+    cache: &'n Cache,
+    page_size: u32,
+    /// The pages that belong to this value: in no use, and in no other list.
+    pages: slice::Iter<'n, NonNull<Desc>>,
+    kind: PhantomData<fn() -> M>,
+}
+
+impl<M: Memory> Iterator for CachedPages<'_, M> {
+    type Item = Page<M>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Page<M>> {
+        let desc = *self.pages.next()?;
+        // SAFETY: the page leaves this value, and is whole.
+        Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
+    }
+}
+
+impl<M: Memory> Drop for CachedPages<'_, M> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.pages.as_slice().is_empty() {
+            self.put_back();
+        }
+    }
+}
+
+impl<M: Memory> CachedPages<'_, M> {
+    #[cold]
+    fn put_back(&mut self) {
+        self.pages.by_ref().for_each(|&desc| self.cache.unpop(desc));
+    }
+}
+
+impl<M: Memory> fmt::Debug for CachedPages<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CachedPages({})", self.pages.len())
     }
 }
 

@@ -1,7 +1,8 @@
 //! The poll context: which drops go to the array cache, and which go to the magazines of CPUs.
 
 use crate::common::{alloc, close_balanced, pool, provider, remote_frees};
-use netmem_pool::{PagePool, PoolOptions, Private};
+use netmem_pool::{PAGE_SIZE, Page, PagePool, PageRoom, PoolOptions, Private, RegionOptions, RegionProvider};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
@@ -171,4 +172,51 @@ fn reborrowed_contexts_that_are_exchanged() {
     });
     let (outer, inner) = (close_balanced(outer, &outer_domain), close_balanced(inner, &inner_domain));
     assert_eq!((remote_frees(outer), remote_frees(inner)), (0, 0), "all drops were in their pool's context");
+}
+
+/// Pages from the array cache in bulk: each once, no more than there are, and those that are not
+/// taken stay in the cache and in the counters, also if the array has filled meanwhile.
+#[test]
+fn cached_pages_in_bulk() {
+    let region = RegionOptions::new(256).huge_pages(false).populate(false).build::<Private>().unwrap();
+    let options = PoolOptions::new("bulk").cache(80).prefill(80);
+    let mut pool = options.build(RegionProvider::new(region), None).unwrap();
+    for (most, taken) in [(0, 0), (1, 1), (5, 3), (64, 64), (64, 0), (200, 64)] {
+        let before = pool.stats();
+        let held = pool.poll(|napi| {
+            let mut room = PageRoom::new();
+            let mut pages = napi.alloc_cached(&mut room, most);
+            let held: Vec<_> = pages.by_ref().take(taken).collect();
+            assert_eq!(held.iter().map(Page::len).max().unwrap_or(PAGE_SIZE), PAGE_SIZE);
+            assert_eq!(format!("{pages:?}"), format!("CachedPages({})", most.min(PageRoom::PAGES) - taken));
+            held
+        });
+        let ids: HashSet<_> = held.iter().map(Page::index).collect();
+        assert_eq!(ids.len(), taken, "a page is allocated twice");
+        assert_eq!(pool.stats().alloc_fast - before.alloc_fast, taken as u64);
+        pool.poll(|_| drop(held));
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+    // The cache has fewer than are asked for, and the rest is allocated one by one.
+    let (cached, others) = pool.poll(|napi| {
+        let mut room = PageRoom::new();
+        let mut cached: Vec<_> = napi.alloc_cached(&mut room, 64).collect();
+        let before = cached.len();
+        cached.extend(napi.alloc_cached(&mut room, 64));
+        assert_eq!((before, cached.len(), napi.alloc_cached(&mut room, 64).count()), (64, 80, 0));
+        (cached, (0..20).map(|_| napi.alloc().unwrap()).collect::<Vec<_>>())
+    });
+    let ids: HashSet<_> = cached.iter().chain(&others).map(Page::index).collect();
+    assert_eq!(ids.len(), 100);
+    // Pages that fill the array while others are to be put back.
+    pool.poll(|napi| {
+        drop(cached);
+        let mut room = PageRoom::new();
+        let pages = napi.alloc_cached(&mut room, 64);
+        drop(others);
+        drop(pages);
+        let all: Vec<_> = (0..256).map(|_| napi.alloc().unwrap()).collect();
+        assert_eq!(all.iter().map(Page::index).collect::<HashSet<_>>().len(), 256);
+    });
+    assert_eq!(pool.stats().inflight(), 0);
 }

@@ -101,6 +101,7 @@ impl<M: PeerMemory> Buffers for BigBuffers<M> {
     type Pools = PagePool<M>;
     type Buffer = Chain<M>;
     type Frame = XdpFrame<M>;
+    type Identity = ();
 
     fn segments(&self) -> Vec<u32> {
         vec![self.page_size as u32; self.pages_per_chain]

@@ -22,8 +22,6 @@ pub(crate) struct BufferLayout {
     pub(crate) colour_mask: u32,
     /// Bytes posted, header included.
     pub(crate) len: u32,
-    /// Bytes at the front that the driver does not read.
-    pub(crate) unread: u32,
     /// Buffers in a page.
     pub(crate) per_page: u32,
 }

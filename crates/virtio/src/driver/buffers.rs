@@ -8,9 +8,9 @@ use super::panics::Panics;
 use super::ring::RingHandle;
 use super::stats::RxStats;
 use crate::net::VnetHdr;
-use crate::virtqueue::driver::Segments;
-use netmem_packet::Meta;
-use netmem_pool::{Page, PeerMemory};
+use crate::virtqueue::driver::{Filled, Segments};
+use netmem_packet::{Meta, RxFrame, RxGroup};
+use netmem_pool::{CachedPages, Page, PageRoom, PeerMemory};
 
 /// The shortest frame that is delivered: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -54,6 +54,14 @@ impl RawHeader {
         self.front as u16 & !u16::from(VnetHdr::DATA_VALID) == 0
     }
 
+    /// Whether it has the same flags and the same kind of segment as `other`, and, with `counted`,
+    /// one buffer.
+    #[inline(always)]
+    pub(super) fn is_alone_like(self, other: Self, counted: bool) -> bool {
+        let counts = if counted { u32::MAX << 16 } else { 0 };
+        (self.front as u16 == other.front as u16) & (self.back & counts == Self::PLAIN.back & counts)
+    }
+
     /// Bytes of the frame's headers.
     #[inline(always)]
     pub(super) fn header_len(self) -> u16 {
@@ -82,6 +90,8 @@ pub(super) trait Buffers {
     type Buffer: Default;
     /// A received frame.
     type Frame: ReceivedFrame;
+    /// What identifies the memory in a slot, for [`recycle`](Self::recycle).
+    type Identity: Copy + Default;
 
     /// Whether every buffer is one segment.
     const ONE_SEGMENT: bool = false;
@@ -136,11 +146,52 @@ pub(super) trait Buffers {
         let _ = (slot, len, napi, frame);
     }
 
-    /// A frame of this slot was dropped, and `page` is its head. The layout may recycle the page
-    /// into the slot, to be posted again as it is.
-    fn recycle(&mut self, slot: &mut Self::Buffer, page: Page<Self::Mem>) {
+    /// What identifies the memory that is in a slot now.
+    #[inline(always)]
+    fn identity(slot: &Self::Buffer) -> Self::Identity {
         let _ = slot;
+        Self::Identity::default()
+    }
+
+    /// A frame of this slot was dropped, and `page` is its head; `posted` identifies the memory
+    /// that the slot had. The layout may recycle the page into the slot, to be posted again as it
+    /// is.
+    fn recycle(&mut self, slot: &mut Self::Buffer, posted: Self::Identity, page: Page<Self::Mem>) {
+        let _ = (slot, posted);
         drop(page);
+    }
+
+    /// Whether frames of one buffer may be delivered in groups: their memory needs no sync, and
+    /// what is left in a slot is posted again. Only if a buffer is one segment.
+    #[inline(always)]
+    fn groups(&self) -> bool {
+        false
+    }
+
+    /// Fills a slot of a layout that has [`groups`](Self::groups), with a page of `pages` if it is
+    /// empty. Calls no user code.
+    #[inline(always)]
+    fn fill_cached(&self, slot: &mut Self::Buffer, pages: &mut CachedPages<'_, Self::Mem>) -> Filled {
+        let _ = (slot, pages);
+        Filled::NoMemory
+    }
+
+    /// The pool from which a layout that has [`groups`](Self::groups) fills its slots.
+    #[inline(always)]
+    fn cached<'n>(
+        napi: &'n mut Napi<'_, Self>,
+        room: &'n mut PageRoom,
+        most: usize,
+    ) -> Option<CachedPages<'n, Self::Mem>> {
+        let _ = (napi, room, most);
+        None
+    }
+
+    /// Slots as places of frames, in a layout that has [`groups`](Self::groups).
+    #[inline(always)]
+    fn frames(slots: &mut [Self::Buffer]) -> &mut [RxFrame<Self::Mem>] {
+        let _ = slots;
+        &mut []
     }
 
     /// [`fill`](Self::fill) found no memory. Collects the memory of the slots that are not posted,
@@ -202,6 +253,12 @@ pub(super) trait ReceivedFrame {
 
 /// Receives the frames of a queue.
 pub(super) trait FrameSink<B: Buffers> {
+    /// Handles a group of frames.
+    #[inline(always)]
+    fn deliver_group(&mut self, group: &mut RxGroup<'_, B::Mem>) {
+        let _ = group;
+    }
+
     /// Handles a frame and counts the result. Returns the head's page if the frame was dropped.
     fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, B>, frame: B::Frame) -> Option<Page<B::Mem>>;
     /// Called at the end of each receive.

@@ -3,7 +3,7 @@
 
 use super::buffers::{Buffers, FrameSink, ReceivedFrame};
 use super::stats::RxStats;
-use netmem_packet::{Handler, Meta, Verdict, XdpFrame};
+use netmem_packet::{Handler, Meta, RxGroup, Verdict, XdpFrame};
 use netmem_pool::{Napi, Page, PagePool, PeerMemory};
 
 /// A handler as the sink of a queue.
@@ -16,6 +16,12 @@ where
     #[inline(always)]
     fn deliver(&mut self, stats: &mut RxStats, napi: &mut Napi<'_, M>, frame: XdpFrame<M>) -> Option<Page<M>> {
         deliver(stats, napi, frame, self.0)
+    }
+
+    /// Not inlined, so that there is one copy of the handler's code for all formats of rings.
+    #[inline(never)]
+    fn deliver_group(&mut self, group: &mut RxGroup<'_, M>) {
+        self.0.run_batch(group);
     }
 
     #[inline(always)]
@@ -42,8 +48,8 @@ impl<M: PeerMemory> ReceivedFrame for XdpFrame<M> {
 }
 
 /// Runs the program on a frame and does what it decides. Returns the head's page if the frame was
-/// dropped.
-#[inline(always)]
+/// dropped. Not inlined, as above: a frame that is delivered alone can pay for a call.
+#[inline(never)]
 fn deliver<M: PeerMemory, H: Handler<M>>(
     stats: &mut RxStats,
     napi: &mut Napi<'_, M>,

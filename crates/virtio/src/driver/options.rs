@@ -412,8 +412,7 @@ impl<M: PeerMemory> NetOptions<M> {
                 let read = self.checksums();
                 let skew = if read { 0 } else { apart(spare) };
                 let (first, colour_mask) = (headroom + skew, colours(spare - skew));
-                let unread = if read { 0 } else { VnetHdr::LEN as u32 };
-                BufferLayout { first, colour_mask, len: need, unread, per_page }
+                BufferLayout { first, colour_mask, len: need, per_page }
             }
             RxMode::Mergeable => {
                 // Each buffer is shorter by all colours, so that frames of several buffers get few.
@@ -422,10 +421,10 @@ impl<M: PeerMemory> NetOptions<M> {
                 let skew = if ours { 0 } else { apart(spare) };
                 let first = headroom + skew;
                 let colour_mask = colours(spare - skew).min(most);
-                BufferLayout { first, colour_mask, len: page - first - colour_mask, unread: 0, per_page: 1 }
+                BufferLayout { first, colour_mask, len: page - first - colour_mask, per_page: 1 }
             }
             // Chains of whole pages.
-            RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, unread: 0, per_page: 1 },
+            RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, per_page: 1 },
         };
         Ok(layout)
     }

@@ -9,30 +9,18 @@
 //! fall into one set of the first-level cache.
 
 use super::buffer_layout::BufferLayout;
-use super::buffers::{Buffers, Pools, RawHeader, prefetch};
+use super::buffers::{Buffers, Pools, RawHeader};
 use super::panics::Panics;
 use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
-use crate::virtqueue::driver::Segments;
-use netmem_packet::XdpFrame;
-use netmem_pool::{Napi, Page, PagePool, PeerMemory, PoolClosed};
+use crate::virtqueue::driver::{Filled, Segments};
+use netmem_packet::{RxFrame, XdpFrame};
+use netmem_pool::{CachedPages, Napi, Page, PageId, PagePool, PageRoom, PeerMemory, PoolClosed};
 
-/// The page of a buffer.
-pub(super) struct PageBuffer<M: PeerMemory> {
-    page: Option<Page<M>>,
-    /// Address of what is read first, for the prefetch: the header, or in small mode the frame.
-    front: usize,
-    /// Where in the page the buffer begins.
-    start: u32,
-}
+/// Bytes of a header.
+const HEADER: u32 = VnetHdr::LEN as u32;
 
-impl<M: PeerMemory> Default for PageBuffer<M> {
-    fn default() -> Self {
-        Self { page: None, front: 0, start: 0 }
-    }
-}
-
-/// See the module.
+/// See the module. The slot of a buffer is a place for its frame, which begins behind the header.
 pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
     needs_sync: bool,
@@ -50,11 +38,16 @@ impl<M: PeerMemory> PageBuffers<M> {
 
     /// Puts a page into an empty slot.
     #[inline(always)]
-    fn put(&self, slot: &mut PageBuffer<M>, page: Page<M>, segments: &mut Segments<'_>) {
+    fn put(&self, slot: &mut RxFrame<M>, page: Page<M>, segments: &mut Segments<'_>) {
         let start = self.layout.start(&page);
-        let front = page.as_ptr().addr() + (start + self.layout.unread) as usize;
         segments.set(0, page.dma_addr() + u64::from(start));
-        *slot = PageBuffer { page: Some(page), front, start };
+        *slot = RxFrame::new(page, start + HEADER);
+    }
+
+    /// Where in its page the buffer of a slot begins.
+    #[inline(always)]
+    fn buffer_start(slot: &RxFrame<M>) -> u32 {
+        slot.start() - HEADER
     }
 
     /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
@@ -69,8 +62,9 @@ impl<M: PeerMemory> PageBuffers<M> {
 impl<M: PeerMemory> Buffers for PageBuffers<M> {
     type Mem = M;
     type Pools = PagePool<M>;
-    type Buffer = PageBuffer<M>;
+    type Buffer = RxFrame<M>;
     type Frame = XdpFrame<M>;
+    type Identity = Option<PageId>;
     const ONE_SEGMENT: bool = true;
 
     fn segments(&self) -> Vec<u32> {
@@ -78,18 +72,18 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn prefetch(slot: &PageBuffer<M>) {
-        if let Some(page) = &slot.page {
-            prefetch(slot.front);
-            // The frame, if the header has a line of its own.
-            prefetch(slot.front + VnetHdr::LEN);
+    fn prefetch(slot: &RxFrame<M>) {
+        if let Some(page) = slot.page() {
+            // The header, which can have a line of its own.
+            slot.prefetch(-(HEADER as isize));
+            slot.prefetch(0);
             page.prefetch();
         }
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut PageBuffer<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
-        if slot.page.is_none() {
+    fn fill(&mut self, slot: &mut RxFrame<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
+        if slot.page().is_none() {
             if self.layout.per_page == 1 {
                 let Some(page) = napi.alloc() else { return false };
                 self.put(slot, page, segments);
@@ -99,40 +93,46 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
                 self.put(slot, page, segments);
             }
         }
-        if let (true, Some(page)) = (self.needs_sync, &slot.page) {
-            napi.sync_for_device(page, slot.start as usize..(slot.start + self.layout.len) as usize);
+        if let (true, Some(page)) = (self.needs_sync, slot.page()) {
+            let start = Self::buffer_start(slot);
+            napi.sync_for_device(page, start as usize..(start + self.layout.len) as usize);
         }
         true
     }
 
     #[inline(always)]
-    fn sync(&self, slot: &PageBuffer<M>, len: u32, napi: &Napi<'_, M>) {
-        if let (true, Some(page)) = (self.needs_sync, &slot.page) {
-            self.sync_page(page, slot.start, len, napi);
+    fn sync(&self, slot: &RxFrame<M>, len: u32, napi: &Napi<'_, M>) {
+        if let (true, Some(page)) = (self.needs_sync, slot.page()) {
+            self.sync_page(page, Self::buffer_start(slot), len, napi);
         }
     }
 
     #[inline(always)]
-    fn header(&self, slot: &PageBuffer<M>) -> RawHeader {
-        slot.page
-            .as_ref()
-            .and_then(|page| page.read_at(slot.start as usize).ok())
+    fn header(&self, slot: &RxFrame<M>) -> RawHeader {
+        slot.page()
+            .and_then(|page| page.read_at(Self::buffer_start(slot) as usize).ok())
             .map_or(RawHeader::PLAIN, RawHeader::new)
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut PageBuffer<M>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
-        let page = slot.page.take()?;
-        Some(XdpFrame::new(page, slot.start as usize + VnetHdr::LEN, len as usize - VnetHdr::LEN))
+    fn complete(&mut self, slot: &mut RxFrame<M>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
+        let page = slot.take_page()?;
+        Some(XdpFrame::new(page, slot.start() as usize, len as usize - VnetHdr::LEN))
     }
 
-    fn append(&mut self, slot: &mut PageBuffer<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
-        let Some(page) = slot.page.take() else { return };
-        self.sync_page(&page, slot.start, len, napi);
-        let start = slot.start as usize;
+    fn append(&mut self, slot: &mut RxFrame<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
+        let Some(page) = slot.take_page() else { return };
+        let start = Self::buffer_start(slot);
+        self.sync_page(&page, start, len, napi);
+        let start = start as usize;
         // The caller counts the buffers: there is room for every fragment.
         let pushed = frame.push(page.freeze_range(start..start + len as usize));
         debug_assert!(pushed.is_ok());
+    }
+
+    #[inline(always)]
+    fn identity(slot: &RxFrame<M>) -> Option<PageId> {
+        slot.page().map(Page::id)
     }
 
     /// The page is posted again as it is: it does not return to the pool, and nothing is written
@@ -141,21 +141,48 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     /// It must be the page of this slot. A program can have left another page in the frame, or a
     /// part of the page.
     #[inline(always)]
-    fn recycle(&mut self, slot: &mut PageBuffer<M>, page: Page<M>) {
-        let at = page.as_ptr().addr() + (slot.start + self.layout.unread) as usize;
-        if self.keeps && at == slot.front && (slot.start + self.layout.len) as usize <= page.len() {
-            slot.page = Some(page);
+    fn recycle(&mut self, slot: &mut RxFrame<M>, posted: Option<PageId>, page: Page<M>) {
+        if self.keeps && posted == Some(page.id()) {
+            slot.put_page(page);
         } else {
             page.release();
         }
+    }
+
+    #[inline(always)]
+    fn groups(&self) -> bool {
+        !self.needs_sync && self.keeps && self.layout.per_page == 1
+    }
+
+    #[inline(always)]
+    fn fill_cached(&self, slot: &mut RxFrame<M>, pages: &mut CachedPages<'_, M>) -> Filled {
+        if slot.page().is_some() {
+            return Filled::AsBefore;
+        }
+        let Some(page) = pages.next() else { return Filled::NoMemory };
+        let start = self.layout.start(&page);
+        let at = page.dma_addr() + u64::from(start);
+        slot.refill(page, start + HEADER);
+        Filled::At(at)
+    }
+
+    /// A page that is split is not whole, so that parts of it are filled one by one.
+    #[inline(always)]
+    fn cached<'n>(napi: &'n mut Napi<'_, M>, room: &'n mut PageRoom, most: usize) -> Option<CachedPages<'n, M>> {
+        Some(napi.alloc_cached(room, most))
+    }
+
+    #[inline(always)]
+    fn frames(slots: &mut [RxFrame<M>]) -> &mut [RxFrame<M>] {
+        slots
     }
 
     fn clear(&mut self) {
         self.split_pages.clear();
     }
 
-    fn quarantine(&mut self, slot: &mut PageBuffer<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
-        slot.page.take().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page)));
+    fn quarantine(&mut self, slot: &mut RxFrame<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
+        slot.take_page().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page)));
     }
 }
 

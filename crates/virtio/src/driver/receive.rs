@@ -20,6 +20,13 @@
 //!
 //! The device is woken once, after the last batch.
 //!
+//! Most batches have nothing in them that needs so much. If no memory is to be synced, a batch is
+//! received as a *group* as far as its entries are the next ones in order, with lengths of whole
+//! frames, and its headers are plain and alike: each entry and each header is compared once with
+//! what it must be. The frames are handed to the handler where they are, in the slots of the queue
+//! ([`RxGroup`]), and the slots are filled from the pool's array cache. What is anything else
+//! is consumed by no group: the batch above judges it, and reports faults.
+//!
 //! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays
 //! usable: each slot is either posted or free, and the next poll fills and posts what is free.
 
@@ -31,10 +38,13 @@ use super::state::DriverState;
 use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::driver::{AnyShapedQueue, DriverFormat, RingEnd, ShapedQueue, Taken, with_queue};
-use netmem_packet::{Checksum, MAX_FRAGS, Meta};
-use netmem_pool::Page;
+use crate::virtqueue::driver::{
+    AnyShapedQueue, BATCH, DriverFormat, Lent, RingEnd, ShapedQueue, Take, Taken, with_queue,
+};
+use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
+use netmem_pool::{Page, PageRoom};
 use std::ops::ControlFlow;
+use std::slice;
 
 /// Used buffers that are handled between two publications of new buffers.
 pub(super) const RX_BATCH: u16 = 64;
@@ -48,12 +58,36 @@ pub(super) struct Receive<B: Buffers> {
     path: ReceivePath<B>,
 }
 
+/// Bytes of a header.
+const HEADER: u32 = VnetHdr::LEN as u32;
+/// The least that a device writes for a frame that is delivered.
+const SHORTEST: u32 = HEADER + ETHERNET as u32;
+
+/// A group that user code handles. Afterwards, also after a panic, the frames that were counted are
+/// taken, and the others stay in the queue.
+struct Handled<'q, B: Buffers> {
+    lent: Lent<'q, B::Buffer>,
+    counts: &'q mut FrameCounts,
+    /// Frames that were counted before.
+    before: u64,
+}
+
+impl<B: Buffers> Drop for Handled<'_, B> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let len = |slot: &mut B::Buffer| B::frames(slice::from_mut(slot)).first().map_or(0, |frame| frame.len() as u32);
+        self.lent.handled((self.counts.frames - self.before) as usize, |slot| len(slot) + HEADER);
+    }
+}
+
 /// The part of a receive queue that does not depend on the format of the ring.
 struct ReceivePath<B> {
     buffers: B,
     header: HeaderFields,
     offloads: Offloads,
     stats: RxStats,
+    /// The counters of frames that were delivered in groups, which `stats` does not have.
+    groups: FrameCounts,
 }
 
 impl<B: Buffers> Receive<B> {
@@ -61,7 +95,7 @@ impl<B: Buffers> Receive<B> {
     pub(super) fn new(ring: RingHandle, mut buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
         buffers.started(&ring);
         let ring = RingQueue::shaped(ring, &buffers.segments(), B::TABLES);
-        Self { ring, path: ReceivePath { buffers, header, offloads, stats: RxStats::default() } }
+        Self { ring, path: ReceivePath::new(buffers, header, offloads) }
     }
 
     pub(super) fn ring(&self) -> &RxRing<B> {
@@ -73,7 +107,7 @@ impl<B: Buffers> Receive<B> {
     }
 
     pub(super) fn stats(&self) -> RxStats {
-        self.path.stats
+        self.path.stats.with(self.path.groups)
     }
 
     pub(super) fn buffers(&self) -> &B {
@@ -159,6 +193,10 @@ impl<B: Buffers> Receive<B> {
 }
 
 impl<B: Buffers> ReceivePath<B> {
+    fn new(buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
+        Self { buffers, header, offloads, stats: RxStats::default(), groups: FrameCounts::default() }
+    }
+
     #[inline]
     fn receive<F: DriverFormat>(
         &mut self,
@@ -167,8 +205,15 @@ impl<B: Buffers> ReceivePath<B> {
         budget: usize,
         sink: &mut impl FrameSink<B>,
     ) -> usize {
-        let mut done = 0;
+        let (mut done, groups) = (0, self.buffers.groups());
         while done < budget && self.stats.stopped.is_none() {
+            if groups {
+                let frames = self.group(queue, napi, budget - done, sink);
+                done += frames;
+                if frames > 0 {
+                    continue;
+                }
+            }
             let (frames, outcome) = self.batch(queue, napi, budget - done, sink);
             done += frames;
             if let Err(fault) = outcome {
@@ -181,9 +226,138 @@ impl<B: Buffers> ReceivePath<B> {
         done
     }
 
+    /// Receives a group: frames in one buffer each, without segments, with checksums that are in
+    /// their places and in the same state, in buffers that were used in order. Posts as many
+    /// buffers as they used. Returns how many frames there were. If there are none, what is next in
+    /// the ring is for [`batch`](Self::batch).
+    #[inline]
+    fn group<F: DriverFormat>(
+        &mut self,
+        queue: &mut ShapedQueue<F, B::Buffer>,
+        napi: &mut Napi<'_, B>,
+        budget: usize,
+        sink: &mut impl FrameSink<B>,
+    ) -> usize {
+        let reads_header = self.header != HeaderFields::Plain;
+        let most = RX_BATCH.min(budget.try_into().unwrap_or(RX_BATCH));
+        let (mut n, mut bytes) = if reads_header {
+            Self::read_group::<F, true>(queue, most)
+        } else {
+            Self::read_group::<F, false>(queue, most)
+        };
+        if n == 0 {
+            return 0;
+        }
+        let mut checksum = Checksum::Unknown;
+        let read = n;
+        if reads_header {
+            (n, checksum) = self.plain_frames(queue.group(n));
+            if n == 0 {
+                return 0;
+            }
+        }
+        let left = self.groups.left();
+        let handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
+        let frames = B::frames(handled.lent.buffers);
+        if n < read {
+            bytes = frames.iter().map(|frame| frame.len() as u64).sum();
+        }
+        sink.deliver_group(&mut RxGroup::new(frames, bytes, checksum, handled.counts));
+        drop(handled);
+        let (n, left) = (usize::from(n), self.groups.left() - left);
+        self.refill_group(queue, napi, n, n.saturating_sub(left as usize));
+        n
+    }
+
+    /// Reads up to `most` used entries that are the next ones in order, sets the lengths of their
+    /// frames, and prefetches those. Returns how many there are, and the bytes in all of them.
+    ///
+    /// It is not inlined, so that its loop has all registers.
+    #[inline(never)]
+    fn read_group<F: DriverFormat, const HEADERS: bool>(
+        queue: &mut ShapedQueue<F, B::Buffer>,
+        most: u16,
+    ) -> (u16, u64) {
+        let mut bytes = 0;
+        let n = queue.read_group(most, SHORTEST, |slot, len| {
+            if let [frame] = B::frames(slice::from_mut(slot)) {
+                frame.set_len(len - HEADER);
+                frame.prefetch(0);
+                if HEADERS {
+                    // It can have a line of its own.
+                    frame.prefetch(-(HEADER as isize));
+                }
+            }
+            bytes += u64::from(len - HEADER);
+        });
+        (n, bytes)
+    }
+
+    /// Posts as many buffers as a group of `n` frames used, `empty` of which need pages, and
+    /// whatever else there is memory for.
+    #[inline(always)]
+    fn refill_group<F: DriverFormat>(
+        &mut self,
+        queue: &mut ShapedQueue<F, B::Buffer>,
+        napi: &mut Napi<'_, B>,
+        n: usize,
+        empty: usize,
+    ) {
+        self.refill_cached(queue, napi, n, empty);
+        while queue.has_free() {
+            // The array cache has no page left, and this also fills it.
+            if !queue.is_steady() || self.refill_some(queue, napi, 1) == 0 {
+                self.refill(queue, napi);
+                return;
+            }
+            self.refill_cached(queue, napi, BATCH, BATCH);
+        }
+    }
+
+    /// Posts up to `most` buffers in consecutive slots, while those that are empty find pages in
+    /// the array cache, which at most `empty` of them do.
+    ///
+    /// It is not inlined, so that its loop has all registers.
+    #[inline(never)]
+    fn refill_cached<F: DriverFormat>(
+        &mut self,
+        queue: &mut ShapedQueue<F, B::Buffer>,
+        napi: &mut Napi<'_, B>,
+        most: usize,
+        empty: usize,
+    ) {
+        let (mut room, buffers) = (PageRoom::new(), &self.buffers);
+        if let Some(mut pages) = B::cached(napi, &mut room, empty) {
+            queue.refill_run(most, |slot| buffers.fill_cached(slot, &mut pages));
+        }
+    }
+
+    /// How many of these buffers, from the first on, have a frame of one buffer without anything to
+    /// be done, and with the same state of its checksum; and that state. Each header is read once.
+    ///
+    /// It is not inlined, so that its loop has all registers.
+    #[inline(never)]
+    fn plain_frames(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
+        let counted = self.header == HeaderFields::Mergeable;
+        let mut headers = slots.iter().map(|slot| self.buffers.header(slot));
+        let Some(first) = headers.next().filter(|first| first.is_plain() && first.is_alone_like(*first, counted))
+        else {
+            return (0, Checksum::Unknown);
+        };
+        let mut n = 1;
+        for header in headers {
+            if !header.is_alone_like(first, counted) {
+                break;
+            }
+            n += 1;
+        }
+        let verified = self.offloads.verifies(first.flags());
+        (n, if verified { Checksum::Verified } else { Checksum::Unknown })
+    }
+
     /// Receives up to a batch of frames and posts as many buffers as they used. Returns how many
     /// frames there were, and the fault of the device that ended the batch.
-    #[inline]
+    #[inline(never)]
     fn batch<F: DriverFormat>(
         &mut self,
         queue: &mut ShapedQueue<F, B::Buffer>,
@@ -202,7 +376,8 @@ impl<B: Buffers> ReceivePath<B> {
             if buffers >= n {
                 break Ok(());
             }
-            let (plain, other) = queue.take_while(n - buffers, |len, slot| self.plain_frame(slot, len, napi, sink));
+            let (plain, other) =
+                queue.take_while(n - buffers, |len, slot, take| self.plain_frame(slot, len, take, napi, sink));
             buffers += plain;
             frames += usize::from(plain);
             if let Some(other) = other {
@@ -230,15 +405,21 @@ impl<B: Buffers> ReceivePath<B> {
         &mut self,
         slot: &mut B::Buffer,
         len: u32,
+        take: Take<'_>,
         napi: &mut Napi<'_, B>,
         sink: &mut impl FrameSink<B>,
     ) -> ControlFlow<RawHeader> {
-        if (len as usize) < VnetHdr::LEN + ETHERNET {
+        if len < SHORTEST {
             // The memory stays in its slot, and is posted again as it is.
+            take.now();
             self.stats.short += 1;
             return ControlFlow::Continue(());
         }
         self.buffers.sync(slot, len, napi);
+        // Behind the sync, which may panic: it is then made again, because only a buffer that was
+        // synced shows whether a frame begins there that has others. Before the handler, which must
+        // not have a frame twice.
+        take.now();
         let (mut verified, mut kept) = (0, RawHeader::PLAIN);
         if self.header != HeaderFields::Plain {
             let header = self.buffers.header(slot);
@@ -254,13 +435,14 @@ impl<B: Buffers> ReceivePath<B> {
             self.stats.bad_header += 1;
             return ControlFlow::Continue(());
         }
+        let posted = B::identity(slot);
         // The memory is there, because the slot was posted.
         let Some(mut frame) = self.buffers.complete(slot, kept, len) else { return ControlFlow::Continue(()) };
         if self.offloads.verifies(verified) {
             frame.meta().checksum = Checksum::Verified;
         }
         if let Some(page) = self.deliver(napi, frame, sink) {
-            self.buffers.recycle(slot, page);
+            self.buffers.recycle(slot, posted, page);
         }
         ControlFlow::Continue(())
     }
@@ -342,12 +524,23 @@ impl<B: Buffers> ReceivePath<B> {
         sink.deliver(&mut self.stats, napi, frame)
     }
 
+    /// Posts up to `most` buffers in consecutive slots. Returns how many.
+    #[inline(always)]
+    fn refill_some<F: DriverFormat>(
+        &mut self,
+        queue: &mut ShapedQueue<F, B::Buffer>,
+        napi: &mut Napi<'_, B>,
+        most: usize,
+    ) -> usize {
+        queue.refill(B::ONE_SEGMENT, most, |slot, segments| self.buffers.fill(slot, napi, segments))
+    }
+
     /// Posts every free slot for which there is memory.
     #[inline]
     fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
         let mut collected = false;
         while queue.has_free() {
-            if queue.refill(B::ONE_SEGMENT, |slot, segments| self.buffers.fill(slot, napi, segments)) == 0 {
+            if self.refill_some(queue, napi, BATCH) == 0 {
                 let in_use = queue.posted();
                 let free = queue.slots().filter(|&(posted, _)| !posted).map(|(_, slot)| slot);
                 if !collected && self.buffers.collect(in_use, free) {

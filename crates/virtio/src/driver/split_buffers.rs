@@ -273,6 +273,7 @@ impl<M: PeerMemory> Buffers for SplitBuffers<M> {
     type Pools = SplitPools<M>;
     type Buffer = SplitBuffer<M>;
     type Frame = SplitFrame<M>;
+    type Identity = ();
     const TABLES: bool = true;
     const SPLIT: bool = true;
 

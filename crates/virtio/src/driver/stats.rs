@@ -1,6 +1,7 @@
 //! The driver's counters.
 
 pub use crate::virtqueue::fault::DeviceFault;
+use netmem_packet::FrameCounts;
 use std::fmt;
 
 /// A receive queue's counters.
@@ -53,6 +54,20 @@ impl RxStats {
     pub(crate) fn stop(&mut self, error: DeviceFault) {
         netmem_pool::trace::warn!(%error, "a receive queue is stopped: its device cannot be trusted");
         self.stopped = Some(error);
+    }
+
+    /// These counters and those of frames that were delivered in groups.
+    pub(crate) fn with(self, groups: FrameCounts) -> Self {
+        Self {
+            frames: self.frames + groups.frames,
+            bytes: self.bytes + groups.bytes,
+            passed: self.passed + groups.passed,
+            dropped: self.dropped + groups.dropped,
+            transmitted: self.transmitted + groups.transmitted,
+            redirected: self.redirected + groups.redirected,
+            aborted: self.aborted + groups.aborted,
+            ..self
+        }
     }
 
     /// Counts that the queue leaves this ring for one of a new connection.

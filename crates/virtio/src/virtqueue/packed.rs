@@ -18,6 +18,7 @@
 use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;
+use std::slice;
 
 /// A place in a packed ring: an offset below the ring's size, and a wrap counter of one bit that
 /// changes at each turn.
@@ -321,6 +322,22 @@ impl PackedRing {
         Self::read(self.words(offset)[1])
     }
 
+    /// The used descriptors from `at` on, up to `n`, as far as they are in a row: ids and lengths.
+    /// Each is read when the iterator gets there, once, with acquire ordering. The first that is
+    /// not used ends them.
+    #[inline(always)]
+    pub(crate) fn used_run(&self, at: Position, n: u16) -> impl Iterator<Item = (u32, u32)> {
+        let first = usize::from(at.offset()).min(usize::from(self.size));
+        let n = usize::from(n).min(usize::from(self.size) - first);
+        // SAFETY: *mapped*; the last of them is below `size`, and a descriptor is two words.
+        let descs = unsafe { slice::from_raw_parts(self.desc.add(2 * first).cast::<[AtomicU64; 2]>(), n) };
+        let flags = at.used();
+        descs.iter().map_while(move |[_, word]| {
+            let d = Self::read(word);
+            (d.flags & PackedDesc::TURN == flags).then_some((d.id.into(), d.len))
+        })
+    }
+
     /// Writes the descriptor at `offset`, the flags last. They publish everything written before
     /// them (release).
     #[inline]
@@ -328,6 +345,22 @@ impl PackedRing {
         let [addr, rest] = self.words(offset);
         addr.store(d.addr.to_le(), Ordering::Relaxed);
         rest.store(d.word().to_le(), Ordering::Release);
+    }
+
+    /// Writes the descriptors from `first` on with these addresses, as far as the ring goes. Each
+    /// has its place as its id, and else the fields of `d`.
+    #[inline(always)]
+    pub(crate) fn set_descs(&self, first: u16, addrs: &[u64], d: PackedDesc) {
+        let at = usize::from(first.min(self.size));
+        let n = usize::from(self.size) - at;
+        // SAFETY: *mapped*; the last of them is below `size`, and a descriptor is two words.
+        let descs = unsafe { slice::from_raw_parts(self.desc.add(2 * at).cast::<[AtomicU64; 2]>(), n) };
+        let mut word = PackedDesc { id: first, ..d }.word();
+        for ([to, rest], &addr) in descs.iter().zip(addrs) {
+            to.store(addr.to_le(), Ordering::Relaxed);
+            rest.store(word.to_le(), Ordering::Release);
+            word += PackedDesc { id: 1, len: 0, addr: 0, flags: 0 }.word();
+        }
     }
 
     /// Writes the descriptor at `offset` without its address. The flags publish everything written

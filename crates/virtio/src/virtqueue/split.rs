@@ -12,6 +12,7 @@
 use super::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::slice;
 
 /// Descriptor flag: the chain continues at `next`.
 pub const DESC_NEXT: u16 = 1;
@@ -40,6 +41,18 @@ pub struct Desc {
 impl Desc {
     /// Bytes of a descriptor in memory.
     pub const LEN: usize = 16;
+}
+
+/// A descriptor as it is in memory.
+#[repr(transparent)]
+pub(crate) struct DescWords([AtomicU64; 2]);
+
+impl DescWords {
+    /// Writes only the address.
+    #[inline(always)]
+    pub(crate) fn set_addr(&self, addr: u64) {
+        self.0[0].store(addr.to_le(), Ordering::Relaxed);
+    }
 }
 
 /// Where the three parts of a ring of `size` entries lie in one block of memory, in bytes.
@@ -228,6 +241,13 @@ impl SplitRing {
         rest.store(word.to_le(), Ordering::Relaxed);
     }
 
+    /// All descriptors, for their addresses.
+    #[inline(always)]
+    pub(crate) fn descs(&self) -> &[DescWords] {
+        // SAFETY: *mapped*; a descriptor is two words.
+        unsafe { slice::from_raw_parts(self.desc.cast::<DescWords>(), usize::from(self.size)) }
+    }
+
     /// Writes only the address of descriptor `id` (modulo the size).
     #[inline]
     pub fn set_desc_addr(&self, id: u16, addr: u64) {
@@ -336,6 +356,19 @@ impl SplitRing {
     pub fn used_entry(&self, position: u16) -> (u32, u32) {
         let [id, len] = self.used_words(position);
         (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed)))
+    }
+
+    /// The used elements from `position` (modulo the size) on, up to `n`, as far as they are in a
+    /// row. Each is read when the iterator gets there, once.
+    #[inline(always)]
+    pub(crate) fn used_run(&self, position: u16, n: u16) -> impl Iterator<Item = (u32, u32)> {
+        let at = self.slot(position);
+        let n = usize::from(n).min(usize::from(self.size) - at);
+        // SAFETY: *mapped*; the last of them is below `size`, and an element is two words.
+        let elements = unsafe { slice::from_raw_parts(self.used.add(2 * at).cast::<[AtomicU32; 2]>(), n) };
+        elements
+            .iter()
+            .map(|[id, len]| (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed))))
     }
 
     /// Sets the used element at `position` (modulo the size).

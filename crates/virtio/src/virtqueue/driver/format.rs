@@ -63,6 +63,13 @@ pub(crate) trait DriverFormat: Sized {
     /// ago as there are slots.
     fn expose(&mut self, slots: impl ExactSizeIterator<Item = (u16, u16)>, shape: Shape<'_>, steady: bool);
 
+    /// Makes shaped buffers of one segment of `len` bytes available at the next
+    /// [`publish`](Self::publish): those of the slots from `first` on, at these addresses, at most
+    /// 64, not around the end of the ring. Each slot is in its own place of the ring, where it was
+    /// made available as many buffers ago as there are slots. Bit `i` of `changed`: the address of
+    /// slot `first + i` may have changed since.
+    fn expose_run(&mut self, first: u16, addrs: &[u64], len: u32, changed: u64);
+
     /// Takes `free`'s next slot, which is `slot`, and what else it needs, for a buffer of
     /// `segments`, and makes it available at the next [`publish`](Self::publish). The caller has
     /// checked that there is room.
@@ -80,6 +87,15 @@ pub(crate) trait DriverFormat: Sized {
 
     /// The used entries in front of this position were read.
     fn read_to(&mut self, at: Self::At);
+
+    /// The used entries from the next one on, up to the end of the ring, where each buffer is one
+    /// entry of the ring, at most `most`: ids and lengths, none of them checked. The device has `posted` buffers. An
+    /// entry is read when the iterator gets there, once. The next entry is at place `first` of the
+    /// ring. If more are used than were posted, there are none here.
+    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)>;
+
+    /// The next `n` used entries were read by [`used_run`](Self::used_run).
+    fn consume(&mut self, n: u16);
 
     /// Descriptors of the buffer in `slot`, which the device has used.
     fn count(&self, slot: u16) -> Result<u16, DeviceFault>;

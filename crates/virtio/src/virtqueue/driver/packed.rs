@@ -215,6 +215,18 @@ impl DriverFormat for Packed {
         self.held = held;
     }
 
+    /// Each descriptor is written, because it had the flags of the turn before.
+    #[inline(always)]
+    fn expose_run(&mut self, first: u16, addrs: &[u64], len: u32, _: u64) {
+        debug_assert!(first == self.avail.offset() && self.held.is_none());
+        let d = PackedDesc { addr: 0, len, id: first, flags: DESC_WRITE | self.avail.available() };
+        let Some((&addr, rest)) = addrs.split_first() else { return };
+        self.ring.set_descs(first + 1, rest, d);
+        self.held = Some((first, PackedDesc { addr, ..d }));
+        self.fresh += addrs.len() as u32;
+        self.avail = self.avail.step(addrs.len() as u16, self.size);
+    }
+
     #[inline(always)]
     fn post(&mut self, slot: u16, mut segments: impl Iterator<Item = Segment>, free: &mut Free) {
         let Some(mut last) = segments.next() else { return };
@@ -277,6 +289,17 @@ impl DriverFormat for Packed {
     #[inline(always)]
     fn read_to(&mut self, at: Position) {
         self.used = at;
+    }
+
+    #[inline(always)]
+    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)> {
+        debug_assert_eq!(first, self.used.offset());
+        self.ring.used_run(self.used, posted.min(most))
+    }
+
+    #[inline(always)]
+    fn consume(&mut self, n: u16) {
+        self.used = self.used.step(n, self.size);
     }
 
     #[inline(always)]

@@ -26,13 +26,12 @@ use super::tables::Tables;
 use std::ops::ControlFlow;
 
 /// The most buffers that one [`refill`](ShapedQueue::refill) step posts.
-const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// Used buffers that are read from the ring at a time. This is more than a batch and the longest
 /// frame, so that a frame that begins in a batch is read completely.
 const LOOK: u16 = 2 * BATCH as u16;
 
-struct Slot<B> {
-    buffer: B,
+struct Slot {
     /// Bytes that the device claims to have written, if it has used the buffer.
     len: u32,
     /// The number of the slot.
@@ -59,6 +58,28 @@ impl Segments<'_> {
     }
 }
 
+/// Takes the buffer that [`ShapedQueue::take_while`] has passed on with it.
+#[must_use = "a buffer that is handled is taken"]
+pub(crate) struct Take<'q>(&'q mut u64);
+
+impl Take<'_> {
+    /// Takes it, before the first user code that must not run for it twice.
+    #[inline(always)]
+    pub(crate) fn now(self) {
+        *self.0 += 1;
+    }
+}
+
+/// How a slot was filled, for [`ShapedQueue::refill_run`].
+pub(crate) enum Filled {
+    /// With what it had.
+    AsBefore,
+    /// With a buffer at this device address.
+    At(u64),
+    /// Not at all.
+    NoMemory,
+}
+
 /// A buffer that [`ShapedQueue::take_while`] has taken, and its caller does not handle there.
 pub(crate) struct Taken<R> {
     /// The place of its slot.
@@ -69,11 +90,38 @@ pub(crate) struct Taken<R> {
     pub(crate) other: R,
 }
 
+/// The buffers of a group, see [`ShapedQueue::lend`]. They count as taken when they were
+/// [handled](Self::handled). Those that were not stay pending.
+pub(crate) struct Lent<'q, B> {
+    slots: &'q mut [Slot],
+    pub(crate) buffers: &'q mut [B],
+    taken: &'q mut u64,
+}
+
+impl<B> Lent<'_, B> {
+    /// The first `n` buffers were handled. `len` is the length of each buffer that was not.
+    #[inline(always)]
+    pub(crate) fn handled(&mut self, n: usize, len: impl Fn(&mut B) -> u32) {
+        *self.taken += n as u64;
+        if n < self.slots.len() {
+            self.leave(n, len);
+        }
+    }
+
+    #[cold]
+    fn leave(&mut self, n: usize, len: impl Fn(&mut B) -> u32) {
+        let rest = self.slots.iter_mut().zip(&mut *self.buffers).skip(n);
+        rest.for_each(|(slot, buffer)| slot.len = len(buffer));
+    }
+}
+
 /// See the [module](self).
 pub(crate) struct ShapedQueue<F, B> {
     format: F,
     setup: Setup,
-    slots: Box<[Slot<B>]>,
+    slots: Box<[Slot]>,
+    /// The buffer of each slot, by its place.
+    buffers: Box<[B]>,
     /// The place of each slot, by its number.
     places: Box<[u16]>,
     /// The bytes of each segment of a buffer.
@@ -88,6 +136,9 @@ pub(crate) struct ShapedQueue<F, B> {
     read: u64,
     /// The position behind the last buffer that was posted.
     posted: u64,
+    /// Slots that are not in the place that their number is. A device that uses buffers in another
+    /// order displaces them. They return when they are free.
+    displaced: u16,
     /// Buffers to be posted until each slot is posted where it was posted a turn before.
     unsteady: u16,
     /// The fault that was found after them.
@@ -105,11 +156,12 @@ impl<F: DriverFormat, B: Default> ShapedQueue<F, B> {
         let addrs: Box<[u64]> = vec![0; usize::from(count) * lens.len()].into();
         let shape = Shape { lens, addrs: &addrs };
         let format = F::new(ring, setup, shape, setup.tables(shape, tables));
-        let slot = |number| Slot { buffer: B::default(), len: 0, number, changed: 0 };
+        let slot = |number| Slot { len: 0, number, changed: 0 };
         Self {
             format,
             setup,
             slots: (0..count).map(slot).collect(),
+            buffers: (0..count).map(|_| B::default()).collect(),
             places: (0..count).collect(),
             lens: lens.into(),
             addrs,
@@ -117,6 +169,7 @@ impl<F: DriverFormat, B: Default> ShapedQueue<F, B> {
             taken: 0,
             read: 0,
             posted: 0,
+            displaced: 0,
             unsteady: count,
             fault: None,
         }
@@ -132,13 +185,13 @@ impl<F: DriverFormat, B> RingEnd for ShapedQueue<F, B> {
         self.format = F::new(ring, self.setup, shape, self.setup.tables(shape, tables));
         // In a ring whose buffers are used in order, slots are posted in the order of their
         // descriptors.
-        self.slots.sort_unstable_by_key(|slot| slot.number);
-        for (place, slot) in (0..).zip(&mut self.slots) {
-            slot.changed = self.lens.len() as u16;
-            self.places[usize::from(place)] = place;
+        for number in 0..self.slots.len() {
+            let (slots, buffers, places) = (&mut self.slots, &mut self.buffers, &mut self.places);
+            swap(slots, buffers, places, number, usize::from(places[number]));
+            self.slots[number].changed = self.lens.len() as u16;
         }
         (self.taken, self.read, self.posted) = (0, 0, 0);
-        (self.unsteady, self.fault) = (self.slots.len() as u16, None);
+        (self.displaced, self.unsteady, self.fault) = (0, self.slots.len() as u16, None);
     }
 
     #[inline]
@@ -186,14 +239,14 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// [`refill`](Self::refill).
     #[inline(always)]
     pub(crate) fn buffer(&mut self, place: usize) -> &mut B {
-        &mut self.slots[place].buffer
+        &mut self.buffers[place]
     }
 
     /// All buffers, and whether the device has them.
     pub(crate) fn slots(&mut self) -> impl Iterator<Item = (bool, &mut B)> {
         let (count, taken, posted) = (self.slots.len(), self.place(self.taken), self.posted());
-        let of = move |(place, slot): (usize, _)| ((place + count - taken) % count < posted, slot);
-        self.slots.iter_mut().map(|slot| &mut slot.buffer).enumerate().map(of)
+        let of = move |(place, buffer): (usize, _)| ((place + count - taken) % count < posted, buffer);
+        self.buffers.iter_mut().enumerate().map(of)
     }
 
     /// Whether there are slots to [`refill`](Self::refill).
@@ -202,7 +255,28 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         self.posted() < self.slots.len()
     }
 
-    /// Posts up to a batch of buffers, in the slots that have been free for the longest time.
+    /// Puts slots that are free back into their own places, where those are free, too.
+    #[cold]
+    #[inline(never)]
+    fn settle(&mut self) {
+        let (first, count) = (self.place(self.posted), self.slots.len());
+        let free = count - self.posted();
+        let Self { slots, buffers, places, .. } = self;
+        for i in 0..free {
+            let place = (first + i) % count;
+            // Each exchange puts one slot into its place.
+            while usize::from(slots[place].number) != place
+                && (usize::from(slots[place].number) + count - first) % count < free
+            {
+                let own = usize::from(slots[place].number);
+                swap(slots, buffers, places, place, own);
+                self.unsteady = count as u16;
+            }
+        }
+        self.displaced = displaced_among(&self.slots);
+    }
+
+    /// Posts up to `most` buffers, and up to a batch, in the slots that have been free for the longest time.
     /// `fill` is given what is in the slot and sets the addresses of segments that have moved since
     /// the slot was last filled. If it has no memory it returns false, and the step ends. Returns
     /// how many buffers were posted. A device that sleeps must also be
@@ -217,27 +291,80 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// `one`: buffers have one segment. If it is a constant, a compiler makes loops over buffers
     /// that have no loops over segments in them.
     #[inline(always)]
-    pub(crate) fn refill(&mut self, one: bool, mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool) -> usize {
+    pub(crate) fn refill(
+        &mut self,
+        one: bool,
+        most: usize,
+        mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool,
+    ) -> usize {
         let n = if one { 1 } else { self.lens.len() };
         debug_assert_eq!(n, self.lens.len());
+        if self.displaced > 0 {
+            self.settle();
+        }
         let (first, free) = (self.place(self.posted), self.slots.len() - self.posted());
-        let Self { format, slots, lens, addrs, posted, unsteady, .. } = self;
+        let count = self.slots.len() as u16;
+        let Self { format, slots, buffers, lens, addrs, posted, unsteady, .. } = self;
         let (batch, addrs) = (&mut slots[first..], &mut **addrs);
-        let most = batch.len().min(free).min(BATCH);
+        let most = batch.len().min(free).min(most).min(BATCH);
         let mut got = 0;
-        for slot in &mut batch[..most] {
+        // If `fill` panics, addresses of slots that are not posted have changed.
+        let left = std::mem::replace(unsteady, count);
+        for (slot, buffer) in batch[..most].iter_mut().zip(&mut buffers[first..]) {
             let first = usize::from(slot.number) * n;
             let addrs = &mut addrs[first..first + n];
-            if !fill(&mut slot.buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
+            if !fill(buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
                 break;
             }
             got += 1;
         }
         let exposed = batch[..got].iter_mut().map(|slot| (slot.number, std::mem::take(&mut slot.changed)));
-        format.expose(exposed, Shape { lens: &lens[..n], addrs }, *unsteady == 0);
+        format.expose(exposed, Shape { lens: &lens[..n], addrs }, left == 0);
         *posted += got as u64;
-        *unsteady = unsteady.saturating_sub(got as u16);
+        *unsteady = left.saturating_sub(got as u16);
         // Here, so that a later step that panics leaves no buffer that the device does not see.
+        format.publish();
+        got
+    }
+
+    /// Whether each slot is in its own place, and was posted there a turn before: a
+    /// [run](Self::refill_run) can be posted.
+    #[inline(always)]
+    pub(crate) fn is_steady(&self) -> bool {
+        self.displaced == 0 && self.unsteady == 0
+    }
+
+    /// Posts up to `most` buffers of one segment, and no more than a batch, in the slots that have
+    /// been free for the longest time, as far as they are in a row. `fill` is given what is in each
+    /// slot. It returns the buffer's address if that may have changed since the slot was last
+    /// filled, and ends the step if there is no memory. It must not panic. Returns how many buffers
+    /// were posted. None, if slots are not in their own places, or were not posted there a turn
+    /// before ([`is_steady`](Self::is_steady)): then [`refill`](Self::refill) posts.
+    ///
+    /// As there, all buffers are filled first. Addresses are written by consecutive stores.
+    #[inline(always)]
+    pub(crate) fn refill_run(&mut self, most: usize, mut fill: impl FnMut(&mut B) -> Filled) -> usize {
+        debug_assert!(self.setup.per_slot == 1 && self.lens.len() == 1);
+        if !self.is_steady() {
+            return 0;
+        }
+        let (first, free) = (self.place(self.posted), self.slots.len() - self.posted());
+        let Self { format, buffers, lens, addrs, posted, .. } = self;
+        let most = most.min(free).min(BATCH).min(buffers.len() - first);
+        let (mut changed, mut got) = (0u64, 0);
+        for (buffer, addr) in buffers[first..first + most].iter_mut().zip(&mut addrs[first..first + most]) {
+            match fill(buffer) {
+                Filled::AsBefore => {}
+                Filled::At(at) => {
+                    *addr = at;
+                    changed |= 1 << got;
+                }
+                Filled::NoMemory => break,
+            }
+            got += 1;
+        }
+        format.expose_run(first as u16, &addrs[first..first + got], lens[0], changed);
+        *posted += got as u64;
         format.publish();
         got
     }
@@ -263,7 +390,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     #[inline(never)]
     fn read(&mut self, most: u16, mut seen: impl FnMut(&B)) -> Result<(), DeviceFault> {
         let (first, found, posted) = (self.place(self.read), self.found(), self.posted() as u16);
-        let Self { format, setup, slots, places, have, read, unsteady, .. } = self;
+        let Self { format, setup, slots, buffers, places, have, read, displaced, unsteady, .. } = self;
         let (have, per_slot, step, count) = (*have, setup.per_slot, u32::from(format.id(1)), slots.len());
         let mut used = format.used(found, posted)?;
         let all = used.left();
@@ -275,14 +402,14 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
             }
             let at = (first + usize::from(done)) % count;
             let mut other = None;
-            for slot in &mut slots[at..count.min(at + usize::from(n))] {
+            for (slot, buffer) in slots[at..count.min(at + usize::from(n))].iter_mut().zip(&buffers[at..]) {
                 let Some((id, len)) = used.entry() else { break 'all Ok(()) };
                 if id != u32::from(slot.number) * step || len > have {
                     other = Some((id, len));
                     break;
                 }
                 slot.len = len;
-                seen(&slot.buffer);
+                seen(buffer);
                 used.skip(per_slot);
             }
             let Some((id, len)) = other else { continue };
@@ -302,14 +429,15 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
             };
             let before = if in_order { ahead } else { 0 };
             if before < ahead {
-                swap(slots, places, at, (at + ahead) % count);
+                swap(slots, buffers, places, at, (at + ahead) % count);
+                *displaced = displaced_among(slots);
                 *unsteady = count as u16;
             }
             // In order, the device has used the buffers before it completely.
             for i in 0..=before {
-                let slot = &mut slots[(at + i) % count];
-                slot.len = if i < before { have } else { len };
-                seen(&slot.buffer);
+                let place = (at + i) % count;
+                slots[place].len = if i < before { have } else { len };
+                seen(&buffers[place]);
                 used.skip(per_slot);
             }
         };
@@ -317,6 +445,51 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         let end = used.end();
         format.read_to(end);
         judged
+    }
+
+    /// Reads a group: used buffers that are the next ones in order, at most `most`, at consecutive
+    /// places, into each of which the device has written `shortest` bytes or more. For buffers of
+    /// one segment without a table. Nothing is consumed before [`lend`](Self::lend). Calls `seen`
+    /// with each buffer and its length.
+    ///
+    /// The first entry that is anything else ends the group, and is not judged here. Nor is there a
+    /// group while buffers that [`pending`](Self::pending) has found were not taken, or slots are
+    /// not in their own places. All that is for the functions above.
+    #[inline(always)]
+    pub(crate) fn read_group(&mut self, most: u16, shortest: u32, mut seen: impl FnMut(&mut B, u32)) -> u16 {
+        debug_assert!(self.setup.per_slot == 1 && self.lens.len() == 1);
+        if self.found() > 0 || self.displaced > 0 || self.fault.is_some() || self.have < shortest {
+            return 0;
+        }
+        let (first, posted, span) = (self.place(self.read), self.posted() as u16, self.have - shortest);
+        let Self { format, buffers, .. } = self;
+        let used = format.used_run(first as u16, posted, most);
+        let mut next = first as u32;
+        for (buffer, (id, len)) in buffers[first..].iter_mut().zip(used) {
+            if id != next || len.wrapping_sub(shortest) > span {
+                break;
+            }
+            seen(buffer, len);
+            next += 1;
+        }
+        (next - first as u32) as u16
+    }
+
+    /// The `n` buffers of a group that was [read](Self::read_group).
+    #[inline(always)]
+    pub(crate) fn group(&self, n: u16) -> &[B] {
+        &self.buffers[self.place(self.read)..][..usize::from(n)]
+    }
+
+    /// Consumes the first `n` buffers of the group that was [read](Self::read_group), and lends
+    /// them until they were handled.
+    #[inline(always)]
+    pub(crate) fn lend(&mut self, n: u16) -> Lent<'_, B> {
+        let first = self.place(self.read);
+        self.format.consume(n);
+        self.read += u64::from(n);
+        let (slots, buffers) = (&mut self.slots[first..], &mut self.buffers[first..]);
+        Lent { slots: &mut slots[..usize::from(n)], buffers: &mut buffers[..usize::from(n)], taken: &mut self.taken }
     }
 
     /// All buffers that the device has used and [`take`](Self::take) has not given back, for a
@@ -332,19 +505,19 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// handle. `f` is given how many bytes the device has written to a buffer, and the buffer,
     /// whose slot is free then. Returns how many were handled, and the one that was taken and not
     /// handled. Also returns if it is at the last place.
+    ///
+    /// `f` must also [take](Take::now) the buffer. If it panics earlier, the buffer stays pending.
     #[inline(always)]
     pub(crate) fn take_while<R>(
         &mut self,
         most: u16,
-        mut f: impl FnMut(u32, &mut B) -> ControlFlow<R>,
+        mut f: impl FnMut(u32, &mut B, Take<'_>) -> ControlFlow<R>,
     ) -> (u16, Option<Taken<R>>) {
         let (first, most) = (self.place(self.taken), most.min(self.found()));
         let end = self.slots.len().min(first + usize::from(most));
-        let Self { slots, taken, .. } = self;
-        for (n, slot) in (0..).zip(&mut slots[first..end]) {
-            // First, because `f` is user code, and may panic.
-            *taken += 1;
-            if let ControlFlow::Break(other) = f(slot.len, &mut slot.buffer) {
+        let Self { slots, buffers, taken, .. } = self;
+        for (n, (slot, buffer)) in (0..).zip(slots[first..end].iter_mut().zip(&mut buffers[first..])) {
+            if let ControlFlow::Break(other) = f(slot.len, buffer, Take(taken)) {
                 return (n, Some(Taken { place: first + usize::from(n), len: slot.len, other }));
             }
         }
@@ -364,8 +537,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// [`refill`](Self::refill): how many bytes the device has written to it, and the buffer.
     pub(crate) fn taken(&mut self, first: u64, i: u16) -> (u32, &mut B) {
         let place = self.place(first + u64::from(i));
-        let slot = &mut self.slots[place];
-        (slot.len, &mut slot.buffer)
+        (self.slots[place].len, &mut self.buffers[place])
     }
 
     /// Records a fault that the caller has found in the contents of a buffer. A fault in the ring
@@ -381,6 +553,11 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     }
 }
 
+/// How many slots are not in the place that their number is.
+fn displaced_among(slots: &[Slot]) -> u16 {
+    (0..).zip(slots).filter(|(place, slot)| slot.number != *place).count() as u16
+}
+
 /// How many slots are between the place `at`, where the next used buffer is expected, and the slot
 /// that the device names. `None` if that is not one of the `left` slots that the device can have
 /// used.
@@ -391,8 +568,9 @@ fn ahead(places: &[u16], at: usize, slot: u16, left: u16) -> Option<usize> {
 }
 
 /// Exchanges the slots of two places.
-fn swap<B>(slots: &mut [Slot<B>], places: &mut [u16], a: usize, b: usize) {
+fn swap<B>(slots: &mut [Slot], buffers: &mut [B], places: &mut [u16], a: usize, b: usize) {
     slots.swap(a, b);
+    buffers.swap(a, b);
     places[usize::from(slots[a].number)] = a as u16;
     places[usize::from(slots[b].number)] = b as u16;
 }

@@ -205,6 +205,27 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn expose_run(&mut self, first: u16, addrs: &[u64], _: u32, changed: u64) {
+        let descs = self.ring.descs();
+        let descs = &descs[usize::from(first)..][..addrs.len()];
+        if changed.count_ones() as usize == addrs.len() {
+            for (desc, &addr) in descs.iter().zip(addrs) {
+                desc.set_addr(addr);
+            }
+        } else {
+            let mut left = changed;
+            while left != 0 {
+                let i = left.trailing_zeros() as usize;
+                descs[i].set_addr(addrs[i]);
+                left &= left - 1;
+            }
+        }
+        // Each head is in the ring already.
+        self.fresh += addrs.len() as u32;
+        self.next_avail = self.next_avail.wrapping_add(addrs.len() as u16);
+    }
+
+    #[inline(always)]
     fn post(&mut self, head: u16, mut segments: impl Iterator<Item = Segment>, free: &mut Free) {
         let Some(mut at) = segments.next() else { return };
         let mut following = segments.next();
@@ -261,6 +282,18 @@ impl DriverFormat for Split {
     #[inline(always)]
     fn read_to(&mut self, next: u16) {
         self.next_used = next;
+    }
+
+    #[inline(always)]
+    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)> {
+        let ready = self.ring.used_idx().wrapping_sub(self.next_used);
+        debug_assert_eq!(first, self.next_used & (self.size() - 1));
+        self.ring.used_run(first, if ready <= posted { ready.min(most) } else { 0 })
+    }
+
+    #[inline(always)]
+    fn consume(&mut self, n: u16) {
+        self.next_used = self.next_used.wrapping_add(n);
     }
 
     #[inline(always)]

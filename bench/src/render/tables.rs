@@ -8,8 +8,8 @@ use std::fmt::Write;
 
 /// What a table is made of.
 enum Table {
-    /// The first of these rows, compared with each of the others.
-    Headlines,
+    /// The first of these rows, compared with each of the others; of all suites, or of one.
+    Headlines(Option<&'static str>),
     Machines,
     /// The goals of a kind.
     Goals(&'static str),
@@ -20,7 +20,10 @@ enum Table {
 /// The table of this name, with a line end behind each line.
 pub(super) fn table(name: &str, records: &[Record]) -> anyhow::Result<String> {
     let table = match name {
-        "headlines" => Table::Headlines,
+        "headlines" => Table::Headlines(None),
+        "headlines-refs" => Table::Headlines(Some("refs")),
+        "headlines-pool" => Table::Headlines(Some("pool")),
+        "headlines-streams" => Table::Headlines(Some("streams")),
         "machines" => Table::Machines,
         "targets" => Table::Goals("target"),
         "open-goals" => Table::Goals("open"),
@@ -62,15 +65,15 @@ pub(super) fn table(name: &str, records: &[Record]) -> anyhow::Result<String> {
     if records.is_empty() {
         return Ok("No results are committed yet.\n".to_owned());
     }
-    // The README has one table of headlines: of the first machine.
-    let records = if matches!(table, Table::Headlines) { &records[..1] } else { records };
+    // A front page has one table of headlines: of the first machine.
+    let records = if matches!(table, Table::Headlines(_)) { &records[..1] } else { records };
     Ok(records.iter().map(|record| table.of(record)).collect::<Vec<_>>().join("\n"))
 }
 
 impl Table {
     fn of(&self, record: &Record) -> String {
         match self {
-            Self::Headlines => headlines(record),
+            Self::Headlines(suite) => headlines(record, suite.as_deref()),
             Self::Machines => machine(record),
             Self::Goals(kind) => caption(record) + &goals(record, kind),
             Self::Rows(suite, sections) => {
@@ -253,9 +256,13 @@ const HEADLINES: [Headline; 8] = [
     },
 ];
 
-fn headlines(record: &Record) -> String {
+/// The headlines of a suite, or of all.
+fn headlines(record: &Record, only: Option<&str>) -> String {
     let mut out = caption(record) + "| what | netmem | compared with |\n| --- | ---: | --- |\n";
     for Headline { what, suite, section, threads, rows } in HEADLINES {
+        if only.is_some_and(|only| only != suite) {
+            continue;
+        }
         let value =
             |name| record.row(suite, section, name, threads).and_then(|row| Some(show(row.value?.median, &row.unit)));
         let Some((&(own, _), others)) = rows.split_first() else { continue };

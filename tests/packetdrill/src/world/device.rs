@@ -2,7 +2,7 @@
 
 use crate::memory::{Done, Memory};
 use netmem_inet::Time;
-use netmem_inet::tcp::{Accepted, Full, Header, IpFields, Outgoing, Output};
+use netmem_inet::tcp::{Accepted, Flags, Full, Header, IpFields, Outgoing, Output};
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer};
 use std::collections::VecDeque;
 
@@ -10,15 +10,18 @@ use std::collections::VecDeque;
 pub(super) const MIN_PATH_MTU_V4: u16 = 552;
 pub(super) const MIN_PATH_MTU_V6: u16 = 1280;
 
-/// The device. It passes a transmission of several segments on as one packet.
+/// The device. It passes a unit of several segments on as one packet, or cuts it as the stack does
+/// for a device that does not.
 pub(super) struct Device<'w> {
     pub(super) flow: Flow,
     pub(super) ip: IpFields,
     pub(super) now: Time,
     pub(super) sent: &'w mut VecDeque<(Vec<u8>, Time)>,
     pub(super) full: bool,
-    /// The largest payload that it cuts.
+    /// The largest payload of a unit.
     pub(super) most: usize,
+    /// Whether the segments of a unit are packets of their own.
+    pub(super) cuts: bool,
 }
 
 impl Output<Memory> for Device<'_> {
@@ -31,8 +34,25 @@ impl Output<Memory> for Device<'_> {
             return Err(Full);
         }
         let payload: Vec<u8> = segment.payload.iter().flat_map(|chunk| chunk.bytes()).copied().collect();
-        let packet = packet(&self.flow, segment.header, &payload, self.ip, segment.ect);
-        self.sent.push_back((packet, self.now));
+        let size = if self.cuts { segment.segment_size as usize } else { 0 };
+        let size = if size > 0 { size } else { payload.len().max(1) };
+        let (mut at, len) = (0, payload.len());
+        loop {
+            let end = (at + size).min(len);
+            let mut header = Header { seq: segment.header.seq + at as u32, ..*segment.header };
+            if end < len {
+                header.flags = header.flags.without(Flags::FIN).without(Flags::PSH);
+            }
+            if at > 0 {
+                header.flags = header.flags.without(Flags::CWR);
+            }
+            let packet = packet(&self.flow, &header, &payload[at..end], self.ip, segment.ect);
+            self.sent.push_back((packet, self.now));
+            at = end;
+            if at == len {
+                break;
+            }
+        }
         Ok(Accepted { ticket: Done, len: segment.payload_len })
     }
 }

@@ -108,11 +108,12 @@ impl World {
 
     /// Sends the segments of a connection, and processes its events.
     pub(crate) fn pump(&mut self, id: usize) {
+        self.apply_route(id);
         let full = self.settings.queue_is_full();
         // Without other settings, Linux's pacing rate lets two segments leave together at the rates
         // of the scripts.
-        let segments =
-            if self.settings.has("device", "off") { 0 } else { self.settings.number("tcp_min_tso_segs", 2) as usize };
+        let segments = self.settings.number("tcp_min_tso_segs", 2) as usize;
+        let cuts = self.settings.has("device", "off");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         loop {
             let mut device = Device {
@@ -121,7 +122,8 @@ impl World {
                 now: self.now,
                 sent: &mut self.sent,
                 full,
-                most: segments * stream.segment(),
+                most: if cuts { 65_536 } else { segments * stream.segment() },
+                cuts,
             };
             let result = stream.connection.poll_transmit(self.now, &mut device);
             // The next record is passed on after the record before it was sent, so that no segment
@@ -196,7 +198,8 @@ impl World {
                     set => set,
                 },
                 retries: s.number("tcp_retries2", 15) as u32,
-                path_floor: least.into(),
+                // A search begins there, too.
+                path_floor: s.number("tcp_base_mss", least.into()).min(least.into()) as u32,
                 restart_idle: s.is_on("tcp_slow_start_after_idle"),
                 tail_probes: s.is_on("tcp_early_retrans"),
                 mtu_probing: s.number("tcp_mtu_probing", 0) != 0,

@@ -57,6 +57,17 @@ impl World {
         self.pump(id);
     }
 
+    /// Applies the route's MTU to a connection, if the script has changed it since.
+    pub(super) fn apply_route(&mut self, id: usize) {
+        let Some(stream) = self.streams.get(&id) else { return };
+        let most = self.config(&stream.options, stream.flow.remote.is_ipv4()).max_payload;
+        if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.max_payload != most) {
+            stream.max_payload = most;
+            stream.connection.set_max_payload(most);
+            self.apply_path(id);
+        }
+    }
+
     /// Applies the path MTU that is known for the peer of a connection.
     fn apply_path(&mut self, id: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };

@@ -9,9 +9,11 @@
 use serde::{Deserialize, Serialize};
 
 mod cubic;
+mod hystart;
 mod newreno;
 
 pub use cubic::Cubic;
+pub(super) use hystart::HyStart;
 pub use newreno::NewReno;
 
 /// The congestion window and the slow-start threshold, in segments.

@@ -33,6 +33,8 @@ pub(super) struct AckOutcome {
     /// The time at which the next segment is marked as lost, if reordering does not explain its
     /// absence until then.
     pub(super) due: Option<u64>,
+    /// The round-trip time, in microseconds, if this acknowledgement shows it.
+    pub(super) rtt: Option<u64>,
     /// Whether the acknowledged range includes a segment that was sent more than once, so that the
     /// round-trip time is not known.
     ever_retransmitted: bool,
@@ -101,7 +103,7 @@ impl<C: Carrier> Sender<C> {
         if let Some(low) = outcome.low {
             self.recovery.saw_reordering(low, sacked_before, self.path.size());
         }
-        self.measure(ack, &outcome, at);
+        outcome.rtt = self.measure(ack, &outcome, at);
         if !acked.syn {
             self.apply(ack, &mut outcome, at);
         }
@@ -270,7 +272,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Samples the round-trip time: from a segment that was sent once (Karn), or from the echoed
     /// timestamp, which belongs to the transmission that arrived (RFC 7323, section 4).
-    fn measure(&mut self, ack: &Ack<'_>, outcome: &AckOutcome, at: u64) {
+    fn measure(&mut self, ack: &Ack<'_>, outcome: &AckOutcome, at: u64) -> Option<u64> {
         let since = |sent: Option<u64>| sent.map(|sent| at.saturating_sub(sent));
         if let Some(rtt) = since(outcome.last.or(outcome.first_sacked)).filter(|_| !outcome.ever_retransmitted) {
             self.rtt.path_sample(rtt, at);
@@ -281,8 +283,10 @@ impl<C: Carrier> Sender<C> {
             let millis = self.stamp(at).wrapping_sub(echo);
             (millis < 1 << 20).then(|| u64::from(millis.max(1)) * 1000)
         };
-        if let Some(rtt) = sequence.or_else(timestamp) {
+        let rtt = sequence.or_else(timestamp);
+        if let Some(rtt) = rtt {
             self.rtt.sample(rtt);
         }
+        rtt
     }
 }

@@ -16,7 +16,7 @@ use super::rtt::Rtt;
 use super::sacks::Sacks;
 use super::scoreboard::Scoreboard;
 use super::usage::Usage;
-use crate::tcp::congestion::{Controller, Window};
+use crate::tcp::congestion::{Controller, HyStart, Window};
 use crate::tcp::{Carrier, Chunk, Seq};
 use crate::time::Time;
 
@@ -92,6 +92,7 @@ pub struct Sender<C: Carrier> {
     pub(super) sacks: Sacks,
     pub(super) controller: Controller,
     pub(super) window: Window,
+    pub(super) hystart: HyStart,
     pub(super) usage: Usage,
     /// Whether CWR is due.
     pub(super) cwr: bool,
@@ -150,6 +151,7 @@ impl<C: Carrier> Sender<C> {
             sacks: Sacks::default(),
             controller: Controller::new(options.congestion),
             window: Window { cwnd: 1, ssthresh: Window::UNKNOWN },
+            hystart: HyStart::new(iss),
             usage: Usage::new(iss),
             cwr: false,
             cork: false,
@@ -182,6 +184,7 @@ impl<C: Carrier> Sender<C> {
     pub(super) fn start_at(&mut self, una: Seq) {
         (self.una, self.nxt, self.small_until, self.last_small_end, self.window_ack) = (una, una, una, una, una);
         (self.scoreboard, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
+        self.hystart = HyStart::new(una);
     }
 
     /// Stores the result of the handshake, when the peer's SYN was received. Before this call, only

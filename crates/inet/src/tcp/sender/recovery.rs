@@ -23,6 +23,7 @@ use super::prr::{Delivery, Prr};
 use super::rack::{DUPLICATES, ReorderingInputs};
 use super::recovery_state::{NOTHING, RecoveryState, Undo};
 use crate::tcp::Carrier;
+use crate::tcp::congestion::{Sample, Window};
 
 impl<C: Carrier> Sender<C> {
     fn has_sack(&self) -> bool {
@@ -370,9 +371,14 @@ impl<C: Carrier> Sender<C> {
             }
             return;
         }
+        let is_first_slow_start = self.window.ssthresh == Window::UNKNOWN;
+        if is_first_slow_start && outcome.advanced && self.hystart.measured(outcome.rtt, self.una, self.nxt) {
+            self.window.ssthresh = self.window.cwnd;
+        }
         let forward = outcome.advanced || (outcome.sacked && self.recovery.reordering > DUPLICATES);
         if forward && outcome.delivered > 0 && self.usage.may_grow(&self.window) {
-            let sample = crate::tcp::congestion::Sample { acked: outcome.delivered, now: at, rtt: self.rtt.smoothed() };
+            let growth = if is_first_slow_start { self.hystart.growth(outcome.delivered) } else { outcome.delivered };
+            let sample = Sample { acked: growth, now: at, rtt: self.rtt.smoothed() };
             self.controller.control().acked(&mut self.window, &sample);
         }
     }

@@ -61,12 +61,14 @@
 //! its own, in [`Taker`]. The taker removes an item from its magazine before it passes the item to
 //! user code. If that code panics, the other items stay pending.
 
-use crate::cpus::areas;
+use crate::cpus::{areas, cpus};
+use crate::decision::mode;
 use crate::error::{GateClosed, NoMemory};
 use crate::gate::Gate;
 use crate::lane::{Lanes, Position};
 use crate::line::Line;
 use crate::magazine::{Magazine, at_word, numbered};
+use crate::mode::{Index, Mode};
 use crate::outcome::{Exchanged, Pushed, Rotated};
 use crate::prefetch;
 use crate::sequence::{self, lane};
@@ -139,13 +141,15 @@ unsafe impl Send for Depot {}
 impl Depot {
     /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each,
     /// at least 1 and at most [`MAGAZINE`](crate::MAGAZINE), and each CPU can have one. Takes a
-    /// lock, 512 bytes for each magazine, and 264 for each lane: as many as magazines or CPUs.
+    /// lock, 512 bytes for each magazine, and 264 for each lane: as many as magazines or CPUs. With
+    /// fewer than two magazines for each lane, full ones go by the list only: an empty one that
+    /// waits in the ring of its CPU would be one that no other CPU can have.
     ///
     /// # Errors
     ///
     /// There is no memory.
     pub fn new(capacity: usize, magazines: usize) -> Result<(Self, Taker), NoMemory> {
-        Self::with_lanes(capacity, magazines, areas().min(magazines))
+        Self::with_lanes(capacity, magazines, cpus().min(areas()).min(magazines))
     }
 
     /// The same, for a depot of which at most `lanes` magazines lie on CPUs at a time, at least 1.
@@ -256,19 +260,36 @@ impl Depot {
             handover::release(&(*this).capacity);
             match sequence::push((*this).gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
-                Ok(Pushed::Full | Pushed::Missing) => Self::give_on_another(this, item, past),
+                Ok(Pushed::Full | Pushed::Missing) => Self::rotate_and_give(this, item, past),
                 Err(GateClosed) => false,
             }
         }
     }
 
     /// [`give`](Self::give) for an item that [`give_at_once`](Self::give_at_once) has refused: this
-    /// CPU's magazine is probably full. Gets the CPU another one first.
+    /// CPU's magazine is probably full. Gets the CPU another one first. Where
+    /// [`give_at_once`](Self::give_at_once) has no sequence to run, the magazine probably has room,
+    /// and this is [`give`](Self::give).
     ///
     /// # Safety
     ///
     /// As for [`give`](Self::give).
     pub unsafe fn give_on_another(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
+        // SAFETY: the caller's.
+        unsafe {
+            match mode() {
+                Mode::Rseq(Index::MmCid) => Self::rotate_and_give(this, item, past),
+                Mode::Rseq(Index::CpuId) | Mode::Portable(_) => Self::give(this, item, past),
+            }
+        }
+    }
+
+    /// Gives `item` after this CPU has got another magazine, if its own is full.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give`](Self::give).
+    unsafe fn rotate_and_give(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot until it is given.
         unsafe {
             for _ in 0..ATTEMPTS {
@@ -318,6 +339,14 @@ impl Depot {
             Ok(Rotated::Done(position)) => Some(position),
             _ => None,
         }
+    }
+
+    /// This CPU hands on its full magazine, and has none then: what a thread does that finds no
+    /// empty one.
+    #[cfg(all(test, loom))]
+    pub(crate) fn leave(&self, item: NonZeroUsize) {
+        // SAFETY: the depot is there.
+        assert!(!unsafe { Self::hand_over_for_nothing(self, item, |_| ()) });
     }
 
     /// Gives `item` in the first magazine of this CPU.

@@ -23,7 +23,9 @@
 //! **A lane belongs to the magazine that is loaded on a CPU.** The magazine's `next`, which links
 //! lists elsewhere, is the position at which the CPU's last full magazine was put. A CPU gets a
 //! lane with its first magazine. When the magazine is taken from the CPU, the lane is free for
-//! another.
+//! another. A free lane may have empty magazines in its ring. If others are short of them, the taker
+//! takes the lane as a CPU would, takes them out, and frees the lane: no CPU can look into it
+//! meanwhile, so this needs no barrier.
 //!
 //! **Two steps, each with one commit.** No thread has a magazine in hand, so none can be preempted
 //! with one:
@@ -151,8 +153,7 @@ impl Rings {
         self.place(position).store(placed(position, number), Ordering::Release);
     }
 
-    /// Makes this position the next one to be written. The gate is quiet, and the caller has what
-    /// was there.
+    /// Makes this position the next one to be written. The caller has the lane, and what was there.
     pub(crate) fn reset(&self, position: Position) {
         self.place(position).store(placed(position.lap_before(), 0), Ordering::Relaxed);
     }
@@ -196,12 +197,24 @@ impl Lanes {
                 // Acquire: the lane's last position comes with it.
                 left = word.0.fetch_and(!bit, Ordering::Acquire);
                 if left & bit != 0 {
-                    let lane = first + bit.trailing_zeros() as usize;
-                    return Some(Position(self.last[lane].load(Ordering::Relaxed)));
+                    return Some(self.last(first + bit.trailing_zeros() as usize));
                 }
             }
         }
         None
+    }
+
+    /// Takes this lane, if it is free. Returns its last position. One atomic.
+    pub(crate) fn take_this(&self, lane: usize) -> Option<Position> {
+        let bit = 1 << (lane % 64);
+        // Acquire: as above.
+        let free = self.free[lane / 64].0.fetch_and(!bit, Ordering::Acquire);
+        (free & bit != 0).then(|| self.last(lane))
+    }
+
+    /// The last position of a lane that the caller has.
+    fn last(&self, lane: usize) -> Position {
+        Position(self.last[lane].load(Ordering::Relaxed))
     }
 
     /// Frees the lane of this position, which is its last one. The caller has the lane, and
@@ -218,14 +231,19 @@ impl Lanes {
         (0..self.count()).map(|lane| Position::before_first(lane).next())
     }
 
+    /// A bit for each of 64 lanes that is free.
+    pub(crate) fn free(&self, word: usize) -> u64 {
+        self.free[word].0.load(Ordering::Relaxed)
+    }
+
     /// A bit for each of 64 lanes that is not free.
     pub(crate) fn in_use(&self, word: usize) -> u64 {
         let lanes = (self.count() - 64 * word).min(64);
-        !self.free[word].0.load(Ordering::Relaxed) & u64::MAX >> (64 - lanes)
+        !self.free(word) & u64::MAX >> (64 - lanes)
     }
 
     pub(crate) fn is_free(&self, lane: usize) -> bool {
-        self.free[lane / 64].0.load(Ordering::Relaxed) & 1 << (lane % 64) != 0
+        self.free(lane / 64) & 1 << (lane % 64) != 0
     }
 
     /// Publishes the magazine that the CPU with this position has replaced, if no thread has done

@@ -35,6 +35,8 @@ use model::locks;
 
 /// Runs `body` on this CPU's word, if its lock is free and the gate is open.
 fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Result<R, GateClosed> {
+    #[cfg(all(test, not(loom)))]
+    SEQUENCES.with(|sequences| sequences.set(sequences.get() + 1));
     let cpu = this_cpu();
     #[cfg(not(loom))]
     let _lock = locks()[cpu].try_lock().ok_or(GateClosed)?;
@@ -51,6 +53,17 @@ fn sequence<R>(gate: &AtomicUsize, body: impl FnOnce(&AtomicUsize) -> R) -> Resu
     let answer = body(word);
     handover::release(word);
     Ok(answer)
+}
+
+#[cfg(all(test, not(loom)))]
+std::thread_local! {
+    static SEQUENCES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// How many sequences this thread has begun.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn sequences() -> usize {
+    SEQUENCES.get()
 }
 
 /// Waits for every sequence that may have seen a gate open.

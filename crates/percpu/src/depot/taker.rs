@@ -103,10 +103,14 @@ impl Taker {
         true
     }
 
-    /// Lets givers have the empty magazines that the taker holds back.
+    /// Lets givers have the empty magazines that the taker holds back; if a giver was refused one,
+    /// also those in the rings of lanes that no CPU has.
     fn flush(&mut self, depot: &Depot) {
         self.ends.publish(&depot.lanes);
         self.set_bits(depot);
+        if depot.is_crowded() {
+            self.take_back(depot);
+        }
     }
 
     /// Sets the bits of the empty magazines that the taker holds back.
@@ -184,12 +188,11 @@ impl Taker {
         taken
     }
 
-    /// Lets all givers have the empty magazines in the rings of lanes that no CPU has. The gate is
-    /// quiet, and no ring has a full one.
+    /// Lets all givers have the empty magazines in the rings of lanes that no CPU has.
     fn take_back(&mut self, depot: &Depot) {
-        while let Some(number) = self.ends.take_back(&depot.lanes) {
-            depot.magazine(number).into_iter().for_each(|magazine| self.put_shared(depot, magazine));
-        }
+        self.ends.take_back(&depot.lanes, |number| {
+            depot.magazine(number).into_iter().for_each(|magazine| depot.push_empty(magazine));
+        });
     }
 
     /// Takes a magazine that a CPU has loaded, out of its word. The gate is quiet.

@@ -1,6 +1,7 @@
 //! Tests of the depot that use its fields.
 
 use super::*;
+use crate::mode::Why;
 use crate::word::word;
 
 /// What threads on a CPU of that index do: the index gets a magazine with these items.
@@ -105,4 +106,70 @@ fn idle_magazines_are_reclaimed() {
     assert_eq!((10..areas()).filter(|&index| load(&depot, index, 200..201)).count(), 7);
     taker.close(&depot, |item| found.push(item.get())).unwrap();
     assert_eq!(found.len(), 14 + 3 + 7);
+}
+
+/// Empty magazines in the rings of lanes that no CPU has any more are for all CPUs again, without a
+/// barrier: `reclaim_idle` sees no idle CPU, and a pool may not interrupt others.
+#[test]
+fn rings_of_free_lanes_are_emptied() {
+    let (depot, mut taker) = Depot::with_lanes(1, 8, 4).unwrap();
+    let free = || depot.empty.iter().map(|word| word.0.load(Ordering::Relaxed).count_ones()).sum::<u32>();
+    assert!((0..4).all(|index| load(&depot, index, 0..0)));
+    let items: Vec<_> = (1..=4).map(|n| NonZeroUsize::new(n).unwrap()).collect();
+    // SAFETY: the depot is there.
+    assert_eq!(unsafe { Depot::give_many(&depot, &items) }, 4);
+    while taker.refill(&depot, |_| ()) {}
+    assert_eq!((free(), depot.loaded()), (0, 4), "one of the empty ones is in each ring");
+    // All CPUs hand over for nothing.
+    let slot = depot.gate.word().load(Ordering::Relaxed);
+    for index in 0..4 {
+        // SAFETY: as in `load`.
+        let at = unsafe { word(slot, index) }.swap(0, Ordering::Relaxed);
+        // SAFETY: a magazine of the depot.
+        let magazine = unsafe { at_word(at) }.unwrap();
+        depot.lanes.put(magazine.position());
+        depot.push_empty(magazine);
+    }
+    while taker.refill(&depot, |_| unreachable!()) {}
+    assert_eq!(free(), 4, "no giver was refused one");
+    depot.crowd();
+    while taker.refill(&depot, |_| unreachable!()) {}
+    assert_eq!(free(), 8);
+}
+
+/// A depot with one magazine for each CPU puts none into rings: each CPU can have one.
+#[test]
+fn few_magazines_are_for_all() {
+    let (depot, mut taker) = Depot::with_lanes(1, 4, 4).unwrap();
+    assert!(load(&depot, 0, 0..0));
+    for n in 1..=3 {
+        let item = NonZeroUsize::new(n).unwrap();
+        // SAFETY: the depot is there.
+        assert_eq!(unsafe { Depot::give_many(&depot, &[item; 3]) }, 3);
+        while taker.refill(&depot, |_| ()) {}
+    }
+    assert_eq!((1..areas()).filter(|&index| load(&depot, index, 0..0)).count(), 3);
+}
+
+/// Where sequences are not in line, a returned item runs one sequence, as elsewhere.
+#[test]
+fn an_item_takes_one_sequence() {
+    // There this thread has an index of its own.
+    if mode() != Mode::Portable(Why::Forced256) {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "depot::tests::an_item_takes_one_sequence";
+        let output = child.env("NETMEM_PERCPU", "portable_256").args(["--exact", name]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let (depot, _taker) = Depot::new(10, 4).unwrap();
+    // SAFETY: the depot is there.
+    let give = |n| unsafe {
+        let item = NonZeroUsize::new(n).unwrap();
+        Depot::give_at_once(&depot, item) || Depot::give_on_another(&depot, item, |_| unreachable!())
+    };
+    assert!(give(1));
+    let before = crate::portable::sequences();
+    assert!((2..=9).all(give));
+    assert_eq!(crate::portable::sequences() - before, 8);
 }

@@ -190,6 +190,31 @@ fn rotate_against_reclaim_of_idle() {
     });
 }
 
+/// The taker takes a free lane to take the empty magazines in its ring back, while a CPU gets its
+/// first magazine and the lane.
+#[test]
+fn begin_against_take_back() {
+    check(Some(2), || {
+        let (depot, mut taker) = ringed();
+        run_on(0);
+        depot.leave(item(9));
+        let mut found = Vec::new();
+        while taker.refill(&depot, |item| found.push(item)) {}
+        assert_eq!((depot.loaded(), taker.in_rings()), (0, 2));
+        depot.crowd();
+        let thread = giver(&depot, 0, 4..=5);
+        refill_all(&depot, &mut taker, &mut found);
+        let given = thread.join().unwrap();
+        take_all(&depot, &mut taker, &mut found);
+        are_found(found, [given]);
+        // No magazine is lost.
+        let many: Vec<_> = (10..18).map(item).collect();
+        // SAFETY: the model keeps the depot.
+        let filled = unsafe { Depot::give_many(&*depot, &many) };
+        assert_eq!(filled + depot.loaded() + taker.in_rings(), 8);
+    });
+}
+
 /// The depot's end in the middle of an exchange: each item is the taker's, or was refused. The
 /// thread that has them all frees the depot, after the giver's last touch.
 #[test]

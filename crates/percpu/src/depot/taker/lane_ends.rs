@@ -28,7 +28,8 @@ pub(super) struct LaneEnds {
     at: usize,
     /// The lane that got the last empty magazine of unknown origin.
     turn: usize,
-    /// The most magazines that a lane has out. All lanes together have half of them at most.
+    /// The most magazines that a lane has out: 0 if there are fewer than two for each lane. All
+    /// lanes together have half of them at most.
     most_out: usize,
     /// Empty magazines that are not put into their ring yet, all of the lane `held_for`.
     held: [u32; LOT],
@@ -40,7 +41,7 @@ pub(super) struct LaneEnds {
 impl LaneEnds {
     pub(super) fn new(lanes: &Lanes, magazines: usize) -> Self {
         let count = lanes.count();
-        let most_out = (magazines / (2 * count)).clamp(1, PLACES as usize);
+        let most_out = (magazines / (2 * count)).min(PLACES as usize);
         Self {
             ends: lanes.first_positions().map(|position| End { full: position, empty: position, out: 0 }).collect(),
             out: vec![0; count.div_ceil(64)].into(),
@@ -143,22 +144,32 @@ impl LaneEnds {
         }
     }
 
-    /// Takes an empty magazine out of the ring of a lane that is free. The gate is quiet, and no
-    /// ring has a full one.
-    pub(super) fn take_back(&mut self, lanes: &Lanes) -> Option<u32> {
-        let lane = find_after(self.at, self.out.len(), |word| self.out[word], |lane| lanes.is_free(lane))?;
-        let end = &mut self.ends[lane];
-        // From the position at which the next holder of the lane would find the first.
-        let positions = std::iter::successors(Some(end.full), |position| Some(position.next())).take(end.out);
-        let last = positions.last()?;
-        let number = lanes.empty.get(last)?;
-        lanes.empty.reset(last);
-        end.empty = last;
-        end.out -= 1;
-        if end.out == 0 {
-            self.out[lane / 64] &= !(1 << (lane % 64));
+    /// Takes the empty magazines out of the rings of lanes that no CPU has. Two atomics for each
+    /// such lane.
+    pub(super) fn take_back(&mut self, lanes: &Lanes, mut take: impl FnMut(u32)) {
+        for word in 0..self.out.len() {
+            let mut bits = self.out[word] & lanes.free(word);
+            while bits != 0 {
+                let lane = 64 * word + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                // No CPU looks into the lane's rings until it is put back.
+                let Some(last) = lanes.take_this(lane) else { continue };
+                let end = &mut self.ends[lane];
+                // At these positions the next holder would find them.
+                let mut position = last.next();
+                while position != end.empty {
+                    lanes.empty.get(position).into_iter().for_each(&mut take);
+                    lanes.empty.reset(position);
+                    end.out -= 1;
+                    position = position.next();
+                }
+                end.empty = last.next();
+                if end.out == 0 {
+                    self.out[word] &= !(1 << (lane % 64));
+                }
+                lanes.put(last);
+            }
         }
-        Some(number)
     }
 }
 
@@ -210,13 +221,15 @@ mod tests {
         ends.publish(&lanes);
         assert_eq!(in_ring(), (1..=16).collect::<Vec<_>>());
 
-        // The CPU has handed over one, and gone.
+        // The CPU has handed over one, which the taker has not taken yet, and gone.
         assert_eq!((ends.next_full(&lanes), ends.take_full(&lanes)), (None, None));
         lanes.full.put(first, 40);
         lanes.put(first);
+        let mut back = Vec::new();
+        ends.take_back(&lanes, |number| back.push(number));
+        assert_eq!(back, (2..=16).collect::<Vec<_>>());
+        ends.take_back(&lanes, |_| unreachable!("they were taken"));
         assert_eq!((ends.next_full(&lanes), ends.take_full(&lanes)), (Some(40), Some((40, 0))));
-        let back: Vec<_> = std::iter::from_fn(|| ends.take_back(&lanes)).collect();
-        assert_eq!(back, (2..=16).rev().collect::<Vec<_>>());
         assert_eq!((lanes.take(), lanes.empty.get(positions[1])), (Some(first), None));
         assert!(ends.put_empty(&lanes, 7, None));
         ends.publish(&lanes);

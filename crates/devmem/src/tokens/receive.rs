@@ -380,4 +380,23 @@ mod tests {
         drop(table);
         assert_eq!(device.0.load(Ordering::Relaxed), 0);
     }
+
+    /// A returning thread that is preempted while it holds the lock, in its critical section, does
+    /// not block the receiver, which delivers a known page, and one of a new block. If the receiver
+    /// locked, its own thread would hold the lock, and the test would not end.
+    #[test]
+    fn a_receiver_does_not_wait_for_a_returning_thread() {
+        let device = Device(std::sync::Arc::default());
+        let mut table = TokenTable::new();
+        receive(&mut table, &device, &[3]);
+        let shared = table.ranges.shared.clone();
+        shared.snapshot.read(|_| {
+            let locked = shared.returns.lock();
+            receive(&mut table, &device, &[3, 4, 19]);
+            drop(locked);
+        });
+        let all =
+            [TokenRange { start: 4, count: 2 }, TokenRange { start: 20, count: 1 }, TokenRange { start: 4, count: 1 }];
+        assert_eq!((table.returner().return_tokens(&all), device.0.load(Ordering::Relaxed)), (Ok(4), 0));
+    }
 }

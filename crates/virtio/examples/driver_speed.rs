@@ -9,7 +9,7 @@
 
 use anyhow::Context;
 use etherparse::PacketBuilder;
-use netmem_packet::{Handler, Packet, Poll, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
+use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, Region, RegionProvider};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Gen, Port};
@@ -38,6 +38,26 @@ impl<const PASS: bool> Handler<PeerShared> for Look<PASS> {
     }
 }
 
+/// Reads 16 bytes of each frame of a group, then takes its page, and drops that (`TAKE`), or leaves
+/// it.
+struct LookAtGroups<const TAKE: bool>(u64);
+
+impl<const TAKE: bool> Handler<PeerShared> for LookAtGroups<TAKE> {
+    fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+        for mut frame in group.frames() {
+            let head: [u8; 16] = frame.read_at(0).unwrap_or_default();
+            self.0 += u64::from(head[12]);
+            if TAKE {
+                drop(frame.take_page());
+            }
+        }
+    }
+
+    fn pass(&mut self, packet: Packet<PeerShared>) {
+        self.0 += packet.len() as u64;
+    }
+}
+
 /// Frames that a turn moved, and the nanoseconds of what is measured.
 #[inline(never)]
 fn timed(turn: impl FnOnce() -> usize) -> (usize, f64) {
@@ -48,6 +68,13 @@ fn timed(turn: impl FnOnce() -> usize) -> (usize, f64) {
 
 fn receive<const PASS: bool>(_: &mut NetDevice<Gen>, pair: &mut QueuePair) -> (usize, f64) {
     let mut handler = Look::<PASS>(0);
+    let done = timed(|| pair.rx.poll(|poll| poll.receive(256, &mut handler)));
+    std::hint::black_box(handler.0);
+    done
+}
+
+fn receive_groups<const TAKE: bool>(_: &mut NetDevice<Gen>, pair: &mut QueuePair) -> (usize, f64) {
+    let mut handler = LookAtGroups::<TAKE>(0);
     let done = timed(|| pair.rx.poll(|poll| poll.receive(256, &mut handler)));
     std::hint::black_box(handler.0);
     done
@@ -164,11 +191,15 @@ fn main() -> anyhow::Result<()> {
     let only = args.next().unwrap_or_default();
     let rounds = args.next().map_or(Ok(20_000), |n| n.parse()).context("the number of rounds")?;
     for (format, ring) in [("split", 0), ("packed", feature::RING_PACKED)] {
-        let rows: [(&str, RxMode, Turn); 5] = [
+        let rows: [(&str, RxMode, Turn); 9] = [
             ("small pass", RxMode::Small, receive::<true>),
             ("mergeable pass", RxMode::Mergeable, receive::<true>),
             ("small drop", RxMode::Small, receive::<false>),
             ("mergeable drop", RxMode::Mergeable, receive::<false>),
+            ("small groups taken", RxMode::Small, receive_groups::<true>),
+            ("mergeable groups taken", RxMode::Mergeable, receive_groups::<true>),
+            ("small groups left", RxMode::Small, receive_groups::<false>),
+            ("mergeable groups left", RxMode::Mergeable, receive_groups::<false>),
             ("send", RxMode::Small, send),
         ];
         for (what, mode, turn) in rows {

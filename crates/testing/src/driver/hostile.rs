@@ -271,6 +271,13 @@ impl Harness {
         Self::with(behaviour, options.ring_features(format))
     }
 
+    /// As [`in_format`](Self::in_format), in a domain that needs no syncs.
+    pub fn coherent(format: u64, options: NetOptions) -> Self {
+        let behaviour = Behaviour { features: FEATURES | format, ..Behaviour::default() };
+        let accounting = Accounting::coherent();
+        Self::over(behaviour, accounting.count(options.ring_features(format)), accounting)
+    }
+
     pub fn with(behaviour: Behaviour, options: NetOptions) -> Self {
         let accounting = Accounting::default();
         Self::over(behaviour, accounting.count(options), accounting)

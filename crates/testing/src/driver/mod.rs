@@ -152,14 +152,39 @@ impl DmaDomain for CheckedDomain {
     }
 }
 
+/// A counting domain that needs no syncs, so that received frames come in groups.
+#[derive(Debug)]
+struct Coherent(Arc<CountingDomain<CheckedDomain>>);
+
+impl DmaDomain for Coherent {
+    fn map(&self, addr: *mut u8, len: usize, direction: Direction) -> Result<u64, MapError> {
+        self.0.map(addr, len, direction)
+    }
+
+    fn map_file(&self, file: BorrowedFd<'_>, offset: u64, len: usize, direction: Direction) -> Result<u64, MapError> {
+        self.0.map_file(file, offset, len, direction)
+    }
+
+    fn unmap(&self, dma: u64, len: usize) {
+        self.0.unmap(dma, len);
+    }
+}
+
 /// Where a counting domain shows once the driver has made it.
 #[derive(Clone, Default)]
 pub struct Accounting {
+    /// Whether the domain needs no syncs.
+    coherent: bool,
     domain: Arc<OnceLock<Arc<CountingDomain<CheckedDomain>>>>,
     pub synced: Arc<Synced>,
 }
 
 impl Accounting {
+    /// Of a domain that needs no syncs.
+    pub fn coherent() -> Self {
+        Self { coherent: true, ..Self::default() }
+    }
+
     /// Puts the device of these options into the same domain.
     pub fn share<M: PeerMemory>(&self, options: NetOptions<M>) -> NetOptions<M> {
         let domain = Arc::clone(self.domain.get().unwrap());
@@ -173,7 +198,7 @@ impl Accounting {
             let ledger = CheckedDomain { table, mapped: Mutex::default(), synced: this.synced };
             let domain = Arc::new(CountingDomain::new(ledger));
             this.domain.set(Arc::clone(&domain)).unwrap();
-            domain
+            if this.coherent { Arc::new(Coherent(domain)) } else { domain }
         })
     }
 

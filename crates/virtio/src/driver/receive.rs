@@ -39,7 +39,7 @@ use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::driver::{
-    AnyShapedQueue, BATCH, DriverFormat, Lent, RingEnd, ShapedQueue, Take, Taken, with_queue,
+    AnyShapedQueue, BATCH, DriverFormat, Lent, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
 use netmem_pool::{Page, PageRoom};
@@ -57,6 +57,10 @@ pub(super) struct Receive<B: Buffers> {
     ring: RxRing<B>,
     path: ReceivePath<B>,
 }
+
+/// Used buffers that are read at a time where groups are received, and the next entry is not part of
+/// one: at least the longest frame.
+const ALONE: u16 = 32;
 
 /// Bytes of a header.
 const HEADER: u32 = VnetHdr::LEN as u32;
@@ -86,6 +90,9 @@ struct ReceivePath<B> {
     header: HeaderFields,
     offloads: Offloads,
     stats: RxStats,
+    /// Whether memory of slots was [collected](Buffers::collect), and that has not
+    /// [ended](Buffers::collected). User code that panics leaves it so, for the next refill.
+    collecting: bool,
     /// The counters of frames that were delivered in groups, which `stats` does not have.
     groups: FrameCounts,
 }
@@ -194,7 +201,7 @@ impl<B: Buffers> Receive<B> {
 
 impl<B: Buffers> ReceivePath<B> {
     fn new(buffers: B, header: HeaderFields, offloads: Offloads) -> Self {
-        Self { buffers, header, offloads, stats: RxStats::default(), groups: FrameCounts::default() }
+        Self { buffers, header, offloads, stats: RxStats::default(), collecting: false, groups: FrameCounts::default() }
     }
 
     #[inline]
@@ -240,7 +247,7 @@ impl<B: Buffers> ReceivePath<B> {
     ) -> usize {
         let reads_header = self.header != HeaderFields::Plain;
         let most = RX_BATCH.min(budget.try_into().unwrap_or(RX_BATCH));
-        let (mut n, mut bytes) = if reads_header {
+        let (mut n, ended, mut bytes) = if reads_header {
             Self::read_group::<F, true>(queue, most)
         } else {
             Self::read_group::<F, false>(queue, most)
@@ -264,22 +271,28 @@ impl<B: Buffers> ReceivePath<B> {
         }
         sink.deliver_group(&mut RxGroup::new(frames, bytes, checksum, handled.counts));
         drop(handled);
+        if ended || n < read {
+            // What the next entries name is judged before the buffers of this group are posted
+            // again: the device does not have those.
+            _ = queue.pending(ALONE, B::prefetch);
+        }
         let (n, left) = (usize::from(n), self.groups.left() - left);
         self.refill_group(queue, napi, n, n.saturating_sub(left as usize));
         n
     }
 
     /// Reads up to `most` used entries that are the next ones in order, sets the lengths of their
-    /// frames, and prefetches those. Returns how many there are, and the bytes in all of them.
+    /// frames, and prefetches those. Returns how many there are, whether the next
+    /// used entry is anything else, and the bytes in all of them.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
     fn read_group<F: DriverFormat, const HEADERS: bool>(
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
-    ) -> (u16, u64) {
+    ) -> (u16, bool, u64) {
         let mut bytes = 0;
-        let n = queue.read_group(most, SHORTEST, |slot, len| {
+        let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
             if let [frame] = B::frames(slice::from_mut(slot)) {
                 frame.set_len(len - HEADER);
                 frame.prefetch(0);
@@ -290,7 +303,7 @@ impl<B: Buffers> ReceivePath<B> {
             }
             bytes += u64::from(len - HEADER);
         });
-        (n, bytes)
+        (n, ended, bytes)
     }
 
     /// Posts as many buffers as a group of `n` frames used, `empty` of which need pages, and
@@ -365,7 +378,13 @@ impl<B: Buffers> ReceivePath<B> {
         budget: usize,
         sink: &mut impl FrameSink<B>,
     ) -> (usize, Result<(), DeviceFault>) {
-        let pending = match queue.pending(B::prefetch) {
+        // The next group begins where nothing is pending.
+        let look = match (self.buffers.groups(), queue.found()) {
+            (true, 0) => ALONE,
+            (true, found) => found,
+            (false, _) => SHAPED_LOOK,
+        };
+        let pending = match queue.pending(look, B::prefetch) {
             Ok(pending) => pending,
             Err(fault) => return (0, Err(fault)),
         };
@@ -483,6 +502,9 @@ impl<B: Buffers> ReceivePath<B> {
             drop(self.deliver(napi, frame, sink));
             return Some(0);
         }
+        // The others may not have been read yet.
+        let pending =
+            if buffers > pending + 1 { queue.pending(SHAPED_LOOK, B::prefetch).unwrap_or(0) } else { pending };
         if let Err(fault) = DeviceFault::buffers(buffers, MAX_FRAGS + 1, pending + 1) {
             queue.refuse(fault);
             return None;
@@ -538,20 +560,24 @@ impl<B: Buffers> ReceivePath<B> {
     /// Posts every free slot for which there is memory.
     #[inline]
     fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
-        let mut collected = false;
+        self.end_collecting();
         while queue.has_free() {
             if self.refill_some(queue, napi, BATCH) == 0 {
                 let in_use = queue.posted();
                 let free = queue.slots().filter(|&(posted, _)| !posted).map(|(_, slot)| slot);
-                if !collected && self.buffers.collect(in_use, free) {
-                    collected = true;
+                if !std::mem::replace(&mut self.collecting, true) && self.buffers.collect(in_use, free) {
                     continue;
                 }
                 self.stats.out_of_buffers += 1;
                 break;
             }
         }
-        if collected {
+        self.end_collecting();
+    }
+
+    #[inline]
+    fn end_collecting(&mut self) {
+        if std::mem::take(&mut self.collecting) {
             self.buffers.collected();
         }
     }

@@ -29,7 +29,7 @@ use std::ops::ControlFlow;
 pub(crate) const BATCH: usize = 64;
 /// Used buffers that are read from the ring at a time. This is more than a batch and the longest
 /// frame, so that a frame that begins in a batch is read completely.
-const LOOK: u16 = 2 * BATCH as u16;
+pub(crate) const LOOK: u16 = 2 * BATCH as u16;
 
 struct Slot {
     /// Bytes that the device claims to have written, if it has used the buffer.
@@ -225,7 +225,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
 
     /// Buffers that the device has used and that were not taken.
     #[inline(always)]
-    fn found(&self) -> u16 {
+    pub(crate) fn found(&self) -> u16 {
         (self.read - self.taken) as u16
     }
 
@@ -372,10 +372,12 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// How many buffers the device has used and [`take`](Self::take) has not given back, as far as
     /// they were read. Calls `prefetch` with each buffer that was not pending before. Slots and
     /// lengths were checked. A fault is reported after the buffers before it were taken.
+    ///
+    /// Reads until `most` are pending.
     #[inline(always)]
-    pub(crate) fn pending(&mut self, prefetch: impl FnMut(&B)) -> Result<u16, DeviceFault> {
+    pub(crate) fn pending(&mut self, most: u16, prefetch: impl FnMut(&B)) -> Result<u16, DeviceFault> {
         if self.fault.is_none() {
-            self.fault = self.read(LOOK.saturating_sub(self.found()), prefetch).err();
+            self.fault = self.read(most.saturating_sub(self.found()), prefetch).err();
         }
         match self.fault {
             Some(fault) if self.found() == 0 => Err(fault),
@@ -450,29 +452,31 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// Reads a group: used buffers that are the next ones in order, at most `most`, at consecutive
     /// places, into each of which the device has written `shortest` bytes or more. For buffers of
     /// one segment without a table. Nothing is consumed before [`lend`](Self::lend). Calls `seen`
-    /// with each buffer and its length.
+    /// with each buffer and its length. Returns how many there are, and whether an entry behind them
+    /// is used that is not part of the group.
     ///
     /// The first entry that is anything else ends the group, and is not judged here. Nor is there a
     /// group while buffers that [`pending`](Self::pending) has found were not taken, or slots are
     /// not in their own places. All that is for the functions above.
     #[inline(always)]
-    pub(crate) fn read_group(&mut self, most: u16, shortest: u32, mut seen: impl FnMut(&mut B, u32)) -> u16 {
+    pub(crate) fn read_group(&mut self, most: u16, shortest: u32, mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
         debug_assert!(self.setup.per_slot == 1 && self.lens.len() == 1);
         if self.found() > 0 || self.displaced > 0 || self.fault.is_some() || self.have < shortest {
-            return 0;
+            return (0, false);
         }
         let (first, posted, span) = (self.place(self.read), self.posted() as u16, self.have - shortest);
         let Self { format, buffers, .. } = self;
         let used = format.used_run(first as u16, posted, most);
-        let mut next = first as u32;
+        let (mut next, mut ended) = (first as u32, false);
         for (buffer, (id, len)) in buffers[first..].iter_mut().zip(used) {
             if id != next || len.wrapping_sub(shortest) > span {
+                ended = true;
                 break;
             }
             seen(buffer, len);
             next += 1;
         }
-        (next - first as u32) as u16
+        ((next - first as u32) as u16, ended)
     }
 
     /// The `n` buffers of a group that was [read](Self::read_group).

@@ -429,7 +429,7 @@ fn random_traffic_of_shaped_queues() {
                     }
                 }
                 with_queue!(&mut queue, queue => {
-                    assert_eq!(usize::from(queue.pending(|_| ()).unwrap()), expect.len());
+                    assert_eq!(usize::from(queue.pending(128, |_| ()).unwrap()), expect.len());
                     assert_eq!(usize::from(queue.unread()), expect.len());
                     for (chain, written) in expect {
                         let (len, pages) = if rng.bool() {
@@ -492,7 +492,7 @@ fn caught(negotiated: Negotiated, lie: impl FnOnce(&mut Device<'_>)) -> DeviceFa
     lie(&mut device);
     with_queue!(&mut queue, queue => {
         for taken in 0..10 {
-            match queue.pending(|_| ()) {
+            match queue.pending(128, |_| ()) {
                 Ok(n) => assert!(n > 0, "{negotiated:?}: nothing was wrong after {taken} buffers"),
                 Err(fault) => return fault,
             }
@@ -547,7 +547,7 @@ fn flags_of_another_turn_are_not_believed() {
         let AnyRing::Packed(ring) = &device.ring else { panic!("it is packed") };
         for flags in [0, PackedDesc::AVAIL, PackedDesc::USED] {
             ring.set_used_desc(0, PackedDesc { addr: 0, len: 1, id: 0, flags });
-            with_queue!(&mut queue, queue => assert_eq!(queue.pending(|_| ()), Ok(0)));
+            with_queue!(&mut queue, queue => assert_eq!(queue.pending(128, |_| ()), Ok(0)));
         }
     }
 }
@@ -760,8 +760,8 @@ fn more_than_are_read_at_a_time_of_a_shaped_queue() {
                     return;
                 }
                 let mut taken = Vec::new();
-                while queue.pending(|_| ()).unwrap() > 0 {
-                    let n = queue.pending(|_| ()).unwrap().min(100);
+                while queue.pending(128, |_| ()).unwrap() > 0 {
+                    let n = queue.pending(128, |_| ()).unwrap().min(100);
                     let first = queue.take(n);
                     (0..n).for_each(|i| taken.push(*queue.taken(first, i).1));
                 }

@@ -1,7 +1,7 @@
 //! Used buffers are read and handled in groups: what a device does, and what user code does, at
 //! each place of a group.
 
-use netmem_packet::{Handler, Packet, Verdict, XdpFrame};
+use netmem_packet::{Handler, Packet, RxGroup, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_testing::driver::hostile::{FORMATS, Harness};
 use netmem_testing::driver::*;
@@ -19,9 +19,24 @@ const GROUP: u64 = 140;
 /// Places in such a group: both ends, those of batches and of the ring, and others.
 const PLACES: [u64; 9] = [0, 1, 31, 55, 56, 63, 64, 128, GROUP - 1];
 
+/// A bit of a format in this file: the domain needs no syncs, so that frames are delivered in groups.
+const COHERENT: u64 = 1 << 63;
+
+fn harness(format: u64, mode: RxMode) -> Harness {
+    let (ring, options) = (format & !COHERENT, NetOptions::new(mode));
+    if format & COHERENT == 0 { Harness::in_format(ring, options) } else { Harness::coherent(ring, options) }
+}
+
+/// The formats with and without groups, and the places in each. Without groups, some are enough.
+fn formats_and_places() -> impl Iterator<Item = (u64, u64)> {
+    let some = |format| [0, 63, GROUP - 1].map(|place| (format, place));
+    let all = |format| PLACES.map(|place| (format | COHERENT, place));
+    FORMATS.into_iter().flat_map(move |format| some(format).into_iter().chain(all(format)))
+}
+
 fn each_place(case: impl Fn(u64, RxMode, u64)) {
-    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format, mode))) {
-        PLACES.into_iter().for_each(|place| case(format, mode, place));
+    for ((format, place), mode) in formats_and_places().flat_map(|at| ONE_SEGMENT.map(|mode| (at, mode))) {
+        case(format, mode, place);
     }
 }
 
@@ -56,7 +71,7 @@ fn arrived(harness: &mut Harness) -> Vec<Vec<u8>> {
 
 /// A queue in the middle of its ring.
 fn started(format: u64, mode: RxMode) -> Harness {
-    let mut harness = Harness::in_format(format, NetOptions::new(mode));
+    let mut harness = harness(format, mode);
     used(&mut harness, 0..BEFORE);
     harness.ring.publish();
     assert!(arrived(&mut harness) == (0..BEFORE).map(numbered).collect::<Vec<_>>());
@@ -110,7 +125,9 @@ fn a_wrong_id_at_each_place() {
                 Some(DeviceFault::BadId { id })
             });
         }
-        if place > 0 {
+        // At the end of the ring a group ends, and its buffers are posted again: the device has that
+        // buffer.
+        if place > 0 && (format & COHERENT == 0 || place != 256 - BEFORE) {
             group_with(format, mode, place, |harness, before| {
                 let (_, len) = filled(harness, 0);
                 let id = before.unwrap();
@@ -153,7 +170,7 @@ fn a_wrong_header_at_each_place() {
         }
     };
     let mode = RxMode::Mergeable;
-    for (format, place) in FORMATS.into_iter().flat_map(|format| PLACES.map(|place| (format, place))) {
+    for (format, place) in formats_and_places() {
         for buffers in [0, 19, u16::MAX] {
             let header = VnetHdr { num_buffers: buffers, ..VnetHdr::PLAIN };
             group_with(format, mode, place, with(header, Some(DeviceFault::BadBufferCount { buffers })));
@@ -205,11 +222,12 @@ fn flags_of_a_packed_ring_at_each_place() {
 /// turns of the ring, and buffers are used in order in between.
 #[test]
 fn any_order() {
-    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format, mode))) {
+    let formats = FORMATS.into_iter().flat_map(|format| [format, format | COHERENT]);
+    for (format, mode) in formats.flat_map(|format| ONE_SEGMENT.map(|mode| (format, mode))) {
         if format & feature::IN_ORDER != 0 {
             continue;
         }
-        let mut harness = Harness::in_format(format, NetOptions::new(mode));
+        let mut harness = harness(format, mode);
         let (mut rng, mut has) = (fastrand::Rng::with_seed(format), Vec::new());
         for round in 0..400u64 {
             while has.len() < 256 && harness.ring.available() > 0 {
@@ -277,6 +295,87 @@ impl Panics {
         self.got.push(bytes);
         Verdict::Drop
     }
+}
+
+/// A handler for groups: keeps a copy of each frame, takes every other one, and panics behind frame
+/// `at`.
+struct Groups {
+    got: Vec<Vec<u8>>,
+    kept: Vec<Packet<PeerShared>>,
+    at: u64,
+}
+
+impl Handler<PeerShared> for Groups {
+    fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+        assert!((1..=64).contains(&group.len()));
+        for mut frame in group.frames() {
+            self.got.push((0..frame.len()).map(|at| frame.read_at::<1>(at).unwrap()[0]).collect());
+            if self.got.len().is_multiple_of(2) {
+                self.kept.push(frame.take().unwrap());
+                assert!(frame.take().is_none());
+            }
+            if self.got.len() as u64 == self.at {
+                resume_unwind(Box::new("as the test wants it"));
+            }
+        }
+    }
+
+    fn pass(&mut self, packet: Packet<PeerShared>) {
+        self.got.push(packet.to_vec());
+    }
+}
+
+/// Frames that a handler gets in groups: each once and in its order, taken or not, with a buffer
+/// that is too short at each place. The packets that it has taken do not change.
+#[test]
+fn groups_with_a_short_buffer_at_each_place() {
+    each_place(|format, mode, place| {
+        let mut harness = started(format, mode);
+        used(&mut harness, 0..place);
+        let (head, _) = filled(&mut harness, 0);
+        harness.ring.write(head.into(), 25);
+        used(&mut harness, place + 1..GROUP);
+        harness.ring.publish();
+        let before = harness.pair.rx.stats();
+        let mut handler = Groups { got: Vec::new(), kept: Vec::new(), at: 0 };
+        while receive(&mut harness.pair.rx, &mut handler) > 0 {}
+        let expected: Vec<_> = (0..GROUP).filter(|&i| i != place).map(numbered).collect();
+        assert!(handler.got == expected, "{format:#x}, {mode:?}, at {place}");
+        let stats = harness.pair.rx.stats();
+        assert_eq!((stats.frames - before.frames, stats.short - before.short), (GROUP - 1, 1));
+        let bytes = expected.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        assert_eq!(stats.bytes - before.bytes, bytes);
+        assert_eq!(stats.passed + stats.dropped - before.passed - before.dropped, GROUP - 1);
+        let groups = stats.dropped > before.dropped;
+        assert_eq!(groups, format & COHERENT != 0, "{format:#x}, {mode:?}, at {place}");
+        // Their pages are not posted again while they are held.
+        assert_eq!(harness.pair.rx.posted(), 256);
+        used(&mut harness, 0..GROUP);
+        harness.ring.publish();
+        while receive(&mut harness.pair.rx, &mut |_: Packet<PeerShared>| ()) > 0 {}
+        assert!(handler.kept.iter().all(|packet| expected.contains(&packet.to_vec())));
+        drop(handler);
+        assert_goes_on(harness, mode);
+    });
+}
+
+/// A handler for groups panics: its group is lost, all pages return, and the next frames arrive.
+#[test]
+fn a_handler_for_groups_panics() {
+    each_place(|format, mode, place| {
+        let mut harness = started(format, mode);
+        used(&mut harness, 0..GROUP);
+        harness.ring.publish();
+        let mut handler = Groups { got: Vec::new(), kept: Vec::new(), at: place + 1 };
+        let caught = catch_unwind(AssertUnwindSafe(|| while receive(&mut harness.pair.rx, &mut handler) > 0 {}));
+        let seen = if caught.is_err() { place + 1 } else { GROUP };
+        assert!(handler.got == (0..seen).map(numbered).collect::<Vec<_>>());
+        assert_eq!(caught.is_err(), format & COHERENT != 0, "{format:#x}, {mode:?}, at {place}");
+        handler.at = 0;
+        while receive(&mut harness.pair.rx, &mut handler) > 0 {}
+        drop(handler);
+        assert_goes_on(harness, mode);
+    });
 }
 
 /// A handler panics over a frame at each place of a group. That frame is lost, its page returns,

@@ -59,7 +59,7 @@ def keep(tool, none, **kept):
 TOOLS = {
     "sysctl": SYSCTL,
     "ip": keep("ip", none="tcp_metrics*", route="route*|-6\ route*", link="link\ set*mtu*"),
-    "tc": keep("tc", none="qdisc\ delete*", qdisc="qdisc*pfifo*"),
+    "tc": keep("tc", none="qdisc\ delete*", qdisc="qdisc*pfifo*|qdisc\ *\ fq"),
     "ethtool": keep("ethtool", none="-k*", device="-K*"),
 }
 

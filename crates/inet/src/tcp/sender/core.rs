@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use super::clocks::Clocks;
 use super::options::{Negotiated, SendOptions};
+use super::pacing::{Pacing, Rate};
 use super::path_size::PathSize;
 use super::posted::PostedTransmissions;
 use super::queue::{MAX_CHUNK, Queue};
 use super::rack::Rack;
-use super::recovery_state::Recovery;
+use super::recovery_state::{Recovery, RecoveryState};
 use super::rtt::Rtt;
 use super::sacks::Sacks;
 use super::scoreboard::Scoreboard;
@@ -93,6 +94,7 @@ pub struct Sender<C: Carrier> {
     pub(super) controller: Controller,
     pub(super) window: Window,
     pub(super) hystart: HyStart,
+    pub(super) pacing: Pacing,
     pub(super) usage: Usage,
     /// Whether CWR is due.
     pub(super) cwr: bool,
@@ -152,6 +154,7 @@ impl<C: Carrier> Sender<C> {
             controller: Controller::new(options.congestion),
             window: Window { cwnd: 1, ssthresh: Window::UNKNOWN },
             hystart: HyStart::new(iss),
+            pacing: Pacing::default(),
             usage: Usage::new(iss),
             cwr: false,
             cork: false,
@@ -184,7 +187,7 @@ impl<C: Carrier> Sender<C> {
     pub(super) fn start_at(&mut self, una: Seq) {
         (self.una, self.nxt, self.small_until, self.last_small_end, self.window_ack) = (una, una, una, una, una);
         (self.scoreboard, self.usage, self.queue) = (Scoreboard::new(una), Usage::new(una), Queue::new(una));
-        self.hystart = HyStart::new(una);
+        (self.hystart, self.pacing) = (HyStart::new(una), Pacing::default());
     }
 
     /// Stores the result of the handshake, when the peer's SYN was received. Before this call, only
@@ -415,6 +418,16 @@ impl<C: Carrier> Sender<C> {
 
     pub(super) fn window_end(&self) -> Seq {
         self.una + self.peer_window
+    }
+
+    /// The rate at which new data leaves, if it is paced. While something is missing, recovery
+    /// decides when new data leaves.
+    pub(super) fn pace(&self) -> Option<Rate> {
+        if !self.options.pacing || self.recovery.state() != RecoveryState::Open {
+            return None;
+        }
+        let least = self.rtt.min().unwrap_or(0);
+        Rate::of(&self.window, self.scoreboard.unacked(), self.rtt.smoothed(), least)
     }
 
     /// The number of segments that the congestion window admits now.

@@ -25,6 +25,7 @@ mod clocks;
 mod core;
 mod info;
 mod options;
+mod pacing;
 mod path;
 mod path_size;
 mod posted;

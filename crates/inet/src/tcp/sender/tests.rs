@@ -26,9 +26,10 @@ struct Trace {
 type Left = (u32, u32, &'static str);
 
 impl Trace {
+    /// A sender that is not paced.
     fn with(options: SendOptions, sack: bool, rtt: u64) -> Self {
         Self::negotiate(
-            options,
+            SendOptions { pacing: false, ..options },
             Negotiated { mss: 1000, sack, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) },
             rtt,
         )
@@ -132,6 +133,29 @@ fn ten_segments_leave_first_and_each_acknowledged_segment_lets_two_leave() {
     assert_eq!(trace.ack(1001, &[]), segments(10_001, 12_001));
     assert_eq!(trace.ack(5001, &[]), segments(12_001, 20_001));
     assert_eq!(trace.info().cwnd, 15);
+}
+
+/// Twice the window leaves in a round trip: of 20 segments in 100 ms, two in 5 ms.
+#[test]
+fn new_data_is_paced_after_the_first_window() {
+    let negotiated = Negotiated { mss: 1000, sack: true, timestamps: false, ecn: false, window: 100_000, seq: Seq(0) };
+    let mut trace = Trace::negotiate(SendOptions::default(), negotiated, 100);
+    trace.offload = 64_000;
+    assert_eq!(
+        trace.write(40_000),
+        segments(1, 10_001).chunks(2).map(|two| (two[0].0, two[1].1, "P")).collect::<Vec<_>>()
+    );
+    trace.now += 100;
+    // The window is 15 now. The first unit is late, and half of its time is saved.
+    assert_eq!(trace.ack(5001, &[]), [(10_001, 12_001, "P")]);
+    assert_eq!(trace.run(), [], "the next one waits");
+    // 30 segments in 100 ms: two take 6.7 ms.
+    let left: Vec<_> = (0..4).map(|_| trace.expire()).collect();
+    let unit = |from| vec![(from, from + 2000, "P")];
+    assert_eq!(left, [(4, unit(12_001)), (6, unit(14_001)), (7, unit(16_001)), (7, unit(18_001))]);
+    // When nothing is in flight, an initial window leaves at once, and the unit that is due.
+    trace.now += 100;
+    assert_eq!(trace.ack(20_001, &[]).len(), 6);
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl<C: Carrier> Sender<C> {
     pub fn poll_timeout(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
         let user = self.user_deadline();
-        timer.into_iter().chain(user).min().map(Time::from_micros)
+        timer.into_iter().chain(user).chain(self.pacing.deadline()).min().map(Time::from_micros)
     }
 
     fn user_deadline(&self) -> Option<u64> {
@@ -39,6 +39,9 @@ impl<C: Carrier> Sender<C> {
     /// The peer did not answer as many transmissions, or for as long, as the options allow.
     pub fn handle_timeout(&mut self, now: Time) -> Result<(), TimedOut> {
         let at = now.micros();
+        if self.pacing.deadline().is_some_and(|deadline| deadline <= at) {
+            self.pacing.clear();
+        }
         let silence = self.waiting_since.map_or(0, |since| at.saturating_sub(since));
         if self.user_deadline().is_some_and(|deadline| deadline <= at) {
             return Err(TimedOut(Duration::from_micros(silence)));

@@ -21,6 +21,7 @@ impl<C: Carrier> Sender<C> {
         let at = now.micros();
         let in_ring = self.posted.settle();
         self.waits_for_ring = false;
+        self.pacing.clear();
         if !self.syn_acked {
             let syn = self.next_syn();
             self.waiting_since = self.waiting_since.or(syn.map(|_| at));
@@ -173,9 +174,14 @@ impl<C: Carrier> Sender<C> {
             self.usage.note(true, self.scoreboard.unacked(), self.una, self.nxt);
             return None;
         }
+        let rate = self.pace();
+        if rate.is_some() && !self.scoreboard.is_empty() && self.pacing.must_wait(at, self.initial_window()) {
+            return None;
+        }
         // At most half of the window is sent at once, so that acknowledgements of the first half
         // clock the second half.
         let segments = quota.min((self.window.cwnd / 2).max(1)).min((offload as u32 / size).max(1));
+        let segments = rate.map_or(segments, |rate| segments.min(rate.unit()));
         let most = size.saturating_mul(segments);
         let mut len = unsent.min(most).min(room);
         if len < unsent {
@@ -252,6 +258,9 @@ impl<C: Carrier> Sender<C> {
         let end = seq + len + u32::from(syn) + u32::from(fin);
         let (was_empty, is_new) = (self.scoreboard.is_empty(), seq == self.nxt);
         self.rack.sent(seq, end, at);
+        if let Some(rate) = self.pace() {
+            self.pacing.sent(len.div_ceil(size.max(1)), was_empty, rate, self.initial_window(), at);
+        }
         if transmission.cwr {
             self.cwr = false;
         }

@@ -171,7 +171,7 @@ mod peers {
     /// Where the Debian 13 root is. The first of these tests makes it.
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
-    /// packetdrill's scripts for TCP: 60 of the 74 standard ones pass, and this project's own. For
+    /// packetdrill's scripts for TCP: 65 of the 74 standard ones pass, and this project's own. For
     /// each other one, tests/packetdrill/expected.txt states why it fails or is not run. The test
     /// fails if that file is wrong. Proves INET-2.
     #[test]

@@ -111,9 +111,12 @@ fn change(options: &mut Options, level: c_int, name: c_int, [n, second]: [c_int;
         (libc::SOL_SOCKET, libc::SO_LINGER) if n == 0 || second == 0 => options.resets = n != 0,
         (libc::SOL_IP, libc::IP_TOS) | (libc::SOL_IPV6, libc::IPV6_TCLASS) => options.ip.dscp = n as u8 >> 2,
         (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS) => options.ip.hop_limit = n as u8,
-        // Packets are not fragmented on their way, and path MTUs are followed.
+        // Packets are not fragmented on their way: packetdrill's network does not do so.
         (libc::SOL_IP, libc::IP_MTU_DISCOVER) | (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER)
-            if matches!(n, libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO) => {}
+            if matches!(n, libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO) =>
+        {
+            options.ignores_path = n == libc::IP_PMTUDISC_DONT;
+        }
         (libc::SOL_TCP, libc::TCP_MAXSEG) => options.max_segment = n as u16,
         (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay = n != 0,
         (libc::SOL_TCP, libc::TCP_CORK) => options.cork = n != 0,

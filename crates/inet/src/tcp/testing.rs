@@ -69,27 +69,36 @@ impl Chunk for SharedBytes {
     }
 }
 
-/// A transmission that is complete when its flag is set.
+/// How many segments of a transmission are complete; all are at `u32::MAX`.
 #[derive(Clone, Debug)]
-pub(crate) struct Done(Rc<Cell<bool>>);
+pub(crate) struct Done(Rc<Cell<u32>>);
 
 impl Done {
     pub(crate) fn pending() -> Self {
-        Self(Rc::new(Cell::new(false)))
+        Self(Rc::new(Cell::new(0)))
     }
 
     pub(crate) fn at_once() -> Self {
-        Self(Rc::new(Cell::new(true)))
+        Self(Rc::new(Cell::new(u32::MAX)))
     }
 
     pub(crate) fn finish(&self) {
-        self.0.set(true);
+        self.0.set(u32::MAX);
+    }
+
+    /// Finishes the first `n` segments.
+    pub(crate) fn finish_first(&self, n: u32) {
+        self.0.set(n);
     }
 }
 
 impl Ticket for Done {
     fn is_done(&self) -> bool {
-        self.0.get()
+        self.0.get() == u32::MAX
+    }
+
+    fn is_done_with(&self, n: u32) -> bool {
+        n < self.0.get()
     }
 }
 

@@ -201,8 +201,10 @@ impl World {
                 // A search begins there, too.
                 path_floor: s.number("tcp_base_mss", least.into()).min(least.into()) as u32,
                 restart_idle: s.is_on("tcp_slow_start_after_idle"),
-                // Linux paces where the queueing discipline is fq.
-                pacing: s.has("qdisc", "fq"),
+                // Linux paces where the queueing discipline is fq, and its units are those of the
+                // pacing rate always. The device's limit is that of its units (`pump`), unless
+                // the stack cuts: then only pacing limits them.
+                pacing: s.has("qdisc", "fq") || s.has("device", "off"),
                 tail_probes: s.is_on("tcp_early_retrans"),
                 mtu_probing: s.number("tcp_mtu_probing", 0) != 0,
                 initial_window: s.after("route", "initcwnd").map_or(10, |segments| segments as u32),

@@ -40,6 +40,9 @@ impl World {
         let QuotedTransport::Tcp { seq } = quoted.transport else { return };
         let open = |stream: &Stream| stream.flow == quoted.flow && !stream.connection.is_gone();
         let Some((&id, stream)) = self.streams.iter_mut().find(|(_, stream)| open(stream)) else { return };
+        if stream.options.ignores_path && matches!(kind, IcmpKind::TooBig { .. }) {
+            return;
+        }
         let v4 = quoted.flow.remote.is_ipv4();
         let believed =
             stream.connection.handle_delivery_error(kind.for_connection(headers(v4).into()), Some(seq), self.now);
@@ -72,7 +75,7 @@ impl World {
     fn apply_path(&mut self, id: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let remote = stream.flow.remote.ip();
-        if let Some(mtu) = self.paths.get(&remote) {
+        if let Some(mtu) = self.paths.get(&remote).filter(|_| !stream.options.ignores_path) {
             let most = stream.max_payload.min(mtu - headers(remote.is_ipv4()));
             stream.connection.set_max_payload(most);
         }

@@ -64,6 +64,7 @@ impl World {
             syn_retries: 0,
             keep_alive: (false, KeepAlive::default()),
             resets: false,
+            ignores_path: false,
             ip: IpFields::default(),
         };
         let kind = SocketKind::New;

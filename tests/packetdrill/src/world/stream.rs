@@ -36,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) resets: bool,
     /// The values of `IP_TOS` without the bits of ECN, and of `IP_TTL`, or of their IPv6 names.
     pub(crate) ip: IpFields,
+    /// Whether path MTUs are not followed (`IP_PMTUDISC_DONT`).
+    pub(crate) ignores_path: bool,
 }
 
 /// A connection, and the state that the socket keeps for it.

@@ -220,6 +220,24 @@ fn a_part_of_a_large_transmission_is_acknowledged_and_repeated_in_segments() {
     assert_eq!((info.unacked, info.sacked, info.lost, info.retrans), (9, 3, 1, 1));
 }
 
+/// What is missing of a large transmission leaves as one again, as far as the congestion window
+/// admits. It leaves in segments where the device still has some of its copy.
+#[test]
+fn what_is_missing_leaves_in_units() {
+    let lost = |pending| {
+        let mut trace = Trace::new();
+        (trace.offload, trace.pending) = (65_000, pending);
+        trace.write(30_000);
+        for ticket in &trace.tickets {
+            ticket.finish_first(1);
+        }
+        trace.now += 100;
+        trace.ack(1, &[(5001, 10_001)])
+    };
+    assert_eq!(lost(false), [(1, 5001, "P")]);
+    assert_eq!(lost(true)[0], (1, 1001, ""));
+}
+
 // Small segments
 
 #[test]

@@ -50,7 +50,7 @@ impl<C: Carrier> Sender<C> {
             }
             self.recovery.no_new_data();
         }
-        if let Some(lost) = self.next_lost() {
+        if let Some(lost) = self.next_lost(offload) {
             return Some(lost);
         }
         match self.probe {
@@ -96,29 +96,41 @@ impl<C: Carrier> Sender<C> {
         Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
     }
 
-    /// Sends `len` bytes of `range` again, and also FIN behind them if the range has one.
+    /// Sends up to `len` bytes of `range` again, and also FIN behind them if the range has one. It is
+    /// one segment, if the device is not done with the others.
     fn retransmit(&mut self, range: &Range, len: u32, kind: TransmissionKind) -> Option<Transmission> {
-        if !self.posted.is_done_with(range.id, range.start, len.min(range.len())) {
+        let size = self.segment_size();
+        let is_done = |len: &u32| self.posted.is_done_with(range.id, range.start, range.len().min(*len));
+        let Some(len) = [len, len.min(size)].into_iter().find(is_done) else {
             self.waits_for_ring = true;
             return None;
-        }
+        };
         let payload = range.len() - u32::from(range.end > self.queue.end());
-        let len = if payload > 0 { self.queue.fit(range.start, len.min(payload)) } else { 0 };
+        let len = if payload > 0 { self.fit(range.start, len.min(payload), size) } else { 0 };
         let fin = len == payload && payload < range.len();
-        let push = len > 0 && self.queue.is_pushed_at(range.start + len);
+        let push = len > size || (len > 0 && self.queue.is_pushed_at(range.start + len));
         Some(Transmission { fin, push, ..self.transmission(range.start, len, kind) })
     }
 
-    fn next_lost(&mut self) -> Option<Transmission> {
+    /// The payload that fits into a transmission of up to `len` bytes from `from` on, in whole
+    /// segments where it is less.
+    fn fit(&mut self, from: Seq, len: u32, size: u32) -> u32 {
+        let fit = self.queue.fit(from, len);
+        if fit < len && fit >= size { fit / size * size } else { fit }
+    }
+
+    fn next_lost(&mut self, offload: usize) -> Option<Transmission> {
         let n = self.scoreboard.next_lost()?;
         let range = self.scoreboard.get(n).copied()?;
-        if self.quota() == 0 {
+        let (quota, size) = (self.quota(), self.segment_size());
+        if quota == 0 {
             return None;
         }
-        let mut len = self.segment_size();
+        let mut len = size.saturating_mul(quota.min(offload as u32 / size).max(1));
         if range.start != self.una {
             let room = self.window_end().distance(range.start);
-            len = len.min(u32::try_from(room).ok().filter(|room| *room > 0)?);
+            let room = u32::try_from(room).ok().filter(|room| *room > 0)?;
+            len = if room < size { room } else { len.min(room / size * size) };
         }
         self.retransmit(&range, len, TransmissionKind::Retransmission)
     }
@@ -193,8 +205,7 @@ impl<C: Carrier> Sender<C> {
             return None;
         }
         if len > 0 {
-            let fit = self.queue.fit(self.nxt, len);
-            len = if fit < len && fit >= size { fit / size * size } else { fit };
+            len = self.fit(self.nxt, len, size);
         }
         Some(self.new_data(len, size, TransmissionKind::New))
     }

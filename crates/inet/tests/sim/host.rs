@@ -97,9 +97,8 @@ pub(crate) struct Host {
     pub(crate) closed: bool,
     pub(crate) over: bool,
     pub(crate) failure: Option<Error>,
-    /// The first number that the peer has not acknowledged, and the time since which that is so and
-    /// the user has closed.
-    waits: (Option<Seq>, bool, Time),
+    /// Since the user has closed: the progress of the peer.
+    orphan: Option<Orphan>,
     /// Whether the connection ended because its user had closed it, and the peer acknowledged
     /// nothing for long.
     pub(crate) orphaned: bool,
@@ -151,6 +150,24 @@ impl Watch {
 pub(crate) fn byte(key: u64, n: usize) -> u8 {
     let x = (n as u64 ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 56) as u8 ^ (x >> 24) as u8
+}
+
+/// A connection that its user has closed. Its time is extended only if the peer acknowledges an
+/// eighth of what was left.
+struct Orphan {
+    /// The number that the peer must acknowledge.
+    next: Seq,
+    step: u32,
+    /// Since when it has not.
+    since: Time,
+}
+
+impl Orphan {
+    fn new(connection: &Connection<Memory>, since: Time) -> Self {
+        let left: usize = connection.unacknowledged().map(|chunk| chunk.len()).sum();
+        let step = (left as u32 / 8).max(1);
+        Self { next: connection.una() + step, step, since }
+    }
 }
 
 /// An entry of the ring.
@@ -224,7 +241,7 @@ impl Device<'_> {
     /// them is there.
     fn post(&mut self, seq: Seq, len: usize) -> Rc<Cell<bool>> {
         let len = len as u32;
-        let overlaps = |entry: &Entry| seq < entry.seq + entry.len && entry.seq < seq + len;
+        let overlaps = |entry: &Entry| entry.len > 0 && seq < entry.seq + entry.len && entry.seq < seq + len;
         assert!(len == 0 || !self.posted.iter().any(overlaps), "{seq:?}+{len} is in the ring, and is sent again");
         let at = self.now + Duration::from_micros(self.rng.u64(0..=self.ring.wait));
         let done = Rc::new(Cell::new(false));
@@ -298,7 +315,7 @@ impl Host {
             closed: false,
             over: false,
             failure: None,
-            waits: (None, false, Time::ZERO),
+            orphan: None,
             orphaned: false,
             watch: Watch { edge: None, out_of_buffers: 0, scale: 0, scaled: true },
         }
@@ -478,14 +495,17 @@ impl Host {
                     }
                     (self.failure, self.readable) = (error, true);
                     self.over = true;
-                    let (_, closed, since) = self.waits;
-                    self.orphaned = closed && now.since(since) >= self.config.orphan;
+                    let late = |orphan: &Orphan| now.since(orphan.since) >= self.config.orphan;
+                    self.orphaned = self.orphan.as_ref().is_some_and(late);
                 }
             }
         }
-        let (una, closed) = (Some(connection.una()), self.closed);
-        if (una, closed) != (self.waits.0, self.waits.1) {
-            self.waits = (una, closed, now);
+        match &mut self.orphan {
+            None if self.closed => self.orphan = Some(Orphan::new(connection, now)),
+            Some(orphan) if orphan.next <= connection.una() => {
+                (orphan.next, orphan.since) = (connection.una() + orphan.step, now);
+            }
+            _ => {}
         }
     }
 
@@ -541,7 +561,9 @@ impl Host {
         // The new one does not know what is in the ring.
         self.posted.iter_mut().for_each(|entry| entry.len = 0);
         let queue = Some(&self.budget);
-        self.connection = Some(Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now));
+        let connection = Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now);
+        self.orphan = self.orphan.as_ref().map(|orphan| Orphan::new(&connection, orphan.since));
+        self.connection = Some(connection);
         // Its events are lost, so the user checks the state itself.
         (self.readable, self.writable) = (true, true);
     }

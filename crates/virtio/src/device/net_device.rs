@@ -98,7 +98,7 @@ impl<P: Port> NetDevice<P> {
         Arc::clone(&self.worker.shared.stats)
     }
 
-    /// The ports, one per queue pair. [`Worker::ports`] has a warning about exchanging them.
+    /// The ports, one per queue pair, as [`Worker::ports`].
     pub fn ports(&mut self) -> &mut [P] {
         self.worker.ports()
     }

@@ -22,6 +22,11 @@ impl PairHandle {
         Self { shared: Arc::clone(shared), pair }
     }
 
+    /// Whether both are handles of one pair.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared) && self.pair == other.pair
+    }
+
     /// The number of the pair's receive ring.
     pub(super) fn ring(&self) -> usize {
         2 * self.pair

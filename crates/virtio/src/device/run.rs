@@ -145,11 +145,12 @@ impl<P: Port> Worker<P> {
     /// Returns at once if there is work, if another thread is at work in a pair of the worker, or
     /// if memory may be lost.
     fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
-        let Self { shared, wakers, index, ports, faults, .. } = self;
-        // A pair that another thread had locked was not checked for lost memory.
-        if sigbus::faults() != *faults {
+        // Ports that were exchanged have no pair yet. A pair that another thread had locked was not
+        // checked for lost memory.
+        if self.ports_lent || sigbus::faults() != self.faults {
             return Ok(());
         }
+        let Self { shared, wakers, index, ports, .. } = self;
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
             let Some(mut pair) = shared.try_pair(n) else { return Ok(()) };

@@ -41,6 +41,8 @@ pub struct Worker<P> {
     pub(super) ports: Vec<P>,
     /// The state of each port.
     pub(super) states: Vec<PortState>,
+    /// Whether the ports may be at other places than in the last pass.
+    pub(super) ports_lent: bool,
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
     /// The value of [`sigbus::faults`] when the worker last checked for lost memory.
@@ -63,6 +65,7 @@ impl<P: Port> Worker<P> {
             index,
             states: Vec::new(),
             ports: Vec::new(),
+            ports_lent: true,
             rings_run: false,
             faults: sigbus::faults(),
             idle: 0,
@@ -73,19 +76,31 @@ impl<P: Port> Worker<P> {
     }
 
     /// Adds the port of the next pair. Its next pass reports to it what has changed since `state`.
-    pub(super) fn serve(&mut self, mut port: P, state: PortState) {
-        port.attach(PairHandle::new(&self.shared, self.index + self.ports.len() * self.wakers.len()));
+    pub(super) fn serve(&mut self, port: P, state: PortState) {
         self.ports.push(port);
         self.states.push(state);
     }
 
     /// The ports of the worker's pairs, in the order of the pairs.
     ///
-    /// **Warning**: a port that leads from pair to pair ([`Cross`](super::port::Cross)) stays in
-    /// its place. It learns its pair when the device or the worker is made ([`Port::attach`]). If
-    /// two ends are swapped, frames go to the pair of the earlier place.
+    /// They may be exchanged, also with those of other workers. Meanwhile they have no pair
+    /// ([`Port::attach`]), so that no frame goes to the pair of an earlier place; the next pass
+    /// attaches each to the pair at its place, and reports the pair's features to it. Frames that
+    /// wait in a port move with it.
     pub fn ports(&mut self) -> &mut [P] {
+        self.ports_lent = true;
+        self.ports.iter_mut().for_each(|port| port.attach(None));
         &mut self.ports
+    }
+
+    /// Attaches each port to the pair at its place.
+    #[cold]
+    fn attach_ports(&mut self) {
+        self.ports_lent = false;
+        for (pair, port) in (self.index..).step_by(self.wakers.len()).zip(&mut self.ports) {
+            port.attach(Some(PairHandle::new(&self.shared, pair)));
+        }
+        self.states.iter_mut().for_each(|state| state.features = None);
     }
 
     /// One bounded pass over all rings of the worker; returns how many frames (and commands) it
@@ -95,6 +110,9 @@ impl<P: Port> Worker<P> {
     /// per ring that moved, and a system call where the driver wants an interrupt.
     pub fn poll(&mut self) -> usize {
         let start = Instant::now();
+        if self.ports_lent {
+            self.attach_ports();
+        }
         let mut tally = Tally::default();
         let mut left_out = false;
         let Self { shared, wakers, index, ports, states, scratch, rings_run, .. } = self;
@@ -104,7 +122,7 @@ impl<P: Port> Worker<P> {
                 left_out = true;
                 continue;
             };
-            if pair.changed {
+            if pair.changed || state.features.is_none() {
                 state.catch_up(&mut pair, port, &shared.stats);
             }
             *rings_run |= pair.runs();
@@ -166,7 +184,8 @@ impl<P: Port> Worker<P> {
 /// software for it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
-    features: Negotiated,
+    /// `None` if the port knows none.
+    features: Option<Negotiated>,
     departures: u64,
     software: SoftwareOffloads,
 }
@@ -182,10 +201,10 @@ impl PortState {
             self.software.reset();
             stats.add_drops(DropReason::FrontEndLeft, port.drop_waiting());
         }
-        if pair.features != self.features {
-            self.features = pair.features;
+        if self.features != Some(pair.features) {
+            self.features = Some(pair.features);
             self.software.reset();
-            if let Err(e) = port.negotiated(self.features.bits()) {
+            if let Err(e) = port.negotiated(pair.features.bits()) {
                 netmem_pool::trace::warn!("offloads not set: {e}");
             }
         }

@@ -58,7 +58,8 @@ struct CableEnd {
     frames: Option<Store>,
     /// How many of the frames in the absent store are kept when it returns.
     kept: u64,
-    /// The pair of this end; `None` before it has a device, and when the end was dropped.
+    /// The pair of this end; `None` before its first pass, while its worker has lent its ports,
+    /// and when the end was dropped.
     pair: Option<PairHandle>,
     served: bool,
     /// Whether frames wait for this end: here, or where it holds those that it delivers next.
@@ -205,8 +206,9 @@ impl Port for Cross {
         self.ends()[1 - self.end].waits
     }
 
-    fn attach(&mut self, pair: PairHandle) {
-        self.ends()[self.end].pair = Some(pair);
+    fn attach(&mut self, pair: Option<PairHandle>) {
+        self.ends()[self.end].pair = pair;
+        self.peer = None;
     }
 
     fn served(&mut self, served: bool) {
@@ -216,7 +218,11 @@ impl Port for Cross {
         if !served {
             other.wake_blocked();
         }
-        if self.peer.is_some() != other.pair.is_some() {
+        let is_known = match (&self.peer, &other.pair) {
+            (Some(known), Some(pair)) => known.is(pair),
+            (known, pair) => known.is_none() && pair.is_none(),
+        };
+        if !is_known {
             self.peer.clone_from(&other.pair);
         }
     }

@@ -117,10 +117,11 @@ pub trait Port: Send {
         self.room()
     }
 
-    /// Reports to the port which pair it is the port of, before the first pass. A port that wraps
-    /// another one must not forward this: frames for the inner port's pair could then be copied
-    /// past the wrapper, see [`Self::peer`].
-    fn attach(&mut self, _pair: PairHandle) {}
+    /// Reports to the port which pair it is the port of: in the first pass, and `None` and then
+    /// the pair of its place if the worker has [lent](crate::device::Worker::ports) its ports. A
+    /// port that wraps another one must not forward this: frames for the inner port's pair could
+    /// then be copied past the wrapper, see [`Self::peer`].
+    fn attach(&mut self, _pair: Option<PairHandle>) {}
 
     /// Reports to the port whether the queue's receive ring is served at present. Called in every
     /// pass, before any frame is delivered.

@@ -110,6 +110,49 @@ fn delivered(mut wire: Vec<u8>) -> Vec<u8> {
     wire
 }
 
+/// Two guests on one cable, and two on another. When the users of two devices exchange their ends,
+/// each frame goes to the guest at the other end of its cable as it is now, and never to that of an
+/// earlier place: not directly, and not by way of the cable; also not while one of the two devices
+/// has not been polled again.
+#[test]
+fn frames_follow_the_ends_of_exchanged_cables() {
+    for keep_sleeping in [false, true] {
+        let [mut a, mut b] = linked([PLAIN; 2]);
+        let [mut c, mut d] = linked([PLAIN; 2]);
+        let frame = |n| wire(VnetHdr::PLAIN, n, 100);
+        [&mut a, &mut b, &mut c, &mut d].into_iter().for_each(|guest| guest.post(8, 2048));
+        a.send(&frame(1));
+        until(|| a.device.poll() > 0);
+        assert_eq!((a.sent(), b.received()), ((1, 1), vec![delivered(frame(1))]), "it is copied directly");
+
+        // The ends of b and d.
+        std::mem::swap(&mut b.device.ports()[0], &mut d.device.ports()[0]);
+        if !keep_sleeping {
+            b.device.poll();
+        }
+        a.send(&frame(2));
+        c.send(&frame(3));
+        for _ in 0..4 {
+            a.device.poll();
+            c.device.poll();
+        }
+        assert_eq!(b.received(), if keep_sleeping { vec![] } else { vec![delivered(frame(3))] });
+        assert_eq!(d.received(), Vec::<Vec<u8>>::new(), "it has not been polled");
+        for _ in 0..4 {
+            [&mut b, &mut d, &mut a, &mut c].into_iter().for_each(|guest| _ = guest.device.poll());
+        }
+        if keep_sleeping {
+            assert_eq!(b.received(), [delivered(frame(3))]);
+        }
+        assert_eq!(d.received(), [delivered(frame(2))]);
+        let direct = a.sent().0;
+        a.send(&frame(4));
+        until(|| a.device.poll() > 0);
+        assert_eq!((a.sent().0, d.received()), (direct + 1, vec![delivered(frame(4))]), "directly again");
+        [a, b, c, d].iter().for_each(Guest::assert_clean);
+    }
+}
+
 /// Frames of every length from the shortest to one longer than a page arrive whole and in order,
 /// whatever forms the chains of both have, in every combination of ring features. Only the sender's
 /// device is polled.

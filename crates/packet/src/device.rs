@@ -8,6 +8,7 @@
 use crate::group::RxGroup;
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
+use crate::slots::{HeaderSlots, SlotFrame};
 use crate::xdp::{Verdict, XdpFrame};
 use netmem_pool::{Frag, Memory, Napi};
 
@@ -157,6 +158,30 @@ pub trait TxQueue {
         self.send(packet).map(|()| head)
     }
 
+    /// The slots for headers that this queue has. By default it has none, and headers are written
+    /// into a page.
+    #[inline]
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        None
+    }
+
+    /// Queues a frame whose first bytes are `headers`, and whose other bytes are those of
+    /// `payload`: `headers` are copied into the slot of the frame's descriptor, so that no page is
+    /// needed. `payload.meta` is the frame's, and its offsets count from the first byte of
+    /// `headers`. Returns what [`header_slots`](Self::header_slots) reports as completed when the
+    /// device is done with the frame. [`sendable`](Self::sendable) answers for `payload` what it
+    /// would for the frame.
+    ///
+    /// # Errors
+    ///
+    /// The payload, as it was: as [`send`](Self::send); also if the queue has no slots, or if there
+    /// are more than [`HeaderSlots::ROOM`] bytes of headers.
+    #[inline]
+    fn send_behind(&mut self, headers: &[u8], payload: Packet<Self::Mem>) -> Result<SlotFrame, Packet<Self::Mem>> {
+        let _ = headers;
+        Err(payload)
+    }
+
     /// Whether the queue can accept `packet`: now, after completions, or never. Changes and
     /// counts nothing.
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
@@ -193,6 +218,16 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     #[inline]
     fn send_held(&mut self, packet: Packet<Self::Mem>) -> Result<Frag<Self::Mem>, Packet<Self::Mem>> {
         (**self).send_held(packet)
+    }
+
+    #[inline]
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        (**self).header_slots()
+    }
+
+    #[inline]
+    fn send_behind(&mut self, headers: &[u8], payload: Packet<Self::Mem>) -> Result<SlotFrame, Packet<Self::Mem>> {
+        (**self).send_behind(headers, payload)
     }
 
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable {

@@ -25,6 +25,7 @@ mod meta;
 mod offload;
 mod packet;
 mod queues;
+mod slots;
 mod split;
 mod wait;
 mod xdp;
@@ -40,6 +41,7 @@ pub use offload::{
 };
 pub use packet::{CopyHeadError, Packet, TooManyFrags};
 pub use queues::{Queues, Unbind};
+pub use slots::{HeaderSlots, SlotCompletions, SlotFrame};
 pub use split::{DeviceFrag, DevicePayload, EitherFrame, Extent, SplitFrame, SplitHandler, SplitRxQueue, SplitTxQueue};
 pub use wait::{Armed, PollThenSleep, SleepStats, Turn, Wait, arm_all};
 pub use xdp::{LineariseError, Verdict, XdpFrame};

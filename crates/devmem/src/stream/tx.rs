@@ -8,7 +8,9 @@ use super::context::Context;
 use super::range::{InFlight, SendRange};
 use crate::binding::BindingCount;
 use netmem_inet::Unsent;
-use netmem_packet::{Armed, DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Sendable, SplitTxQueue, TxQueue, Wait};
+use netmem_packet::{
+    Armed, DeviceFrag, HeaderSlots, MAX_FRAGS, Meta, Packet, Reach, Sendable, SlotFrame, SplitTxQueue, TxQueue, Wait,
+};
 use netmem_pool::{DmaDomain, Frag};
 use netmem_refs::PercpuRef;
 use std::fmt;
@@ -89,6 +91,21 @@ impl<T: TxQueue, C: BindingCount> TxQueue for StreamTx<T, C> {
     #[inline]
     fn send(&mut self, packet: Packet<T::Mem>) -> Result<(), Packet<T::Mem>> {
         self.queue.send(packet)
+    }
+
+    #[inline]
+    fn send_held(&mut self, packet: Packet<T::Mem>) -> Result<Frag<T::Mem>, Packet<T::Mem>> {
+        self.queue.send_held(packet)
+    }
+
+    #[inline]
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        self.queue.header_slots()
+    }
+
+    #[inline]
+    fn send_behind(&mut self, headers: &[u8], payload: Packet<T::Mem>) -> Result<SlotFrame, Packet<T::Mem>> {
+        self.queue.send_behind(headers, payload)
     }
 
     #[inline]

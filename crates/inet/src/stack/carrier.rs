@@ -1,9 +1,12 @@
 //! Payload in host memory: the implementation of the connection's payload type.
 //!
-//! Why a ticket is a page: the driver reports no completions one by one. A transmission is complete
-//! when its packet has been dropped, and then nothing else holds the page of its headers.
+//! Headers are in the slots of the transmit queue's descriptors, which count their uses, or in
+//! pages. Why a ticket is then a page: the queue reports no completions one by one. A transmission
+//! is complete when its packet has been dropped, and then nothing else holds the page of its
+//! headers.
 
 use crate::tcp::{Carrier, Chunk, Ticket};
+use netmem_packet::{SlotCompletions, SlotFrame};
 use netmem_pool::{Frag, Mapped, Memory, Page};
 use std::fmt;
 
@@ -65,8 +68,8 @@ impl<M: Mapped> Carrier for M {
 }
 
 /// A transmission of one frame, or of several that were cut here. The headers of each frame are in
-/// a separate page, which the packet and this value hold. When only this value holds it, the device
-/// has completed the frame. So the driver does not need to report completions.
+/// a slot of the transmit queue, or in a page of their own, which the packet and this value hold.
+/// When only this value holds the page, the device has completed the frame.
 pub struct HeaderTicket<M: Memory>(Heads<M>);
 
 /// The headers of the frames of a transmission.
@@ -76,6 +79,10 @@ enum Heads<M: Memory> {
     One(Frag<M>),
     /// One of each segment. `None`: the queue would never have accepted it.
     Unit(Vec<Option<Frag<M>>>),
+    /// In the slots of a queue.
+    Slot(SlotCompletions, SlotFrame),
+    /// The same, as of a unit.
+    Slots(SlotCompletions, Vec<Option<SlotFrame>>),
 }
 
 impl<M: Memory> HeaderTicket<M> {
@@ -94,6 +101,17 @@ impl<M: Memory> HeaderTicket<M> {
     pub(crate) fn unit(heads: Vec<Option<Frag<M>>>) -> Self {
         Self(Heads::Unit(heads))
     }
+
+    /// A transmission of segments whose headers are in slots of a queue. `None`: the queue would
+    /// never have accepted it.
+    pub(crate) fn slots(completions: SlotCompletions, frames: Vec<Option<SlotFrame>>) -> Self {
+        Self(Heads::Slots(completions, frames))
+    }
+
+    /// A transmission whose headers are in a slot of a queue. See [`slots`](Self::slots).
+    pub(crate) fn slot(completions: SlotCompletions, frame: Option<SlotFrame>) -> Self {
+        Self(frame.map_or(Heads::None, |frame| Heads::Slot(completions, frame)))
+    }
 }
 
 impl<M: Memory> Ticket for HeaderTicket<M> {
@@ -104,12 +122,19 @@ impl<M: Memory> Ticket for HeaderTicket<M> {
             Heads::One(head) => head.is_writable(),
             // Nearly all devices complete frames in order, so that the last one decides.
             Heads::Unit(heads) => heads.iter().rev().all(is_completed),
+            Heads::Slot(completions, frame) => completions.is_completed(*frame),
+            Heads::Slots(completions, frames) => {
+                frames.iter().rev().flatten().all(|&frame| completions.is_completed(frame))
+            }
         }
     }
 
     fn is_done_with(&self, n: u32) -> bool {
         match &self.0 {
             Heads::Unit(heads) => heads.get(n as usize).is_none_or(is_completed),
+            Heads::Slots(completions, frames) => {
+                frames.get(n as usize).copied().flatten().is_none_or(|frame| completions.is_completed(frame))
+            }
             _ => self.is_done(),
         }
     }
@@ -130,7 +155,7 @@ impl<M: Memory> fmt::Debug for HeaderTicket<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netmem_packet::Packet;
+    use netmem_packet::{HeaderSlots, Packet};
     use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
     #[test]
@@ -154,6 +179,26 @@ mod tests {
         drop(first);
         assert!(unit.is_done_with(0) && !unit.is_done());
         drop(second);
+        assert!(unit.is_done());
+    }
+
+    #[test]
+    fn a_transmission_is_done_when_its_slot_is_completed() {
+        let mut slots = HeaderSlots::new(4);
+        let posted = [slots.post(2), slots.post(0), slots.post(1)];
+        let one = HeaderTicket::<Private>::slot(slots.completions(), Some(posted[0]));
+        let frames = vec![Some(posted[0]), None, Some(posted[1]), Some(posted[2])];
+        let unit = HeaderTicket::<Private>::slots(slots.completions(), frames);
+        assert!(HeaderTicket::<Private>::slot(slots.completions(), None).is_done());
+        slots.complete(1);
+        assert_eq!([0, 1, 2, 3, 4].map(|n| unit.is_done_with(n)), [false, true, false, true, true]);
+        assert!(!one.is_done() && !one.is_done_with(0));
+        slots.complete(2);
+        assert!(one.is_done() && unit.is_done_with(0) && !unit.is_done());
+        // Another frame in the slot of the first one.
+        let next = slots.post(2);
+        assert!(one.is_done() && !HeaderTicket::<Private>::slot(slots.completions(), Some(next)).is_done());
+        drop(slots);
         assert!(unit.is_done());
     }
 }

@@ -1,13 +1,17 @@
-//! Outgoing frames: headers are written into a separate page, and payload is sent by reference.
+//! Outgoing frames: headers are written into a slot of the transmit queue or into a separate page,
+//! and payload is sent by reference.
 //!
-//! Why a separate page: the page of the payload has other holders, such as the user and an earlier
-//! transmission, so nothing may be written in front of the payload.
+//! Why separately: the page of the payload has other holders, such as the user and an earlier
+//! transmission, so nothing may be written in front of the payload. A slot costs less than a page.
+//! A queue may have none, and a frame of headers alone is one piece of memory if it is in a page.
 
 use crate::stack::stats::StackStats;
 use crate::wire::{
     Body, Emitted, Flow, FragmentHeader, HEADROOM, MAX_HEADERS, Outer, emit_fragment, emit_udp, protocol,
 };
-use netmem_packet::{Checksum, Gso, GsoKind, MAX_FRAGS, Meta, Packet, Sendable, TxQueue};
+use netmem_packet::{
+    Checksum, Gso, GsoKind, HeaderSlots, MAX_FRAGS, Meta, Packet, Sendable, SlotCompletions, SlotFrame, TxQueue,
+};
 use netmem_pool::{Frag, Mapped, Page, SharedPool};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -15,6 +19,9 @@ use std::sync::Arc;
 
 /// Frames to this stack's own address that wait for the next poll.
 const LOOPBACK: usize = 1024;
+
+/// What a frame asks of a device that computes checksums.
+const PARTIAL: Meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
 
 /// The pool for frames' headers, the state of the sender, and the frames for this host.
 pub(crate) struct Egress<M: Mapped> {
@@ -60,8 +67,6 @@ impl Tso {
 impl<M: Mapped> Egress<M> {
     /// The way out by a transmit queue.
     pub(crate) fn new<T: TxQueue>(pool: Arc<SharedPool<M>>, tx: &T) -> Self {
-        let partial = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
-
         // A random start, so that another process or stack does not use the same numbers.
         let fragment_id = RandomState::new().hash_one(std::process::id()) as u32;
         Self {
@@ -70,7 +75,7 @@ impl<M: Mapped> Egress<M> {
             stats: StackStats::default(),
             colour: 0,
             tso: [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Tso::of(tx, kind)),
-            checksums: tx.supports(partial),
+            checksums: tx.supports(PARTIAL),
             fragment_id,
         }
     }
@@ -167,7 +172,35 @@ impl<M: Mapped> Egress<M> {
             }
             self.stats.checksummed_sent += 1;
         }
-        match send(tx, packet) {
+        let sent = send(tx, packet);
+        self.outcome(tx, sent)
+    }
+
+    /// The header slots of the queue, if frames of this stack's segments may have theirs there. Not
+    /// if their checksums were left to a device that was replaced by one that computes none.
+    #[inline]
+    pub(crate) fn slots<T: TxQueue<Mem = M>>(&self, tx: &T) -> Option<SlotCompletions> {
+        let completions = || tx.header_slots().map(HeaderSlots::completions);
+        if self.checksums && !tx.supports(PARTIAL) { None } else { completions() }
+    }
+
+    /// Sends a frame whose headers are put into a slot of the queue. `payload.meta` is the frame's.
+    /// The result is as that of [`transmit`](Self::transmit).
+    #[inline]
+    pub(crate) fn send_behind<T: TxQueue<Mem = M>>(
+        &mut self,
+        tx: &mut T,
+        headers: &[u8],
+        payload: Packet<M>,
+    ) -> Result<Option<SlotFrame>, Packet<M>> {
+        let sent = tx.send_behind(headers, payload);
+        self.outcome(tx, sent)
+    }
+
+    /// Counts what became of a frame.
+    #[inline]
+    fn outcome<T: TxQueue<Mem = M>, R>(&mut self, tx: &T, sent: Result<R, Packet<M>>) -> Result<Option<R>, Packet<M>> {
+        match sent {
             Ok(sent) => {
                 self.stats.sent += 1;
                 Ok(Some(sent))

@@ -21,7 +21,7 @@ use crate::stack::shared::host::Host;
 use crate::tcp::{Accepted, Chunk, Flags, Full, IpFields, Outgoing, Output};
 use crate::time::Time;
 use crate::wire::{Body, EthernetHeader, Flow, HeaderTemplate, Ip, MAX_HEADERS, Outer, emit_tcp};
-use netmem_packet::{Packet, Sum, TxQueue};
+use netmem_packet::{Meta, Packet, SlotCompletions, SlotFrame, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
 use std::ops::Range;
 
@@ -83,11 +83,28 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
 
     /// Cuts a unit in host memory into segments, and sends as many as the ring has room for.
     fn cut(&mut self, outer: &Outer, unit: &Outgoing<'_, P>) -> Result<Accepted<HeaderTicket<P::Mem>>, Full> {
+        if let Some(completions) = self.egress.slots(self.tx) {
+            let Cut { posted, len } = self.cut_by::<InSlot>(outer, unit)?;
+            let ticket = match posted {
+                Posted::One(frame) => HeaderTicket::slot(completions, frame),
+                Posted::Unit(frames) => HeaderTicket::slots(completions, frames),
+            };
+            return Ok(Accepted { ticket, len });
+        }
+        let Cut { posted, len } = self.cut_by::<InPage>(outer, unit)?;
+        let ticket = match posted {
+            Posted::One(head) => head.map_or_else(HeaderTicket::none, HeaderTicket::new),
+            Posted::Unit(heads) => HeaderTicket::unit(heads),
+        };
+        Ok(Accepted { ticket, len })
+    }
+
+    /// The same, with headers in one kind of place.
+    fn cut_by<W: Way>(&mut self, outer: &Outer, unit: &Outgoing<'_, P>) -> Result<Cut<W::Sent<P::Mem>>, Full> {
         let Self { egress, tx, flow, .. } = self;
         let Outgoing { header, payload, payload_len, segment_size, .. } = *unit;
         let size = segment_size.max(1);
-        let is_one = payload_len <= size;
-        let mut heads = Vec::with_capacity(if is_one { 0 } else { payload_len.div_ceil(size) as usize });
+        let mut posted = Posted::new(payload_len.div_ceil(size) as usize);
         let (mut template, mut template_len) = (HeaderTemplate::default(), 0);
         let (mut place, mut sent) = (Place::default(), 0);
         while sent < payload_len {
@@ -103,24 +120,37 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             if !egress.checksums {
                 place.walk::<P>(payload, len as usize, |frag, range| sum.add_fragment(frag, range));
             }
+            let meta = template.meta();
             let flags = flags_of(header.flags, sent == 0, sent + len == payload_len);
-            let Some(head) = egress.header_page(template.segment(header.seq + sent, flags, sum)) else { break };
-            let mut packet = Packet::new(head);
-            packet.meta = template.meta();
+            let headers = template.segment(header.seq + sent, flags, sum);
+            let Some(mut packet) = W::begin(egress, headers) else { break };
             // A unit has so few chunks that those of a segment fit.
-            let next = place.walk::<P>(payload, len as usize, |frag, range| {
-                let pushed = packet.push(frag.slice(range));
-                debug_assert!(pushed.is_ok());
-            });
-            let Ok(head) = egress.transmit(*tx, packet, T::send_held) else { break };
+            let next = place.walk::<P>(payload, len as usize, |frag, range| append(&mut packet, frag.slice(range)));
+            let Some(mut packet) = packet else { break };
+            packet.meta = meta;
+            let Ok(frame) = W::send(egress, *tx, headers, packet) else { break };
             egress.stats.checksummed_sent += u64::from(!egress.checksums);
-            if is_one {
-                return Ok(Accepted { ticket: head.map_or_else(HeaderTicket::none, HeaderTicket::new), len });
-            }
-            heads.push(head);
+            posted.push(frame);
             (place, sent) = (next, sent + len);
         }
-        if sent == 0 { Err(Full) } else { Ok(Accepted { ticket: HeaderTicket::unit(heads), len: sent }) }
+        if sent == 0 { Err(Full) } else { Ok(Cut { posted, len: sent }) }
+    }
+
+    /// Sends a unit of payload in host memory as one frame, whose headers are in a slot of the
+    /// queue.
+    fn send_behind(
+        &mut self,
+        completions: SlotCompletions,
+        headers: &[u8],
+        meta: Meta,
+        payload: &[P::Sent],
+    ) -> Result<HeaderTicket<P::Mem>, Full> {
+        let mut packet = None;
+        payload.iter().filter_map(P::in_host).for_each(|frag| append(&mut packet, frag.clone()));
+        let mut packet = packet.ok_or(Full)?;
+        packet.meta = meta;
+        let frame = self.egress.send_behind(self.tx, headers, packet).map_err(|_| Full)?;
+        Ok(HeaderTicket::slot(completions, frame))
     }
 
     /// Sends a unit as one frame.
@@ -141,6 +171,13 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         let emitted = emit_tcp(&mut head, outer, flow, header, body);
         debug_assert!(emitted.is_ok(), "{emitted:?}");
         let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
+        if payload_len > 0
+            && !to_self
+            && payload.iter().all(|chunk| P::in_host(chunk).is_some())
+            && let Some(completions) = egress.slots(*tx)
+        {
+            return self.send_behind(completions, &head[..emitted.len], emitted.meta, payload);
+        }
         let mut packet = egress.header_frame(&head, emitted).ok_or(Full)?;
         // A segment has so few chunks that they fit.
         let mut rest = payload;
@@ -173,6 +210,108 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         };
         egress.stats.checksummed_sent += u64::from(complete && done.is_ok());
         done.map_err(|_| Full)
+    }
+}
+
+/// Where the headers of segments are.
+trait Way {
+    /// What reports that the device has completed a segment.
+    type Sent<M: Mapped>;
+
+    /// The beginning of the segment's packet, if the headers are in it. `None` if there is no page.
+    fn begin<M: Mapped>(egress: &mut Egress<M>, headers: &[u8]) -> Option<Option<Packet<M>>>;
+
+    /// Sends the packet of a segment, as [`Egress::transmit`] does.
+    fn send<M: Mapped, T: TxQueue<Mem = M>>(
+        egress: &mut Egress<M>,
+        tx: &mut T,
+        headers: &[u8],
+        packet: Packet<M>,
+    ) -> Result<Option<Self::Sent<M>>, Packet<M>>;
+}
+
+/// In a page for each segment.
+struct InPage;
+
+impl Way for InPage {
+    type Sent<M: Mapped> = Frag<M>;
+
+    #[inline]
+    fn begin<M: Mapped>(egress: &mut Egress<M>, headers: &[u8]) -> Option<Option<Packet<M>>> {
+        egress.header_page(headers).map(Packet::new).map(Some)
+    }
+
+    #[inline]
+    fn send<M: Mapped, T: TxQueue<Mem = M>>(
+        egress: &mut Egress<M>,
+        tx: &mut T,
+        _: &[u8],
+        packet: Packet<M>,
+    ) -> Result<Option<Frag<M>>, Packet<M>> {
+        egress.transmit(tx, packet, T::send_held)
+    }
+}
+
+/// In a slot of the transmit queue.
+struct InSlot;
+
+impl Way for InSlot {
+    type Sent<M: Mapped> = SlotFrame;
+
+    #[inline]
+    fn begin<M: Mapped>(_: &mut Egress<M>, _: &[u8]) -> Option<Option<Packet<M>>> {
+        Some(None)
+    }
+
+    #[inline]
+    fn send<M: Mapped, T: TxQueue<Mem = M>>(
+        egress: &mut Egress<M>,
+        tx: &mut T,
+        headers: &[u8],
+        packet: Packet<M>,
+    ) -> Result<Option<SlotFrame>, Packet<M>> {
+        egress.send_behind(tx, headers, packet)
+    }
+}
+
+/// The part of a unit that was sent.
+struct Cut<S> {
+    posted: Posted<S>,
+    /// Bytes of payload.
+    len: u32,
+}
+
+/// What stands for the segments that were sent. `None`: the queue would never have accepted the
+/// segment.
+enum Posted<S> {
+    /// Of a unit of one segment.
+    One(Option<S>),
+    Unit(Vec<Option<S>>),
+}
+
+impl<S> Posted<S> {
+    fn new(segments: usize) -> Self {
+        if segments == 1 { Self::One(None) } else { Self::Unit(Vec::with_capacity(segments)) }
+    }
+
+    #[inline]
+    fn push(&mut self, segment: Option<S>) {
+        match self {
+            Self::One(one) => *one = segment,
+            Self::Unit(unit) => unit.push(segment),
+        }
+    }
+}
+
+/// Adds payload to a packet, which it begins if there is none.
+#[inline]
+fn append<M: Mapped>(packet: &mut Option<Packet<M>>, frag: Frag<M>) {
+    match packet {
+        Some(packet) => {
+            let pushed = packet.push(frag);
+            debug_assert!(pushed.is_ok());
+        }
+        None => *packet = Some(Packet::new(frag)),
     }
 }
 

@@ -72,13 +72,17 @@ fn small_writes_become_one_piece() {
 /// first segments of it. Each byte is sent once, in frames of the MTU, with a right checksum.
 #[test]
 fn a_short_ring_gets_a_part_of_a_unit() {
-    for room in [1, 2, 7] {
+    // Headers are in slots of the queue, or in pages.
+    for (room, slots) in [1, 2, 7].into_iter().flat_map(|room| [(room, true), (room, false)]) {
         let mut link = Link::new(false);
         let (mut client, mut server) = connected(&mut link);
         let (longest, bytes) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let ssthresh = client.info().unwrap().send.ssthresh;
         let tx = link.near.queues().1;
         tx.size = room;
+        if !slots {
+            tx.slots = None;
+        }
         let (most, count) = (longest.clone(), bytes.clone());
         tx.loses = Box::new(move |frame| {
             most.set(most.get().max(frame.len()));
@@ -89,7 +93,7 @@ fn a_short_ring_gets_a_part_of_a_unit() {
         let sent: Vec<u8> = (0..60_000_u32).map(|n| (n % 251) as u8).collect();
         assert_eq!(client.write(&sent), Ok(sent.len()));
         client.shutdown();
-        assert!(read(&mut server, &mut link, sent.len()) == sent, "a ring of {room}");
+        assert!(read(&mut server, &mut link, sent.len()) == sent, "a ring of {room}, slots: {slots}");
         assert_eq!(server.read(&mut [0; 1]), Ok(0), "FIN is behind the last byte");
         assert_eq!((longest.get(), link.far.stats().wrong_checksum), (1514, 0));
         assert_eq!(bytes.get(), sent.len(), "nothing is sent twice");

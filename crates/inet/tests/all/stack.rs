@@ -236,23 +236,30 @@ fn a_segment_finds_its_connection_on_another_queue() {
 /// contain other bytes when the device reads it.
 #[test]
 fn nothing_is_sent_again_while_its_first_copy_waits_in_the_ring() {
-    let mut link = Link::new(true);
-    let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
-    let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
-    link.settle();
-    let mut server = listener.accept().unwrap();
-    let completes = link.near.queues().1.completes.clone();
-    *completes.borrow_mut() = false;
-    link.near.queues().1.loses = Box::new(|frame| frame.len() > 100);
-    client.write(&[7; 1000]).unwrap();
-    link.pass(Duration::from_secs(10));
-    let sent = link.near.stats().sent;
-    link.pass(Duration::from_secs(10));
-    assert_eq!(link.near.stats().sent, sent, "its only copy is in the ring");
-    *completes.borrow_mut() = true;
-    link.near.queues().1.loses = Box::new(|_| false);
-    link.pass(Duration::from_secs(60));
-    assert_eq!(server.read(&mut [0; 2000]), Ok(1000));
+    // Headers are in slots of the queue, or in pages.
+    for slots in [true, false] {
+        let mut link = Link::new(true);
+        let mut listener = link.far.sockets().listen(addr("10.0.0.2:80"), ListenOptions::default()).unwrap();
+        let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
+        link.settle();
+        let mut server = listener.accept().unwrap();
+        let tx = link.near.queues().1;
+        if !slots {
+            tx.slots = None;
+        }
+        let completes = tx.completes.clone();
+        *completes.borrow_mut() = false;
+        tx.loses = Box::new(|frame| frame.len() > 100);
+        client.write(&[7; 1000]).unwrap();
+        link.pass(Duration::from_secs(10));
+        let sent = link.near.stats().sent;
+        link.pass(Duration::from_secs(10));
+        assert_eq!(link.near.stats().sent, sent, "its only copy is in the ring");
+        *completes.borrow_mut() = true;
+        link.near.queues().1.loses = Box::new(|_| false);
+        link.pass(Duration::from_secs(60));
+        assert_eq!(server.read(&mut [0; 2000]), Ok(1000), "slots: {slots}");
+    }
 }
 
 /// A path drops large packets without a message. Over IPv6, segments do not become smaller than the
@@ -373,7 +380,7 @@ fn a_connection_that_is_not_read_stays_within_its_budget() {
     assert_eq!((link.far.connections(), link.far.pages()), (0, 0));
 }
 
-/// Without a page for its headers nothing is sent; when pages are returned, everything is.
+/// Without a page for its headers, and a queue without slots for them, nothing is sent; when pages are returned, everything is.
 #[test]
 fn a_stack_without_pages_goes_on_when_there_are_some() {
     let mut link = Link::new(true);
@@ -381,6 +388,7 @@ fn a_stack_without_pages_goes_on_when_there_are_some() {
     let mut client = link.near.sockets().connect(addr("10.0.0.2:80"), &Config::default()).unwrap();
     link.settle();
     let mut server = listener.accept().unwrap();
+    link.near.queues().1.slots = None;
     // Nothing is in flight, so no timer of the connection runs while its data waits for a page.
     client.write(b"hello").unwrap();
     let mut taken: Vec<_> = std::iter::from_fn(|| link.near_pool.alloc()).collect();

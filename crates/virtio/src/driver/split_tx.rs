@@ -9,7 +9,9 @@
 
 use super::stats::TxStats;
 use super::tx::VirtioTx;
-use netmem_packet::{DeviceFrag, MAX_FRAGS, Meta, Packet, Reach, Sendable, SplitTxQueue, TxQueue};
+use netmem_packet::{
+    DeviceFrag, HeaderSlots, MAX_FRAGS, Meta, Packet, Reach, Sendable, SlotFrame, SplitTxQueue, TxQueue,
+};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::ops::Range;
@@ -123,6 +125,18 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
 
     fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         self.tx.send(packet)
+    }
+
+    fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {
+        self.tx.send_held(packet)
+    }
+
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        self.tx.header_slots()
+    }
+
+    fn send_behind(&mut self, headers: &[u8], payload: Packet<M>) -> Result<SlotFrame, Packet<M>> {
+        self.tx.send_behind(headers, payload)
     }
 
     fn sendable(&self, packet: &Packet<M>) -> Sendable {

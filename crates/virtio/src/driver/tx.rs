@@ -1,7 +1,8 @@
 //! The transmit queue: packets are posted to the device, and dropped when it has completed them.
 //!
 //! The virtio-net header is written into the headroom of the packet's head, if that page may be
-//! written. Otherwise the header is in an array next to the ring, as a separate segment. Packets of
+//! written. Otherwise the header is in an array next to the ring, as a separate segment. So are the
+//! headers of a frame that is sent [behind](TxQueue::send_behind) them. Packets of
 //! the device's DMA domain take the fast path of [`send`](TxQueue::send); packets of another domain
 //! are mapped first.
 
@@ -15,7 +16,7 @@ use super::tx_mappings::{TxAddressing, TxMappings};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::{AnyDriverQueue, DriverFormat, DriverQueue, LOOK, RingEnd, Segment, Vacant, with_queue};
-use netmem_packet::{Checksum, GsoKind, Meta, Packet, Reach, Sendable, TxQueue};
+use netmem_packet::{Checksum, GsoKind, HeaderSlots, Meta, Packet, Reach, Sendable, SlotFrame, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
 /// The parts of a transmit queue except its ring.
 struct TxPath<M: PeerMemory> {
     headers: HeaderArray,
+    /// Which entries of `headers` have the headers of a frame.
+    slots: HeaderSlots,
     mappings: TxMappings<M>,
     negotiated: Negotiated,
     /// Whether anything was posted since the last flush.
@@ -61,8 +64,9 @@ impl<M: PeerMemory> VirtioTx<M> {
         state: Arc<DriverState<M>>,
     ) -> Self {
         let ring = RingQueue::new(handle);
-        let mappings = TxMappings::new(addressing, with_queue!(&ring.queue, queue => queue.size()));
-        let path = TxPath { headers, mappings, negotiated, dirty: false, stats: TxStats::default() };
+        let count = with_queue!(&ring.queue, queue => queue.size());
+        let (mappings, slots) = (TxMappings::new(addressing, count), HeaderSlots::new(count));
+        let path = TxPath { headers, slots, mappings, negotiated, dirty: false, stats: TxStats::default() };
         Self { ring, path, index, idle: IdleCounter::default(), state }
     }
 
@@ -141,7 +145,8 @@ impl<M: PeerMemory> VirtioTx<M> {
     pub(super) fn adopt(&mut self, done: impl FnMut(u16)) -> usize {
         let Some((handle, headers)) = self.state.take_tx_ring(self.index) else { return 0 };
         let completed = if self.path.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
-        let TxPath { mappings, stats, .. } = &mut self.path;
+        let TxPath { mappings, slots, stats, .. } = &mut self.path;
+        slots.complete_all();
         let mut panics = Panics::default();
         panics.call(|| mappings.release_all());
         with_queue!(&mut self.ring.queue, queue => {
@@ -199,7 +204,7 @@ impl<M: PeerMemory> TxPath<M> {
             return Err(packet);
         };
         if !packet.fragments().all(|f| self.mappings.address(f).is_some()) {
-            return self.send_mapped(queue, vacant, packet, held);
+            return self.send_mapped(queue, vacant, packet, None, held);
         }
         let len = packet.len();
         // The packet is put in its place before its header is written. If it were moved after that,
@@ -223,7 +228,45 @@ impl<M: PeerMemory> TxPath<M> {
         Ok(held)
     }
 
-    /// Sends a packet that is of another DMA domain, at least in part.
+    /// Queues the payload of a frame, behind headers for which its slot has room.
+    #[inline(always)]
+    fn send_behind<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        headers: &[u8],
+        payload: Packet<M>,
+    ) -> Result<SlotFrame, Packet<M>> {
+        if self.stats.stopped.is_some() || headers.len() > HeaderSlots::ROOM {
+            return Err(payload);
+        }
+        let Some(header) = self.header(payload.meta) else {
+            self.stats.no_offload += 1;
+            return Err(payload);
+        };
+        let Some(vacant) = queue.vacant(segments(&payload)) else {
+            self.stats.full += 1;
+            return Err(payload);
+        };
+        let slot = vacant.slot();
+        if !payload.fragments().all(|f| self.mappings.address(f).is_some()) {
+            self.send_mapped(queue, vacant, payload, Some(headers), |_| ())?;
+            return Ok(self.slots.post(slot));
+        }
+        let len = headers.len() + payload.len();
+        let packet = queue.buffer(slot).insert(payload);
+        let frame = self.slots.post(slot);
+        if let Err(panic) = self.mappings.sync(packet) {
+            self.slots.complete(slot);
+            return unsent(queue.buffer(slot), false, panic).map(|()| frame);
+        }
+        let first = self.behind(slot, header, headers);
+        queue.post(vacant, |packet| std::iter::once(first).chain(fragments(packet).map(|frag| self.segment(frag))));
+        self.count(len);
+        Ok(frame)
+    }
+
+    /// Sends a packet that is of another DMA domain, at least in part: behind `headers`, if there
+    /// are any.
     #[cold]
     #[inline(never)]
     fn send_mapped<F: DriverFormat, R>(
@@ -231,13 +274,14 @@ impl<M: PeerMemory> TxPath<M> {
         queue: &mut Queue<F, M>,
         vacant: Vacant,
         mut packet: Packet<M>,
+        headers: Option<&[u8]>,
         held: impl FnOnce(&Packet<M>) -> R,
     ) -> Result<R, Packet<M>> {
         let slot = vacant.slot();
         let header = VnetHdr::of(packet.meta).to_bytes();
-        let len = packet.len();
+        let len = headers.map_or(0, <[u8]>::len) + packet.len();
         // The header is written before the head is mapped, so that it is mapped, too.
-        let in_place = packet.prepend(&header);
+        let in_place = headers.is_none() && packet.prepend(&header);
         if let Err(error) = self.mappings.map(&packet, slot) {
             netmem_pool::trace::debug!(%error, "a packet cannot be mapped");
             self.stats.wrong_domain += 1;
@@ -249,7 +293,10 @@ impl<M: PeerMemory> TxPath<M> {
         }
         let held = held(&packet);
         *queue.buffer(slot) = Some(packet);
-        let apart = self.apart(slot, in_place, header);
+        let apart = match headers {
+            Some(headers) => Some(self.behind(slot, header, headers)),
+            None => self.apart(slot, in_place, header),
+        };
         queue.post(vacant, |packet| {
             let frags = fragments(packet).zip(self.mappings.mapped(slot));
             apart.into_iter().chain(frags.map(|(frag, addr)| Segment::read(addr, frag.len() as u32)))
@@ -312,6 +359,7 @@ impl<M: PeerMemory> TxPath<M> {
             for _ in 0..pending {
                 let Some((slot, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
                 self.stats.completed += 1;
+                self.slots.complete(slot);
                 let _sent = Sent(packet);
                 if self.mappings.has_mapped() {
                     self.mappings.release(slot);
@@ -329,6 +377,13 @@ impl<M: PeerMemory> TxPath<M> {
     #[inline(always)]
     fn apart(&self, slot: u16, in_place: bool, header: [u8; VnetHdr::LEN]) -> Option<Segment> {
         (!in_place).then(|| Segment::read(self.headers.write(slot, header), VnetHdr::LEN as u32))
+    }
+
+    /// The segment of a header, and of the frame's headers behind it.
+    #[inline(always)]
+    fn behind(&self, slot: u16, header: [u8; VnetHdr::LEN], headers: &[u8]) -> Segment {
+        let dma = self.headers.write_all(slot, header, headers);
+        Segment::read(dma, (VnetHdr::LEN + headers.len()) as u32)
     }
 
     /// The segment of a fragment of this domain.
@@ -408,6 +463,14 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {
         with_queue!(&mut self.ring.queue, queue => self.path.send(queue, packet, |packet| packet.head().clone()))
+    }
+
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        Some(&self.path.slots)
+    }
+
+    fn send_behind(&mut self, headers: &[u8], payload: Packet<M>) -> Result<SlotFrame, Packet<M>> {
+        with_queue!(&mut self.ring.queue, queue => self.path.send_behind(queue, headers, payload))
     }
 
     fn sendable(&self, packet: &Packet<M>) -> Sendable {

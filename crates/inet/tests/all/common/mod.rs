@@ -8,7 +8,8 @@ use netmem_inet::tcp::Config;
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, TcpStream, Time};
 use netmem_packet::{
-    Armed, Checksum, Handler, Meta, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Verdict, Wait, XdpFrame,
+    Armed, Checksum, Handler, HeaderSlots, Meta, Packet, Poll, Reach, RxQueue, Sendable, SlotFrame, TxQueue, Verdict,
+    Wait, XdpFrame,
 };
 use netmem_pool::{Frag, Napi, PAGE_SIZE, PagePool, PoolOptions, Private, RegionOptions, RegionProvider, SharedPool};
 use rustix::event::{EventfdFlags, eventfd};
@@ -101,10 +102,19 @@ impl Poll for MemPoll<'_> {
 /// A function that decides which frames are lost.
 pub type Loses = Box<dyn FnMut(&[u8]) -> bool>;
 
+/// A frame in the device's ring.
+struct Posted {
+    /// The slot of its headers, and what is there.
+    headers: Option<(u16, Vec<u8>)>,
+    packet: Packet<Private>,
+}
+
 pub struct MemTx {
     pub cable: Cable,
-    /// The packets in the device's ring.
-    ring: VecDeque<Packet<Private>>,
+    ring: VecDeque<Posted>,
+    /// The slots for headers, if the queue has any, and which of them are free.
+    pub slots: Option<HeaderSlots>,
+    free: Vec<u16>,
     sent: usize,
     pub size: usize,
     /// Whether the device computes checksums and cuts segments. It simulates this by passing them
@@ -129,8 +139,22 @@ impl TxQueue for MemTx {
         if self.ring.len() == self.size || !self.supports(packet.meta) {
             return Err(packet);
         }
-        self.ring.push_back(packet);
+        self.ring.push_back(Posted { headers: None, packet });
         Ok(())
+    }
+
+    fn header_slots(&self) -> Option<&HeaderSlots> {
+        self.slots.as_ref()
+    }
+
+    fn send_behind(&mut self, headers: &[u8], packet: Packet<Private>) -> Result<SlotFrame, Packet<Private>> {
+        assert!(headers.len() <= HeaderSlots::ROOM);
+        if self.ring.len() == self.size || !self.supports(packet.meta) {
+            return Err(packet);
+        }
+        let slot = self.free.pop().unwrap();
+        self.ring.push_back(Posted { headers: Some((slot, headers.to_vec())), packet });
+        Ok(self.slots.as_mut().unwrap().post(slot))
     }
 
     fn sendable(&self, packet: &Packet<Private>) -> Sendable {
@@ -148,8 +172,10 @@ impl TxQueue for MemTx {
     }
 
     fn flush(&mut self) {
-        while let Some(packet) = self.ring.get(self.sent) {
-            let frame = Frame { bytes: packet.to_vec(), meta: packet.meta };
+        while let Some(Posted { headers, packet }) = self.ring.get(self.sent) {
+            let mut bytes = headers.as_ref().map_or_else(Vec::new, |(_, headers)| headers.clone());
+            bytes.extend(packet.to_vec());
+            let frame = Frame { bytes, meta: packet.meta };
             // A device without offloads reports nothing about checksums on the other side.
             let meta = if self.offloads { frame.meta } else { Meta::default() };
             if !(self.loses)(&frame.bytes) {
@@ -164,7 +190,10 @@ impl TxQueue for MemTx {
             return 0;
         }
         let done = std::mem::take(&mut self.sent);
-        self.ring.drain(..done);
+        for slot in self.ring.drain(..done).filter_map(|posted| posted.headers).map(|(slot, _)| slot) {
+            self.slots.as_mut().unwrap().complete(slot);
+            self.free.push(slot);
+        }
         done
     }
 
@@ -222,6 +251,8 @@ pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
     let tx = MemTx {
         cable: to.clone(),
         ring: VecDeque::new(),
+        slots: Some(HeaderSlots::new(1024)),
+        free: (0..1024).collect(),
         sent: 0,
         size: 256,
         offloads,

@@ -24,5 +24,6 @@ mod traffic;
 mod trusted;
 mod tx;
 mod tx_pool;
+mod tx_slots;
 mod wait;
 mod xdp;

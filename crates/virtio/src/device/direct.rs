@@ -14,6 +14,10 @@
 //!     sender: publish
 //! ```
 //!
+//! Frames of one buffer each are copied by the group, and those of a few buffers one by one into a
+//! group of the receiver's. Neither makes a list of buffers. What is of another form takes the
+//! general path.
+//!
 //! * *Frames do not overtake each other.* They are copied directly only while no earlier one waits
 //!   in the port ([`Port::waits`]), and both pairs are locked meanwhile.
 //! * *No lock is waited for.* Both pairs are locked by a try, in either order. Their control sides
@@ -49,11 +53,14 @@ use crate::guest_memory::view::View;
 use crate::guest_memory::{CopyFailed, MemoryTable};
 use crate::net::{Offloads, VnetHdr};
 use crate::notify::Notifier;
-use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Group, each};
+use crate::virtqueue::device::{AnyDeviceQueue, DeviceFormat, DeviceQueue, Direction, Group, ShortChain, each};
 
 /// A buffer is prefetched so many frames before it is written. Without it, the stores of each frame
 /// wait for the driver that has read the buffer last.
 const AHEAD: usize = 2;
+
+/// Frames of several buffers that are copied together.
+const SHORT_FRAMES: u16 = 8;
 
 /// The lengths of a frame in wire form.
 const LENGTHS: std::ops::RangeInclusive<usize> = VnetHdr::LEN + MIN_TX..=MAX_WIRE;
@@ -183,12 +190,20 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
         if !self.to.refresh().map_err(Broken::Receiver)? {
             return Ok(());
         }
-        let mut groups = (Group::EMPTY, Group::EMPTY);
+        let (mut groups, mut chain) = ((Group::EMPTY, Group::EMPTY), ShortChain::EMPTY);
         // As in `tx.rs`: after a chain of several buffers, the next one often has several, too.
         let mut several = false;
         while budget.lasts(self.tallies.0) && self.from.available() && self.to.available() {
-            let copied = if several { 0 } else { self.copy_group(&mut groups) };
-            budget.spend(copied);
+            let copied = if several {
+                let (copied, buffers) = self.copy_short(budget.chains(), &mut chain, &mut groups.1);
+                budget.spend_pieces(copied, buffers);
+                several = copied == 0 || chain.buffers().len() > 1;
+                copied
+            } else {
+                let copied = self.copy_group(&mut groups);
+                budget.spend(copied);
+                copied
+            };
             if copied == 0 {
                 let (copied, buffers) = self.copy_frame()?;
                 budget.spend_pieces(copied.into(), buffers);
@@ -246,6 +261,57 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
         self.from.add_used_group_read(sent, copied);
         self.count(copied, bytes);
         copied as u16
+    }
+
+    /// Copies frames that are in a few buffers each, and go to one buffer each: headers and payload
+    /// of a stack that sends by reference. At most `most`. Returns how many, and how many buffers
+    /// were read; `chain` is the last one that was looked at.
+    #[inline(always)]
+    fn copy_short(&mut self, most: u16, chain: &mut ShortChain, posted: &mut Group) -> (u16, usize) {
+        if !(self.from.plain() && self.to.plain()) {
+            return (0, 0);
+        }
+        self.to.peek_group(&mut self.memories.1, most.min(SHORT_FRAMES), Direction::Write, posted);
+        posted.chains().iter().take(AHEAD).for_each(|to| prefetch::to_write(to.host));
+        let (mut copied, mut bytes, mut buffers) = (0, 0, 0);
+        while copied < posted.chains().len() && bytes < PUBLISH_BYTES {
+            let Some(head) = self.from.peek_short(&mut self.memories.0, Direction::Read, chain) else { break };
+            buffers += chain.buffers().len();
+            if let Some(later) = posted.chains().get(copied + AHEAD) {
+                prefetch::to_write(later.host);
+            }
+            let to = &mut posted.chains()[copied];
+            let total = head.bytes();
+            let [(first, len), rest @ ..] = chain.buffers() else { break };
+            let len = *len as usize;
+            if len < VnetHdr::LEN || !LENGTHS.contains(&total) || total > to.len as usize {
+                break;
+            }
+            let mut header = [0; VnetHdr::LEN];
+            // SAFETY: the buffer is *mapped* for `len` bytes, as many as a header or more.
+            unsafe { copy_out(*first, &mut header) };
+            if !self.checks.admit(&mut header, total) {
+                break;
+            }
+            // SAFETY: each buffer is *mapped* for its bytes, which are `total` together, and `to`
+            // for `total` or more.
+            unsafe {
+                copy_in(&header, to.host);
+                let behind = (first.wrapping_add(VnetHdr::LEN), to.host.wrapping_add(VnetHdr::LEN));
+                copy_across(behind.0, behind.1, len - VnetHdr::LEN);
+                let mut at = len;
+                for &(from, len) in rest {
+                    copy_across(from, to.host.wrapping_add(at), len as usize);
+                    at += len as usize;
+                }
+            }
+            to.len = total as u32;
+            self.from.add_used_read(head);
+            (copied, bytes) = (copied + 1, bytes + total);
+        }
+        self.to.add_used_group(posted, copied);
+        self.count(copied, bytes);
+        (copied as u16, buffers)
     }
 
     /// Copies the next frame, out of a chain of any form and into one of any form, or several.

@@ -1,4 +1,5 @@
-//! The next chains of a queue, if each is one buffer: they are read and completed together.
+//! The next chains of a queue, if each is one buffer: they are read and completed together. And the
+//! next chain, if it is a few buffers.
 //!
 //! Why together: reading a descriptor that the driver's core has just written waits for its cache
 //! line. In a group, the thread waits for many lines at the same time.
@@ -15,6 +16,27 @@ pub(crate) struct SingleBuffer {
     /// Bytes in the buffer; when the chain is completed, bytes written.
     pub(crate) len: u32,
     pub(super) id: u16,
+}
+
+/// The most buffers of a [`ShortChain`]: a header, and payload that crosses a page or two.
+const SHORT: usize = 4;
+
+/// A chain of few buffers, each of which lies in one region. [`DeviceQueue::peek_short`] fills it.
+#[derive(Debug)]
+pub(crate) struct ShortChain {
+    pub(super) buffers: [(*mut u8, u32); SHORT],
+    pub(super) found: usize,
+}
+
+impl ShortChain {
+    /// A chain of no buffers.
+    pub(crate) const EMPTY: Self = Self { buffers: [(std::ptr::null_mut(), 0); SHORT], found: 0 };
+
+    /// The addresses of the buffers in this process, and their bytes.
+    #[inline(always)]
+    pub(crate) fn buffers(&self) -> &[(*mut u8, u32)] {
+        &self.buffers[..self.found]
+    }
 }
 
 /// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::peek_group`]

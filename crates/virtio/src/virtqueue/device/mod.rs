@@ -58,7 +58,7 @@ mod split;
 pub(crate) use self::any::{AnyDeviceQueue, AnyRing, each};
 pub(crate) use self::chain::{Head, Heads};
 pub(crate) use self::format::{DeviceFormat, Logged, Start};
-pub(crate) use self::group::{GROUP, Group, SingleBuffer};
+pub(crate) use self::group::{GROUP, Group, ShortChain, SingleBuffer};
 #[cfg(test)]
 pub(crate) use self::packed::PackedDevice;
 pub(crate) use self::packed::{BASE, MappedRing, is_base};

@@ -11,7 +11,7 @@ use netmem_pool::foreign::copy_out;
 use super::super::{Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, Negotiated};
 use super::chain::{ChainDescriptor, Head, Heads};
 use super::format::{DeviceFormat, Logged, Start};
-use super::group::Group;
+use super::group::{Group, ShortChain};
 use crate::guest_memory::MemoryTable;
 use crate::guest_memory::buffer::Buffer;
 use crate::guest_memory::dirty_log::DirtyLog;
@@ -154,6 +154,36 @@ impl<S: DeviceFormat> DeviceQueue<S> {
     pub(crate) fn peek_group(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
         let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
         group.found = self.format.peek_group(memory, most, kind, &mut group.chains);
+    }
+
+    /// Reads the next chain without popping it, if it is a few buffers outside of tables, each in
+    /// one region. `None` for a chain of another form, also for a wrong one, and if there is none.
+    /// Only for a [plain](Self::plain) queue. Reads each descriptor once.
+    #[inline(always)]
+    pub(crate) fn peek_short(
+        &self,
+        memory: &mut View<'_>,
+        direction: Direction,
+        chain: &mut ShortChain,
+    ) -> Option<Head<S::At>> {
+        let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
+        let mut descriptor = self.format.first(self.format.next()).ok()??;
+        let mut bytes = 0u32;
+        for (n, buffer) in chain.buffers.iter_mut().enumerate() {
+            let Desc { addr, len, flags, .. } = descriptor.desc;
+            if flags & !DESC_NEXT != kind || len == 0 {
+                return None;
+            }
+            *buffer = (memory.translate(addr, len)?, len);
+            bytes = bytes.checked_add(len)?;
+            if flags & DESC_NEXT == 0 {
+                chain.found = n + 1;
+                let id = self.format.id(&descriptor).ok()?;
+                return Some(Head { at: descriptor.at, id, span: descriptor.span, bytes });
+            }
+            descriptor = self.format.follow(&descriptor).ok()?;
+        }
+        None
     }
 
     /// Adds the first `taken` chains of a group to the used ring, each with its `len` written. The

@@ -56,9 +56,20 @@ impl Guest {
 
     /// Sends `wire` in a chain of one buffer. Returns the chain's id.
     fn send(&mut self, wire: &[u8]) -> u16 {
-        let id = self.tx.vacant(1).expect("room");
+        self.send_in(wire, &[])
+    }
+
+    /// Sends `wire` in a chain of buffers of these lengths, and one for the rest.
+    fn send_in(&mut self, wire: &[u8], lens: &[usize]) -> u16 {
+        let id = self.tx.vacant(lens.len() + 1).expect("room");
         self.driver.memory.write(self.tx.offset(id), wire);
-        self.tx.post(&self.driver.memory, id, &[(self.tx.buffer(id), wire.len() as u32, 0)], false);
+        let rest = wire.len() - lens.iter().sum::<usize>();
+        let mut at = self.tx.buffer(id);
+        let parts = lens.iter().chain([&rest]).map(|&len| {
+            at += len as u64;
+            (at - len as u64, len as u32, 0)
+        });
+        self.tx.post(&self.driver.memory, id, &parts.collect::<Vec<_>>(), false);
         id
     }
 
@@ -298,8 +309,62 @@ fn no_frame_overtakes_another() {
     b.assert_clean();
 }
 
+/// Frames of a few buffers arrive as they were sent and in their order, whatever their buffers are,
+/// between frames of one buffer, and where the receiver's buffers are short.
+#[test]
+fn frames_of_a_few_buffers() {
+    let shapes: [&[usize]; 9] =
+        [&[12], &[78, 700], &[78], &[12, 1, 1], &[11], &[6, 6, 30], &[13, 20, 30, 40], &[], &[78, 500, 1]];
+    for (sender, receiver) in combinations().flat_map(|sender| [0, feature::RING_PACKED].map(|to| (sender, to))) {
+        let [mut a, mut b] = linked([PLAIN | sender, MERGEABLE | receiver]);
+        let (mut sent, mut got, mut arrived) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..20 {
+            for n in 0..9 {
+                let wire = wire(VnetHdr::PLAIN, sent.len(), 1000 + 37 * n);
+                let shape = shapes[if round % 3 == 0 { 1 } else { (round * 5 + n) % shapes.len() }];
+                sent.push((a.send_in(&wire, shape), wire));
+            }
+            for n in 0..14 {
+                b.post(1, if round % 4 == 1 && n % 5 == 3 { 700 } else { 2048 });
+            }
+            for _ in 0..3 {
+                a.device.poll();
+            }
+            got.extend(a.tx.take());
+            let mut frame: Vec<u8> = Vec::new();
+            for chain in b.received() {
+                frame.extend(chain);
+                if frame.len() >= 1012 {
+                    arrived.push(std::mem::take(&mut frame));
+                }
+            }
+            // What is left of the buffers is used up.
+            until(|| {
+                if b.rx.vacant(usize::from(ENTRIES)).is_some() {
+                    return true;
+                }
+                a.send(&wire(VnetHdr::PLAIN, 0, 60));
+                a.device.poll();
+                a.tx.take();
+                b.received();
+                false
+            });
+        }
+        assert_eq!(got, sent.iter().map(|&(id, _)| (id, 0)).collect::<Vec<_>>(), "{sender:#x} {receiver:#x}");
+        assert_eq!(arrived.len(), sent.len());
+        for (arrived, (_, sent)) in arrived.iter().zip(&sent) {
+            assert_eq!((arrived[..10] == sent[..10], arrived[12..] == sent[12..]), (true, true), "{sender:#x}");
+        }
+        let (direct, all) = a.sent();
+        assert_eq!(direct, all);
+        a.assert_clean();
+        b.assert_clean();
+    }
+}
+
 /// What a header may ask for is what the sender has negotiated. A header that the receiver does not
-/// accept is changed in software, and one that it accepts arrives as it is.
+/// accept is changed in software, and one that it accepts arrives as it is. Frames are in one
+/// buffer, or in two.
 #[test]
 fn headers() {
     let sum = VnetHdr { flags: VnetHdr::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::PLAIN };
@@ -307,11 +372,12 @@ fn headers() {
     let segments = VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 500, hdr_len: 54, ..sum };
     let sends = [PLAIN, PLAIN | feature::CSUM];
     let receives = [PLAIN, PLAIN | feature::GUEST_CSUM];
-    for (sender, receiver) in sends.into_iter().flat_map(|sender| receives.map(|receiver| (sender, receiver))) {
+    let pairs = sends.into_iter().flat_map(|sender| receives.map(|receiver| (sender, receiver)));
+    for ((sender, receiver), parts) in pairs.flat_map(|pair| [(pair, &[][..]), (pair, &[66])]) {
         let [mut a, mut b] = linked([sender, receiver]);
         b.post(ENTRIES.into(), 2048);
         for (n, header) in [VnetHdr::PLAIN, sum, nonsense, segments, VnetHdr::PLAIN].into_iter().enumerate() {
-            a.send(&wire(header, n, 200));
+            a.send_in(&wire(header, n, 200), parts);
         }
         for _ in 0..8 {
             a.device.poll();
@@ -339,12 +405,16 @@ fn headers() {
 #[test]
 fn lengths_that_no_frame_has() {
     let [mut a, mut b] = linked([PLAIN, MERGEABLE]);
-    for (len, reason) in [(13, DropReason::Runt), (0, DropReason::Runt), (70_000, DropReason::TooLong)] {
+    let lens = [(13, DropReason::Runt), (0, DropReason::Runt), (70_000, DropReason::TooLong)];
+    for ((len, reason), parts) in lens.into_iter().flat_map(|len| [(len, &[][..]), (len, &[30])]) {
         b.post(ENTRIES.into(), 2048);
-        a.send(&wire(VnetHdr::PLAIN, 1, 60));
-        let id = a.tx.vacant(1).unwrap();
-        a.tx.post(&a.driver.memory, id, &[(a.tx.buffer(id), 12 + len, 0)], false);
-        a.send(&wire(VnetHdr::PLAIN, 2, 60));
+        a.send_in(&wire(VnetHdr::PLAIN, 1, 60), parts);
+        let (id, first) = (a.tx.vacant(2).unwrap(), a.tx.buffer(0));
+        // In two buffers, if the others are, and if there are bytes for both.
+        let second = if parts.is_empty() { 0 } else { len / 2 };
+        let pieces = [(first, 12 + len - second, 0), (first, second, 0)];
+        a.tx.post(&a.driver.memory, id, &pieces[..1 + usize::from(second > 0)], false);
+        a.send_in(&wire(VnetHdr::PLAIN, 2, 60), parts);
         for _ in 0..4 {
             a.device.poll();
             b.device.poll();
@@ -520,14 +590,16 @@ const BREACHES: [Breach; 6] = [
 #[test]
 fn a_broken_chain_stops_the_ring_of_its_guest() {
     for (what, breach) in BREACHES {
-        for (receiver_breaks, before) in [false, true].into_iter().flat_map(|side| [0, 1, 7, 40].map(|n| (side, n))) {
+        let places = [false, true].into_iter().flat_map(|side| [0, 1, 7, 20].map(|n| (side, n)));
+        // The frames before are in one buffer each, or in two.
+        for ((receiver_breaks, before), parts) in places.flat_map(|place| [(place, &[][..]), (place, &[66])]) {
             let [mut a, mut b] = linked([PLAIN, PLAIN]);
             b.post(before, 2048);
             if receiver_breaks {
                 breach(&mut b, true);
             }
             b.post(8, 2048);
-            (0..before).for_each(|n| _ = a.send(&wire(VnetHdr::PLAIN, n, 100)));
+            (0..before).for_each(|n| _ = a.send_in(&wire(VnetHdr::PLAIN, n, 100), parts));
             if !receiver_breaks {
                 breach(&mut a, false);
             }

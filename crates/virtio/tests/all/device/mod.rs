@@ -3,6 +3,7 @@
 
 mod cloud_hypervisor;
 mod direct;
+mod direct_faults;
 mod direct_threads;
 mod formats;
 mod hostile;

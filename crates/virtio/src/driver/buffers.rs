@@ -8,7 +8,7 @@ use super::panics::Panics;
 use super::ring::RingHandle;
 use super::stats::RxStats;
 use crate::net::VnetHdr;
-use crate::virtqueue::driver::{Filled, Segments};
+use crate::virtqueue::driver::{Fill, Filled, Segments};
 use netmem_packet::{Meta, RxFrame, RxGroup};
 use netmem_pool::{CachedPages, Page, PageRoom, PeerMemory};
 
@@ -161,11 +161,17 @@ pub(super) trait Buffers {
         drop(page);
     }
 
-    /// Whether frames of one buffer may be delivered in groups: their memory needs no sync, and
-    /// what is left in a slot is posted again. Only if a buffer is one segment.
+    /// Whether frames of one buffer may be delivered in groups: their memory needs no sync. Only if
+    /// a buffer is one segment.
     #[inline(always)]
     fn groups(&self) -> bool {
         false
+    }
+
+    /// Whether memory that a handler left in a slot is posted again as it is, and not released.
+    #[inline(always)]
+    fn keeps(&self) -> bool {
+        true
     }
 
     /// Fills a slot of a layout that has [`groups`](Self::groups), with a page of `pages` if it is
@@ -226,6 +232,16 @@ pub(super) trait Buffers {
     /// The device did not confirm that it has stopped, and may write to the memory of this slot for
     /// ever: quarantines the memory.
     fn quarantine(&mut self, slot: &mut Self::Buffer, pools: &mut Self::Pools, panics: &mut Panics);
+}
+
+/// Fills slots of a layout from its pools.
+pub(super) struct Filling<'f, 'n, B: Buffers>(pub(super) &'f mut B, pub(super) &'f mut Napi<'n, B>);
+
+impl<B: Buffers> Fill<B::Buffer> for Filling<'_, '_, B> {
+    #[inline(always)]
+    fn fill(&mut self, slot: &mut B::Buffer, segments: &mut Segments<'_>) -> bool {
+        self.0.fill(slot, self.1, segments)
+    }
 }
 
 /// The pools of a receive queue.

@@ -151,7 +151,12 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
 
     #[inline(always)]
     fn groups(&self) -> bool {
-        !self.needs_sync && self.keeps && self.layout.per_page == 1
+        !self.needs_sync && self.layout.per_page == 1
+    }
+
+    #[inline(always)]
+    fn keeps(&self) -> bool {
+        self.keeps
     }
 
     #[inline(always)]

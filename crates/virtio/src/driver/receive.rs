@@ -31,7 +31,7 @@
 //! usable: each slot is either posted or free, and the next poll fills and posts what is free.
 
 use super::buffer_layout::HeaderFields;
-use super::buffers::{Buffers, ETHERNET, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
+use super::buffers::{Buffers, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::state::DriverState;
@@ -74,6 +74,14 @@ struct Handled<'q, B: Buffers> {
     counts: &'q mut FrameCounts,
     /// Frames that were counted before.
     before: u64,
+}
+
+impl<B: Buffers> Handled<'_, B> {
+    /// Releases the pages of the frames that were counted.
+    fn release(&mut self) {
+        let counted = (self.counts.frames - self.before) as usize;
+        B::frames(self.lent.buffers).iter_mut().take(counted).for_each(|frame| drop(frame.take_page()));
+    }
 }
 
 impl<B: Buffers> Drop for Handled<'_, B> {
@@ -156,7 +164,7 @@ impl<B: Buffers> Receive<B> {
     /// Posts every free slot for which there is memory.
     pub(super) fn refill(&mut self, napi: &mut Napi<'_, B>) {
         let Self { ring, path } = self;
-        with_queue!(&mut ring.queue, queue => path.refill(queue, napi));
+        with_queue!(&mut ring.queue, queue => path.refill(queue, napi, false));
     }
 
     /// Stops the queue and closes its pools. Posted pages are returned; they are quarantined if the
@@ -264,12 +272,15 @@ impl<B: Buffers> ReceivePath<B> {
             }
         }
         let left = self.groups.left();
-        let handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
+        let mut handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
         let frames = B::frames(handled.lent.buffers);
         if n < read {
             bytes = frames.iter().map(|frame| frame.len() as u64).sum();
         }
         sink.deliver_group(&mut RxGroup::new(frames, bytes, checksum, handled.counts));
+        if !self.buffers.keeps() {
+            handled.release();
+        }
         drop(handled);
         if ended || n < read {
             // What the next entries name is judged before the buffers of this group are posted
@@ -316,14 +327,13 @@ impl<B: Buffers> ReceivePath<B> {
         n: usize,
         empty: usize,
     ) {
-        self.refill_cached(queue, napi, n, empty);
-        while queue.has_free() {
-            // The array cache has no page left, and this also fills it.
-            if !queue.is_steady() || self.refill_some(queue, napi, 1) == 0 {
-                self.refill(queue, napi);
-                return;
-            }
-            self.refill_cached(queue, napi, BATCH, BATCH);
+        let keeps = self.buffers.keeps();
+        if keeps {
+            self.refill_cached(queue, napi, n, empty);
+        }
+        if queue.has_free() {
+            // A pool that keeps no page has no array cache.
+            self.refill(queue, napi, keeps);
         }
     }
 
@@ -412,7 +422,7 @@ impl<B: Buffers> ReceivePath<B> {
         // that found none earlier. If nothing is posted, no frame arrives that could cause another
         // attempt.
         if queue.has_free() {
-            self.refill(queue, napi);
+            self.refill(queue, napi, false);
         }
         (frames, outcome)
     }
@@ -546,23 +556,17 @@ impl<B: Buffers> ReceivePath<B> {
         sink.deliver(&mut self.stats, napi, frame)
     }
 
-    /// Posts up to `most` buffers in consecutive slots. Returns how many.
-    #[inline(always)]
-    fn refill_some<F: DriverFormat>(
-        &mut self,
-        queue: &mut ShapedQueue<F, B::Buffer>,
-        napi: &mut Napi<'_, B>,
-        most: usize,
-    ) -> usize {
-        queue.refill(B::ONE_SEGMENT, most, |slot, segments| self.buffers.fill(slot, napi, segments))
-    }
-
-    /// Posts every free slot for which there is memory.
-    #[inline]
-    fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>) {
+    /// Posts every free slot for which there is memory. `cached`: the array cache has no page left,
+    /// and is filled by each page that is allocated one by one.
+    ///
+    /// It is not inlined, so that its loop has all registers, and a slot is filled in it.
+    #[inline(never)]
+    fn refill<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, B::Buffer>, napi: &mut Napi<'_, B>, cached: bool) {
         self.end_collecting();
         while queue.has_free() {
-            if self.refill_some(queue, napi, BATCH) == 0 {
+            let cached = cached && queue.is_steady();
+            let most = if cached { 1 } else { BATCH };
+            if queue.refill(B::ONE_SEGMENT, most, &mut Filling(&mut self.buffers, napi)) == 0 {
                 let in_use = queue.posted();
                 let free = queue.slots().filter(|&(posted, _)| !posted).map(|(_, slot)| slot);
                 if !std::mem::replace(&mut self.collecting, true) && self.buffers.collect(in_use, free) {
@@ -570,6 +574,9 @@ impl<B: Buffers> ReceivePath<B> {
                 }
                 self.stats.out_of_buffers += 1;
                 break;
+            }
+            if cached {
+                self.refill_cached(queue, napi, BATCH, BATCH);
             }
         }
         self.end_collecting();

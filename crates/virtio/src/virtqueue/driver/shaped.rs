@@ -41,6 +41,21 @@ struct Slot {
     changed: u16,
 }
 
+/// What fills a slot, see [`ShapedQueue::refill`]. It is a trait, because a compiler can be told to
+/// inline a method and not a closure.
+pub(crate) trait Fill<B> {
+    /// Fills `buffer`, and sets the addresses that have changed. Returns false if there is no
+    /// memory.
+    fn fill(&mut self, buffer: &mut B, segments: &mut Segments<'_>) -> bool;
+}
+
+#[cfg(test)]
+impl<B, F: FnMut(&mut B, &mut Segments<'_>) -> bool> Fill<B> for F {
+    fn fill(&mut self, buffer: &mut B, segments: &mut Segments<'_>) -> bool {
+        self(buffer, segments)
+    }
+}
+
 /// The addresses of the buffer that [`ShapedQueue::refill`] is about to post.
 pub(crate) struct Segments<'q> {
     addrs: &'q mut [u64],
@@ -291,12 +306,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// `one`: buffers have one segment. If it is a constant, a compiler makes loops over buffers
     /// that have no loops over segments in them.
     #[inline(always)]
-    pub(crate) fn refill(
-        &mut self,
-        one: bool,
-        most: usize,
-        mut fill: impl FnMut(&mut B, &mut Segments<'_>) -> bool,
-    ) -> usize {
+    pub(crate) fn refill(&mut self, one: bool, most: usize, fill: &mut impl Fill<B>) -> usize {
         let n = if one { 1 } else { self.lens.len() };
         debug_assert_eq!(n, self.lens.len());
         if self.displaced > 0 {
@@ -313,7 +323,7 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         for (slot, buffer) in batch[..most].iter_mut().zip(&mut buffers[first..]) {
             let first = usize::from(slot.number) * n;
             let addrs = &mut addrs[first..first + n];
-            if !fill(buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
+            if !fill.fill(buffer, &mut Segments { addrs, changed: &mut slot.changed }) {
                 break;
             }
             got += 1;

@@ -398,7 +398,7 @@ fn random_traffic_of_shaped_queues() {
                 let mut n = 0;
                 let caught = catch_unwind(AssertUnwindSafe(|| {
                     // Several steps: what was posted is seen also if a later one panics.
-                    with_queue!(&mut queue, queue => while queue.refill(false, 64, |pages, segments| {
+                    with_queue!(&mut queue, queue => while queue.refill(false, 64, &mut |pages: &mut _, segments: &mut Segments<'_>| {
                         n += 1;
                         panics_if(n == panic_at);
                         fill(&mut next, shape, pages, segments);
@@ -473,7 +473,7 @@ fn shaped(memory: &Memory, negotiated: Negotiated, posted: usize) -> (AnyShapedQ
     let mut queue = AnyShapedQueue::<Pages>::new(memory.ring(negotiated), negotiated, &[60, 40], None);
     let (mut n, mut next) = (0, 0);
     with_queue!(&mut queue, queue => {
-        queue.refill(false, 64, |pages, segments| {
+        queue.refill(false, 64, &mut |pages: &mut _, segments: &mut Segments<'_>| {
             fill(&mut next, &[60, 40], pages, segments);
             n += 1;
             n <= posted
@@ -746,7 +746,7 @@ fn more_than_are_read_at_a_time_of_a_shaped_queue() {
             with_queue!(&mut queue, queue => {
                 let mut n = 0;
                 while n < u64::from(USED) {
-                    queue.refill(true, 64, |buffer, segments| {
+                    queue.refill(true, 64, &mut |buffer: &mut _, segments: &mut Segments<'_>| {
                         n += 1;
                         *buffer = n;
                         segments.set(0, n);

@@ -1,7 +1,7 @@
 //! Used buffers are read and handled in groups: what a device does, and what user code does, at
 //! each place of a group.
 
-use netmem_packet::{Handler, Packet, RxGroup, Verdict, XdpFrame};
+use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, Verdict, XdpFrame};
 use netmem_pool::PeerShared;
 use netmem_testing::driver::hostile::{FORMATS, Harness};
 use netmem_testing::driver::*;
@@ -21,9 +21,12 @@ const PLACES: [u64; 9] = [0, 1, 31, 55, 56, 63, 64, 128, GROUP - 1];
 
 /// A bit of a format in this file: the domain needs no syncs, so that frames are delivered in groups.
 const COHERENT: u64 = 1 << 63;
+/// Another one: the pool has no array cache, so that no page is kept in its slot.
+const UNCACHED: u64 = 1 << 62;
 
 fn harness(format: u64, mode: RxMode) -> Harness {
-    let (ring, options) = (format & !COHERENT, NetOptions::new(mode));
+    let (ring, options) = (format & !COHERENT & !UNCACHED, NetOptions::new(mode));
+    let options = if format & UNCACHED == 0 { options } else { options.cache(0) };
     if format & COHERENT == 0 { Harness::in_format(ring, options) } else { Harness::coherent(ring, options) }
 }
 
@@ -31,7 +34,8 @@ fn harness(format: u64, mode: RxMode) -> Harness {
 fn formats_and_places() -> impl Iterator<Item = (u64, u64)> {
     let some = |format| [0, 63, GROUP - 1].map(|place| (format, place));
     let all = |format| PLACES.map(|place| (format | COHERENT, place));
-    FORMATS.into_iter().flat_map(move |format| some(format).into_iter().chain(all(format)))
+    let uncached = move |format| some(format | COHERENT | UNCACHED);
+    FORMATS.into_iter().flat_map(move |format| [&some(format)[..], &all(format), &uncached(format)].concat())
 }
 
 fn each_place(case: impl Fn(u64, RxMode, u64)) {
@@ -86,6 +90,36 @@ fn assert_goes_on(mut harness: Harness, mode: RxMode) {
     harness.ring.publish();
     assert!(arrived(&mut harness) == (0..250).map(numbered).collect::<Vec<_>>());
     harness.close();
+}
+
+/// What a handler leaves in a group returns to a pool without an array cache, and stays posted
+/// otherwise.
+#[test]
+fn frames_that_are_left_are_kept_or_released() {
+    struct Leave(u64);
+    impl Handler<PeerShared> for Leave {
+        fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+            self.0 += group.frames().count() as u64;
+        }
+
+        fn pass(&mut self, _: Packet<PeerShared>) {
+            unreachable!("each is left")
+        }
+    }
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format | COHERENT, mode))) {
+        for uncached in [0, UNCACHED] {
+            let mut harness = started(format | uncached, mode);
+            let before = harness.pair.rx.pool_stats();
+            used(&mut harness, 0..GROUP);
+            harness.ring.publish();
+            let mut left = Leave(0);
+            while harness.pair.rx.poll(|poll| poll.receive(64, &mut left)) > 0 {}
+            assert_eq!(left.0, GROUP);
+            let allocated = harness.pair.rx.pool_stats().alloc_slow - before.alloc_slow;
+            assert_eq!(allocated, if uncached == 0 { 0 } else { GROUP }, "{format:#x}, {mode:?}");
+            assert_goes_on(harness, mode);
+        }
+    }
 }
 
 /// The device uses a group of which `lie` uses the buffer at `place`. `lie` has as a parameter the

@@ -82,8 +82,8 @@ fn main() -> anyhow::Result<()> {
         println!("{name} (0x{kind:04x}): {packets} packets, {bytes} bytes");
     }
     for rx in &queues {
-        let kernel = rx.socket().kernel_stats()?;
-        let lost = kernel.rx_dropped + kernel.rx_ring_full + kernel.rx_fill_empty;
+        let drops = rx.drops()?;
+        let lost = drops.ring_full + drops.no_buffer;
         println!("queue {}: {} received, {lost} lost before the ring", rx.socket().queue(), rx.stats().frames);
     }
     Ok(())

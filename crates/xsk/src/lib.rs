@@ -43,6 +43,7 @@
 mod accounts;
 mod binding;
 mod device_info;
+mod drops;
 mod error;
 mod ethtool;
 #[cfg(all(test, not(loom)))]
@@ -83,6 +84,7 @@ mod watch;
 mod xsk;
 
 pub use binding::CopyReason;
+pub use drops::RxDrops;
 pub use error::XskError;
 pub use fault::{Fault, QueueStopped};
 pub use held::reclaim;

@@ -8,6 +8,7 @@
 //! kernel may write to them until some time after the socket was closed. Their pages return to the
 //! provider when it lets the queue be bound again: see `held.rs`.
 
+use crate::drops::RxDrops;
 use crate::fault::Fault;
 use crate::held::keep_posted;
 use crate::program::leave;
@@ -63,6 +64,16 @@ impl<M: UmemMemory> XskRx<M> {
     #[must_use]
     pub fn stats(&self) -> RxStats {
         self.queue.stats
+    }
+
+    /// The frames that the queue lost, by cause: by the kernel's counters of the socket and by those
+    /// of [`stats`](Self::stats). A system call.
+    ///
+    /// # Errors
+    ///
+    /// The system call has failed.
+    pub fn drops(&self) -> io::Result<RxDrops> {
+        Ok(RxDrops::new(&self.queue.stats, &self.socket.kernel_stats()?))
     }
 
     /// The counters of the queue's pool.

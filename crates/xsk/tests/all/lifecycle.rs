@@ -3,7 +3,7 @@
 //! is accounted for.
 #![allow(clippy::unwrap_used)]
 
-use netmem_packet::{Armed, Packet, Poll, RxQueue, TxQueue, Wait};
+use netmem_packet::{Armed, Handler, Packet, Poll, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::{KernelShared, PagePool, PoolClosed, PoolOptions, RegionProvider, lingering};
 use netmem_testing::namespace::{command, in_namespace, ip, nics};
 use netmem_testing::xsk;
@@ -587,6 +587,45 @@ fn a_queue_that_only_sends_is_filled() {
         }
         harness.rx.poll(|poll| poll.receive(64, &mut |_: Packet<_>| panic!("there were 64")));
     });
+}
+
+/// Lost frames are counted once, by cause: a full ring, no chunk, and the program's verdicts. What
+/// was sent is what was delivered and what was lost.
+#[test]
+fn lost_frames_are_counted_by_cause() {
+    struct Thirds(u64);
+    impl Handler<KernelShared> for Thirds {
+        fn run(&mut self, frame: &mut XdpFrame<KernelShared>) -> Verdict {
+            assert_eq!(frame.len(), 60);
+            self.0 += 1;
+            [Verdict::Drop, Verdict::Aborted, Verdict::Pass][self.0 as usize % 3]
+        }
+
+        fn pass(&mut self, _: Packet<KernelShared>) {}
+    }
+
+    // (chunks in the fill ring, entries of the RX ring)
+    for (fill, ring) in [(256, 64), (64, 256)] {
+        in_namespace(|| {
+            let options = QueueOptions::new().fill(fill).rx_ring(ring);
+            let mut harness = Harness::new(4096, 1500, &UmemOptions::new(), options);
+            (0..200).for_each(|i| harness.peer.send(&frame(60, i)));
+            let drops = until("the frames that there is no room for", || {
+                let drops = harness.rx.drops().unwrap();
+                (drops.frames() >= 200 - 64).then_some(drops)
+            });
+            let cause = if ring == 64 { "ring_full" } else { "no_buffer" };
+            assert_eq!(drops.causes().collect::<Vec<_>>(), [(cause, 200 - 64)]);
+            let mut thirds = Thirds(0);
+            until("the frames that are in the ring", || {
+                harness.rx.poll(|poll| poll.receive(64, &mut thirds));
+                (harness.rx.stats().frames == 64).then_some(())
+            });
+            let drops = harness.rx.drops().unwrap();
+            assert_eq!((drops.program, drops.aborted), (21, 22));
+            assert_eq!(harness.rx.stats().passed + drops.frames(), 200);
+        });
+    }
 }
 
 /// Each half can go first, and to another thread.

@@ -8,10 +8,10 @@
 #[doc(inline)]
 pub use netmem_xsk::{
     AttachError, AttachMode, Attached, BusyPoll, CopyReason, Fault, Filter, Grant, Interface, InterfaceInfo,
-    KernelStats, MAX_RULES, Mode, NoLaunchTimes, Program, ProgramOptions, Promiscuous, QueueOptions, QueueStopped,
-    Rule, RxDrops, RxPoll, RxStats, TooManyRules, TxRequest, TxStats, TxTimestamp, Umem, UmemMemory, UmemOptions,
-    XdpFeatures, Xsk, XskError, XskOptions, XskRx, XskSocket, XskTx, check, defer_interrupts, helper, privileges,
-    quirks, reclaim, rx_metadata,
+    InterfaceState, KernelStats, MAX_RULES, Mode, NoLaunchTimes, Program, ProgramOptions, Promiscuous, QueueOptions,
+    QueueStopped, Rule, RxDrops, RxPoll, RxStats, TooManyRules, TxRequest, TxStats, TxTimestamp, Umem, UmemMemory,
+    UmemOptions, XdpFeatures, Xsk, XskError, XskOptions, XskRx, XskSocket, XskTx, check, defer_interrupts, helper,
+    privileges, quirks, reclaim, rx_metadata,
 };
 
 #[cfg(feature = "device")]

@@ -55,6 +55,7 @@ pub mod helper;
 mod hostile;
 mod if_xdp;
 mod info;
+mod interface_state;
 mod layout;
 mod metadata;
 #[cfg(all(test, loom))]
@@ -90,6 +91,7 @@ pub use fault::{Fault, QueueStopped};
 pub use held::reclaim;
 pub use helper::Grant;
 pub use info::{InterfaceInfo, check};
+pub use interface_state::InterfaceState;
 pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};
 pub use netlink::{AttachMode, Attached, Interface, XdpFeatures};
 pub use open::defer_interrupts;

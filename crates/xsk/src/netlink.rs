@@ -23,7 +23,7 @@ const NUMBER: u16 = 0x3fff;
 
 mod route {
     pub(super) const GET_LINK: u16 = 18;
-    /// The header of a link, before its attributes. The index is at byte 4.
+    /// The header of a link, before its attributes. The index is at byte 4, the flags are at byte 8.
     pub(super) const HEADER: usize = 16;
     pub(super) const ADDRESS: u16 = 1;
     pub(super) const NAME: u16 = 3;
@@ -97,6 +97,8 @@ pub struct Interface {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Whether it is set up. Its link may still have no carrier.
+    pub up: bool,
     /// Its MTU, in bytes.
     pub mtu: u32,
     /// Its MAC address, if it is an Ethernet interface.
@@ -151,6 +153,7 @@ impl Interface {
         let mut link = Self {
             index: word(&header[4..8])?,
             name: String::new(),
+            up: word(&header[8..12])? & libc::IFF_UP as u32 != 0,
             mtu: 0,
             mac: None,
             rx_queues: 1,

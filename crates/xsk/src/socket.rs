@@ -4,6 +4,8 @@ use crate::binding::{Binding, CopyReason};
 use crate::error::XskError;
 use crate::fault::{Fault, QueueStopped};
 use crate::if_xdp::Desc;
+use crate::interface_state::InterfaceState;
+use crate::netlink::Interface;
 use crate::options::{BusyPoll, Mode, QueueOptions};
 use crate::queue_key::{QueueAddress, QueueKey};
 use crate::ring::{Consumer, Producer, RingEntry, RingPointers};
@@ -354,6 +356,30 @@ impl XskSocket {
             return true;
         }
         false
+    }
+
+    /// The state of the interface: it tells why a queue neither receives nor sends. Costs a few
+    /// system calls.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if the socket is of another network namespace than this thread, in which the
+    /// interface cannot be looked up (before Linux 5.14, the kernel does not report the namespace,
+    /// and the answer is about this thread's interface of the same index); the kernel's errors.
+    pub fn interface_state(&self) -> io::Result<InterfaceState> {
+        if self.is_gone() {
+            return Ok(InterfaceState::Gone);
+        }
+        if !sys::is_of_this_namespace(self.fd.as_fd()) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        match Interface::by_index(self.ifindex) {
+            Ok(interface) if interface.up => Ok(InterfaceState::Up),
+            Ok(_) => Ok(InterfaceState::Down),
+            // It was deleted since the check above.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(InterfaceState::Gone),
+            Err(error) => Err(error),
+        }
     }
 
     /// An error if the queue has stopped by a fault, or if its other half has noticed that the

@@ -9,11 +9,11 @@ use netmem_testing::namespace::{command, in_namespace, ip, nics};
 use netmem_testing::xsk;
 use netmem_testing::xsk::{Harness, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use netmem_xsk::{
-    AttachError, AttachMode, Fault, Filter, Interface, Program, ProgramOptions, QueueOptions, Rule, Umem, UmemOptions,
-    XskError, XskRx, XskTx, reclaim,
+    AttachError, AttachMode, Fault, Filter, Interface, InterfaceState, Program, ProgramOptions, QueueOptions, Rule,
+    Umem, UmemOptions, XskError, XskRx, XskTx, reclaim,
 };
 use std::cell::Cell;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -443,6 +443,44 @@ fn an_interface_that_goes() {
             until("the end of all pools", || {
                 reclaim();
                 all.upgrade().is_none().then_some(())
+            });
+        });
+    }
+}
+
+/// The interface is set down and up, then deleted or moved to another namespace: the socket reports
+/// each state by name. A thread of another namespace gets an error while the socket is bound.
+#[test]
+fn the_state_of_the_interface_is_reported() {
+    for deleted in [false, true] {
+        in_namespace(|| {
+            let harness = Harness::new(1024, 1500, &UmemOptions::new(), QueueOptions::new().fill(64));
+            let (ours, socket) = (&harness.ours, harness.rx.socket());
+            let steps = [("up", InterfaceState::Up), ("down", InterfaceState::Down), ("up", InterfaceState::Up)];
+            for (change, state) in steps {
+                ip(&format!("link set {ours} {change}"));
+                assert_eq!(socket.interface_state().unwrap(), state);
+            }
+            let (done, wait) = mpsc::channel::<()>();
+            let (tell, told) = mpsc::channel();
+            thread::scope(|s| {
+                // It ends the other thread also if an assertion fails.
+                let done = done;
+                let other = s.spawn(move || {
+                    // SAFETY: as in `in_namespace`.
+                    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                    let refused = socket.interface_state().map_err(|error| error.kind());
+                    // SAFETY: has no condition.
+                    tell.send((unsafe { libc::gettid() }, refused)).unwrap();
+                    let _ = wait.recv();
+                    socket.interface_state().unwrap()
+                });
+                let (tid, refused) = told.recv().unwrap();
+                assert_eq!(refused, Err(ErrorKind::Unsupported));
+                ip(&if deleted { format!("link delete {ours}") } else { format!("link set {ours} netns {tid}") });
+                assert_eq!(socket.interface_state().unwrap(), InterfaceState::Gone);
+                drop(done);
+                assert_eq!(other.join().unwrap(), InterfaceState::Gone);
             });
         });
     }

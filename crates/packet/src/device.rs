@@ -182,6 +182,14 @@ pub trait TxQueue {
         Err(payload)
     }
 
+    /// Gives a packet the memory of a list of fragments that a completed one had, if it has none
+    /// and the queue keeps any. Its next [`push`](Packet::push) then does not allocate. By default
+    /// a queue keeps none.
+    #[inline]
+    fn lend_list(&mut self, packet: &mut Packet<Self::Mem>) {
+        let _ = packet;
+    }
+
     /// Whether the queue can accept `packet`: now, after completions, or never. Changes and
     /// counts nothing.
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
@@ -228,6 +236,11 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     #[inline]
     fn send_behind(&mut self, headers: &[u8], payload: Packet<Self::Mem>) -> Result<SlotFrame, Packet<Self::Mem>> {
         (**self).send_behind(headers, payload)
+    }
+
+    #[inline]
+    fn lend_list(&mut self, packet: &mut Packet<Self::Mem>) {
+        (**self).lend_list(packet);
     }
 
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable {

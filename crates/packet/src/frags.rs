@@ -2,7 +2,9 @@
 //!
 //! Most frames have none, and pay for none: the list is one pointer, which is null.
 
+use crate::packet::Packet;
 use netmem_pool::{Frag, Memory};
+use std::fmt;
 
 /// Fragments behind the head: as many pages of 4 KiB as 64 KiB can touch.
 pub const MAX_FRAGS: usize = 17;
@@ -99,5 +101,115 @@ impl<M: Memory> Clone for Frags<M> {
             all.extend(frags.iter().cloned());
             Box::new(all)
         }))
+    }
+}
+
+/// The memory of lists of fragments, which a transmit queue uses again: see
+/// [`TxQueue::lend_list`](crate::TxQueue::lend_list).
+///
+/// Why: the list of a packet is two allocations. A packet of a few fragments is made, sent and
+/// completed by one thread, so that the next one can have its list. At most 64 lists are kept, of
+/// 432 bytes each.
+#[allow(clippy::vec_box, clippy::box_collection, reason = "the packet's own form of a list")]
+pub struct FragLists<M: Memory>(Vec<Box<Vec<Frag<M>>>>);
+
+impl<M: Memory> FragLists<M> {
+    /// No lists.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// The packet gets an empty list, if it has none and there is one here.
+    #[inline]
+    pub fn lend(&mut self, packet: &mut Packet<M>) {
+        let frags = packet.list();
+        if frags.0.is_none() {
+            frags.0 = self.0.pop();
+        }
+    }
+
+    /// Drops a packet, and keeps its list. Costs a comparison if it has none. If the drop of a
+    /// fragment panics, all of the packet is dropped nevertheless, and so is the list.
+    #[inline(always)]
+    pub fn drop_packet(&mut self, packet: &mut Option<Packet<M>>) {
+        if packet.as_ref().is_some_and(Packet::has_list) {
+            self.drop_with_list(packet);
+        } else {
+            *packet = None;
+        }
+    }
+
+    /// Not in line, so that the drop of a packet without a list stays as short as it is.
+    #[inline(never)]
+    fn drop_with_list(&mut self, packet: &mut Option<Packet<M>>) {
+        let list = packet.as_mut().and_then(|packet| packet.list().0.take());
+        *packet = None;
+        if let Some(mut list) = list {
+            list.clear();
+            if self.0.len() < 64 {
+                self.0.push(list);
+            }
+        }
+    }
+}
+
+impl<M: Memory> Default for FragLists<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<M: Memory> fmt::Debug for FragLists<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FragLists({})", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
+
+    #[test]
+    fn a_list_is_used_again_and_its_fragments_are_dropped() {
+        let region = RegionOptions::new(8).huge_pages(false).build::<Private>().unwrap();
+        let mut pool = PoolOptions::new("tx").build(RegionProvider::new(region), None).unwrap();
+        let mut frag = |n: usize| pool.alloc().unwrap().freeze_range(0..n);
+        let (head, second, third) = (frag(10), frag(20), frag(30));
+        let mut lists = FragLists::new();
+        let mut packet = Packet::new(head.clone());
+        lists.lend(&mut packet);
+        assert!(packet.list().is_none(), "there is none to lend");
+        packet.push(second.clone()).unwrap();
+        let place = packet.frags().as_ptr();
+        let mut packet = Some(packet);
+        lists.drop_packet(&mut packet);
+        assert!(packet.is_none() && head.is_writable() && second.is_writable());
+        // Packets without a list, and no packet.
+        lists.drop_packet(&mut packet);
+        lists.drop_packet(&mut Some(Packet::new(head.clone())));
+        assert!(head.is_writable() && lists.0.len() == 1);
+        let mut packet = Packet::new(head);
+        lists.lend(&mut packet);
+        assert!(lists.0.is_empty() && packet.frags().is_empty() && packet.len() == 10);
+        packet.push(third.clone()).unwrap();
+        assert_eq!((packet.frags().as_ptr(), packet.len()), (place, 40));
+        // A packet that has a list keeps it.
+        lists.lend(&mut packet);
+        assert_eq!(packet.frags().len(), 1);
+        drop(packet);
+        assert!(third.is_writable());
+        for _ in 0..2 {
+            let packets: Vec<_> = (0..100)
+                .map(|_| {
+                    let mut packet = Packet::new(second.clone());
+                    packet.push(third.clone()).unwrap();
+                    packet
+                })
+                .collect();
+            packets.into_iter().for_each(|packet| lists.drop_packet(&mut Some(packet)));
+            assert_eq!(lists.0.len(), 64);
+        }
     }
 }

@@ -32,7 +32,7 @@ mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
 pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
-pub use frags::MAX_FRAGS;
+pub use frags::{FragLists, MAX_FRAGS};
 pub use group::{FrameCounts, GroupFrame, RxFrame, RxGroup};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use offload::{

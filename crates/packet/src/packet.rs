@@ -115,6 +115,18 @@ impl<M: Memory> Packet<M> {
         Ok(())
     }
 
+    /// Whether a list of fragments was allocated. It can be empty.
+    #[inline(always)]
+    pub(crate) fn has_list(&self) -> bool {
+        !self.frags.is_none()
+    }
+
+    /// The list of the fragments behind the head.
+    #[inline(always)]
+    pub(crate) fn list(&mut self) -> &mut Frags<M> {
+        &mut self.frags
+    }
+
     /// Adds the fragments of another packet at the end. Allocates if they are the first behind the
     /// head. Keeps `meta`, and drops the other's.
     ///

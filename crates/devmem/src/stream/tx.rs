@@ -109,6 +109,11 @@ impl<T: TxQueue, C: BindingCount> TxQueue for StreamTx<T, C> {
     }
 
     #[inline]
+    fn lend_list(&mut self, packet: &mut Packet<T::Mem>) {
+        self.queue.lend_list(packet);
+    }
+
+    #[inline]
     fn sendable(&self, packet: &Packet<T::Mem>) -> Sendable {
         self.queue.sendable(packet)
     }

@@ -125,7 +125,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             let headers = template.segment(header.seq + sent, flags, sum);
             let Some(mut packet) = W::begin(egress, headers) else { break };
             // A unit has so few chunks that those of a segment fit.
-            let next = place.walk::<P>(payload, len as usize, |frag, range| append(&mut packet, frag.slice(range)));
+            let next =
+                place.walk::<P>(payload, len as usize, |frag, range| append(*tx, &mut packet, frag.slice(range)));
             let Some(mut packet) = packet else { break };
             packet.meta = meta;
             let Ok(frame) = W::send(egress, *tx, headers, packet) else { break };
@@ -146,7 +147,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         payload: &[P::Sent],
     ) -> Result<HeaderTicket<P::Mem>, Full> {
         let mut packet = None;
-        payload.iter().filter_map(P::in_host).for_each(|frag| append(&mut packet, frag.clone()));
+        payload.iter().filter_map(P::in_host).for_each(|frag| append(self.tx, &mut packet, frag.clone()));
         let mut packet = packet.ok_or(Full)?;
         packet.meta = meta;
         let frame = self.egress.send_behind(self.tx, headers, packet).map_err(|_| Full)?;
@@ -303,11 +304,12 @@ impl<S> Posted<S> {
     }
 }
 
-/// Adds payload to a packet, which it begins if there is none.
+/// Adds payload to a packet for this queue, which it begins if there is none.
 #[inline]
-fn append<M: Mapped>(packet: &mut Option<Packet<M>>, frag: Frag<M>) {
+fn append<T: TxQueue>(tx: &mut T, packet: &mut Option<Packet<T::Mem>>, frag: Frag<T::Mem>) {
     match packet {
         Some(packet) => {
+            tx.lend_list(packet);
             let pushed = packet.push(frag);
             debug_assert!(pushed.is_ok());
         }

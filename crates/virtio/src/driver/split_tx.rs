@@ -139,6 +139,10 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
         self.tx.send_behind(headers, payload)
     }
 
+    fn lend_list(&mut self, packet: &mut Packet<M>) {
+        self.tx.lend_list(packet);
+    }
+
     fn sendable(&self, packet: &Packet<M>) -> Sendable {
         self.tx.sendable(packet)
     }

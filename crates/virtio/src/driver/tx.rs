@@ -16,7 +16,7 @@ use super::tx_mappings::{TxAddressing, TxMappings};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
 use crate::virtqueue::driver::{AnyDriverQueue, DriverFormat, DriverQueue, LOOK, RingEnd, Segment, Vacant, with_queue};
-use netmem_packet::{Checksum, GsoKind, HeaderSlots, Meta, Packet, Reach, Sendable, SlotFrame, TxQueue};
+use netmem_packet::{Checksum, FragLists, GsoKind, HeaderSlots, Meta, Packet, Reach, Sendable, SlotFrame, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ struct TxPath<M: PeerMemory> {
     headers: HeaderArray,
     /// Which entries of `headers` have the headers of a frame.
     slots: HeaderSlots,
+    /// Those of completed packets.
+    lists: FragLists<M>,
     mappings: TxMappings<M>,
     negotiated: Negotiated,
     /// Whether anything was posted since the last flush.
@@ -66,7 +68,8 @@ impl<M: PeerMemory> VirtioTx<M> {
         let ring = RingQueue::new(handle);
         let count = with_queue!(&ring.queue, queue => queue.size());
         let (mappings, slots) = (TxMappings::new(addressing, count), HeaderSlots::new(count));
-        let path = TxPath { headers, slots, mappings, negotiated, dirty: false, stats: TxStats::default() };
+        let lists = FragLists::new();
+        let path = TxPath { headers, slots, lists, mappings, negotiated, dirty: false, stats: TxStats::default() };
         Self { ring, path, index, idle: IdleCounter::default(), state }
     }
 
@@ -360,7 +363,7 @@ impl<M: PeerMemory> TxPath<M> {
                 let Some((slot, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
                 self.stats.completed += 1;
                 self.slots.complete(slot);
-                let _sent = Sent(packet);
+                let _sent = Sent(packet, &mut self.lists);
                 if self.mappings.has_mapped() {
                     self.mappings.release(slot);
                 }
@@ -445,12 +448,12 @@ fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Pa
 
 /// A packet that the device has completed. It is dropped with this value, also by a panic of user
 /// code (a domain, a holder's release).
-struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>);
+struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>, &'q mut FragLists<M>);
 
 impl<M: PeerMemory> Drop for Sent<'_, M> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.0 = None;
+        self.1.drop_packet(self.0);
     }
 }
 
@@ -471,6 +474,11 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     fn send_behind(&mut self, headers: &[u8], payload: Packet<M>) -> Result<SlotFrame, Packet<M>> {
         with_queue!(&mut self.ring.queue, queue => self.path.send_behind(queue, headers, payload))
+    }
+
+    #[inline]
+    fn lend_list(&mut self, packet: &mut Packet<M>) {
+        self.path.lists.lend(packet);
     }
 
     fn sendable(&self, packet: &Packet<M>) -> Sendable {

@@ -92,6 +92,43 @@ fn assert_goes_on(mut harness: Harness, mode: RxMode) {
     harness.close();
 }
 
+/// The device claims more buffers than it has, each as the next one in order with the length of a
+/// frame. No group contains one that was not posted.
+#[test]
+fn more_than_was_posted() {
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format | COHERENT, mode))) {
+        let options = NetOptions::new(mode).pages(280).cache(8);
+        let mut harness = Harness::coherent(format & !COHERENT, options);
+        let mut kept = Vec::new();
+        while harness.pair.rx.posted() > 40 {
+            used(&mut harness, 0..20);
+            harness.ring.publish();
+            while receive(&mut harness.pair.rx, &mut |p: Packet<PeerShared>| kept.push(p)) > 0 {}
+        }
+        let posted = harness.pair.rx.posted() as u64;
+        let last = used(&mut harness, 0..posted).unwrap();
+        for more in 1..=8 {
+            harness.ring.write((u32::from(last) + more) % 256, 100);
+        }
+        harness.ring.publish();
+        let before = harness.pair.rx.stats().frames;
+        let got = arrived(&mut harness);
+        assert_eq!(harness.pair.rx.stats().frames - before, got.len() as u64, "{format:#x}, {mode:?}");
+        if harness.ring.is_packed() {
+            assert!(got == (0..posted).map(numbered).collect::<Vec<_>>(), "{} frames", got.len());
+            // The driver has posted buffers where the others were claimed.
+            assert_eq!(harness.pair.rx.stats().stopped, None, "{format:#x}, {mode:?}");
+        } else {
+            assert!(got.is_empty(), "nothing is believed of such an index");
+            let posted = posted as u16;
+            let fault = DeviceFault::IndexJump { by: posted + 8, posted };
+            assert_eq!(harness.pair.rx.stats().stopped, Some(fault), "{format:#x}, {mode:?}");
+        }
+        drop(kept);
+        harness.close();
+    }
+}
+
 /// What a handler leaves in a group returns to a pool without an array cache, and stays posted
 /// otherwise.
 #[test]

@@ -146,8 +146,8 @@ impl<P: Port> Worker<P> {
     /// if memory may be lost.
     fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
         // Ports that were exchanged have no pair yet. A pair that another thread had locked was not
-        // checked for lost memory.
-        if self.ports_lent || sigbus::faults() != self.faults {
+        // served, or not checked for lost memory.
+        if self.ports_lent || self.left_out || sigbus::faults() != self.faults {
             return Ok(());
         }
         let Self { shared, wakers, index, ports, .. } = self;
@@ -275,6 +275,23 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::thread;
     use std::time::{Duration, Instant};
+
+    /// A worker does not go to sleep after a pass that has left a pair out: a ring that was started
+    /// meanwhile is not served yet, so that its port refuses the frames that would wake the worker.
+    #[test]
+    fn no_sleep_after_a_pass_that_left_a_pair_out() {
+        let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).unwrap();
+        let (shared, stats) = (Arc::clone(&device.worker.shared), device.stats());
+        let pair = shared.try_pair(0).unwrap();
+        device.poll();
+        drop(pair);
+        let sleeps = || stats.sleeps.load(Ordering::Relaxed);
+        device.worker.sleep(&mut [], Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(sleeps(), 0);
+        device.poll();
+        device.worker.sleep(&mut [], Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(sleeps(), 1);
+    }
 
     /// A worker does not go to sleep, and waits for nothing, while the control side is at work in a
     /// pair.

@@ -45,6 +45,9 @@ pub struct Worker<P> {
     pub(super) ports_lent: bool,
     /// Whether a ring of the worker ran in its last pass.
     pub(super) rings_run: bool,
+    /// Whether its last pass has left a pair out, so that what has changed there, and whether it is
+    /// served, was not reported to its port.
+    pub(super) left_out: bool,
     /// The value of [`sigbus::faults`] when the worker last checked for lost memory.
     pub(super) faults: u64,
     /// Passes that are not in [`Stats::polls`] yet.
@@ -67,6 +70,7 @@ impl<P: Port> Worker<P> {
             ports: Vec::new(),
             ports_lent: true,
             rings_run: false,
+            left_out: false,
             faults: sigbus::faults(),
             idle: 0,
             idle_since: Instant::now(),
@@ -114,12 +118,11 @@ impl<P: Port> Worker<P> {
             self.attach_ports();
         }
         let mut tally = Tally::default();
-        let mut left_out = false;
-        let Self { shared, wakers, index, ports, states, scratch, rings_run, .. } = self;
-        *rings_run = false;
+        let Self { shared, wakers, index, ports, states, scratch, rings_run, left_out, .. } = self;
+        (*rings_run, *left_out) = (false, false);
         for (n, (port, state)) in (*index..).step_by(wakers.len()).zip(ports.iter_mut().zip(states)) {
             let Some(mut pair) = shared.try_pair(n) else {
-                left_out = true;
+                *left_out = true;
                 continue;
             };
             if pair.changed || state.features.is_none() {
@@ -137,7 +140,7 @@ impl<P: Port> Worker<P> {
         if shared.options.serve_control && *index == 0 {
             match shared.try_pair(shared.options.max_pairs) {
                 Some(mut control) => command(&mut control, shared, &mut tally),
-                None => left_out = true,
+                None => *left_out = true,
             }
         }
         if sigbus::faults() != self.faults {
@@ -152,7 +155,7 @@ impl<P: Port> Worker<P> {
         if moved > 0 {
             let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.shared.stats.busy_ns.fetch_add(ns, Ordering::Relaxed);
-        } else if left_out {
+        } else if self.left_out {
             std::thread::yield_now();
         }
         moved

@@ -175,15 +175,13 @@ fn completions_that_cannot_be_stop_the_queue() {
         assert_eq!((fake.take_sent().unwrap().addr, fake.take_sent().unwrap().addr), (addr, addr));
         fake.complete(addr);
         assert_eq!((fake.tx().complete(), fake.tx().outstanding()), (1, 1));
-        // 0 stands for the correct address, completed once too often.
-        let wrong = if wrong == 0 {
-            fake.complete(addr);
-            addr
-        } else {
-            wrong
-        };
+        // 0 stands for the correct address, completed once too often. What was in front of the fault
+        // is counted.
+        let (wrong, right) = if wrong == 0 { (addr, 1) } else { (wrong, 0) };
+        (0..right).for_each(|_| fake.complete(addr));
         fake.complete(wrong);
-        fake.tx().complete();
+        assert_eq!((fake.tx().complete(), fake.tx().outstanding()), (right, 1 - right));
+        assert_eq!(fake.tx().stats().completed, 1 + right as u64);
         assert_eq!(fake.tx().stats().stopped, Some(Fault::Address { addr: wrong }));
         let key = fake.tx().socket().key();
         drop(fake);

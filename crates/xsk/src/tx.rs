@@ -276,12 +276,12 @@ impl<M: UmemMemory> XskTx<M> {
         }
     }
 
-    /// Reaps the descriptors that the kernel has completed.
+    /// Reaps the descriptors that the kernel has completed, and adds their number to `done`, also
+    /// of those in front of a fault.
     #[inline(always)]
-    fn reap(&mut self) -> Result<u32, Fault> {
-        let mut done = 0;
+    fn reap(&mut self, done: &mut u32) -> Result<(), Fault> {
         // The loop reaps at most as many as were outstanding, so that it ends.
-        while done < self.limit {
+        while *done < self.limit {
             let n = self.completion.available(1)?.min(COMPLETION_BATCH);
             if n == 0 {
                 break;
@@ -289,19 +289,21 @@ impl<M: UmemMemory> XskTx<M> {
             for i in 0..n {
                 self.region.prefetch(self.layout.page_index(self.completion.peek(i)));
             }
-            for _ in 0..n {
+            for i in 0..n {
                 let addr = self.completion.consume();
-                let chunk = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk));
-                let chunk = chunk.ok_or(Fault::Address { addr })?;
+                let Some(chunk) = self.layout.chunk_of(addr).filter(|&chunk| self.out.remove(chunk)) else {
+                    *done += i;
+                    return Err(Fault::Address { addr });
+                };
                 self.timestamps.completed(addr, &self.region);
                 // SAFETY: *sent*: the table had a count of the page for this descriptor, which is
                 // put.
                 unsafe { self.region.put(self.layout.page_of(chunk).0, 1) };
             }
             self.completion.release();
-            done += n;
+            *done += n;
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Handles that descriptors are out, and none has completed.
@@ -364,13 +366,8 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         if self.stats.stopped.is_some() && self.stats.stopped != Some(Fault::Gone) {
             return 0;
         }
-        let done = match self.reap() {
-            Ok(done) => done,
-            Err(fault) => {
-                self.stop(fault);
-                return 0;
-            }
-        };
+        let mut done = 0;
+        let outcome = self.reap(&mut done);
         if done > 0 {
             self.stats.completed += u64::from(done);
             self.waiting = None;
@@ -379,11 +376,17 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
                 self.late -= late;
                 self.stats.late_completed += late;
             }
-        } else if self.out.total() > 0 {
-            self.wait_for_completions();
         }
-        if self.kick_pending {
-            self.flush();
+        match outcome {
+            Err(fault) => self.stop(fault),
+            Ok(()) => {
+                if done == 0 && self.out.total() > 0 {
+                    self.wait_for_completions();
+                }
+                if self.kick_pending {
+                    self.flush();
+                }
+            }
         }
         done as usize
     }

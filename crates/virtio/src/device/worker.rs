@@ -89,8 +89,10 @@ impl<P: Port> Worker<P> {
     ///
     /// They may be exchanged, also with those of other workers. Meanwhile they have no pair
     /// ([`Port::attach`]), so that no frame goes to the pair of an earlier place; the next pass
-    /// attaches each to the pair at its place, and reports the pair's features to it. Frames that
-    /// wait in a port move with it.
+    /// attaches each to the pair at its place. Frames that wait in a port move with it.
+    ///
+    /// **Warning**: what drivers have negotiated is not reported again ([`Port::negotiated`]). Ports
+    /// that depend on it may be exchanged only while no front end is connected.
     pub fn ports(&mut self) -> &mut [P] {
         self.ports_lent = true;
         self.ports.iter_mut().for_each(|port| port.attach(None));
@@ -104,7 +106,6 @@ impl<P: Port> Worker<P> {
         for (pair, port) in (self.index..).step_by(self.wakers.len()).zip(&mut self.ports) {
             port.attach(Some(PairHandle::new(&self.shared, pair)));
         }
-        self.states.iter_mut().for_each(|state| state.features = None);
     }
 
     /// One bounded pass over all rings of the worker; returns how many frames (and commands) it
@@ -125,7 +126,7 @@ impl<P: Port> Worker<P> {
                 *left_out = true;
                 continue;
             };
-            if pair.changed || state.features.is_none() {
+            if pair.changed {
                 state.catch_up(&mut pair, port, &shared.stats);
             }
             *rings_run |= pair.runs();
@@ -187,8 +188,7 @@ impl<P: Port> Worker<P> {
 /// software for it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
-    /// `None` if the port knows none.
-    features: Option<Negotiated>,
+    features: Negotiated,
     departures: u64,
     software: SoftwareOffloads,
 }
@@ -204,10 +204,10 @@ impl PortState {
             self.software.reset();
             stats.add_drops(DropReason::FrontEndLeft, port.drop_waiting());
         }
-        if self.features != Some(pair.features) {
-            self.features = Some(pair.features);
+        if pair.features != self.features {
+            self.features = pair.features;
             self.software.reset();
-            if let Err(e) = port.negotiated(pair.features.bits()) {
+            if let Err(e) = port.negotiated(self.features.bits()) {
                 netmem_pool::trace::warn!("offloads not set: {e}");
             }
         }

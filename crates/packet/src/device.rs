@@ -182,8 +182,8 @@ pub trait TxQueue {
         Err(payload)
     }
 
-    /// Gives a packet the memory of a list of fragments that a completed one had, if it has none
-    /// and the queue keeps any. Its next [`push`](Packet::push) then does not allocate. By default
+    /// Moves the memory of a completed packet's list of fragments into `packet`, if that has no list
+    /// and the queue keeps one. Its next [`push`](Packet::push) then does not allocate. By default
     /// a queue keeps none.
     #[inline]
     fn lend_list(&mut self, packet: &mut Packet<Self::Mem>) {

@@ -2,22 +2,22 @@
 
 use crate::stats::{KernelStats, RxStats};
 
-/// The frames that a receive queue lost, by cause: the kernel's counters of the socket together with
-/// the queue's own ([`XskRx::drops`](crate::XskRx::drops)).
+/// The frames that a receive queue lost, by cause: the kernel's counters of the socket together
+/// with the queue's own ([`XskRx::drops`](crate::XskRx::drops)).
 ///
 /// In copy mode, each frame for the socket that the queue was polled for is either delivered with
-/// the verdict pass, transmit or redirect, or counted once in [`frames`](Self::frames). In zero-copy
-/// mode, the device itself drops frames for which it has no chunk, and only the driver's own
-/// counters have them (`ethtool -S`).
+/// the verdict pass, transmit or redirect, or counted once in [`frames`](Self::frames). In
+/// zero-copy mode, the device itself drops frames for which it has no chunk, and only the driver's
+/// own counters have them (`ethtool -S`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RxDrops {
     /// Frames that the kernel dropped because the RX ring was full: the queue is polled too rarely,
     /// or its ring is too small.
     pub ring_full: u64,
-    /// Frames that the kernel dropped because the fill ring had no chunk: the program holds too many
-    /// pages, or the fill level is too low. In copy mode, also frames that were longer than a chunk,
-    /// if the socket does not accept frames of several buffers.
+    /// Frames that the kernel dropped because the fill ring had no chunk: the program holds too
+    /// many pages, or the fill level is too low. In copy mode, also frames that were longer than a
+    /// chunk, if the socket does not accept frames of several buffers.
     pub no_buffer: u64,
     /// Frames that the queue dropped because of their shape: too short, in too many buffers, or in
     /// several buffers for a handler that needs one.

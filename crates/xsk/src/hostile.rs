@@ -175,8 +175,8 @@ fn completions_that_cannot_be_stop_the_queue() {
         assert_eq!((fake.take_sent().unwrap().addr, fake.take_sent().unwrap().addr), (addr, addr));
         fake.complete(addr);
         assert_eq!((fake.tx().complete(), fake.tx().outstanding()), (1, 1));
-        // 0 stands for the correct address, completed once too often. What was in front of the fault
-        // is counted.
+        // 0 stands for the correct address, completed once too often. What was in front of the
+        // fault is counted.
         let (wrong, right) = if wrong == 0 { (addr, 1) } else { (wrong, 0) };
         (0..right).for_each(|_| fake.complete(addr));
         fake.complete(wrong);

@@ -23,7 +23,8 @@ const NUMBER: u16 = 0x3fff;
 
 mod route {
     pub(super) const GET_LINK: u16 = 18;
-    /// The header of a link, before its attributes. The index is at byte 4, the flags are at byte 8.
+    /// The header of a link, before its attributes. The index is at byte 4, the flags are at byte
+    /// 8.
     pub(super) const HEADER: usize = 16;
     pub(super) const ADDRESS: u16 = 1;
     pub(super) const NAME: u16 = 3;

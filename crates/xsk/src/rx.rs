@@ -66,8 +66,8 @@ impl<M: UmemMemory> XskRx<M> {
         self.queue.stats
     }
 
-    /// The frames that the queue lost, by cause: by the kernel's counters of the socket and by those
-    /// of [`stats`](Self::stats). A system call.
+    /// The frames that the queue lost, by cause: by the kernel's counters of the socket and by
+    /// those of [`stats`](Self::stats). A system call.
     ///
     /// # Errors
     ///

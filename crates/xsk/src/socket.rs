@@ -358,8 +358,7 @@ impl XskSocket {
         false
     }
 
-    /// The state of the interface: it tells why a queue neither receives nor sends. Costs a few
-    /// system calls.
+    /// The state of the interface: why a queue neither receives nor sends. Cost: a few system calls.
     ///
     /// # Errors
     ///

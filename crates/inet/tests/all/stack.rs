@@ -380,7 +380,8 @@ fn a_connection_that_is_not_read_stays_within_its_budget() {
     assert_eq!((link.far.connections(), link.far.pages()), (0, 0));
 }
 
-/// Without a page for its headers, and a queue without slots for them, nothing is sent; when pages are returned, everything is.
+/// Without a page for its headers, and a queue without slots for them, nothing is sent; when pages
+/// are returned, everything is.
 #[test]
 fn a_stack_without_pages_goes_on_when_there_are_some() {
     let mut link = Link::new(true);

@@ -17,14 +17,18 @@ pub struct PairHandle {
     pair: usize,
 }
 
+/// Handles of one pair are equal.
+impl PartialEq for PairHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared) && self.pair == other.pair
+    }
+}
+
+impl Eq for PairHandle {}
+
 impl PairHandle {
     pub(super) fn new(shared: &Arc<Shared>, pair: usize) -> Self {
         Self { shared: Arc::clone(shared), pair }
-    }
-
-    /// Whether both are handles of one pair.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared) && self.pair == other.pair
     }
 
     /// The number of the pair's receive ring.

@@ -91,8 +91,8 @@ impl<P: Port> Worker<P> {
     /// ([`Port::attach`]), so that no frame goes to the pair of an earlier place; the next pass
     /// attaches each to the pair at its place. Frames that wait in a port move with it.
     ///
-    /// **Warning**: what drivers have negotiated is not reported again ([`Port::negotiated`]). Ports
-    /// that depend on it may be exchanged only while no front end is connected.
+    /// **Warning**: what drivers have negotiated is not reported again ([`Port::negotiated`]).
+    /// Ports that depend on it may be exchanged only while no front end is connected.
     pub fn ports(&mut self) -> &mut [P] {
         self.ports_lent = true;
         self.ports.iter_mut().for_each(|port| port.attach(None));

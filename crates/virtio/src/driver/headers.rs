@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   header in place    [header | head] ──► frag ──► frag    in the packet's headroom
-//!   header apart       header ──► head ──► frag             in an array with an entry for each slot
+//!   header apart       header ──► head ──► frag             in an array, an entry for each slot
 //!   frame behind slot  [header | headers] ──► head ──► frag in the same array
 //! ```
 

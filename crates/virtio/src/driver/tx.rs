@@ -186,6 +186,27 @@ impl<M: PeerMemory> VirtioTx<M> {
 }
 
 impl<M: PeerMemory> TxPath<M> {
+    /// The device's header for a packet, and room for it in the ring. `None` if the packet is
+    /// refused, which is counted. Checked before anything is written, so that a refused packet is
+    /// returned unchanged.
+    #[inline(always)]
+    fn admit<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        packet: &Packet<M>,
+    ) -> Option<([u8; VnetHdr::LEN], Vacant)> {
+        if self.stats.stopped.is_some() {
+            return None;
+        }
+        let Some(header) = self.header(packet.meta) else {
+            self.stats.no_offload += 1;
+            return None;
+        };
+        let vacant = queue.vacant(segments(packet));
+        self.stats.full += u64::from(vacant.is_none());
+        Some((header, vacant?))
+    }
+
     /// Queues a packet. `held` gets it when the device's header is in front of it.
     #[inline(always)]
     fn send<F: DriverFormat, R>(
@@ -194,18 +215,7 @@ impl<M: PeerMemory> TxPath<M> {
         packet: Packet<M>,
         held: impl FnOnce(&Packet<M>) -> R,
     ) -> Result<R, Packet<M>> {
-        if self.stats.stopped.is_some() {
-            return Err(packet);
-        }
-        let Some(header) = self.header(packet.meta) else {
-            self.stats.no_offload += 1;
-            return Err(packet);
-        };
-        // Checked before anything is written, so that a refused packet is returned unchanged.
-        let Some(vacant) = queue.vacant(segments(&packet)) else {
-            self.stats.full += 1;
-            return Err(packet);
-        };
+        let Some((header, vacant)) = self.admit(queue, &packet) else { return Err(packet) };
         if !packet.fragments().all(|f| self.mappings.address(f).is_some()) {
             return self.send_mapped(queue, vacant, packet, None, held);
         }
@@ -239,17 +249,10 @@ impl<M: PeerMemory> TxPath<M> {
         headers: &[u8],
         payload: Packet<M>,
     ) -> Result<SlotFrame, Packet<M>> {
-        if self.stats.stopped.is_some() || headers.len() > HeaderSlots::ROOM {
+        if headers.len() > HeaderSlots::ROOM {
             return Err(payload);
         }
-        let Some(header) = self.header(payload.meta) else {
-            self.stats.no_offload += 1;
-            return Err(payload);
-        };
-        let Some(vacant) = queue.vacant(segments(&payload)) else {
-            self.stats.full += 1;
-            return Err(payload);
-        };
+        let Some((header, vacant)) = self.admit(queue, &payload) else { return Err(payload) };
         let slot = vacant.slot();
         if !payload.fragments().all(|f| self.mappings.address(f).is_some()) {
             self.send_mapped(queue, vacant, payload, Some(headers), |_| ())?;

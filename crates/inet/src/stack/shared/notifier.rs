@@ -13,10 +13,10 @@
 //! All accesses to `armed`, and those by which work is published and checked for, are sequentially
 //! consistent, so at least one side sees the other's.
 //!
-//! **When is the eventfd cleared?** Each exchange of `armed` for false by another thread is followed
-//! by one write, at any later time. `unread` counts these writes, so that a thread whose sleeps end
-//! by frames does not read the eventfd each time. A read returns how many writes it has cleared. So
-//! a write that is late stays counted, and a later `arm` clears it.
+//! **When is the eventfd cleared?** Each exchange of `armed` for false by another thread is
+//! followed by one write, at any later time. `unread` counts these writes, so that a thread whose
+//! sleeps end by frames does not read the eventfd each time. A read returns how many writes it has
+//! cleared. So a write that is late stays counted, and a later `arm` clears it.
 
 use netmem_packet::Armed;
 use rustix::event::{EventfdFlags, eventfd};

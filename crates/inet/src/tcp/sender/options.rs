@@ -41,8 +41,8 @@ pub struct SendOptions {
     pub restart_idle: bool,
     /// Whether tail loss probes are sent (RFC 8985, 7).
     pub tail_probes: bool,
-    /// Whether new data is paced: it leaves in units of 1 ms through the round trip, if that takes at
-    /// least 1 ms. Not before an initial window has left since nothing was in flight.
+    /// Whether new data is paced: it leaves in units of 1 ms through the round trip, if that takes
+    /// at least 1 ms. Not before an initial window has left since nothing was in flight.
     pub pacing: bool,
     /// Whether larger segments than the known path MTU admits are tried (RFC 4821).
     pub mtu_probing: bool,

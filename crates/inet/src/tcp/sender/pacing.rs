@@ -5,11 +5,11 @@
 //! cause such a burst each time.
 //!
 //! The rate is twice the window in a round trip while the window may still double, and 1.2 of it
-//! otherwise: the acknowledgements, not the pace, limit the sender. A unit that leaves late makes the
-//! next one earlier, by half of its own time at most. A round trip below 1 ms is not paced, because
-//! the timer would cost more than the bursts. When nothing is in flight, an initial window leaves at
-//! once (RFC 6928). While something is missing, nothing is paced: proportional rate reduction and limited
-//! transmit have a rule for each acknowledgement.
+//! otherwise: the acknowledgements, not the pace, limit the sender. A unit that leaves late makes
+//! the next one earlier, by half of its own time at most. A round trip below 1 ms is not paced,
+//! because the timer would cost more than the bursts. When nothing is in flight, an initial window
+//! leaves at once (RFC 6928). While something is missing, nothing is paced: proportional rate
+//! reduction and limited transmit have a rule for each acknowledgement.
 
 use crate::tcp::congestion::Window;
 
@@ -19,7 +19,7 @@ const LEAST_RTT: u64 = 1_000;
 /// The rate in tenths of the window in a round trip.
 const SLOW_START: u64 = 20;
 const AVOIDANCE: u64 = 12;
-/// The most time that a unit takes, in microseconds; but a unit may have two segments.
+/// The longest duration of a unit, in microseconds; but a unit may have two segments.
 const UNIT: u64 = 1_000;
 
 /// The rate at which new data leaves: segments in a time.
@@ -31,7 +31,7 @@ pub(super) struct Rate {
 
 impl Rate {
     /// The rate for a window, of which `out` segments are not acknowledged, and a smoothed
-    /// round-trip time, of which the path takes `least`. None if the connection is not paced.
+    /// round-trip time, of which `least` is the path's own. `None` if the connection is not paced.
     pub(super) fn of(window: &Window, out: u32, rtt: u64, least: u64) -> Option<Self> {
         if least < LEAST_RTT {
             return None;

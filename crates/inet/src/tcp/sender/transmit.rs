@@ -96,8 +96,8 @@ impl<C: Carrier> Sender<C> {
         Some(Transmission { syn: true, ..self.transmission(self.iss, 0, kind) })
     }
 
-    /// Sends up to `len` bytes of `range` again, and also FIN behind them if the range has one. It is
-    /// one segment, if the device is not done with the others.
+    /// Sends up to `len` bytes of `range` again, and also FIN behind them if the range has one. It
+    /// is one segment, if the device is not done with the others.
     fn retransmit(&mut self, range: &Range, len: u32, kind: TransmissionKind) -> Option<Transmission> {
         let size = self.segment_size();
         let is_done = |len: &u32| self.posted.is_done_with(range.id, range.start, range.len().min(*len));

@@ -218,11 +218,7 @@ impl Port for Cross {
         if !served {
             other.wake_blocked();
         }
-        let is_known = match (&self.peer, &other.pair) {
-            (Some(known), Some(pair)) => known.is(pair),
-            (known, pair) => known.is_none() && pair.is_none(),
-        };
-        if !is_known {
+        if self.peer != other.pair {
             self.peer.clone_from(&other.pair);
         }
     }

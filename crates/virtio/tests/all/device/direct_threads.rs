@@ -444,8 +444,8 @@ fn a_receiver_that_sleeps_loses_its_memory() {
             Side::start(driver, 0)
         });
         link(drivers.each_ref().map(|driver| &driver.memory), &mut sides);
-        // Both control sides have done what they were asked to: a ring that is not enabled yet drops
-        // what its driver sends.
+        // Both control sides have done what they were asked to: a ring that is not enabled yet
+        // drops what its driver sends.
         link(drivers.each_ref().map(|driver| &driver.memory), &mut sides);
         let [mut a, mut b] = sides;
         b.post(&drivers[1].memory, ENTRIES.into());

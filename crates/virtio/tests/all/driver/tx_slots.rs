@@ -1,5 +1,5 @@
-//! Frames whose headers are in the slots of a transmit queue: what the device reads, and when a slot
-//! is used again.
+//! Frames whose headers are in the slots of a transmit queue: what the device reads, and when a
+//! slot is used again.
 
 use netmem_packet::{Checksum, HeaderSlots, Meta, Packet, Poll, RxQueue, SlotFrame, TxQueue};
 use netmem_pool::PeerShared;
@@ -73,8 +73,8 @@ fn headers_are_in_front_of_payload() {
     }
 }
 
-/// A slot is not used again before its descriptor is completed, in whatever order that happens. Until
-/// then, the device reads the frame that was posted, and the frame is reported as pending.
+/// A slot is not used again before its descriptor is completed, in whatever order that happens.
+/// Until then, the device reads the frame that was posted, and the frame is reported as pending.
 #[test]
 fn a_slot_is_used_again_when_its_descriptor_is() {
     for format in FORMATS {

@@ -13,7 +13,10 @@
 //! bound to the queue, of whichever UMEM, returns them.
 //!
 //! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask:
-//! when the last handle of the UMEM ends, and in [`reclaim`].
+//! when the last handle of the UMEM ends, and in [`reclaim`]. No socket is ever bound again to a
+//! queue whose interface was deleted. The kernel has unbound the sockets of such an interface, which
+//! a receive queue that ends later asks its own socket ([`XskSocket::is_unbound`]). For queues that
+//! ended before, [`release_gone`] asks.
 
 use crate::binding::{Binding, Limits};
 use crate::error::XskError;
@@ -132,6 +135,16 @@ pub(crate) fn keep_posted<M: UmemMemory>(
     keep(key, umem, Box::new(HeldPosted { provider, region, pages }));
 }
 
+/// Returns pages in quarantine, by their numbers, to their provider at once. The kernel is done
+/// with them.
+pub(crate) fn release_posted<M: UmemMemory>(
+    (provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
+    pages: Vec<u32>,
+) {
+    let (provider, region) = (Arc::downgrade(provider), Arc::downgrade(region));
+    Box::new(HeldPosted { provider, region, pages }).release();
+}
+
 /// Whether pages are kept for this queue.
 pub(crate) fn any(key: QueueKey) -> bool {
     held().iter().any(|held| held.key == key)
@@ -162,6 +175,20 @@ pub(crate) fn end(umem: u64) {
     keys.into_iter().filter(|key| is_free(*key, BindRetry::Patient)).for_each(released);
 }
 
+/// Returns the pages of queues whose interface was deleted, or moved to another network namespace.
+/// An ioctl for each queue for which pages are kept, and a few more system calls for each one whose
+/// interface is gone.
+pub(crate) fn release_gone() {
+    let mut keys = Vec::new();
+    for held in held().iter().filter(|held| !held.pages.is_gone()) {
+        if !keys.contains(&held.key) {
+            keys.push(held.key);
+        }
+    }
+    keys.retain(|key| ethtool::name(key.ifindex).is_none());
+    keys.into_iter().filter(|key| is_free(*key, BindRetry::Once)).for_each(released);
+}
+
 /// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile.
 /// Returns the number of those that are still kept.
 ///
@@ -169,8 +196,10 @@ pub(crate) fn end(umem: u64) {
 /// kept until another socket is bound to the queue, which [`Umem::open`](crate::Umem::open) does,
 /// or until this function finds that one can be bound. For that it binds a socket for a moment,
 /// which needs CAP_NET_RAW, and the network namespace of the interface. About ten system calls for
-/// each queue.
+/// each queue. Pages of deleted interfaces return, too: those that were posted, and those that were
+/// sent.
 pub fn reclaim() -> usize {
+    release_gone();
     let orphans = |held: &&HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
     let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
     keys.into_iter().filter(|key| is_free(*key, BindRetry::Once)).for_each(released);
@@ -188,7 +217,9 @@ fn is_free(key: QueueKey, retry: BindRetry) -> bool {
     if sys::netns(fd.as_fd()).ok() != key.netns {
         return false;
     }
-    let Some(name) = ethtool::name(key.ifindex) else { return true };
+    // An interface that is being deleted has no name any more while the kernel still unbinds its
+    // sockets. The attempt to bind waits for that.
+    let name = ethtool::name(key.ifindex).unwrap_or_else(|| key.ifindex.to_string());
     let mut memory = Box::new(Chunk([0; 4096]));
     let options = QueueOptions::new().rx_ring(2).tx_ring(2).multi_buffer(false).mode(Mode::Copy);
     let binding = Binding::new(&options, &[], Limits::default(), 0);

@@ -10,7 +10,7 @@ pub enum InterfaceState {
     /// The interface is set down. The queues go on when it is set up again, with the same socket.
     Down,
     /// The interface was deleted, or moved to another network namespace. The socket will never
-    /// receive or send again. The pages of the chunks that the kernel had stay in quarantine, as
-    /// long as their region exists.
+    /// receive or send again. The pages of the chunks that the kernel had return when the receive
+    /// queue ends.
     Gone,
 }

@@ -54,6 +54,7 @@ impl<M: UmemMemory> Umem<M> {
         if !ours {
             return Err(XskError::Provider);
         }
+        held::release_gone();
         let target = Target::find(ifindex, queue, &mut options)?;
         let quirks = target.device.quirks();
         let level = target.device.level(options.fill.unwrap_or(LEVEL));

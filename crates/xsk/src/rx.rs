@@ -6,11 +6,12 @@
 //! also if the transmit queue keeps the socket open. The frames that were received and not polled
 //! are returned. Chunks that the kernel still has are quarantined, and the pool counts them: the
 //! kernel may write to them until some time after the socket was closed. Their pages return to the
-//! provider when it lets the queue be bound again: see `held.rs`.
+//! provider when it lets the queue be bound again, or at once if it has already unbound the socket,
+//! because the interface was deleted: see `held.rs`.
 
 use crate::drops::RxDrops;
 use crate::fault::Fault;
-use crate::held::keep_posted;
+use crate::held::{keep_posted, release_posted};
 use crate::program::leave;
 use crate::receive::Receive;
 use crate::socket::XskSocket;
@@ -122,7 +123,12 @@ impl<M: UmemMemory> XskRx<M> {
             leave(self.socket.as_fd());
         }
         let (closed, pages) = self.queue.close(pool);
-        keep_posted(self.socket.key(), self.umem.number(), (&self.provider, self.umem.region()), pages);
+        let memory = (&self.provider, self.umem.region());
+        if self.socket.is_unbound() {
+            release_posted(memory, pages);
+        } else {
+            keep_posted(self.socket.key(), self.umem.number(), memory, pages);
+        }
         Some(closed)
     }
 

@@ -358,6 +358,16 @@ impl XskSocket {
         false
     }
 
+    /// Whether the kernel has unbound the socket because its interface is gone. It then accesses no
+    /// chunk that was posted: drivers have stopped, and all CPUs have left their receive paths.
+    ///
+    /// The kernel reports that the interface is gone before it has finished this. It holds the
+    /// socket's mutex until then, for which the option that makes a ring waits.
+    pub(crate) fn is_unbound(&self) -> bool {
+        let attempt = || sys::set(self.fd.as_fd(), libc::SOL_XDP, libc::XDP_RX_RING, &2_u32);
+        self.is_gone() && attempt().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+    }
+
     /// The state of the interface: why a queue neither receives nor sends. Cost: a few system calls.
     ///
     /// # Errors

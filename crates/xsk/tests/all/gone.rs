@@ -1,0 +1,104 @@
+//! Pages that the kernel had when the interface of their queue was deleted, or moved to another
+//! network namespace. No socket is ever bound to that queue again, which returns them otherwise.
+#![allow(clippy::unwrap_used)]
+
+use netmem_pool::{KernelShared, RegionProvider};
+use netmem_testing::namespace::{in_namespace, ip};
+use netmem_testing::xsk::{Harness, index, memory};
+use netmem_xsk::{QueueOptions, UmemOptions, XskError, reclaim};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+/// Pages of the region: enough for one queue, and not for two.
+const PAGES: usize = 80;
+
+fn queue() -> QueueOptions {
+    QueueOptions::new().fill(64)
+}
+
+fn free(memory: &Arc<RegionProvider<KernelShared>>) -> usize {
+    std::iter::from_fn(|| memory.page()).collect::<Vec<_>>().len()
+}
+
+/// Deletes an interface, or moves it to a namespace that then ends.
+fn remove(interface: &str, moved: bool) {
+    if !moved {
+        return ip(&format!("link delete {interface}"));
+    }
+    let (done, wait) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let other = thread::spawn(move || {
+        // SAFETY: this thread uses nothing of its old namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+        // SAFETY: has no condition.
+        tell.send(unsafe { libc::gettid() }).unwrap();
+        let _ = wait.recv();
+    });
+    ip(&format!("link set {interface} netns {}", told.recv().unwrap()));
+    drop(done);
+    other.join().unwrap();
+}
+
+/// The interface goes first, and the queue ends then: its pages return at once, on a thread of any
+/// namespace, while the transmit queue keeps the socket open.
+#[test]
+fn pages_return_when_the_queue_ends() {
+    for moved in [false, true] {
+        in_namespace(|| {
+            let (memory, umem) = memory(PAGES, &UmemOptions::new());
+            for _ in 0..3 {
+                let harness = Harness::with(memory.clone(), umem.clone(), 1500, queue());
+                let Harness { rx, tx, ours, .. } = harness;
+                remove(&ours, moved);
+                assert!(free(&memory) <= PAGES - rx.posted());
+                let closed = thread::spawn(move || {
+                    // SAFETY: this thread uses nothing of its old namespace but what it is passed.
+                    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                    rx.close().unwrap()
+                });
+                assert_eq!(closed.join().unwrap().stats.quarantined, 64);
+                assert_eq!(free(&memory), PAGES);
+                drop(tx);
+            }
+        });
+    }
+}
+
+/// The queue ends first, and the interface goes then: its pages return when another queue is
+/// opened, of whichever interface, or when they are reclaimed.
+#[test]
+fn pages_return_when_another_queue_is_opened() {
+    for moved in [false, true] {
+        in_namespace(|| {
+            let (memory, umem) = memory(PAGES, &UmemOptions::new());
+            for _ in 0..3 {
+                let harness = Harness::with(memory.clone(), umem.clone(), 1500, queue());
+                let Harness { rx, tx, ours, .. } = harness;
+                drop((rx, tx));
+                assert_eq!(free(&memory), PAGES - 64);
+                // The interface may still write: its queue must be bound to return them.
+                reclaim();
+                assert_eq!(free(&memory), PAGES - 64);
+                remove(&ours, moved);
+            }
+            assert_eq!(free(&memory), PAGES - 64);
+            reclaim();
+            assert_eq!(free(&memory), PAGES);
+        });
+    }
+}
+
+/// A queue that cannot be opened returns them, too.
+#[test]
+fn an_open_that_fails_returns_pages() {
+    in_namespace(|| {
+        let (memory, umem) = memory(PAGES, &UmemOptions::new());
+        let Harness { rx, tx, ours, .. } = Harness::with(memory.clone(), umem.clone(), 1500, queue());
+        let ifindex = index(&ours);
+        drop((rx, tx));
+        remove(&ours, false);
+        let refused = umem.open(ifindex, 0, memory.clone(), queue()).unwrap_err();
+        assert!(matches!(refused, XskError::NoInterface { .. }), "{refused}");
+        assert_eq!(free(&memory), PAGES);
+    });
+}

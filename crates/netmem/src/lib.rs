@@ -59,7 +59,7 @@
 //! | --- | --- | --- |
 //! | [`pool`] | | regions of memory, page pools, pages and fragments, DMA domains, providers |
 //! | [`refs`] | | reference counts that scale, and smart pointers over them |
-//! | [`net`] | | packets, XDP frames and verdicts, the traits of receive and transmit queues |
+//! | [`net`] | | packets, XDP frames and verdicts, the traits of receive and transmit queues; with the feature `pcap` queues over capture files |
 //! | `virtio` | `virtio` (default) | the virtio-net driver, by vhost-user |
 //! | `device` | `device` | the virtio-net device; with the feature `pcap` its port that plays captures, with `cuda` in the memory of a GPU |
 //! | `xdp` | `xsk` | AF_XDP: queues of a network interface, the XDP program, a helper with privileges |

@@ -11,13 +11,15 @@
 //!
 //! Frames whose payload is in device memory are [`SplitFrame`]s. A thread can sleep until a queue
 //! that implements [`Wait`] has work. [`PollThenSleep`] is a loop that polls for a while and then
-//! sleeps.
+//! sleeps. With the feature `pcap`, a capture file is a queue, too: `PcapRx` and `PcapTx`.
 //!
 //! Drivers implement the traits, and programs use them; neither depends on the other. There are no
 //! indirect calls for a frame: the handler is a type parameter. What a device may not offload is in
 //! this crate in software: checksums, segmentation ([`SoftwareTx`]), joining ([`Gro`]).
 
 mod bulk;
+#[cfg(feature = "pcap")]
+mod capture;
 mod device;
 mod frags;
 mod group;
@@ -31,6 +33,8 @@ mod wait;
 mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
+#[cfg(feature = "pcap")]
+pub use capture::{Capture, CaptureError, PcapPoll, PcapRx, PcapRxStats, PcapTx, PcapTxStats, Play};
 pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
 pub use frags::{FragLists, MAX_FRAGS};
 pub use group::{FrameCounts, GroupFrame, RxFrame, RxGroup};

@@ -21,16 +21,18 @@ mod tap;
 
 pub use self::cross::Cross;
 pub use self::echo::Echo;
-#[cfg(feature = "pcap")]
-pub use self::error::CaptureError;
 pub use self::error::{PortError, TapError};
 pub use self::r#gen::Gen;
 pub use self::in_place::{Posted, Rest};
 pub use self::interface::{MAX_WIRE, Port};
 pub use self::linked::{LinkStats, Linked};
 #[cfg(feature = "pcap")]
-pub use self::pcap::{Pcap, Play};
+pub use self::pcap::Pcap;
 pub use self::sink::Sink;
 pub use self::steering::{Steered, Steering};
 pub use self::tap::{Tap, TapQueues};
 pub use super::options::ALL_OFFLOADS;
+#[cfg(feature = "pcap")]
+pub use netmem_packet::CaptureError;
+#[cfg(feature = "pcap")]
+pub use netmem_packet::Play;

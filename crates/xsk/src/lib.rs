@@ -41,6 +41,8 @@
 //! ```
 
 mod accounts;
+#[cfg(all(test, not(loom)))]
+mod batches;
 mod binding;
 mod device_info;
 mod drops;

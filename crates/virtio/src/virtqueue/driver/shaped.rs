@@ -293,8 +293,9 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
 
     /// Posts up to `most` buffers, and up to a batch, in the slots that have been free for the longest time.
     /// `fill` is given what is in the slot and sets the addresses of segments that have moved since
-    /// the slot was last filled. If it has no memory it returns false, and the step ends. Returns
-    /// how many buffers were posted. A device that sleeps must also be
+    /// the slot was last filled. If it has no memory it returns false, and the step ends; a buffer
+    /// of one segment is then as it was, because a [run](Self::refill_run) can be the next to post
+    /// it. Returns how many buffers were posted. A device that sleeps must also be
     /// [notified](RingEnd::should_notify).
     ///
     /// First all buffers are filled, then the ring is written. So the stores that wait until the

@@ -8,6 +8,7 @@ use super::{
     with_queue,
 };
 use crate::net::feature;
+use crate::virtqueue::driver::shaped::Filled;
 use crate::virtqueue::fault::DeviceFault;
 use crate::virtqueue::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, Negotiated, PackedDesc, PackedLayout,
@@ -379,7 +380,8 @@ fn panics_if(condition: bool) {
 }
 
 /// Buffers of one shape go around. Some are posted again as they are, sometimes there is no memory,
-/// sometimes user code panics, and sometimes the ring is replaced. Each chain that the device sees
+/// sometimes user code panics, and sometimes the ring is replaced. Buffers of one segment are also
+/// posted in runs. Each chain that the device sees
 /// is what is in its slot, and no slot is there twice.
 #[test]
 fn random_traffic_of_shaped_queues() {
@@ -390,10 +392,24 @@ fn random_traffic_of_shaped_queues() {
         let have: u32 = shape.iter().sum();
         let mut rng = fastrand::Rng::with_seed(negotiated.bits() ^ shape.len() as u64);
         let mut queue = AnyShapedQueue::<Pages>::new(memory.ring(negotiated), negotiated, shape, None);
-        let (mut next, mut frames, mut panics) = (0u64, 0, 0);
+        let (mut next, mut frames, mut panics, mut runs) = (0u64, 0, 0, 0);
         for _ in 0..10 {
             let mut device = Device::new(&memory, negotiated);
             for round in 0..200 {
+                // Slots are in their places only if buffers come back in order for a while.
+                let orderly = round % 100 < 70;
+                if shape.len() == 1 && rng.bool() {
+                    let most = rng.usize(..=16);
+                    runs += with_queue!(&mut queue, queue => queue.refill_run(most, |pages: &mut Pages| match pages {
+                        _ if rng.u8(..16) == 0 => Filled::NoMemory,
+                        Some(_) => Filled::AsBefore,
+                        None => {
+                            next += 0x1000;
+                            *pages = Some(vec![next]);
+                            Filled::At(next)
+                        }
+                    }));
+                }
                 let (most, panic_at) = (rng.usize(..20), rng.usize(..60));
                 let mut n = 0;
                 let caught = catch_unwind(AssertUnwindSafe(|| {
@@ -401,6 +417,10 @@ fn random_traffic_of_shaped_queues() {
                     with_queue!(&mut queue, queue => while queue.refill(false, 64, &mut |pages: &mut _, segments: &mut Segments<'_>| {
                         n += 1;
                         panics_if(n == panic_at);
+                        // A buffer of one segment is filled, or stays as it was.
+                        if shape.len() == 1 && n > most {
+                            return false;
+                        }
                         fill(&mut next, shape, pages, segments);
                         panics_if(n + 1 == panic_at);
                         n <= most
@@ -423,7 +443,7 @@ fn random_traffic_of_shaped_queues() {
                         expect.push((last.clone(), len));
                         device.use_first(n, len);
                     } else {
-                        let at = rng.usize(..device.taken.len());
+                        let at = if orderly { 0 } else { rng.usize(..device.taken.len()) };
                         expect.push((device.taken[at].clone(), len));
                         device.use_any(at, len);
                     }
@@ -459,6 +479,7 @@ fn random_traffic_of_shaped_queues() {
             assert_eq!(queue.posted(), 0);
         }
         assert!(frames > 2000 && panics > 50, "{negotiated:?}: {frames} frames, {panics} panics");
+        assert_eq!(runs > 200, shape.len() == 1, "{negotiated:?}: {runs} buffers in runs");
     }
 }
 

@@ -339,7 +339,7 @@ fn serve<P: Port>(
             return None;
         }
         if moved + drained == 0 {
-            if let Some(error) = device.ports().iter_mut().find_map(Port::take_error) {
+            if let Some(error) = device.take_error() {
                 return Some(error);
             }
             idle(yields);

@@ -103,6 +103,11 @@ impl<P: Port> NetDevice<P> {
         self.worker.ports()
     }
 
+    /// The error of a port that does not work any more, as [`Worker::take_error`].
+    pub fn take_error(&mut self) -> Option<PortError> {
+        self.worker.take_error()
+    }
+
     /// One bounded pass over all rings, as [`Worker::poll`].
     pub fn poll(&mut self) -> usize {
         self.worker.poll()

@@ -138,7 +138,7 @@ impl<P: Port> Worker<P> {
     }
 
     fn check_ports(&mut self) -> Result<(), DeviceError> {
-        self.ports.iter_mut().find_map(Port::take_error).map_or(Ok(()), |e| Err(e.into()))
+        self.take_error().map_or(Ok(()), |e| Err(e.into()))
     }
 
     /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.

@@ -12,7 +12,7 @@ use netmem_pool::sigbus;
 use super::budget::Budget;
 use super::pair::Pair;
 use super::pair_handle::PairHandle;
-use super::port::Port;
+use super::port::{Port, PortError};
 use super::rx::Scratch;
 use super::shared::{Shared, Waker};
 use super::software::SoftwareOffloads;
@@ -97,6 +97,12 @@ impl<P: Port> Worker<P> {
         self.ports_lent = true;
         self.ports.iter_mut().for_each(|port| port.attach(None));
         &mut self.ports
+    }
+
+    /// The error of a port that does not work any more, once ([`Port::take_error`]). The ports stay
+    /// with their pairs. Cost: a call for each port.
+    pub fn take_error(&mut self) -> Option<PortError> {
+        self.ports.iter_mut().find_map(Port::take_error)
     }
 
     /// Attaches each port to the pair at its place.

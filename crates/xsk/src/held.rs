@@ -14,9 +14,9 @@
 //!
 //! If no UMEM is left that would bind one, a socket without frames is bound for a moment to ask:
 //! when the last handle of the UMEM ends, and in [`reclaim`]. No socket is ever bound again to a
-//! queue whose interface was deleted. The kernel has unbound the sockets of such an interface, which
-//! a receive queue that ends later asks its own socket ([`XskSocket::is_unbound`]). For queues that
-//! ended before, [`release_gone`] asks.
+//! queue whose interface was deleted. The kernel has unbound the sockets of such an interface: a
+//! receive queue that ends later checks this at its own socket (`XskSocket::is_unbound`). For
+//! queues that ended before, [`release_gone`] checks it.
 
 use crate::binding::{Binding, Limits};
 use crate::error::XskError;
@@ -69,6 +69,12 @@ struct HeldPosted<M: UmemMemory> {
     provider: Weak<dyn Provider<M>>,
     region: Weak<Region<M>>,
     pages: Vec<u32>,
+}
+
+impl<M: UmemMemory> HeldPosted<M> {
+    fn new((provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>), pages: Vec<u32>) -> Box<Self> {
+        Box::new(Self { provider: Arc::downgrade(provider), region: Arc::downgrade(region), pages })
+    }
 }
 
 impl<M: UmemMemory> HeldPages for HeldPosted<M> {
@@ -128,21 +134,16 @@ pub(crate) fn keep_sent<M: UmemMemory>(key: QueueKey, umem: u64, region: &Arc<Re
 pub(crate) fn keep_posted<M: UmemMemory>(
     key: QueueKey,
     umem: u64,
-    (provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
+    memory: (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
     pages: Vec<u32>,
 ) {
-    let (provider, region) = (Arc::downgrade(provider), Arc::downgrade(region));
-    keep(key, umem, Box::new(HeldPosted { provider, region, pages }));
+    keep(key, umem, HeldPosted::new(memory, pages));
 }
 
 /// Returns pages in quarantine, by their numbers, to their provider at once. The kernel is done
 /// with them.
-pub(crate) fn release_posted<M: UmemMemory>(
-    (provider, region): (&Arc<dyn Provider<M>>, &Arc<Region<M>>),
-    pages: Vec<u32>,
-) {
-    let (provider, region) = (Arc::downgrade(provider), Arc::downgrade(region));
-    Box::new(HeldPosted { provider, region, pages }).release();
+pub(crate) fn release_posted<M: UmemMemory>(memory: (&Arc<dyn Provider<M>>, &Arc<Region<M>>), pages: Vec<u32>) {
+    HeldPosted::new(memory, pages).release();
 }
 
 /// Whether pages are kept for this queue.
@@ -162,31 +163,38 @@ pub(crate) fn released(key: QueueKey) {
     back.into_iter().for_each(|held| held.pages.release());
 }
 
-/// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to
-/// let go of its sent pages, for half a second at most for each queue.
-pub(crate) fn end(umem: u64) {
+/// The queues of these entries, each once.
+fn keys(of: impl Fn(&HeldEntry) -> bool) -> Vec<QueueKey> {
     let mut keys = Vec::new();
-    for held in held().iter_mut().filter(|held| held.umem == Some(umem)) {
-        held.umem = None;
-        if held.pages.sent() > 0 && !keys.contains(&held.key) {
+    for held in held().iter().filter(|held| of(held)) {
+        if !keys.contains(&held.key) {
             keys.push(held.key);
         }
     }
-    keys.into_iter().filter(|key| is_free(*key, BindRetry::Patient)).for_each(released);
+    keys
+}
+
+/// Returns the pages of those of these queues that the kernel lets be bound, or whose interface is
+/// gone.
+fn release_free(keys: Vec<QueueKey>, retry: BindRetry) {
+    keys.into_iter().filter(|key| is_free(*key, retry)).for_each(released);
+}
+
+/// The last handle of a UMEM has ended, and with it the last of its queues. Waits for the kernel to
+/// let go of its sent pages, for half a second at most for each queue.
+pub(crate) fn end(umem: u64) {
+    let ended = keys(|held| held.umem == Some(umem) && held.pages.sent() > 0);
+    held().iter_mut().filter(|held| held.umem == Some(umem)).for_each(|held| held.umem = None);
+    release_free(ended, BindRetry::Patient);
 }
 
 /// Returns the pages of queues whose interface was deleted, or moved to another network namespace.
 /// An ioctl for each queue for which pages are kept, and a few more system calls for each one whose
 /// interface is gone.
 pub(crate) fn release_gone() {
-    let mut keys = Vec::new();
-    for held in held().iter().filter(|held| !held.pages.is_gone()) {
-        if !keys.contains(&held.key) {
-            keys.push(held.key);
-        }
-    }
+    let mut keys = keys(|held| !held.pages.is_gone());
     keys.retain(|key| ethtool::name(key.ifindex).is_none());
-    keys.into_iter().filter(|key| is_free(*key, BindRetry::Once)).for_each(released);
+    release_free(keys, BindRetry::Once);
 }
 
 /// Returns sent pages of queues whose UMEM is gone, if the kernel has released the queue meanwhile.
@@ -200,10 +208,9 @@ pub(crate) fn release_gone() {
 /// sent.
 pub fn reclaim() -> usize {
     release_gone();
-    let orphans = |held: &&HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
-    let keys: Vec<_> = held().iter().filter(orphans).map(|held| held.key).collect();
-    keys.into_iter().filter(|key| is_free(*key, BindRetry::Once)).for_each(released);
-    held().iter().filter(orphans).map(|held| held.pages.sent()).sum()
+    let is_orphan = |held: &HeldEntry| held.umem.is_none() && held.pages.sent() > 0;
+    release_free(keys(is_orphan), BindRetry::Once);
+    held().iter().filter(|held| is_orphan(held)).map(|held| held.pages.sent()).sum()
 }
 
 /// Whether the kernel lets a queue be bound, or its interface is gone. False if this thread cannot

@@ -34,8 +34,8 @@ pub struct PcapTxStats {
 /// A transmit queue that writes its frames to a pcapng file, with the time at which they were sent,
 /// in nanoseconds.
 ///
-/// A frame is copied when it is sent, and its pages return at once. [`flush`](TxQueue::flush) writes
-/// what is buffered: a system call. If the file cannot be written, the queue stops. It refuses
+/// A frame is copied when it is sent, and its pages return at once.
+/// [`flush`](TxQueue::flush) writes what is buffered: a system call. If the file cannot be written, the queue stops. It refuses
 /// further packets, and [`check`](Wait::check) and [`close`](Self::close) return the error.
 ///
 /// The queue supports no offloads: [`SoftwareTx`](crate::SoftwareTx) computes checksums and cuts

@@ -91,7 +91,7 @@ fn what_is_written_is_read() {
     assert_eq!(rx.into_pool().close().outstanding, 0);
 }
 
-/// The times are nanoseconds, and the file says so.
+/// The times are nanoseconds, and so is the resolution that the file declares.
 #[test]
 fn times_are_those_of_sending() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use netmem_pool::{KernelShared, RegionProvider};
-use netmem_testing::namespace::{in_namespace, ip};
+use netmem_testing::namespace::{in_namespace, in_peer_namespace, ip};
 use netmem_testing::xsk::{Harness, index, memory};
 use netmem_xsk::{QueueOptions, UmemOptions, XskError, reclaim};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 
 /// Pages of the region: enough for one queue, and not for two.
@@ -22,21 +22,11 @@ fn free(memory: &Arc<RegionProvider<KernelShared>>) -> usize {
 
 /// Deletes an interface, or moves it to a namespace that then ends.
 fn remove(interface: &str, moved: bool) {
-    if !moved {
-        return ip(&format!("link delete {interface}"));
+    if moved {
+        in_peer_namespace(interface, || ()).join().unwrap();
+    } else {
+        ip(&format!("link delete {interface}"));
     }
-    let (done, wait) = mpsc::channel::<()>();
-    let (tell, told) = mpsc::channel();
-    let other = thread::spawn(move || {
-        // SAFETY: this thread uses nothing of its old namespace.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-        // SAFETY: has no condition.
-        tell.send(unsafe { libc::gettid() }).unwrap();
-        let _ = wait.recv();
-    });
-    ip(&format!("link set {interface} netns {}", told.recv().unwrap()));
-    drop(done);
-    other.join().unwrap();
 }
 
 /// The interface goes first, and the queue ends then: its pages return at once, on a thread of any

@@ -5,7 +5,7 @@
 
 use netmem_packet::{Armed, Handler, Packet, Poll, RxQueue, TxQueue, Verdict, Wait, XdpFrame};
 use netmem_pool::{KernelShared, PagePool, PoolClosed, PoolOptions, RegionProvider, lingering};
-use netmem_testing::namespace::{command, in_namespace, ip, nics};
+use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip, nics};
 use netmem_testing::xsk;
 use netmem_testing::xsk::{Harness, Raw, frame, index, memory, name, on_wire, reopen, until, veth, wire};
 use netmem_xsk::{
@@ -401,22 +401,18 @@ fn an_interface_that_goes() {
             let harness = Harness::new(8192, 1500, &UmemOptions::new(), QueueOptions::new());
             let Harness { peer, rx, tx, ours, program, umem, memory, .. } = harness;
             let mut traffic = Traffic { rx, tx, echoed: 0 };
-            // The thread of a namespace of its own, which the interface is moved to.
+            // The namespace that the interface is moved to lasts until the queues have ended.
             let (done, wait) = mpsc::channel::<()>();
-            let (tell, told) = mpsc::channel();
-            let other = thread::spawn(move || {
-                // SAFETY: as in `in_namespace`.
-                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-                // SAFETY: has no condition.
-                tell.send(unsafe { libc::gettid() }).unwrap();
-                let _ = wait.recv();
-            });
-            let tid = told.recv().unwrap();
+            let mut other = None;
             under_traffic(&peer, || {
                 while traffic.echoed < 500 {
                     traffic.turn();
                 }
-                ip(&if moved { format!("link set {ours} netns {tid}") } else { format!("link delete {ours}") });
+                if moved {
+                    other = Some(in_peer_namespace(&ours, move || _ = wait.recv()));
+                } else {
+                    ip(&format!("link delete {ours}"));
+                }
                 until("the queues' end", || {
                     traffic.turn();
                     let tx = &mut traffic.tx;
@@ -431,7 +427,7 @@ fn an_interface_that_goes() {
                 });
             });
             drop(done);
-            other.join().unwrap();
+            other.into_iter().for_each(|other| other.join().unwrap());
             drop(program);
             let before = umem.held() as u64;
             assert_eq!(before, 0);

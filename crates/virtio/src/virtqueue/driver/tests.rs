@@ -174,6 +174,33 @@ impl<'m> Device<'m> {
         self.answer(batch[n - 1].id.into(), len, n as u16, batch.iter().map(|c| c.count).sum());
     }
 
+    /// Uses some of the chains that it has, in an order that is allowed: the first ones if `orderly`.
+    /// It goes on with all but one of `of` chances. Returns them, with what was written to each.
+    fn use_some(
+        &mut self,
+        rng: &mut fastrand::Rng,
+        of: u8,
+        orderly: bool,
+        have: u32,
+        len: impl Fn(&mut fastrand::Rng) -> u32,
+    ) -> Vec<(Chain, u32)> {
+        let mut used = Vec::new();
+        while !self.taken.is_empty() && rng.u8(..of) > 0 {
+            let len = len(rng);
+            if self.negotiated.in_order() {
+                let n = rng.usize(1..=self.taken.len());
+                used.extend(self.taken[..n - 1].iter().map(|chain| (chain.clone(), have)));
+                used.push((self.taken[n - 1].clone(), len));
+                self.use_first(n, len);
+            } else {
+                let at = if orderly { 0 } else { rng.usize(..self.taken.len()) };
+                used.push((self.taken[at].clone(), len));
+                self.use_any(at, len);
+            }
+        }
+        used
+    }
+
     fn use_any(&mut self, at: usize, len: u32) {
         let chain = self.taken.remove(at);
         self.answer(chain.id.into(), len, 1, chain.count);
@@ -279,20 +306,8 @@ impl<'m> Traffic<'m> {
 
     /// The device uses some of the buffers that it has, in an order that is allowed. Returns them.
     fn use_some(&mut self) -> Chains {
-        let Self { rng, device, .. } = self;
-        let mut used = Vec::new();
-        while !device.taken.is_empty() && rng.u8(..4) > 0 {
-            if device.negotiated.in_order() {
-                let n = rng.usize(1..=device.taken.len());
-                used.extend(device.taken[..n].iter().map(|c| c.segments.clone()));
-                device.use_first(n, 7);
-            } else {
-                let at = rng.usize(..device.taken.len());
-                used.push(device.taken[at].segments.clone());
-                device.use_any(at, 7);
-            }
-        }
-        used
+        let used = self.device.use_some(&mut self.rng, 4, false, 7, |_| 7);
+        used.into_iter().map(|(chain, _)| chain.segments).collect()
     }
 
     /// The driver gets the buffers that the device has used, in this order, and no others.
@@ -372,6 +387,20 @@ fn fill(next: &mut u64, shape: &[u32], pages: &mut Pages, segments: &mut Segment
     }
 }
 
+/// Posts a run of buffers. Returns how many.
+fn post_run(queue: &mut AnyShapedQueue<Pages>, next: &mut u64, rng: &mut fastrand::Rng) -> usize {
+    let most = rng.usize(..=16);
+    with_queue!(queue, queue => queue.refill_run(most, |pages: &mut Pages| match pages {
+        _ if rng.u8(..16) == 0 => Filled::NoMemory,
+        Some(_) => Filled::AsBefore,
+        None => {
+            *next += 0x1000;
+            *pages = Some(vec![*next]);
+            Filled::At(*next)
+        }
+    }))
+}
+
 /// User code panics. The hook is not run, which would print it.
 fn panics_if(condition: bool) {
     if condition {
@@ -399,16 +428,7 @@ fn random_traffic_of_shaped_queues() {
                 // Slots are in their places only if buffers come back in order for a while.
                 let orderly = round % 100 < 70;
                 if shape.len() == 1 && rng.bool() {
-                    let most = rng.usize(..=16);
-                    runs += with_queue!(&mut queue, queue => queue.refill_run(most, |pages: &mut Pages| match pages {
-                        _ if rng.u8(..16) == 0 => Filled::NoMemory,
-                        Some(_) => Filled::AsBefore,
-                        None => {
-                            next += 0x1000;
-                            *pages = Some(vec![next]);
-                            Filled::At(next)
-                        }
-                    }));
+                    runs += post_run(&mut queue, &mut next, &mut rng);
                 }
                 let (most, panic_at) = (rng.usize(..20), rng.usize(..60));
                 let mut n = 0;
@@ -433,21 +453,7 @@ fn random_traffic_of_shaped_queues() {
                 seen.sort_unstable();
                 seen.dedup();
                 assert_eq!(seen.len(), device.taken.len(), "{negotiated:?}: a slot is posted twice");
-                let mut expect = Vec::new();
-                while !device.taken.is_empty() && rng.u8(..8) > 0 {
-                    let len = rng.u32(0..=have);
-                    if negotiated.in_order() {
-                        let n = rng.usize(1..=device.taken.len());
-                        let (last, skipped) = device.taken[..n].split_last().unwrap();
-                        expect.extend(skipped.iter().map(|chain| (chain.clone(), have)));
-                        expect.push((last.clone(), len));
-                        device.use_first(n, len);
-                    } else {
-                        let at = if orderly { 0 } else { rng.usize(..device.taken.len()) };
-                        expect.push((device.taken[at].clone(), len));
-                        device.use_any(at, len);
-                    }
-                }
+                let expect = device.use_some(&mut rng, 8, orderly, have, |rng| rng.u32(0..=have));
                 with_queue!(&mut queue, queue => {
                     assert_eq!(usize::from(queue.pending(128, |_| ()).unwrap()), expect.len());
                     assert_eq!(usize::from(queue.unread()), expect.len());

@@ -1,0 +1,289 @@
+//! Fragments: counted bytes of a page, by value.
+
+use crate::region::Kept;
+use crate::status::{Failure, netmem_status, status};
+use netmem_pool::{Bulk, Frag};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+/// A holder of some bytes of a page, 16 bytes large. The variable owns it: move it by copying and
+/// forgetting the source. All zeros is an empty one. Its fields belong to the library.
+#[repr(C)]
+#[derive(Debug)]
+pub struct netmem_frag {
+    /// null if there is nothing
+    pub private_page: *mut c_void,
+    /// of the library
+    pub private_span: u64,
+}
+
+const _: () = assert!(
+    size_of::<netmem_frag>() == size_of::<Frag<Kept>>() && align_of::<netmem_frag>() >= align_of::<Frag<Kept>>()
+);
+
+impl netmem_frag {
+    pub(crate) const EMPTY: Self = Self { private_page: std::ptr::null_mut(), private_span: 0 };
+
+    #[inline]
+    pub(crate) fn of(frag: Frag<Kept>) -> Self {
+        // SAFETY: a fragment is a pointer that is not null and a word (both are `repr(C)`); the
+        // sizes are compared above.
+        unsafe { std::mem::transmute(frag) }
+    }
+
+    /// The fragment that the variable owns, if there is one; the variable is empty then.
+    ///
+    /// # Safety
+    ///
+    /// Empty, or from [`of`](Self::of) and released by no copy of it.
+    #[inline]
+    pub(crate) unsafe fn take(&mut self) -> Option<Frag<Kept>> {
+        let this = std::mem::replace(self, Self::EMPTY);
+        // SAFETY: it is not empty, so it is from `of`.
+        (!this.private_page.is_null()).then(|| unsafe { std::mem::transmute::<Self, Frag<Kept>>(this) })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`take`](Self::take).
+    #[inline]
+    fn as_frag(&self) -> Option<&Frag<Kept>> {
+        // SAFETY: as in `take`; the alignment is compared above.
+        (!self.private_page.is_null()).then(|| unsafe { &*std::ptr::from_ref(self).cast() })
+    }
+
+    fn as_frag_mut(&mut self) -> Option<&mut Frag<Kept>> {
+        // SAFETY: as in `take`; the alignment is compared above.
+        (!self.private_page.is_null()).then(|| unsafe { &mut *std::ptr::from_mut(self).cast() })
+    }
+}
+
+/// # Safety
+///
+/// Null, or a fragment of the header.
+#[inline]
+unsafe fn get<'a>(frag: *const netmem_frag) -> Result<&'a Frag<Kept>, Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { frag.as_ref() }.ok_or(Failure::Null("frag"))?.as_frag().ok_or(Failure::Empty)
+}
+
+/// # Safety
+///
+/// As for [`get`], and nothing else uses the variable.
+unsafe fn get_mut<'a>(frag: *mut netmem_frag) -> Result<&'a mut Frag<Kept>, Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { frag.as_mut() }.ok_or(Failure::Null("frag"))?.as_frag_mut().ok_or(Failure::Empty)
+}
+
+/// Room for results, of which the caller promises `n`.
+///
+/// # Safety
+///
+/// Null, or room for `n` fragments, which nothing else uses during `'a`.
+#[inline]
+pub(crate) unsafe fn room<'a>(
+    frags: *mut netmem_frag,
+    n: usize,
+) -> Result<&'a mut [MaybeUninit<netmem_frag>], Failure> {
+    match NonNull::new(frags) {
+        // SAFETY: as the caller promises.
+        Some(at) => Ok(unsafe { std::slice::from_raw_parts_mut(at.as_ptr().cast(), n) }),
+        None if n == 0 => Ok(&mut []),
+        None => Err(Failure::Null("frags")),
+    }
+}
+
+/// Where the bytes are; null if the fragment is empty. Valid until it is released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_data(frag: *const netmem_frag) -> *const c_void {
+    // SAFETY: as the header says.
+    unsafe { get(frag) }.map_or(std::ptr::null(), |frag| frag.as_ptr().cast())
+}
+
+/// Where the bytes are, for writing; null if the fragment is empty, or has another holder. Nothing
+/// may share the fragment, or split it, while the bytes are written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_data_mut(frag: *mut netmem_frag) -> *mut c_void {
+    // SAFETY: as the header says.
+    match unsafe { get(frag) } {
+        Ok(frag) if frag.is_writable() => frag.as_ptr().cast_mut().cast(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// Its bytes; 0 if it is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_length(frag: *const netmem_frag) -> usize {
+    // SAFETY: as the header says.
+    unsafe { get(frag) }.map_or(0, Frag::len)
+}
+
+/// Whether this variable is the page's only holder, so that its bytes can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_is_writable(frag: *const netmem_frag) -> bool {
+    // SAFETY: as the header says.
+    unsafe { get(frag) }.is_ok_and(Frag::is_writable)
+}
+
+/// The page's number in its region; -1 if the fragment is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_page_index(frag: *const netmem_frag) -> i64 {
+    // SAFETY: as the header says.
+    unsafe { get(frag) }.map_or(-1, |frag| frag.index().into())
+}
+
+/// Copies `length` bytes to `offset` of the fragment. The bytes must not be the fragment's own:
+/// move those with memmove and netmem_frag_data_mut.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE, NETMEM_ERR_SHARED.
+/// Nothing is written then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_write(
+    frag: *mut netmem_frag,
+    offset: usize,
+    from: *const c_void,
+    length: usize,
+) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let frag = unsafe { get_mut(frag) }?;
+        let have = frag.len();
+        if offset > have || length > have - offset {
+            return Err(Failure::Range { offset, len: length, have });
+        }
+        if !frag.is_writable() {
+            return Err(Failure::Shared);
+        }
+        if from.is_null() && length > 0 {
+            return Err(Failure::Null("from"));
+        }
+        // SAFETY: the range is in the page, whose only holder is this value. By `copy`, for a caller
+        // that passes the fragment's own bytes in spite of the header reads wrong bytes, no more.
+        unsafe { std::ptr::copy(from.cast::<u8>(), frag.as_ptr().cast_mut().add(offset), length) };
+        Ok(())
+    })
+}
+
+/// Makes another holder of `length` bytes at `offset`. One atomic addition. `out` is not read, and
+/// must not be `frag`.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty, or `out` is `frag`), NETMEM_ERR_RANGE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_share(
+    frag: *const netmem_frag,
+    offset: usize,
+    length: usize,
+    out: *mut netmem_frag,
+) -> netmem_status {
+    status(|| {
+        apart(frag, out)?;
+        // SAFETY: as the header says.
+        let frag = unsafe { get(frag) }?;
+        let have = frag.len();
+        if offset > have || length > have - offset {
+            return Err(Failure::Range { offset, len: length, have });
+        }
+        // SAFETY: the caller has room for a fragment there.
+        unsafe { out.write(netmem_frag::of(frag.slice(offset..offset + length))) };
+        Ok(())
+    })
+}
+
+/// Cuts a fragment in two: `frag` keeps the first `at` bytes, `out` gets the rest. One atomic
+/// addition. `out` is not read, and must not be `frag`.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty, or `out` is `frag`), NETMEM_ERR_RANGE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_split(frag: *mut netmem_frag, at: usize, out: *mut netmem_frag) -> netmem_status {
+    status(|| {
+        apart(frag, out)?;
+        // SAFETY: as the header says.
+        let frag = unsafe { get_mut(frag) }?;
+        if at > frag.len() {
+            return Err(Failure::Range { offset: at, len: 0, have: frag.len() });
+        }
+        let rest = frag.split_off(at);
+        // SAFETY: the caller has room for a fragment there.
+        unsafe { out.write(netmem_frag::of(rest)) };
+        Ok(())
+    })
+}
+
+fn apart(frag: *const netmem_frag, out: *mut netmem_frag) -> Result<(), Failure> {
+    if out.is_null() {
+        return Err(Failure::Null("out"));
+    }
+    if std::ptr::eq(frag, out) {
+        return Err(Failure::Argument("out is frag: it would be lost".into()));
+    }
+    Ok(())
+}
+
+/// Removes `n` bytes from the front. No atomic.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_advance(frag: *mut netmem_frag, n: usize) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let frag = unsafe { get_mut(frag) }?;
+        if n > frag.len() {
+            return Err(Failure::Range { offset: n, len: 0, have: frag.len() });
+        }
+        frag.advance(n);
+        Ok(())
+    })
+}
+
+/// Shortens the fragment to its first `length` bytes. No atomic.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_truncate(frag: *mut netmem_frag, length: usize) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let frag = unsafe { get_mut(frag) }?;
+        if length > frag.len() {
+            return Err(Failure::Range { offset: length, len: 0, have: frag.len() });
+        }
+        frag.truncate(length);
+        Ok(())
+    })
+}
+
+/// Releases a fragment, on any thread, and empties the variable. The last holder's release returns
+/// the page to its pool. An empty one is ignored, and so is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frag_release(frag: *mut netmem_frag) {
+    // A page's return can panic in no code of this library; the status is for what cannot be known.
+    status(|| {
+        // SAFETY: as the header says.
+        if let Some(frag) = unsafe { frag.as_mut() } {
+            // SAFETY: as the header says.
+            drop(unsafe { frag.take() });
+        }
+        Ok(())
+    });
+}
+
+/// Releases `n` fragments, on any thread, and empties the variables. Pages of one pool return
+/// together: cheaper than one by one. Empty ones are ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_frags_release(frags: *mut netmem_frag, n: usize) {
+    status(|| {
+        if frags.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as the header says.
+        let frags = unsafe { std::slice::from_raw_parts_mut(frags, n) };
+        let mut bulk = Bulk::new();
+        for frag in frags {
+            // SAFETY: as the header says.
+            if let Some(frag) = unsafe { frag.take() } {
+                bulk.add(frag);
+            }
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,30 @@
+//! The C library of Netmem: `include/netmem.h` is written from this crate by `cbindgen`.
+//!
+//! ```text
+//!   netmem_region          memory, cut into pages          any thread
+//!     netmem_page_pool     the pool of one thread          alloc and release in bulk
+//!     netmem_shared_pool   a pool for all threads          alloc, or wait for a page
+//!       netmem_frag        counted bytes of a page         released on any thread
+//!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
+//! ```
+//!
+//! Each function of the header is a few lines here: it validates what C cannot express, calls the
+//! library of Rust, and turns an error into a status and a text. **No panic reaches C**: `status`
+//! catches it. A handle is a box whose first word says which handle it is (`handle`). A fragment is
+//! a [`Frag`](netmem_pool::Frag) by value, because an allocation for each would cost more than the
+//! pool does (`frag`).
+//!
+//! Functions are `unsafe` because C's pointers are: each page of the header says what must hold.
+
+#![allow(non_camel_case_types, reason = "the names are C's")]
+#![allow(clippy::missing_safety_doc, reason = "stated once: the pointers are what the header says they are")]
+
+pub mod counts;
+pub mod frag;
+mod handle;
+mod options;
+pub mod page_pool;
+pub mod rcu;
+pub mod region;
+pub mod shared_pool;
+pub mod status;

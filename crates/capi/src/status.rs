@@ -1,0 +1,227 @@
+//! Statuses, the text of a thread's last failure, and the border that no panic crosses.
+
+use netmem_pool::{PoolError, RegionError, WaitError};
+use netmem_refs::{KillError, NoMemory};
+use std::any::Any;
+use std::cell::RefCell;
+use std::error::Error;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use thiserror::Error;
+
+/// What a call ended with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum netmem_status {
+    /// It did what it says.
+    NETMEM_OK = 0,
+    /// A pointer is null that must not be.
+    NETMEM_ERR_NULL = 1,
+    /// The `size` of a structure is not that of any version of it, or a field that this library does
+    /// not know is not zero.
+    NETMEM_ERR_STRUCT_SIZE = 2,
+    /// An argument has a value that is not valid.
+    NETMEM_ERR_ARGUMENT = 3,
+    /// The handle was closed, or is of another kind. Found by builds with debug assertions.
+    NETMEM_ERR_HANDLE = 4,
+    /// The handle belongs to another thread. Found by builds with debug assertions.
+    NETMEM_ERR_THREAD = 5,
+    /// The system has no memory, or refuses to lock or to map it.
+    NETMEM_ERR_NO_MEMORY = 6,
+    /// The region has fewer pages than were asked for.
+    NETMEM_ERR_NO_PAGES = 7,
+    /// The fragment has another holder, so it cannot be written.
+    NETMEM_ERR_SHARED = 8,
+    /// Bytes beyond the end of a fragment.
+    NETMEM_ERR_RANGE = 9,
+    /// A system call failed.
+    NETMEM_ERR_SYSTEM = 10,
+    /// The pool ended while the thread waited.
+    NETMEM_ERR_CLOSED = 11,
+    /// The count is killed already, or not killed, or has reached zero.
+    NETMEM_ERR_STATE = 12,
+    /// The library panicked. It is a defect of the library: report it with the text.
+    NETMEM_ERR_PANIC = 13,
+}
+
+/// Why a call failed.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    #[error("{0} is null")]
+    Null(&'static str),
+    #[error("{name}.size is {size}, this library knows {least} to {most} bytes; set it to sizeof({name})")]
+    StructSize { name: &'static str, size: usize, least: usize, most: usize },
+    #[error(
+        "{name} has a field that this library does not know, at byte {at}, and it is not zero; use a newer library"
+    )]
+    UnknownField { name: &'static str, at: usize },
+    #[error("{0}")]
+    Argument(String),
+    #[error("this is no {0}, or it was closed")]
+    Handle(&'static str),
+    #[error("the {0} belongs to another thread, the first that allocated from it")]
+    Thread(&'static str),
+    #[error("the fragment is empty: it was released, or never allocated")]
+    Empty,
+    #[error("the count has holders: kill it, and put the references")]
+    Held,
+    #[error("the fragment has another holder")]
+    Shared,
+    #[error("{len} bytes at {offset} of a fragment of {have}")]
+    Range { offset: usize, len: usize, have: usize },
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+    #[error(transparent)]
+    Kill(#[from] KillError),
+    #[error("the library panicked: {0}")]
+    Panic(String),
+}
+
+impl Failure {
+    fn status(&self) -> netmem_status {
+        use netmem_status::*;
+        match self {
+            Self::Null(_) => NETMEM_ERR_NULL,
+            Self::StructSize { .. } | Self::UnknownField { .. } => NETMEM_ERR_STRUCT_SIZE,
+            Self::Argument(_) | Self::Empty => NETMEM_ERR_ARGUMENT,
+            Self::Handle(_) => NETMEM_ERR_HANDLE,
+            Self::Thread(_) => NETMEM_ERR_THREAD,
+            Self::Shared => NETMEM_ERR_SHARED,
+            Self::Range { .. } => NETMEM_ERR_RANGE,
+            Self::Region(error) => region(error),
+            Self::Pool(PoolError::Region(error)) => region(error),
+            Self::Pool(PoolError::NoPages | PoolError::Prefill { .. }) => NETMEM_ERR_NO_PAGES,
+            Self::Pool(PoolError::TooManyMagazines { .. }) => NETMEM_ERR_ARGUMENT,
+            Self::Pool(PoolError::NoMemory(_)) | Self::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
+            Self::Pool(_) => NETMEM_ERR_SYSTEM,
+            Self::Wait(WaitError::Closed | WaitError::Ended | WaitError::DeviceGone) => NETMEM_ERR_CLOSED,
+            Self::Wait(_) => NETMEM_ERR_SYSTEM,
+            Self::Held | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
+            Self::Kill(_) => NETMEM_ERR_SYSTEM,
+            Self::Panic(_) => NETMEM_ERR_PANIC,
+        }
+    }
+}
+
+fn region(error: &RegionError) -> netmem_status {
+    match error {
+        RegionError::System { .. } | RegionError::Memlock { .. } | RegionError::TooLittle { .. } => {
+            netmem_status::NETMEM_ERR_NO_MEMORY
+        }
+        RegionError::File { .. } | RegionError::Node { .. } => netmem_status::NETMEM_ERR_SYSTEM,
+        _ => netmem_status::NETMEM_ERR_ARGUMENT,
+    }
+}
+
+thread_local! {
+    static TEXT: RefCell<CString> = RefCell::default();
+}
+
+/// Records why a call of this thread failed.
+#[cold]
+pub(crate) fn record(failure: &Failure) -> netmem_status {
+    let mut text = failure.to_string();
+    let mut source = failure.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text.retain(|c| c != '\0');
+    // A thread that is ending has no text any more.
+    let _ = TEXT.try_with(|kept| *kept.borrow_mut() = CString::new(text).unwrap_or_default());
+    failure.status()
+}
+
+#[cold]
+fn panicked(payload: &(dyn Any + Send)) -> Failure {
+    let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
+    Failure::Panic(text.unwrap_or("without a text").to_owned())
+}
+
+/// Runs the body of a function of the header. A panic in it becomes a failure: to unwind into C is
+/// undefined.
+#[inline]
+pub(crate) fn value<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R, netmem_status> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(failure)) => Err(record(&failure)),
+        Err(payload) => Err(record(&panicked(&*payload))),
+    }
+}
+
+/// [`value`] of a function that returns a status.
+#[inline]
+pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> netmem_status {
+    value(body).err().unwrap_or(netmem_status::NETMEM_OK)
+}
+
+/// The reason of the last failure on this thread, in one line without a newline; empty if there was
+/// none. Valid until the next failure on this thread. Never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn netmem_error_text() -> *const c_char {
+    TEXT.try_with(|kept| kept.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status, such as "NETMEM_ERR_NULL". `status` is an int, so that a value that this
+/// library does not know is answered, too. Static; never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn netmem_status_name(status: i32) -> *const c_char {
+    let name = match status {
+        0 => c"NETMEM_OK",
+        1 => c"NETMEM_ERR_NULL",
+        2 => c"NETMEM_ERR_STRUCT_SIZE",
+        3 => c"NETMEM_ERR_ARGUMENT",
+        4 => c"NETMEM_ERR_HANDLE",
+        5 => c"NETMEM_ERR_THREAD",
+        6 => c"NETMEM_ERR_NO_MEMORY",
+        7 => c"NETMEM_ERR_NO_PAGES",
+        8 => c"NETMEM_ERR_SHARED",
+        9 => c"NETMEM_ERR_RANGE",
+        10 => c"NETMEM_ERR_SYSTEM",
+        11 => c"NETMEM_ERR_CLOSED",
+        12 => c"NETMEM_ERR_STATE",
+        13 => c"NETMEM_ERR_PANIC",
+        _ => c"unknown status",
+    };
+    name.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn text() -> String {
+        // SAFETY: the text is there until the next failure.
+        unsafe { CStr::from_ptr(netmem_error_text()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_is_a_status_with_its_text() {
+        assert_eq!(status(|| panic!("out of {}", "luck")), netmem_status::NETMEM_ERR_PANIC);
+        assert_eq!(text(), "the library panicked: out of luck");
+    }
+
+    #[test]
+    fn the_text_is_of_the_thread() {
+        status(|| Err(Failure::Null("pool")));
+        assert_eq!(std::thread::spawn(text).join().expect("no panic"), "");
+        assert_eq!(text(), "pool is null");
+    }
+
+    #[test]
+    fn each_status_has_its_name() {
+        for value in 0..=13 {
+            // SAFETY: the name is static.
+            let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
+            assert!(name.starts_with("NETMEM_"), "{value}: {name}");
+        }
+        assert_eq!(netmem_status::NETMEM_ERR_PANIC as i32, 13);
+    }
+}

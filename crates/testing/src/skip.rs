@@ -3,8 +3,9 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 8] = [
+const PACKAGES: [(&str, &str); 9] = [
     ("cc", "gcc"),
+    ("clang++", "clang"),
     ("dpdk-testpmd", "dpdk-dev"),
     ("h2load", "nghttp2-client"),
     ("ip", "iproute2"),

@@ -48,7 +48,7 @@ const _: () =
 #[inline]
 unsafe fn refcount<'a>(count: *const netmem_refcount) -> Result<&'a RefCount, Failure> {
     // SAFETY: `RefCount` is one atomic word (`repr(transparent)`), as compared above.
-    unsafe { count.cast::<RefCount>().as_ref() }.ok_or(Failure::Null("count"))
+    unsafe { count.cast::<RefCount>().as_ref() }.ok_or_else(|| Failure::null("count"))
 }
 
 /// # Safety
@@ -57,7 +57,7 @@ unsafe fn refcount<'a>(count: *const netmem_refcount) -> Result<&'a RefCount, Fa
 #[inline]
 unsafe fn rcuref<'a>(count: *const netmem_rcuref) -> Result<&'a RcuRef, Failure> {
     // SAFETY: `RcuRef` is one atomic word (`repr(transparent)`), as compared above.
-    unsafe { count.cast::<RcuRef>().as_ref() }.ok_or(Failure::Null("count"))
+    unsafe { count.cast::<RcuRef>().as_ref() }.ok_or_else(|| Failure::null("count"))
 }
 
 /// Initialises a count to `n` holders. No other thread uses it yet. Null is ignored.
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn netmem_rcuref_read(count: *const netmem_rcuref) -> u32 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_percpu_ref_create(count: *mut *mut netmem_percpu_ref) -> netmem_status {
     status(|| {
-        let out = NonNull::new(count).ok_or(Failure::Null("count"))?;
+        let out = NonNull::new(count).ok_or_else(|| Failure::null("count"))?;
         let made = handle::create(PercpuRef::new()?);
         // SAFETY: the caller has room for a pointer there.
         unsafe { out.write(made) };
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn netmem_percpu_ref_put(count: *const netmem_percpu_ref) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_percpu_ref_kill(count: *const netmem_percpu_ref, last: *mut bool) -> netmem_status {
     status(|| {
-        let out = NonNull::new(last).ok_or(Failure::Null("last"))?;
+        let out = NonNull::new(last).ok_or_else(|| Failure::null("last"))?;
         // SAFETY: as the header says.
         let was_last = unsafe { handle::get(count) }?.kill()?;
         // SAFETY: the caller has room for a bool there.

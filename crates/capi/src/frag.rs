@@ -65,7 +65,7 @@ impl netmem_frag {
 #[inline]
 unsafe fn get<'a>(frag: *const netmem_frag) -> Result<&'a Frag<Kept>, Failure> {
     // SAFETY: as the caller promises.
-    unsafe { frag.as_ref() }.ok_or(Failure::Null("frag"))?.as_frag().ok_or(Failure::Empty)
+    unsafe { frag.as_ref() }.ok_or_else(|| Failure::null("frag"))?.as_frag().ok_or_else(Failure::empty)
 }
 
 /// # Safety
@@ -73,7 +73,7 @@ unsafe fn get<'a>(frag: *const netmem_frag) -> Result<&'a Frag<Kept>, Failure> {
 /// As for [`get`], and nothing else uses the variable.
 unsafe fn get_mut<'a>(frag: *mut netmem_frag) -> Result<&'a mut Frag<Kept>, Failure> {
     // SAFETY: as the caller promises.
-    unsafe { frag.as_mut() }.ok_or(Failure::Null("frag"))?.as_frag_mut().ok_or(Failure::Empty)
+    unsafe { frag.as_mut() }.ok_or_else(|| Failure::null("frag"))?.as_frag_mut().ok_or_else(Failure::empty)
 }
 
 /// Room for results, of which the caller promises `n`.

@@ -32,7 +32,7 @@ pub(crate) fn create<K: Kind>(value: K::Value) -> *mut K {
 }
 
 fn check<K: Kind>(handle: *mut K) -> Result<NonNull<Handle<K::Value>>, Failure> {
-    let handle = NonNull::new(handle).ok_or(Failure::Null(K::NAME))?;
+    let handle = NonNull::new(handle).ok_or_else(|| Failure::null(K::NAME))?;
     // SAFETY: each handle that was ever created begins with its number, and with debug assertions
     // none is freed.
     if cfg!(debug_assertions) && unsafe { handle.cast::<u64>().read() } != K::NUMBER {
@@ -49,7 +49,7 @@ fn check<K: Kind>(handle: *mut K) -> Result<NonNull<Handle<K::Value>>, Failure> 
 pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Value, Failure> {
     let handle = check(handle.cast_mut())?;
     // SAFETY: as the caller promises.
-    unsafe { handle.as_ref() }.value.as_ref().ok_or(Failure::Handle(K::NAME))
+    unsafe { handle.as_ref() }.value.as_ref().ok_or_else(|| Failure::handle(K::NAME))
 }
 
 /// # Safety
@@ -59,7 +59,7 @@ pub(crate) unsafe fn get<'a, K: Kind>(handle: *const K) -> Result<&'a K::Value, 
 pub(crate) unsafe fn get_mut<'a, K: Kind>(handle: *mut K) -> Result<&'a mut K::Value, Failure> {
     let mut handle = check(handle)?;
     // SAFETY: as the caller promises.
-    unsafe { handle.as_mut() }.value.as_mut().ok_or(Failure::Handle(K::NAME))
+    unsafe { handle.as_mut() }.value.as_mut().ok_or_else(|| Failure::handle(K::NAME))
 }
 
 /// Closes a handle, and returns its value.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn close<K: Kind>(handle: *mut K) -> Result<K::Value, Failure>
     let mut handle = check(handle)?;
     // SAFETY: as the caller promises.
     let this = unsafe { handle.as_mut() };
-    let value = this.value.take().ok_or(Failure::Handle(K::NAME))?;
+    let value = this.value.take().ok_or_else(|| Failure::handle(K::NAME))?;
     this.number = CLOSED;
     if !cfg!(debug_assertions) {
         // SAFETY: it came from a box, and this is its end.

@@ -131,7 +131,7 @@ pub unsafe extern "C" fn netmem_page_pool_create(
     pool: *mut *mut netmem_page_pool,
 ) -> netmem_status {
     status(|| {
-        let out = NonNull::new(pool).ok_or(Failure::Null("pool"))?;
+        let out = NonNull::new(pool).ok_or_else(|| Failure::null("pool"))?;
         // SAFETY: as the header says.
         let (region, options) = unsafe { (handle::get(region)?, netmem_pool_options::read(options)?) };
         let pool = options.build(region.clone(), None)?;
@@ -155,6 +155,11 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
         // SAFETY: as the header says.
         let (pool, out) = unsafe { (handle::get_mut(pool)?, frag::room(frags, n)?) };
         let pool = pool.of_this_thread()?;
+        if let [one] = out {
+            return Ok(
+                pool.poll(|napi| napi.alloc().map(|page| one.write(netmem_frag::of(page.freeze()))).is_some().into())
+            );
+        }
         Ok(pool.poll(|napi| {
             let mut room = PageRoom::new();
             let mut done = 0;

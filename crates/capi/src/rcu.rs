@@ -16,7 +16,7 @@ impl netmem_rcu_guard {
     /// Null, or the pointer that `netmem_rcu_read` passed to a callback that still runs.
     pub(crate) unsafe fn get<'a>(guard: *const Self) -> Result<&'a Guard, Failure> {
         // SAFETY: `netmem_rcu_read` made it of a guard, as the caller promises.
-        unsafe { guard.cast::<Guard>().as_ref() }.ok_or(Failure::Null("guard"))
+        unsafe { guard.cast::<Guard>().as_ref() }.ok_or_else(|| Failure::null("guard"))
     }
 }
 
@@ -35,7 +35,7 @@ pub type netmem_rcu_call_fn = Option<unsafe extern "C" fn(context: *mut c_void)>
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_rcu_read(section: netmem_rcu_read_fn, context: *mut c_void) -> netmem_status {
     status(|| {
-        let section = section.ok_or(Failure::Null("section"))?;
+        let section = section.ok_or_else(|| Failure::null("section"))?;
         // SAFETY: the caller promises it for this context.
         rcu::read(|guard| unsafe { section(std::ptr::from_ref(guard).cast(), context) });
         Ok(())
@@ -57,7 +57,7 @@ unsafe impl Send for Call {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_rcu_call(call: netmem_rcu_call_fn, context: *mut c_void) -> netmem_status {
     status(|| {
-        let run = call.ok_or(Failure::Null("call"))?;
+        let run = call.ok_or_else(|| Failure::null("call"))?;
         // An object that is retired at once: its release callback is the call.
         // SAFETY: the caller promises it for this context.
         drop(Owner::<Call, RcuRef>::with_release(Call { run, context }, |call| unsafe { (call.run)(call.context) }));

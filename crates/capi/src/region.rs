@@ -62,7 +62,7 @@ pub unsafe extern "C" fn netmem_region_create(
     status(|| {
         // SAFETY: as the header says.
         let given = unsafe { options::read(options) }?;
-        let out = NonNull::new(region).ok_or(Failure::Null("region"))?;
+        let out = NonNull::new(region).ok_or_else(|| Failure::null("region"))?;
         if given.reserved != [0; 3] {
             return Err(Failure::Argument("netmem_region_options.reserved is not zero".into()));
         }
@@ -120,8 +120,8 @@ pub unsafe extern "C" fn netmem_region_from_memory(
     region: *mut *mut netmem_region,
 ) -> netmem_status {
     status(|| {
-        let out = NonNull::new(region).ok_or(Failure::Null("region"))?;
-        let memory = NonNull::new(address.cast::<u8>()).ok_or(Failure::Null("address"))?;
+        let out = NonNull::new(region).ok_or_else(|| Failure::null("region"))?;
+        let memory = NonNull::new(address.cast::<u8>()).ok_or_else(|| Failure::null("address"))?;
         // The function is set once the region exists: what fails before drops this owner.
         let armed = Arc::new(std::sync::Mutex::new(Foreign { release: None, context }));
         // SAFETY: the caller promises it of the memory.

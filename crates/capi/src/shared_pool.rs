@@ -49,7 +49,7 @@ pub unsafe extern "C" fn netmem_shared_pool_create(
     pool: *mut *mut netmem_shared_pool,
 ) -> netmem_status {
     status(|| {
-        let out = NonNull::new(pool).ok_or(Failure::Null("pool"))?;
+        let out = NonNull::new(pool).ok_or_else(|| Failure::null("pool"))?;
         // SAFETY: as the header says.
         let (region, options) = unsafe { (handle::get(region)?, netmem_pool_options::read(options)?) };
         let pool = options.build_shared(region.clone(), None)?;
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn netmem_shared_pool_wait(
     frag: *mut netmem_frag,
 ) -> netmem_status {
     status(|| {
-        let out = NonNull::new(frag).ok_or(Failure::Null("frag"))?;
+        let out = NonNull::new(frag).ok_or_else(|| Failure::null("frag"))?;
         // SAFETY: as the header says.
         let page = unsafe { handle::get(pool) }?.alloc_blocking()?;
         // SAFETY: the caller has room for a fragment there.

@@ -83,7 +83,24 @@ pub(crate) enum Failure {
     Panic(String),
 }
 
+/// For checks of hot paths: an error is made when it occurs. One that is made before and dropped
+/// costs as much as the check's function.
 impl Failure {
+    #[cold]
+    pub(crate) fn null(name: &'static str) -> Self {
+        Self::Null(name)
+    }
+
+    #[cold]
+    pub(crate) fn handle(name: &'static str) -> Self {
+        Self::Handle(name)
+    }
+
+    #[cold]
+    pub(crate) fn empty() -> Self {
+        Self::Empty
+    }
+
     fn status(&self) -> netmem_status {
         use netmem_status::*;
         match self {

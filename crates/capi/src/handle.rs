@@ -35,7 +35,7 @@ fn check<K: Kind>(handle: *mut K) -> Result<NonNull<Handle<K::Value>>, Failure> 
     let handle = NonNull::new(handle).ok_or_else(|| Failure::null(K::NAME))?;
     // SAFETY: each handle that was ever created begins with its number, and with debug assertions
     // none is freed.
-    if cfg!(debug_assertions) && unsafe { handle.cast::<u64>().read() } != K::NUMBER {
+    if cfg!(debug_assertions) && unsafe { handle.cast::<u64>().read_unaligned() } != K::NUMBER {
         return Err(Failure::Handle(K::NAME));
     }
     Ok(handle.cast())

@@ -3,7 +3,9 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 12] = [
+    ("abidiff", "abigail-tools"),
+    ("abidw", "abigail-tools"),
     ("cc", "gcc"),
     ("clang++", "clang"),
     ("dpdk-testpmd", "dpdk-dev"),
@@ -11,6 +13,7 @@ const PACKAGES: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("memcslap", "libmemcached-tools"),
     ("nc", "netcat-openbsd"),
+    ("nm", "binutils"),
     ("ping", "iputils-ping"),
     ("taskset", "util-linux"),
 ];

@@ -144,3 +144,14 @@ fn the_header_is_of_this_tree() {
     ]);
     run(&mut cbindgen);
 }
+
+/// The header declares what the library exports, and its types are those of the committed dump.
+#[test]
+fn the_binary_interface_is_the_committed_one() {
+    if let Err(why) = installed(&["abidiff", "abidw", "awk", "gcc", "nm"]) {
+        skip(&why);
+        return;
+    }
+    let libraries = libraries();
+    run(Command::new(crate_folder().join("abi.sh")).arg(libraries.path().join("libnetmem.so")));
+}

@@ -30,7 +30,7 @@ fn measure(
     println!("{name}: {:.2} ns a page ({:.2} to {:.2})", turns[TURNS / 2], turns[0], turns[TURNS - 1]);
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let region = RegionOptions::new(1024).build::<KernelShared>()?;
     let mut pool = PoolOptions::new("cost").build(RegionProvider::new(region), None)?;
     measure("Rust, bulk of 16", 16, &mut pool, |napi, frags| {

@@ -1,8 +1,8 @@
 //! Handles: boxes whose first word says which handle they are.
 //!
 //! C knows a handle as a pointer to an incomplete type. With debug assertions, a handle that is
-//! closed leaves its first word behind, marked as closed, so that each later use is found. That
-//! leaks a few words for each handle. Without them its memory is freed.
+//! closed leaves its box behind, without a value, so that each later use is found. That leaks the
+//! box. Without them its memory is freed.
 
 use crate::status::Failure;
 use std::ptr::NonNull;
@@ -16,8 +16,6 @@ pub(crate) trait Kind {
     /// Not the number of another kind.
     const NUMBER: u64;
 }
-
-const CLOSED: u64 = 0;
 
 /// A handle's value, behind the number of its kind.
 #[repr(C)]
@@ -70,9 +68,7 @@ pub(crate) unsafe fn get_mut<'a, K: Kind>(handle: *mut K) -> Result<&'a mut K::V
 pub(crate) unsafe fn close<K: Kind>(handle: *mut K) -> Result<K::Value, Failure> {
     let mut handle = check(handle)?;
     // SAFETY: as the caller promises.
-    let this = unsafe { handle.as_mut() };
-    let value = this.value.take().ok_or_else(|| Failure::handle(K::NAME))?;
-    this.number = CLOSED;
+    let value = unsafe { handle.as_mut() }.value.take().ok_or_else(|| Failure::handle(K::NAME))?;
     if !cfg!(debug_assertions) {
         // SAFETY: it came from a box, and this is its end.
         drop(unsafe { Box::from_raw(handle.as_ptr()) });

@@ -426,6 +426,9 @@ size_t netmem_shared_pool_alloc(const struct netmem_shared_pool *pool,
 
 // Allocates a page, and sleeps until there is one. Threads that wait are served in their order.
 //
+// The page comes from this pool or from the region. Pages that another pool on the region keeps in
+// its cache are not found: give pools that wait a region of their own.
+//
 // The pool must not be closed while a thread waits: release pages, so that all waiting threads
 // return, and close it then.
 //

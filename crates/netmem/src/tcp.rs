@@ -6,6 +6,8 @@
 //! The package is `netmem-inet`. Its modules `tcp` (a connection as a value) and `wire` (parsers
 //! and emitters of headers) are for programs that have a stack of their own.
 
+#[doc(inline)]
+pub use netmem_inet::stack::remote;
 #[cfg(feature = "tokio")]
 #[doc(inline)]
 pub use netmem_inet::stack::tokio;

@@ -36,7 +36,9 @@
 mod dst;
 mod prefixes;
 mod routes;
+// The collector does not run in models.
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub(crate) use dst::{Dst, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6};

@@ -30,6 +30,8 @@ where
     /// This only begins the end: poll the stack until [`is_closed`](Self::is_closed).
     /// [`finish`](Self::finish) does both.
     pub fn close(&mut self) {
+        // What other threads have sent is not in their connections yet.
+        self.close_remote();
         self.core.borrow_mut().close();
     }
 

@@ -11,7 +11,7 @@
 //!
 //! **One thread.** A [`Stack`] owns its queue pair, its connections and its timers. The sockets
 //! ([`Sockets`], [`TcpListener`], [`TcpStream`], [`UdpSocket`]) stay on the same thread;
-//! [`Fragment`]s go anywhere. Stacks of a [`Host`] share its routes, its neighbours, its ports, its
+//! [`Fragment`]s go anywhere. [`remote`] has listeners and streams for other threads. Stacks of a [`Host`] share its routes, its neighbours, its ports, its
 //! secrets and a directory of connections.
 //!
 //! **The user drives the stack** by a loop. [`Stack::poll`] does all work that is due, and never
@@ -34,6 +34,7 @@
 // What a file may use stands below it in this list of rooms:
 //
 //   stack, finish, tokio   the stack as its user drives it
+//   remote/                the calls of users on other threads
 //   sockets/               the calls of users
 //   core                   the groups together; input: the way of received frames to them
 //   transport/             TCP and UDP: connections, listeners, schedule, datagrams
@@ -52,9 +53,11 @@ mod finish;
 mod fragments;
 mod input;
 mod options;
+mod page_counts;
 mod pages;
 mod path;
 mod payload;
+pub mod remote;
 mod resources;
 mod segments;
 mod shared;

@@ -14,23 +14,23 @@
 //!
 //! **Counting.** A page counts from the moment in which a stream begins to write into it until all
 //! bytes that were written into it are acknowledged. Payload that the user sends by reference is
-//! the user's, and does not count. All calls are of the stack's thread, so counts are plain
-//! numbers, but that of packed pages.
+//! the user's, and does not count. All calls are of the stack's thread;
+//! [`page_counts`](crate::stack::page_counts) has what other threads read and write.
 
+use crate::stack::page_counts::{PageCounts, RemotePages};
 use crate::stack::transport::handles::ConnectionId;
-use crate::tcp::{Budget, Seq, share};
+use crate::tcp::Seq;
 use netmem_pool::{Mapped, Page};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The most pages of the reserve.
 const MOST_RESERVED: usize = 1024;
 
 /// The pages of the pool that payload may occupy.
 pub(crate) struct SendPages {
-    limit: u32,
-    used: u32,
-    /// Pages into which received payload was detached, at most half of the limit.
-    pub(crate) packed: Budget,
+    pub(crate) counts: Arc<PageCounts>,
     /// Connections whose users want to write, in the order in which they found no page.
     waiting: VecDeque<ConnectionId>,
 }
@@ -40,30 +40,36 @@ impl SendPages {
     /// reserve.
     pub(crate) fn new(pages: usize) -> Self {
         let limit = u32::try_from(pages - (pages / 4).min(MOST_RESERVED)).unwrap_or(u32::MAX);
-        Self { limit, used: 0, packed: Budget::new(limit / 2), waiting: VecDeque::new() }
+        Self { counts: Arc::new(PageCounts::new(limit)), waiting: VecDeque::new() }
     }
 
     /// Pages that payload can still occupy.
     fn free(&self) -> u32 {
-        self.limit.saturating_sub(self.used).saturating_sub(self.packed.used())
+        self.counts.free()
     }
 
     /// Whether a holder of `held` pages may hold one more.
     pub(crate) fn admits(&self, held: usize) -> bool {
-        let free = self.free();
-        let held = u32::try_from(held).unwrap_or(u32::MAX);
-        free > 0 && held < share(free, held, self.limit)
+        self.counts.admits(u32::try_from(held).unwrap_or(u32::MAX))
     }
 
     /// Counts pages that were allocated.
     pub(crate) fn count(&mut self, pages: usize) {
-        self.used += pages as u32;
+        self.set_own(|own| own + pages as u32);
     }
 
     /// Ends the counting of pages.
     pub(crate) fn release(&mut self, pages: usize) {
-        debug_assert!(pages <= self.used as usize);
-        self.used = self.used.saturating_sub(pages as u32);
+        self.set_own(|own| {
+            debug_assert!(pages <= own as usize);
+            own.saturating_sub(pages as u32)
+        });
+    }
+
+    /// No other thread changes the count, so a load and a store do.
+    fn set_own(&mut self, to: impl FnOnce(u32) -> u32) {
+        let own = &self.counts.own;
+        own.store(to(own.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
 
     /// Whether a page is free, but not for a holder of `held` pages.
@@ -100,16 +106,27 @@ pub(crate) struct WrittenPages<M: Mapped> {
     pub(crate) page: Option<Page<M>>,
     /// For each full page, the number after its last byte.
     ends: VecDeque<Seq>,
+    /// Pages are written by another thread. Then `page` is `None`.
+    pub(crate) remote: Option<Arc<RemotePages<M>>>,
 }
 
 impl<M: Mapped> WrittenPages<M> {
     pub(crate) const fn new() -> Self {
-        Self { page: None, ends: VecDeque::new() }
+        Self { page: None, ends: VecDeque::new(), remote: None }
     }
 
     /// Pages that are counted.
     pub(crate) fn held(&self) -> usize {
-        self.ends.len() + usize::from(self.page.is_some())
+        let own = self.ends.len() + usize::from(self.page.is_some());
+        self.remote.as_ref().map_or(own, |remote| remote.held() as usize)
+    }
+
+    /// Whether a byte that is written now would find a page.
+    pub(crate) fn has_page(&self, pages: &SendPages) -> bool {
+        match &self.remote {
+            Some(remote) => remote.has_page(),
+            None => self.page.is_some() || pages.admits(self.held()),
+        }
     }
 
     /// The open page is full: its last byte is before `end`.
@@ -125,25 +142,42 @@ impl<M: Mapped> WrittenPages<M> {
     }
 
     /// The peer has acknowledged everything before `una`, and the user has written everything
-    /// before `end`. Returns how many pages are not counted any more.
-    pub(crate) fn handle_acknowledged(&mut self, una: Seq, end: Seq) -> usize {
-        let before = self.held();
+    /// before `end`. Returns whether pages are not counted any more.
+    pub(crate) fn handle_acknowledged(&mut self, una: Seq, end: Seq, pages: &mut SendPages) -> bool {
+        let mut released = 0;
         while self.ends.front().is_some_and(|&end| end <= una) {
             self.ends.pop_front();
+            released += 1;
         }
+        let mut closed = false;
         if una >= end {
             // An idle connection holds no page.
-            self.page = None;
+            closed = self.close_page(pages);
             self.ends.shrink_to(0);
         }
-        before - self.held()
+        self.release(released, pages);
+        released > 0 || closed
     }
 
-    /// Nothing will be sent any more. Returns how many pages are not counted any more.
-    pub(crate) fn clear(&mut self) -> usize {
-        let held = self.held();
-        *self = Self::new();
-        held
+    /// Nothing will be sent any more: no page is counted.
+    pub(crate) fn clear(&mut self, pages: &mut SendPages) {
+        self.close_page(pages);
+        self.release(self.ends.len(), pages);
+        self.ends = VecDeque::new();
+    }
+
+    /// Drops the page into which the next bytes would be written. Returns whether there was one.
+    fn close_page(&mut self, pages: &mut SendPages) -> bool {
+        let own = self.page.take().is_some();
+        pages.release(usize::from(own));
+        own || self.remote.as_ref().is_some_and(|remote| remote.close())
+    }
+
+    fn release(&self, full: usize, pages: &mut SendPages) {
+        match &self.remote {
+            Some(remote) => remote.release(full as u32),
+            None => pages.release(full),
+        }
     }
 }
 
@@ -170,13 +204,18 @@ mod tests {
 
     #[test]
     fn pages_count_until_their_last_byte_is_acknowledged() {
-        let mut written = WrittenPages::<netmem_pool::Private>::new();
-        let start = Seq(u32::MAX - 10);
+        let (mut pages, mut written) = (SendPages::new(8), WrittenPages::<netmem_pool::Private>::new());
+        let (start, free) = (Seq(u32::MAX - 10), pages.free());
         written.restore(2, start + 100);
         written.restore(1, start + 200);
-        assert_eq!((written.handle_acknowledged(start + 99, start + 250), written.held()), (0, 3));
-        assert_eq!((written.handle_acknowledged(start + 100, start + 250), written.held()), (2, 1));
-        assert_eq!((written.handle_acknowledged(start + 250, start + 250), written.held()), (1, 0));
+        pages.count(3);
+        let mut acknowledged = |una| {
+            let released = written.handle_acknowledged(start + una, start + 250, &mut pages);
+            (released, written.held(), free - pages.free())
+        };
+        assert_eq!(acknowledged(99), (false, 3, 3));
+        assert_eq!(acknowledged(100), (true, 1, 1));
+        assert_eq!(acknowledged(250), (true, 0, 0));
     }
 
     #[test]

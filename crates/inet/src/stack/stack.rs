@@ -5,6 +5,7 @@ use crate::stack::egress::Egress;
 use crate::stack::input::{Input, Origin};
 use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
+use crate::stack::remote::{self, Remote, Remotes};
 use crate::stack::resources::Resources;
 use crate::stack::shared::host::Host;
 use crate::stack::shared::mailbox::{Mailbox, StackWaker};
@@ -13,7 +14,7 @@ use crate::stack::source::Source;
 use crate::stack::stats::StackStats;
 use crate::time::Time;
 use netmem_packet::{Armed, TxQueue, Wait};
-use netmem_pool::SharedPool;
+use netmem_pool::{Mapped, SharedPool};
 use rustix::event::epoll;
 use std::cell::RefCell;
 use std::fmt;
@@ -28,6 +29,8 @@ pub struct Stack<R: Source, T: TxQueue> {
     rx: R,
     tx: T,
     batch: R::Batch,
+    /// The sockets of other threads, if there are any. They end before the groups do.
+    remote: Option<Box<dyn Remotes>>,
     pub(crate) core: Groups<R::Payload>,
     mailbox: Arc<Mailbox<R::Payload>>,
     /// The descriptors of both queues and the notifier.
@@ -88,7 +91,7 @@ where
         let egress = Egress::new(pool, &tx);
         let resources = Resources::new(host.clone(), id, egress, options, now, mailbox.clone().into());
         let core = Groups(Rc::new(RefCell::new(Core::new(resources))));
-        Ok(Self { rx, tx, batch: R::batch(options.receive), core, mailbox, set, awaits_tx: false })
+        Ok(Self { rx, tx, batch: R::batch(options.receive), remote: None, core, mailbox, set, awaits_tx: false })
     }
 
     /// Opens sockets.
@@ -104,6 +107,13 @@ where
     /// Wakers are called at the end, when sockets can be used. After a poll that returned 0, the
     /// thread can sleep until [`poll_timeout`](Self::poll_timeout).
     pub fn poll(&mut self, now: Time) -> usize {
+        // What other threads send leaves in this poll, and what arrives for them is theirs after it.
+        let sent = self.poll_remote();
+        let work = self.poll_groups(now);
+        sent + work + self.poll_remote()
+    }
+
+    fn poll_groups(&mut self, now: Time) -> usize {
         let Self { rx, tx, batch, core, mailbox, .. } = self;
         let mut guard = core.borrow_mut();
         let core = &mut *guard;
@@ -143,11 +153,20 @@ where
         work
     }
 
+    fn poll_remote(&mut self) -> usize {
+        self.remote.as_mut().map_or(0, |remote| remote.poll())
+    }
+
+    pub(crate) fn close_remote(&mut self) {
+        self.remote.iter_mut().for_each(|remote| remote.close());
+    }
+
     /// When the stack must be polled even if no queue has work. `None` if it can wait for ever. If
     /// there are packets to send, it is now. [`poll`](Self::poll) is the call that follows.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.core.borrow().poll_timeout()
+        let core = self.core.borrow();
+        if self.has_remote_work() { Some(core.resources.now) } else { core.poll_timeout() }
     }
 
     /// A value by which other threads end the sleep of the thread that drives the stack.
@@ -222,6 +241,33 @@ where
     }
 }
 
+impl<M, R, T> Stack<R, T>
+where
+    M: Mapped,
+    R: Source<Payload = M>,
+    T: TxQueue<Mem = M>,
+{
+    /// Opens sockets that other threads use, and goes to other threads itself. The stack stays on
+    /// its thread.
+    #[must_use]
+    pub fn remote(&mut self) -> remote::Sockets<M> {
+        let known = self.remote.as_ref().and_then(|remote| remote.as_any().downcast_ref::<Remote<M>>());
+        if let Some(remote) = known {
+            return remote.sockets.clone();
+        }
+        let remote = Remote::new(Sockets { core: self.core.0.clone() }, self.mailbox.notifier.clone());
+        let sockets = remote.sockets.clone();
+        self.remote = Some(Box::new(remote));
+        sockets
+    }
+}
+
+impl<R: Source, T: TxQueue> Stack<R, T> {
+    fn has_remote_work(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.has_work())
+    }
+}
+
 /// One descriptor for both queues and the notifier.
 impl<R: Source, T: TxQueue> AsFd for Stack<R, T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -238,7 +284,8 @@ impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
         let (blocked, work) = (core.is_blocked(), core.has_work());
         drop(core);
         let mailbox = &self.mailbox;
-        if work || mailbox.notifier.arm(|| !mailbox.is_empty()) == Armed::Work {
+        let has_work = || !mailbox.is_empty() || self.has_remote_work();
+        if work || mailbox.notifier.arm(has_work) == Armed::Work {
             return Ok(Armed::Work);
         }
         let armed = self.arm_queues(blocked);

@@ -11,6 +11,7 @@ mod handles;
 mod kernel_peer;
 mod model;
 mod queues;
+mod remote;
 mod restart;
 mod send;
 mod shares;

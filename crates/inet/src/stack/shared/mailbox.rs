@@ -22,7 +22,7 @@ pub(crate) type HandedOver<P> = (<P as Payload>::Frame, Charges);
 
 /// The part of a stack that other threads use.
 pub(crate) struct Mailbox<P: Payload> {
-    pub(crate) notifier: Notifier,
+    pub(crate) notifier: Arc<Notifier>,
     frames: ArrayQueue<HandedOver<P>>,
     /// The stack is gone, and accepts no frames.
     closed: AtomicBool,
@@ -33,7 +33,7 @@ pub(crate) struct Mailbox<P: Payload> {
 impl<P: Payload> Mailbox<P> {
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
-            notifier: Notifier::new()?,
+            notifier: Arc::new(Notifier::new()?),
             frames: ArrayQueue::new(CAPACITY),
             closed: AtomicBool::new(false),
             awaits_hop: AtomicBool::new(false),

@@ -3,5 +3,5 @@
 pub(crate) mod directory;
 pub(crate) mod host;
 pub(crate) mod mailbox;
-mod notifier;
+pub(crate) mod notifier;
 pub(crate) mod saved;

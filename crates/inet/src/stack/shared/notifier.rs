@@ -11,7 +11,8 @@
 //! ```
 //!
 //! All accesses to `armed`, and those by which work is published and checked for, are sequentially
-//! consistent, so at least one side sees the other's.
+//! consistent, so at least one side sees the other's. Loom treats such an access as one that is
+//! acquire or release only. Its models have a fence in the place of the order (`ordered`).
 //!
 //! **When is the eventfd cleared?** Each exchange of `armed` for false by another thread is
 //! followed by one write, at any later time. `unread` counts these writes, so that a thread whose
@@ -22,7 +23,12 @@ use netmem_packet::Armed;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicU64};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Wakes the thread that drives a stack.
 pub(crate) struct Notifier {
@@ -35,6 +41,13 @@ pub(crate) struct Notifier {
     event: OwnedFd,
 }
 
+/// Orders the accesses before this call before those after it, in a model.
+#[inline(always)]
+fn ordered() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
 impl Notifier {
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -45,6 +58,7 @@ impl Notifier {
     /// Wakes the stack's thread. The caller has published work before, by a sequentially consistent
     /// access.
     pub(crate) fn notify_published(&self) {
+        ordered();
         if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
             // The write fails if the counter is full. Then the descriptor is readable already.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
@@ -76,6 +90,7 @@ impl Notifier {
         }
         let was_armed = self.armed.swap(true, Ordering::SeqCst);
         self.unread.store(unread + u64::from(!was_armed), Ordering::Relaxed);
+        ordered();
         if self.notified.load(Ordering::SeqCst) || has_work() {
             self.disarm();
             return Armed::Work;

@@ -116,6 +116,6 @@ impl<P: Payload> Sockets<P> {
     /// [`Fragment::detach`](crate::Fragment::detach).
     pub fn packer(&self) -> Packer<P::Mem> {
         let Resources { egress, budget, pages, .. } = &self.core.borrow().resources;
-        Packer::new(egress.pool.clone(), budget.clone(), pages.packed.clone())
+        Packer::new(egress.pool.clone(), budget.clone(), pages.counts.packed.clone())
     }
 }

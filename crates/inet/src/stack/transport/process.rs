@@ -89,9 +89,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
             // The peer has received a segment, so the next hop has forwarded it: forward progress
             // confirms a neighbour (RFC 4861, section 7.3.1).
             entry.path.confirm(now);
-            let released = entry.written.handle_acknowledged(una, entry.connection.send_end());
-            resources.pages.release(released);
-            if released > 0 {
+            if entry.written.handle_acknowledged(una, entry.connection.send_end(), &mut resources.pages) {
                 // Its own share may have been used up.
                 resources.wakers.extend(entry.write.take());
             }
@@ -181,7 +179,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         let Self { tcp, resources, .. } = self;
         let Some(entry) = tcp.connections.get_mut(id) else { return };
         entry.closed = Some(error);
-        resources.pages.release(entry.written.clear());
+        entry.written.clear(&mut resources.pages);
         resources.wakers.extend(entry.wakers());
         match entry.role {
             Role::HalfOpen(listener) => {

@@ -162,7 +162,7 @@ impl<P: Payload> Tcp<P> {
     fn detach(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
         let (mut entry, linked) = self.connections.remove(id)?;
         self.schedule.remove(id);
-        resources.pages.release(entry.written.clear());
+        entry.written.clear(&mut resources.pages);
         resources.wakers.extend(entry.wakers());
         Some((entry, linked))
     }

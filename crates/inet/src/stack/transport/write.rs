@@ -62,7 +62,7 @@ pub(crate) fn can_write<P: Payload>(
     id: ConnectionId,
 ) -> bool {
     let Some(entry) = connections.get_mut(id) else { return true };
-    let can = entry.written.page.is_some() || resources.pages.admits(entry.written.held());
+    let can = entry.written.has_page(&resources.pages);
     if !can {
         wait_for_page(connections, resources, id);
     }

@@ -96,6 +96,16 @@ fn hyper_runs_on_the_stack() {
 }
 
 #[test]
+fn axum_runs_on_the_stack_from_many_threads() {
+    let Some(text) = apart("http_axum") else { return };
+    assert!(text.contains("192.0.2.2:80 serves HTTP"), "{text}");
+    for number in 0..8 {
+        assert!(text.contains(&format!("hello {number}, on netmem")), "{text}");
+    }
+    assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 8, "{text}");
+}
+
+#[test]
 fn the_kernel_gets_its_bytes_back() {
     let Some(text) = apart("tcp_echo_tap") else { return };
     assert!(text.contains("sent 1000000 bytes, and the echo is equal"), "{text}");

@@ -88,9 +88,14 @@ fn client(number: usize) -> std::io::Result<String> {
     Ok(text)
 }
 
-async fn serve(sockets: remote::Sockets<TrustedPeer>, done: oneshot::Receiver<()>) -> anyhow::Result<()> {
+/// A client that connects once this has returned is not refused.
+async fn listen(sockets: &remote::Sockets<TrustedPeer>) -> anyhow::Result<Listener> {
     let mut listener = sockets.listen(OURS.parse()?, ListenOptions::default());
     println!("{} serves HTTP", poll_fn(|cx| listener.poll_listening(cx)).await?);
+    Ok(Listener(listener))
+}
+
+async fn serve(listener: Listener, done: oneshot::Receiver<()>) -> anyhow::Result<()> {
     let app = Router::new()
         .route("/", get(|| async { "on netmem\n" }))
         .route("/hello/{name}", get(|Path(name): Path<String>| async move { format!("hello {name}, on netmem\n") }));
@@ -99,7 +104,7 @@ async fn serve(sockets: remote::Sockets<TrustedPeer>, done: oneshot::Receiver<()
             std::future::pending().await
         }
     };
-    axum::serve(Listener(listener), app).with_graceful_shutdown(end).await?;
+    axum::serve(listener, app).with_graceful_shutdown(end).await?;
     Ok(())
 }
 
@@ -114,6 +119,8 @@ fn main() -> anyhow::Result<()> {
         // It has ended, and says why.
         return stack.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let listener = runtime.block_on(listen(&sockets))?;
     let (done, is_done) = oneshot::channel();
     let clients = (!serves).then(|| {
         thread::spawn(move || -> std::io::Result<Vec<String>> {
@@ -125,8 +132,7 @@ fn main() -> anyhow::Result<()> {
             pages
         })
     });
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(sockets, is_done))?;
+    runtime.block_on(serve(listener, is_done))?;
     if let Some(clients) = clients {
         for page in clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))? {
             println!("{page}");

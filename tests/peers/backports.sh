@@ -8,12 +8,16 @@ set -euo pipefail
 
 dir=${1:?usage: backports.sh DIR}/backports
 skip() { echo "skipped: $*"; exit 0; }
+command -v flock > /dev/null || skip "flock is not installed"
 
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 exec 9> "$dir/lock"
 flock 9
 [[ ! -f $dir/done ]] || { echo "there: Linux $(< "$dir/done")"; exit 0; }
+for command in apt-cache apt-get awk dpkg-deb grep; do
+    command -v "$command" > /dev/null || skip "$command is not installed"
+done
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [[ -f $keyring ]] || skip "there is no Debian archive keyring"
 # The format is apt's, not the shell's.

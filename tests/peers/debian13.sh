@@ -17,6 +17,7 @@ dir=${1:?usage: debian13.sh DIR}
 packages=(base-files qemu-system-x86 openvswitch-switch-dpdk dpdk-dev libdpdk-dev passt busybox-static iperf3 ethtool
     linux-image-cloud-amd64)
 skip() { echo "skipped: $*"; exit 0; }
+command -v flock > /dev/null || skip "flock is not installed"
 
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
@@ -24,7 +25,7 @@ exec 9> "$dir/lock"
 flock 9
 # A root of before lacks what was added since.
 [[ ! -f $dir/done || $(< "$dir/done") != "${packages[*]}" ]] || { echo "there: a Debian 13 root"; exit 0; }
-for command in apt-get dpkg-deb; do
+for command in apt-get awk dpkg dpkg-deb; do
     command -v "$command" > /dev/null || skip "$command is not installed"
 done
 [[ $(dpkg --print-architecture) == amd64 ]] || skip "the peers are packages for amd64"

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Programs of the shell and of coreutils, which every build of a Rust program has around it.
-const EVERYWHERE: [&str; 6] = ["cat", "env", "id", "install", "mkfifo", "sh"];
+const EVERYWHERE: [&str; 5] = ["cat", "env", "id", "install", "sh"];
 
 /// A file with tests and the files whose code it may call: what it includes by `mod`, its program's
 /// modules that it names by `crate` or `super`, and the modules of `netmem-testing` that it names.

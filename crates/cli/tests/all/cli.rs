@@ -242,7 +242,7 @@ fn captures_that_cannot_be_played_are_named() {
     fails(&["--port", "pcap:/nowhere/x.pcap"], 1, &["/nowhere/x.pcap"]);
     // An open of a pipe would wait for its writer.
     let pipe = dir.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
     let port = format!("pcap:{}", pipe.display());
     fails(&["--port", &port], 1, &["no process writes"]);
     fails(&["device", "--listen", "/tmp/x", "--port", &port], 1, &["no process writes"]);

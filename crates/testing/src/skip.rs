@@ -3,9 +3,10 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 12] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("abidiff", "abigail-tools"),
     ("abidw", "abigail-tools"),
+    ("awk", "mawk"),
     ("cc", "gcc"),
     ("clang++", "clang"),
     ("dpdk-testpmd", "dpdk-dev"),
@@ -15,7 +16,13 @@ const PACKAGES: [(&str, &str); 12] = [
     ("nc", "netcat-openbsd"),
     ("nm", "binutils"),
     ("ping", "iputils-ping"),
+    ("prlimit", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("stdbuf", "coreutils"),
     ("taskset", "util-linux"),
+    ("timeout", "coreutils"),
+    ("umount", "mount"),
+    ("unshare", "util-linux"),
 ];
 
 /// Reports a skipped test, past the test runner's capture. If `NETMEM_NO_SKIP=1` promises that

@@ -47,8 +47,13 @@ pub(crate) struct SuiteArgs {
     /// Runs of each variant, interleaved [default: 9, or as many as fit into 27 s; streams: 135 s]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
-    /// Measure only these rows, and report only their goals: names of rows or of sections, in which
-    /// * stands for any characters [default: all]
+    /// Measure also the rows that --list marks as long. A suite that has such rows takes up to
+    /// twice the time
+    #[arg(long)]
+    pub(crate) long: bool,
+    /// Measure only these rows, and report only their goals: names of rows or of sections. A * in a
+    /// name stands for any characters. A long row is measured if it is named, as with --long; a *
+    /// alone does not name it [default: all]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) rows: Vec<String>,
     /// List the rows, and measure nothing
@@ -65,10 +70,39 @@ pub(crate) struct SuiteArgs {
     /// such files in bench/results
     #[arg(long, value_name = "FILE")]
     pub(crate) results: Option<PathBuf>,
+    /// Another build of this program. Its runs are interleaved with those of this one, and each row
+    /// of the two is compared; --runs is the number of pairs [default: 17]
+    #[arg(long, value_name = "BINARY", conflicts_with_all = ["list", "html", "results", "check"])]
+    pub(crate) against: Option<PathBuf>,
     /// Fail (exit status 1) if a target is missed. Open goals, and what was skipped or not run, are
     /// reported and do not fail
     #[arg(long)]
     pub(crate) check: bool,
+}
+
+impl SuiteArgs {
+    /// The command that measures a suite with these arguments. `rows` are the names of its rows.
+    pub(crate) fn invocation(&self, suite: &str, rows: &[&str]) -> String {
+        let mut command = format!("cargo run --release -p netmem-bench -- {suite}");
+        let mut add = |option: &str, value: String| command += &format!(" {option} {value}");
+        if !self.threads.is_empty() {
+            add("--threads", self.threads.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
+        }
+        if let Some(duration) = self.duration {
+            add("--duration", duration.as_secs_f64().to_string());
+        }
+        if let Some(runs) = self.runs {
+            add("--runs", runs.to_string());
+        }
+        if !rows.is_empty() {
+            // A shell expands stars, and names of sections have spaces.
+            add("--rows", format!("'{}'", rows.join(",").replace('\'', r"'\''")));
+        }
+        if self.long {
+            command += " --long";
+        }
+        command
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -37,8 +37,6 @@ pub(crate) enum BenchError {
     Stream { variant: String, source: anyhow::Error },
     #[error("interrupted")]
     Interrupted,
-    #[error("a chart: {0}")]
-    Chart(String),
     #[error("--html {}", path.display())]
     Html { path: PathBuf, source: std::io::Error },
 }

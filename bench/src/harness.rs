@@ -312,6 +312,7 @@ impl Harness {
             runs: 1,
             budget: None,
             rows: crate::rows::Rows::default(),
+            long: false,
         })
     }
 }

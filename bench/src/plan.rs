@@ -29,6 +29,27 @@ impl Suite {
             Self::Streams => "streams",
         }
     }
+
+    /// What the suite answers.
+    pub(crate) fn question(self) -> &'static str {
+        match self {
+            Self::Refs => {
+                "What do a get and a put of a reference cost, for one thread and for several threads that share a count?"
+            }
+            Self::Pool => {
+                "What does it cost to allocate a page and to return it, in the poll context and from other CPUs?"
+            }
+            Self::Tokens => {
+                "What does it cost a socket to receive a fragment of device memory and to have its token returned?"
+            }
+            Self::Devmem => {
+                "What CPU time does a gigabyte cost that is received into device memory or sent from it, end to end?"
+            }
+            Self::Streams => {
+                "How do throughput, CPU time and latency of TCP on our stack compare with the kernel's and with smoltcp's?"
+            }
+        }
+    }
 }
 
 /// The checked arguments.
@@ -47,6 +68,8 @@ pub(crate) struct Plan {
     /// The time that all runs may take, if the user has given no number of runs.
     pub(crate) budget: Option<Duration>,
     pub(crate) rows: Rows,
+    /// Whether rows that take long are measured without being named.
+    pub(crate) long: bool,
 }
 
 impl Plan {
@@ -54,7 +77,7 @@ impl Plan {
         Self::on(args, &cpus::allowed())
     }
 
-    fn on(args: &SuiteArgs, allowed: &[usize]) -> Result<Self, BadArgument> {
+    pub(crate) fn on(args: &SuiteArgs, allowed: &[usize]) -> Result<Self, BadArgument> {
         let mut suites: Vec<Suite> = Vec::new();
         for suite in &args.suites {
             let asked: &[Suite] = match suite {
@@ -99,12 +122,13 @@ impl Plan {
             runs: args.runs.unwrap_or(9),
             budget: args.runs.is_none().then_some(BUDGET),
             rows: Rows::new(&args.rows),
+            long: args.long,
         })
     }
 
     /// The plan for a suite.
     pub(crate) fn of(&self, suite: Suite) -> Self {
-        let mut plan = self.clone();
+        let mut plan = Self { suites: vec![suite], ..self.clone() };
         if suite == Suite::Streams {
             // A connection needs time until its windows have grown to their limit.
             if !self.asked {
@@ -113,6 +137,11 @@ impl Plan {
             plan.budget = self.budget.map(|budget| 5 * budget);
         }
         plan
+    }
+
+    /// The plan for a suite of which rows are measured that take long, in twice the time.
+    pub(crate) fn with_long_rows(self) -> Self {
+        Self { budget: self.budget.map(|budget| 2 * budget), ..self }
     }
 
     /// The largest number of threads that is measured.

@@ -19,6 +19,12 @@ pub(crate) struct Report {
     pub(crate) netmem: &'static str,
     pub(crate) command: &'static str,
     pub(crate) suite: &'static str,
+    /// What the suite answers, for the page.
+    #[serde(skip)]
+    pub(crate) question: &'static str,
+    /// The command that measures the suite again, for the page.
+    #[serde(skip)]
+    pub(crate) invocation: String,
     /// The day of the measurement (UTC).
     pub(crate) date: String,
     /// The commit of the sources. `None` where git does not know it.
@@ -35,6 +41,16 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// The least and the most runs of a row that was not skipped; `None` if all rows were.
+    pub(crate) fn runs(&self) -> Option<(usize, usize)> {
+        let wanted = self.variants.iter().filter(|row| row.skipped.is_none());
+        let runs = wanted.map(|row| row.samples.len());
+        runs.fold(None, |ends, runs| match ends {
+            None => Some((runs, runs)),
+            Some((least, most)) => Some((runs.min(least), runs.max(most))),
+        })
+    }
+
     /// The goals and rows that `--check` makes an error.
     pub(crate) fn unmet(&self) -> Unmet {
         Unmet::of(self.variants.iter().map(|row| row.skipped.is_some()), &self.goals)

@@ -5,10 +5,10 @@ use crate::harness::Harness;
 use crate::plan::Plan;
 use crate::report::{Head, Row, Sample};
 use netmem_measure::cpus;
-use netmem_measure::turns::{progress, take_turns};
+use netmem_measure::turns::{in_words, progress, take_turns};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A measurement that is made once in every round. It fills one row or more.
 pub(crate) trait Benchmark {
@@ -30,6 +30,17 @@ pub(crate) trait Benchmark {
     ///
     /// [`BenchError::Unavailable`]: the rows can no longer be measured.
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError>;
+
+    /// How long [`measure`](Self::measure) takes, if each thread works for `duration` for one
+    /// value: for the time that a plan takes.
+    fn takes(&self, duration: Duration) -> Duration {
+        duration
+    }
+
+    /// Whether it takes so long that it is measured only if the user asks for that.
+    fn is_long(&self) -> bool {
+        false
+    }
 
     /// A remark on how it was measured, for the report.
     fn note(&self) -> Option<String> {
@@ -55,6 +66,10 @@ impl Benchmark for Skipped {
     fn measure(&mut self, _harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         Ok(Vec::new())
     }
+
+    fn takes(&self, _duration: Duration) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// The results of all rounds.
@@ -62,6 +77,20 @@ pub(crate) struct Rounds {
     pub(crate) rows: Vec<Row>,
     /// A signal came before all rounds were made.
     pub(crate) interrupted: bool,
+}
+
+/// Prints a line at the beginning of a run, where no bar is drawn. `made` measurements of all
+/// runs, each of which has `each`, are made since `begin`.
+fn line(suite: &str, runs: u32, made: usize, each: usize, begin: Instant) {
+    let all = runs as usize * each;
+    if !made.is_multiple_of(each) {
+        return;
+    }
+    let left = match made {
+        0 => String::new(),
+        made => format!(", {} left", in_words(begin.elapsed().mul_f64((all - made) as f64 / made as f64))),
+    };
+    eprintln!("{suite}: run {} of {runs}{left}", made / each + 1);
 }
 
 /// Measures every benchmark as often as planned, or until a signal comes. Only the rows that the
@@ -78,6 +107,8 @@ pub(crate) fn run(
     let mut skipped: Vec<Option<String>> = vec![None; benchmarks.len()];
     let mut pinned: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); benchmarks.len()];
     let bar = progress((plan.runs as usize + 1) * benchmarks.len());
+    let suite = plan.suites.first().map_or("", |suite| suite.name());
+    bar.set_prefix(format!("{suite} "));
     let step = |heads: &[Head]| {
         bar.inc(1);
         if let Some(head) = heads.first() {
@@ -98,8 +129,13 @@ pub(crate) fn run(
         }
         let budget = plan.budget.map(|budget| (budget, begin.elapsed()));
         let wanted: Vec<usize> = (0..benchmarks.len()).filter(|&i| skipped[i].is_none()).collect();
+        let (turns, mut made) = (Instant::now(), 0);
         take_turns(plan.runs, budget, &wanted, &bar, |i| {
             step(&heads[i])?;
+            if bar.is_hidden() {
+                line(suite, plan.runs, made, wanted.len(), turns);
+            }
+            made += 1;
             if skipped[i].is_some() {
                 return Ok(());
             }

@@ -21,6 +21,17 @@ impl Rows {
         self.0.is_empty() || self.0.iter().any(|pattern| names(pattern, head))
     }
 
+    /// Whether a row is chosen by a name, and not only because all rows are.
+    pub(crate) fn name(&self, head: &Head) -> bool {
+        self.0.iter().filter(|pattern| pattern.contains(|c| c != '*')).any(|pattern| names(pattern, head))
+    }
+
+    /// The patterns that match one of these rows.
+    pub(crate) fn with_row(&self, heads: &[Head]) -> Vec<&str> {
+        let known = |pattern: &&String| heads.iter().any(|head| names(pattern, head));
+        self.0.iter().filter(known).map(String::as_str).collect()
+    }
+
     /// The patterns that match none of these rows.
     pub(crate) fn without_row(&self, heads: &[Head]) -> Vec<&str> {
         let unknown = |pattern: &&String| !heads.iter().any(|head| names(pattern, head));
@@ -67,6 +78,12 @@ mod tests {
         assert_eq!(chosen(&["remote*", "one CPU"]), [true; 3]);
         assert_eq!(chosen(&["other*"]), [true, true, false]);
         let rows = Rows::new(&["remote".into(), "remot".into(), "x*".into()]);
-        assert_eq!(rows.without_row(&heads), ["remot", "x*"]);
+        assert_eq!((rows.with_row(&heads), rows.without_row(&heads)), (vec!["remote"], vec!["remot", "x*"]));
+        // A star alone chooses a row and names none.
+        let named = |pattern: &str| Rows::new(&[pattern.into()]).name(&heads[0]);
+        assert_eq!(
+            ["remote", "other*", "*mote", "*", "**", "malloc"].map(named),
+            [true, true, true, false, false, false]
+        );
     }
 }

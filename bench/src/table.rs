@@ -134,13 +134,16 @@ pub(crate) fn came_to(goal: &Goal) -> String {
     }
 }
 
-/// The chosen rows of the suites, one in each line.
-pub(crate) fn list(suites: &[(Suite, Vec<Head>)], rows: &Rows) -> String {
+/// The chosen rows of the suites, one in each line, with a mark on those that take long.
+pub(crate) fn list(suites: &[(Suite, Vec<(Head, bool)>)], rows: &Rows) -> String {
     let chosen = suites.iter().flat_map(|(suite, heads)| {
-        let heads = heads.iter().filter(|head| rows.choose(head));
-        heads.map(|head| [suite.name(), head.section, &head.name, &head.threads.to_string()].map(String::from).into())
+        let heads = heads.iter().filter(|(head, _)| rows.choose(head));
+        heads.map(|(head, long)| {
+            let long = if *long { "long" } else { "" };
+            [suite.name(), head.section, &head.name, &head.threads.to_string(), long].map(String::from).into()
+        })
     });
-    table(&["suite", "section", "row", "threads"], chosen, |_| false)
+    table(&["suite", "section", "row", "threads", ""], chosen, |_| false)
 }
 
 /// The plan and the machine, in two lines.

@@ -29,8 +29,10 @@ TESTS = {
         "queues::a_thread_sleeps_until_there_is_work",
         "queues::frames_are_redirected_to_virtio_and_back",
         "queues::without_need_wakeup_each_flush_is_a_call",
+        "reopen::a_queue_is_opened_again_in_either_mode",
         "rx_metadata::metadata_in_memory_of_a_peer_behind_headroom",
         "rx_metadata::metadata_of_received_frames",
+        "sharing::a_queue_that_only_sends",
     ],
     "quirks": ["the_mode_is_what_the_driver_has"],
 }

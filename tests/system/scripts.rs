@@ -429,3 +429,10 @@ fn a_capture_is_replayed_in_order() {
         assert!(piece, "{frames} frames of {bytes} bytes are no piece of the capture: {row}");
     }
 }
+
+/// `mpirun -n 4`, each rank in a network namespace: one report, whose sums are those that each rank
+/// prints of itself. Incast of three to one, and each to each.
+#[test]
+fn ranks_of_mpirun() {
+    script_beside("tests/hosts/mpi.py", &[]);
+}

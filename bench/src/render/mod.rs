@@ -10,9 +10,12 @@
 //! <!-- end -->
 //! ```
 //!
-//! [`record`] reads the results, [`tables`] makes a table of them by its name.
+//! [`record`] reads the results, [`tables`] makes a table of them by its name, [`scaling`] the
+//! one that is computed, and [`kperf`] those of changes.
 
+mod kperf;
 mod record;
+mod scaling;
 mod tables;
 
 use crate::args::RenderArgs;
@@ -22,8 +25,14 @@ use record::Record;
 use std::path::Path;
 
 /// The documents, from the top of the tree.
-const DOCUMENTS: [&str; 5] =
-    ["README.md", "docs/performance.md", "crates/refs/README.md", "crates/pool/README.md", "crates/inet/README.md"];
+const DOCUMENTS: [&str; 6] = [
+    "README.md",
+    "docs/performance.md",
+    "docs/design/scaling.md",
+    "crates/refs/README.md",
+    "crates/pool/README.md",
+    "crates/inet/README.md",
+];
 const BEGIN: &str = "<!-- results: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";

@@ -1,6 +1,8 @@
 //! The tables, by their names in the documents. Each is of all machines, one after the other.
 
+use super::kperf;
 use super::record::{Goal, Machine, Record, Row, Suite};
+use super::scaling;
 use crate::table;
 use anyhow::bail;
 use netmem_measure::units::{show, show_spread};
@@ -11,6 +13,10 @@ enum Table {
     /// The first of these rows, compared with each of the others; of all suites, or of one.
     Headlines(Option<&'static str>),
     Machines,
+    /// TCP with device memory, before and after changes.
+    Kperf,
+    /// Costs on more CPUs.
+    Scaling,
     /// The goals of a kind.
     Goals(&'static str),
     /// All rows of these sections of a suite.
@@ -25,6 +31,8 @@ pub(super) fn table(name: &str, records: &[Record]) -> anyhow::Result<String> {
         "headlines-pool" => Table::Headlines(Some("pool")),
         "headlines-streams" => Table::Headlines(Some("streams")),
         "machines" => Table::Machines,
+        "kperf" => Table::Kperf,
+        "scaling" => Table::Scaling,
         "targets" => Table::Goals("target"),
         "open-goals" => Table::Goals("open"),
         "pool" => {
@@ -75,6 +83,11 @@ impl Table {
         match self {
             Self::Headlines(suite) => headlines(record, suite.as_deref()),
             Self::Machines => machine(record),
+            Self::Kperf => caption(record) + &kperf::tables(record),
+            Self::Scaling => match scaling::table(record) {
+                table if table.is_empty() => table,
+                table => caption(record) + &table,
+            },
             Self::Goals(kind) => caption(record) + &goals(record, kind),
             Self::Rows(suite, sections) => {
                 let sections = sections.iter().map(|section| rows(record, suite, section));

@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod command;
+mod page;
 mod reports;
 mod suites;

@@ -1,6 +1,7 @@
 //! What the program prints and writes, and how it refuses.
 
 use crate::command::{self, Background, SHORT, bench, errors, figures, report, run, short};
+use crate::page::well_formed;
 use netmem_testing::schema;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -23,82 +24,6 @@ fn a_peer_that_is_missing_is_listed_with_the_reason() {
     assert!(why("dpdk_mbuf").contains("libdpdk is not installed"), "{}", why("dpdk_mbuf"));
     assert!(why("remote").contains("a CPU of its own"), "{}", why("remote"));
     assert!(rows.iter().any(|row| row["name"] == "in_context" && row["median"].is_f64()));
-}
-
-#[test]
-fn a_table_and_a_page_that_loads_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("refs.html");
-    std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
-    let table = short(&["all", "--threads", "1", "--html", file.to_str().unwrap()]);
-    let words = ["suite refs", "percpuref_rotating", "x refcount", "percpu", "skipped: ", "Goals"];
-    for word in words.into_iter().chain([
-        "suite pool",
-        "in_context_fifo",
-        "of 100G",
-        "x malloc",
-        "leaked 0",
-        "suite tokens",
-        "ranges_mixed",
-        "x locked_map",
-        "memory_page_ranges",
-        "suite devmem",
-        "percpuref+ranges",
-    ]) {
-        assert!(table.contains(word), "{word}: {table}");
-    }
-    let page = std::fs::read_to_string(&file).unwrap();
-    assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
-    assert!(page.matches("<svg").count() >= 8, "charts");
-    assert!(["refs", "pool", "tokens", "devmem"].iter().all(|suite| page.contains(&format!("netmem-bench {suite}"))));
-    well_formed(&page);
-    // Narrow screens: the page declares that it fits, charts are no wider than 400 pixels, and wide
-    // tables scroll by themselves.
-    assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"));
-    for svg in page.split("<svg ").skip(1) {
-        let width = svg.split_once("width=\"").unwrap().1.split_once('"').unwrap().0;
-        assert!(width.parse::<u32>().unwrap() <= 400, "{width}");
-    }
-    let scrolling = page.matches("<div class=\"scroll\" tabindex=\"0\">\n<table>").count();
-    assert!(scrolling > 20 && page.matches("<table").count() == scrolling);
-    // Contents: each link leads to one place, and each heading has a link, but for the page's own
-    // and that of the contents.
-    let (links, places) = (quoted(&page, "href=\"#"), quoted(&page, " id=\""));
-    assert_eq!(links, places, "the order of the contents is that of the page");
-    assert_eq!(page.matches("<h1").count() + page.matches("<h2").count(), links.len() + 2);
-    // The servers of the last suite have more threads than there are CPUs, too: their charts have
-    // lines, and so a key.
-    assert!(page.contains("<h2 id=\"legend\">") && page.contains("<ul class=\"key\">"));
-    // The name of SVG's own language is the only address.
-    let addresses = page.matches("://").count() - page.matches("\"http://www.w3.org/2000/svg\"").count();
-    assert_eq!(addresses, 0);
-    for loads in ["<script", "<link", "src=", "@import"] {
-        assert!(!page.contains(loads), "{loads}");
-    }
-}
-
-/// What follows `before` up to the next quotation mark, each time.
-fn quoted<'a>(page: &'a str, before: &str) -> Vec<&'a str> {
-    page.split(before).skip(1).map(|rest| rest.split_once('"').unwrap().0).collect()
-}
-
-/// Every element is closed where it must be, in the order in which they were opened, and every `<`
-/// and `&` of text is escaped.
-#[track_caller]
-fn well_formed(page: &str) {
-    let mut open: Vec<&str> = Vec::new();
-    for piece in page.split('<').skip(1) {
-        let (tag, text) = piece.split_once('>').unwrap_or_else(|| panic!("<{piece}"));
-        let entities = ["amp;", "lt;", "gt;", "quot;"];
-        assert!(text.split('&').skip(1).all(|rest| entities.iter().any(|entity| rest.starts_with(entity))), "{text}");
-        let name = tag.split_whitespace().next().unwrap();
-        match name.strip_prefix('/') {
-            Some(name) => assert_eq!(open.pop(), Some(name), "{tag}"),
-            None if tag.ends_with('/') || ["!DOCTYPE", "meta"].contains(&name) => {}
-            None => open.push(name),
-        }
-    }
-    assert!(open.is_empty(), "{open:?}");
 }
 
 /// Proves PERF-3: whatever is asked for is one object.
@@ -191,6 +116,8 @@ fn rows_are_listed_and_chosen() {
     assert!(
         ["refs", "pool", "tokens", "devmem", "streams"].iter().all(|suite| all.iter().any(|l| l.starts_with(suite)))
     );
+    // Rows that take long have a mark.
+    assert!(all.contains(&"streams cost of a segment ours 2 long".to_owned()), "{all:?}");
     assert_eq!(listed(&["all", "--rows", "guard,limit"]), ["refs guard guard 1", "pool one CPU limit 1"]);
     let report = report(&["refs", "pool", "--rows", "final put,lim*", "--threads", "1", "--check"]);
     let suites = report["suites"].as_array().unwrap();
@@ -296,14 +223,36 @@ fn a_signal_ends_it_with_what_was_measured() {
         let page = std::fs::read_to_string(&file).unwrap();
         well_formed(&page);
         assert!(page.contains("interrupted: the figures are of the runs until then"), "{page}");
+        assert!(page.contains("planned and not run: pool."), "{page}");
+        assert!(page.contains("fewer runs were made than planned: refs "), "{page}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
         measured = suites[0]["variants"][0]["samples"].as_array().unwrap().len();
         if measured > 0 {
             assert_eq!(suites[0]["variants"][0]["runs"].as_u64(), Some(measured as u64));
+            assert!(page.contains(" of 1000000. The fewer"), "{page}");
             break;
         }
     }
     assert!(measured > 0);
+}
+
+/// An output that cannot be written is an error, and the others are there: a disk is full.
+#[test]
+fn an_output_that_fails_leaves_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let [page, results] = ["x.html", "x.json"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    let full = "/dev/full".to_owned();
+    for (html, results) in [(&full, &results), (&page, &full)] {
+        let args = ["refs", "--rows", "guard", "--threads", "1", "--json", "--html", html, "--results", results];
+        let output = run(&[&args[..], &SHORT].concat());
+        let said = errors(&output);
+        assert_eq!((output.status.code(), said.contains("No space left")), (Some(1), true), "{said}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+        assert_eq!(report["suite"], "refs");
+    }
+    well_formed(&std::fs::read_to_string(&page).unwrap());
+    let results: Value = serde_json::from_str(&std::fs::read_to_string(&results).unwrap()).unwrap();
+    assert_eq!(results["suites"][0]["suite"], "refs");
 }
 
 /// While other programs have the CPUs, the report has a warning.
@@ -344,4 +293,19 @@ fn units_scale_in_tables() {
         let unit = if row["name"] == "set_up_ranges" { "ns" } else { "B" };
         assert!(row["unit"] == unit && figures(row)[0] > 1000.0, "{row}");
     }
+}
+
+#[test]
+fn two_builds_are_compared() {
+    let this = env!("CARGO_BIN_EXE_netmem-bench");
+    let args = ["refs", "--rows", "guard", "--threads", "1", "--against", this];
+    let report = report(&args);
+    assert_eq!((&report["command"], &report["pairs"]), (&"bench".into(), &2.into()));
+    let rows = report["compared"].as_array().unwrap();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row["verdict"] == "no_difference"), "{report}");
+    assert!(rows.iter().all(|row| row["name"].as_str().unwrap().starts_with("refs ")), "{report}");
+    let text = short(&args);
+    assert!(text.contains("too few") && text.contains("Holm"), "{text}");
+    let output = run(&[&args[..5], &["--against", "/nowhere/bench"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
 }

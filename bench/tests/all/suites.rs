@@ -255,7 +255,7 @@ fn tokens_have_every_way_and_setting() {
 /// those that the code has. Proves PERF-3 and, as far as measuring goes, REF-8.
 #[test]
 fn streams_have_every_path() {
-    let report = report(&["streams"]);
+    let report = report(&["streams", "--long"]);
     assert_eq!((&report["command"], &report["suite"]), (&"bench".into(), &"streams".into()));
     let rows = report["variants"].as_array().unwrap();
     let find = |section: &str, name: &str, threads: u64| {

@@ -1,14 +1,15 @@
-/* Netmem for C and C++: page pools, fragments and reference counts. MIT OR Apache-2.0.
+/* Netmem for C and C++: page pools, fragments, reference counts and AF_XDP queues.
+ * MIT OR Apache-2.0.
  *
  * Written by cbindgen from the crate netmem-capi. `install.sh --header` writes it anew.
  *
  * A function that can fail returns a netmem_status. netmem_error_text() is the reason of the last
  * failure on the calling thread. Results are written through the last arguments, and only if the
- * status is NETMEM_OK.
+ * status is NETMEM_OK; the functions that differ say so.
  *
- * Ownership: *_create writes a handle that the caller owns, and ends with *_close or *_destroy. A
- * netmem_frag is owned by the variable that holds it. Copying the structure does not make another
- * holder: netmem_frag_share does.
+ * Ownership: *_create, *_attach and *_open write handles that the caller owns, each of which ends
+ * with *_close or *_destroy. A netmem_frag is owned by the variable that holds it. Copying the
+ * structure does not make another holder: netmem_frag_share does.
  *
  * Threads:
  *
@@ -18,6 +19,11 @@
  *   netmem_page_pool       one thread, the first that allocates from it, until it is closed
  *   netmem_shared_pool     any thread, several at a time; closed once
  *   netmem_frag            one thread at a time; its bytes can be read by several while none writes
+ *   netmem_umem            any thread, several at a time; closed once
+ *   netmem_xdp_program     any thread, several at a time; closed once
+ *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
+ *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
+ *                          than that of its netmem_xsk_rx
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -30,11 +36,20 @@
  *   a structure of a wrong size                  NETMEM_ERR_STRUCT_SIZE
  *   a handle that was closed, or another kind    library built with debug assertions:
  *   of handle                                    NETMEM_ERR_HANDLE; otherwise undefined
- *   a page pool on a second thread               library built with debug assertions:
- *                                                NETMEM_ERR_THREAD; otherwise undefined
+ *   a page pool, netmem_xsk_rx or netmem_xsk_tx  library built with debug assertions:
+ *   on a second thread                           NETMEM_ERR_THREAD; otherwise undefined
  *   release of an empty fragment                 nothing happens: release empties the variable
  *   release of a copied netmem_frag              undefined, as free() twice is
  *   writing to a fragment that is shared         netmem_frag_write: NETMEM_ERR_SHARED
+ *   sending a fragment of another region         NETMEM_ERR_UNSENDABLE; it stays with the caller
+ *   sending an empty fragment                    NETMEM_ERR_ARGUMENT
+ *   writing to a fragment that was sent          undefined: the kernel reads it, and the page is of
+ *   through a copy of the netmem_frag            another frame later
+ *   a frame of several fragments without flags   copied into one page, or dropped and counted
+ *   reading, writing or closing a queue's        undefined
+ *   descriptor
+ *   foreign memory under a queue in zero-copy    undefined: see netmem_umem_create
+ *   mode
  *   a callback that throws, or jumps out         the process aborts
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
@@ -47,6 +62,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+
+// In the flags of a fragment: the frame goes on in the next fragment of the array.
+#define NETMEM_FRAG_MORE 1
+
+// The most fragments that a frame has.
+#define NETMEM_FRAME_FRAGS 18
+
+// In netmem_xsk_options.mode: the kernel copies each frame. Works on every interface.
+#define NETMEM_XSK_COPY 1
+
+// In netmem_xsk_options.mode: the device reads and writes the pages.
+#define NETMEM_XSK_ZERO_COPY 2
+
+// In netmem_xdp_options.mode: the kernel runs the program after it has made a socket buffer. Works
+// on every interface.
+#define NETMEM_XDP_GENERIC 1
+
+// In netmem_xdp_options.mode: the driver runs the program.
+#define NETMEM_XDP_DRIVER 2
 
 // What a call ended with.
 typedef enum netmem_status {
@@ -79,6 +113,19 @@ typedef enum netmem_status {
   NETMEM_ERR_STATE = 12,
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
+  // The queue has stopped, and neither receives nor sends any more: its interface is gone, or
+  // the kernel wrote a wrong value to a ring. Close it.
+  NETMEM_ERR_STOPPED = 14,
+  // The queue will never send this frame.
+  NETMEM_ERR_UNSENDABLE = 15,
+  // A privilege is missing. The text names it.
+  NETMEM_ERR_PRIVILEGE = 16,
+  // The interface has an XDP program already, or its queue an AF_XDP socket.
+  NETMEM_ERR_BUSY = 17,
+  // There is no such interface, queue or file.
+  NETMEM_ERR_NOT_FOUND = 18,
+  // The kernel or the interface's driver does not support what was asked for.
+  NETMEM_ERR_UNSUPPORTED = 19,
 } netmem_status;
 
 // A page pool: one thread allocates, in bulk and without a lock; pages are released on any thread.
@@ -95,6 +142,18 @@ typedef struct netmem_region netmem_region;
 
 // A pool from which each thread allocates: magazines of each CPU, no lock while they have pages.
 typedef struct netmem_shared_pool netmem_shared_pool;
+
+// A region from whose pages AF_XDP queues receive and send.
+typedef struct netmem_umem netmem_umem;
+
+// An XDP program on an interface.
+typedef struct netmem_xdp_program netmem_xdp_program;
+
+// The receive queue of an AF_XDP socket, with the page pool of its frames.
+typedef struct netmem_xsk_rx netmem_xsk_rx;
+
+// The transmit queue of an AF_XDP socket.
+typedef struct netmem_xsk_tx netmem_xsk_tx;
 
 // A reference count in the user's object, changed by compare-and-swap: for objects that few
 // threads hold. It saturates instead of overflowing. Initialise it by netmem_refcount_init.
@@ -197,6 +256,146 @@ typedef struct netmem_shared_pool_stats {
   // allocations that found no page
   uint64_t failed;
 } netmem_shared_pool_stats;
+
+// How a queue of an interface is opened. Set `size` to sizeof(netmem_xsk_options), and the rest to
+// zero where the default will do.
+typedef struct netmem_xsk_options {
+  // sizeof(netmem_xsk_options)
+  size_t size;
+  // The interface's name, in this thread's network namespace.
+  const char *interface;
+  // The number of its queue.
+  uint32_t queue;
+  // Entries of the RX ring, which holds frames until they are received: a power of two; 0: 2048.
+  uint32_t rx_ring;
+  // Entries of the TX ring: a power of two; 0: 2048.
+  uint32_t tx_ring;
+  // Chunks that the kernel has to receive into, if there are pages; 0: 1024. At least the
+  // device's receive ring and a quarter more.
+  uint32_t fill;
+  // NETMEM_XSK_COPY, NETMEM_XSK_ZERO_COPY, or 0: the best mode of the driver.
+  uint8_t mode;
+  // Zero.
+  uint8_t reserved[7];
+} netmem_xsk_options;
+
+// A kind of frames: those in which each field that is not zero matches. Behind up to two VLAN
+// tags. Fragments of IP packets have no port.
+typedef struct netmem_xdp_rule {
+  // The transport protocol's number: 6 for TCP, 17 for UDP; 0: any
+  uint8_t protocol;
+  // The bytes of the destination address: 4, 16, or 0: any. A rule with only an address also
+  // matches ARP requests and neighbour solicitations for it.
+  uint8_t address_length;
+  // The destination port, in the CPU's byte order; 0: any
+  uint16_t port;
+  // The destination address, in network byte order
+  uint8_t address[16];
+} netmem_xdp_rule;
+
+// Which program is attached. Set `size` to sizeof(netmem_xdp_options), and the rest to zero where
+// the default will do.
+typedef struct netmem_xdp_options {
+  // sizeof(netmem_xdp_options)
+  size_t size;
+  // The frames that are redirected; other frames go to the kernel. Null: all are redirected.
+  const struct netmem_xdp_rule *rules;
+  // How many rules: 1 to 64, and 0 if `rules` is null.
+  size_t rule_count;
+  // The path of a program of the caller's own, which is pinned; null: this library's program.
+  const char *pinned_program;
+  // The path of the map of sockets to which that program redirects, which is pinned, too.
+  // Without `pinned_program`: of a program that the caller has attached to the interface, so
+  // that `mode` is not used.
+  const char *pinned_map;
+  // NETMEM_XDP_GENERIC, NETMEM_XDP_DRIVER, or 0: driver mode if the driver has it.
+  uint8_t mode;
+  // Zero.
+  uint8_t reserved[7];
+} netmem_xdp_options;
+
+// What a receive queue received and lost. Set `size` to sizeof(netmem_xsk_rx_stats).
+//
+// In copy mode, each frame for the socket is either received, or counted once as ring_full,
+// no_buffer, bad_shape or unpolled. In zero-copy mode the device drops frames for which it has no
+// chunk, and only the driver counts them (ethtool -S).
+typedef struct netmem_xsk_rx_stats {
+  // sizeof(netmem_xsk_rx_stats)
+  size_t size;
+  // frames received, also one that waits for a call with more room
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // of the frames received: those of several fragments
+  uint64_t multi_buffer;
+  // frames that the kernel dropped because the RX ring was full: it is polled too rarely
+  uint64_t ring_full;
+  // frames that the kernel dropped because it had no chunk: the program holds too many pages. In
+  // copy mode also frames longer than a chunk, if the socket has no frames of several chunks.
+  uint64_t no_buffer;
+  // frames that the queue dropped: shorter than an Ethernet header, in more than 18 fragments,
+  // or in several when the caller has no flags and no page has room for them
+  uint64_t bad_shape;
+  // chunks that the kernel refused: not frames
+  uint64_t invalid_descriptor;
+  // times that the kernel had fewer chunks than it should, because there was no page
+  uint64_t out_of_pages;
+  // system calls that told the driver of new chunks
+  uint64_t wakeups;
+  // chunks that the kernel has now
+  uint64_t posted;
+  // pages of the queue that are posted or held
+  uint64_t in_flight;
+  // frames that had arrived and were not received when the queue was closed; 0 before
+  uint64_t unpolled;
+} netmem_xsk_rx_stats;
+
+// What a transmit queue sent and refused. Set `size` to sizeof(netmem_xsk_tx_stats). A descriptor
+// is a part of a frame in one chunk; most frames have one. descriptors = completed + outstanding.
+typedef struct netmem_xsk_tx_stats {
+  // sizeof(netmem_xsk_tx_stats)
+  size_t size;
+  // frames posted to the kernel
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // descriptors posted to the kernel
+  uint64_t descriptors;
+  // descriptors that the kernel is done with
+  uint64_t completed;
+  // descriptors that the kernel has now
+  uint64_t outstanding;
+  // times that the queue was full when a frame was to be sent
+  uint64_t full;
+  // frames refused because a fragment is not of the UMEM's region
+  uint64_t unreachable;
+  // frames refused because they have no bytes, or too many fragments
+  uint64_t bad_shape;
+  // frames copied into fewer fragments, because the driver does not send as many
+  uint64_t copied;
+  // system calls that told the kernel of frames
+  uint64_t kicks;
+  // times that the kernel sent nothing because memory, the send buffer or the device was full;
+  // the frames stay in the ring
+  uint64_t busy;
+  // times that the kernel sent nothing because the interface is down; the frames stay in the
+  // ring
+  uint64_t down;
+  // descriptors that were out for a second without any completion
+  uint64_t late;
+} netmem_xsk_tx_stats;
+
+// How a UMEM is made. Set `size` to sizeof(netmem_umem_options), and the rest to zero where the
+// default will do.
+typedef struct netmem_umem_options {
+  // sizeof(netmem_umem_options)
+  size_t size;
+  // Bytes in a chunk, into which the kernel writes one frame or a part of one: 2048 or 4096; 0:
+  // 4096. Several chunks can share a page.
+  uint32_t chunk;
+  // Bytes that are left free in front of each received frame, besides the kernel's 256.
+  uint32_t headroom;
+} netmem_umem_options;
 
 #ifdef __cplusplus
 extern "C" {
@@ -455,6 +654,223 @@ const char *netmem_error_text(void);
 // The name of a status, such as "NETMEM_ERR_NULL". `status` is an int, so that a value that this
 // library does not know is answered, too. Static; never null.
 const char *netmem_status_name(int32_t status);
+
+// Opens a queue of an interface: a socket with a receive queue and a transmit queue, which may be
+// used by two threads. Frames arrive when netmem_xdp_program_insert has put `rx` into a program on
+// the interface. Close both. The UMEM's handle may be closed before.
+//
+// Needs CAP_NET_RAW, and locked memory: see netmem_umem_create. An AF_XDP socket of this queue
+// that was just closed is waited for, for half a second at most.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mode,
+// size of a ring), NETMEM_ERR_NOT_FOUND (interface, queue), NETMEM_ERR_NO_PAGES (fewer than
+// `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another
+// socket), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM. Nothing is open then.
+enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
+                                   const struct netmem_xsk_options *options,
+                                   struct netmem_xsk_rx **rx,
+                                   struct netmem_xsk_tx **tx);
+
+// Attaches a program to an interface of this thread's network namespace. It is detached when the
+// handle is closed, or the process ends. Frames of queues that no netmem_xsk_rx was put into go to
+// the kernel.
+//
+// With `pinned_map` alone nothing is attached: the handle puts queues into the map of a program
+// that is attached to the interface, or will be. It is an error if a program on another interface
+// uses the map, and none on this one; that is not found without CAP_SYS_ADMIN.
+//
+// Needs CAP_BPF and CAP_NET_ADMIN; with rules also CAP_PERFMON.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (rules, mode, pinned
+// objects, a map of another interface), NETMEM_ERR_NOT_FOUND, NETMEM_ERR_PRIVILEGE,
+// NETMEM_ERR_BUSY (another program is attached), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xdp_program_attach(const char *interface,
+                                             const struct netmem_xdp_options *options,
+                                             struct netmem_xdp_program **program);
+
+// Redirects the frames of a receive queue to `rx`, which is a queue of the program's interface:
+// the kernel drops frames that are redirected to a queue of another one. The queue before it gets
+// no more frames. When `rx` is closed, its frames go to the kernel again, also if the program's
+// handle was closed before. Call it on the thread that uses `rx`, or before any thread does.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_NOT_FOUND (the
+// program's map has no such queue), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xdp_program_insert(const struct netmem_xdp_program *program,
+                                             const struct netmem_xsk_rx *rx);
+
+// Ends the handle: the program is detached, if the handle has attached it, and all frames of the
+// interface go to the kernel. A queue that was put into a map of the caller's own stays in it
+// until its `rx` is closed. The queues stay open.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_xdp_program_close(struct netmem_xdp_program *program);
+
+// Receives up to `n` fragments of frames that have arrived, posts new chunks, and does not wait.
+// `received` gets how many; 0 if no frame has arrived. The caller owns the fragments. The
+// variables are not read: what they hold is to be released before.
+//
+// Without `flags` (null) each fragment is a frame: a frame of several chunks is copied into one
+// page, or dropped and counted if none has room for it. With `flags`, which has room for `n`, too,
+// a frame is not copied: NETMEM_FRAG_MORE in the flags of a fragment says that the frame goes on
+// in the next one. `n` is at least NETMEM_FRAME_FRAGS then. A frame is never in two groups.
+//
+// A frame for which a call with `flags` had no room waits for the next call. While it waits, a
+// call without `flags` is an error, and receives nothing: call with `flags` again until at most
+// `n` - NETMEM_FRAME_FRAGS fragments come.
+//
+// No atomic and no lock for a frame. No system call, unless the driver asks for a wake-up.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED.
+enum netmem_status netmem_xsk_rx_receive(struct netmem_xsk_rx *rx,
+                                         struct netmem_frag *frags,
+                                         uint8_t *flags,
+                                         size_t n,
+                                         size_t *received);
+
+// Releases `n` fragments on the thread of the queue, and empties the variables. Pages of this
+// queue go to its cache, the cheapest way. Others go where they belong. Empty ones are ignored.
+// netmem_frags_release does it on any thread.
+//
+// Misuse (null, another thread) releases nothing, and leaves a text.
+void netmem_xsk_rx_release(struct netmem_xsk_rx *rx, struct netmem_frag *frags, size_t n);
+
+// Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
+// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of the frame, as it was
+// received: the others have no metadata, and no other holder writes to its page. A frame that was
+// copied into one page has its metadata.
+//
+// The number and the meaning of the bytes are an agreement with that program. Without metadata
+// they are old bytes. What the program wrote is in the frame's chunk. Where several chunks share a
+// page, bytes farther in front can be of another frame, into which the kernel may be writing.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE (more than 256, or than
+// there are in front of it in its page).
+enum netmem_status netmem_xsk_metadata(const struct netmem_frag *frag, void *to, size_t n);
+
+// The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
+// after netmem_xsk_rx_arm when frames have arrived, or the interface is gone. It is the queue's,
+// and the same until it is closed. Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_xsk_rx_fd(const struct netmem_xsk_rx *rx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are frames already,
+// and if the kernel has no chunk to receive into, because the caller holds all pages. A thread
+// that was woken calls netmem_xsk_rx_disarm and receives. A thread that holds all pages releases
+// fragments before it asks, or it turns without a sleep. A few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED,
+// NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xsk_rx_arm(struct netmem_xsk_rx *rx, bool *waits);
+
+// Ends the request for a wake-up: without it the kernel wakes the descriptor for each group of
+// frames. One system call if it was armed. Misuse leaves a text.
+void netmem_xsk_rx_disarm(struct netmem_xsk_rx *rx);
+
+// Whether the device writes frames into the pages itself (zero-copy mode). False for misuse.
+bool netmem_xsk_rx_is_zero_copy(const struct netmem_xsk_rx *rx);
+
+// Counts of the queue. A system call.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
+// NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xsk_rx_get_stats(struct netmem_xsk_rx *rx,
+                                           struct netmem_xsk_rx_stats *stats);
+
+// Closes the queue: its frames go to the kernel again, and frames that wait are dropped. Its pages
+// return to the region. Those that the caller holds return when they are released. Chunks that the
+// kernel has return when it lets the queue be opened again, or when the interface is gone. The
+// socket is closed with the second of its two queues. `stats` gets the final counts, unless it is
+// null: `in_flight` are the pages that the caller holds, `unpolled` the frames that were in the
+// ring. If it has a wrong size, the queue stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_xsk_rx_close(struct netmem_xsk_rx *rx, struct netmem_xsk_rx_stats *stats);
+
+// Sends `n` fragments, of any pool on the UMEM's region, and tells the kernel. `sent`, which is
+// always written, gets how many were sent: whole frames, in order. Their variables are empty. The
+// pages return to their pools when the kernel is done with them, and netmem_xsk_tx_complete was
+// called. The other fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the
+// queue is full: send the rest later. Else the first of them is of the frame that caused the
+// error.
+//
+// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+// a fragment says that the frame goes on in the next one.
+//
+// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),
+// NETMEM_ERR_STOPPED.
+enum netmem_status netmem_xsk_tx_send(struct netmem_xsk_tx *tx,
+                                      struct netmem_frag *frags,
+                                      const uint8_t *flags,
+                                      size_t n,
+                                      size_t *sent);
+
+// Returns the pages of frames that the kernel has sent, and how many descriptors these are. With
+// `rx`, a queue of the same thread, its pages return to its cache, the cheapest way; without
+// (null) they return as on any thread. Call it in each turn of a loop. Misuse returns 0, with a
+// text.
+size_t netmem_xsk_tx_complete(struct netmem_xsk_tx *tx, struct netmem_xsk_rx *rx);
+
+// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
+// readable after netmem_xsk_tx_arm when the kernel is done with frames, or the interface is gone.
+// It is the queue's, and the same until it is closed. Never read, write or close it. -1 with a
+// text for misuse.
+int32_t netmem_xsk_tx_fd(const struct netmem_xsk_tx *tx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
+// already, or frames that the kernel does not send now. A thread that was woken calls
+// netmem_xsk_tx_disarm and netmem_xsk_tx_complete. A few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED,
+// NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xsk_tx_arm(struct netmem_xsk_tx *tx, bool *waits);
+
+// Ends the request for a wake-up. One system call if it was armed. Misuse leaves a text.
+void netmem_xsk_tx_disarm(struct netmem_xsk_tx *tx);
+
+// Counts of the queue.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_xsk_tx_get_stats(struct netmem_xsk_tx *tx,
+                                           struct netmem_xsk_tx_stats *stats);
+
+// Closes the queue. It waits for frames that the kernel has not sent, for a tenth of a second at
+// most. Pages that the kernel still has return when it lets the queue be opened again, when the
+// UMEM ends, or in netmem_xsk_reclaim. The socket is closed with the second of its two queues. If
+// the UMEM's handle is closed, the last queue of the UMEM waits as netmem_umem_close does.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_xsk_tx_close(struct netmem_xsk_tx *tx);
+
+// Makes a UMEM of all pages of a region. The kernel pins them when the first queue is opened:
+// without CAP_IPC_LOCK they count towards RLIMIT_MEMLOCK. The region's handle may be closed.
+//
+// Queues of one UMEM share its registration, and have the mode of the first one.
+//
+// Warning: in zero-copy mode the device may write to its chunks for a moment after the queue was
+// closed. Memory of netmem_region_create stays with the kernel until then. Foreign memory
+// (netmem_region_from_memory) does not: its `release` can be called before, so that it must not be
+// used for anything else. Open queues on foreign memory with NETMEM_XSK_COPY.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (chunk,
+// headroom).
+enum netmem_status netmem_umem_create(const struct netmem_region *region,
+                                      const struct netmem_umem_options *options,
+                                      struct netmem_umem **umem);
+
+// Gives up the handle. The memory stays registered until the last queue is closed. If no queue is
+// left, and pages of sent frames are not back, it waits for the kernel to release them, for half a
+// second at most.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_umem_close(struct netmem_umem *umem);
+
+// Returns sent pages of queues and UMEMs that were closed, if the kernel has released them
+// meanwhile: the receiver of a frame can hold it for long. Returns how many are still kept. Needs
+// CAP_NET_RAW, and the network namespace of the interface. Any thread.
+size_t netmem_xsk_reclaim(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -58,6 +58,8 @@ class frag {
     }
     void advance(std::size_t n) { check(netmem_frag_advance(&frag_, n)); }
     void truncate(std::size_t length) { check(netmem_frag_truncate(&frag_, length)); }
+    /* Gives up what it holds, which the caller owns then. */
+    netmem_frag release() noexcept { return std::exchange(frag_, netmem_frag()); }
 
   private:
     netmem_frag frag_;
@@ -153,6 +155,189 @@ class shared_pool {
 
   private:
     netmem_shared_pool *handle_ = nullptr;
+};
+
+/* Up to N fragments in order, which a queue receives or sends at once. */
+template <std::size_t N> class frag_group {
+  public:
+    frag_group() noexcept : frags_(), size_(0) {}
+    frag_group(const frag_group &) = delete;
+    frag_group &operator=(const frag_group &) = delete;
+    ~frag_group() { clear(); }
+
+    std::size_t size() const noexcept { return size_; }
+    netmem_frag &operator[](std::size_t at) noexcept { return frags_[at]; }
+    /* False if there is no room: `from` keeps the fragment. */
+    bool push(frag &from) noexcept {
+        if (size_ == N)
+            return false;
+        frags_[size_++] = from.release();
+        return true;
+    }
+    /* Leaves an empty one in its place, which a queue does not send: send what is in front of it. */
+    frag take(std::size_t at) noexcept { return frag(std::exchange(frags_[at], netmem_frag())); }
+    void clear() noexcept {
+        netmem_frags_release(frags_, size_);
+        size_ = 0;
+    }
+
+  private:
+    friend class xsk_rx;
+    friend class xsk_tx;
+    netmem_frag frags_[N];
+    std::size_t size_;
+};
+
+/* A region, registered with the kernel for AF_XDP. */
+class umem {
+  public:
+    umem(const region &region, const netmem_umem_options &options) { check(netmem_umem_create(region.get(), &options, &handle_)); }
+    explicit umem(const region &region) {
+        netmem_umem_options options = netmem_umem_options();
+        options.size = sizeof options;
+        check(netmem_umem_create(region.get(), &options, &handle_));
+    }
+    umem(umem &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    umem &operator=(umem &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~umem() { netmem_umem_close(handle_); }
+    const netmem_umem *get() const noexcept { return handle_; }
+
+  private:
+    netmem_umem *handle_ = nullptr;
+};
+
+/* The receive queue of an AF_XDP socket, of the thread that uses it first. */
+class xsk_rx {
+  public:
+    /* Becomes the owner of a handle of netmem_xsk_open. */
+    explicit xsk_rx(netmem_xsk_rx *owned) noexcept : handle_(owned) {}
+    xsk_rx(xsk_rx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    xsk_rx &operator=(xsk_rx &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~xsk_rx() { netmem_xsk_rx_close(handle_, nullptr); }
+    /* Releases what the group has, and receives up to N frames, each in one fragment. */
+    template <std::size_t N> std::size_t receive(frag_group<N> &group) {
+        netmem_xsk_rx_release(handle_, group.frags_, group.size_);
+        std::size_t received = 0;
+        const netmem_status status = netmem_xsk_rx_receive(handle_, group.frags_, nullptr, N, &received);
+        /* On a wrong thread the queue has released nothing. Else they are empty. */
+        if (status != NETMEM_OK)
+            netmem_frags_release(group.frags_, group.size_);
+        group.size_ = received;
+        check(status);
+        return received;
+    }
+    int fd() const noexcept { return netmem_xsk_rx_fd(handle_); }
+    /* Whether to sleep until `fd` is readable. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_xsk_rx_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_xsk_rx_disarm(handle_); }
+    netmem_xsk_rx_stats stats() {
+        netmem_xsk_rx_stats stats = netmem_xsk_rx_stats();
+        stats.size = sizeof stats;
+        check(netmem_xsk_rx_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_xsk_rx *get() const noexcept { return handle_; }
+
+  private:
+    netmem_xsk_rx *handle_;
+};
+
+/* The transmit queue of an AF_XDP socket, of the thread that uses it first. */
+class xsk_tx {
+  public:
+    /* Becomes the owner of a handle of netmem_xsk_open. */
+    explicit xsk_tx(netmem_xsk_tx *owned) noexcept : handle_(owned) {}
+    xsk_tx(xsk_tx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    xsk_tx &operator=(xsk_tx &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~xsk_tx() { netmem_xsk_tx_close(handle_); }
+    /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
+     * group, also if this throws. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group) {
+        std::size_t sent = 0;
+        const netmem_status status = netmem_xsk_tx_send(handle_, group.frags_, nullptr, group.size_, &sent);
+        group.size_ -= sent;
+        for (std::size_t i = 0; sent > 0 && i < group.size_; i++)
+            group.frags_[i] = std::exchange(group.frags_[i + sent], netmem_frag());
+        check(status);
+        return sent;
+    }
+    /* Returns pages of sent frames, those of `rx` to its cache. */
+    std::size_t complete(xsk_rx &rx) noexcept { return netmem_xsk_tx_complete(handle_, rx.get()); }
+    std::size_t complete() noexcept { return netmem_xsk_tx_complete(handle_, nullptr); }
+    int fd() const noexcept { return netmem_xsk_tx_fd(handle_); }
+    /* Whether to sleep until `fd` is readable. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_xsk_tx_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_xsk_tx_disarm(handle_); }
+    netmem_xsk_tx_stats stats() {
+        netmem_xsk_tx_stats stats = netmem_xsk_tx_stats();
+        stats.size = sizeof stats;
+        check(netmem_xsk_tx_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_xsk_tx *get() const noexcept { return handle_; }
+
+  private:
+    netmem_xsk_tx *handle_;
+};
+
+/* Both queues of an AF_XDP socket. */
+struct xsk {
+    xsk_rx rx;
+    xsk_tx tx;
+};
+
+inline netmem_xsk_options xsk_options(const char *interface, std::uint32_t queue) {
+    netmem_xsk_options options = netmem_xsk_options();
+    options.size = sizeof options;
+    options.interface = interface;
+    options.queue = queue;
+    return options;
+}
+
+inline xsk open_xsk(const umem &umem, const netmem_xsk_options &options) {
+    netmem_xsk_rx *rx = nullptr;
+    netmem_xsk_tx *tx = nullptr;
+    check(netmem_xsk_open(umem.get(), &options, &rx, &tx));
+    return xsk{xsk_rx(rx), xsk_tx(tx)};
+}
+
+/* An XDP program on an interface, until the end of the value. */
+class xdp_program {
+  public:
+    xdp_program(const char *interface, const netmem_xdp_options &options) { check(netmem_xdp_program_attach(interface, &options, &handle_)); }
+    /* Redirects every frame. */
+    explicit xdp_program(const char *interface) {
+        netmem_xdp_options options = netmem_xdp_options();
+        options.size = sizeof options;
+        check(netmem_xdp_program_attach(interface, &options, &handle_));
+    }
+    xdp_program(xdp_program &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    xdp_program &operator=(xdp_program &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~xdp_program() { netmem_xdp_program_close(handle_); }
+    void insert(const xsk_rx &rx) { check(netmem_xdp_program_insert(handle_, rx.get())); }
+
+  private:
+    netmem_xdp_program *handle_ = nullptr;
 };
 
 } // namespace netmem

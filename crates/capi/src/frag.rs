@@ -2,7 +2,7 @@
 
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status};
-use netmem_pool::{Bulk, Frag};
+use netmem_pool::{Bulk, Frag, Region};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -30,6 +30,11 @@ impl netmem_frag {
         // SAFETY: a fragment is a pointer that is not null and a word (both are `repr(C)`); the
         // sizes are compared above.
         unsafe { std::mem::transmute(frag) }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.private_page.is_null()
     }
 
     /// The fragment that the variable owns, if there is one; the variable is empty then.
@@ -63,7 +68,7 @@ impl netmem_frag {
 ///
 /// Null, or a fragment of the header.
 #[inline]
-unsafe fn get<'a>(frag: *const netmem_frag) -> Result<&'a Frag<Kept>, Failure> {
+pub(crate) unsafe fn get<'a>(frag: *const netmem_frag) -> Result<&'a Frag<Kept>, Failure> {
     // SAFETY: as the caller promises.
     unsafe { frag.as_ref() }.ok_or_else(|| Failure::null("frag"))?.as_frag().ok_or_else(Failure::empty)
 }
@@ -91,6 +96,47 @@ pub(crate) unsafe fn room<'a>(
         Some(at) => Ok(unsafe { std::slice::from_raw_parts_mut(at.as_ptr().cast(), n) }),
         None if n == 0 => Ok(&mut []),
         None => Err(Failure::Null("frags")),
+    }
+}
+
+/// Releases those of `n` fragments that are of `region`, and empties their variables. Returns
+/// whether there are others.
+///
+/// For a queue or a pool of the region, in its poll context: its handle keeps the region. The last
+/// page of another region may be among the others. Its release calls a function of the program,
+/// which may use the same handle, so it must not happen while the queue or the pool is borrowed.
+///
+/// # Safety
+///
+/// Null with `n` of 0, or fragments of the header, which nothing else uses.
+pub(crate) unsafe fn release_of(region: &Region<Kept>, frags: *mut netmem_frag, n: usize) -> bool {
+    let mut others = false;
+    for i in 0..n {
+        // SAFETY: as the caller promises.
+        let frag = unsafe { &mut *frags.add(i) };
+        if frag.as_frag().is_some_and(|frag| region.index_of(frag).is_none()) {
+            others = true;
+        } else {
+            // SAFETY: as the caller promises.
+            drop(unsafe { frag.take() });
+        }
+    }
+    others
+}
+
+/// Releases `n` fragments, and empties the variables. The variables are not borrowed while a
+/// function of the program runs, which releases foreign memory.
+///
+/// # Safety
+///
+/// As for [`release_of`]. No queue or pool is borrowed.
+pub(crate) unsafe fn release_all(frags: *mut netmem_frag, n: usize) {
+    let mut bulk = Bulk::new();
+    for i in 0..n {
+        // SAFETY: as the caller promises.
+        if let Some(frag) = unsafe { (*frags.add(i)).take() } {
+            bulk.add(frag);
+        }
     }
 }
 
@@ -258,10 +304,9 @@ pub unsafe extern "C" fn netmem_frag_truncate(frag: *mut netmem_frag, length: us
 pub unsafe extern "C" fn netmem_frag_release(frag: *mut netmem_frag) {
     // A page's return can panic in no code of this library; the status is for what cannot be known.
     status(|| {
-        // SAFETY: as the header says.
-        if let Some(frag) = unsafe { frag.as_mut() } {
+        if !frag.is_null() {
             // SAFETY: as the header says.
-            drop(unsafe { frag.take() });
+            drop(unsafe { (*frag).take() });
         }
         Ok(())
     });
@@ -272,17 +317,9 @@ pub unsafe extern "C" fn netmem_frag_release(frag: *mut netmem_frag) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_frags_release(frags: *mut netmem_frag, n: usize) {
     status(|| {
-        if frags.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as the header says.
-        let frags = unsafe { std::slice::from_raw_parts_mut(frags, n) };
-        let mut bulk = Bulk::new();
-        for frag in frags {
+        if !frags.is_null() {
             // SAFETY: as the header says.
-            if let Some(frag) = unsafe { frag.take() } {
-                bulk.add(frag);
-            }
+            unsafe { release_all(frags, n) };
         }
         Ok(())
     });

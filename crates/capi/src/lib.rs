@@ -5,6 +5,10 @@
 //!     netmem_page_pool     the pool of one thread          alloc and release in bulk
 //!     netmem_shared_pool   a pool for all threads          alloc, or wait for a page
 //!       netmem_frag        counted bytes of a page         released on any thread
+//!   netmem_umem            a region, registered with the kernel for AF_XDP
+//!     netmem_xsk_rx        a receive queue                 groups of fragments
+//!     netmem_xsk_tx        its transmit queue              groups of fragments
+//!   netmem_xdp_program     redirects frames of an interface to receive queues
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!
@@ -23,8 +27,10 @@ pub mod counts;
 pub mod frag;
 mod handle;
 mod options;
+mod owned;
 pub mod page_pool;
 pub mod rcu;
 pub mod region;
 pub mod shared_pool;
 pub mod status;
+pub mod xsk;

@@ -3,40 +3,30 @@
 use crate::frag::{self, netmem_frag};
 use crate::handle::{self, Kind};
 use crate::options::{self, Versioned};
+use crate::owned::{self, Owned};
 use crate::region::{Kept, netmem_region};
 use crate::status::{Failure, netmem_status, status, value};
-use netmem_pool::{PagePool, PageRoom, PoolOptions, PoolStats};
+use netmem_pool::{PagePool, PageRoom, PoolOptions, PoolStats, RegionProvider};
 use std::ffi::c_char;
 use std::ptr::NonNull;
-use std::thread::{self, ThreadId};
-
-/// A pool and, with debug assertions, the thread that it belongs to.
-pub(crate) struct Owned {
-    pool: PagePool<Kept>,
-    owner: Option<ThreadId>,
-}
+use std::sync::Arc;
 
 /// A page pool: one thread allocates, in bulk and without a lock; pages are released on any thread.
 #[derive(Debug)]
 pub struct netmem_page_pool(());
 
 impl Kind for netmem_page_pool {
-    type Value = Owned;
+    type Value = Pages;
     const NAME: &'static str = "netmem_page_pool";
     const NUMBER: u64 = 0x6e65_746d_656d_0002;
 }
 
-impl Owned {
-    #[inline]
-    fn of_this_thread(&mut self) -> Result<&mut PagePool<Kept>, Failure> {
-        if cfg!(debug_assertions) {
-            let this = thread::current().id();
-            if *self.owner.get_or_insert(this) != this {
-                return Err(Failure::Thread(netmem_page_pool::NAME));
-            }
-        }
-        Ok(&mut self.pool)
-    }
+impl Owned for netmem_page_pool {}
+
+/// A page pool, and the region of its pages.
+pub(crate) struct Pages {
+    pool: PagePool<Kept>,
+    provider: Arc<RegionProvider<Kept>>,
 }
 
 /// How a pool is made, of both kinds. Set `size` to sizeof(netmem_pool_options), and the rest to
@@ -136,7 +126,7 @@ pub unsafe extern "C" fn netmem_page_pool_create(
         let (region, options) = unsafe { (handle::get(region)?, netmem_pool_options::read(options)?) };
         let pool = options.build(region.clone(), None)?;
         // SAFETY: the caller has room for a pointer there.
-        unsafe { out.write(handle::create(Owned { pool, owner: None })) };
+        unsafe { out.write(handle::create(Pages { pool, provider: region.clone() })) };
         Ok(())
     })
 }
@@ -153,8 +143,7 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
 ) -> usize {
     value(|| {
         // SAFETY: as the header says.
-        let (pool, out) = unsafe { (handle::get_mut(pool)?, frag::room(frags, n)?) };
-        let pool = pool.of_this_thread()?;
+        let (Pages { pool, .. }, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
         if let [one] = out {
             return Ok(
                 pool.poll(|napi| napi.alloc().map(|page| one.write(netmem_frag::of(page.freeze()))).is_some().into())
@@ -189,19 +178,19 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_page_pool_release(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
     status(|| {
-        // SAFETY: as the header says.
-        let pool = unsafe { handle::get_mut(pool) }?.of_this_thread()?;
-        if frags.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as the header says.
-        let frags = unsafe { std::slice::from_raw_parts_mut(frags, n) };
-        pool.poll(|_| {
-            for frag in frags {
-                // SAFETY: as the header says.
-                drop(unsafe { frag.take() });
+        let others = {
+            // SAFETY: as the header says.
+            let Pages { pool, provider } = unsafe { owned::get_mut(pool) }?;
+            if frags.is_null() {
+                return Ok(());
             }
-        });
+            // SAFETY: as the header says.
+            pool.poll(|_| unsafe { frag::release_of(provider.region(), frags, n) })
+        };
+        if others {
+            // SAFETY: as the header says.
+            unsafe { frag::release_all(frags, n) };
+        }
         Ok(())
     });
 }
@@ -216,7 +205,7 @@ pub unsafe extern "C" fn netmem_page_pool_get_stats(
 ) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let pool = unsafe { handle::get_mut(pool) }?.of_this_thread()?;
+        let Pages { pool, .. } = unsafe { owned::get_mut(pool) }?;
         // SAFETY: as the header says.
         unsafe { options::write(stats, &netmem_page_pool_stats::of(&pool.stats())) }
     })
@@ -237,9 +226,7 @@ pub unsafe extern "C" fn netmem_page_pool_close(
             unsafe { options::room(stats) }?;
         }
         // SAFETY: as the header says.
-        unsafe { handle::get_mut(pool) }?.of_this_thread()?;
-        // SAFETY: as the header says.
-        let closed = unsafe { handle::close(pool) }?.pool.close();
+        let closed = unsafe { owned::close(pool) }?.pool.close();
         if stats.is_null() {
             return Ok(());
         }

@@ -2,10 +2,12 @@
 
 use netmem_pool::{PoolError, RegionError, WaitError};
 use netmem_refs::{KillError, NoMemory};
+use netmem_xsk::{AttachError, QueueStopped, XskError};
 use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
 use std::ffi::{CString, c_char};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use thiserror::Error;
 
@@ -42,6 +44,19 @@ pub enum netmem_status {
     NETMEM_ERR_STATE = 12,
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
+    /// The queue has stopped, and neither receives nor sends any more: its interface is gone, or
+    /// the kernel wrote a wrong value to a ring. Close it.
+    NETMEM_ERR_STOPPED = 14,
+    /// The queue will never send this frame.
+    NETMEM_ERR_UNSENDABLE = 15,
+    /// A privilege is missing. The text names it.
+    NETMEM_ERR_PRIVILEGE = 16,
+    /// The interface has an XDP program already, or its queue an AF_XDP socket.
+    NETMEM_ERR_BUSY = 17,
+    /// There is no such interface, queue or file.
+    NETMEM_ERR_NOT_FOUND = 18,
+    /// The kernel or the interface's driver does not support what was asked for.
+    NETMEM_ERR_UNSUPPORTED = 19,
 }
 
 /// Why a call failed.
@@ -59,7 +74,7 @@ pub(crate) enum Failure {
     Argument(String),
     #[error("this is no {0}, or it was closed")]
     Handle(&'static str),
-    #[error("the {0} belongs to another thread, the first that allocated from it")]
+    #[error("the {0} belongs to another thread, the first that used it")]
     Thread(&'static str),
     #[error("the fragment is empty: it was released, or never allocated")]
     Empty,
@@ -79,8 +94,28 @@ pub(crate) enum Failure {
     NoMemory(#[from] NoMemory),
     #[error(transparent)]
     Kill(#[from] KillError),
+    #[error(transparent)]
+    Xsk(Box<XskError>),
+    #[error(transparent)]
+    Attach(Box<AttachError>),
+    #[error(transparent)]
+    Queue(io::Error),
+    #[error("the queue cannot send the frame: {0}")]
+    Unsendable(&'static str),
     #[error("the library panicked: {0}")]
     Panic(String),
+}
+
+impl From<XskError> for Failure {
+    fn from(error: XskError) -> Self {
+        Self::Xsk(Box::new(error))
+    }
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Self {
+        Self::Attach(Box::new(error))
+    }
 }
 
 /// For checks of hot paths: an error is made when it occurs. One that is made before and dropped
@@ -112,17 +147,63 @@ impl Failure {
             Self::Shared => NETMEM_ERR_SHARED,
             Self::Range { .. } => NETMEM_ERR_RANGE,
             Self::Region(error) => region(error),
-            Self::Pool(PoolError::Region(error)) => region(error),
-            Self::Pool(PoolError::NoPages | PoolError::Prefill { .. }) => NETMEM_ERR_NO_PAGES,
-            Self::Pool(PoolError::TooManyMagazines { .. }) => NETMEM_ERR_ARGUMENT,
-            Self::Pool(PoolError::NoMemory(_)) | Self::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
-            Self::Pool(_) => NETMEM_ERR_SYSTEM,
+            Self::Pool(error) => pool(error),
+            Self::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
             Self::Wait(WaitError::Closed | WaitError::Ended | WaitError::DeviceGone) => NETMEM_ERR_CLOSED,
             Self::Wait(_) => NETMEM_ERR_SYSTEM,
             Self::Held | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
             Self::Kill(_) => NETMEM_ERR_SYSTEM,
+            Self::Xsk(error) => xsk(error),
+            Self::Attach(error) => attach(error),
+            Self::Queue(error) if error.get_ref().is_some_and(|reason| reason.is::<QueueStopped>()) => {
+                NETMEM_ERR_STOPPED
+            }
+            Self::Queue(_) => NETMEM_ERR_SYSTEM,
+            Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
             Self::Panic(_) => NETMEM_ERR_PANIC,
         }
+    }
+}
+
+fn pool(error: &PoolError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        PoolError::Region(error) => region(error),
+        PoolError::NoPages | PoolError::Prefill { .. } => NETMEM_ERR_NO_PAGES,
+        PoolError::TooManyMagazines { .. } => NETMEM_ERR_ARGUMENT,
+        PoolError::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn xsk(error: &XskError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        XskError::Chunk { .. } | XskError::Headroom { .. } | XskError::RingSize { .. } | XskError::Provider => {
+            NETMEM_ERR_ARGUMENT
+        }
+        XskError::Pool(error) => pool(error),
+        XskError::Region(error) => region(error),
+        XskError::Attach(error) => attach(error),
+        XskError::Pages { .. } => NETMEM_ERR_NO_PAGES,
+        XskError::Memlock { .. } => NETMEM_ERR_NO_MEMORY,
+        XskError::Missing(_) | XskError::Privilege { .. } => NETMEM_ERR_PRIVILEGE,
+        XskError::Busy { .. } => NETMEM_ERR_BUSY,
+        XskError::NoInterface { .. } | XskError::NoQueue { .. } => NETMEM_ERR_NOT_FOUND,
+        XskError::Unsupported { .. } => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn attach(error: &AttachError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        AttachError::NoInterface(_) | AttachError::Queue { .. } => NETMEM_ERR_NOT_FOUND,
+        AttachError::Pinned { .. } | AttachError::OtherInterface { .. } => NETMEM_ERR_ARGUMENT,
+        AttachError::Privilege(_) => NETMEM_ERR_PRIVILEGE,
+        AttachError::Occupied { .. } => NETMEM_ERR_BUSY,
+        AttachError::Refused { .. } | AttachError::Mode(_) => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
     }
 }
 
@@ -149,6 +230,8 @@ pub(crate) fn record(failure: &Failure) -> netmem_status {
         text = format!("{text}: {error}");
         source = error.source();
     }
+    // The verifier's log has lines.
+    text = text.replace('\n', " ");
     text.retain(|c| c != '\0');
     // A thread that is ending has no text any more.
     let _ = TEXT.try_with(|kept| *kept.borrow_mut() = CString::new(text).unwrap_or_default());
@@ -204,6 +287,12 @@ pub extern "C" fn netmem_status_name(status: i32) -> *const c_char {
         11 => c"NETMEM_ERR_CLOSED",
         12 => c"NETMEM_ERR_STATE",
         13 => c"NETMEM_ERR_PANIC",
+        14 => c"NETMEM_ERR_STOPPED",
+        15 => c"NETMEM_ERR_UNSENDABLE",
+        16 => c"NETMEM_ERR_PRIVILEGE",
+        17 => c"NETMEM_ERR_BUSY",
+        18 => c"NETMEM_ERR_NOT_FOUND",
+        19 => c"NETMEM_ERR_UNSUPPORTED",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -234,11 +323,12 @@ mod tests {
 
     #[test]
     fn each_status_has_its_name() {
-        for value in 0..=13 {
+        for value in 0..=netmem_status::NETMEM_ERR_UNSUPPORTED as i32 {
             // SAFETY: the name is static.
             let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
             assert!(name.starts_with("NETMEM_"), "{value}: {name}");
         }
         assert_eq!(netmem_status::NETMEM_ERR_PANIC as i32, 13);
+        assert_eq!(netmem_status::NETMEM_ERR_UNSUPPORTED as i32, 19);
     }
 }

@@ -1,12 +1,14 @@
 //! The command line. Clap checks the syntax here. Each command checks the meaning of its arguments
 //! before it starts anything. Both kinds of errors end with exit status 2.
 
+mod hosts;
 mod serve;
 mod values;
 
+pub(crate) use hosts::{AGENT_PORT, HostsArgs};
 pub(crate) use serve::{ServeArg, ServeArgs};
 pub(crate) use values::{
-    AllocArg, ConsumerArg, CpusArg, DeviceArg, ModeArg, PortArg, ProtoArg, RingArg, XdpArg, XskArg,
+    AllocArg, ConsumerArg, CpusArg, DeviceArg, ModeArg, PortArg, ProtoArg, RingArg, SearchArg, SortArg, XdpArg, XskArg,
 };
 
 use crate::xdp::XdpArgs;
@@ -15,10 +17,10 @@ use netmem::virtio::Spin;
 use netmem_inet::Address;
 use netmem_measure::arguments::duration;
 use netmem_netem::LinkOptions;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
-use values::{mac, size};
+use values::{address, mac, requests, size};
 
 /// Network memory for user space: receive through a page pool, and measure what the pool saves.
 #[derive(Debug, Parser)]
@@ -33,7 +35,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Receive traffic and report (the default)
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Be a virtio-net device on a vhost-user socket
     Device(DeviceArgs),
     /// Be a server behind a tap or an interface, on netmem's own TCP: a demonstration
@@ -48,6 +50,11 @@ pub(crate) enum Command {
     Grant(GrantArgs),
     /// Report what this machine offers: restartable sequences, huge pages, AF_XDP, taps, limits
     Info(InfoArgs),
+    /// Show the figures of a running command that has --metrics, and how fast they grow
+    Top(TopArgs),
+    /// List the connections of a running `serve` that has --metrics: states, rates, windows, round
+    /// trips, pages
+    Ss(SsArgs),
     /// Write man pages and shell completions, for packages of the command
     #[command(hide = true)]
     Pages(PagesArgs),
@@ -75,20 +82,46 @@ pub(crate) struct PerfArgs {
     /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
+    /// Write the packets between the port and the driver to this file, as pcapng. What is dropped
+    /// is there, too, with the reason as a comment. Large segments are cut before it, and each
+    /// packet is copied
+    #[arg(long, value_name = "FILE", conflicts_with = "against")]
+    pub(crate) pcap: Option<PathBuf>,
     /// What to measure: frames that are received, or flows of tcp or udp between two stacks.
     /// Without --port both stacks are netmem's; with --port tap:NAME one is netmem's and one the
     /// kernel's
     #[arg(long, default_value = "frames")]
     pub(crate) proto: ProtoArg,
-    /// With --proto tcp or udp: the number of flows [default: 1]
-    #[arg(long, value_name = "N")]
+    #[command(flatten)]
+    pub(crate) hosts: HostsArgs,
+    /// With --proto tcp or udp: the number of flows; with --to, from a host to another one
+    /// [default: 1]
+    #[arg(short = 'P', long, value_name = "N")]
     pub(crate) flows: Option<u16>,
+    /// With --proto: requests of REQUEST bytes, each answered by RESPONSE bytes, instead of a
+    /// stream. A flow has one request at a time. Without --rate it sends the next when the last is
+    /// answered; with --rate requests are due at fixed times, and the time of each counts from then
+    #[arg(long, value_name = "REQUEST,RESPONSE", value_parser = requests)]
+    pub(crate) rr: Option<[usize; 2]>,
+    /// With --proto: find the highest rate, by bisection. lossless, with udp: that loses no
+    /// datagram (RFC 2544); PERCENT%=TIME, such as 99%=200us, with --rr: at which so many requests
+    /// are answered within this time
+    #[arg(long, value_name = "GOAL")]
+    pub(crate) search: Option<SearchArg>,
+    /// With --proto: print what is received each time that so many seconds are over
+    #[arg(short, long, value_name = "SECS", value_parser = duration)]
+    pub(crate) interval: Option<Duration>,
+    /// Answer on this port of the loopback address, or on an address and port, with the figures of
+    /// the present run as Prometheus text: http://ADDR/metrics
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// With --proto and a tap: the address of netmem's stack, in the network of the kernel's
     /// address on the tap
     #[arg(long, value_name = "ADDR/LEN")]
     pub(crate) addr: Option<Address>,
-    /// With --proto and a tap: the kernel sends and netmem receives. Without it, netmem sends
-    #[arg(long)]
+    /// With --proto and a tap: the kernel sends and netmem receives. Without it, netmem sends. With
+    /// --to: the other hosts send and this one receives
+    #[arg(short = 'R', long)]
     pub(crate) reverse: bool,
     /// The driver's receive mode: how frames lie in buffers
     /// [default: small and mergeable; with tap, pcap and xsk, mergeable]
@@ -119,11 +152,11 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "net=N,app=N,device=N", default_value = "")]
     pub(crate) cpus: CpusArg,
     /// How long a run lasts: seconds, or with a suffix (0.3, 300ms, 2s)
-    /// [default: 0.05; with tap, 10; with --spin or --proto, 1]
-    #[arg(long, value_name = "SECS", value_parser = duration)]
+    /// [default: 0.05; with tap, 10; with --spin, --proto or --to, 1]
+    #[arg(short = 't', long, value_name = "SECS", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Runs of each variant, interleaved [default: 17, or as many as fit into 27 s; with tap, 1;
-    /// with --proto, 3]
+    /// Runs of each variant, interleaved; with --against, pairs of runs [default: 17, or as many as
+    /// fit into 27 s; with tap, 1; with --proto or --to, 3, with --search 1, and with --against 17]
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
     /// Entries in each ring, a power of two
@@ -139,23 +172,35 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "MICROSECONDS|forever")]
     pub(crate) spin: Option<Spin>,
     /// With --spin: packets per second that the generator sends, one measurement for each
-    /// [default: 1000,10000,100000,1000000]
+    /// [default: 1000,10000,100000,1000000]. With --proto: messages or requests per second of all
+    /// flows, one measurement for each [default: as many as possible]
     #[arg(long, value_name = "PPS,..", value_delimiter = ',')]
     pub(crate) rate: Vec<u64>,
     /// Lock the memory of pages in RAM (mlock)
     #[arg(long)]
     pub(crate) lock: bool,
     /// Print one JSON object on standard output, and nothing else there, instead of the table
-    #[arg(long)]
+    #[arg(short = 'J', long)]
     pub(crate) json: bool,
     /// Fail (exit status 1) if a goal of the pool against the old ways is missed or a row is
     /// skipped
     #[arg(long, conflicts_with = "against")]
     pub(crate) check: bool,
-    /// Another build of this command. Its runs are interleaved with those of this one, and the two
-    /// are compared
+    /// Another build of this command. Its runs are interleaved with those of this one, and each row
+    /// of the two is compared. With --proto, also at matched throughput: a rate that both reach
     #[arg(long, value_name = "BINARY")]
     pub(crate) against: Option<PathBuf>,
+}
+
+impl PerfArgs {
+    /// Whether an option is given that flows do not have.
+    pub(crate) fn are_for_frames(&self) -> bool {
+        self.mode.is_some()
+            || self.alloc != [AllocArg::Pool, AllocArg::Page, AllocArg::Frags]
+            || self.xdp != XdpArg::Pass
+            || self.consumer.is_some()
+            || self.queues != [1]
+    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -175,6 +220,10 @@ pub(crate) struct DeviceArgs {
     /// Listen on this socket, and send each client the statistics as one JSON object
     #[arg(long, value_name = "SOCKET")]
     pub(crate) stats: Option<PathBuf>,
+    /// Answer on this port of the loopback address, or on an address and port, with the figures as
+    /// Prometheus text: http://ADDR/metrics
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// The MAC address that the device offers to the driver [default: none is offered]
     #[arg(long, value_name = "MAC", value_parser = mac)]
     pub(crate) mac: Option<[u8; 6]>,
@@ -211,6 +260,11 @@ pub(crate) struct DeviceArgs {
     /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
+    /// Write the packets between the port and the driver to this file, as pcapng. What is dropped
+    /// is there, too, with the reason as a comment. Large segments are cut before it, and each
+    /// packet is copied
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
     /// Offer only these features of rings: packed, event-idx, indirect, in-order. Split rings are
     /// always offered [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -293,6 +347,38 @@ pub(crate) struct LinkArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct InfoArgs {
     /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TopArgs {
+    /// The address of --metrics: a port of the loopback address, or an address and port
+    #[arg(value_name = "ADDR", value_parser = address)]
+    pub(crate) address: SocketAddr,
+    /// The time between two questions: seconds, or with a suffix (0.3, 300ms, 2s)
+    #[arg(short, long, value_name = "SECS", default_value = "1", value_parser = duration)]
+    pub(crate) interval: Duration,
+    /// The order of the figures
+    #[arg(long, default_value = "rate")]
+    pub(crate) sort: SortArg,
+    /// Print the figures once, with their growth in one interval, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// With --once: print one JSON object
+    #[arg(long, requires = "once")]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SsArgs {
+    /// The address of --metrics: a port of the loopback address, or an address and port
+    #[arg(value_name = "ADDR", value_parser = address)]
+    pub(crate) address: SocketAddr,
+    /// The time in which rates are measured: seconds, or with a suffix (0.3, 300ms, 2s)
+    #[arg(short, long, value_name = "SECS", default_value = "1", value_parser = duration)]
+    pub(crate) interval: Duration,
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

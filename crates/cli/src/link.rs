@@ -1,9 +1,10 @@
-//! The bad link of the option `--link`, and `netmem link`, which puts the same link between two
-//! taps.
+//! The bad link of the option `--link`, the capture of `--pcap`, and `netmem link`, which puts the
+//! same link between two taps.
 
 use crate::args::{LinkArgs, PortArg};
+use crate::metrics::Page;
 use anyhow::Context;
-use netmem::device::port::{LinkStats, Linked, Port, PortError, Tap};
+use netmem::device::port::{LinkCapture, LinkStats, Linked, Port, PortError, Tap};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::{output, signals};
 use netmem_netem::LinkOptions;
@@ -13,6 +14,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -26,32 +28,68 @@ pub(crate) fn one_each<P>(ports: Vec<P>) -> impl FnMut(usize) -> Result<P, PortE
     move |_| ports.next().ok_or_else(|| PortError::Other("no queue is left".into()))
 }
 
-/// A link that the user asked for, and its counters.
+/// What the user asked for before the port: a bad link, its counters, and a capture. A capture
+/// without a bad link is of a perfect one.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLink {
-    options: LinkOptions,
+    options: Option<LinkOptions>,
     stats: Arc<LinkStats>,
+    capture: Option<(Arc<LinkCapture>, PathBuf)>,
 }
 
 impl AskedLink {
-    pub(crate) fn new(options: LinkOptions) -> Self {
-        Self { options, stats: Arc::default() }
+    /// `None` if the user asked for neither. Makes the file of `--pcap`.
+    pub(crate) fn open(options: Option<LinkOptions>, pcap: Option<&Path>) -> Result<Option<Self>, PortError> {
+        let create = |path: &Path| {
+            let file = LinkCapture::create(path).map_err(|error| uncaptured(path, &error))?;
+            Ok((Arc::new(file), path.to_owned()))
+        };
+        let capture = pcap.map(create).transpose()?;
+        let asked = options.is_some() || capture.is_some();
+        Ok(asked.then(|| Self { options, stats: Arc::default(), capture }))
     }
 
     /// Puts the link in front of the port of queue pair `pair`.
     pub(crate) fn over<P: Port>(&self, port: P, pair: usize) -> Linked<P> {
-        Linked::new(port, self.options, pair, Arc::clone(&self.stats))
-    }
-
-    /// The counters so far.
-    pub(crate) fn report(&self) -> LinkReport {
-        LinkReport {
-            options: self.options.to_string(),
-            to_driver: self.stats.to_driver().collect(),
-            from_driver: self.stats.from_driver().collect(),
-            refused: self.stats.refused(),
+        let link = Linked::new(port, self.options.unwrap_or_default(), pair, Arc::clone(&self.stats));
+        match &self.capture {
+            Some((file, _)) => link.captured(Arc::clone(file)),
+            None => link,
         }
     }
+
+    /// The counters of a bad link so far.
+    pub(crate) fn report(&self) -> Option<LinkReport> {
+        Some(LinkReport::new(self.options?, &self.stats))
+    }
+
+    /// Writes what the capture has buffered.
+    ///
+    /// # Errors
+    ///
+    /// The file could not be written, now or earlier.
+    pub(crate) fn finish(&self) -> Result<(), PortError> {
+        let Some((file, path)) = &self.capture else { return Ok(()) };
+        file.flush().map_err(|error| uncaptured(path, &error))
+    }
+
+    /// Fills in an answer of `--metrics`.
+    pub(crate) fn figures(&self, page: &Page) {
+        if self.options.is_none() {
+            return;
+        }
+        let (help, stats) = ("Packets on the link, by what happened to them.", &self.stats);
+        let add = |direction, event, packets| {
+            page.counter("netmem_link_packets_total", help, &[("direction", direction), ("event", event)], packets);
+        };
+        stats.to_driver().for_each(|(event, packets)| add("to_driver", event, packets));
+        stats.from_driver().for_each(|(event, packets)| add("from_driver", event, packets));
+        add("from_driver", "refused", stats.refused());
+    }
+}
+
+fn uncaptured(path: &Path, error: &io::Error) -> PortError {
+    PortError::Other(format!("--pcap {}: {error}", path.display()).into())
 }
 
 /// A link's counters, as JSON and, by [`fmt::Display`], in two lines.
@@ -62,6 +100,13 @@ pub(crate) struct LinkReport {
     from_driver: BTreeMap<&'static str, u64>,
     /// Frames from the driver that crossed the link, and that the port refused.
     refused: u64,
+}
+
+impl LinkReport {
+    fn new(options: LinkOptions, stats: &LinkStats) -> Self {
+        let (to_driver, from_driver) = (stats.to_driver().collect(), stats.from_driver().collect());
+        Self { options: options.to_string(), to_driver, from_driver, refused: stats.refused() }
+    }
 }
 
 fn counts(counts: &BTreeMap<&'static str, u64>) -> String {
@@ -89,8 +134,8 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
         let mut taps = Tap::open(name, 1, true)?;
         taps.pop().with_context(|| format!("tap {name} has no queue"))
     };
-    let link = AskedLink::new(args.link);
-    let (mut near, mut far) = (link.over(open(first)?, 0), open(second)?);
+    let stats = Arc::<LinkStats>::default();
+    let (mut near, mut far) = (Linked::new(open(first)?, args.link, 0, Arc::clone(&stats)), open(second)?);
     let mut refused = 0;
     eprintln!("tap:{first} and tap:{second}, link {}", args.link);
     while !stop.load(Ordering::Relaxed) {
@@ -110,7 +155,7 @@ pub(crate) fn run(args: &LinkArgs) -> anyhow::Result<()> {
             Err(e) => return Err(io::Error::from(e)).context("waiting for frames"),
         }
     }
-    let report = link.report();
+    let report = LinkReport::new(args.link, &stats);
     output::print(&format!("tap:{first} to tap:{second}: {}, {refused} refused", counts(&report.to_driver)))?;
     let back = counts(&report.from_driver);
     output::print(&format!("tap:{second} to tap:{first}: {back}, {} refused", report.refused))?;

@@ -43,9 +43,9 @@ pub use ports::Ports;
 pub use route::RouteError;
 #[cfg(feature = "stack")]
 pub use stack::{
-    Departed, Fragment, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload, Received,
-    ReceivedFrame, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker, TcpListener,
-    TcpStream, Transmit, UdpSocket, Unsent,
+    ConnectionInfo, Departed, Fragment, HeaderTicket, Host, ListenOptions, ListenerStats, Packer, Packets, Payload,
+    Received, ReceivedFrame, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker,
+    TcpListener, TcpStream, Transmit, UdpSocket, Unsent,
 };
 #[cfg(feature = "tcp")]
 pub use time::Time;

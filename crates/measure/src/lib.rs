@@ -8,8 +8,8 @@
 //!   turns, so that a disturbance of the machine affects all of them alike.
 //! * [`load`] reads CPU time from the kernel, and [`own_time`] adds up the time of polls that found
 //!   packets.
-//! * [`stats`] has medians, ranges and confidence intervals. [`goals`] compares them with bounds.
-//!   [`units`] prints them.
+//! * [`stats`] has medians, ranges, confidence intervals and tests. [`goals`] compares medians with
+//!   bounds. [`against`] compares two builds of a program. [`units`] prints quantities.
 //! * [`machine`] and [`report`] have the parts that all reports share. [`table`] and [`output`]
 //!   print them.
 //! * [`program`] runs a program and makes its exit status. [`signals`] ends a measurement early.
@@ -17,6 +17,7 @@
 //! * [`pages`] and [`frags`] are older ways to allocate network memory, as baselines. [`endpoint`]
 //!   has the parts of a stack over the embedded device.
 
+pub mod against;
 pub mod arguments;
 mod buddy;
 pub mod cpus;

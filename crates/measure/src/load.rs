@@ -14,14 +14,16 @@ const STAT: &str = "/proc/stat";
 pub struct Cpus(BTreeMap<usize, [u64; 8]>);
 
 /// What a CPU did in a time, in percent of that time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Share {
     /// Programs in user mode.
     pub usr: f64,
     /// The kernel for programs.
     pub sys: f64,
-    /// Nothing, or waiting for a disk.
+    /// Nothing.
     pub idle: f64,
+    /// Nothing, while a program waited for a disk.
+    pub iowait: f64,
     /// Interrupts.
     pub irq: f64,
     /// Softirqs.
@@ -62,7 +64,7 @@ impl Cpus {
             let ticks: [u64; 8] = std::array::from_fn(|n| after[n].saturating_sub(before[n]));
             let total = ticks.iter().sum::<u64>().max(1) as f64;
             let [usr, nice, sys, idle, iowait, irq, softirq, steal] = ticks.map(|n| n as f64 * 100.0 / total);
-            Some((*cpu, Share { usr: usr + nice, sys, idle: idle + iowait, irq, softirq, steal }))
+            Some((*cpu, Share { usr: usr + nice, sys, idle, iowait, irq, softirq, steal }))
         };
         self.0.iter().filter_map(share).collect()
     }
@@ -236,6 +238,11 @@ impl Share {
         Self { usr: self.usr - empty, idle: self.idle + empty, ..self }
     }
 
+    /// The part of the time in which the CPU worked for programs or the kernel, in percent.
+    pub fn busy(&self) -> f64 {
+        self.usr + self.sys + self.irq + self.softirq
+    }
+
     /// The mean of the shares of several CPUs.
     pub fn mean(shares: &[Self]) -> Self {
         let mean = |of: fn(&Self) -> f64| shares.iter().map(of).sum::<f64>() / shares.len().max(1) as f64;
@@ -243,6 +250,7 @@ impl Share {
             usr: mean(|s| s.usr),
             sys: mean(|s| s.sys),
             idle: mean(|s| s.idle),
+            iowait: mean(|s| s.iowait),
             irq: mean(|s| s.irq),
             softirq: mean(|s| s.softirq),
             steal: mean(|s| s.steal),
@@ -287,10 +295,14 @@ mod tests {
         let after =
             Cpus::parse("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 60 10 30 110 5 1 4 10 0 0\ncpu3 0 0 0 50 0 0 0 0 0 0\n");
         let shares = after.since(&before);
-        assert_eq!(shares[&0], Share { usr: 60.0, sys: 10.0, idle: 15.0, irq: 1.0, softirq: 4.0, steal: 10.0 });
+        assert_eq!(
+            shares[&0],
+            Share { usr: 60.0, sys: 10.0, idle: 10.0, iowait: 5.0, irq: 1.0, softirq: 4.0, steal: 10.0 }
+        );
+        assert_eq!(shares[&0].busy(), 75.0);
         assert_eq!((shares.len(), shares[&3].idle), (2, 100.0));
         // A thread that polled without finding anything for half the time.
-        assert_eq!(shares[&0].with_idle(0.5), Share { usr: 10.0, idle: 65.0, ..shares[&0] });
-        assert_eq!(shares[&0].with_idle(2.0), Share { usr: 0.0, idle: 75.0, ..shares[&0] });
+        assert_eq!(shares[&0].with_idle(0.5), Share { usr: 10.0, idle: 60.0, ..shares[&0] });
+        assert_eq!(shares[&0].with_idle(2.0), Share { usr: 0.0, idle: 70.0, ..shares[&0] });
     }
 }

@@ -1,16 +1,21 @@
 //! Measurements that take turns, so that a disturbance of the machine affects all of them alike.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// A progress bar over `steps`, each of which has a message. Draws nothing if standard error is no
-/// terminal.
+/// A progress bar over `steps`, each of which has a message, with the time that is left. Draws
+/// nothing if standard error is no terminal.
 pub fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{prefix}{bar:30} {pos}/{len}, {eta} left  {msg}") {
         bar.set_style(style);
     }
     bar
+}
+
+/// A time in words, in its largest unit: `3 minutes`.
+pub fn in_words(time: Duration) -> String {
+    HumanDuration(time).to_string()
 }
 
 /// Calls `measure` for each of `wanted`, `runs` times, or as often as fits into the `budget`. A

@@ -10,7 +10,9 @@ fn scales(base: &str) -> &'static [(f64, &'static str)] {
         "ns" => &[(1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s")],
         "b/s" => &[(1.0, "b/s"), (1e3, "kb/s"), (1e6, "Mb/s"), (1e9, "Gb/s")],
         "B" => &[(1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB")],
-        "packets/s" | "packets" | "requests" | "frames" | "messages" => &[(1.0, ""), (1e3, "k"), (1e6, "M")],
+        "packets/s" | "packets" | "requests/s" | "requests" | "frames" | "messages" => {
+            &[(1.0, ""), (1e3, "k"), (1e6, "M")]
+        }
         _ => &[],
     }
 }
@@ -23,9 +25,14 @@ pub fn scale(value: f64, base: &str) -> (f64, &str) {
     scales.iter().rev().find(fits).or(scales.first()).copied().unwrap_or((1.0, base))
 }
 
-/// A number with two decimals; with fewer if it is 100 or more.
+/// A number with two decimals; with fewer if it is 100 or more, and with two digits behind the
+/// zeros if it is less than 0.1.
 pub fn digits(x: f64) -> String {
     match x.abs() {
+        a if a > 0.0 && a < 0.0995 => {
+            let decimals = (1.0 - a.log10().floor()).min(300.0) as usize;
+            format!("{x:.decimals$}")
+        }
         a if a >= 1000.0 => format!("{x:.0}"),
         a if a >= 100.0 => format!("{x:.1}"),
         _ => format!("{x:.2}"),
@@ -58,6 +65,10 @@ mod tests {
     fn three_digits_or_so() {
         assert_eq!(digits(0.0), "0.00");
         assert_eq!(digits(3.456), "3.46");
+        assert_eq!(
+            [0.1, 0.0996, 0.099, 0.05, 1.25e-5, -2e-6].map(digits),
+            ["0.10", "0.10", "0.099", "0.050", "0.000013", "-0.0000020"]
+        );
         assert_eq!(digits(345.67), "345.7");
         assert_eq!(digits(34567.8), "34568");
     }

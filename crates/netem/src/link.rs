@@ -212,10 +212,10 @@ impl<T> Link<T> {
         [&self.delayed, &self.ahead].into_iter().filter_map(|queue| queue.front()).map(|flying| flying.at).min()
     }
 
-    /// Removes all packets from the link. Returns how many there were.
-    pub fn clear(&mut self) -> usize {
+    /// Removes all packets from the link, and returns them.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> + use<'_, T> {
         self.bytes = 0;
-        self.delayed.drain(..).len() + self.ahead.drain(..).len()
+        self.delayed.drain(..).chain(self.ahead.drain(..)).map(|flying| flying.delivery.packet)
     }
 
     /// The counters so far.
@@ -261,7 +261,7 @@ mod tests {
             link.send(n, 1000, now);
         }
         take(&mut link, None);
-        assert_eq!((link.bytes, link.clear()), (0, 0));
+        assert_eq!((link.bytes, link.drain().count()), (0, 0));
         (arrived, link.counts())
     }
 
@@ -354,7 +354,7 @@ mod tests {
             (0..MAX_PACKETS).for_each(|_| link.send((), len, ms(0)));
             let counts = link.counts();
             assert_eq!((counts.duplicated, counts.overflowed), (fit as u64, (MAX_PACKETS - fit) as u64));
-            assert_eq!(link.clear(), 2 * fit);
+            assert_eq!(link.drain().count(), 2 * fit);
             link.send((), len, ms(1));
             assert_eq!(link.counts().overflowed, counts.overflowed);
         }

@@ -28,5 +28,5 @@ pub mod port {
     };
     #[cfg(feature = "pcap")]
     #[doc(inline)]
-    pub use netmem_virtio::device::port::{CaptureError, Pcap, Play};
+    pub use netmem_virtio::device::port::{CaptureError, LinkCapture, Pcap, Play};
 }

@@ -15,14 +15,14 @@ pub use netmem_inet::stack::tokio;
 pub use netmem_inet::tcp::sender::{RecoveryState, SendInfo, SendOptions};
 #[doc(inline)]
 pub use netmem_inet::tcp::{
-    Budget, Charge, Config, Congestion, DeliveryError, Ecn, Error, Held, Info, IpFields, KeepAlive, Refused,
+    Budget, Charge, Config, Congestion, DeliveryError, Ecn, Error, Held, Info, IpFields, KeepAlive, Refused, State,
     Unreachable,
 };
 #[doc(inline)]
 pub use netmem_inet::wire::Mac;
 #[doc(inline)]
 pub use netmem_inet::{
-    Address, BadAddress, Cast, Departed, Fragment, Host, Interface, ListenOptions, ListenerStats, Packer, Payload,
-    Received, RouteError, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats, StackWaker,
-    TcpListener, TcpStream, Time, Transmit, UdpSocket, Unsent,
+    Address, BadAddress, Cast, ConnectionInfo, Departed, Fragment, Host, Interface, ListenOptions, ListenerStats,
+    Packer, Payload, Received, RouteError, SavedStream, SocketError, Sockets, Source, Stack, StackOptions, StackStats,
+    StackWaker, TcpListener, TcpStream, Time, Transmit, UdpSocket, Unsent,
 };

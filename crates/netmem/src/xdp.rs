@@ -7,11 +7,11 @@
 
 #[doc(inline)]
 pub use netmem_xsk::{
-    AttachError, AttachMode, Attached, BusyPoll, CopyReason, Fault, Filter, Grant, Interface, InterfaceInfo,
-    InterfaceState, KernelStats, MAX_RULES, Mode, NoLaunchTimes, Program, ProgramOptions, Promiscuous, QueueOptions,
-    QueueStopped, Rule, RxDrops, RxPoll, RxStats, TooManyRules, TxRequest, TxStats, TxTimestamp, Umem, UmemMemory,
-    UmemOptions, XdpFeatures, Xsk, XskError, XskOptions, XskRx, XskSocket, XskTx, check, defer_interrupts, helper,
-    privileges, quirks, reclaim, rx_metadata,
+    AttachError, AttachMode, Attached, BusyPoll, ClosedQueue, CopyReason, Fault, Filter, FrameHolder, Grant, HeldFrame,
+    Interface, InterfaceInfo, InterfaceState, KernelStats, MAX_RULES, MixedHalves, Mode, NoLaunchTimes, NotReopened,
+    Program, ProgramOptions, Promiscuous, QueueOptions, QueueStopped, Rule, RxDrops, RxPoll, RxStats, TooManyRules,
+    TxRequest, TxStats, TxTimestamp, Umem, UmemMemory, UmemOptions, XdpFeatures, Xsk, XskError, XskOptions, XskRx,
+    XskSocket, XskTx, check, defer_interrupts, helper, privileges, quirks, reclaim, rx_metadata,
 };
 
 #[cfg(feature = "device")]

@@ -34,7 +34,9 @@ mod xdp;
 
 pub use bulk::{BulkStats, TxBulk};
 #[cfg(feature = "pcap")]
-pub use capture::{Capture, CaptureError, PcapPoll, PcapRx, PcapRxStats, PcapTx, PcapTxStats, Play};
+pub use capture::{
+    Capture, CaptureDirection, CaptureError, PcapPoll, PcapRx, PcapRxStats, PcapTx, PcapTxStats, PcapWriter, Play,
+};
 pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
 pub use frags::{FragLists, MAX_FRAGS};
 pub use group::{FrameCounts, GroupFrame, RxFrame, RxGroup};

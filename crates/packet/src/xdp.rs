@@ -40,6 +40,9 @@ pub enum LineariseError {
     NoPage,
 }
 
+/// The most bytes that a program writes in front of a frame (`bpf_xdp_adjust_meta`).
+const METADATA: usize = 256;
+
 /// A received frame, which has no other holder.
 ///
 /// ```text
@@ -234,22 +237,31 @@ impl<M: Mapped> XdpFrame<M> {
     }
 
     /// Copies a frame of several buffers into one page of the pool whose poll context this is. The
-    /// frame's own pages return to their pools. Headroom is kept as far as there is room for it.
+    /// frame's own pages return to their pools. Headroom is kept as far as there is room for it,
+    /// and the last 256 bytes of it are copied: what an XDP program of the user's own wrote there.
     ///
     /// # Errors
     ///
     /// [`LineariseError`]; the frame is as it was then.
+    #[inline]
     pub fn linearise(&mut self, napi: &mut Napi<'_, M>) -> Result<(), LineariseError> {
-        if !self.is_multi_buffer() {
-            return Ok(());
-        }
+        if self.is_multi_buffer() { self.copy_into_one(napi) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn copy_into_one(&mut self, napi: &mut Napi<'_, M>) -> Result<(), LineariseError> {
         let mut page = napi.alloc().ok_or(LineariseError::NoPage)?;
         if self.len() > page.len() {
             return Err(LineariseError::TooLong { len: self.len(), page: page.len() });
         }
         let start = self.headroom().min(page.len() - self.len());
-        let mut at = start;
         let mut bounce = [0; 512];
+        let in_front = &mut bounce[..start.min(METADATA)];
+        let copied = self.page.copy_to(self.start as usize - in_front.len(), in_front);
+        let copied = copied.and_then(|()| page.copy_from(start - in_front.len(), in_front));
+        debug_assert!(copied.is_ok());
+        let mut at = start;
         while at < start + self.len() {
             let now = bounce.len().min(start + self.len() - at);
             let copied = self.copy_to(at - start, &mut bounce[..now]).and_then(|()| page.copy_from(at, &bounce[..now]));

@@ -200,6 +200,18 @@ impl Cache {
         }
     }
 
+    /// Calls `f` for each page in the array and on the list. It must not use the cache.
+    pub(crate) fn each(&self, mut f: impl FnMut(NonNull<Desc>)) {
+        // SAFETY: these places have pages.
+        (1..=self.len()).filter_map(|i| unsafe { *self.bottom.add(i) }).for_each(&mut f);
+        let mut rest = self.spill.get();
+        // SAFETY: what is on the list is the cache's.
+        while let Some((desc, next)) = unsafe { split_first(rest) } {
+            f(desc);
+            rest = next;
+        }
+    }
+
     /// Pages in the array.
     #[inline]
     fn len(&self) -> usize {

@@ -162,6 +162,17 @@ impl Desc {
         self.mapped.load(Ordering::Relaxed).cast_signed() > 0
     }
 
+    /// Whether pool `id` has the page mapped.
+    pub(crate) fn is_mapped_by(&self, id: u64) -> bool {
+        // Relaxed: the caller is the pool's owner, which maps its pages itself.
+        self.mapped.load(Ordering::Relaxed) == id
+    }
+
+    /// The number of values that refer to the page. Other threads may be changing it.
+    pub(crate) fn refs(&self) -> u32 {
+        self.refs.load(Ordering::Relaxed)
+    }
+
     /// Claims the right to unmap the page for pool `id`, and returns the address at which the
     /// caller must unmap it; after that the caller calls [`finish_unmap`](Self::finish_unmap). The
     /// thread that unmaps a page first sets its CLAIMED bit; only one thread can set it.

@@ -36,6 +36,7 @@ mod forks;
 mod frag;
 mod grow;
 mod header;
+mod in_flight;
 mod linger;
 mod list;
 mod mapping;

@@ -10,7 +10,8 @@
 //! * What a test needs: [`skip()`], [`installed`], [`is_emulated`], [`namespace`], [`tree`],
 //!   [`debian13`], [`libcuda`].
 //! * Programs, their reports and their logs: `process`, `schema`, [`on_event`].
-//! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`, [`pausing`].
+//! * Peers: [`vhost_user`], `driver`, `device`, `tap`, `xsk`,
+//!   `bpf`, `metadata_program`, [`pausing`].
 //! * Traffic and memory: `flows`, `large_frames`, [`device_memory`], `simulated_memory`, [`heap`].
 //! * Trouble: [`disturb`], [`stress_ops`], [`permutations`], [`without_membarrier`].
 #![cfg(not(loom))] // Models have no integration tests.
@@ -22,6 +23,8 @@
     reason = "only tests read and use it"
 )]
 
+#[cfg(feature = "xsk")]
+pub mod bpf;
 pub mod debian13;
 #[cfg(feature = "virtio")]
 pub mod device;
@@ -38,6 +41,8 @@ pub mod heap;
 #[cfg(feature = "packet")]
 pub mod large_frames;
 pub mod libcuda;
+#[cfg(feature = "xsk")]
+pub mod metadata_program;
 pub mod namespace;
 mod no_membarrier;
 mod on_event;

@@ -57,17 +57,19 @@ impl Background {
         });
     }
 
-    /// Waits until it writes a line on standard error that begins so. What comes behind the line is
-    /// not read.
+    /// Waits until it writes a line on standard error that begins so, and returns the rest of that
+    /// line. What comes behind the line is not read.
     #[track_caller]
-    pub fn says(&mut self, begin: &str) {
+    pub fn says(&mut self, begin: &str) -> String {
         let stderr = self.0.stderr.as_mut().unwrap();
         let (mut said, mut byte) = (String::new(), [0]);
         loop {
             assert_eq!(stderr.read(&mut byte).unwrap(), 1, "it has ended and said: {said}");
             said.push(byte[0].into());
-            if byte == *b"\n" && said.lines().last().unwrap().starts_with(begin) {
-                return;
+            if byte == *b"\n"
+                && let Some(rest) = said.lines().last().and_then(|line| line.strip_prefix(begin))
+            {
+                return rest.to_owned();
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 21] = [
     ("abidiff", "abigail-tools"),
     ("abidw", "abigail-tools"),
     ("awk", "mawk"),
@@ -13,10 +13,12 @@ const PACKAGES: [(&str, &str); 19] = [
     ("h2load", "nghttp2-client"),
     ("ip", "iproute2"),
     ("memcslap", "libmemcached-tools"),
+    ("mpirun", "openmpi-bin"),
     ("nc", "netcat-openbsd"),
     ("nm", "binutils"),
     ("ping", "iputils-ping"),
     ("prlimit", "util-linux"),
+    ("promtool", "prometheus"),
     ("setpriv", "util-linux"),
     ("stdbuf", "coreutils"),
     ("taskset", "util-linux"),

@@ -79,17 +79,19 @@ pub(crate) struct Binding {
 
 impl Binding {
     /// For an interface with these limits and quirks, and a UMEM with `room` bytes in a chunk for a
-    /// frame.
+    /// frame. A queue that only sends, and has no chunks, is bound in copy mode.
     pub(crate) fn new(options: &QueueOptions, quirks: &[&Quirk], limits: Limits, room: usize) -> Self {
         let quirk = options.quirks && quirks.iter().any(|quirk| quirk.effect == Effect::CopyMode);
-        let mode = options.mode.or(quirk.then_some(Mode::Copy));
+        // A queue without chunks cannot be in zero-copy mode.
+        let copy = quirk || options.transmit_only;
+        let mode = options.mode.or(copy.then_some(Mode::Copy));
         let zero_copy = limits.features.filter(XdpFeatures::zero_copy);
         let one_buffer = zero_copy.is_some_and(|features| features.zero_copy_fragments <= 1);
         let fits = limits.mtu.is_some_and(|mtu| mtu as usize + HEADER <= room);
         let multi_buffer = options.multi_buffer.unwrap_or(mode == Some(Mode::Copy) || !(one_buffer && fits));
         let reason = match (options.mode, limits.features) {
             (Some(Mode::Copy), _) => CopyReason::Requested,
-            _ if mode == Some(Mode::Copy) => CopyReason::Quirk,
+            _ if quirk && mode == Some(Mode::Copy) => CopyReason::Quirk,
             (_, None) => CopyReason::Unknown,
             _ if zero_copy.is_none() => CopyReason::Driver,
             _ if one_buffer && multi_buffer => CopyReason::Fragments,
@@ -142,6 +144,16 @@ mod tests {
         assert_eq!(binding(&options().multi_buffer(false), limits(17, 9000)), (None, false, Refused));
         assert_eq!(binding(&options().mode(Mode::Copy), limits(1, 1500)), (Some(Mode::Copy), true, Requested));
         assert!(!binding(&options().mode(Mode::ZeroCopy), limits(1, 1500)).1);
+    }
+
+    /// A queue without chunks is bound in copy mode, whatever its driver has.
+    #[test]
+    fn a_queue_without_chunks_is_in_copy_mode() {
+        let options = || QueueOptions { transmit_only: true, ..QueueOptions::new() };
+        assert_eq!(options().required_mode(), Some(Mode::Copy));
+        for (fragments, reason) in [(0, CopyReason::Driver), (17, CopyReason::Refused)] {
+            assert_eq!(binding(&options(), limits(fragments, 1500)), (Some(Mode::Copy), true, reason));
+        }
     }
 
     /// Before Linux 6.6, the kernel knows no frames of several buffers: sockets are bound without

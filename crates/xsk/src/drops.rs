@@ -26,6 +26,9 @@ pub struct RxDrops {
     pub program: u64,
     /// Frames that the handler's program failed to process.
     pub aborted: u64,
+    /// Frames that were in the RX ring when the queue was closed, to be
+    /// [opened again](crate::ClosedQueue) or [for good](crate::XskRx::close_counted).
+    pub unpolled: u64,
     /// Entries of the fill ring that the kernel refused. They are chunks, not frames, and are not
     /// in [`frames`](Self::frames).
     pub invalid_descriptor: u64,
@@ -39,6 +42,7 @@ impl RxDrops {
             shape: queue.short + queue.not_linear + queue.too_many,
             program: queue.dropped,
             aborted: queue.aborted,
+            unpolled: queue.unpolled,
             invalid_descriptor: kernel.rx_invalid,
         }
     }
@@ -46,7 +50,7 @@ impl RxDrops {
     /// The number of frames that were dropped, for all causes.
     #[must_use]
     pub fn frames(&self) -> u64 {
-        self.ring_full + self.no_buffer + self.shape + self.program + self.aborted
+        self.ring_full + self.no_buffer + self.shape + self.program + self.aborted + self.unpolled
     }
 
     /// The causes by name, without those that did not occur.
@@ -57,6 +61,7 @@ impl RxDrops {
             ("shape", self.shape),
             ("program", self.program),
             ("aborted", self.aborted),
+            ("unpolled", self.unpolled),
             ("invalid_descriptor", self.invalid_descriptor),
         ]
         .into_iter()
@@ -87,6 +92,7 @@ mod tests {
             not_linear: 32,
             short: 64,
             too_many: 128,
+            unpolled: 256,
             out_of_buffers: 1 << 37,
             ..RxStats::default()
         };
@@ -98,9 +104,10 @@ mod tests {
             ("shape", 32 + 64 + 128),
             ("program", 8),
             ("aborted", 16),
+            ("unpolled", 256),
             ("invalid_descriptor", 2),
         ];
-        assert_eq!((causes.as_slice(), drops.frames()), (expected.as_slice(), 253));
+        assert_eq!((causes.as_slice(), drops.frames()), (expected.as_slice(), 253 + 256));
         assert_eq!(RxDrops::default().causes().count(), 0);
     }
 }

@@ -1,6 +1,7 @@
 //! Errors of opening a socket.
 
 use crate::helper::error::HelperError;
+use crate::options::Mode;
 use crate::privileges::{MissingPrivilege, of_queues};
 use crate::program::error::AttachError;
 use netmem_pool::{PoolError, RegionError};
@@ -71,7 +72,9 @@ pub enum XskError {
         /// The number of buffers that were posted.
         got: usize,
     },
-    /// The process may not pin the memory, or the system has no room for that.
+    /// The process may not pin the memory, or the system has no room for that. The kernel counts
+    /// the memory of a UMEM until some time after its last socket was closed. If this UMEM has had
+    /// a socket, the opening call waits half a second for that.
     #[error(
         "the kernel may not pin {bytes} bytes{} for the UMEM: the limit (RLIMIT_MEMLOCK) is {limit} bytes for all sockets of this \
          user; raise it with `ulimit -l` or `LimitMEMLOCK=`, use less memory, or have CAP_IPC_LOCK",
@@ -99,7 +102,7 @@ pub enum XskError {
     },
     /// The interface's queue has another AF_XDP socket, of this process or of another one, and has
     /// had it for half a second at least. The opening call waits this long for a socket that was
-    /// closed just before.
+    /// closed just before. It does not wait if the socket is the UMEM's first one.
     #[error(
         "queue {queue} of interface {interface} has an AF_XDP socket already; close that socket, or use another queue"
     )]
@@ -116,12 +119,18 @@ pub enum XskError {
         interface: String,
     },
     /// The interface has no such queue.
-    #[error("interface {interface} has no queue {queue} that takes AF_XDP sockets; `netmem info` lists the queues")]
+    #[error(
+        "interface {interface} has no queue {queue} that takes AF_XDP sockets{}; `netmem info` lists the queues",
+        in_use.map_or(String::new(), |n| format!(": the queues in use are those below {n}"))
+    )]
     NoQueue {
         /// The interface's name, or its index if the name is unknown.
         interface: String,
         /// The number of the queue.
         queue: u32,
+        /// The number of queues in use: of receive queues or of transmit queues, whichever are
+        /// more. `None` if the driver does not report it.
+        in_use: Option<u32>,
     },
     /// The driver does not support what the options request.
     #[error(
@@ -137,6 +146,19 @@ pub enum XskError {
         what: &'static str,
         /// The error of the system call.
         source: io::Error,
+    },
+    /// The options require another mode than that of the UMEM's other sockets.
+    #[error(
+        "queue {queue} of interface {interface} cannot be in {mode} mode, because the UMEM's first socket is not, and all have the \
+         mode of the first; leave the option out, or use another UMEM of the same region"
+    )]
+    Mode {
+        /// The interface's name, or its index if the name is unknown.
+        interface: String,
+        /// The number of the queue.
+        queue: u32,
+        /// The mode that the options require.
+        mode: Mode,
     },
     /// The system refused a step.
     #[error("cannot {step}")]

@@ -64,6 +64,12 @@ fn pointers<E: RingEntry>(memory: &Mapping) -> RingPointers<E::Atomic> {
     }
 }
 
+/// A socket without queues.
+pub(crate) fn socket(mode: Mode) -> Arc<XskSocket> {
+    let rings = [(); 4].map(|()| Mapping::new(file(4096).as_fd(), 0, 4096).unwrap());
+    Arc::new(XskSocket::fake(rings, file(0), mode))
+}
+
 impl Fake {
     /// A socket with rings of `size` entries, on memory of `pages` pages. The fill level is
     /// `level`.

@@ -16,6 +16,7 @@
 //!   quarantined when the socket is closed. See `rx.rs`, `tx.rs` and `accounts.rs`.
 //! * [`Program`] is the XDP program that redirects frames of an interface to sockets: all frames,
 //!   or those of a [`Filter`].
+//! * [`ClosedQueue`] is a queue without a socket, to be opened again on its pool.
 //! * [`Xsk`] opens an interface with all these parts. A process without privileges opens it with a
 //!   [`Grant`], which a [`helper`] has sent.
 //! * [`privileges`] lists the privileges that each step needs, and reads those that a thread has.
@@ -52,6 +53,7 @@ mod ethtool;
 mod fake;
 mod fault;
 mod held;
+mod held_frame;
 pub mod helper;
 #[cfg(all(test, not(loom)))]
 mod hostile;
@@ -59,6 +61,8 @@ mod if_xdp;
 mod info;
 mod interface_state;
 mod layout;
+mod left;
+mod map_user;
 mod metadata;
 #[cfg(all(test, loom))]
 mod model;
@@ -71,6 +75,7 @@ mod promiscuous;
 mod queue_key;
 pub mod quirks;
 mod receive;
+mod reopen;
 mod ring;
 mod rx;
 mod socket;
@@ -91,6 +96,7 @@ pub use drops::RxDrops;
 pub use error::XskError;
 pub use fault::{Fault, QueueStopped};
 pub use held::reclaim;
+pub use held_frame::{FrameHolder, HeldFrame};
 pub use helper::Grant;
 pub use info::{InterfaceInfo, check};
 pub use interface_state::InterfaceState;
@@ -100,7 +106,8 @@ pub use open::defer_interrupts;
 pub use options::{BusyPoll, Mode, QueueOptions, UmemOptions};
 pub use program::{AttachError, Filter, MAX_RULES, Program, ProgramOptions, Rule, TooManyRules};
 pub use promiscuous::Promiscuous;
-pub use rx::{RxPoll, XskRx};
+pub use reopen::{ClosedQueue, MixedHalves, NotReopened};
+pub use rx::{RxClosed, RxPoll, XskRx};
 pub use socket::XskSocket;
 pub use stats::{KernelStats, RxStats, TxStats};
 pub use tx::XskTx;

@@ -4,12 +4,14 @@ use crate::binding::{Binding, Limits};
 use crate::device_info::DeviceInfo;
 use crate::error::XskError;
 use crate::held;
-use crate::options::QueueOptions;
+use crate::left::LeftChunks;
+use crate::netlink::XdpFeatures;
+use crate::options::{Mode, QueueOptions};
 use crate::queue_key::{QueueAddress, QueueKey};
 use crate::quirks::Quirk;
 use crate::receive::Receive;
 use crate::rx::XskRx;
-use crate::socket::{BindRetry, RxRings, Unbound, XskSocket, failed, poll_busily};
+use crate::socket::{NotOpened, Retry, TxRings, Unbound, XskSocket, failed, poll_busily};
 use crate::sys;
 use crate::tx::XskTx;
 use crate::umem::Umem;
@@ -18,8 +20,8 @@ use crate::wait_set::WaitSet;
 use crate::watch::Watch;
 use netmem_pool::{PagePool, PoolOptions, Provider};
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -49,74 +51,200 @@ impl<M: UmemMemory> Umem<M> {
         provider: Arc<dyn Provider<M>>,
         mut options: QueueOptions,
     ) -> Result<(XskRx<M>, XskTx<M>), XskError> {
-        let mut ours = true;
-        provider.each(&mut |region| ours &= std::ptr::eq(region, Arc::as_ptr(self.region())));
-        if !ours {
-            return Err(XskError::Provider);
-        }
+        self.check_provider(&provider)?;
         held::release_gone();
         let target = Target::find(ifindex, queue, &mut options)?;
-        let quirks = target.device.quirks();
-        let level = target.device.level(options.fill.unwrap_or(LEVEL));
         let name = options.name.take().unwrap_or_else(|| format!("{}:{queue}", target.interface));
-        let pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
+        let mut pool = PoolOptions::new(name).cache(options.cache).build(provider.clone(), Some(self.domain()))?;
+        let opened = self.bind(target, &mut pool, None, options)?;
+        let short = opened.short();
+        let queues = opened.queues(self, pool, provider);
+        short.map_or(Ok(queues), Err)
+    }
 
+    /// Opens queue `queue` of an interface to send only. No XDP program is needed, and the frames
+    /// that the interface receives go to the kernel.
+    ///
+    /// In copy mode, no page is posted to receive into: the UMEM needs pages only for what is sent.
+    /// `options` for receiving (`rx_ring`, `fill`, `cache`) have no effect.
+    ///
+    /// Warning: do not [insert](crate::Program::insert) the socket into a map. The kernel would
+    /// drop the frames that a program redirects to it.
+    ///
+    /// A driver in zero-copy mode receives all frames of the queue into the UMEM, also those for
+    /// the kernel. Where the driver may choose that mode, and the options do not require
+    /// [`Mode::Copy`], the queue therefore has chunks like any other, and `provider` needs the
+    /// pages for them. Where it may not, the socket is bound in copy mode, and sockets that are
+    /// opened later with this UMEM have that mode, too.
+    ///
+    /// A [`ClosedQueue`](crate::ClosedQueue) needs both halves of a socket. To open this queue
+    /// again, drop it, and call this function again: the counters then begin at zero.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open). [`XskError::Mode`] if the UMEM's first socket is in zero-copy
+    /// mode, and the options require copy mode or the driver has no zero-copy.
+    pub fn open_tx(
+        &self,
+        ifindex: u32,
+        queue: u32,
+        provider: Arc<dyn Provider<M>>,
+        options: QueueOptions,
+    ) -> Result<XskTx<M>, XskError> {
+        let here = options.socket.as_ref().is_none_or(|socket| sys::is_of_this_namespace(socket.as_fd()));
+        let features = here.then(|| Limits::of(ifindex)).and_then(|limits| limits.features);
+        if options.mode != Some(Mode::Copy) && features.as_ref().is_none_or(XdpFeatures::zero_copy) {
+            let (rx, tx) = self.open(ifindex, queue, provider, options)?;
+            return Ok(tx.keep_filled(rx));
+        }
+        let options = QueueOptions { transmit_only: true, ..options.rx_ring(2).cache(0) };
+        // Nothing is posted, so nothing is left of the receive queue.
+        self.open(ifindex, queue, provider, options).map(|(_, tx)| tx)
+    }
+
+    fn check_provider(&self, provider: &Arc<dyn Provider<M>>) -> Result<(), XskError> {
+        let mut ours = true;
+        provider.each(&mut |region| ours &= std::ptr::eq(region, Arc::as_ptr(self.region())));
+        if ours { Ok(()) } else { Err(XskError::Provider) }
+    }
+
+    /// Makes a socket, posts chunks of the pool, and binds the socket. `left` are the chunks of the
+    /// queue's last socket if the queue is opened again: their pages return to the pool when the
+    /// kernel is done with them. If there is an error, nothing is changed.
+    pub(crate) fn bind(
+        &self,
+        target: Target,
+        pool: &mut PagePool<M>,
+        mut left: Option<&mut LeftChunks<M>>,
+        mut options: QueueOptions,
+    ) -> Result<Opened<M>, XskError> {
+        let Target { interface, ifindex, queue, device, watch } = target;
+        let quirks = device.quirks();
+        let level = if options.transmit_only { 0 } else { device.level(options.fill.unwrap_or(LEVEL)) };
         let fd = Unbound::descriptor(&mut options)?;
+        let (binding, features) = self.prepare(&fd, ifindex, &quirks, &options)?;
+        // In copy mode the timer is not used.
+        let sets = WaitSet::receive(watch.clone()).and_then(|rx| Ok((rx, WaitSet::transmit(watch)?)));
+        let (receives, mut sends) = sets.map_err(failed("make an epoll set"))?;
+
+        // The lock is held until the socket is bound, because other sockets can share the memory
+        // only with a bound socket.
+        let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
+        let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
+        let key = QueueKey::new(fd.as_fd(), ifindex, queue);
+        // The kernel's error would be that of a queue that does not exist: a second socket of the
+        // UMEM may have no fill ring of its own on this queue.
+        let is_open = |socket: Arc<XskSocket>| socket.key() == key && !socket.is_gone();
+        if sockets.iter().filter_map(Weak::upgrade).any(is_open) {
+            return Err(XskError::Busy { interface, queue });
+        }
+        warn(ifindex, &interface, &quirks);
+        match (&first, options.required_mode()) {
+            (Some(first), Some(mode)) if mode != first.mode() => {
+                return Err(XskError::Mode { interface, queue, mode });
+            }
+            (Some(_), _) => {}
+            // The kernel may still count the memory for a socket that was closed.
+            (None, _) => self.register(&fd, if sockets.is_empty() { Retry::Once } else { Retry::Patient })?,
+        }
+        let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
+        let (unbound, rings) = Unbound::new(fd, entries, &options)?;
+        // Before the socket is bound, because a driver fills its own ring then.
+        let mut receive = Receive::new(self, rings.receive, level);
+        pool.poll(|napi| receive.refill(napi));
+        // The missing pages may be those that are kept until the queue is bound.
+        let kept = left.is_some() || held::any(key);
+        let address = QueueAddress { interface: interface.clone(), ifindex, queue };
+        let bound = match receive.short().filter(|_| !kept) {
+            None => unbound.bind(address, &options, &binding, first.as_deref(), Retry::Patient),
+            Some(error) => {
+                drop(unbound);
+                Err(error.into())
+            }
+        };
+        let socket = match bound {
+            Ok(socket) => Arc::new(socket),
+            Err(NotOpened { error, was_bound }) => {
+                // The socket is closed. If it was never bound, it has received nothing, and all
+                // chunks are returned.
+                pool.poll(|_| if was_bound { receive.abandon(key).keep(self.number()) } else { receive.unpost() });
+                return Err(error);
+            }
+        };
+        held::released(key);
+        if let Some(left) = &mut left {
+            left.bound(key, pool);
+        }
+        if receive.short().is_some() {
+            pool.poll(|napi| receive.refill(napi));
+        }
+        sockets.retain(|socket| socket.strong_count() > 0);
+        sockets.push(Arc::downgrade(&socket));
+        drop(sockets);
+        sends.set_mode(socket.mode());
+        let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
+        let reason = socket.copy_reason().map(|reason| reason.to_string());
+        let reason = reason.as_deref();
+        netmem_pool::trace::info!(interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
+        Ok(Opened { receive, transmit: rings.transmit, receives, sends, socket, features })
+    }
+
+    /// Determines how a socket is to be bound, and sets the options that it needs before.
+    fn prepare(
+        &self,
+        fd: &OwnedFd,
+        ifindex: u32,
+        quirks: &[&Quirk],
+        options: &QueueOptions,
+    ) -> Result<(Binding, Option<XdpFeatures>), XskError> {
         // Elsewhere, this index is another interface.
         let here = sys::is_of_this_namespace(fd.as_fd());
         let limits = if here { Limits::of(ifindex) } else { Limits::default() };
-        let binding = Binding::new(&options, &quirks, limits, self.frame_capacity());
+        let binding = Binding::new(options, quirks, limits, self.frame_capacity());
         if let Some(poll) = options.busy_poll {
             poll_busily(fd.as_fd(), poll)?;
         }
         // In copy mode, the kernel counts this size for a frame. The buffer must not limit the
         // ring, and a waiting sender is woken only while at most half of the buffer is in use.
         sys::grow_send_buffer(fd.as_fd(), options.tx as usize * (2 * self.chunk_size() + 1024));
+        Ok((binding, limits.features))
+    }
+}
 
-        // The lock is held until the socket is bound, because other sockets can share the memory
-        // only with a bound socket.
-        let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.retain(|socket| socket.strong_count() > 0);
-        let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
-        warn(ifindex, &target.interface, &quirks);
-        if first.is_none() {
-            self.register(&fd)?;
-        }
-        let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
-        let (unbound, rings) = Unbound::new(fd, entries, &options)?;
-        let key = QueueKey::new(unbound.as_fd(), ifindex, queue);
-        let filled = Filled::new(self, &provider, pool, rings.receive, (level, key));
-        let address = QueueAddress { interface: target.interface.clone(), ifindex, queue };
-        let bind = |unbound: Unbound| unbound.bind(address, &options, &binding, first.as_deref(), BindRetry::Patient);
-        let (filled, socket) = filled.bind(unbound, bind)?;
-        held::released(key);
-        let filled = filled.complete()?;
-        let watch = target.watch;
-        let sets = WaitSet::receive(watch.clone()).and_then(|rx| Ok((rx, WaitSet::transmit(socket.mode(), watch)?)));
-        let (receives, sends) = match sets {
-            Ok(sets) => sets,
-            Err(error) => {
-                filled.close();
-                return Err(failed("make an epoll set")(error));
-            }
-        };
-        sockets.push(Arc::downgrade(&socket));
-        drop(sockets);
-        let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
-        let reason = socket.copy_reason().map(|reason| reason.to_string());
-        let reason = reason.as_deref();
-        netmem_pool::trace::info!(interface = %target.interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
-        let (pool, receive) = (filled.pool, filled.receive);
-        let (transmit, features) = (rings.transmit, limits.features);
-        let tx = XskTx::new(self.clone(), socket.clone(), transmit, sends, provider.clone(), features);
-        Ok((XskRx::new(pool, receive, receives, socket, provider, self.clone()), tx))
+/// A bound socket, and the parts of its queues but the pool.
+pub(crate) struct Opened<M: UmemMemory> {
+    receive: Receive<M>,
+    transmit: TxRings,
+    receives: WaitSet,
+    sends: WaitSet,
+    pub(crate) socket: Arc<XskSocket>,
+    features: Option<XdpFeatures>,
+}
+
+impl<M: UmemMemory> Opened<M> {
+    /// The error of a queue with fewer chunks than the fill level.
+    fn short(&self) -> Option<XskError> {
+        self.receive.short()
+    }
+
+    pub(crate) fn queues(
+        self,
+        umem: &Umem<M>,
+        pool: PagePool<M>,
+        provider: Arc<dyn Provider<M>>,
+    ) -> (XskRx<M>, XskTx<M>) {
+        let Self { receive, transmit, receives, sends, socket, features } = self;
+        let tx = XskTx::new(umem.clone(), socket.clone(), transmit, sends, provider.clone(), features);
+        (XskRx::new(pool, receive, receives, socket, provider, umem.clone()), tx)
     }
 }
 
 /// The queue that is opened, and its device.
-struct Target {
+pub(crate) struct Target {
     /// The interface's name, or its index if the name is unknown.
     interface: String,
+    ifindex: u32,
+    queue: u32,
     device: DeviceInfo,
     /// Reports the end of the interface. `None` in another network namespace.
     watch: Option<Arc<Watch>>,
@@ -124,14 +252,15 @@ struct Target {
 
 impl Target {
     /// Finds the interface, unless a helper has sent its properties.
-    fn find(ifindex: u32, queue: u32, options: &mut QueueOptions) -> Result<Self, XskError> {
+    pub(crate) fn find(ifindex: u32, queue: u32, options: &mut QueueOptions) -> Result<Self, XskError> {
         let device = match options.device.take() {
             Some(device) => device,
             None => DeviceInfo::find(ifindex, options.socket.as_ref().map(AsFd::as_fd))?,
         };
         let interface = device.name.clone().unwrap_or_else(|| ifindex.to_string());
-        if device.queues.is_some_and(|(rx, tx)| queue >= rx.max(tx)) {
-            return Err(XskError::NoQueue { interface, queue });
+        let in_use = device.queues.map(|(rx, tx)| rx.max(tx));
+        if in_use.is_some_and(|in_use| queue >= in_use) {
+            return Err(XskError::NoQueue { interface, queue, in_use });
         }
         let watch = match options.watch.take() {
             Some(watch) => Some(watch),
@@ -139,85 +268,7 @@ impl Target {
             None if device.name.is_none() => None,
             None => Some(Arc::new(Watch::new(ifindex).map_err(failed("watch for the end of the interface"))?)),
         };
-        Ok(Self { interface, device, watch })
-    }
-}
-
-/// A receive queue whose fill ring is full, while its socket is bound.
-struct Filled<'a, M: UmemMemory> {
-    umem: &'a Umem<M>,
-    provider: &'a Arc<dyn Provider<M>>,
-    pool: PagePool<M>,
-    receive: Receive<M>,
-    level: u32,
-    key: QueueKey,
-}
-
-impl<'a, M: UmemMemory> Filled<'a, M> {
-    /// Posts chunks up to the fill level, as far as there are pages. This is done before the socket
-    /// is bound, because a driver fills its own ring then.
-    fn new(
-        umem: &'a Umem<M>,
-        provider: &'a Arc<dyn Provider<M>>,
-        mut pool: PagePool<M>,
-        rings: RxRings,
-        (level, key): (u32, QueueKey),
-    ) -> Self {
-        let mut receive = Receive::new(umem, rings, level);
-        pool.poll(|napi| receive.refill(napi));
-        Self { umem, provider, pool, receive, level, key }
-    }
-
-    /// The error of a queue with fewer chunks than the fill level.
-    fn short(&self) -> Option<XskError> {
-        let (got, want) = (self.receive.posted() as usize, self.level as usize);
-        (got < want).then_some(XskError::Pages { want, got })
-    }
-
-    /// Binds the socket. If that fails, the socket is closed, has received nothing, and all chunks
-    /// are returned.
-    fn bind(
-        mut self,
-        unbound: Unbound,
-        bind: impl FnOnce(Unbound) -> Result<XskSocket, XskError>,
-    ) -> Result<(Self, Arc<XskSocket>), XskError> {
-        // The missing pages may be those that are kept until the queue is bound.
-        let bound = match self.short().filter(|_| !held::any(self.key)) {
-            None => bind(unbound),
-            Some(error) => {
-                drop(unbound);
-                Err(error)
-            }
-        };
-        match bound {
-            Ok(socket) => Ok((self, Arc::new(socket))),
-            Err(error) => {
-                self.pool.poll(|_| self.receive.unpost());
-                Err(error)
-            }
-        }
-    }
-
-    /// Posts the chunks that were missing, whose pages the bound queue has released.
-    fn complete(mut self) -> Result<Self, XskError> {
-        if self.short().is_some() {
-            self.pool.poll(|napi| self.receive.refill(napi));
-        }
-        match self.short() {
-            None => Ok(self),
-            Some(error) => {
-                self.close();
-                Err(error)
-            }
-        }
-    }
-
-    /// Closes a queue whose socket was bound. No page has left the pool but those that the kernel
-    /// has.
-    fn close(self) {
-        let Self { umem, provider, pool, mut receive, key, .. } = self;
-        let (_, pages) = receive.close(pool);
-        held::keep_posted(key, umem.number(), (provider, umem.region()), pages);
+        Ok(Self { interface, ifindex, queue, device, watch })
     }
 }
 
@@ -259,5 +310,33 @@ fn warn(ifindex: u32, interface: &str, quirks: &[&Quirk]) {
     }
     for quirk in quirks {
         netmem_pool::trace::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::fake;
+    use crate::options::UmemOptions;
+    use crate::testing::{in_namespace, ip};
+    use netmem_pool::{KernelShared, RegionOptions, RegionProvider};
+
+    /// A queue that only sends has no chunks, and must not share a UMEM in zero-copy mode.
+    #[test]
+    fn a_queue_without_chunks_is_not_in_zero_copy_mode() {
+        in_namespace(|| {
+            ip("link add mode0 type veth peer name mode1");
+            let ifindex = crate::netlink::Interface::by_name("mode0").unwrap().index;
+            let region = RegionOptions::new(64).huge_pages(false).build::<KernelShared>().unwrap();
+            let memory = RegionProvider::new(region);
+            let umem = Umem::new(memory.region().clone(), &UmemOptions::new()).unwrap();
+            let first = fake::socket(Mode::ZeroCopy);
+            umem.sockets().lock().unwrap().push(Arc::downgrade(&first));
+            for options in [QueueOptions::new(), QueueOptions::new().mode(Mode::Copy)] {
+                let opened = umem.open_tx(ifindex, 0, memory.clone(), options);
+                assert!(matches!(opened, Err(XskError::Mode { queue: 0, mode: Mode::Copy, .. })), "{opened:?}");
+            }
+        });
     }
 }

@@ -113,6 +113,9 @@ pub struct QueueOptions {
     pub(crate) multi_buffer: Option<bool>,
     pub(crate) busy_poll: Option<BusyPoll>,
     pub(crate) quirks: bool,
+    /// Whether no chunks are posted, which requires copy mode: see
+    /// [`Umem::open_tx`](crate::Umem::open_tx).
+    pub(crate) transmit_only: bool,
     pub(crate) socket: Option<OwnedFd>,
     /// The properties of the device, if a helper has sent them.
     pub(crate) device: Option<DeviceInfo>,
@@ -142,6 +145,7 @@ impl QueueOptions {
             multi_buffer: None,
             busy_poll: None,
             quirks: true,
+            transmit_only: false,
             socket: None,
             device: None,
             watch: None,
@@ -191,11 +195,17 @@ impl QueueOptions {
 
     /// Requires a mode. Without this option the kernel uses zero-copy if the driver supports it,
     /// unless a [known quirk](crate::quirks) requires copy mode. All sockets of a UMEM have the
-    /// mode of the first one.
+    /// mode of the first one: if the first one has another mode, opening is an error
+    /// ([`XskError::Mode`](crate::XskError::Mode)).
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
+    }
+
+    /// The mode that a socket with these options must have.
+    pub(crate) fn required_mode(&self) -> Option<Mode> {
+        self.mode.or(self.transmit_only.then_some(Mode::Copy))
     }
 
     /// Whether the kernel reports when it needs a wake-up (the default), so that no system call is

@@ -19,16 +19,19 @@
 //! those of the fill level and those that users hold, and not the whole UMEM.
 
 use crate::accounts::PostedChunks;
+use crate::error::XskError;
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, PKT_CONTD};
 use crate::layout::Layout;
+use crate::left::LeftChunks;
+use crate::queue_key::QueueKey;
 use crate::ring::{Consumer, Producer};
 use crate::socket::RxRings;
 use crate::stats::RxStats;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
 use netmem_packet::{Handler, Verdict, XdpFrame};
-use netmem_pool::{Napi, Page, PagePool, PoolClosed, Region, prefetch};
+use netmem_pool::{Napi, Page, Region, prefetch};
 use std::mem;
 use std::sync::Arc;
 
@@ -80,17 +83,18 @@ impl<M: UmemMemory> Receive<M> {
         }
     }
 
-    pub(crate) fn posted(&self) -> u32 {
-        self.posted.count()
+    /// The error of a queue with fewer chunks than the fill level.
+    pub(crate) fn short(&self) -> Option<XskError> {
+        let (got, want) = (self.posted.count() as usize, self.level as usize);
+        (got < want).then_some(XskError::Pages { want, got })
     }
 
     /// Claims the page of a chunk that was in the set of posted chunks.
     #[inline(always)]
     fn page(&self, chunk: u32) -> Page<M> {
-        let (index, offset) = self.layout.page_of(chunk);
         // SAFETY: *posted*: the set had a count of the page, and with it the chunk's bytes. Both
-        // are ours now. A chunk lies in its page.
-        unsafe { self.region.page(index, offset..offset + self.layout.chunk) }
+        // are ours now.
+        unsafe { page_of(&self.region, &self.layout, chunk) }
     }
 
     /// Returns the chunk of a descriptor, which the kernel must have, and the offset of the frame
@@ -248,6 +252,12 @@ impl<M: UmemMemory> Receive<M> {
         true
     }
 
+    /// The pages of the parts that are posted next, each once for each part.
+    pub(crate) fn split_pages(&self) -> impl Iterator<Item = u32> {
+        let first = self.region.as_ptr().addr();
+        self.split_chunks.iter().map(move |part| self.layout.page_index((part.as_ptr().addr() - first) as u64))
+    }
+
     /// Posts chunks up to the fill level.
     ///
     /// Invariant (*places*): the fill ring has a free place for each chunk below the fill level,
@@ -306,36 +316,50 @@ impl<M: UmemMemory> Receive<M> {
     /// Returns all chunks to the pool, because the socket was never bound.
     pub(crate) fn unpost(&mut self) {
         self.split_chunks.clear();
-        while let Some(chunk) = self.posted.pop() {
+        for chunk in self.posted.drain() {
             drop(self.page(chunk));
         }
     }
 
-    /// Returns the received frames, quarantines the chunks that the kernel has, and closes the
-    /// pool. Returns the numbers of the pages that are in no other use.
-    pub(crate) fn close(&mut self, mut pool: PagePool<M>) -> (PoolClosed, Vec<u32>) {
-        pool.poll(|_| {
-            self.partial = None;
-            while self.rx.available(1).is_ok_and(|n| n > 0) {
-                let desc = self.rx.consume();
-                let Ok((page, _)) = self.claim(desc) else { break };
-                drop(page);
-            }
-            // This is done first, so that no part of a page is left here when another part of the
-            // page is quarantined.
-            self.split_chunks.clear();
-        });
-        let mut pages = Vec::with_capacity(self.posted.count() as usize);
-        while let Some(chunk) = self.posted.pop() {
-            let page = self.page(chunk);
-            // Of the chunks in a page, the last one.
-            if page.is_sole() {
-                pages.push(self.layout.page_of(chunk).0);
-            }
-            pool.quarantine(page);
+    /// Ends the use of the rings: returns the received frames that were not polled, and counts
+    /// them. Returns the chunks that the kernel has. In the pool's poll context.
+    pub(crate) fn leave(&mut self, key: QueueKey) -> LeftChunks<M> {
+        let mut begun = self.partial.take().is_some();
+        while self.rx.available(1).is_ok_and(|n| n > 0) {
+            let desc = self.rx.consume();
+            let Ok((page, _)) = self.claim(desc) else { break };
+            drop(page);
+            let goes_on = desc.options & PKT_CONTD != 0;
+            // The rest of a frame that is being dropped was counted.
+            self.stats.unpolled += u64::from(!goes_on && !self.skipping);
+            begun = goes_on && !self.skipping;
+            self.skipping &= goes_on;
         }
-        (pool.close(), pages)
+        // The kernel has not delivered its end.
+        self.stats.unpolled += u64::from(begun);
+        self.abandon(key)
     }
+
+    /// Returns the chunks that the kernel has, without a look at the rings. In the pool's poll
+    /// context.
+    pub(crate) fn abandon(&mut self, key: QueueKey) -> LeftChunks<M> {
+        // No part of a page may be left here when another part of the page is quarantined.
+        self.split_chunks.clear();
+        LeftChunks::new(self.region.clone(), self.layout, mem::replace(&mut self.posted, PostedChunks::new(0)), key)
+    }
+}
+
+/// The page of a chunk.
+///
+/// # Safety
+///
+/// The caller owns a count of the page for the chunk, and uses it no more. No other value has the
+/// chunk's bytes.
+#[inline(always)]
+pub(crate) unsafe fn page_of<M: UmemMemory>(region: &Region<M>, layout: &Layout, chunk: u32) -> Page<M> {
+    let (index, offset) = layout.page_of(chunk);
+    // SAFETY: the caller's. A chunk lies in its page.
+    unsafe { region.page(index, offset..offset + layout.chunk) }
 }
 
 /// A chunk whose page the queue owns again. When this is dropped, also by a panic of the handler,

@@ -257,6 +257,17 @@ impl<E: RingEntry> Producer<E> {
         Ok(self.ring.size() - self.load_consumer()?)
     }
 
+    /// The entries that the consumer has not consumed, published or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Index`].
+    pub(crate) fn pending_entries(&mut self) -> Result<impl Iterator<Item = E>, Fault> {
+        let pending = self.pending()?;
+        let first = self.next.wrapping_sub(pending);
+        Ok((0..pending).map(move |i| E::load(self.ring.slot(first.wrapping_add(i)))))
+    }
+
     /// Prefetches the next `n` places for writing, because the kernel's CPU has read them.
     #[inline(always)]
     pub(crate) fn prefetch(&self, n: u32) {

@@ -9,13 +9,18 @@
 //! provider when it lets the queue be bound again, or at once if it has already unbound the socket,
 //! because the interface was deleted: see `held.rs`.
 
+mod held_frames;
+
 use crate::drops::RxDrops;
 use crate::fault::Fault;
 use crate::held::{keep_posted, release_posted};
+use crate::held_frame::Times;
+use crate::left::LeftChunks;
 use crate::program::leave;
 use crate::receive::Receive;
 use crate::socket::XskSocket;
-use crate::stats::{RxStats, state};
+use crate::stats::{KernelStats, RxStats, state};
+use crate::sys;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
 use crate::wait_set::WaitSet;
@@ -43,6 +48,10 @@ pub struct XskRx<M: UmemMemory = KernelShared> {
     pool: Option<PagePool<M>>,
     queue: Receive<M>,
     wait_set: WaitSet,
+    /// What the kernel counted for the queue's sockets before this one.
+    before: KernelStats,
+    /// For [`held_frames`](Self::held_frames).
+    times: Times,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
     provider: Arc<dyn Provider<M>>,
@@ -58,7 +67,24 @@ impl<M: UmemMemory> XskRx<M> {
         provider: Arc<dyn Provider<M>>,
         umem: Umem<M>,
     ) -> Self {
-        Self { pool: Some(pool), queue, wait_set, socket, provider, umem }
+        Self {
+            pool: Some(pool),
+            queue,
+            wait_set,
+            before: KernelStats::default(),
+            times: Times::default(),
+            socket,
+            provider,
+            umem,
+        }
+    }
+
+    /// Goes on with the counters of the queue before it was opened again.
+    pub(crate) fn go_on(&mut self, before: Counters) {
+        let Counters { stats, kernel, times } = before;
+        let out_of_buffers = stats.out_of_buffers + self.queue.stats.out_of_buffers;
+        self.queue.stats = RxStats { stopped: None, out_of_buffers, ..stats };
+        (self.before, self.times) = (kernel, times);
     }
 
     /// The queue's counters.
@@ -67,14 +93,15 @@ impl<M: UmemMemory> XskRx<M> {
         self.queue.stats
     }
 
-    /// The frames that the queue lost, by cause: by the kernel's counters of the socket and by
-    /// those of [`stats`](Self::stats). A system call.
+    /// The frames that the queue lost, by cause: by the kernel's counters of the socket, and of the
+    /// sockets before it if the queue was [opened again](crate::ClosedQueue), and by those of
+    /// [`stats`](Self::stats). A system call.
     ///
     /// # Errors
     ///
     /// The system call has failed.
     pub fn drops(&self) -> io::Result<RxDrops> {
-        Ok(RxDrops::new(&self.queue.stats, &self.socket.kernel_stats()?))
+        Ok(RxDrops::new(&self.queue.stats, &self.socket.kernel_stats()?.plus(&self.before)))
     }
 
     /// The counters of the queue's pool.
@@ -115,14 +142,21 @@ impl<M: UmemMemory> XskRx<M> {
         self.end()
     }
 
+    /// As [`close`](Self::close), with the final counters: those of frames that were received and
+    /// not polled are [`RxDrops::unpolled`]. A frame that the kernel delivers meanwhile may be
+    /// missing. The drops by the kernel are 0 if its system call fails.
+    #[must_use]
+    pub fn close_counted(mut self) -> RxClosed {
+        let pool = self.end();
+        let kernel = self.socket.kernel_stats().unwrap_or_default().plus(&self.before);
+        RxClosed { pool, stats: self.queue.stats, drops: RxDrops::new(&self.queue.stats, &kernel) }
+    }
+
     fn end(&mut self) -> Option<PoolClosed> {
-        let pool = self.pool.take()?;
-        // If the interface is gone, the kernel has removed the socket, and another one may be in
-        // its place.
-        if !self.socket.is_gone() {
-            leave(self.socket.as_fd());
-        }
-        let (closed, pages) = self.queue.close(pool);
+        let mut pool = self.pool.take()?;
+        self.leave_maps();
+        let left = pool.poll(|_| self.queue.leave(self.socket.key()));
+        let (closed, pages) = left.quarantine(pool);
         let memory = (&self.provider, self.umem.region());
         if self.socket.is_unbound() {
             release_posted(memory, pages);
@@ -130,6 +164,27 @@ impl<M: UmemMemory> XskRx<M> {
             keep_posted(self.socket.key(), self.umem.number(), memory, pages);
         }
         Some(closed)
+    }
+
+    fn leave_maps(&self) {
+        leave(self.socket.as_fd(), self.socket.is_gone());
+    }
+
+    /// Ends the queue, to be opened again: its pool stays. The frames that were not polled are
+    /// counted.
+    pub(crate) fn detach(mut self) -> Detached<M> {
+        let mut pool = self.pool.take().expect("the pool is there until the queue is closed, which consumes it");
+        self.leave_maps();
+        // The kernel may be delivering frames that it has redirected before.
+        sys::grace_period();
+        let mut left = pool.poll(|_| self.queue.leave(self.socket.key()));
+        let kernel = self.socket.kernel_stats().unwrap_or_default().plus(&self.before);
+        if self.socket.is_unbound() {
+            left.release(&mut pool);
+        }
+        let (provider, umem) = (self.provider.clone(), self.umem.clone());
+        let counters = Counters { stats: self.queue.stats, kernel, times: std::mem::take(&mut self.times) };
+        Detached { pool, left, counters, provider, umem }
     }
 
     /// Makes the driver check the fill ring, and its device.
@@ -148,6 +203,34 @@ impl<M: UmemMemory> XskRx<M> {
             self.queue.stop(Fault::Gone);
         }
     }
+}
+
+/// The books of a receive queue that was [closed](XskRx::close_counted).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RxClosed {
+    /// Those of its pool.
+    pub pool: Option<PoolClosed>,
+    /// The queue's counters.
+    pub stats: RxStats,
+    /// The frames that it lost, by cause.
+    pub drops: RxDrops,
+}
+
+/// The parts of a queue that stay when its socket is closed: see [`XskRx::detach`].
+pub(crate) struct Detached<M: UmemMemory> {
+    pub(crate) pool: PagePool<M>,
+    pub(crate) left: LeftChunks<M>,
+    pub(crate) counters: Counters,
+    pub(crate) provider: Arc<dyn Provider<M>>,
+    pub(crate) umem: Umem<M>,
+}
+
+/// What a queue that is opened again has counted before.
+pub(crate) struct Counters {
+    pub(crate) stats: RxStats,
+    kernel: KernelStats,
+    times: Times,
 }
 
 impl<M: UmemMemory> Drop for XskRx<M> {

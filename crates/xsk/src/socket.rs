@@ -2,6 +2,7 @@
 
 use crate::binding::{Binding, CopyReason};
 use crate::error::XskError;
+use crate::ethtool;
 use crate::fault::{Fault, QueueStopped};
 use crate::if_xdp::Desc;
 use crate::interface_state::InterfaceState;
@@ -19,20 +20,51 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The largest ring. The tables can count up to this number of descriptors.
+/// The largest ring.
 const MAX_RING: u32 = 32_768;
 
-/// If a queue has another socket, binding is repeated this often, with a pause before each attempt.
-/// The pauses are half a second in total.
+/// If the kernel still has what a closed socket had, a step is repeated this often, with a pause
+/// before each attempt. The pauses are half a second in total.
 const BUSY_TRIES: u32 = 100;
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
-/// How often binding is tried if the queue has another socket.
+/// How often a step is tried that the kernel refuses until it has released what a closed socket
+/// had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BindRetry {
+pub(crate) enum Retry {
     Once,
     /// For half a second.
     Patient,
+}
+
+impl Retry {
+    /// Repeats `attempt` while its error is the number `refusal`. The kernel releases what a socket
+    /// had some time after the socket was closed, also if its process was killed.
+    pub(crate) fn run(self, refusal: i32, mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+        let mut done = attempt();
+        for _ in 0..if self == Self::Once { 0 } else { BUSY_TRIES } {
+            if !done.as_ref().is_err_and(|error| error.raw_os_error() == Some(refusal)) {
+                break;
+            }
+            std::thread::sleep(BUSY_WAIT);
+            done = attempt();
+        }
+        done
+    }
+}
+
+/// A socket that was not opened. It is closed.
+pub(crate) struct NotOpened {
+    pub(crate) error: XskError,
+    /// Whether the socket was bound before the error: the kernel may write to its chunks until it
+    /// lets the queue be bound again.
+    pub(crate) was_bound: bool,
+}
+
+impl From<XskError> for NotOpened {
+    fn from(error: XskError) -> Self {
+        Self { error, was_bound: false }
+    }
 }
 
 /// A socket that is bound to a queue of an interface. Its two halves, [`XskRx`](crate::XskRx) and
@@ -144,15 +176,16 @@ impl Unbound {
         Ok((Self { rings, fd }, made))
     }
 
-    /// Binds the socket to a queue of an interface. `shared` is a bound socket of the same UMEM.
+    /// Binds the socket to a queue of an interface. `shared` is a bound socket of the same UMEM,
+    /// whose mode is the one that the options require.
     pub(crate) fn bind(
         self,
         address: QueueAddress,
         options: &QueueOptions,
         binding: &Binding,
         shared: Option<&XskSocket>,
-        retry: BindRetry,
-    ) -> Result<XskSocket, XskError> {
+        retry: Retry,
+    ) -> Result<XskSocket, NotOpened> {
         let QueueAddress { interface, ifindex, queue } = address;
         let &Binding { mode, reason, .. } = binding;
         let base = match mode {
@@ -161,7 +194,6 @@ impl Unbound {
             Some(Mode::ZeroCopy) => libc::XDP_ZEROCOPY,
         };
         let base = base | if options.need_wakeup { libc::XDP_USE_NEED_WAKEUP } else { 0 };
-        let what = if mode == Some(Mode::ZeroCopy) { "zero-copy mode" } else { "AF_XDP sockets with these options" };
         let mut multi_buffer = binding.multi_buffer;
         let mut bind = || {
             let mut bound = Ok(());
@@ -179,40 +211,18 @@ impl Unbound {
             }
             bound
         };
-        let mut bound = bind();
-        for _ in 0..if retry == BindRetry::Once { 0 } else { BUSY_TRIES } {
-            // The kernel releases a queue some time after its last socket was closed. The socket
-            // may be that of a process that was killed.
-            if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
-                break;
-            }
-            std::thread::sleep(BUSY_WAIT);
-            bound = bind();
-        }
-        let named = || interface.clone();
-        bound.map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => XskError::Busy { interface: named(), queue },
-            Some(libc::ENODEV) => XskError::NoInterface { interface: named() },
-            // A driver also returns this error if it supports the mode, but not on this queue or
-            // device.
-            Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { interface: named(), queue },
-            Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { interface: named(), queue, what, source },
-            _ => XskError::System { step: "bind the socket to a queue", source },
-        })?;
-        let zero_copy = sys::is_zero_copy(self.fd.as_fd()).map_err(failed("ask for the mode of the socket"))?;
+        let key = QueueKey::new(self.fd.as_fd(), ifindex, queue);
+        retry.run(libc::EBUSY, &mut bind).map_err(|source| refused(source, interface.clone(), queue, mode))?;
+        let zero_copy = sys::is_zero_copy(self.fd.as_fd())
+            .map_err(|source| NotOpened { error: failed("ask for the mode of the socket")(source), was_bound: true })?;
         let now = if zero_copy { Mode::ZeroCopy } else { Mode::Copy };
-        if options.mode == Some(Mode::ZeroCopy) && now == Mode::Copy {
-            let source =
-                io::Error::other("the UMEM's first socket is in copy mode, and all have the mode of the first");
-            return Err(XskError::Unsupported { interface, queue, what, source });
-        }
         let (need_wakeup, multi_buffer, reason) = match shared {
             Some(first) => (first.need_wakeup, first.multi_buffer, CopyReason::First),
             None => (options.need_wakeup, multi_buffer, reason),
         };
         Ok(XskSocket {
             _rings: self.rings,
-            key: QueueKey::new(self.fd.as_fd(), ifindex, queue),
+            key,
             fd: self.fd,
             interface,
             ifindex,
@@ -224,6 +234,23 @@ impl Unbound {
             busy_poll: options.busy_poll.is_some(),
             gone: AtomicBool::new(false),
         })
+    }
+}
+
+/// What a driver does not support.
+const ZERO_COPY: &str = "zero-copy mode";
+
+/// The error of a socket that the kernel has not bound in this mode.
+fn refused(source: io::Error, interface: String, queue: u32, mode: Option<Mode>) -> XskError {
+    let what = if mode == Some(Mode::ZeroCopy) { ZERO_COPY } else { "AF_XDP sockets with these options" };
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => XskError::Busy { interface, queue },
+        Some(libc::ENODEV) => XskError::NoInterface { interface },
+        // A driver also returns this error if it supports the mode, but not on this queue or
+        // device.
+        Some(libc::EINVAL) if mode != Some(Mode::ZeroCopy) => XskError::NoQueue { interface, queue, in_use: None },
+        Some(libc::EOPNOTSUPP | libc::EINVAL) => XskError::Unsupported { interface, queue, what, source },
+        _ => XskError::System { step: "bind the socket to a queue", source },
     }
 }
 
@@ -383,8 +410,7 @@ impl XskSocket {
             return Err(io::ErrorKind::Unsupported.into());
         }
         match Interface::by_index(self.ifindex) {
-            Ok(interface) if interface.up => Ok(InterfaceState::Up),
-            Ok(_) => Ok(InterfaceState::Down),
+            Ok(interface) => Ok(InterfaceState::of(interface.up, self.queue, ethtool::queues(&interface.name))),
             // It was deleted since the check above.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(InterfaceState::Gone),
             Err(error) => Err(error),

@@ -30,6 +30,9 @@ pub struct RxStats {
     pub short: u64,
     /// Frames dropped because they were in more buffers than a packet has fragments.
     pub too_many: u64,
+    /// Frames that were received and not polled when the socket was closed, and were dropped. A
+    /// queue that is [opened again](crate::ClosedQueue) counts on.
+    pub unpolled: u64,
     /// Times that the kernel had fewer chunks than it should, because there was no page to post.
     pub out_of_buffers: u64,
     /// System calls that notified the driver of new chunks.
@@ -46,6 +49,7 @@ impl RxStats {
             ("not_linear", self.not_linear),
             ("short", self.short),
             ("too_many", self.too_many),
+            ("unpolled", self.unpolled),
             ("out_of_buffers", self.out_of_buffers),
         ]
         .into_iter()
@@ -57,8 +61,8 @@ impl RxStats {
 /// A transmit queue's counters. A *descriptor* is a part of a frame in one chunk. Most frames have
 /// one descriptor.
 ///
-/// Every descriptor that was posted to the kernel is outstanding or completed:
-/// `descriptors = completed + XskTx::outstanding()`.
+/// Every descriptor that was posted to the kernel is outstanding or completed, or the kernel had it
+/// when the socket was closed: `descriptors = completed + XskTx::outstanding() + unconfirmed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TxStats {
@@ -70,6 +74,10 @@ pub struct TxStats {
     pub descriptors: u64,
     /// Descriptors that the kernel is done with.
     pub completed: u64,
+    /// Descriptors that the kernel had when the socket was closed, of a queue that was
+    /// [opened again](crate::ClosedQueue). Their frames were sent, or were not. Their pages return
+    /// when the queue is bound again.
+    pub unconfirmed: u64,
     /// Frames refused because the queue was full, or because a frame must be copied and there was
     /// no page.
     pub full: u64,
@@ -112,6 +120,7 @@ impl TxStats {
             ("bad_shape", self.bad_shape),
             ("down", self.down),
             ("late", self.late),
+            ("unconfirmed", self.unconfirmed),
         ]
         .into_iter()
         .chain(self.stopped.map(|fault| (fault.name(), 1)))
@@ -140,6 +149,20 @@ pub struct KernelStats {
     pub rx_fill_empty: u64,
     /// Times that the kernel polled for a frame to send, and there was none.
     pub tx_ring_empty: u64,
+}
+
+impl KernelStats {
+    /// The sum of these counters and those of another socket.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            rx_dropped: self.rx_dropped + other.rx_dropped,
+            rx_invalid: self.rx_invalid + other.rx_invalid,
+            tx_invalid: self.tx_invalid + other.tx_invalid,
+            rx_ring_full: self.rx_ring_full + other.rx_ring_full,
+            rx_fill_empty: self.rx_fill_empty + other.rx_fill_empty,
+            tx_ring_empty: self.tx_ring_empty + other.tx_ring_empty,
+        }
+    }
 }
 
 impl From<libc::xdp_statistics> for KernelStats {

@@ -136,6 +136,14 @@ pub(crate) fn grow_send_buffer(fd: BorrowedFd<'_>, bytes: usize) {
     }
 }
 
+/// Waits until all CPUs have left what they were doing in the kernel with a map of sockets, or in
+/// an XDP program: an RCU grace period. Does nothing if the kernel cannot do this for a process.
+pub(crate) fn grace_period() {
+    const GLOBAL: libc::c_long = 1;
+    // SAFETY: the call has no pointers.
+    unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+}
+
 /// The number of bytes that this process may lock.
 pub(crate) fn memlock_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)

@@ -35,11 +35,13 @@
 //! # The end
 //!
 //! A queue that is dropped waits for its descriptors to complete, for a tenth of a second at most.
-//! The pages of the others stay out until the kernel lets the queue be bound again: see `held.rs`.
-//! A device may still be reading these pages, and the bytes that it sends must not be those of
-//! another frame.
+//! The pages of the others return at once if the kernel has unbound the socket, because the
+//! interface was deleted. Otherwise they stay out until the kernel lets the queue be bound again:
+//! see `held.rs`. A device may still be reading these pages, and the bytes that it sends must not
+//! be those of another frame.
 
 mod copy_pool;
+mod held_frames;
 mod send;
 
 use self::copy_pool::CopyPool;
@@ -47,11 +49,13 @@ use self::send::{Unsendable, most_descriptors};
 use crate::accounts::Outstanding;
 use crate::fault::Fault;
 use crate::held::keep_sent;
+use crate::held_frame::Times;
 use crate::if_xdp::Desc;
 use crate::layout::Layout;
 use crate::metadata::{NoLaunchTimes, Timestamps, TxRequest, TxTimestamp, launch_times};
 use crate::netlink::XdpFeatures;
 use crate::ring::{Consumer, Producer};
+use crate::rx::XskRx;
 use crate::socket::{TxRings, XskSocket};
 use crate::stats::{TxStats, state};
 use crate::sys;
@@ -95,7 +99,7 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     completion: Consumer<u64>,
     out: Outstanding,
     /// The largest number of descriptors that are out: the number of entries of the completion
-    /// ring.
+    /// ring, or what the accounts can count.
     limit: u32,
     /// The largest number of descriptors of a frame.
     max_descriptors: u32,
@@ -107,10 +111,14 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     waiting: Option<Instant>,
     /// The number of descriptors that were counted as late and are still out.
     late: u64,
+    /// For [`held_frames`](Self::held_frames).
+    times: Times,
     timestamps: Timestamps,
     launch_times: Result<(), NoLaunchTimes>,
     stats: TxStats,
     wait_set: WaitSet,
+    /// Keeps the fill ring filled, for a driver in zero-copy mode, of a queue that only sends.
+    filled: Option<Box<XskRx<M>>>,
     // The socket is closed before the UMEM is dropped.
     socket: Arc<XskSocket>,
     umem: Umem<M>,
@@ -133,7 +141,7 @@ impl<M: UmemMemory> XskTx<M> {
         Self {
             region: umem.region().clone(),
             layout,
-            limit: tx.size(),
+            limit: tx.size().min(Outstanding::MOST),
             tx,
             completion,
             out: Outstanding::new(layout.chunks()),
@@ -142,13 +150,21 @@ impl<M: UmemMemory> XskTx<M> {
             kick_pending: false,
             waiting: None,
             late: 0,
+            times: Times::default(),
             timestamps: Timestamps::default(),
             launch_times,
             stats: TxStats::default(),
             wait_set,
+            filled: None,
             socket,
             umem,
         }
+    }
+
+    /// Keeps the other half of the socket, which has the chunks for a driver in zero-copy mode.
+    pub(crate) fn keep_filled(mut self, rx: XskRx<M>) -> Self {
+        self.filled = Some(Box::new(rx));
+        self
     }
 
     /// The queue's counters.
@@ -435,6 +451,26 @@ impl<M: UmemMemory> Wait for XskTx<M> {
 impl<M: UmemMemory> Drop for XskTx<M> {
     /// Waits for the frames that are being sent, for a tenth of a second at most.
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<M: UmemMemory> XskTx<M> {
+    /// Ends the queue, to be opened again. Returns its counters.
+    pub(crate) fn detach(mut self) -> TxStats {
+        self.end();
+        self.stats
+    }
+
+    /// Goes on with the counters of the queue before it was opened again.
+    pub(crate) fn set_counters(&mut self, stats: TxStats) {
+        self.stats = TxStats { stopped: None, ..stats };
+    }
+
+    fn end(&mut self) {
+        if self.out.total() == 0 {
+            return;
+        }
         let begin = Instant::now();
         self.complete();
         while self.out.total() > 0 && self.stats.stopped.is_none() && begin.elapsed() < CLOSING {
@@ -443,9 +479,15 @@ impl<M: UmemMemory> Drop for XskTx<M> {
             self.complete();
         }
         if self.out.total() > 0 {
+            self.stats.unconfirmed += u64::from(self.out.total());
             let layout = self.layout;
-            let counts = self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n)).collect();
-            keep_sent(self.socket.key(), self.umem.number(), &self.region, counts);
+            let counts = self.out.drain().map(|(chunk, n)| (layout.page_of(chunk).0, n));
+            if self.socket.is_unbound() {
+                // SAFETY: *sent*: the table had these counts of the page.
+                counts.for_each(|(page, n)| unsafe { self.region.put(page, n) });
+            } else {
+                keep_sent(self.socket.key(), self.umem.number(), &self.region, counts.collect());
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::error::XskError;
 use crate::held;
 use crate::layout::Layout;
 use crate::options::UmemOptions;
-use crate::socket::XskSocket;
+use crate::socket::{Retry, XskSocket};
 use crate::sys;
 use crate::umem_memory::UmemMemory;
 use netmem_pool::{Direction, DmaDomain, MapError, Region};
@@ -31,7 +31,8 @@ struct Inner<M: UmemMemory> {
     region: Arc<Region<M>>,
     domain: Arc<UmemDomain>,
     layout: Layout,
-    /// The sockets that use the UMEM. While there is one, others share its registration.
+    /// The sockets that use the UMEM. While there is one, others share its registration. Closed
+    /// sockets are among them until the next one is bound.
     sockets: Mutex<Vec<Weak<XskSocket>>>,
     /// The number by which pages are kept for it that the kernel has: see `held.rs`.
     number: u64,
@@ -93,20 +94,21 @@ impl<M: UmemMemory> Umem<M> {
         &self.0.sockets
     }
 
-    /// Registers the memory with a socket.
-    pub(crate) fn register(&self, fd: &OwnedFd) -> Result<(), XskError> {
+    /// Registers the memory with a socket. If the limit of locked memory is reached, this is
+    /// repeated as `retry` says: the kernel counts the memory of a UMEM until some time after its
+    /// last socket was closed.
+    pub(crate) fn register(&self, fd: &OwnedFd, retry: Retry) -> Result<(), XskError> {
         let bytes = self.0.layout.len;
-        sys::register(fd.as_fd(), self.0.region.as_ptr(), &self.0.layout).map_err(|source| {
-            match source.raw_os_error() {
-                Some(libc::ENOBUFS | libc::EPERM | libc::ENOMEM) => {
-                    XskError::Memlock { bytes, queues: 1, limit: sys::memlock_limit(), source }
-                }
-                Some(libc::EINVAL) if self.0.layout.tx_metadata && sys::kernel() < (6, 11) => {
-                    let step = "register a UMEM with metadata of sent frames, which takes Linux 6.11";
-                    XskError::System { step, source }
-                }
-                _ => XskError::System { step: "register the memory as a UMEM", source },
+        let register = || sys::register(fd.as_fd(), self.0.region.as_ptr(), &self.0.layout);
+        retry.run(libc::ENOBUFS, register).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOBUFS | libc::EPERM | libc::ENOMEM) => {
+                XskError::Memlock { bytes, queues: 1, limit: sys::memlock_limit(), source }
             }
+            Some(libc::EINVAL) if self.0.layout.tx_metadata && sys::kernel() < (6, 11) => {
+                let step = "register a UMEM with metadata of sent frames, which takes Linux 6.11";
+                XskError::System { step, source }
+            }
+            _ => XskError::System { step: "register the memory as a UMEM", source },
         })
     }
 

@@ -51,15 +51,17 @@ impl WaitSet {
         Self::new(epoll::EventFlags::IN, None, watch)
     }
 
-    /// Makes the set of a transmit queue, for a socket in this mode.
-    pub(crate) fn transmit(mode: Mode, watch: Option<Arc<Watch>>) -> io::Result<Self> {
-        let timer = match mode {
-            Mode::Copy => None,
-            Mode::ZeroCopy => {
-                Some(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?)
-            }
-        };
-        Self::new(epoll::EventFlags::OUT, timer, watch)
+    /// Makes the set of a transmit queue, whose mode is not known before its socket is bound.
+    pub(crate) fn transmit(watch: Option<Arc<Watch>>) -> io::Result<Self> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        Self::new(epoll::EventFlags::OUT, Some(timer), watch)
+    }
+
+    /// In copy mode, the set needs no timer: it is closed, and so leaves the set.
+    pub(crate) fn set_mode(&mut self, mode: Mode) {
+        if mode == Mode::Copy {
+            self.timer = None;
+        }
     }
 
     fn new(events: epoll::EventFlags, timer: Option<OwnedFd>, watch: Option<Arc<Watch>>) -> io::Result<Self> {

@@ -26,8 +26,18 @@ pub struct XskOptions {
     pages: usize,
     memory: Option<RegionOptions>,
     umem: UmemOptions,
-    program: Option<ProgramOptions>,
+    program: ProgramSource,
     grant: Option<Grant>,
+}
+
+/// Where the program comes from.
+#[derive(Debug)]
+enum ProgramSource {
+    /// It is assembled and attached.
+    Own(ProgramOptions),
+    /// The map of a program that is attached already.
+    Map(Program),
+    None,
 }
 
 impl XskOptions {
@@ -46,7 +56,7 @@ impl XskOptions {
             pages: Self::PAGES,
             memory: None,
             umem: UmemOptions::new(),
-            program: Some(ProgramOptions::default()),
+            program: ProgramSource::Own(ProgramOptions::default()),
             grant: None,
         }
     }
@@ -104,16 +114,37 @@ impl XskOptions {
     /// The options of the program.
     #[must_use]
     pub fn program(mut self, program: ProgramOptions) -> Self {
-        self.program = Some(program);
+        self.program = ProgramSource::Own(program);
         self
     }
 
-    /// Opens no program. This is for queues that only send, or for a program that the user has
-    /// attached, into whose map the sockets are put ([`Program::pinned_map`]).
+    /// Loads no program, and puts the sockets into the map of one that is attached already, by
+    /// another library or another process: [`Program::map`], [`Program::pinned_map`]. Before
+    /// anything is opened, it is checked that the map has an entry for each queue, and that it is
+    /// not the map of [another interface](Program::check_interface). The sockets leave the map when
+    /// their [`XskRx`] is dropped, also if [`Xsk::program`] was dropped before.
+    #[must_use]
+    pub fn map(mut self, map: Program) -> Self {
+        self.program = ProgramSource::Map(map);
+        self
+    }
+
+    /// Opens no program. This is for queues that only send, or whose sockets the user puts into a
+    /// map. See also [`Umem::open_tx`].
     #[must_use]
     pub fn without_program(mut self) -> Self {
-        self.program = None;
+        self.program = ProgramSource::None;
         self
+    }
+}
+
+impl ProgramSource {
+    fn open(self, ifindex: u32) -> Result<Option<Program>, AttachError> {
+        match self {
+            Self::Own(options) => Program::attach(ifindex, &options).map(Some),
+            Self::Map(map) => Ok(Some(map)),
+            Self::None => Ok(None),
+        }
     }
 }
 
@@ -141,7 +172,7 @@ impl XskOptions {
 #[non_exhaustive]
 pub struct Xsk<M: UmemMemory = KernelShared> {
     /// The program. When it is dropped, it is detached from the interface, and frames go to the
-    /// kernel.
+    /// kernel. A program that the user has attached ([`XskOptions::map`]) stays.
     pub program: Option<Program>,
     /// A receive queue and a transmit queue for each opened queue, in the order of the options.
     pub pairs: Vec<(XskRx<M>, XskTx<M>)>,
@@ -174,7 +205,7 @@ impl<M: UmemMemory> Xsk<M> {
             }
             None => {
                 privileges.check_socket()?;
-                if let Some(program) = &program {
+                if let ProgramSource::Own(program) = &program {
                     privileges.check_program(&program.filter)?;
                 }
                 let ifindex = Interface::by_name(&name).map_err(|_| AttachError::NoInterface(name.clone()))?.index;
@@ -182,6 +213,10 @@ impl<M: UmemMemory> Xsk<M> {
                     let (rx, tx) = ethtool::queues(&name).unwrap_or((1, 1));
                     (0..rx.min(tx).max(1)).collect()
                 });
+                if let ProgramSource::Map(map) = &program {
+                    map.check_interface(ifindex)?;
+                    queues.iter().try_for_each(|queue| map.check_queue(*queue))?;
+                }
                 (ifindex, queues, VecDeque::new(), None)
             }
         };
@@ -194,7 +229,7 @@ impl<M: UmemMemory> Xsk<M> {
         let umem = Umem::new(region.clone(), &umem)?;
         let (program, device, watch, helper) = match granted {
             Some((program, device, watch, helper)) => (program, Some(device), Some(watch), helper),
-            None => (program.map(|options| Program::attach(ifindex, &options)).transpose()?, None, None, None),
+            None => (program.open(ifindex)?, None, None, None),
         };
         let mut pairs = Vec::with_capacity(queues.len());
         for number in &queues {

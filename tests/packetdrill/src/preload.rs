@@ -59,6 +59,7 @@ fn info(world: &mut World, fd: c_int) -> TcpInfo {
         sacked: send.sacked,
         lost: send.lost,
         retrans: send.retrans,
+        total_retrans: send.retransmitted,
         last_data_recv: info.idle.as_millis() as u32,
         pmtu: send.max_payload,
         rtt: micros(send.rtt),

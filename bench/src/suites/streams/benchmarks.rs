@@ -117,6 +117,10 @@ impl Benchmark for Bulk {
         Ok(vec![sample(rate, &took), sample(cpu_ns, &took)])
     }
 
+    fn takes(&self, duration: Duration) -> Duration {
+        Run::takes(duration)
+    }
+
     fn note(&self) -> Option<String> {
         let more = self.0.note().map(|note| format!("; {note}"));
         Some(self.0.env.memory(self.0.program).note() + &more.unwrap_or_default())
@@ -140,6 +144,10 @@ impl Benchmark for Requests {
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let took = self.0.run(self.0.link, harness.duration_ns())?;
         Ok([0.5, 0.99].map(|part| sample(took.times.value_at_quantile(part) as f64, &took)).into())
+    }
+
+    fn takes(&self, duration: Duration) -> Duration {
+        Run::takes(duration)
     }
 
     fn note(&self) -> Option<String> {
@@ -185,6 +193,15 @@ impl Benchmark for CostLine {
         let bytes = Some(bytes);
         let sample = |value| Sample { value, elapsed_ns: Some(elapsed_ns), bytes, features, ..Sample::default() };
         Ok(vec![sample(segment), sample(byte)])
+    }
+
+    fn takes(&self, duration: Duration) -> Duration {
+        MTUS.len() as u32 * Run::takes(duration / 2)
+    }
+
+    /// A value is a line through several runs.
+    fn is_long(&self) -> bool {
+        true
     }
 }
 

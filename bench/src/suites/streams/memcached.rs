@@ -335,6 +335,11 @@ impl Benchmark for Memcached {
         measure().map_err(|source| BenchError::Stream { variant: name.into(), source })
     }
 
+    /// The server is started, and its values are stored.
+    fn takes(&self, duration: Duration) -> Duration {
+        Duration::from_millis(200) + duration + duration / 4
+    }
+
     fn note(&self) -> Option<String> {
         Some(format!(
             "{CONNECTIONS} connections, {KEYS} values of {VALUE} bytes: beyond the caches of a CPU, within the last level"

@@ -279,6 +279,8 @@ struct Replies<C> {
     count: &'static str,
     proto: Proto,
     threads: usize,
+    /// If there are more threads than CPUs, each thread must run several times.
+    turns: u32,
     _count: PhantomData<C>,
 }
 
@@ -316,9 +318,7 @@ impl<C: Count> Replies<C> {
                     (answered, lookups, host.route_retries(), sum(&watch.answered) - answered)
                 };
                 let (since, before) = (Instant::now(), now());
-                // If there are more threads than CPUs, each thread must run several times.
-                let turns = self.threads.div_ceil(cpus.len()).max(1) as u32;
-                let duration = Duration::from_nanos(harness.duration_ns()) * turns;
+                let duration = Duration::from_nanos(harness.duration_ns()) * self.turns;
                 // Goes on until the requests in flight, and those that were answered while the
                 // counters were read, are few compared with those that were counted.
                 let (elapsed, after) = loop {
@@ -376,17 +376,23 @@ impl<C: Count> Benchmark for Replies<C> {
         let with = |value| Sample { value, ..rate.clone() };
         Ok(vec![rate.clone(), with(gets), with(retries)])
     }
+
+    /// Devices, stacks and clients are made, too.
+    fn takes(&self, duration: Duration) -> Duration {
+        self.turns * duration + Duration::from_millis(50)
+    }
 }
 
 /// All counts, with these numbers of threads and with more threads than there are CPUs.
 pub(super) fn benchmarks(threads: &[usize], cpus: usize) -> Vec<Box<dyn Benchmark>> {
     use netmem::refs::{PercpuRef, RcuRef, RefCount};
-    fn benchmark<C: Count>(count: &'static str, proto: Proto, threads: usize) -> Box<dyn Benchmark> {
-        Box::new(Replies::<C> { count, proto, threads, _count: PhantomData })
+    fn benchmark<C: Count>(count: &'static str, proto: Proto, (threads, turns): (usize, u32)) -> Box<dyn Benchmark> {
+        Box::new(Replies::<C> { count, proto, threads, turns, _count: PhantomData })
     }
     let mut benchmarks = Vec::new();
+    let turns = |threads: usize| (threads, threads.div_ceil(cpus.max(1)).max(1) as u32);
     for proto in [Proto::Udp, Proto::Tcp] {
-        for threads in threads.iter().copied().chain([2 * cpus]) {
+        for threads in threads.iter().copied().chain([2 * cpus]).map(turns) {
             benchmarks.push(benchmark::<RefCount>("refcount", proto, threads));
             benchmarks.push(benchmark::<RcuRef>("rcuref", proto, threads));
             benchmarks.push(benchmark::<PercpuRef>("percpuref", proto, threads));
@@ -404,7 +410,8 @@ mod tests {
     #[test]
     fn answers_look_their_destination_up() {
         for (proto, gets) in [(Proto::Udp, 2.0), (Proto::Tcp, 1.0)] {
-            let replies = Replies::<netmem::refs::RcuRef> { count: "rcuref", proto, threads: 2, _count: PhantomData };
+            let (count, threads, turns) = ("rcuref", 2, 1);
+            let replies = Replies::<netmem::refs::RcuRef> { count, proto, threads, turns, _count: PhantomData };
             let (rate, [lookups, retries]) = replies.run(&Harness::for_tests()).unwrap();
             assert!(rate.value > 0.0 && (0.8..1.2).contains(&(lookups / gets)), "{proto:?}: {lookups} lookups");
             assert_eq!(retries, 0.0);

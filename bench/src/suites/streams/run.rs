@@ -375,6 +375,12 @@ impl<'e> Run<'e> {
         })
     }
 
+    /// How long a run of this duration takes: a quarter more for the windows to grow, and the ends
+    /// are made and removed.
+    pub(super) fn takes(duration: Duration) -> Duration {
+        duration + duration / 4 + Duration::from_millis(50)
+    }
+
     fn measure(&self, watch: &Watch, ended: &dyn Fn() -> bool) -> anyhow::Result<(u64, Duration, u64)> {
         let begin = Instant::now();
         while watch.bytes() == 0 && watch.responses() == 0 {

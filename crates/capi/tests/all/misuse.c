@@ -97,6 +97,54 @@ static void foreign(void) {
     HOLDS(released == 1);
 }
 
+/* The last page of foreign memory is released by a pool of another region, and the callback uses
+ * that pool, and the variables that are still to be released. */
+struct reuse {
+    void *memory;
+    netmem_page_pool *pool;
+    netmem_frag *frags;
+};
+
+static void reuse(void *context) {
+    struct reuse *reuse = (struct reuse *)context;
+    netmem_frag frag;
+    netmem_page_pool_stats stats;
+    stats.size = sizeof stats;
+    HOLDS(netmem_page_pool_alloc(reuse->pool, &frag, 1) == 1);
+    IS(NETMEM_OK, netmem_page_pool_get_stats(reuse->pool, &stats));
+    /* Those of the pool were released before. */
+    HOLDS(stats.in_flight == 1);
+    for (int i = 0; i < 4; i++)
+        HOLDS(netmem_frag_data(&reuse->frags[i]) == NULL);
+    netmem_page_pool_release(reuse->pool, &frag, 1);
+    free(reuse->memory);
+    released++;
+}
+
+static void callbacks_use_the_pool(netmem_page_pool *pool) {
+    netmem_region *region;
+    netmem_page_pool *foreign;
+    netmem_pool_options options;
+    netmem_frag frags[4];
+    struct reuse context;
+    context.memory = aligned_alloc(4096, 4096);
+    context.pool = pool;
+    context.frags = frags;
+    HOLDS(context.memory != NULL);
+    memset(context.memory, 0, 4096);
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    IS(NETMEM_OK, netmem_region_from_memory(context.memory, 4096, 0, reuse, &context, &region));
+    IS(NETMEM_OK, netmem_page_pool_create(region, &options, &foreign));
+    IS(NETMEM_OK, netmem_region_close(region));
+    HOLDS(netmem_page_pool_alloc(foreign, &frags[0], 1) == 1);
+    IS(NETMEM_OK, netmem_page_pool_close(foreign, NULL));
+    HOLDS(netmem_page_pool_alloc(pool, &frags[1], 3) == 3);
+    released = 0;
+    netmem_page_pool_release(pool, frags, 4);
+    HOLDS(released == 1);
+}
+
 static void fragments(netmem_page_pool *pool) {
     netmem_frag frag, other, many[32], copy[4];
     IS(NETMEM_ERR_NULL, netmem_frag_write(NULL, 0, "", 0));
@@ -166,6 +214,7 @@ int main(void) {
     HOLDS(netmem_region_page_size(region) == 0);
 
     fragments(pool);
+    callbacks_use_the_pool(pool);
     pthread_t thread;
     HOLDS(pthread_create(&thread, NULL, on_another_thread, pool) == 0);
     pthread_join(thread, NULL);
@@ -175,7 +224,7 @@ int main(void) {
     IS(NETMEM_ERR_STRUCT_SIZE, netmem_page_pool_close(pool, &stats));
     stats.size = sizeof stats;
     IS(NETMEM_OK, netmem_page_pool_close(pool, &stats));
-    HOLDS(stats.allocated == stats.returned && stats.allocated == 9 && stats.in_flight == 0);
+    HOLDS(stats.allocated == stats.returned && stats.allocated == 13 && stats.in_flight == 0);
     IS(NETMEM_ERR_HANDLE, netmem_page_pool_close(pool, NULL));
 
     netmem_percpu_ref *count;

@@ -9,6 +9,7 @@ use netmem_inet::{Address, StackOptions};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::cpus;
 use netmem_netem::LinkOptions;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -64,10 +65,19 @@ pub(crate) struct ServeArgs {
     /// and remove it [default: connections end with the server]
     #[arg(long, value_name = "FILE")]
     pub(crate) state: Option<PathBuf>,
+    /// Answer on this port of the loopback address, or on an address and port, with the figures as
+    /// Prometheus text: http://ADDR/metrics
+    #[arg(long, value_name = "ADDR", value_parser = super::values::address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// A bad link before the port, such as
     /// loss=1%,delay=10ms,jitter=1ms,reorder=1%,duplicate=0.1%,corrupt=0.1%,rate=100M,seed=7
     #[arg(long, value_name = "OPTIONS")]
     pub(crate) link: Option<LinkOptions>,
+    /// Write the packets between the port and the driver to this file, as pcapng. What is dropped
+    /// is there, too, with the reason as a comment. Large segments are cut before it, and each
+    /// packet is copied
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
 }
 
 impl ServeArgs {

@@ -2,8 +2,10 @@
 
 use clap::ValueEnum;
 use netmem::virtio::feature;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceArg {
@@ -162,6 +164,58 @@ pub(crate) enum ProtoArg {
     Tcp,
 }
 
+/// What the highest rate is looked for with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum SearchArg {
+    /// No datagram is lost.
+    Lossless,
+    /// So many percent of the requests are answered within this time.
+    Within { percent: f64, limit: Duration },
+}
+
+impl FromStr for SearchArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s == "lossless" {
+            return Ok(Self::Lossless);
+        }
+        let (percent, time) = s.split_once("%=").ok_or("there are: lossless, and PERCENT%=TIME such as 99%=200us")?;
+        let percent = percent.parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+        let percent = percent.ok_or("the share of requests is more than 0 % and at most 100 %")?;
+        let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+        let seconds =
+            units.iter().find_map(|(unit, scale)| Some(time.strip_suffix(unit)?.parse::<f64>().ok()? * scale));
+        let seconds = seconds.filter(|seconds| (1e-6..=10.0).contains(seconds));
+        let limit = Duration::from_secs_f64(seconds.ok_or("the time is 1us to 10s, with its unit: us, ms or s")?);
+        Ok(Self::Within { percent, limit })
+    }
+}
+
+impl std::fmt::Display for SearchArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lossless => f.write_str("lossless"),
+            Self::Within { percent, limit } => {
+                let us = limit.as_nanos() as f64 / 1e3;
+                let (time, unit) = if us < 1e3 { (us, "us") } else { (us / 1e3, "ms") };
+                write!(f, "{percent}%={time}{unit}")
+            }
+        }
+    }
+}
+
+/// The order of the figures of `top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortArg {
+    /// The fastest counters first, then gauges by their values
+    Rate,
+    /// By name and labels
+    Name,
+    /// The largest values first
+    Value,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AllocArg {
     Pool,
@@ -251,9 +305,30 @@ pub(super) fn size(s: &str) -> Result<usize, String> {
     s.parse().map_err(|_| "a number of bytes is needed, without a suffix".into())
 }
 
+/// The bytes of a request and of its answer.
+pub(super) fn requests(s: &str) -> Result<[usize; 2], String> {
+    let (request, answer) = s.split_once(',').ok_or("two sizes are needed: REQUEST,RESPONSE")?;
+    Ok([size(request)?, size(answer)?])
+}
+
+/// Parses the address of `--metrics`: `IP:PORT`, or a port on the loopback address.
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    let address = text.parse().ok().or_else(|| text.parse().ok().map(loopback));
+    address
+        .ok_or_else(|| "a port (of the loopback address), or an address with a port: 127.0.0.1:9000, [::1]:9000".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses() {
+        assert_eq!(address("9000"), Ok("127.0.0.1:9000".parse().unwrap()));
+        assert_eq!(address("[::1]:9000"), Ok("[::1]:9000".parse().unwrap()));
+        assert!(["", "localhost:1", "70000", "1.2.3.4"].into_iter().all(|bad| address(bad).is_err()));
+    }
 
     #[test]
     fn devices_and_ports() {
@@ -268,6 +343,22 @@ mod tests {
         for bad in ["", "tap", "tap:", "pcap:", "gen:1"] {
             assert!(bad.parse::<PortArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn goals_of_a_search() {
+        assert_eq!("lossless".parse(), Ok(SearchArg::Lossless));
+        for (text, percent, us) in
+            [("99%=200us", 99.0, 200), ("99.99%=1.5ms", 99.99, 1500), ("100%=1s", 100.0, 1_000_000)]
+        {
+            let search = SearchArg::Within { percent, limit: Duration::from_micros(us) };
+            assert_eq!((text.parse(), search.to_string().parse()), (Ok(search), Ok(search)));
+        }
+        for bad in ["", "loss", "99=1ms", "0%=1ms", "101%=1ms", "x%=1ms", "99%=1", "99%=0us", "99%=11s", "99%=nans"] {
+            assert!(bad.parse::<SearchArg>().is_err(), "{bad}");
+        }
+        assert_eq!(requests("64,1"), Ok([64, 1]));
+        assert!(requests("64").is_err() && requests("64,1k").is_err() && requests("1,2,3").is_err());
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! `netmem device`: be a virtio-net device for front ends, one after another, until a signal comes.
 
 mod fronts;
+mod metrics;
 mod report;
 pub(crate) mod socket;
 
 use crate::args::{DeviceArgs, PortArg, RingArg};
 use crate::limits;
 use crate::link::{AskedLink, one_each};
+use crate::metrics::{Page, Server};
 use anyhow::Context;
 use fronts::{Fronts, Wake, WakeAtEnd, line};
 use netmem::device::import::Importer;
@@ -121,10 +123,12 @@ fn serve_over<P: Port>(
     tap: Option<TapQueues>,
     mut port: impl FnMut(usize) -> Result<P, PortError>,
 ) -> anyhow::Result<()> {
-    let Some(link) = args.link.map(AskedLink::new) else { return serve(args, stop, tap, port, None) };
+    let Some(link) = AskedLink::open(args.link, args.pcap.as_deref())? else {
+        return serve(args, stop, tap, port, None);
+    };
     let result = serve(args, stop, tap, |pair| Ok(link.over(port(pair)?, pair)), Some(&link));
-    output::offer(&link.report().to_string());
-    result
+    link.report().iter().for_each(|report| output::offer(&report.to_string()));
+    result.and(link.finish().map_err(Into::into))
 }
 
 /// What imports the memory of the GPU that was asked for.
@@ -161,6 +165,7 @@ fn serve<P: Port>(
     let device = NetDevice::new(options, port)?;
     let (control, stats) = (device.control(), device.stats());
     let workers = device.workers(args.threads.into())?;
+    let figures = Server::open(args.metrics)?;
     let mut fronts = Fronts::open(args, signals::stop_descriptor()?)?;
     // The generator always has a frame. Its threads would sleep only because buffers are missing,
     // and that does not last.
@@ -192,6 +197,10 @@ fn serve<P: Port>(
                 Err(e) => started = Err(e).context("cannot start a thread of the device"),
             }
         }
+        let (stats, over) = (&stats, &over);
+        let served =
+            figures.as_ref().map(|server| server.start(scope, over, |page: &Page| metrics::figures(page, stats, link)));
+        let started = started.and(served.transpose().map(drop));
         let (line, server) = line();
         let handle = || server.run(&wake, |stream| control.handle(stream));
         let accepted = started.and_then(|()| {
@@ -199,7 +208,7 @@ fn serve<P: Port>(
             let server = server.context("cannot start the thread that serves front ends")?;
             eprintln!("{fronts}, port {}, {} queue pair(s)", args.port, args.queues);
             let since = Instant::now();
-            let (stats, over, wake) = (&stats, &over, &wake);
+            let wake = &wake;
             let mut running = Running { args, stats, stop, over, wake, link, since, tap };
             let accepted = fronts.run(line, &mut running);
             propagate(server.join());

@@ -147,7 +147,7 @@ impl Running<'_> {
             counters: self.stats.counters().collect(),
             drops: self.stats.drops().collect(),
             queue_errors: self.stats.queue_errors().collect(),
-            link: self.link.map(AskedLink::report),
+            link: self.link.and_then(AskedLink::report),
         };
         serde_json::to_string_pretty(&report).map_or_else(|e| format!("{{ \"error\": \"{e}\" }}\n"), |json| json + "\n")
     }

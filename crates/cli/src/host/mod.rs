@@ -3,6 +3,7 @@
 //! queue pair ([`DeviceThreads`]).
 
 pub(crate) mod tasks;
+pub(crate) mod timers;
 
 use anyhow::Context;
 use netmem::device::port::{Port, PortError};
@@ -250,6 +251,11 @@ impl Stacks {
     /// Pages to send from.
     pub(crate) fn pool(&self) -> &Arc<SharedPool<Mem>> {
         &self.own
+    }
+
+    /// The pools for headers and copies, one for each stack, before the stacks run.
+    pub(crate) fn sent_pools(&self) -> Vec<Arc<SharedPool<Mem>>> {
+        self.queues.iter().map(|queues| Arc::clone(&queues.sent)).collect()
     }
 
     /// The part that the stacks share.

@@ -2,6 +2,7 @@
 //! polls that found packets ([`OwnTime`]).
 
 use super::error::PerfError;
+use super::live::{Live, QueueFigures};
 use super::mailbox::{Mailbox, drain, idle};
 use super::plan::Variant;
 use super::sample::Counts;
@@ -39,6 +40,9 @@ pub(crate) trait Queues {
 
     /// Checks that the device is there and follows the protocol.
     fn check(&self, variant: &Variant) -> Result<(), PerfError>;
+
+    /// The counters of each receive queue.
+    fn figures(&mut self) -> Vec<QueueFigures>;
 }
 
 /// A virtio-net device.
@@ -60,6 +64,15 @@ impl Queues for Virtio {
     fn totals(&self) -> (u64, u64) {
         let stats = self.pairs.iter().map(|pair| pair.rx.stats());
         stats.fold((0, 0), |(frames, bytes), s| (frames + s.frames, bytes + s.bytes))
+    }
+
+    fn figures(&mut self) -> Vec<QueueFigures> {
+        let queue = |QueuePair { rx, .. }: &mut QueuePair| {
+            let stats = rx.stats();
+            let errors = stats.errors().collect();
+            QueueFigures { frames: stats.frames, bytes: stats.bytes, errors, pool: rx.pool_stats() }
+        };
+        self.pairs.iter_mut().map(queue).collect()
     }
 
     fn check(&self, variant: &Variant) -> Result<(), PerfError> {
@@ -125,6 +138,8 @@ pub(crate) struct Driver<'a, Q: Queues> {
     pub(crate) stop: &'a AtomicBool,
     /// Set when the device has ended by itself.
     pub(crate) over: &'a AtomicBool,
+    /// Where the queues' counters are written for `--metrics`.
+    pub(crate) live: Option<&'a Live>,
     /// Whether a signal is a normal end of the measurement.
     pub(crate) listens: bool,
     /// Advice for the user if no packet comes.
@@ -203,6 +218,7 @@ impl<Q: Queues> Driver<'_, Q> {
             }
             if elapsed >= next_check {
                 next_check = elapsed + CHECK_EVERY;
+                self.live.iter().for_each(|live| live.write(&mut self.queues));
                 own_time.resynchronise();
                 self.queues.check(variant)?;
             }

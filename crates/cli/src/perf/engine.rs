@@ -12,6 +12,7 @@
 
 use super::driver::{Driver, Queues, Until, Virtio};
 use super::error::PerfError;
+use super::live::Live;
 use super::mailbox::{Halt, MAILBOX, Mail, Mailbox, consume, drain, idle, mailbox};
 use super::memory::Baseline;
 use super::plan::{Consumer as Where, Plan, Variant};
@@ -19,7 +20,7 @@ use super::sample::{Counts, DeviceSample, Sample};
 use super::xsk::Opened;
 use crate::args::{DeviceArg, PortArg, XskArg};
 use crate::device::socket::{self, Inherited};
-use crate::link::{AskedLink, LinkReport, one_each};
+use crate::link::{AskedLink, one_each};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap};
 use netmem::device::{NetDevice, Options, Stats};
 use netmem::net::TxQueue;
@@ -47,6 +48,7 @@ pub(crate) struct Engine<'a> {
     clock: Clock,
     capture: Option<Pcap>,
     link: Option<AskedLink>,
+    live: Option<&'a Live>,
     /// The listening socket for back ends. It stays for all runs: back ends connect again after
     /// each run.
     listener: Option<Listener>,
@@ -66,7 +68,7 @@ struct Driven {
 
 impl<'a> Engine<'a> {
     /// Opens the parts that all runs share.
-    pub(crate) fn new(plan: &'a Plan, stop: &'a AtomicBool) -> Result<Self, PerfError> {
+    pub(crate) fn new(plan: &'a Plan, live: Option<&'a Live>, stop: &'a AtomicBool) -> Result<Self, PerfError> {
         let capture = match &plan.port {
             PortArg::Pcap(path) => Some(Pcap::open(path, Play::Loop)?),
             _ => None,
@@ -80,8 +82,8 @@ impl<'a> Engine<'a> {
             }
             _ => None,
         };
-        let link = plan.link.map(AskedLink::new);
-        Ok(Self { plan, stop, clock: Clock::new(), capture, link, listener })
+        let link = AskedLink::open(plan.link, plan.pcap.as_deref())?;
+        Ok(Self { plan, stop, clock: Clock::new(), capture, link, live, listener })
     }
 
     /// Measures `v` once.
@@ -101,9 +103,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The events on the link in all runs, if there is a link.
-    pub(crate) fn link(&self) -> Option<LinkReport> {
-        self.link.as_ref().map(AskedLink::report)
+    /// The link and the capture before the ports, after all runs.
+    pub(crate) fn into_link(self) -> Option<AskedLink> {
+        self.link
     }
 
     /// Measures with these ports, or with a bad link before each of them.
@@ -292,6 +294,7 @@ impl<'a> Engine<'a> {
             yields: yields || plan.allowed.len() == 1,
             stop: self.stop,
             over,
+            live: self.live,
             listens: plan.listens(),
             hint,
         }

@@ -47,8 +47,6 @@ pub(crate) enum PerfError {
     Silence { variant: String, waited: Duration, hint: &'static str },
     #[error("interrupted")]
     Interrupted,
-    #[error("{build} {problem}")]
-    Child { build: String, problem: String },
 }
 
 impl PerfError {

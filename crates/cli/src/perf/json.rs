@@ -1,6 +1,5 @@
-//! The report: what `--json` prints, what the table is made of, and what `--against` reads. Field
-//! names are a contract, which `schema/perf.json` has; new ones may be added. Units are in the
-//! names.
+//! The report: what `--json` prints, and what the table is made of. Field names are a contract,
+//! which `schema/perf.json` has; new ones may be added. Units are in the names.
 
 use super::compare::{Comparison, compare};
 use super::plan::{Plan, Variant};
@@ -12,8 +11,7 @@ use netmem_measure::goals::{Goal, Unmet};
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, PoolReport, SCHEMA, Unbalanced, names};
 use netmem_measure::stats::{Change, Spread};
-use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One object on standard output.
@@ -64,41 +62,34 @@ pub(crate) struct Params {
     pub(crate) lock: bool,
 }
 
-/// A name: a constant of this build, or text that was read from a report.
-type Name = Cow<'static, str>;
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     /// How frames lie in buffers.
-    #[serde(default)]
     pub(crate) mode: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) size: Option<usize>,
-    pub(crate) alloc: Name,
-    pub(crate) consumer: Name,
+    pub(crate) alloc: &'static str,
+    pub(crate) consumer: &'static str,
     pub(crate) queues: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) skipped: Option<Name>,
+    pub(crate) skipped: Option<&'static str>,
     #[serde(flatten)]
     pub(crate) measured: Option<Measured>,
     /// The names of the features that driver and device have negotiated. Empty if there are none,
     /// as with AF_XDP.
-    #[serde(default)]
-    pub(crate) features: Vec<Name>,
+    pub(crate) features: Vec<&'static str>,
     /// How the AF_XDP socket of each queue was bound. Empty without AF_XDP.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) sockets: Vec<SocketMode>,
     /// The CPUs that threads were moved to.
-    #[serde(default)]
     pub(crate) cpus: BTreeSet<usize>,
     /// Run by run, in the order in which they were made.
-    #[serde(default)]
     pub(crate) samples: Vec<Run>,
 }
 
 /// One run of a row.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) packets_per_s: f64,
     pub(crate) ns_per_packet: f64,
@@ -111,12 +102,11 @@ pub(crate) struct Run {
     pub(crate) preempted: u64,
 }
 
-/// The results of a row's runs. Reports of older builds lack some fields.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
+/// The results of a row's runs.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measured {
     /// The unit of median, min and max: packets/s.
-    pub(crate) unit: Name,
+    pub(crate) unit: &'static str,
     #[serde(flatten)]
     pub(crate) rate: Spread,
     pub(crate) runs: usize,
@@ -135,10 +125,10 @@ pub(crate) struct Measured {
     /// Frames that netmem received and the program never got: drops of the device and of the
     /// driver.
     pub(crate) dropped: u64,
-    pub(crate) device_drops: BTreeMap<Name, u64>,
+    pub(crate) device_drops: BTreeMap<&'static str, u64>,
     /// How often another thread got the driver's CPU.
     pub(crate) preempted: u64,
-    pub(crate) errors: BTreeMap<Name, u64>,
+    pub(crate) errors: BTreeMap<&'static str, u64>,
     /// For the pool's rows: packets per second compared with the row that allocates a page per
     /// packet.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -165,10 +155,6 @@ fn merge(into: &mut BTreeMap<&'static str, u64>, from: &BTreeMap<&'static str, u
     for (name, n) in from {
         *into.entry(name).or_default() += n;
     }
-}
-
-fn named(counts: BTreeMap<&'static str, u64>) -> BTreeMap<Name, u64> {
-    counts.into_iter().map(|(name, n)| (name.into(), n)).collect()
 }
 
 /// Packets per second.
@@ -271,12 +257,12 @@ impl Row {
             name: v.name.clone(),
             mode: v.shape.clone(),
             size: v.size,
-            alloc: v.alloc.name().into(),
-            consumer: v.consumer.name().into(),
+            alloc: v.alloc.name(),
+            consumer: v.consumer.name(),
             queues: v.queues,
-            skipped: v.skipped.map(Into::into),
+            skipped: v.skipped,
             measured: (!samples.is_empty()).then(|| Measured::new(samples, twin)),
-            features: samples.first().map_or_else(Vec::new, |s| names(s.features).map(Into::into).collect()),
+            features: samples.first().map_or_else(Vec::new, |s| names(s.features).collect()),
             sockets: samples.first().map_or_else(Vec::new, |s| s.sockets.clone()),
             cpus: samples.iter().flat_map(|s| s.cpus.iter().copied()).collect(),
             samples: samples.iter().map(Run::new).collect(),
@@ -315,7 +301,7 @@ impl Measured {
         let dropped = device_drops.values().chain(by_driver).sum();
         let change = pairs(rate);
         Self {
-            unit: "packets/s".into(),
+            unit: "packets/s",
             rate: Spread::of(samples.iter().map(rate)),
             runs: samples.len(),
             bits_per_s: median(&|s| s.counts.bytes as f64 * 8e9 / s.counts.elapsed_ns.max(1) as f64),
@@ -327,9 +313,9 @@ impl Measured {
             frames: samples.iter().map(|s| s.counts.frames).sum(),
             bytes: samples.iter().map(|s| s.counts.bytes).sum(),
             dropped,
-            device_drops: named(device_drops),
+            device_drops: (device_drops),
             preempted: samples.iter().map(|s| s.counts.preempted).sum(),
-            errors: named(errors),
+            errors: (errors),
             change_pct: change.map(|c| c.median_pct),
             change,
             ns_change: pairs(driver_ns),

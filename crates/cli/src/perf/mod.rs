@@ -11,6 +11,7 @@ mod driver;
 mod engine;
 mod error;
 mod json;
+mod live;
 mod mailbox;
 mod memory;
 mod plan;
@@ -23,6 +24,8 @@ mod xsk;
 
 use crate::args::{PerfArgs, ProtoArg};
 use crate::limits;
+use crate::metrics::Server;
+use live::{Live, answering};
 use netmem_measure::output;
 use netmem_measure::signals::{self, Interrupted};
 use plan::Plan;
@@ -30,9 +33,10 @@ use plan::Plan;
 /// Runs the measurement. [`netmem_measure::arguments::BadArgument`] is returned before anything
 /// starts, any other error after that.
 pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
-    if args.proto != ProtoArg::Frames {
-        limits::descriptors(64 + 2 * usize::from(args.flows.unwrap_or(1)), "perf --proto")?;
-        return streams::run(args, &*signals::stop_flag()?);
+    if args.proto != ProtoArg::Frames || args.hosts.are_given() {
+        limits::descriptors(64 + streams::descriptors(args), "perf --proto")?;
+        let run = if args.hosts.are_given() { streams::hosts::run } else { streams::run };
+        return run(args, &*signals::stop_flag()?);
     }
     let plan = Plan::new(args)?;
     // The driver has two descriptors for each ring, and one more for a queue that it can wait for.
@@ -45,14 +49,20 @@ pub(crate) fn run(args: &PerfArgs) -> anyhow::Result<()> {
         return sleep::run(&plan, spin, &stop);
     }
     if let Some(other) = &args.against {
-        return against::run(other, &plan, &stop);
+        return against::frames(other, &plan, &stop);
     }
-    let report = suite::run(&plan, &stop)?;
+    let (server, live) = (Server::open(args.metrics)?, Live::default());
+    let (report, link) = answering(
+        server.as_ref(),
+        |page| live.figures(page),
+        || suite::run(&plan, server.is_some().then_some(&live), &stop),
+    )?;
     if plan.json {
         output::json(&report)?;
     } else {
         output::print(&table::render(&report))?;
     }
+    link.map_or(Ok(()), |link| link.finish())?;
     report.verdict()?;
     if report.done.interrupted {
         return Err(Interrupted.into());

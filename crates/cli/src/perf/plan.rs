@@ -8,6 +8,7 @@ use netmem::virtio::{MIN_FRAME, RxMode, Spin};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::cpus;
 use netmem_netem::LinkOptions;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The place where packets are dropped.
@@ -71,6 +72,8 @@ pub(crate) struct Plan {
     pub(crate) port: PortArg,
     /// A bad link before the port, if there is one.
     pub(crate) link: Option<LinkOptions>,
+    /// The file of a capture.
+    pub(crate) pcap: Option<PathBuf>,
     pub(crate) xdp: XdpArg,
     /// How queues of an interface are opened.
     pub(crate) af_xdp: XdpArgs,
@@ -118,6 +121,7 @@ impl Plan {
         Ok(Self {
             device: device(args),
             link: args.link,
+            pcap: args.pcap.clone(),
             xdp: args.xdp,
             af_xdp: args.af_xdp,
             variants,
@@ -166,8 +170,16 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
              `netmem device`"
         ));
     }
-    if args.flows.is_some() || args.addr.is_some() || args.reverse {
-        return BadArgument::new("--flows, --addr and --reverse are for --proto tcp and --proto udp");
+    let flows = args.flows.is_some() || args.rr.is_some() || args.search.is_some() || args.interval.is_some();
+    if flows || args.addr.is_some() || args.reverse {
+        return BadArgument::new(
+            "--flows, --rr, --search, --interval, --addr and --reverse are for --proto tcp and --proto udp",
+        );
+    }
+    if args.metrics.is_some() && (args.against.is_some() || args.spin.is_some()) {
+        return BadArgument::new(
+            "--metrics has the figures of one measurement of frames; leave out --against and --spin",
+        );
     }
     let foreign = device(args) != DeviceArg::Embedded;
     if foreign && args.port.is_some() {
@@ -175,8 +187,10 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
             "--port is for the embedded device; a vhost-user backend and an interface have ports of their own",
         );
     }
-    if foreign && args.link.is_some() {
-        return BadArgument::new("--link is before the embedded device's port; `netmem device` has a --link, too");
+    if foreign && (args.link.is_some() || args.pcap.is_some()) {
+        return BadArgument::new(
+            "--link and --pcap are before the embedded device's port; `netmem device` has them, too",
+        );
     }
     let xsk = matches!(device(args), DeviceArg::Xsk(_));
     args.af_xdp.check(xsk, "give --device xsk:IFACE")?;
@@ -189,9 +203,11 @@ fn check(args: &PerfArgs, port: &PortArg) -> Result<(), BadArgument> {
         return BadArgument::new("--mode and --ring-features are for virtio-net; AF_XDP has rings of its own");
     }
     let sleeps = args.spin.and_then(Spin::poll_for).is_some();
-    if sleeps && (foreign || *port != PortArg::Gen || args.against.is_some() || args.link.is_some()) {
+    if sleeps
+        && (foreign || *port != PortArg::Gen || args.against.is_some() || args.link.is_some() || args.pcap.is_some())
+    {
         return BadArgument::new(
-            "--spin: wake-ups are measured with the embedded device and its generator, without --against and --link",
+            "--spin: wake-ups are measured with the embedded device and its generator, without --against, --link and --pcap",
         );
     }
     if sleeps && args.check {
@@ -387,6 +403,8 @@ mod tests {
             ("--link loss=1% --device vhost-user:/x", "--link"),
             ("--link loss=1% --spin 50", "--link"),
             ("--flows 2", "--proto"),
+            ("--rr 1,1", "--proto"),
+            ("-i 1", "--proto"),
             ("--link loss", "NAME=VALUE"),
             ("--fd 3 --device vhost-user:/x", "--device"),
             ("--fd 3 --mode small --alloc pool", "--runs 1"),

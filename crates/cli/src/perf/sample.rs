@@ -2,7 +2,7 @@
 
 use netmem::pool::{Backing, PoolStats};
 use netmem::xdp::XskSocket;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -49,7 +49,7 @@ pub(crate) struct DeviceSample {
 }
 
 /// How an AF_XDP socket was bound.
-#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub(crate) struct SocketMode {
     pub(crate) mode: String,
     /// Why frames are copied.

@@ -3,17 +3,20 @@
 use super::engine::Engine;
 use super::error::PerfError;
 use super::json::Report;
+use super::live::Live;
 use super::plan::Plan;
 use super::sample::Sample;
+use crate::link::AskedLink;
 use netmem_measure::load::Meter;
 use netmem_measure::report::Done;
 use netmem_measure::turns::{progress, take_turns};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Runs every variant as often as planned, or until a signal comes.
-pub(crate) fn run(plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
-    let engine = Engine::new(plan, stop)?;
+/// Runs every variant as often as planned, or until a signal comes. Also returns what was before
+/// the ports.
+pub(crate) fn run(plan: &Plan, live: Option<&Live>, stop: &AtomicBool) -> anyhow::Result<(Report, Option<AskedLink>)> {
+    let engine = Engine::new(plan, live, stop)?;
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); plan.variants.len()];
     let wanted: Vec<usize> = (0..samples.len()).filter(|&i| plan.variants[i].skipped.is_none()).collect();
     let bar = progress(plan.runs as usize * wanted.len());
@@ -41,5 +44,6 @@ pub(crate) fn run(plan: &Plan, stop: &AtomicBool) -> anyhow::Result<Report> {
              times too long"
         );
     }
-    Ok(Report::new(plan, &samples, done, engine.link()))
+    let link = engine.into_link();
+    Ok((Report::new(plan, &samples, done, link.as_ref().and_then(AskedLink::report)), link))
 }

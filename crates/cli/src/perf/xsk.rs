@@ -2,6 +2,7 @@
 
 use super::driver::Queues;
 use super::error::PerfError;
+use super::live::QueueFigures;
 use super::memory::Baseline;
 use super::plan::{Plan, Variant};
 use super::sample::{Counts, Sample, SocketMode};
@@ -128,6 +129,15 @@ impl Queues for Opened {
     fn totals(&self) -> (u64, u64) {
         let stats = self.pairs.iter().map(|(rx, _)| rx.stats());
         stats.fold((0, 0), |(frames, bytes), s| (frames + s.frames, bytes + s.bytes))
+    }
+
+    fn figures(&mut self) -> Vec<QueueFigures> {
+        let queue = |(rx, _): &mut (XskRx<PeerShared>, _)| {
+            let stats = rx.stats();
+            let errors = stats.errors().collect();
+            QueueFigures { frames: stats.frames, bytes: stats.bytes, errors, pool: rx.pool_stats() }
+        };
+        self.pairs.iter_mut().map(queue).collect()
     }
 
     fn check(&self, variant: &Variant) -> Result<(), PerfError> {

@@ -9,8 +9,8 @@
 
 use super::admission::Admitted;
 use super::pressure::{Kept, Pressure, Progress};
-use super::timers::{Alarm, Timers};
 use crate::host::tasks::Conn;
+use crate::host::timers::{Alarm, Timers};
 use netmem::pool::Frag;
 use netmem_inet::{Fragment, SocketError, Time};
 use netmem_measure::endpoint::Mem;

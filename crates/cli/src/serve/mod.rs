@@ -21,21 +21,24 @@ mod admission;
 mod client;
 mod http;
 mod memcached;
+mod metrics;
 mod plain;
 mod pressure;
 mod report;
 mod service;
 mod state;
-mod timers;
 
 use crate::args::{PortArg, ServeArg, ServeArgs};
 use crate::host::tasks::Tasks;
+use crate::host::timers::Timers;
 use crate::host::{DeviceThreads, Drives, Ended, HostOptions, Running, Stacks, with_stacks};
 use crate::limits;
 use crate::link::{AskedLink, one_each};
+use crate::metrics::Server as MetricsServer;
 use admission::Admission;
 use anyhow::Context as _;
 use client::{Client, End, Patience, Shared};
+use metrics::{Board, Figures, Pools, Reporter};
 use netmem::device::port::{Port, PortError, Tap};
 use netmem::net::{Armed, Wait};
 use netmem::pool::SharedPool;
@@ -58,7 +61,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use timers::Timers;
 
 /// How long each thread polls after the last frame before it sleeps.
 const SPIN: Spin = Spin::For(Duration::from_micros(50));
@@ -100,13 +102,14 @@ fn serve_over<P: Port + 'static>(
     let stop = Stop { flag: signals::stop_flag()?, signal, raise };
     let service = args.service.to_string();
     let state = args.state.as_deref().map(|path| StateFile::new(path, &service)).transpose()?;
-    let server = Server { args, stop, state, mtu };
-    match args.link.map(AskedLink::new) {
+    let figures = MetricsServer::open(args.metrics)?;
+    let server = Server { args, stop, state, mtu, figures };
+    match AskedLink::open(args.link, args.pcap.as_deref())? {
         None => server.run(port),
         Some(link) => {
             let result = server.run(|pair| Ok(link.over(port(pair)?, pair)));
-            output::offer(&link.report().to_string());
-            result
+            link.report().iter().for_each(|report| output::offer(&report.to_string()));
+            result.and(link.finish().map_err(Into::into))
         }
     }
 }
@@ -138,6 +141,15 @@ impl Stop {
     }
 }
 
+/// Stops the server when it is dropped, also in a panic.
+struct Ends<'a>(&'a Stop);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}
+
 /// Runs a host on the server's ports.
 type Host<'a> =
     &'a mut dyn FnMut(&HostOptions, &mut dyn FnMut(&mut Stacks) -> anyhow::Result<()>) -> anyhow::Result<Ended>;
@@ -147,6 +159,8 @@ struct Server<'a> {
     stop: Stop,
     state: Option<StateFile<'a>>,
     mtu: u16,
+    /// Answers with figures while the stacks run.
+    figures: Option<MetricsServer>,
 }
 
 impl Server<'_> {
@@ -219,12 +233,22 @@ impl Server<'_> {
         let shares: Vec<_> = shares.into_iter().map(Mutex::new).collect();
         let admission = Admission::new(self.args.max_connections, self.args.most_of_peer());
         let pressure = Arc::new(Pressure::new(self.args.queues));
-        let done = stacks.run(|n, running| {
-            let share = std::mem::take(&mut *shares[n].lock().unwrap_or_else(PoisonError::into_inner));
-            let done = self.serve(service, n, running, share, &admission, &pressure);
-            // If one stack ends, the others end, too.
-            self.stop.set();
-            done
+        let board = Board::new(self.args.queues);
+        let own = std::iter::once(("own", None, Arc::clone(stacks.pool())));
+        let sent = stacks.sent_pools().into_iter().enumerate().map(|(queue, pool)| ("sent", Some(queue), pool));
+        let pools: Pools = own.chain(sent).collect();
+        let done = std::thread::scope(|scope| {
+            // The thread of the figures ends with the stacks.
+            let _ends = Ends(&self.stop);
+            if let Some(server) = &self.figures {
+                server.start(scope, &self.stop.flag, Figures { board: &board, pools: &pools })?;
+            }
+            stacks.run(|n, running| {
+                let share = std::mem::take(&mut *shares[n].lock().unwrap_or_else(PoisonError::into_inner));
+                // If one stack ends, the others end, too.
+                let _ends = Ends(&self.stop);
+                self.serve(service, n, running, share, (&admission, &pressure, &board))
+            })
         })?;
         let mut report = report::summary(&done);
         let lost: u64 = done.iter().map(|done| done.lost).sum();
@@ -246,8 +270,7 @@ impl Server<'_> {
         n: usize,
         running: &mut Running,
         resumed: Vec<Left<S::State>>,
-        admission: &Arc<Admission>,
-        pressure: &Arc<Pressure>,
+        (admission, pressure, board): (&Arc<Admission>, &Arc<Pressure>, &Board),
     ) -> anyhow::Result<Done<S::State>> {
         if let Some(cpu) = self.args.cpu(n) {
             cpus::pin(cpu);
@@ -287,7 +310,8 @@ impl Server<'_> {
                 self.args.addr.iter().map(|own| SocketAddr::from((own.addr, port)).to_string()).collect();
             eprintln!("ready: {} on {}, port {}", self.args.service, addresses.join(" and "), self.args.port);
         }
-        let acceptor = Acceptor { listener, service, shared: &shared, admission, left: &left };
+        let reporter = board.join(n, stack.waker());
+        let acceptor = Acceptor { listener, service, shared: &shared, admission, left: &left, reporter };
         let listener = self.drive(stack, *clock, device, acceptor, tasks, &member)?;
         let counts = *shared.counts.borrow();
         Ok(Done { counts, stats: stack.stats(), listener, lost, left: left.into_inner() })
@@ -321,6 +345,7 @@ impl Server<'_> {
             if !tasks.are_woken() {
                 member.answer(asked);
             }
+            acceptor.reporter.answer(stack, &acceptor.listener, &shared.counts.borrow());
             if work > 0 {
                 // Sends what the tasks have written. The device's next poll passes it on.
                 stack.poll(clock.now());
@@ -366,6 +391,7 @@ struct Acceptor<'a, S: Service> {
     shared: &'a Shared,
     admission: &'a Arc<Admission>,
     left: &'a Leaving<S>,
+    reporter: Reporter<'a>,
 }
 
 impl<'a, S: Service> Acceptor<'a, S> {

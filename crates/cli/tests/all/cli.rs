@@ -420,9 +420,17 @@ fn two_builds_are_compared() {
     let args = ["--against", this, "--mode", "small", "--duration", "10ms", "--runs", "2", "--json"];
     let report = json(&run(&args));
     schema::fits("crates/cli/schema/perf.json", &report);
-    let rows = report["variants"].as_array().unwrap();
-    assert_eq!(rows.len(), 3);
+    let rows = report["compared"].as_array().unwrap();
+    // Packets per second and driver time of three rows. Two pairs show nothing.
+    assert_eq!((rows.len(), &report["pairs"]), (6, &2.into()));
     assert!(rows.iter().all(|row| row["change"]["interval"].is_array() && row["other_median"].as_f64() > Some(0.0)));
+    assert!(rows.iter().all(|row| row["verdict"] == "no_difference" && row["p"] == 1.0), "{report}");
+    let args = "perf --against THIS --proto tcp --rr 64,64 --duration 50ms --runs 2";
+    let text = run(&args.split(' ').map(|arg| if arg == "THIS" { this } else { arg }).collect::<Vec<_>>());
+    let text = String::from_utf8_lossy(&text.stdout);
+    // At matched throughput, too.
+    assert!(text.contains("tcp-rr-netmem-netmem ") && text.contains("tcp-rr-netmem-netmem at "), "{text}");
+    assert!(text.contains("too few") && text.contains("no difference"), "{text}");
     fails(&["--against", "/bin/false", "--duration", "10ms", "--runs", "1"], 1, &["/bin/false", "failed"]);
     fails(&["--against", "/bin/true", "--duration", "10ms", "--runs", "1"], 1, &["/bin/true", "JSON"]);
 }

@@ -2,8 +2,6 @@
 
 use crate::command::netns::{Namespace, missing, name, printed};
 use crate::command::*;
-use netmem_testing::schema;
-use serde_json::Value;
 use std::io::{BufRead, BufReader};
 
 const V4: &str = "10.79.0.2";
@@ -248,60 +246,6 @@ fn memcached_is_served() {
     assert!(out.contains("served 2 connections, 0 of them broken"), "{out}");
     // Text alone.
     assert!(number("bytes sent (", " copied)") < number("copied), ", " bytes sent") / 50, "{out}");
-}
-
-/// The contract of `perf --proto --json`.
-#[track_caller]
-fn measures(report: &Value, name: &str, flows: usize) {
-    schema::fits("crates/cli/schema/perf.json", report);
-    let row = &report["variants"][0];
-    assert_eq!((&report["command"], &row["name"], &row["unit"]), (&"perf".into(), &name.into(), &"b/s".into()));
-    assert!(row["mean"].as_f64() > Some(0.0) && row["deviation"].is_number() && row["runs"] == 2, "{report}");
-    let rows = row["flows"].as_array().unwrap();
-    assert_eq!(rows.len(), flows);
-    assert!(
-        rows.iter().all(|flow| flow["bytes"].as_u64() > Some(0) && flow["elapsed_ns"].as_u64() > Some(100_000_000)),
-        "{report}"
-    );
-    let cpus = row["cpus"].as_array().unwrap();
-    let roles: Vec<_> = cpus.iter().flat_map(|cpu| cpu["roles"].as_array().unwrap()).collect();
-    assert!(["source", "target", "device"].iter().all(|role| roles.contains(&&Value::from(*role))), "{report}");
-    for cpu in cpus {
-        let all: f64 =
-            ["usr", "sys", "idle", "irq", "softirq", "steal"].map(|what| cpu[what].as_f64().unwrap()).iter().sum();
-        assert!((99.0..101.0).contains(&all), "{cpu}");
-    }
-    assert!(report["pool"]["allocated"].as_u64() > Some(0) && report["pool"]["leaked"] == 0);
-}
-
-#[test]
-fn flows_between_two_stacks() {
-    for (proto, more) in [("tcp", &[][..]), ("udp", &[]), ("tcp", &["--link", "loss=1%,delay=1ms,seed=3"])] {
-        let args = ["perf", "--proto", proto, "--flows", "3", "--duration", "100ms", "--runs", "2", "--json"];
-        let report = json(&run(&[&args[..], more].concat()));
-        measures(&report, &format!("{proto}-netmem-netmem"), 3);
-        assert_eq!(report["link"]["to_driver"]["sent"].as_u64() > Some(0), !more.is_empty());
-    }
-    let text = run(&["perf", "--proto", "tcp", "--duration", "100ms", "--runs", "1"]);
-    let text = String::from_utf8_lossy(&text.stdout);
-    assert!(text.contains("softirq %") && text.contains("all: "), "{text}");
-}
-
-#[test]
-fn flows_to_and_from_the_kernel() {
-    if let Err(why) = missing() {
-        return skip(&why);
-    }
-    let namespace = Namespace::new().unwrap();
-    let port = format!("tap:{}", namespace.tap("10.81.0.1/24"));
-    for proto in ["tcp", "udp"] {
-        for (more, name) in [(&[][..], "netmem-kernel"), (&["--reverse"], "kernel-netmem")] {
-            let args = ["perf", "--proto", proto, "--port", &port, "--addr", "10.81.0.2/24", "--flows", "2", "--json"];
-            let mut command = namespace.command(env!("CARGO_BIN_EXE_netmem"));
-            let output = command.args(args).args(["--duration", "100ms", "--runs", "2"]).args(more).output().unwrap();
-            measures(&json(&output), &format!("{proto}-{name}"), 2);
-        }
-    }
 }
 
 /// What cannot be served is told before anything starts.

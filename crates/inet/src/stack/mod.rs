@@ -45,6 +45,7 @@
 
 mod address;
 mod carrier;
+mod connection_info;
 mod control;
 mod core;
 mod egress;
@@ -72,6 +73,7 @@ pub mod tokio;
 mod transport;
 
 pub use carrier::HeaderTicket;
+pub use connection_info::ConnectionInfo;
 pub use error::SocketError;
 pub use options::StackOptions;
 pub use payload::{Payload, ReceivedFrame, Transmit, Unsent};

@@ -1,5 +1,6 @@
 //! A stack over a queue pair, as its user drives it.
 
+use crate::stack::connection_info::ConnectionInfo;
 use crate::stack::core::{Core, SharedCore};
 use crate::stack::egress::Egress;
 use crate::stack::input::{Input, Origin};
@@ -185,6 +186,15 @@ where
     #[must_use]
     pub fn connections(&self) -> usize {
         self.core.borrow().tcp.connections.len()
+    }
+
+    /// Every connection, those that are in their handshake or closing included, in no particular
+    /// order. Cost: linear in their number; an entry is copied.
+    #[must_use]
+    pub fn list_connections(&self) -> Vec<ConnectionInfo> {
+        let core = self.core.borrow();
+        let now = core.resources.now;
+        core.tcp.connections.iter().map(|(id, entry)| ConnectionInfo::new(id, entry, now)).collect()
     }
 
     /// Connections in TIME-WAIT.

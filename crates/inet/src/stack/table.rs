@@ -32,6 +32,11 @@ pub(crate) struct Id<K> {
 }
 
 impl<K> Id<K> {
+    /// A number that no other entry of the table has, or had.
+    pub(crate) fn generation(self) -> u64 {
+        self.generation
+    }
+
     /// The place in the table. Entries that exist at the same time have different places, which are
     /// as small as possible.
     pub(crate) fn place(self) -> u32 {

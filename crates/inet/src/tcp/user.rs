@@ -51,6 +51,8 @@ pub enum Refused {
 pub struct Info {
     /// Statistics of the sending half.
     pub send: SendInfo,
+    /// Bytes of payload that were received in order, modulo 2^32.
+    pub received: u32,
     /// The announced MSS.
     pub announced_mss: u16,
     /// The largest payload of a received segment.
@@ -335,8 +337,12 @@ impl<C: Carrier> Connection<C> {
     /// Statistics of the connection.
     #[must_use]
     pub fn info(&self, now: Time) -> Info {
+        let numbers = self.receiver.nxt() - self.irs;
+        // SYN and FIN have numbers, too. Without a SYN, the peer has sent nothing.
+        let received = if numbers == 0 { 0 } else { numbers.wrapping_sub(1 + u32::from(self.receiver.finished())) };
         Info {
             send: self.sender.info(now),
+            received,
             announced_mss: self.config.mss,
             received_mss: self.largest_segment,
             idle: now.since(self.last_data_received),

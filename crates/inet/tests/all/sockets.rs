@@ -1,7 +1,7 @@
 //! The calls of sockets: addresses and ports, options, counters, and the orderly end.
 
 use crate::common::{Link, addr, connected};
-use netmem_inet::tcp::Config;
+use netmem_inet::tcp::{Config, State};
 use netmem_inet::{ListenOptions, SocketError};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -157,4 +157,56 @@ fn a_stack_that_cannot_finish_resets() {
     near.poll(*time.borrow());
     assert!(client.is_connected().is_err());
     drop(server);
+}
+
+/// What was acknowledged, received and sent again is counted from the beginning of the connection,
+/// without SYN and FIN.
+#[test]
+fn connections_are_listed() {
+    let mut link = Link::new(false);
+    let (mut client, server) = connected(&mut link);
+    let _refused = link.near.sockets().connect(addr("10.0.0.2:81"), &Config::default()).unwrap();
+    link.settle();
+    let near = link.near.list_connections();
+    let states: Vec<_> = near.iter().map(|one| (one.peer.port(), one.state)).collect();
+    assert_eq!(states, [(80, State::Established), (81, State::Closed)]);
+    assert_eq!((near[0].local, near[0].peer), (client.local_addr(), client.peer_addr()));
+    assert!(
+        near.iter().all(|one| (one.tcp.send.acknowledged, one.tcp.received, one.written_pages) == (0, 0, 0)),
+        "{near:?}"
+    );
+
+    assert_eq!(client.write(&[1; 5000]), Ok(5000));
+    link.near.poll(link.now);
+    let one = link.near.list_connections()[0];
+    assert_eq!((one.tcp.send.acknowledged, one.tcp.send.retransmitted), (0, 0));
+    assert!(one.written_pages > 0, "{one:?}");
+    // The far stack does not run, so a timer sends the last segment again.
+    while link.near.list_connections()[0].tcp.send.retransmitted == 0 {
+        link.now = link.now.max(link.near.poll_timeout().unwrap());
+        link.near.poll(link.now);
+    }
+    link.settle();
+    let (one, other) = (link.near.list_connections()[0], link.far.list_connections()[0]);
+    assert_eq!((one.tcp.send.acknowledged, one.tcp.received, one.tcp.send.retransmitted), (5000, 0, 1));
+    assert_eq!((other.tcp.send.acknowledged, other.tcp.received, other.local), (0, 5000, one.peer));
+    assert_eq!((other.tcp.readable, one.written_pages), (5000, 0));
+
+    client.shutdown();
+    link.settle();
+    let (one, other) = (link.near.list_connections()[0], link.far.list_connections()[0]);
+    assert_eq!((one.state, other.state), (State::FinWait2, State::CloseWait));
+    assert_eq!((one.tcp.send.acknowledged, other.tcp.received), (5000, 5000));
+    // What is in flight at a reset is not acknowledged.
+    let mut server = server;
+    assert_eq!(server.write(&[2; 700]), Ok(700));
+    link.far.poll(link.now);
+    server.reset();
+    link.settle();
+    let other = link.far.list_connections()[0];
+    assert_eq!((other.id, other.state, other.tcp.send.acknowledged), (0, State::Closed, 0));
+    assert_eq!(other.tcp.received, 5000);
+    drop((client, server));
+    link.settle();
+    assert!(link.far.list_connections().is_empty());
 }

@@ -106,6 +106,14 @@ fn axum_runs_on_the_stack_from_many_threads() {
 }
 
 #[test]
+fn rustls_runs_on_the_stack_from_many_threads() {
+    let Some(text) = apart("tls_rustls") else { return };
+    assert!(text.contains("192.0.2.2:443 serves TLS"), "{text}");
+    assert_eq!(text.matches("echoed 1000000 bytes").count(), 4, "{text}");
+    assert_eq!(text.matches("1000000 bytes came back over TLSv1_3").count(), 4, "{text}");
+}
+
+#[test]
 fn the_kernel_gets_its_bytes_back() {
     let Some(text) = apart("tcp_echo_tap") else { return };
     assert!(text.contains("sent 1000000 bytes, and the echo is equal"), "{text}");

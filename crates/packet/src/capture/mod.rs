@@ -9,8 +9,10 @@ mod error;
 mod file;
 mod rx;
 mod tx;
+mod writer;
 
 pub use error::CaptureError;
 pub use file::{Capture, Play};
 pub use rx::{PcapPoll, PcapRx, PcapRxStats};
 pub use tx::{PcapTx, PcapTxStats};
+pub use writer::{CaptureDirection, PcapWriter};

@@ -1,25 +1,16 @@
 //! A transmit queue that writes its frames to a pcapng file.
 
+use super::writer::PcapWriter;
 use crate::device::{Reach, Sendable, TxQueue};
 use crate::packet::Packet;
 use crate::wait::{Armed, Wait};
 use netmem_pool::{Frag, Mapped};
-use pcap_file::pcapng::PcapNgWriter;
-use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
-use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
-use pcap_file::{DataLink, PcapError};
 use rustix::event::{EventfdFlags, eventfd};
-use std::borrow::Cow;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// The times of a file are in nanoseconds: the resolution is 10 to the power of minus 9.
-const NANOSECONDS: u8 = 9;
 
 /// The counters of a [`PcapTx`]. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +32,7 @@ pub struct PcapTxStats {
 /// The queue supports no offloads: [`SoftwareTx`](crate::SoftwareTx) computes checksums and cuts
 /// segments in front of it.
 pub struct PcapTx<M: Mapped> {
-    file: PcapNgWriter<BufWriter<File>>,
+    file: PcapWriter,
     /// A frame in one piece, which the writer needs.
     frame: Vec<u8>,
     /// Packets that were sent since the last call of `complete`.
@@ -53,13 +44,6 @@ pub struct PcapTx<M: Mapped> {
     memory: PhantomData<fn(M)>,
 }
 
-fn to_io(error: PcapError) -> io::Error {
-    match error {
-        PcapError::IoError(error) => error,
-        error => io::Error::other(error),
-    }
-}
-
 impl<M: Mapped> PcapTx<M> {
     /// Makes the file, or replaces it if it is there.
     ///
@@ -67,10 +51,7 @@ impl<M: Mapped> PcapTx<M> {
     ///
     /// The file cannot be made or written.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut file = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(to_io)?;
-        let options = vec![InterfaceDescriptionOption::IfTsResol(NANOSECONDS)];
-        let interface = InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: 0, options };
-        file.write_pcapng_block(interface).map_err(to_io)?;
+        let file = PcapWriter::create(path)?;
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (frame, stats) = (Vec::new(), PcapTxStats::default());
         Ok(Self { file, frame, sent: 0, stats, failed: None, fd, memory: PhantomData })
@@ -98,12 +79,7 @@ impl<M: Mapped> PcapTx<M> {
     fn write(&mut self, packet: &Packet<M>) -> io::Result<()> {
         self.frame.resize(packet.len(), 0);
         packet.copy_to(0, &mut self.frame).map_err(io::Error::other)?;
-        // A clock before 1970 is wrong in any case.
-        let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let original_len = u32::try_from(self.frame.len()).map_err(io::Error::other)?;
-        let data = Cow::Borrowed(&self.frame[..]);
-        let block = EnhancedPacketBlock { interface_id: 0, timestamp, original_len, data, options: Vec::new() };
-        self.file.write_pcapng_block(block).map(drop).map_err(to_io)
+        self.file.write(&self.frame, None, None)
     }
 }
 
@@ -130,7 +106,7 @@ impl<M: Mapped> TxQueue for PcapTx<M> {
 
     fn flush(&mut self) {
         if self.failed.is_none() {
-            self.failed = self.file.get_mut().flush().err();
+            self.failed = self.file.flush().err();
         }
     }
 

@@ -312,3 +312,25 @@ fn a_panic_while_fragments_are_dropped() {
         assert_eq!(std::iter::from_fn(|| memory.page()).collect::<Vec<_>>().len(), 8);
     }
 }
+
+/// A copy into one page keeps the headroom, and what an XDP program has written in front of the
+/// frame, as far as there is room.
+#[test]
+fn a_frame_in_one_page_keeps_what_is_in_front_of_it() {
+    let mut pool = pool::<Private>(8);
+    for (start, head, fragment, room) in [(300, 400, 500, 300), (8, 100, 100, 8), (1000, 2000, 2000, 96)] {
+        let mut page = pool.alloc().unwrap();
+        let bytes: Vec<u8> = (0..start + head).map(|i| (i % 251) as u8).collect();
+        page.copy_from(0, &bytes).unwrap();
+        let mut frame = XdpFrame::new(page, start, head);
+        let mut page = pool.alloc().unwrap();
+        page.copy_from(0, &vec![7; fragment]).unwrap();
+        frame.push(page.freeze().slice(..fragment)).unwrap();
+        pool.poll(|napi| frame.linearise(napi)).unwrap();
+        assert_eq!((frame.headroom(), frame.len()), (room, head + fragment));
+        assert_eq!(frame.data()[..head], bytes[start..]);
+        let most = room.min(256);
+        let page = frame.into_page();
+        assert_eq!(page.as_slice()[room - most..room], bytes[start - most..start]);
+    }
+}

@@ -45,7 +45,7 @@ use super::pair::{Pair, Ring};
 use super::port::{MAX_WIRE, Port};
 use super::rx::{PUBLISH_BYTES, Room, Scratch, room_for};
 use super::software::lacks;
-use super::stats::Tally;
+use super::stats::{PairTally, Tally};
 use super::tx::{MIN_TX, PUBLISH_FRAMES, header};
 use crate::guest_memory::buffer::{Buffer, BufferList};
 use crate::guest_memory::copy::{gather, scatter, transfer};
@@ -114,6 +114,7 @@ pub(super) fn transmit<P: Port>(
     }));
     ring.finish(to_memory, peer.ring(), receiver, peer.stats(), &mut received);
     peer.stats().add(&received, 0);
+    peer.stats().add_pair(peer.pair(), &received, PairTally::default());
     drop(pair);
     if sigbus::faults() != faults {
         peer.wake_device();

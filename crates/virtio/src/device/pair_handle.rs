@@ -31,6 +31,11 @@ impl PairHandle {
         Self { shared: Arc::clone(shared), pair }
     }
 
+    /// The number of the pair.
+    pub(super) fn pair(&self) -> usize {
+        self.pair
+    }
+
     /// The number of the pair's receive ring.
     pub(super) fn ring(&self) -> usize {
         2 * self.pair

@@ -284,19 +284,29 @@ fn deliver_one<S: DeviceFormat, P: Port>(
             tally.out_of_buffers += 1;
             return Ok(false);
         }
-        Spread::TooBig => {
-            tally.drop(DropReason::TooBig);
-            1
-        }
-        Spread::CopyFailed => {
-            tally.drop(DropReason::CopyFailed);
-            1
-        }
+        Spread::TooBig => return Ok(discard(q, port, DropReason::TooBig, budget, tally)),
+        Spread::CopyFailed => return Ok(discard(q, port, DropReason::CopyFailed, budget, tally)),
     };
     port.consume();
     q.publish();
     budget.spend(chains);
     Ok(true)
+}
+
+/// Drops the port's frame. The chain stays the next one. Returns true.
+#[cold]
+fn discard<S: DeviceFormat, P: Port>(
+    q: &mut DeviceQueue<S>,
+    port: &mut P,
+    why: DropReason,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> bool {
+    tally.drop(why);
+    port.discard(why);
+    q.publish();
+    budget.spend(1);
+    true
 }
 
 /// The result of the delivery of a frame.

@@ -161,9 +161,9 @@ impl Shared {
             wakers: RwLock::new(Arc::new([Waker::new()?])),
             connected: AtomicBool::new(false),
             config: Config::new(&options),
+            stats: Arc::new(Stats::new(options.max_pairs)),
             options,
             offered,
-            stats: Arc::default(),
         })
     }
 

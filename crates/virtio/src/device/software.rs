@@ -192,8 +192,14 @@ impl<P: Port> OffloadingPort<'_, P> {
         let started = self.port.peek().is_some_and(|wire| rx.start(wire, self.received, counts).is_ok());
         if !started {
             counts.uncut += 1;
-            self.port.consume();
+            self.port.discard(DropReason::Uncut);
         }
+    }
+
+    /// Goes on to the next part of the port's frame. Returns whether there is none.
+    #[inline]
+    fn ends_frame(&mut self) -> bool {
+        self.software.rx.left == 0 || !self.software.rx.advance()
     }
 
     /// Sends a frame that the port does not accept as it is.
@@ -201,6 +207,7 @@ impl<P: Port> OffloadingPort<'_, P> {
     fn send_parts(&mut self, wire: &[u8], accepted: Offloads) -> bool {
         let SoftwareOffloads { tx, counts, .. } = self.software;
         if tx.start(wire, accepted, counts).is_err() {
+            self.port.dropped(wire, DropReason::PortRefused);
             return false;
         }
         let mut sent = true;
@@ -250,9 +257,19 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
 
     #[inline]
     fn consume(&mut self) {
-        if self.software.rx.left == 0 || !self.software.rx.advance() {
+        if self.ends_frame() {
             self.port.consume();
         }
+    }
+
+    fn discard(&mut self, why: DropReason) {
+        if self.ends_frame() {
+            self.port.discard(why);
+        }
+    }
+
+    fn dropped(&mut self, wire: &[u8], why: DropReason) {
+        self.port.dropped(wire, why);
     }
 
     #[inline]

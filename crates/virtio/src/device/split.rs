@@ -127,7 +127,7 @@ fn fill<'t, S: DeviceFormat, P: Port>(
             if let Err(CopyFailed) = chain.join(table, buffers, joinable, &frame[split..]) {
                 tally.rx_bytes -= frame.len() as u64;
                 tally.drop(DropReason::CopyFailed);
-                port.consume();
+                port.discard(DropReason::CopyFailed);
                 continue;
             }
             (bytes, tally.rx_frames, tally.joined) = (bytes + n, tally.rx_frames + 1, tally.joined + 1);
@@ -155,6 +155,7 @@ fn fill<'t, S: DeviceFormat, P: Port>(
                 bytes += chain.payload;
                 tally.rx_frames += 1;
                 open.push((head, chain));
+                port.consume();
             }
             // The chain stays the next one.
             Err(reason) => {
@@ -162,9 +163,9 @@ fn fill<'t, S: DeviceFormat, P: Port>(
                 buffers.truncate(start);
                 tally.rx_bytes -= frame.len() as u64;
                 tally.drop(reason);
+                port.discard(reason);
             }
         }
-        port.consume();
         if bytes >= PUBLISH_BYTES || open.len() == PUBLISH_CHAINS {
             complete_all(q, &mut open, buffers);
             buffers.clear();

@@ -128,9 +128,37 @@ pub struct Stats {
     pub memory_unsealed: AtomicU64,
     drops: [AtomicU64; DropReason::NAMES.len()],
     queue_errors: [AtomicU64; DriverFault::NAMES.len()],
+    /// Only the thread that has a pair's lock writes its counters, without a read-modify-write.
+    pairs: Box<[[AtomicU64; OF_PAIR.len()]]>,
 }
 
+/// What is counted for each queue pair, too.
+const OF_PAIR: [&str; 5] = ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes", "dropped"];
+
+/// Values of [`OF_PAIR`].
+pub(super) type PairTally = [u64; OF_PAIR.len()];
+
 impl Stats {
+    pub(super) fn new(pairs: usize) -> Self {
+        Self { pairs: (0..pairs).map(|_| Default::default()).collect(), ..Self::default() }
+    }
+
+    /// For each queue pair, its part of `rx_frames`, `rx_bytes`, `tx_frames`, `tx_bytes`, and of
+    /// all [drops](Self::drops) that a pass of the pair has counted, by name.
+    pub fn pairs(&self) -> impl ExactSizeIterator<Item = [(&'static str, u64); 5]> {
+        self.pairs.iter().map(|pair| std::array::from_fn(|n| (OF_PAIR[n], pair[n].load(Relaxed))))
+    }
+
+    /// Adds what a pass over a pair counted since `before`. The caller has the pair's lock.
+    pub(super) fn add_pair(&self, pair: usize, t: &Tally, before: PairTally) {
+        let Some(counters) = self.pairs.get(pair) else { return };
+        for ((counter, now), before) in counters.iter().zip(t.of_pair()).zip(before) {
+            if now != before {
+                counter.store(counter.load(Relaxed).wrapping_add(now - before), Relaxed);
+            }
+        }
+    }
+
     /// Every counter that is a field, by its name.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
@@ -256,6 +284,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    #[inline]
+    pub(super) fn of_pair(&self) -> PairTally {
+        [self.rx_frames, self.rx_bytes, self.tx_frames, self.tx_bytes, self.dropped]
+    }
+
     #[cold]
     pub(super) fn drop(&mut self, why: DropReason) {
         self.dropped += 1;

@@ -293,20 +293,29 @@ fn check_length(total: usize) -> Result<(), DropReason> {
 /// Checks a frame of `total` bytes, header included, and hands it on.
 #[inline(always)]
 fn frame<P: Port>(port: &mut P, accepts: Option<Offloads>, wire: &mut [u8], total: usize, tally: &mut Tally) {
-    let Some(offloads) = accepts else { return tally.drop(DropReason::Disabled) };
+    let Some(offloads) = accepts else { return refuse(port, wire, DropReason::Disabled, tally) };
     if let Err(reason) = check_length(total) {
-        return tally.drop(reason);
+        return refuse(port, wire, reason, tally);
     }
     if P::WANTS_BYTES {
         // Flags and kind of segment: most frames have neither.
         if wire[..2] != [0, 0]
             && let Err(reason) = header(offloads, wire, total)
         {
-            return tally.drop(reason);
+            return refuse(port, wire, reason, tally);
         }
         return count(accepted(port.send(wire)), total, tally);
     }
     count(Ok(()), total, tally);
+}
+
+/// Drops a frame whose bytes are in `wire`, if the port wants bytes.
+#[cold]
+fn refuse<P: Port>(port: &mut P, wire: &[u8], why: DropReason, tally: &mut Tally) {
+    if P::WANTS_BYTES {
+        port.dropped(wire, why);
+    }
+    tally.drop(why);
 }
 
 /// Checks the header of a frame of `total` bytes that asks for offloads, and clears the fields that

@@ -140,9 +140,11 @@ impl<P: Port> Worker<P> {
             let received = pair.features.received();
             let mut port = state.software.port(port, received);
             let direct = shared.copies_directly();
+            let before = tally.of_pair();
             let mut pass = Pass { scratch, direct, stats: &shared.stats, tally: &mut tally };
             pass.over(&mut pair, 2 * n, deliver, &mut port);
             state.software.settle(&mut tally);
+            shared.stats.add_pair(n, &tally, before);
         }
         if shared.options.serve_control && *index == 0 {
             match shared.try_pair(shared.options.max_pairs) {

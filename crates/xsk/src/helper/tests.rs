@@ -103,7 +103,7 @@ fn what_is_no_grant_is_refused() {
             (&|_, fds| fds.extend((0..100).map(|_| pipe())), "too many"),
             (
                 &|bytes, fds| (bytes[20] = 2, fds.insert(0, pipe()), fds.insert(0, pipe())).0,
-                "not that of a map of sockets",
+                "not that of a map of AF_XDP sockets",
             ),
         ] {
             let error = bad(change).unwrap_err().to_string();

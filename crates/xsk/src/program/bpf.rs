@@ -244,25 +244,41 @@ fn info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
 /// The first fields of the kernel's information about a map.
 #[repr(C)]
 #[derive(Default)]
-struct MapInfo {
-    map_type: u32,
-    id: u32,
+pub(super) struct MapInfo {
+    pub(super) map_type: u32,
+    pub(super) id: u32,
     key_size: u32,
     value_size: u32,
     max_entries: u32,
     map_flags: u32,
 }
 
-/// The number of entries of a map of AF_XDP sockets. `None` if the object is another kind of map,
-/// or no map.
-pub(super) fn xskmap_entries(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+impl MapInfo {
+    /// The number of entries of a map of AF_XDP sockets. `None` if it is another kind of map, or
+    /// another object: of those, the sizes are other fields.
+    pub(super) fn xskmap_entries(&self) -> Option<u32> {
+        let is_xskmap = self.map_type == MAP_TYPE_XSKMAP && self.key_size == 4 && self.value_size == 4;
+        is_xskmap.then_some(self.max_entries)
+    }
+}
+
+/// The kernel's information about a map. `None` if the object is no map.
+pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<Option<MapInfo>> {
     let mut found = MapInfo::default();
     match info(map, &mut found) {
-        // The object has no information of this kind.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        // The object has no information of this kind, or is no object of BPF.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL)) => Ok(None),
         Err(e) => Err(e),
-        Ok(()) => Ok((found.map_type == MAP_TYPE_XSKMAP).then_some(found.max_entries)),
+        // A program or a link has other fields at these places. The name of the descriptor tells
+        // them apart; without /proc, only `xskmap_entries` checks the fields.
+        Ok(()) => Ok(is_map(map).then_some(found)),
     }
+}
+
+/// Whether a descriptor of BPF is that of a map. True if it is unknown, because there is no /proc.
+fn is_map(fd: BorrowedFd<'_>) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    link.map_or(true, |link| link.as_os_str() == "anon_inode:bpf-map")
 }
 
 /// The first fields of the kernel's information about a program. Lengths and addresses of buffers
@@ -292,6 +308,18 @@ pub(super) fn program_name(id: u32) -> Option<String> {
     info(program.as_fd(), &mut found).ok()?;
     let name = found.name.split(|byte| *byte == 0).next()?;
     (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
+}
+
+/// The numbers of the maps that the program with this number uses. `None` if this process may not
+/// read them.
+pub(super) fn program_maps(id: u32) -> Option<Vec<u32>> {
+    let program = open(command::PROG_GET_FD_BY_ID, &mut [id, 0, 0]).ok()?;
+    // No program uses more (MAX_USED_MAPS).
+    let mut maps = vec![0_u32; 64];
+    let mut found = ProgInfo { nr_map_ids: 64, map_ids: address(maps.as_mut_ptr()), ..ProgInfo::default() };
+    info(program.as_fd(), &mut found).ok()?;
+    maps.truncate(found.nr_map_ids as usize);
+    Some(maps)
 }
 
 /// The number of a program.
@@ -325,6 +353,18 @@ pub(super) fn attached_to(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
 pub(super) fn pin(fd: BorrowedFd<'_>, at: &Path) -> io::Result<()> {
     let at = path(at)?;
     call(command::OBJ_PIN, &mut Object { pathname: address(at.as_ptr()), bpf_fd: raw(fd), file_flags: 0 }).map(drop)
+}
+
+/// An XDP program has the number of its type at the place of the map's type, and its tag at that of
+/// the sizes.
+#[cfg(test)]
+#[test]
+fn a_map_of_sockets_has_keys_and_values_of_four_bytes() {
+    let map = |key_size, value_size| {
+        let map = MapInfo { map_type: MAP_TYPE_XSKMAP, key_size, value_size, max_entries: 2, ..MapInfo::default() };
+        map.xskmap_entries()
+    };
+    assert_eq!([map(4, 4), map(8, 4), map(4, 8)], [Some(2), None, None]);
 }
 
 #[cfg(test)]

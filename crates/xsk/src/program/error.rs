@@ -68,6 +68,29 @@ pub enum AttachError {
         /// The number of entries of the map.
         entries: u32,
     },
+    /// A descriptor is not that of a map of AF_XDP sockets.
+    #[error(
+        "the descriptor is not that of a map of AF_XDP sockets (BPF_MAP_TYPE_XSKMAP){}",
+        map_type.map_or(String::new(), |kind| format!(": it is of a map of type {kind}"))
+    )]
+    NoSocketMap {
+        /// The kernel's number of the map's type. `None` if the descriptor is not that of a map.
+        map_type: Option<u32>,
+    },
+    /// The map belongs to a program on another interface. The kernel would drop the frames that it
+    /// redirects to a socket of this one.
+    #[error(
+        "the map of sockets is that of program {program} on interface {other}, and no program on interface {interface} uses it; \
+         open the queues of {other}, or attach the program to {interface}"
+    )]
+    OtherInterface {
+        /// The interface of the sockets.
+        interface: String,
+        /// The interface of the program.
+        other: String,
+        /// The number of the program.
+        program: u32,
+    },
     /// The object that is pinned at a path cannot be used here.
     #[error("{}: {what}", path.display())]
     Pinned {

@@ -74,6 +74,8 @@ pub struct Program {
     /// The link, or `None` if the user has attached the program.
     link: Option<OwnedFd>,
     map: Arc<OwnedFd>,
+    /// Whether the map is the user's, whose program may redirect frames without this value.
+    foreign: bool,
     entries: u32,
     mode: Option<AttachMode>,
     frags: bool,
@@ -95,7 +97,8 @@ impl Program {
         let map = bpf::create_xskmap(entries).map_err(system("making the map of sockets"))?;
         let program = load(&options.filter, map.as_fd(), options.frags)?;
         let (link, mode) = attach_somehow(&interface, options.mode, program.as_fd())?;
-        Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags: options.frags })
+        let (map, mode) = (Arc::new(map), Some(mode));
+        Ok(Self { link: Some(link), map, foreign: false, entries, mode, frags: options.frags })
     }
 
     /// Checks whether this thread can load a program: makes a map, has the kernel verify a program,
@@ -134,28 +137,58 @@ impl Program {
 
     /// Uses a map of sockets that is pinned at `map`, and that belongs to a program which the user
     /// has attached. This value puts sockets into the map. It neither attaches nor detaches a
-    /// program. Keep it as long as the queues: an [`XskRx`](crate::XskRx) that is dropped leaves
-    /// the map through it.
+    /// program. It can be dropped before the queues: an [`XskRx`](crate::XskRx) that is dropped
+    /// leaves the map nevertheless.
     ///
     /// # Errors
     ///
     /// [`AttachError::Pinned`] if something else is pinned there.
     pub fn pinned_map(map: &Path) -> Result<Self, AttachError> {
-        let fd = open_pinned(map)?;
-        let entries = bpf::xskmap_entries(fd.as_fd()).map_err(system("looking at a pinned map"))?;
-        let what = "what is pinned there is no map of AF_XDP sockets (BPF_MAP_TYPE_XSKMAP)";
-        let entries = entries.ok_or_else(|| AttachError::Pinned { path: map.to_owned(), what })?;
-        Ok(Self { link: None, map: Arc::new(fd), entries, mode: None, frags: false })
+        Self::map(open_pinned(map)?).map_err(|error| match error {
+            AttachError::NoSocketMap { .. } => {
+                let what = "what is pinned there is no map of AF_XDP sockets (BPF_MAP_TYPE_XSKMAP)";
+                AttachError::Pinned { path: map.to_owned(), what }
+            }
+            error => error,
+        })
+    }
+
+    /// Uses a map of sockets by its descriptor, as another BPF library has it (Aya's `MapData::fd`,
+    /// libbpf's `bpf_map__fd`), or as another process has sent it. The rest is as for
+    /// [`pinned_map`](Self::pinned_map): the map belongs to a program that is attached already.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::NoSocketMap`] if the descriptor is that of something else.
+    pub fn map(map: OwnedFd) -> Result<Self, AttachError> {
+        let found = bpf::map_info(map.as_fd()).map_err(system("looking at the map of sockets"))?;
+        let map_type = found.as_ref().map(|found| found.map_type);
+        match found.and_then(|found| found.xskmap_entries()) {
+            Some(entries) => {
+                Ok(Self { link: None, map: Arc::new(map), foreign: true, entries, mode: None, frags: false })
+            }
+            None => Err(AttachError::NoSocketMap { map_type }),
+        }
+    }
+
+    /// Whether the program with this number uses the map. `None` if this process may not ask.
+    pub(crate) fn is_used_by(&self, program: u32) -> Option<bool> {
+        let map = bpf::map_info(self.map.as_fd()).ok()??.id;
+        Some(bpf::program_maps(program)?.contains(&map))
+    }
+
+    /// The name of the program with this number, if it has one and this process may read it.
+    pub(crate) fn name_of(program: u32) -> Option<String> {
+        bpf::program_name(program)
     }
 
     /// Makes this value from descriptors that another process has sent.
     pub(crate) fn from_parts(link: OwnedFd, map: OwnedFd, mode: AttachMode, frags: bool) -> Result<Self, AttachError> {
-        let entries = bpf::xskmap_entries(map.as_fd()).map_err(system("looking at the map of sockets"))?;
-        let entries = entries.ok_or_else(|| AttachError::System {
-            what: "a descriptor is not that of a map of sockets",
-            source: io::ErrorKind::InvalidData.into(),
-        })?;
-        Ok(Self { link: Some(link), map: Arc::new(map), entries, mode: Some(mode), frags })
+        let mut program = Self::map(map)?;
+        (program.link, program.mode, program.frags) = (Some(link), Some(mode), frags);
+        // The map is that of the program, which ends with the link.
+        program.foreign = false;
+        Ok(program)
     }
 
     /// The descriptors of link and map, the mode of the program, and whether it accepts frames of
@@ -176,12 +209,18 @@ impl Program {
     /// [`XskRx`](crate::XskRx) of the socket is dropped, the socket leaves the map, and frames of
     /// the queue go to the kernel again. Two system calls and a lock.
     ///
+    /// If the map is the user's ([`map`](Self::map), [`pinned_map`](Self::pinned_map),
+    /// [`attach_pinned`](Self::attach_pinned)), this also applies when this value was dropped
+    /// before: the map's descriptor stays open until the [`XskRx`](crate::XskRx) ends. For a socket
+    /// that is not of an [`XskRx`](crate::XskRx) of this process, it stays open until
+    /// [`remove`](Self::remove), or until another socket of the queue is inserted by this value.
+    ///
     /// # Errors
     ///
     /// [`AttachError::Queue`]; [`AttachError::System`] if the descriptor is no AF_XDP socket.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), AttachError> {
         self.check_queue(queue)?;
-        entries::insert(&self.map, queue, socket, || {
+        entries::insert((&self.map, self.foreign), queue, socket, || {
             let what = "putting a socket into the program's map";
             bpf::update(self.map.as_fd(), queue, socket.as_raw_fd() as u32).map_err(system(what))
         })
@@ -190,26 +229,28 @@ impl Program {
     /// Records that another process has put a socket into the map, as [`insert`](Self::insert)
     /// does.
     pub(crate) fn has(&self, queue: u32, socket: BorrowedFd<'_>) {
-        let _ = entries::insert(&self.map, queue, socket, || Ok::<_, AttachError>(()));
+        let map = (&self.map, self.foreign);
+        let _ = entries::insert(map, queue, socket, || Ok::<_, AttachError>(()));
     }
 
     /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no
-    /// socket. One system call.
+    /// socket. One system call and a lock.
     ///
     /// # Errors
     ///
     /// [`AttachError::Queue`], [`AttachError::System`].
     pub fn remove(&self, queue: u32) -> Result<(), AttachError> {
         self.check_queue(queue)?;
-        match bpf::delete(self.map.as_fd(), queue) {
+        entries::remove(&self.map, queue, || match bpf::delete(self.map.as_fd(), queue) {
             Err(e) if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {
                 Err(system("taking a socket out of the program's map")(e))
             }
             _ => Ok(()),
-        }
+        })
     }
 
-    fn check_queue(&self, queue: u32) -> Result<(), AttachError> {
+    /// Checks that the map has an entry for a queue.
+    pub(crate) fn check_queue(&self, queue: u32) -> Result<(), AttachError> {
         if queue < self.entries { Ok(()) } else { Err(AttachError::Queue { queue, entries: self.entries }) }
     }
 

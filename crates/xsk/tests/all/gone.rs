@@ -2,10 +2,11 @@
 //! network namespace. No socket is ever bound to that queue again, which returns them otherwise.
 #![allow(clippy::unwrap_used)]
 
+use netmem_packet::{Packet, TxQueue};
 use netmem_pool::{KernelShared, RegionProvider};
 use netmem_testing::namespace::{in_namespace, in_peer_namespace, ip};
-use netmem_testing::xsk::{Harness, index, memory};
-use netmem_xsk::{QueueOptions, UmemOptions, XskError, reclaim};
+use netmem_testing::xsk::{Harness, frame, index, memory};
+use netmem_xsk::{ClosedQueue, QueueOptions, UmemOptions, XskError, reclaim};
 use std::sync::Arc;
 use std::thread;
 
@@ -52,6 +53,44 @@ fn pages_return_when_the_queue_ends() {
             }
         });
     }
+}
+
+/// Pages that are being sent return, too, when the transmit queue ends: nothing is kept, for which
+/// a thread would need the privilege to ask the kernel.
+#[test]
+fn sent_pages_return_when_the_queue_ends() {
+    in_namespace(|| {
+        let (memory, umem) = memory(PAGES, &UmemOptions::new());
+        let harness = Harness::with(memory.clone(), umem.clone(), 1500, queue());
+        let Harness { rx, mut tx, ours, .. } = harness;
+        // Frames that the interface has not sent do not complete at its end.
+        ip(&format!("link set {ours} down"));
+        for i in 0..10 {
+            let mut page = memory.page().unwrap();
+            page.copy_from(0, &frame(60, i)).unwrap();
+            tx.send(Packet::new(page.freeze_range(0..60))).unwrap();
+        }
+        tx.flush();
+        remove(&ours, false);
+        tx.complete();
+        assert_eq!(tx.outstanding(), 10);
+        drop((tx, rx));
+        assert_eq!((umem.held(), free(&memory)), (0, PAGES));
+    });
+}
+
+/// A queue that is closed before its interface is deleted, and dropped then.
+#[test]
+fn a_closed_queue_returns_pages_when_it_is_dropped() {
+    in_namespace(|| {
+        let (memory, umem) = memory(PAGES, &UmemOptions::new());
+        let Harness { rx, tx, ours, .. } = Harness::with(memory.clone(), umem, 1500, queue());
+        let queue = ClosedQueue::new(rx, tx).unwrap();
+        assert_eq!((queue.left(), free(&memory)), (64, PAGES - 64));
+        remove(&ours, false);
+        drop(queue);
+        assert_eq!(free(&memory), PAGES);
+    });
 }
 
 /// The queue ends first, and the interface goes then: its pages return when another queue is

@@ -1,18 +1,27 @@
 //! The kernel's end: sockets of this process, behind the tap.
 
-use super::plan::Proto;
-use super::{CHECK_EVERY, PATIENCE, Watch};
+use super::flows::LOST_AFTER;
+use super::pace::{Latencies, Pace};
+use super::plan::{NUMBER, Proto};
+use super::watch::{Routes, Source, Watch};
+use super::{CHECK_EVERY, PATIENCE};
 use anyhow::Context;
 use netmem_measure::threads::propagate;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Instant;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-/// The end: source or target.
-#[derive(Debug)]
-pub(super) enum End {
-    Source(SocketAddr),
-    Target(Listening),
+/// The longest time of an attempt to connect.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// What the end does.
+#[derive(Debug, Default)]
+pub(super) struct End {
+    /// The sockets that flows come to, and how many come to each.
+    pub(super) targets: Vec<(Listening, u16)>,
+    pub(super) routes: Routes,
 }
 
 /// A target's socket.
@@ -45,24 +54,45 @@ impl Listening {
 }
 
 /// Runs one thread for each flow, until the run is over and the flows have ended.
-pub(super) fn run(watch: &Watch, flows: u16, end: End) -> anyhow::Result<()> {
-    match end {
-        End::Target(Listening::Tcp(listener)) => targets(watch, flows, &listener),
-        End::Target(Listening::Udp(socket)) => datagrams(watch, &socket),
-        End::Source(to) => std::thread::scope(|scope| {
-            let sources: Vec<_> = (0..flows).map(|_| scope.spawn(|| source(watch, to))).collect();
-            sources.into_iter().try_for_each(|thread| propagate(thread.join()))
-        }),
-    }
+pub(super) fn run(watch: &Watch, end: &End) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let (mut threads, mut next) = (Vec::new(), 0);
+        for (listening, flows) in &end.targets {
+            let numbers = next..next + usize::from(*flows);
+            next = numbers.end;
+            threads.push(scope.spawn(move || match listening {
+                Listening::Tcp(listener) => targets(watch, listener, numbers),
+                Listening::Udp(socket) => {
+                    let received = datagrams(watch, socket, numbers);
+                    watch.target_open.store(false, Ordering::Release);
+                    received
+                }
+            }));
+        }
+        let routes = loop {
+            match end.routes.get() {
+                Some(routes) => break &routes[..],
+                None if watch.is_over() => break &[],
+                None => std::thread::sleep(CHECK_EVERY / 10),
+            }
+        };
+        let to = routes.iter().flat_map(|route| std::iter::repeat_n(route.to, route.flows.into()));
+        threads.extend((0..).zip(to).map(|(flow, to)| scope.spawn(move || source(watch, to, flow))));
+        // All are joined before an error is returned.
+        let ended: Vec<_> = threads.into_iter().map(|thread| propagate(thread.join())).collect();
+        ended.into_iter().collect()
+    })
 }
 
-fn targets(watch: &Watch, flows: u16, listener: &TcpListener) -> anyhow::Result<()> {
+/// Accepts the flows of a socket, which have these numbers.
+fn targets(watch: &Watch, listener: &TcpListener, mut numbers: Range<usize>) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        while threads.len() < flows.into() && !watch.is_over() {
+        while !numbers.is_empty() && !watch.is_over() {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    let flow = threads.len();
+                    let flow = numbers.start;
+                    numbers.start += 1;
                     threads.push(scope.spawn(move || target(watch, flow, stream)));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(CHECK_EVERY / 10),
@@ -73,71 +103,276 @@ fn targets(watch: &Watch, flows: u16, listener: &TcpListener) -> anyhow::Result<
     })
 }
 
+/// Counts the bytes of a stream, or answers its requests.
 fn target(watch: &Watch, flow: usize, mut stream: TcpStream) -> anyhow::Result<()> {
     stream.set_nonblocking(false).context("a flow")?;
-    stream.set_read_timeout(Some(CHECK_EVERY)).context("a flow")?;
-    let (mut buffer, mut ends) = (vec![0; 256 << 10], None);
+    stream.set_nodelay(watch.work.answer.is_some()).context("a flow")?;
+    set_timeouts(&stream).context("a flow")?;
+    let (mut buffer, mut received) = (vec![0; 256 << 10], 0);
+    let answer = watch.work.answer.map(|len| vec![0x5a; len]);
     loop {
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(()),
-            Ok(n) => watch.count(flow, n),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+            Ok(n) => match &answer {
+                None => watch.count(flow, n),
+                Some(answer) => {
+                    received += n;
+                    while received >= watch.work.size {
+                        received -= watch.work.size;
+                        write_all(watch, &mut stream, answer).context("answering a request")?;
+                    }
+                }
+            },
+            Err(e) if has_to_wait(&e) => {}
             Err(e) => return Err(e).context("receiving a flow"),
         }
-        if watch.is_over() && Instant::now() > *ends.get_or_insert_with(|| Instant::now() + PATIENCE) {
-            anyhow::bail!("a flow does not end");
-        }
+        anyhow::ensure!(!is_given_up(watch), "a flow does not end");
     }
 }
 
-fn datagrams(watch: &Watch, socket: &UdpSocket) -> anyhow::Result<()> {
-    let (mut buffer, mut flows) = (vec![0; 64 << 10], Vec::new());
-    while !watch.is_over() {
-        match socket.recv_from(&mut buffer) {
-            Ok((n, from)) => {
-                let flow = flows.iter().position(|flow| *flow == from).unwrap_or_else(|| {
-                    flows.push(from);
-                    flows.len() - 1
-                });
-                watch.count(flow, n);
-            }
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
-            Err(e) => return Err(e).context("receiving datagrams"),
+/// No read or write of a flow waits longer before it is checked whether the flow is given up.
+fn set_timeouts(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(CHECK_EVERY))?;
+    stream.set_write_timeout(Some(CHECK_EVERY))
+}
+
+/// Whether a flow that has not ended is closed: the driver has closed the run, or the run was over
+/// too long ago.
+fn is_given_up(watch: &Watch) -> bool {
+    let late = PATIENCE + watch.work.drain;
+    watch.is_closed() || watch.window.end.get().is_some_and(|end| end.elapsed() > late)
+}
+
+fn write_all(watch: &Watch, stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if has_to_wait(&e) && !is_given_up(watch) => {}
+            Err(e) => return Err(e),
         }
     }
     Ok(())
 }
 
-fn source(watch: &Watch, to: SocketAddr) -> anyhow::Result<()> {
-    let message = vec![0x5a; watch.size];
-    if watch.proto == Proto::Udp {
-        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = UdpSocket::bind(any).context("a socket of the kernel")?;
-        while !watch.is_over() {
-            match socket.send_to(&message, to) {
+/// Reads until the buffer is full or the stream has ended. Returns how many bytes.
+fn read_all(watch: &Watch, stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut read = 0;
+    while read < buffer.len() {
+        match stream.read(&mut buffer[read..]) {
+            Ok(0) => break,
+            Ok(n) => read += n,
+            Err(e) if has_to_wait(&e) && !is_given_up(watch) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(read)
+}
+
+fn has_to_wait(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// Counts datagrams, or answers requests, until all that will come have come.
+fn datagrams(watch: &Watch, socket: &UdpSocket, numbers: Range<usize>) -> anyhow::Result<()> {
+    let (mut buffer, mut flows, mut last) = (vec![0; 64 << 10], Vec::new(), Instant::now());
+    let mut answer = watch.work.answer.map(|len| vec![0x5a; len]);
+    while !(watch.is_over() && watch.has_drained(last.elapsed())) {
+        let (n, from) = match socket.recv_from(&mut buffer) {
+            Ok(received) => received,
+            Err(e) if has_to_wait(&e) => continue,
+            Err(e) => return Err(e).context("receiving datagrams"),
+        };
+        last = Instant::now();
+        if let Some(answer) = &mut answer {
+            if n >= NUMBER {
+                answer[..NUMBER].copy_from_slice(&buffer[..NUMBER]);
+                // An answer that cannot be sent is lost: any station can have sent the request.
+                let _ = send(socket, answer, from);
+            }
+            continue;
+        }
+        let flow = match flows.iter().position(|flow| *flow == from) {
+            None if flows.len() == numbers.len() => continue,
+            None => {
+                flows.push(from);
+                flows.len() - 1
+            }
+            Some(flow) => flow,
+        };
+        watch.count(numbers.start + flow, n);
+        if n > 0 {
+            watch.arrived();
+        }
+    }
+    Ok(())
+}
+
+/// Sends a datagram. Returns whether there was room for it.
+fn send(socket: &UdpSocket, datagram: &[u8], to: SocketAddr) -> anyhow::Result<bool> {
+    match socket.send_to(datagram, to) {
+        Ok(_) => Ok(true),
+        // The tap's queue is full, or the target does not listen yet.
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => Ok(false),
+        Err(e) => Err(e).context("sending datagrams"),
+    }
+}
+
+/// The turns of a flow, on its thread. See [`super::flows`].
+struct Turns<'w> {
+    watch: &'w Watch,
+    pace: Pace,
+    latencies: Latencies,
+    messages: u64,
+}
+
+impl<'w> Turns<'w> {
+    fn new(watch: &'w Watch, flow: u16) -> Self {
+        Self { watch, pace: watch.pace(flow), latencies: Latencies::default(), messages: 0 }
+    }
+
+    /// Sleeps until the next message is due, and returns when it was. `None`: the flow ends.
+    fn next(&mut self) -> Option<Instant> {
+        let due = self.pace.due();
+        loop {
+            if !self.pace.goes_on(&self.watch.window, self.watch.work.drain) {
+                return None;
+            }
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(CHECK_EVERY));
+        }
+        self.pace.sent();
+        self.messages += 1;
+        Some(due)
+    }
+
+    fn answered(&mut self, due: Instant, flow: u16) {
+        self.latencies.answered(&self.watch.window, due);
+        self.watch.count(flow.into(), 1);
+    }
+}
+
+impl Drop for Turns<'_> {
+    fn drop(&mut self) {
+        self.latencies.ended(&self.watch.window, self.pace.clone());
+        self.watch.add_latencies(&self.latencies);
+        self.watch.add_messages(self.messages);
+    }
+}
+
+fn source(watch: &Watch, to: SocketAddr, flow: u16) -> anyhow::Result<()> {
+    let _open = Source(watch);
+    match (watch.work.proto, watch.work.answer) {
+        (Proto::Udp, None) => datagram_source(watch, to, flow),
+        (Proto::Udp, Some(answer)) => datagram_requests(watch, to, flow, answer),
+        (Proto::Tcp, answer) => stream_source(watch, to, flow, answer),
+    }
+}
+
+fn bind(to: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    UdpSocket::bind(any).context("a socket of the kernel")
+}
+
+fn datagram_source(watch: &Watch, to: SocketAddr, flow: u16) -> anyhow::Result<()> {
+    let (socket, message) = (bind(to)?, vec![0x5a; watch.work.size]);
+    while !watch.has_started() && !watch.is_over() {
+        send(&socket, &[], to)?;
+        std::thread::sleep(CHECK_EVERY / 10);
+    }
+    let mut turns = Turns::new(watch, flow);
+    while turns.next().is_some() {
+        if send(&socket, &message, to)? {
+            watch.sent();
+        }
+    }
+    Ok(())
+}
+
+fn datagram_requests(watch: &Watch, to: SocketAddr, flow: u16, answer: usize) -> anyhow::Result<()> {
+    let (socket, mut request, mut buffer) = (bind(to)?, vec![0x5a; watch.work.size], vec![0; answer]);
+    let mut turns = Turns::new(watch, flow);
+    for number in 0u64.. {
+        let Some(due) = turns.next() else { break };
+        request[..NUMBER].copy_from_slice(&number.to_le_bytes());
+        send(&socket, &request, to)?;
+        let lost_at = Instant::now() + LOST_AFTER;
+        loop {
+            let left = lost_at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                turns.latencies.lost(&watch.window, due);
+                break;
+            }
+            socket.set_read_timeout(Some(left)).context("a socket of the kernel")?;
+            match socket.recv(&mut buffer) {
+                Ok(n) if n >= NUMBER && buffer[..NUMBER] == number.to_le_bytes() => {
+                    turns.answered(due, flow);
+                    break;
+                }
                 Ok(_) => {}
-                // The tap's queue is full, or the target does not listen yet.
-                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
-                Err(e) => return Err(e).context("sending datagrams"),
+                Err(e) if has_to_wait(&e) || e.kind() == ErrorKind::ConnectionRefused => {}
+                Err(e) => return Err(e).context("receiving an answer"),
             }
         }
-        return Ok(());
     }
+    Ok(())
+}
+
+/// Sends messages, or requests of which each waits for the answer to the one before.
+fn stream_source(watch: &Watch, to: SocketAddr, flow: u16, answer: Option<usize>) -> anyhow::Result<()> {
+    let (message, mut buffer) = (vec![0x5a; watch.work.size], vec![0; answer.unwrap_or(1)]);
     let until = Instant::now() + PATIENCE;
     let mut stream = loop {
-        match TcpStream::connect_timeout(&to, PATIENCE) {
+        match TcpStream::connect_timeout(&to, CONNECT) {
             Ok(stream) => break stream,
             // The target does not listen yet.
             Err(_) if Instant::now() < until && !watch.is_over() => std::thread::sleep(CHECK_EVERY),
             Err(e) => return Err(e).context("connecting to the target"),
         }
     };
-    stream.set_write_timeout(Some(PATIENCE)).context("a flow")?;
-    while !watch.is_over() {
-        stream.write_all(&message).context("sending a flow")?;
+    set_timeouts(&stream).context("a flow")?;
+    stream.set_nodelay(answer.is_some()).context("a flow")?;
+    let mut turns = Turns::new(watch, flow);
+    while let Some(due) = turns.next() {
+        write_all(watch, &mut stream, &message).context("sending a flow")?;
+        if answer.is_some() {
+            let read = read_all(watch, &mut stream, &mut buffer).context("receiving an answer")?;
+            anyhow::ensure!(read == buffer.len(), "the target has closed a flow");
+            turns.answered(due, flow);
+        }
     }
+    drop(turns);
     stream.shutdown(Shutdown::Write).context("ending a flow")?;
-    stream.set_read_timeout(Some(PATIENCE)).context("ending a flow")?;
-    stream.read(&mut [0]).context("ending a flow")?;
+    read_all(watch, &mut stream, &mut [0]).context("ending a flow")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::streams::plan::Work;
+    use crate::perf::streams::watch::Flows;
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+
+    /// A source that sends requests and reads no answer: its target ends when the run is closed.
+    #[test]
+    fn a_source_that_reads_nothing() {
+        let work = Work { size: 64, answer: Some(1 << 20), ..Work::default() };
+        let watch = Watch::new(work, Flows { counted: 0, sent: 0, all: 1, are_local: false }, None, true);
+        let (listening, at) = Listening::open(work.proto, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let end = End { targets: vec![(listening, 1)], routes: Arc::new(Vec::new().into()) };
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| run(&watch, &end));
+            let mut source = TcpStream::connect(at).unwrap();
+            source.write_all(&[0; 64 * 100]).unwrap();
+            // The first answer has begun, so the target writes.
+            source.read_exact(&mut [0]).unwrap();
+            watch.window.end.set(Instant::now()).unwrap();
+            watch.target_open.store(false, Ordering::Release);
+            assert!(format!("{:#}", ended.join().unwrap().unwrap_err()).contains("answering a request"));
+        });
+    }
 }

@@ -5,18 +5,28 @@
 //!   tap         stack ── pair 0 ── tap ── the kernel's sockets
 //! ```
 //!
-//! [`plan`] checks the arguments, [`ours`] and [`kernel`] are the two kinds of ends, and [`report`]
-//! shows the results. The main thread samples counters at the beginning and at the end of a run.
-//! The ends take no part in that.
+//! [`plan`] checks the arguments, [`ours`] and [`kernel`] are the two kinds of ends, with the tasks
+//! of [`flows`] on ours; [`pace`] has when messages are due and how long requests took, [`search`]
+//! finds the highest rate by bisection, and [`report`] shows the results. [`hosts`] has the same
+//! ends on more hosts than one. The main thread samples the counters of [`watch`] at the beginning
+//! and at the end of a run. The ends take no part in that.
 
+mod flows;
+pub(super) mod hosts;
 mod kernel;
 mod ours;
+mod pace;
 mod plan;
 mod report;
+mod search;
+mod watch;
 
-use crate::args::PerfArgs;
+use super::against;
+use super::live::answering;
+use crate::args::{PerfArgs, SearchArg};
 use crate::host::{Accounting, DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::{AskedLink, one_each};
+use crate::metrics::Server;
 use anyhow::Context;
 use netmem::device::port::{Cross, Port, PortError, Tap};
 use netmem_inet::Address;
@@ -26,12 +36,16 @@ use netmem_measure::output;
 use netmem_measure::report::Done;
 use netmem_measure::signals::Interrupted;
 use netmem_measure::threads::{propagate, spawn};
+use pace::Latencies;
 use plan::{Between, Plan, Proto};
-use report::{Report, Sample};
+use report::{Interval, Measured, Report, Sample};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
+use watch::{Current, Flows, Over, Route, Routes, Watch};
 
 /// The target's port.
 const PORT: u16 = 5201;
@@ -40,115 +54,138 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often threads check whether the run is over.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the threads of a run share.
-#[derive(Debug)]
-struct Watch {
-    proto: Proto,
-    /// Bytes of a message.
-    size: usize,
-    /// Set at the end of the run: sources send no more.
-    over: AtomicBool,
-    /// Flows that have received something.
-    begun: AtomicUsize,
-    /// Bytes that each flow has received.
-    bytes: Vec<AtomicU64>,
-    /// Nanoseconds that the source's and the target's thread have spent in polls that found
-    /// nothing.
-    empty_ns: [AtomicU64; 2],
-    /// Set while a target on our stack has connections. The source stays alive until then, because
-    /// its last acknowledgement may get lost with its rings.
-    target_open: AtomicBool,
-}
-
-impl Watch {
-    fn new(plan: &Plan) -> Self {
-        let bytes = (0..plan.flows).map(|_| AtomicU64::new(0)).collect();
-        let (over, begun, empty_ns) = Default::default();
-        let target_open = AtomicBool::new(matches!(plan.between, Between::Ours));
-        Self { proto: plan.proto, size: plan.size, over, begun, bytes, empty_ns, target_open }
-    }
-
-    fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
-    }
-
-    /// Counts bytes that flow `flow` has received.
-    fn count(&self, flow: usize, bytes: usize) {
-        if let Some(count) = self.bytes.get(flow)
-            && count.fetch_add(bytes as u64, Ordering::Relaxed) == 0
-        {
-            self.begun.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn totals(&self) -> Vec<u64> {
-        self.bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).collect()
-    }
-
-    fn empty(&self) -> [u64; 2] {
-        self.empty_ns.each_ref().map(|ns| ns.load(Ordering::Relaxed))
-    }
-}
-
-/// Sets the flag when it is dropped, also in a panic.
-struct Over<'a>(&'a Watch);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.over.store(true, Ordering::Relaxed);
-    }
+/// Descriptors that the flows may need.
+pub(super) fn descriptors(args: &PerfArgs) -> usize {
+    let hosts = args.hosts.to.len().max(1);
+    let flows = if args.hosts.agent.is_some() { plan::MAX_FLOWS } else { args.flows.unwrap_or(1) };
+    2 * usize::from(flows) * hosts
 }
 
 /// Runs the measurement.
 pub(super) fn run(args: &PerfArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
-    let link = plan.link.map(AskedLink::new);
-    let (mut samples, mut accounting) = (Vec::new(), Accounting::default());
-    let run = || match &plan.between {
-        Between::Ours => over(&plan, link.as_ref(), 2, one_each(Cross::cable().into()), stop),
-        Between::Tap { name, .. } => over(&plan, link.as_ref(), 1, one_each(Tap::open(name, 1, true)?), stop),
-    };
-    let (meter, mut interrupted) = (Meter::new(), false);
-    drop(take_pinned());
-    for _ in 0..plan.runs {
-        match run() {
-            Err(error) if error.is::<Interrupted>() => {
-                interrupted = true;
-                break;
-            }
-            done => {
-                let (sample, ended) = done?;
-                samples.push(sample);
-                accounting.allocated += ended.allocated;
-            }
-        }
+    if let Some(other) = &args.against {
+        let unlimited = plan.search.is_none() && plan.rates == [None];
+        return against::streams(other, plan.runs, unlimited.then(|| plan.work.message()), plan.json, stop);
     }
+    exact_timers()?;
+    let link = AskedLink::open(plan.link, plan.pcap.as_deref())?;
+    let (server, current) = (Server::open(args.metrics)?, Current::default());
+    let runs = Runs {
+        plan: &plan,
+        link: link.as_ref(),
+        stop,
+        current: &current,
+        accounting: Accounting::default(),
+        rows: Vec::new(),
+    };
+    answering(server.as_ref(), |page| current.figures(page, link.as_ref()), || all(runs))
+}
+
+/// For this thread and those it starts: a wait until a message is due would last up to 50 us longer
+/// otherwise.
+fn exact_timers() -> anyhow::Result<()> {
+    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("the timers of a thread")
+}
+
+/// Makes all runs, and prints the report.
+fn all(mut runs: Runs<'_>) -> anyhow::Result<()> {
+    let (plan, link) = (runs.plan, runs.link);
+    let meter = Meter::new();
+    drop(take_pinned());
+    let found = match plan.search {
+        None => runs.rates(&plan.rates).map(|()| None),
+        Some(goal) => runs.search(goal).map(Some),
+    };
+    let (found, interrupted) = match found {
+        Err(error) if error.is::<Interrupted>() => (None, true),
+        found => (found?, false),
+    };
     let done = Done::new(&meter, take_pinned(), interrupted);
-    let report = Report::new(&plan, &samples, done, link.as_ref().map(AskedLink::report), accounting);
+    let Runs { accounting, rows, .. } = runs;
+    let report = Report::new(plan, &rows, found, done, link.and_then(AskedLink::report), accounting);
     if plan.json {
         output::json(&report)?
     } else {
         output::print(&report.to_string())?
     }
+    link.map_or(Ok(()), AskedLink::finish)?;
     if interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// A run with these ports, or with a bad link before the first port.
-fn over<P: Port + 'static>(
-    plan: &Plan,
-    link: Option<&AskedLink>,
-    pairs: u16,
-    mut port: impl FnMut(usize) -> Result<P, PortError>,
-    stop: &AtomicBool,
-) -> anyhow::Result<(Sample, Accounting)> {
-    match link {
-        None => once(plan, pairs, port, stop),
-        Some(link) => once(plan, pairs, |pair| Ok(link.over(port(pair)?, pair)), stop),
+/// The runs of a measurement.
+struct Runs<'a> {
+    plan: &'a Plan,
+    link: Option<&'a AskedLink>,
+    stop: &'a AtomicBool,
+    current: &'a Current,
+    accounting: Accounting,
+    rows: Vec<Measured>,
+}
+
+impl Runs<'_> {
+    /// Measures each rate, in turns.
+    fn rates(&mut self, rates: &[Option<u64>]) -> anyhow::Result<()> {
+        let first = self.rows.len();
+        self.rows.extend(rates.iter().map(|&rate| Measured { rate, samples: Vec::new() }));
+        for _ in 0..self.plan.runs {
+            for row in first..self.rows.len() {
+                let sample = self.run(self.rows[row].rate)?;
+                self.rows[row].samples.push(sample);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the highest rate that reaches a goal, by bisection. At each rate, more than half of
+    /// the runs must reach it.
+    fn search(&mut self, goal: SearchArg) -> anyhow::Result<Option<u64>> {
+        self.rates(&[None])?;
+        let most = self.rows[0].samples.iter().map(|sample| sample.begun_per_s(&self.plan.work)).fold(0.0, f64::max);
+        search::highest(most as u64, |rate| {
+            self.rates(&[Some(rate)])?;
+            let samples = &self.rows[self.rows.len() - 1].samples;
+            let reached = samples.iter().filter(|sample| search::reaches(goal, rate, sample)).count();
+            Ok(2 * reached > samples.len())
+        })
+    }
+
+    fn run(&mut self, rate: Option<u64>) -> anyhow::Result<Sample> {
+        let (sample, ended) = match &self.plan.between {
+            Between::Ours => self.over(rate, 2, one_each(Cross::cable().into())),
+            Between::Tap { name, .. } => self.over(rate, 1, one_each(Tap::open(name, 1, true)?)),
+        }?;
+        self.accounting.allocated += ended.allocated;
+        Ok(sample)
+    }
+
+    /// A run with these ports, or with a bad link before the first port.
+    fn over<P: Port + 'static>(
+        &self,
+        rate: Option<u64>,
+        pairs: u16,
+        mut port: impl FnMut(usize) -> Result<P, PortError>,
+    ) -> anyhow::Result<(Sample, Accounting)> {
+        let watch = self.plan.watch(rate);
+        self.current.set(&watch);
+        match self.link {
+            None => once(self.plan, &watch, pairs, port, self.stop),
+            Some(link) => once(self.plan, &watch, pairs, |pair| Ok(link.over(port(pair)?, pair)), self.stop),
+        }
+    }
+}
+
+impl Plan {
+    fn watch(&self, rate: Option<u64>) -> Arc<Watch> {
+        let datagrams = self.work.proto == Proto::Udp;
+        let has_target = matches!(self.between, Between::Ours) || datagrams && self.ends()[1] == "kernel";
+        Arc::new(Watch::new(self.work, Flows::both(self.flows), rate, has_target))
     }
 }
 
 fn once<P: Port + 'static>(
     plan: &Plan,
+    watch: &Watch,
     pairs: u16,
     port: impl FnMut(usize) -> Result<P, PortError>,
     stop: &AtomicBool,
@@ -161,58 +198,58 @@ fn once<P: Port + 'static>(
         restored: 0,
         device: DeviceThreads::One { cpu: plan.cpus.device },
     };
-    let watch = Watch::new(plan);
     let device = host(at(1), usize::from(pairs) * plan::PAGES);
     let (result, _) = with_device(port, pairs, &device, |net, pairs, _| {
         std::thread::scope(|scope| {
-            let over = Over(&watch);
+            let over = Over(watch);
             let mut pairs = pairs.into_iter();
             let mut pair = || pairs.next().context("the device has too few queues");
             let ours = |scope, name, cpu, pair, address, end: ours::End| {
-                let (spin, watch) = (plan.spin, &watch);
+                let spin = plan.spin;
                 let mut stacks = Stacks::new(net, vec![pair], &host(address, plan::PAGES))?;
                 start(scope, name, cpu, move || {
-                    stacks.run(|_, running| ours::run(running, watch, end, spin))?;
+                    stacks.run(|_, running| ours::run(running, watch, &end, spin))?;
                     stacks.close()
                 })
             };
-            let flows = plan.flows;
+            let routes = |to| Arc::new(OnceLock::from(vec![Route { to, flows: plan.flows }]));
+            let target = || ours::End { targets: vec![plan.flows], routes: Routes::default() };
             let mut ends: Vec<ScopedJoinHandle<'_, anyhow::Result<Accounting>>> = Vec::new();
             let kernel = |scope, cpu, end: kernel::End| {
-                let watch = &watch;
-                start(scope, "netmem-kernel", cpu, move || {
-                    kernel::run(watch, flows, end).map(|()| Accounting::default())
-                })
+                start(scope, "netmem-kernel", cpu, move || kernel::run(watch, &end).map(|()| Accounting::default()))
             };
             match plan.between {
                 Between::Ours => {
-                    let (source, target) = (pair()?, pair()?);
+                    let (first, second) = (pair()?, pair()?);
                     let to = SocketAddr::new(at(2).addr, PORT);
-                    ends.push(ours(scope, "netmem-target", plan.cpus.app, target, at(2), ours::End::Target)?);
-                    let source =
-                        ours(scope, "netmem-source", plan.cpus.net, source, at(1), ours::End::Source { to, flows })?;
-                    ends.push(source);
+                    ends.push(ours(scope, "netmem-target", plan.cpus.app, second, at(2), target())?);
+                    let end = ours::End { targets: Vec::new(), routes: routes(to) };
+                    ends.push(ours(scope, "netmem-source", plan.cpus.net, first, at(1), end)?);
                 }
                 Between::Tap { address, kernel: peer, reverse: false, .. } => {
-                    let (target, to) = kernel::Listening::open(plan.proto, SocketAddr::new(peer, 0))?;
-                    ends.push(kernel(scope, plan.cpus.app, kernel::End::Target(target))?);
-                    let end = ours::End::Source { to, flows };
+                    let (listening, to) = kernel::Listening::open(plan.work.proto, SocketAddr::new(peer, 0))?;
+                    let none = Arc::new(OnceLock::from(Vec::new()));
+                    let end = kernel::End { targets: vec![(listening, plan.flows)], routes: none };
+                    ends.push(kernel(scope, plan.cpus.app, end)?);
+                    let end = ours::End { targets: Vec::new(), routes: routes(to) };
                     ends.push(ours(scope, "netmem-source", plan.cpus.net, pair()?, address, end)?);
                 }
                 Between::Tap { address, reverse: true, .. } => {
-                    ends.push(ours(scope, "netmem-target", plan.cpus.net, pair()?, address, ours::End::Target)?);
+                    ends.push(ours(scope, "netmem-target", plan.cpus.net, pair()?, address, target())?);
                     let to = SocketAddr::new(address.addr, PORT);
-                    ends.push(kernel(scope, plan.cpus.app, kernel::End::Source(to))?);
+                    let end = kernel::End { routes: routes(to), ..Default::default() };
+                    ends.push(kernel(scope, plan.cpus.app, end)?);
                 }
             }
-            let sample = measure(plan, &watch, &ends, stop);
+            let sample = measure(plan, watch, &ends, stop);
             drop(over);
             let mut accounting = Accounting::default();
             for end in ends {
                 let ended = propagate(end.join())?;
                 accounting.allocated += ended.allocated;
             }
-            Ok((sample?, accounting))
+            let (datagrams, latencies) = (watch.datagrams(), watch.latencies());
+            Ok((Sample { datagrams, latencies, ..sample? }, accounting))
         })
     })?;
     Ok(result)
@@ -231,16 +268,16 @@ fn start<'s, T: Send + 's>(
     spawn(scope, name, pinned).context("cannot start a thread")
 }
 
-/// Waits until every flow has received bytes, and then for the time of the run. If other programs
-/// had the CPUs all that time, or a flow waited for a retransmission, the run goes on until every
-/// flow has received bytes in it, but no longer than [`PATIENCE`].
-fn measure<T>(
+/// Waits until every flow has begun, and then for the time of the run. If other programs had the
+/// CPUs all that time, or a flow waited for a retransmission, the run goes on until every flow has
+/// received something in it, but no longer than [`PATIENCE`]. The ends are over when this returns.
+fn measure(
     plan: &Plan,
     watch: &Watch,
-    ends: &[ScopedJoinHandle<'_, T>],
+    ends: &[ScopedJoinHandle<'_, anyhow::Result<Accounting>>],
     stop: &AtomicBool,
 ) -> anyhow::Result<Sample> {
-    let wait = |until: Instant, done: &dyn Fn() -> bool| -> anyhow::Result<bool> {
+    let wait = |until: Instant, done: &dyn Fn() -> bool| {
         loop {
             if stop.load(Ordering::Relaxed) {
                 return Err(Interrupted.into());
@@ -253,16 +290,39 @@ fn measure<T>(
             std::thread::sleep(left.min(CHECK_EVERY));
         }
     };
-    let begun = || watch.begun.load(Ordering::Relaxed);
-    let all = wait(Instant::now() + PATIENCE, &|| begun() == usize::from(plan.flows))?;
-    anyhow::ensure!(all, "{} of {} flows have begun in {} s", begun(), plan.flows, PATIENCE.as_secs());
-    let (since, cpus, bytes, empty) = (Instant::now(), Cpus::now()?, watch.totals(), watch.empty());
+    let all = wait(Instant::now() + PATIENCE, &|| watch.have_begun())?;
+    anyhow::ensure!(all, "{} of {} flows have begun in {} s", watch.begun(), plan.flows, PATIENCE.as_secs());
+    let since = *watch.window.since.get_or_init(Instant::now);
+    let (cpus, before, [sent, _], empty) = (Cpus::now()?, watch.totals(), watch.datagrams(), watch.empty());
+    let (mut intervals, mut last) = (Vec::new(), (since, before.iter().sum::<u64>()));
+    for interval in pace::intervals(plan.interval, plan.duration) {
+        wait(since + interval, &|| false)?;
+        let now = (Instant::now(), watch.totals().iter().sum());
+        let line = Interval { until: now.0 - since, took: now.0 - last.0, amount: now.1 - last.1 };
+        if !plan.json {
+            output::print(&line.show(&plan.work, watch.rate))?;
+        }
+        intervals.push(line);
+        last = now;
+    }
     wait(since + plan.duration, &|| false)?;
-    let moved = || watch.totals().iter().zip(&bytes).all(|(now, before)| now > before);
+    let moved = || watch.totals().iter().zip(&before).all(|(now, before)| now > before);
     wait(since + plan.duration + PATIENCE, &moved)?;
-    let elapsed = since.elapsed();
-    let (cpus_after, bytes_after, empty_after) = (Cpus::now()?, watch.totals(), watch.empty());
-    let bytes = bytes_after.iter().zip(bytes).map(|(after, before)| after - before).collect();
+    let elapsed = watch.window.end.get_or_init(Instant::now).duration_since(since);
+    let (cpus_after, after, [sent_after, _], empty_after) =
+        (Cpus::now()?, watch.totals(), watch.datagrams(), watch.empty());
+    let amounts = after.iter().zip(before).map(|(after, before)| after - before).collect();
     let idle = [0, 1].map(|end| (empty_after[end] - empty[end]) as f64 / elapsed.as_nanos() as f64);
-    Ok(Sample { bytes, elapsed, cpus: plan.shares(&cpus_after.since(&cpus), idle) })
+    let cpus = plan.shares(&cpus_after.since(&cpus), idle);
+    Ok(Sample {
+        amounts,
+        elapsed,
+        intervals,
+        sent: sent_after - sent,
+        // When the ends have ended.
+        datagrams: [0; 2],
+        latencies: Latencies::default(),
+        cpu_ns: report::cpu_ns(&cpus, elapsed),
+        cpus,
+    })
 }

@@ -1,86 +1,89 @@
 //! The ends on our stack, which has a task for each flow.
 
+use super::flows::{self, Datagrams, Payload, Shared};
 use super::plan::{PAGES, Proto};
-use super::{CHECK_EVERY, PATIENCE, PORT, Watch};
+use super::watch::{Route, Routes, Source, Watch};
+use super::{CHECK_EVERY, PATIENCE, PORT};
 use crate::host::Running;
-use crate::host::tasks::{Conn, Task, Tasks, receive, send};
+use crate::host::tasks::{Task, Tasks};
 use netmem::net::PollThenSleep;
-use netmem::pool::Frag;
 use netmem_inet::tcp::Config;
-use netmem_inet::{Fragment, ListenOptions, SocketError, Sockets, TcpListener, UdpSocket};
+use netmem_inet::{ListenOptions, SocketError, Sockets, TcpListener};
 use netmem_measure::endpoint::Mem;
-use std::collections::HashMap;
-use std::future::poll_fn;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// Datagrams that a flow sends before the next one has its turn.
-const TURN: usize = 8;
-
-/// The end: source or target.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum End {
-    Source { to: SocketAddr, flows: u16 },
-    Target,
+/// What the end does.
+#[derive(Debug)]
+pub(super) struct End {
+    /// How many flows come to [`PORT`], to the port after it, and so on.
+    pub(super) targets: Vec<u16>,
+    pub(super) routes: Routes,
 }
 
-/// The pages that a task of a source sends from. They outlive the task, because the run joins the
-/// thread.
-type Payload = Rc<[Frag<Mem>]>;
-
 /// Runs until the run is over and the flows have ended.
-pub(super) fn run(running: &mut Running, watch: &Watch, end: End, spin: Duration) -> anyhow::Result<()> {
-    let payload = payload(running)?;
+pub(super) fn run(running: &mut Running, watch: &Watch, end: &End, spin: Duration) -> anyhow::Result<()> {
+    let shared = Rc::new(Shared::new(watch, payload(running)?));
     let Running { stack, clock, .. } = running;
     let sockets = stack.sockets();
-    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
-    let (mut flows, mut listener, mut udp) = (Flows::new(watch), None, None);
-    match (end, watch.proto) {
-        (End::Source { to, flows: count }, proto) => {
-            for _ in 0..count {
-                flows.source(&sockets, proto, to, &payload)?;
-            }
-        }
-        (End::Target, Proto::Tcp) => listener = Some(sockets.listen(any, ListenOptions::default())?),
-        (End::Target, Proto::Udp) => udp = Some(Datagrams::new(sockets.bind(any)?)),
-    }
-    let empty = &watch.empty_ns[if matches!(end, End::Target) { 1 } else { 0 }];
+    let mut flows = Flows::new(&shared);
+    let mut targets = Targets::new(&sockets, watch, &end.targets)?;
+    let mut routes = Some(&end.routes);
+    let is_target = !end.targets.is_empty();
+    let empty = &watch.empty_ns[usize::from(is_target)];
+    let timers = &shared.timers;
     let mut pause = PollThenSleep::new(spin);
     let mut ends = None;
     loop {
         let begin = Instant::now();
         if watch.is_over() {
-            let by = *ends.get_or_insert(begin + PATIENCE);
-            // A target has closed when the source has acknowledged its FIN.
-            let closed = match end {
-                End::Source { .. } => !watch.target_open.load(Ordering::Acquire),
-                End::Target => stack.connections() == 0,
+            let by = *ends.get_or_insert_with(|| {
+                // Tasks that wait until their next message is due.
+                timers.wake_all();
+                begin + PATIENCE
+            });
+            let closed = match &targets {
+                _ if !watch.flows.are_local => watch.is_closed(),
+                _ if !is_target => flows.tasks.is_empty() && !watch.target_open.load(Ordering::Acquire),
+                Targets::Udp(sockets) => sockets.iter().all(|socket| socket.have_drained(watch)),
+                // A target has closed when the source has acknowledged its FIN.
+                Targets::Tcp(_) => flows.tasks.is_empty() && flows.accepted > 0 && stack.connections() == 0,
             };
-            if flows.are_over(end) && closed || begin > by {
+            if closed || !watch.has_started() || begin > by {
                 break;
             }
         }
-        let mut work = stack.poll(clock.now());
-        work += listener.as_mut().map_or(0, |listener| flows.accept(listener));
-        work += udp.as_mut().map_or(0, |udp| udp.receive(watch));
+        if let Some(known) = routes.and_then(|routes| routes.get()) {
+            flows.sources(&sockets, known)?;
+            routes = None;
+        }
+        let mut work = stack.poll(clock.now()) + timers.advance(clock.now());
+        work += match &mut targets {
+            Targets::Tcp(listeners) => {
+                listeners.iter_mut().map(|(listener, numbers)| flows.accept(listener, numbers)).sum()
+            }
+            Targets::Udp(sockets) => sockets.iter_mut().map(|socket| socket.receive(watch)).sum::<usize>(),
+        };
         work += flows.run();
-        let sleep = stack.poll_timeout().map_or(CHECK_EVERY, |at| at.since(clock.now()).min(CHECK_EVERY));
+        let due = [stack.poll_timeout(), timers.next()].into_iter().flatten().min();
+        let sleep = due.map_or(CHECK_EVERY, |at| at.since(clock.now()).min(CHECK_EVERY));
         if work == 0 {
             let idle = begin.elapsed();
             empty.fetch_add(u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         pause.turn(work, &mut [stack], sleep.into())?;
     }
-    if matches!(end, End::Target) {
+    if is_target {
         watch.target_open.store(false, Ordering::Release);
     }
     let failed = flows.failed;
-    drop((flows, listener, udp));
+    drop((flows, targets));
+    watch.add_latencies(&shared.latencies.borrow());
     stack.poll(clock.now());
-    failed.map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("a flow of the source")))
+    failed.map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("a flow")))
 }
 
 /// Pages to send from, used again and again.
@@ -90,55 +93,81 @@ fn payload(running: &mut Running) -> anyhow::Result<Payload> {
     Ok(pages.ok_or_else(|| anyhow::anyhow!("no pages for the payload"))?.into())
 }
 
+/// The sockets of a target, and the numbers of the flows of each.
+enum Targets {
+    Tcp(Vec<(TcpListener<Mem>, Range<usize>)>),
+    Udp(Vec<Datagrams>),
+}
+
+impl Targets {
+    fn new(sockets: &Sockets<Mem>, watch: &Watch, flows: &[u16]) -> Result<Self, SocketError> {
+        let mut next = 0;
+        let places = (PORT..).zip(flows).map(|(port, &flows)| {
+            let first = next;
+            next += usize::from(flows);
+            (SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), first..next)
+        });
+        Ok(match watch.work.proto {
+            Proto::Tcp => {
+                let listen = |(at, numbers)| Ok((sockets.listen(at, ListenOptions::default())?, numbers));
+                Self::Tcp(places.map(listen).collect::<Result<_, SocketError>>()?)
+            }
+            Proto::Udp => {
+                let bind = |(at, numbers)| Ok(Datagrams::new(sockets.bind(at)?, watch.work, numbers));
+                Self::Udp(places.map(bind).collect::<Result<_, SocketError>>()?)
+            }
+        })
+    }
+}
+
 /// The tasks of an end.
 struct Flows<'w> {
     tasks: Tasks<'w>,
-    watch: &'w Watch,
+    shared: Rc<Shared<'w>>,
     accepted: usize,
     /// The error of the first flow that did not end in order.
     failed: Option<SocketError>,
 }
 
 impl<'w> Flows<'w> {
-    fn new(watch: &'w Watch) -> Self {
-        Self { tasks: Tasks::new(), watch, accepted: 0, failed: None }
+    fn new(shared: &Rc<Shared<'w>>) -> Self {
+        Self { tasks: Tasks::new(), shared: Rc::clone(shared), accepted: 0, failed: None }
     }
 
-    /// Whether all flows have ended. A target of datagrams gets no message of an end.
-    fn are_over(&self, end: End) -> bool {
-        match (end, self.watch.proto) {
-            (End::Target, Proto::Tcp) => self.tasks.is_empty() && self.accepted > 0,
-            (End::Target, Proto::Udp) => true,
-            _ => self.tasks.is_empty(),
-        }
+    /// Begins the flows of all routes.
+    fn sources(&mut self, sockets: &Sockets<Mem>, routes: &[Route]) -> Result<(), SocketError> {
+        let to = routes.iter().flat_map(|route| std::iter::repeat_n(route.to, route.flows.into()));
+        (0..).zip(to).try_for_each(|(flow, to)| self.source(sockets, to, flow))
     }
 
-    fn source(
-        &mut self,
-        sockets: &Sockets<Mem>,
-        proto: Proto,
-        to: SocketAddr,
-        payload: &Payload,
-    ) -> Result<(), SocketError> {
-        let (watch, payload) = (self.watch, Rc::clone(payload));
-        let task: Task<'w> = match proto {
-            Proto::Tcp => {
-                let stream = sockets.connect(to, &Config::default())?;
-                Box::pin(stream_source(stream, watch, payload))
+    fn source(&mut self, sockets: &Sockets<Mem>, to: SocketAddr, flow: u16) -> Result<(), SocketError> {
+        let (shared, any) = (Rc::clone(&self.shared), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+        let open = Source(shared.watch);
+        let task: Task<'w> = match (shared.watch.work.proto, shared.watch.work.answer) {
+            (Proto::Tcp, None) => {
+                Box::pin(flows::stream_source(sockets.connect(to, &Config::default())?, shared, flow, open))
             }
-            Proto::Udp => {
-                let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-                Box::pin(datagram_source(sockets.bind(any)?, to, watch, payload))
+            (Proto::Tcp, Some(answer)) => {
+                Box::pin(flows::requests(sockets.connect(to, &Config::default())?, shared, flow, answer, open))
             }
+            (Proto::Udp, None) => Box::pin(flows::datagram_source(sockets.bind(any)?, to, shared, flow, open)),
+            (Proto::Udp, Some(_)) => Box::pin(flows::datagram_requests(sockets.bind(any)?, to, shared, flow, open)),
         };
         self.tasks.push(task);
         Ok(())
     }
 
-    fn accept(&mut self, listener: &mut TcpListener<Mem>) -> usize {
+    /// Accepts the flows of a listener, of which `numbers` are left. Further ones are closed.
+    fn accept(&mut self, listener: &mut TcpListener<Mem>, numbers: &mut Range<usize>) -> usize {
         let before = self.accepted;
         while let Ok(stream) = listener.accept() {
-            self.tasks.push(Box::pin(stream_target(stream, self.watch, self.accepted)));
+            let Some(flow) = numbers.next() else { continue };
+            let shared = Rc::clone(&self.shared);
+            let task: Task<'w> = match shared.watch.work.answer {
+                None => Box::pin(flows::stream_target(stream, shared, flow)),
+                Some(answer) => Box::pin(flows::answers(stream, shared, answer)),
+            };
+            self.tasks.push(task);
             self.accepted += 1;
         }
         self.accepted - before
@@ -147,101 +176,5 @@ impl<'w> Flows<'w> {
     fn run(&mut self) -> usize {
         let failed = &mut self.failed;
         self.tasks.run(|ended| *failed = failed.or(ended.err()))
-    }
-}
-
-/// Sends messages until the run is over, then waits for the peer's end.
-async fn stream_source(mut stream: Conn, watch: &Watch, payload: Payload) -> Result<(), SocketError> {
-    poll_fn(|cx| stream.poll_connected(cx)).await?;
-    while !watch.is_over() {
-        let mut left = watch.size;
-        for page in payload.iter().cycle() {
-            let n = left.min(page.len());
-            left -= n;
-            send(&mut stream, page.slice(0..n), left > 0).await?;
-            if left == 0 {
-                break;
-            }
-        }
-    }
-    stream.shutdown();
-    let mut places: [Fragment<Mem>; 4] = Default::default();
-    while receive(&mut stream, &mut places).await? > 0 {}
-    Ok(())
-}
-
-/// Receives bytes, and counts them.
-async fn stream_target(mut stream: Conn, watch: &Watch, flow: usize) -> Result<(), SocketError> {
-    let mut places: [Fragment<Mem>; 32] = Default::default();
-    loop {
-        let n = receive(&mut stream, &mut places).await?;
-        if n == 0 {
-            stream.shutdown();
-            return Ok(());
-        }
-        let bytes = places[..n].iter_mut().map(|place| std::mem::take(place).len()).sum();
-        watch.count(flow, bytes);
-    }
-}
-
-/// Sends datagrams as fast as the queue accepts them, until the run is over.
-async fn datagram_source(
-    mut socket: UdpSocket<Mem>,
-    to: SocketAddr,
-    watch: &Watch,
-    payload: Payload,
-) -> Result<(), SocketError> {
-    for (n, page) in payload.iter().cycle().enumerate() {
-        if watch.is_over() {
-            break;
-        }
-        if n % TURN == 0 {
-            let_others().await;
-        }
-        match socket.send_fragment_to(page.slice(0..watch.size.min(page.len())), to) {
-            Ok(()) => {}
-            Err(SocketError::WouldBlock) => poll_fn(|cx| socket.poll_writable(cx)).await,
-            // The target does not listen yet, or no longer.
-            Err(SocketError::Refused) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Lets the other flows run: otherwise the flow that runs first would always find the room.
-async fn let_others() {
-    let mut waited = false;
-    poll_fn(|cx| {
-        cx.waker().wake_by_ref();
-        if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-}
-
-/// The target of datagrams: one socket. Flows differ by their senders.
-struct Datagrams {
-    socket: UdpSocket<Mem>,
-    flows: HashMap<SocketAddr, usize>,
-}
-
-impl Datagrams {
-    fn new(socket: UdpSocket<Mem>) -> Self {
-        Self { socket, flows: HashMap::new() }
-    }
-
-    /// Receives the datagrams that are there. Returns how many.
-    fn receive(&mut self, watch: &Watch) -> usize {
-        let mut places: [Fragment<Mem>; 4] = Default::default();
-        let mut taken = 0;
-        while let Ok(received) = self.socket.recv_from(&mut places) {
-            let next = self.flows.len();
-            if next < watch.bytes.len() || self.flows.contains_key(&received.from) {
-                watch.count(*self.flows.entry(received.from).or_insert(next), received.len);
-            }
-            places = Default::default();
-            taken += 1;
-        }
-        taken
     }
 }

@@ -48,6 +48,11 @@ impl Namespace {
         self.ip(&["link", "set", interface, "up"]);
     }
 
+    /// Sets the loopback interface up.
+    pub fn loopback(&self) {
+        self.ip(&["link", "set", "lo", "up"]);
+    }
+
     /// A tap that stays, with an address.
     pub fn tap(&self, address: &str) -> String {
         self.tap_of(&[], &[address])

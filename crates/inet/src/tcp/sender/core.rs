@@ -393,7 +393,10 @@ impl<C: Carrier> Sender<C> {
 
     /// Ends the sender: drops all payload, and sends nothing more.
     pub fn clear(&mut self) {
+        let acknowledged = self.acknowledged();
         self.start_at(self.nxt);
+        // What was acknowledged stays reported. Nothing else needs the first number any more.
+        self.iss = self.una - 1 - acknowledged;
         self.posted.forget();
         self.scratch = Vec::new();
         (self.timer, self.waiting_since, self.agreed, self.syn_acked) = (None, None, None, true);

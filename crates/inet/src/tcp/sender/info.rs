@@ -18,12 +18,16 @@ pub struct SendInfo {
     pub ssthresh: u32,
     /// Segments that are not acknowledged: in flight or lost.
     pub unacked: u32,
+    /// Bytes of payload that are acknowledged, modulo 2^32.
+    pub acknowledged: u32,
     /// Segments that are acknowledged selectively.
     pub sacked: u32,
     /// Segments that are marked as lost.
     pub lost: u32,
     /// Segments that were sent again, and are not acknowledged.
     pub retrans: u32,
+    /// Segments that were sent again since the connection began, or since it was restored.
+    pub retransmitted: u32,
     /// The largest reordering that was seen, in segments; 3 before any was seen.
     pub reordering: u32,
     /// How often reordering was seen.
@@ -57,6 +61,13 @@ pub struct SendInfo {
 }
 
 impl<C: Carrier> Sender<C> {
+    /// Bytes of payload that are acknowledged, modulo 2^32.
+    pub(super) fn acknowledged(&self) -> u32 {
+        let numbers = self.una - self.iss;
+        // SYN and FIN have numbers, too. Without the SYN's, nothing is acknowledged.
+        if numbers == 0 { 0 } else { numbers.wrapping_sub(1 + u32::from(self.is_fin_acked())) }
+    }
+
     /// The statistics at the time `now`.
     #[must_use]
     pub fn info(&self, now: Time) -> SendInfo {
@@ -66,9 +77,11 @@ impl<C: Carrier> Sender<C> {
             cwnd: self.window.cwnd,
             ssthresh: self.window.ssthresh,
             unacked: self.scoreboard.unacked(),
+            acknowledged: self.acknowledged(),
             sacked: self.scoreboard.sacked() + self.recovery.duplicates,
             lost: self.scoreboard.lost(),
             retrans: self.scoreboard.retransmitted(),
+            retransmitted: self.recovery.retransmitted,
             reordering: self.recovery.reordering(),
             reordered: self.recovery.reordered,
             delivered: self.clocks.delivered,

@@ -58,6 +58,8 @@ pub(super) struct Recovery {
     /// The largest reordering that was seen, in segments, and how often reordering was seen.
     pub(super) reordering: u32,
     pub(super) reordered: u32,
+    /// Segments that were sent again since the connection began.
+    pub(super) retransmitted: u32,
     /// The tail loss probe: the end of the numbers in flight, and whether the probe repeated a
     /// segment.
     pub(super) tail_probe: Option<(Seq, bool)>,
@@ -76,6 +78,7 @@ impl Recovery {
             duplicates: 0,
             reordering: DUPLICATES,
             reordered: 0,
+            retransmitted: 0,
             tail_probe: None,
         }
     }
@@ -112,6 +115,7 @@ impl Recovery {
             undo.open = Some(undo.open.unwrap_or(0) + segments);
         }
         self.first_retransmission.get_or_insert(stamp);
+        self.retransmitted = self.retransmitted.wrapping_add(segments);
     }
 
     /// Notes that the peer reported segments before `end` as duplicates.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::error::PortError;
 use super::in_place::{Posted, Rest};
 use crate::device::pair_handle::PairHandle;
+use crate::device::stats::DropReason;
 use crate::net::{OFFLOAD_FRAME, Offloads, VnetHdr};
 
 /// The longest frame in wire form: one from segmentation offload, with a VLAN tag.
@@ -53,8 +54,23 @@ pub trait Port: Send {
         None
     }
 
-    /// Removes the frame that [`Self::peek`] showed: it was delivered, or cannot be delivered.
+    /// Removes the frame that [`Self::peek`] showed: it was delivered. [`Self::discard`] is called
+    /// if it cannot be.
     fn consume(&mut self);
+
+    /// Removes the frame that [`Self::peek`] showed, because it cannot be delivered.
+    #[inline(always)]
+    fn discard(&mut self, why: DropReason) {
+        let _ = why;
+        self.consume();
+    }
+
+    /// The device has dropped a frame from the driver, which [`Self::send`] is not called with.
+    /// `wire` is what the driver wrote, up to [`MAX_WIRE`] bytes: nothing in it is checked, and it
+    /// may be shorter than a header. Not called for a frame that could not be copied, and only of
+    /// a port that wants bytes and does not [store](Self::STORES) them.
+    #[inline(always)]
+    fn dropped(&mut self, _wire: &[u8], _why: DropReason) {}
 
     /// Sends a frame from the driver, in wire form and checked ([`Offloads::check`]; at least an
     /// Ethernet header; at most [`MAX_WIRE`] bytes), and with no offloads except those that the

@@ -17,8 +17,11 @@ use std::time::{Duration, Instant};
 
 use netmem_netem::{Delivery, Link, LinkCounts, LinkOptions, flip};
 
+#[cfg(feature = "pcap")]
+use super::capture::LinkCapture;
 use super::error::PortError;
 use super::interface::Port;
+use crate::device::stats::DropReason;
 use crate::net::{VnetHdr, feature};
 
 /// The most frames that are read from the inner port, and sent to it, at a time.
@@ -66,8 +69,16 @@ impl Direction {
         Self { link: Link::new(options, number), counted: LinkCounts::default() }
     }
 
-    fn send(&mut self, wire: &[u8], now: Duration) {
+    /// Sends a frame, or returns why the link has dropped it.
+    fn send(&mut self, wire: &[u8], now: Duration) -> Result<(), &'static str> {
+        let before = self.link.counts();
         self.link.send(wire.to_vec(), wire.len().saturating_sub(VnetHdr::LEN), now);
+        let after = self.link.counts();
+        match () {
+            () if after.lost > before.lost => Err("lost on the link"),
+            () if after.overflowed > before.overflowed => Err("overflowed the link"),
+            () => Ok(()),
+        }
     }
 
     /// The next frame that has arrived. It is not marked as verified: a tap marks every frame so,
@@ -120,6 +131,46 @@ pub struct Linked<P> {
     /// The frame that is shown.
     current: Option<Vec<u8>>,
     stats: Arc<LinkStats>,
+    record: Record,
+}
+
+/// Where frames are written, if they are.
+#[derive(Debug, Default)]
+struct Record {
+    #[cfg(feature = "pcap")]
+    file: Option<Arc<LinkCapture>>,
+}
+
+/// Which way a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    ToDriver,
+    FromDriver,
+}
+
+#[cfg_attr(not(feature = "pcap"), expect(clippy::unused_self, reason = "nothing is written"))]
+impl Record {
+    /// Writes a frame that has arrived, or that was dropped.
+    fn frame(&self, way: Way, wire: &[u8], dropped: Option<&str>) {
+        #[cfg(feature = "pcap")]
+        if let Some(file) = &self.file {
+            file.write(way, wire, dropped);
+        }
+        #[cfg(not(feature = "pcap"))]
+        let _ = (way, wire, dropped);
+    }
+
+    /// There is no more work at present.
+    fn pause(&self) {
+        #[cfg(feature = "pcap")]
+        if let Some(file) = &self.file {
+            let _ = file.flush();
+        }
+    }
+}
+
+fn reason(why: DropReason) -> &'static str {
+    DropReason::NAMES[why as usize]
 }
 
 impl<P: Port> Linked<P> {
@@ -134,7 +185,17 @@ impl<P: Port> Linked<P> {
             from_driver: Direction::new(options, number + 1),
             current: None,
             stats,
+            record: Record::default(),
         }
+    }
+
+    /// Writes each packet to a capture when it has crossed the link, or when it is dropped. Feature
+    /// `pcap`.
+    #[cfg(feature = "pcap")]
+    #[must_use]
+    pub fn captured(mut self, file: Arc<LinkCapture>) -> Self {
+        self.record.file = Some(file);
+        self
     }
 
     fn now(&self) -> Duration {
@@ -145,7 +206,10 @@ impl<P: Port> Linked<P> {
     fn deliver(&mut self, now: Duration) {
         for _ in 0..FRAMES {
             let Some(wire) = self.from_driver.receive(now) else { break };
-            if !self.port.send(&wire) {
+            let sent = self.port.send(&wire);
+            let dropped = (!sent).then(|| reason(DropReason::PortRefused));
+            self.record.frame(Way::FromDriver, &wire, dropped);
+            if !sent {
                 self.stats.refused.fetch_add(1, Relaxed);
             }
         }
@@ -156,7 +220,9 @@ impl<P: Port> Linked<P> {
     fn take(&mut self, now: Duration) {
         for _ in 0..FRAMES {
             let Some(wire) = self.port.peek() else { break };
-            self.to_driver.send(wire, now);
+            if let Err(why) = self.to_driver.send(wire, now) {
+                self.record.frame(Way::ToDriver, wire, Some(why));
+            }
             self.port.consume();
         }
         self.to_driver.count(&self.stats.directions[0]);
@@ -182,12 +248,26 @@ impl<P: Port> Port for Linked<P> {
     }
 
     fn consume(&mut self) {
-        self.current = None;
+        if let Some(wire) = self.current.take() {
+            self.record.frame(Way::ToDriver, &wire, None);
+        }
+    }
+
+    fn discard(&mut self, why: DropReason) {
+        if let Some(wire) = self.current.take() {
+            self.record.frame(Way::ToDriver, &wire, Some(reason(why)));
+        }
+    }
+
+    fn dropped(&mut self, wire: &[u8], why: DropReason) {
+        self.record.frame(Way::FromDriver, wire, Some(reason(why)));
     }
 
     fn send(&mut self, wire: &[u8]) -> bool {
         let now = self.now();
-        self.from_driver.send(wire, now);
+        if let Err(why) = self.from_driver.send(wire, now) {
+            self.record.frame(Way::FromDriver, wire, Some(why));
+        }
         self.deliver(now);
         true
     }
@@ -202,12 +282,20 @@ impl<P: Port> Port for Linked<P> {
     }
 
     fn drop_waiting(&mut self) -> u64 {
-        u64::from(self.current.take().is_some()) + self.to_driver.link.clear() as u64 + self.port.drop_waiting()
+        let mut dropped = u64::from(self.current.is_some());
+        self.discard(DropReason::FrontEndLeft);
+        for wire in self.to_driver.link.drain() {
+            self.record.frame(Way::ToDriver, &wire, Some(reason(DropReason::FrontEndLeft)));
+            dropped += 1;
+        }
+        dropped + self.port.drop_waiting()
     }
 
     fn arm(&mut self) -> bool {
         // A frame of the inner port is read in the next pass.
-        self.peek().is_some() || self.port.arm()
+        let waits = self.peek().is_some();
+        self.record.pause();
+        waits || self.port.arm()
     }
 
     fn failure(&self) -> Option<BorrowedFd<'_>> {

@@ -4,6 +4,8 @@
 //! behind them the frame, so that both reach a buffer in one copy. In frames towards the driver
 //! `num_buffers` is 1; the device changes it where a frame fills more.
 
+#[cfg(feature = "pcap")]
+mod capture;
 mod cross;
 mod echo;
 mod error;
@@ -19,6 +21,8 @@ mod steering;
 mod store;
 mod tap;
 
+#[cfg(feature = "pcap")]
+pub use self::capture::LinkCapture;
 pub use self::cross::Cross;
 pub use self::echo::Echo;
 pub use self::error::{PortError, TapError};

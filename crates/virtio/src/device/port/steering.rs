@@ -31,6 +31,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::error::PortError;
 use super::interface::Port;
 use crate::device::flow::Flow;
+use crate::device::stats::DropReason;
 use crate::net::{Offloads, VnetHdr, feature};
 
 /// Frames that wait for a queue, and their bytes.
@@ -302,6 +303,10 @@ impl<P: Port> Port for Steered<P> {
             frame.clear();
             self.shared().spare.push(frame);
         }
+    }
+
+    fn dropped(&mut self, wire: &[u8], why: DropReason) {
+        self.shared().port.dropped(wire, why);
     }
 
     fn send(&mut self, wire: &[u8]) -> bool {

@@ -11,8 +11,10 @@ use netmem_netem::{Link, LinkOptions, flip};
 use netmem_testing::device::*;
 use netmem_virtio::Spin;
 use netmem_virtio::device::NetDevice;
-use netmem_virtio::device::port::{Echo, LinkStats, Linked, Port};
+use netmem_virtio::device::port::{Echo, LinkCapture, LinkStats, Linked, Port};
 use netmem_virtio::net::{VnetHdr, feature};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
 
 /// Bytes of a buffer here.
 const EACH: usize = 2048;
@@ -207,4 +209,58 @@ fn frames_on_the_link_are_not_for_the_next_driver() {
     let stats = driver.hang_up();
     device.poll();
     assert_eq!(stats.dropped(netmem_virtio::device::DropReason::FrontEndLeft), 5);
+}
+
+/// A capture has each packet once: when it has crossed the link, or when it is dropped, and then
+/// why.
+#[test]
+fn packets_are_captured() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("capture.pcapng");
+    let file = Arc::new(LinkCapture::create(&path).unwrap());
+    let port = |pair| {
+        let link = Linked::new(Echo::new(), LinkOptions::default(), pair, Arc::default());
+        Ok(link.captured(Arc::clone(&file)))
+    };
+    let mut device = NetDevice::new(one_pair(), port).unwrap();
+    let mut driver = Driver::start(&device, PLAIN | feature::CSUM, 2);
+    driver.post_rx(0, 0, 4, VnetHdr::LEN + 100);
+    let (fits, too_big, runt) = (numbered(1), [numbered(2), vec![0; 200]].concat(), vec![1; 5]);
+    let segment = VnetHdr { gso_type: VnetHdr::GSO_TCPV4, gso_size: 100, hdr_len: 54, ..VnetHdr::PLAIN };
+    let wrong = numbered(3);
+    for (header, frame) in
+        [(VnetHdr::PLAIN, &fits), (VnetHdr::PLAIN, &too_big), (VnetHdr::PLAIN, &runt), (segment, &wrong)]
+    {
+        send(&mut device, &mut driver, &[&header.to_bytes()[..], frame].concat());
+        device.poll();
+    }
+    poll_until(&mut device, || driver.drops() == [("too_big", 1), ("runt", 1), ("not_negotiated", 1)]);
+    drop(device);
+    file.flush().unwrap();
+
+    let mut reader = PcapNgReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let mut packets = Vec::new();
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+        let (mut comment, mut direction) = (None, None);
+        for option in &packet.options {
+            match option {
+                EnhancedPacketOption::Comment(text) => comment = Some(text.to_string()),
+                EnhancedPacketOption::Flags(flags) => direction = Some(flags & 3),
+                _ => {}
+            }
+        }
+        packets.push((direction.unwrap(), comment, packet.data.to_vec()));
+    }
+    let dropped = |why: &str| Some(format!("dropped: {why}"));
+    let (inbound, outbound) = (1, 2);
+    let want = [
+        (outbound, None, fits.clone()),
+        (inbound, None, exchanged(fits)),
+        (outbound, None, too_big.clone()),
+        (inbound, dropped("too_big"), exchanged(too_big)),
+        (outbound, dropped("runt"), runt),
+        (outbound, dropped("not_negotiated"), wrong),
+    ];
+    assert_eq!(packets, want);
 }

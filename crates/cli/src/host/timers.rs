@@ -13,7 +13,7 @@ use std::task::{Context, Waker};
 
 /// The deadlines of a thread's tasks, and the thread's present time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Timers(Rc<Queue>);
+pub(crate) struct Timers(Rc<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -25,12 +25,12 @@ struct Queue {
 
 impl Timers {
     /// The time of the last [`advance`](Self::advance).
-    pub(super) fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         self.0.now.get()
     }
 
     /// Sets the time, and wakes the tasks whose alarms are due. Returns how many.
-    pub(super) fn advance(&self, now: Time) -> usize {
+    pub(crate) fn advance(&self, now: Time) -> usize {
         self.0.now.set(now);
         let mut woken = 0;
         loop {
@@ -44,32 +44,32 @@ impl Timers {
     }
 
     /// When the next alarm is due.
-    pub(super) fn next(&self) -> Option<Time> {
+    pub(crate) fn next(&self) -> Option<Time> {
         self.0.wakers.borrow().first_key_value().map(|(&(at, _), _)| at)
     }
 
     /// Wakes all tasks that have set an alarm. Their alarms stay set.
-    pub(super) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         let wakers: Vec<Waker> = self.0.wakers.borrow().values().cloned().collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
     /// An alarm for a task of this thread.
-    pub(super) fn alarm(&self) -> Alarm {
+    pub(crate) fn alarm(&self) -> Alarm {
         Alarm { timers: self.clone(), set: None }
     }
 }
 
 /// A task's alarm. It is cancelled on drop.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(crate) struct Alarm {
     timers: Timers,
     set: Option<(Time, u64)>,
 }
 
 impl Alarm {
     /// Whether the time `at` has come. If not, the task is woken at that time or earlier.
-    pub(super) fn is_due(&mut self, at: Time, cx: &Context<'_>) -> bool {
+    pub(crate) fn is_due(&mut self, at: Time, cx: &Context<'_>) -> bool {
         let queue = &self.timers.0;
         let now = queue.now.get();
         if at <= now {

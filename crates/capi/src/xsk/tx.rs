@@ -1,0 +1,319 @@
+//! The transmit queue: groups of fragments as frames.
+
+use super::{NETMEM_FRAG_MORE, NETMEM_FRAME_FRAGS};
+use crate::frag::netmem_frag;
+use crate::handle::Kind;
+use crate::options::{self, Versioned};
+use crate::owned::{self, Owned};
+use crate::region::Kept;
+use crate::status::{Failure, netmem_status, status, value};
+use crate::xsk::rx::netmem_xsk_rx;
+use netmem_packet::{Armed, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Wait};
+use netmem_xsk::XskTx;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+
+/// The transmit queue of an AF_XDP socket.
+#[derive(Debug)]
+pub struct netmem_xsk_tx(());
+
+impl Kind for netmem_xsk_tx {
+    type Value = XskTx<Kept>;
+    const NAME: &'static str = "netmem_xsk_tx";
+    const NUMBER: u64 = 0x6e65_746d_656d_0008;
+}
+
+impl Owned for netmem_xsk_tx {}
+
+/// What a transmit queue sent and refused. Set `size` to sizeof(netmem_xsk_tx_stats). A descriptor
+/// is a part of a frame in one chunk; most frames have one. descriptors = completed + outstanding.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct netmem_xsk_tx_stats {
+    /// sizeof(netmem_xsk_tx_stats)
+    pub size: usize,
+    /// frames posted to the kernel
+    pub frames: u64,
+    /// bytes in them
+    pub bytes: u64,
+    /// descriptors posted to the kernel
+    pub descriptors: u64,
+    /// descriptors that the kernel is done with
+    pub completed: u64,
+    /// descriptors that the kernel has now
+    pub outstanding: u64,
+    /// times that the queue was full when a frame was to be sent
+    pub full: u64,
+    /// frames refused because a fragment is not of the UMEM's region
+    pub unreachable: u64,
+    /// frames refused because they have no bytes, or too many fragments
+    pub bad_shape: u64,
+    /// frames copied into fewer fragments, because the driver does not send as many
+    pub copied: u64,
+    /// system calls that told the kernel of frames
+    pub kicks: u64,
+    /// times that the kernel sent nothing because memory, the send buffer or the device was full;
+    /// the frames stay in the ring
+    pub busy: u64,
+    /// times that the kernel sent nothing because the interface is down; the frames stay in the
+    /// ring
+    pub down: u64,
+    /// descriptors that were out for a second without any completion
+    pub late: u64,
+}
+
+// SAFETY: repr(C), `size` is first, integers.
+unsafe impl Versioned for netmem_xsk_tx_stats {
+    const NAME: &'static str = "netmem_xsk_tx_stats";
+    const LEAST: usize = 112;
+}
+
+impl netmem_xsk_tx_stats {
+    fn of(queue: &XskTx<Kept>) -> Self {
+        let stats = queue.stats();
+        Self {
+            size: size_of::<Self>(),
+            frames: stats.frames,
+            bytes: stats.bytes,
+            descriptors: stats.descriptors,
+            completed: stats.completed,
+            outstanding: queue.outstanding() as u64,
+            full: stats.full,
+            unreachable: stats.unreachable,
+            bad_shape: stats.bad_shape,
+            copied: stats.linearised,
+            kicks: stats.kicks,
+            busy: stats.busy,
+            down: stats.down,
+            late: stats.late,
+        }
+    }
+}
+
+/// The number of fragments of the frame that begins at `from`.
+#[inline]
+fn length(flags: Option<&[u8]>, from: usize) -> Result<usize, Failure> {
+    let Some(flags) = flags else { return Ok(1) };
+    for (i, &flags) in flags[from..].iter().enumerate() {
+        match flags {
+            0 => return Ok(i + 1),
+            NETMEM_FRAG_MORE => {}
+            other => return Err(Failure::Argument(format!("flags of a fragment are {other:#x}"))),
+        }
+    }
+    Err(Failure::Argument("the last fragment of the group has NETMEM_FRAG_MORE".into()))
+}
+
+/// Fragments back into their variables.
+fn put_back(packet: Packet<Kept>, frags: &mut [netmem_frag]) {
+    let (head, rest) = packet.into_fragments();
+    for (variable, frag) in frags.iter_mut().zip(std::iter::once(head).chain(rest)) {
+        *variable = netmem_frag::of(frag);
+    }
+}
+
+/// The frame that the variables own, which are empty then.
+///
+/// # Safety
+///
+/// Fragments of the header.
+unsafe fn packet(frags: &mut [netmem_frag]) -> Result<Packet<Kept>, Failure> {
+    if frags.iter().any(netmem_frag::is_empty) {
+        return Err(Failure::empty());
+    }
+    // SAFETY: as the caller promises.
+    let mut owned = frags.iter_mut().filter_map(|frag| unsafe { frag.take() });
+    let mut packet = Packet::new(owned.next().ok_or_else(Failure::empty)?);
+    for frag in owned {
+        // At most as many as a frame has.
+        let _ = packet.push(frag);
+    }
+    Ok(packet)
+}
+
+/// Queues a frame. False if the queue is full: the variables have their fragments again.
+///
+/// # Safety
+///
+/// Fragments of the header.
+#[inline]
+unsafe fn send(tx: &mut XskTx<Kept>, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
+    if frags.len() > NETMEM_FRAME_FRAGS {
+        return Err(Failure::Unsendable("it has more fragments than a frame can have"));
+    }
+    // SAFETY: as the caller promises.
+    match tx.send(unsafe { packet(frags) }?) {
+        Ok(()) => Ok(true),
+        Err(packet) => refused(tx, packet, frags),
+    }
+}
+
+/// Why a frame was refused; it is tried again after completions.
+#[cold]
+fn refused(tx: &mut XskTx<Kept>, packet: Packet<Kept>, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
+    if let Err(stopped) = tx.check() {
+        put_back(packet, frags);
+        return Err(Failure::Queue(stopped));
+    }
+    if tx.sendable(&packet) == Sendable::Never {
+        let reachable = packet.fragments().all(|frag| matches!(tx.reach(frag), Reach::Mapped(_)));
+        put_back(packet, frags);
+        return Err(Failure::Unsendable(match reachable {
+            false => "it has a fragment that is not of the UMEM's region",
+            true => "it has no bytes, or too many fragments for the queue",
+        }));
+    }
+    tx.flush();
+    tx.complete();
+    tx.send(packet).map(|()| true).or_else(|packet| {
+        put_back(packet, frags);
+        Ok(false)
+    })
+}
+
+/// Sends `n` fragments, of any pool on the UMEM's region, and tells the kernel. `sent`, which is
+/// always written, gets how many were sent: whole frames, in order. Their variables are empty. The
+/// pages return to their pools when the kernel is done with them, and netmem_xsk_tx_complete was
+/// called. The other fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the
+/// queue is full: send the rest later. Else the first of them is of the frame that caused the
+/// error.
+///
+/// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+/// a fragment says that the frame goes on in the next one.
+///
+/// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+/// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),
+/// NETMEM_ERR_STOPPED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_send(
+    tx: *mut netmem_xsk_tx,
+    frags: *mut netmem_frag,
+    flags: *const u8,
+    n: usize,
+    sent: *mut usize,
+) -> netmem_status {
+    status(|| {
+        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
+        // SAFETY: the caller has room for a number there.
+        unsafe { count.write(0) };
+        // SAFETY: as the header says.
+        let tx = unsafe { owned::get_mut(tx) }?;
+        tx.check().map_err(Failure::Queue)?;
+        if n == 0 {
+            return Ok(());
+        }
+        let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
+        // SAFETY: the caller has so many fragments there.
+        let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
+        // SAFETY: null, or as many flags as fragments.
+        let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
+        let mut done = 0;
+        let mut outcome = Ok(());
+        while done < n {
+            // SAFETY: as the header says.
+            let queued = length(flags, done).and_then(|len| {
+                // SAFETY: as the header says.
+                unsafe { send(tx, &mut frags[done..done + len]) }.map(|sent| if sent { len } else { 0 })
+            });
+            match queued {
+                Ok(0) => break,
+                Ok(len) => done += len,
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        tx.flush();
+        // SAFETY: the caller has room for a number there.
+        unsafe { count.write(done) };
+        outcome
+    })
+}
+
+/// Returns the pages of frames that the kernel has sent, and how many descriptors these are. With
+/// `rx`, a queue of the same thread, its pages return to its cache, the cheapest way; without
+/// (null) they return as on any thread. Call it in each turn of a loop. Misuse returns 0, with a
+/// text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_complete(tx: *mut netmem_xsk_tx, rx: *mut netmem_xsk_rx) -> usize {
+    value(|| {
+        // SAFETY: as the header says.
+        let tx = unsafe { owned::get_mut(tx) }?;
+        if rx.is_null() {
+            return Ok(tx.complete());
+        }
+        // SAFETY: as the header says.
+        let rx = unsafe { owned::get_mut(rx) }?;
+        Ok(rx.queue.poll(|poll| poll.with_napi(|_| tx.complete())))
+    })
+    .unwrap_or(0)
+}
+
+/// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
+/// readable after netmem_xsk_tx_arm when the kernel is done with frames, or the interface is gone.
+/// It is the queue's, and the same until it is closed. Never read, write or close it. -1 with a
+/// text for misuse.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_fd(tx: *const netmem_xsk_tx) -> i32 {
+    // SAFETY: as the header says.
+    value(|| Ok(unsafe { owned::peek(tx) }?.as_fd().as_raw_fd())).unwrap_or(-1)
+}
+
+/// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
+/// already, or frames that the kernel does not send now. A thread that was woken calls
+/// netmem_xsk_tx_disarm and netmem_xsk_tx_complete. A few system calls.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED,
+/// NETMEM_ERR_SYSTEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_arm(tx: *mut netmem_xsk_tx, waits: *mut bool) -> netmem_status {
+    status(|| {
+        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
+        // SAFETY: as the header says.
+        let armed = unsafe { owned::get_mut(tx) }?.arm().map_err(Failure::Queue)?;
+        // SAFETY: the caller has room for it there.
+        unsafe { out.write(armed == Armed::Waits) };
+        Ok(())
+    })
+}
+
+/// Ends the request for a wake-up. One system call if it was armed. Misuse leaves a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_disarm(tx: *mut netmem_xsk_tx) {
+    status(|| {
+        // SAFETY: as the header says.
+        unsafe { owned::get_mut(tx) }?.disarm();
+        Ok(())
+    });
+}
+
+/// Counts of the queue.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_get_stats(
+    tx: *mut netmem_xsk_tx,
+    stats: *mut netmem_xsk_tx_stats,
+) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let tx = unsafe { owned::get_mut(tx) }?;
+        // SAFETY: as the header says.
+        unsafe { options::write(stats, &netmem_xsk_tx_stats::of(tx)) }
+    })
+}
+
+/// Closes the queue. It waits for frames that the kernel has not sent, for a tenth of a second at
+/// most. Pages that the kernel still has return when it lets the queue be opened again, when the
+/// UMEM ends, or in netmem_xsk_reclaim. The socket is closed with the second of its two queues. If
+/// the UMEM's handle is closed, the last queue of the UMEM waits as netmem_umem_close does.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_xsk_tx_close(tx: *mut netmem_xsk_tx) -> netmem_status {
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close(tx) }.map(drop))
+}

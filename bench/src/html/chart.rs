@@ -112,7 +112,7 @@ fn chart(threads: &[usize], rows: &[Figure<'_>]) -> Markup {
                         @if differ { " " span.threads { (super::threads(row.head.threads)) } }
                     }
                     (track(&axis, value, &colour(row.head.threads)))
-                    span.value { b { (number) } @if value.min < value.max { " " (range.trim_end_matches(')')) } }
+                    span.value { b { (number) } @if value.min < value.max { " " span { (range.trim_end_matches(')')) } } }
                 }
             }
         }

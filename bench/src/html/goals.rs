@@ -38,7 +38,7 @@ pub(super) fn chart(goals: &[Goal]) -> Markup {
                 @match value {
                     Some(value) => {
                         (chart::track(&axis, value, &class(word)))
-                        span.value { b { (table::came_to(goal).split(" (").next().unwrap_or_default()) } " " (range(goal)) }
+                        span.value { b { (table::came_to(goal).split(" (").next().unwrap_or_default()) } " " span { (range(goal)) } }
                     }
                     None => { span.track {} span.value { "no value" } }
                 }

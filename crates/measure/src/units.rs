@@ -25,12 +25,15 @@ pub fn scale(value: f64, base: &str) -> (f64, &str) {
     scales.iter().rev().find(fits).or(scales.first()).copied().unwrap_or((1.0, base))
 }
 
-/// A number with two decimals; with fewer if it is 100 or more, and with two digits behind the
-/// zeros if it is less than 0.1.
+/// A number with two decimals; with fewer if it is 100 or more, with two digits behind the zeros if
+/// it is less than 0.1, and with an exponent if it is a million or more, or less than 0.0001: seven
+/// characters at most, so that a table or a chart has place for each.
 pub fn digits(x: f64) -> String {
     match x.abs() {
+        a if a >= 999_999.5 => format!("{x:.2e}"),
+        a if a > 0.0 && a < 0.0001 => format!("{x:.1e}"),
         a if a > 0.0 && a < 0.0995 => {
-            let decimals = (1.0 - a.log10().floor()).min(300.0) as usize;
+            let decimals = (1.0 - a.log10().floor()) as usize;
             format!("{x:.decimals$}")
         }
         a if a >= 1000.0 => format!("{x:.0}"),
@@ -66,11 +69,12 @@ mod tests {
         assert_eq!(digits(0.0), "0.00");
         assert_eq!(digits(3.456), "3.46");
         assert_eq!(
-            [0.1, 0.0996, 0.099, 0.05, 1.25e-5, -2e-6].map(digits),
-            ["0.10", "0.10", "0.099", "0.050", "0.000013", "-0.0000020"]
+            [0.1, 0.0996, 0.099, 0.05, 0.00013, 1.27e-5, -2e-6].map(digits),
+            ["0.10", "0.10", "0.099", "0.050", "0.00013", "1.3e-5", "-2.0e-6"]
         );
         assert_eq!(digits(345.67), "345.7");
         assert_eq!(digits(34567.8), "34568");
+        assert_eq!([999_999.4, 999_999.5, 1_029_239.0, 1e300].map(digits), ["999999", "1.00e6", "1.03e6", "1.00e300"]);
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub(crate) fn leaked(why: &dyn std::fmt::Display) {
 
 /// A reader stays in its section while retired objects wait. No fault, but reported in the same
 /// way: once.
+#[cfg_attr(loom, expect(dead_code, reason = "models leave out what calls it"))]
 #[cold]
 pub(crate) fn stalled(age: Duration) {
     static REPORTED: AtomicBool = AtomicBool::new(false);

@@ -270,8 +270,29 @@ fn arguments_between_hosts() {
     }
 }
 
+/// Connects to the port of the flows of a stack, again and again, and sends what no flow begins with.
+const STRANGERS: &str = r#"
+import signal, socket, sys
+connected = 0
+def end(*_):
+    print(connected)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    s = socket.socket()
+    s.settimeout(0.2)
+    try:
+        s.connect(("10.82.0.2", 5201))
+        s.sendall(b"x" * 4096)
+        connected += 1
+    except OSError:
+        pass
+    s.close()
+"#;
+
 /// Netmem's stack behind a tap on one side, the kernel's on the other; the agent waits in the tap's
-/// namespace.
+/// namespace. Strangers take no place of a flow.
 #[test]
 fn a_stack_behind_a_tap() {
     if let Err(why) = missing() {
@@ -298,9 +319,14 @@ fn a_stack_behind_a_tap() {
     ]);
     let mut agent = Background::start(&mut agent);
     let at = agent.says("ready: an agent on ");
+    let mut strangers = Background::start(namespace.command("python3").args(["-c", STRANGERS]));
+    strangers.says("ready");
     let mut driver = namespace.command(netmem);
     driver.args(["perf", "--to", &at, "--key", &key, "-t", "200ms", "--runs", "2", "--bidir", "-J"]);
     let report = json(&driver.output().unwrap());
+    strangers.signal(Signal::TERM);
+    let (status, connected, errors) = strangers.end();
+    assert!(status == Some(0) && connected.trim().parse::<u32>().unwrap() > 0, "{connected} {errors}");
     schema::fits("crates/cli/schema/perf.json", &report);
     assert_eq!(report["hosts"][1]["stack"], format!("netmem on {tap}"));
     assert!(sum(&report, "received") > 0 && sum(&report, "sent") == sum(&report, "received"), "{report}");

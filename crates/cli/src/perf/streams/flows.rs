@@ -5,9 +5,11 @@
 //!   requests   requests ── a request ──► answers ── its answer ──► requests counts it and its time
 //! ```
 //!
-//! Datagrams have the same two forms. A flow of datagrams begins with empty ones, until the target
-//! knows all flows: so whatever is lost later was lost on the way.
+//! Datagrams have the same two forms. Each flow begins with the cookie of the run. A flow of
+//! datagrams repeats it until the target knows all flows: so whatever is lost later was lost on the
+//! way.
 
+use super::cookie::Cookie;
 use super::pace::{Latencies, Pace};
 use super::plan::{NUMBER, Work};
 use super::watch::{Source, Watch};
@@ -16,7 +18,7 @@ use crate::host::timers::{Alarm, Timers};
 use netmem::pool::Frag;
 use netmem_inet::{Fragment, SocketError, UdpSocket};
 use netmem_measure::endpoint::Mem;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -27,7 +29,7 @@ use std::time::{Duration, Instant};
 
 /// Datagrams that a flow sends before the next one has its turn.
 const TURN: usize = 8;
-/// How often a flow of datagrams sends an empty one until all flows have begun.
+/// How often a flow of datagrams sends the cookie until its target knows it.
 const BEGIN_EVERY: Duration = Duration::from_millis(1);
 /// The longest time that is waited for the answer to a datagram.
 pub(super) const LOST_AFTER: Duration = Duration::from_secs(1);
@@ -41,14 +43,21 @@ pub(super) struct Shared<'w> {
     pub(super) watch: &'w Watch,
     pub(super) timers: Timers,
     pub(super) latencies: RefCell<Latencies>,
+    /// Connections to a target here that have not sent the cookie yet, and those that have.
+    pub(super) unknown: Cell<usize>,
+    pub(super) known: Cell<usize>,
     payload: Payload,
 }
 
 impl<'w> Shared<'w> {
     pub(super) fn new(watch: &'w Watch, payload: Payload) -> Self {
-        Self { watch, payload, timers: Timers::default(), latencies: RefCell::default() }
+        let (timers, latencies, unknown, known) = Default::default();
+        Self { watch, payload, timers, latencies, unknown, known }
     }
 }
+
+/// The flows of a target that have not come yet, by their numbers.
+pub(super) type Numbers = Rc<RefCell<Range<usize>>>;
 
 /// The turns of a flow: its messages, one after the other.
 struct Turns<'w> {
@@ -129,6 +138,47 @@ async fn bytes(stream: &mut Conn) -> Result<usize, SocketError> {
     Ok(places[..n].iter().map(|place| place.len()).sum())
 }
 
+/// Begins a stream: waits for the connection, and sends the cookie.
+async fn begin(stream: &mut Conn, cookie: Cookie) -> Result<(), SocketError> {
+    poll_fn(|cx| stream.poll_connected(cx)).await?;
+    let mut left = cookie.bytes();
+    while !left.is_empty() {
+        match stream.write(left) {
+            Ok(n) => left = &left[n..],
+            Err(SocketError::WouldBlock) => poll_fn(|cx| stream.poll_writable(cx)).await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the cookie. Returns the number of the flow, and how many bytes have come behind the
+/// cookie. `None`: the connection is none of the flows.
+pub(super) async fn begun(stream: &mut Conn, shared: &Shared<'_>, numbers: &Numbers) -> Option<(usize, usize)> {
+    shared.unknown.update(|n| n + 1);
+    let behind = behind_cookie(stream, shared.watch.flows.cookie).await;
+    shared.unknown.update(|n| n - 1);
+    let behind = behind?;
+    let flow = numbers.borrow_mut().next()?;
+    shared.known.update(|n| n + 1);
+    Some((flow, behind))
+}
+
+async fn behind_cookie(stream: &mut Conn, cookie: Cookie) -> Option<usize> {
+    let (mut read, mut n, mut behind) = ([0; Cookie::LEN], 0, 0);
+    while n < read.len() {
+        let mut places: [Fragment<Mem>; 32] = Default::default();
+        let fragments = receive(stream, &mut places).await.ok().filter(|n| *n > 0)?;
+        for place in &places[..fragments] {
+            let more = place.len().min(read.len() - n);
+            place.copy_to(0, &mut read[n..n + more]).ok()?;
+            n += more;
+            behind += place.len() - more;
+        }
+    }
+    cookie.is(&read).then_some(behind)
+}
+
 /// Sends messages until the run is over, then waits for the peer's end.
 pub(super) async fn stream_source<'w>(
     mut stream: Conn,
@@ -136,7 +186,7 @@ pub(super) async fn stream_source<'w>(
     flow: u16,
     open: Source<'w>,
 ) -> Result<(), SocketError> {
-    poll_fn(|cx| stream.poll_connected(cx)).await?;
+    begin(&mut stream, shared.watch.flows.cookie).await?;
     let (payload, size) = (Rc::clone(&shared.payload), shared.watch.work.size);
     let mut turns = Turns::new(shared, flow, open);
     while turns.next().await.is_some() {
@@ -148,7 +198,15 @@ pub(super) async fn stream_source<'w>(
 }
 
 /// Receives bytes, and counts them.
-pub(super) async fn stream_target(mut stream: Conn, shared: Rc<Shared<'_>>, flow: usize) -> Result<(), SocketError> {
+pub(super) async fn stream_target(
+    mut stream: Conn,
+    shared: Rc<Shared<'_>>,
+    numbers: Numbers,
+) -> Result<(), SocketError> {
+    let Some((flow, behind)) = begun(&mut stream, &shared, &numbers).await else { return Ok(()) };
+    if behind > 0 {
+        shared.watch.count(flow, behind);
+    }
     loop {
         match bytes(&mut stream).await? {
             0 => break,
@@ -167,7 +225,7 @@ pub(super) async fn requests<'w>(
     answer: usize,
     open: Source<'w>,
 ) -> Result<(), SocketError> {
-    poll_fn(|cx| stream.poll_connected(cx)).await?;
+    begin(&mut stream, shared.watch.flows.cookie).await?;
     let (payload, watch) = (Rc::clone(&shared.payload), shared.watch);
     let mut turns = Turns::new(shared, flow, open);
     while let Some(due) = turns.next().await {
@@ -188,16 +246,21 @@ pub(super) async fn requests<'w>(
 }
 
 /// Answers requests until the stream ends.
-pub(super) async fn answers(mut stream: Conn, shared: Rc<Shared<'_>>, answer: usize) -> Result<(), SocketError> {
-    let mut received = 0;
+pub(super) async fn answers(
+    mut stream: Conn,
+    shared: Rc<Shared<'_>>,
+    answer: usize,
+    numbers: Numbers,
+) -> Result<(), SocketError> {
+    let Some((_, mut received)) = begun(&mut stream, &shared, &numbers).await else { return Ok(()) };
     loop {
-        match bytes(&mut stream).await? {
-            0 => break,
-            n => received += n,
-        }
         while received >= shared.watch.work.size {
             received -= shared.watch.work.size;
             message(&mut stream, &shared.payload, answer).await?;
+        }
+        match bytes(&mut stream).await? {
+            0 => break,
+            n => received += n,
         }
     }
     stream.shutdown();
@@ -230,7 +293,7 @@ pub(super) async fn datagram_source<'w>(
     let (payload, watch) = (Rc::clone(&shared.payload), shared.watch);
     let mut alarm = shared.timers.alarm();
     while !watch.has_started() && !watch.is_over() {
-        datagram(&mut socket, |socket| socket.send_to(&[], to)).await?;
+        datagram(&mut socket, |socket| socket.send_to(watch.flows.cookie.bytes(), to)).await?;
         let next = Instant::now() + BEGIN_EVERY;
         poll_fn(|cx| until(&mut alarm, &shared.timers, next, cx)).await;
     }
@@ -259,6 +322,17 @@ pub(super) async fn datagram_requests<'w>(
 ) -> Result<(), SocketError> {
     let watch = shared.watch;
     let mut request = vec![0x5a; watch.work.size];
+    let (mut alarm, mut is_known) = (shared.timers.alarm(), false);
+    while !is_known && !watch.is_over() {
+        datagram(&mut socket, |socket| socket.send_to(watch.flows.cookie.bytes(), to)).await?;
+        let next = Instant::now() + BEGIN_EVERY;
+        is_known = poll_fn(|cx| {
+            let is_cookie = |places: &[_], len| is_cookie(&watch.flows.cookie, places, len);
+            let back = received(&mut socket, cx, is_cookie);
+            if back { Poll::Ready(true) } else { until(&mut alarm, &shared.timers, next, cx).map(|()| false) }
+        })
+        .await;
+    }
     let mut turns = Turns::new(shared, flow, open);
     for number in 0u64.. {
         let Some(due) = turns.next().await else { break };
@@ -267,14 +341,8 @@ pub(super) async fn datagram_requests<'w>(
         let Turns { shared, alarm, .. } = &mut turns;
         let lost_at = Instant::now() + LOST_AFTER;
         let answered = poll_fn(|cx| {
-            let mut places: [Fragment<Mem>; 4] = Default::default();
-            while let Poll::Ready(received) = socket.poll_recv_from(cx, &mut places) {
-                if received.is_ok() && number_of(&places) == Some(number) {
-                    return Poll::Ready(true);
-                }
-                places = Default::default();
-            }
-            until(alarm, &shared.timers, lost_at, cx).map(|()| false)
+            let back = received(&mut socket, cx, |places, _| number_of(places) == Some(number));
+            if back { Poll::Ready(true) } else { until(alarm, &shared.timers, lost_at, cx).map(|()| false) }
         });
         if answered.await {
             turns.answered(due);
@@ -284,6 +352,29 @@ pub(super) async fn datagram_requests<'w>(
         }
     }
     Ok(())
+}
+
+/// Receives datagrams until one is the awaited. Returns whether it has come.
+fn received(
+    socket: &mut UdpSocket<Mem>,
+    cx: &mut Context<'_>,
+    is_awaited: impl Fn(&[Fragment<Mem>], usize) -> bool,
+) -> bool {
+    let mut places: [Fragment<Mem>; 4] = Default::default();
+    while let Poll::Ready(received) = socket.poll_recv_from(cx, &mut places) {
+        if received.is_ok_and(|datagram| is_awaited(&places, datagram.len)) {
+            return true;
+        }
+        places = Default::default();
+    }
+    false
+}
+
+/// Whether a datagram of this length is the cookie.
+fn is_cookie(cookie: &Cookie, places: &[Fragment<Mem>], len: usize) -> bool {
+    let mut bytes = [0; Cookie::LEN];
+    let head = places.first().filter(|_| len == bytes.len());
+    head.is_some_and(|head| head.copy_to(0, &mut bytes).is_ok()) && cookie.is(&bytes)
 }
 
 /// The number of a request or of an answer.
@@ -303,7 +394,7 @@ async fn let_others() {
     .await;
 }
 
-/// The target of datagrams: one socket. Flows differ by their senders.
+/// The target of datagrams: one socket. Flows differ by their senders, who have sent the cookie.
 pub(super) struct Datagrams {
     socket: UdpSocket<Mem>,
     flows: HashMap<SocketAddr, usize>,
@@ -332,26 +423,31 @@ impl Datagrams {
         let (mut places, mut received): ([Fragment<Mem>; 4], _) = (Default::default(), 0);
         while let Ok(datagram) = self.socket.recv_from(&mut places) {
             received += 1;
-            if self.answer.is_empty() {
-                self.count(watch, datagram.from, datagram.len);
-            } else if let Some(number) = number_of(&places) {
-                self.answer[..NUMBER].copy_from_slice(&number.to_le_bytes());
-                let _ = self.socket.send_to(&self.answer, datagram.from);
-            }
+            self.handle(watch, datagram.from, datagram.len, &places);
             places = Default::default();
-        }
-        if received > 0 {
-            self.last = Instant::now();
         }
         received
     }
 
-    fn count(&mut self, watch: &Watch, from: SocketAddr, len: usize) {
-        let next = self.numbers.start + self.flows.len();
-        if next < self.numbers.end || self.flows.contains_key(&from) {
-            watch.count(*self.flows.entry(from).or_insert(next), len);
-            if len > 0 {
+    fn handle(&mut self, watch: &Watch, from: SocketAddr, len: usize, places: &[Fragment<Mem>]) {
+        let (cookie, next) = (&watch.flows.cookie, self.numbers.start + self.flows.len());
+        let is_cookie = is_cookie(cookie, places, len);
+        if is_cookie && next < self.numbers.end {
+            self.flows.entry(from).or_insert(next);
+        }
+        let Some(&flow) = self.flows.get(&from) else { return };
+        self.last = Instant::now();
+        match (self.answer.is_empty(), is_cookie) {
+            (true, true) => watch.count(flow, 0),
+            (true, false) => {
+                watch.count(flow, len);
                 watch.arrived();
+            }
+            (false, true) => _ = self.socket.send_to(cookie.bytes(), from),
+            (false, false) => {
+                let Some(number) = number_of(places) else { return };
+                self.answer[..NUMBER].copy_from_slice(&number.to_le_bytes());
+                _ = self.socket.send_to(&self.answer, from);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The kernel's end: sockets of this process, behind the tap.
 
+use super::cookie::{Cookie, MAX_UNKNOWN};
 use super::flows::LOST_AFTER;
 use super::pace::{Latencies, Pace};
 use super::plan::{NUMBER, Proto};
@@ -10,7 +11,8 @@ use netmem_measure::threads::propagate;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// The longest time of an attempt to connect.
@@ -85,29 +87,54 @@ pub(super) fn run(watch: &Watch, end: &End) -> anyhow::Result<()> {
 }
 
 /// Accepts the flows of a socket, which have these numbers.
-fn targets(watch: &Watch, listener: &TcpListener, mut numbers: Range<usize>) -> anyhow::Result<()> {
+fn targets(watch: &Watch, listener: &TcpListener, numbers: Range<usize>) -> anyhow::Result<()> {
+    let (end, first) = (numbers.end, AtomicUsize::new(numbers.start));
+    let (first, unknown) = (&first, &AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        while !numbers.is_empty() && !watch.is_over() {
+        let (mut threads, mut ended) = (Vec::new(), Ok(()));
+        while first.load(Ordering::Relaxed) < end && !watch.is_over() {
             match listener.accept() {
+                Ok(_) if unknown.load(Ordering::Relaxed) >= MAX_UNKNOWN => {}
                 Ok((stream, _)) => {
-                    let flow = numbers.start;
-                    numbers.start += 1;
-                    threads.push(scope.spawn(move || target(watch, flow, stream)));
+                    unknown.fetch_add(1, Ordering::Relaxed);
+                    threads.push(scope.spawn(move || {
+                        let known = is_known(watch, &stream);
+                        unknown.fetch_sub(1, Ordering::Relaxed);
+                        let flow = known.then(|| first.fetch_add(1, Ordering::Relaxed)).filter(|flow| *flow < end);
+                        flow.map_or(Ok(()), |flow| target(watch, flow, stream))
+                    }));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(CHECK_EVERY / 10),
                 Err(e) => return Err(e).context("accepting a flow"),
             }
+            while let Some(at) = threads.iter().position(ScopedJoinHandle::is_finished) {
+                ended = ended.and(propagate(threads.swap_remove(at).join()));
+            }
         }
-        threads.into_iter().try_for_each(|thread| propagate(thread.join()))
+        threads.into_iter().fold(ended, |ended, thread| ended.and(propagate(thread.join())))
     })
 }
 
-/// Counts the bytes of a stream, or answers its requests.
+/// Whether a connection begins with the cookie. It has [`PATIENCE`] for it.
+fn is_known(watch: &Watch, mut stream: &TcpStream) -> bool {
+    let (mut cookie, mut read, begin) = ([0; Cookie::LEN], 0, Instant::now());
+    if stream.set_nonblocking(false).and_then(|()| set_timeouts(stream)).is_err() {
+        return false;
+    }
+    while read < cookie.len() && begin.elapsed() < PATIENCE && !is_given_up(watch) {
+        match stream.read(&mut cookie[read..]) {
+            Ok(0) => break,
+            Ok(n) => read += n,
+            Err(e) if has_to_wait(&e) => {}
+            Err(_) => break,
+        }
+    }
+    watch.flows.cookie.is(&cookie[..read])
+}
+
+/// Counts the bytes of a stream behind its cookie, or answers its requests.
 fn target(watch: &Watch, flow: usize, mut stream: TcpStream) -> anyhow::Result<()> {
-    stream.set_nonblocking(false).context("a flow")?;
     stream.set_nodelay(watch.work.answer.is_some()).context("a flow")?;
-    set_timeouts(&stream).context("a flow")?;
     let (mut buffer, mut received) = (vec![0; 256 << 10], 0);
     let answer = watch.work.answer.map(|len| vec![0x5a; len]);
     loop {
@@ -182,26 +209,26 @@ fn datagrams(watch: &Watch, socket: &UdpSocket, numbers: Range<usize>) -> anyhow
             Err(e) if has_to_wait(&e) => continue,
             Err(e) => return Err(e).context("receiving datagrams"),
         };
-        last = Instant::now();
-        if let Some(answer) = &mut answer {
-            if n >= NUMBER {
-                answer[..NUMBER].copy_from_slice(&buffer[..NUMBER]);
-                // An answer that cannot be sent is lost: any station can have sent the request.
-                let _ = send(socket, answer, from);
-            }
-            continue;
+        let (is_cookie, mut flow) = (watch.flows.cookie.is(&buffer[..n]), flows.iter().position(|flow| *flow == from));
+        if is_cookie && flow.is_none() && flows.len() < numbers.len() {
+            flow = Some(flows.len());
+            flows.push(from);
         }
-        let flow = match flows.iter().position(|flow| *flow == from) {
-            None if flows.len() == numbers.len() => continue,
-            None => {
-                flows.push(from);
-                flows.len() - 1
+        let Some(flow) = flow else { continue };
+        last = Instant::now();
+        match &mut answer {
+            // What cannot be sent is lost.
+            Some(_) if is_cookie => _ = send(socket, watch.flows.cookie.bytes(), from),
+            Some(answer) if n >= NUMBER => {
+                answer[..NUMBER].copy_from_slice(&buffer[..NUMBER]);
+                _ = send(socket, answer, from);
             }
-            Some(flow) => flow,
-        };
-        watch.count(numbers.start + flow, n);
-        if n > 0 {
-            watch.arrived();
+            Some(_) => {}
+            None if is_cookie => watch.count(numbers.start + flow, 0),
+            None => {
+                watch.count(numbers.start + flow, n);
+                watch.arrived();
+            }
         }
     }
     Ok(())
@@ -279,7 +306,7 @@ fn bind(to: SocketAddr) -> anyhow::Result<UdpSocket> {
 fn datagram_source(watch: &Watch, to: SocketAddr, flow: u16) -> anyhow::Result<()> {
     let (socket, message) = (bind(to)?, vec![0x5a; watch.work.size]);
     while !watch.has_started() && !watch.is_over() {
-        send(&socket, &[], to)?;
+        send(&socket, watch.flows.cookie.bytes(), to)?;
         std::thread::sleep(CHECK_EVERY / 10);
     }
     let mut turns = Turns::new(watch, flow);
@@ -292,7 +319,13 @@ fn datagram_source(watch: &Watch, to: SocketAddr, flow: u16) -> anyhow::Result<(
 }
 
 fn datagram_requests(watch: &Watch, to: SocketAddr, flow: u16, answer: usize) -> anyhow::Result<()> {
-    let (socket, mut request, mut buffer) = (bind(to)?, vec![0x5a; watch.work.size], vec![0; answer]);
+    let (socket, mut request, mut buffer) = (bind(to)?, vec![0x5a; watch.work.size], vec![0; answer.max(Cookie::LEN)]);
+    socket.set_read_timeout(Some(CHECK_EVERY / 10)).context("a socket of the kernel")?;
+    let mut is_known = false;
+    while !is_known && !watch.is_over() {
+        send(&socket, watch.flows.cookie.bytes(), to)?;
+        is_known = receive(&socket, &mut buffer)?.is_some_and(|n| watch.flows.cookie.is(&buffer[..n]));
+    }
     let mut turns = Turns::new(watch, flow);
     for number in 0u64.. {
         let Some(due) = turns.next() else { break };
@@ -306,18 +339,24 @@ fn datagram_requests(watch: &Watch, to: SocketAddr, flow: u16, answer: usize) ->
                 break;
             }
             socket.set_read_timeout(Some(left)).context("a socket of the kernel")?;
-            match socket.recv(&mut buffer) {
-                Ok(n) if n >= NUMBER && buffer[..NUMBER] == number.to_le_bytes() => {
-                    turns.answered(due, flow);
-                    break;
-                }
-                Ok(_) => {}
-                Err(e) if has_to_wait(&e) || e.kind() == ErrorKind::ConnectionRefused => {}
-                Err(e) => return Err(e).context("receiving an answer"),
+            let received = receive(&socket, &mut buffer)?;
+            if received.is_some_and(|n| n >= NUMBER && buffer[..NUMBER] == number.to_le_bytes()) {
+                turns.answered(due, flow);
+                break;
             }
         }
     }
     Ok(())
+}
+
+/// Receives a datagram, and returns how many bytes it has. `None`: none came in the socket's time.
+fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> anyhow::Result<Option<usize>> {
+    match socket.recv(buffer) {
+        Ok(n) => Ok(Some(n)),
+        // The target does not listen yet, or no longer.
+        Err(e) if has_to_wait(&e) || e.kind() == ErrorKind::ConnectionRefused => Ok(None),
+        Err(e) => Err(e).context("receiving an answer"),
+    }
 }
 
 /// Sends messages, or requests of which each waits for the answer to the one before.
@@ -334,6 +373,7 @@ fn stream_source(watch: &Watch, to: SocketAddr, flow: u16, answer: Option<usize>
     };
     set_timeouts(&stream).context("a flow")?;
     stream.set_nodelay(answer.is_some()).context("a flow")?;
+    write_all(watch, &mut stream, watch.flows.cookie.bytes()).context("beginning a flow")?;
     let mut turns = Turns::new(watch, flow);
     while let Some(due) = turns.next() {
         write_all(watch, &mut stream, &message).context("sending a flow")?;
@@ -357,17 +397,103 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::sync::Arc;
 
+    /// A target of the kernel, while `stations` runs: `flows` flows, of which 1 is the run's.
+    fn with_target(work: Work, flows: u16, stations: impl FnOnce(SocketAddr, &Watch)) -> anyhow::Result<Vec<u64>> {
+        let cookie = Cookie::random().unwrap();
+        let watch =
+            Watch::new(work, Flows { counted: flows, sent: 0, all: flows, are_local: false, cookie }, None, true);
+        let (listening, at) = Listening::open(work.proto, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let end = End { targets: vec![(listening, flows)], routes: Arc::new(Vec::new().into()) };
+        let ended = std::thread::scope(|scope| {
+            let ended = scope.spawn(|| run(&watch, &end));
+            stations(at, &watch);
+            watch.window.end.set(Instant::now()).unwrap();
+            watch.target_open.store(false, Ordering::Release);
+            propagate(ended.join())
+        });
+        ended.map(|()| watch.totals())
+    }
+
+    /// Connections that do not begin with the cookie take no place of a flow, and are not counted.
+    #[test]
+    fn strangers_among_streams() {
+        let work = Work { size: 64, ..Work::default() };
+        let totals = with_target(work, 1, |at, watch| {
+            let cookie = watch.flows.cookie.bytes();
+            let connect = |bytes: &[u8]| {
+                let mut stream = TcpStream::connect(at).unwrap();
+                stream.write_all(bytes).unwrap();
+                stream
+            };
+            let (_silent, _slow) = (connect(b""), connect(&cookie[..15]));
+            for bytes in [&[0x5a; 64][..], &[&cookie[..15], b"x"].concat()] {
+                assert!(!matches!(connect(bytes).read(&mut [0]), Ok(1..)));
+            }
+            let mut flow = connect(&[cookie, &[1; 64]].concat());
+            flow.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(flow.read(&mut [0]).unwrap(), 0);
+        });
+        assert_eq!(totals.unwrap(), [64]);
+    }
+
+    /// Datagrams from stations that have not sent the cookie are neither counted nor answered.
+    #[test]
+    fn strangers_among_datagrams() {
+        let work = |answer| Work { proto: Proto::Udp, size: 64, answer, ..Work::default() };
+        let socket = || {
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        let totals = with_target(work(None), 2, |at, watch| {
+            let (stranger, flow) = (socket(), socket());
+            for (from, bytes) in [
+                (&stranger, &[1; 64][..]),
+                (&flow, watch.flows.cookie.bytes()),
+                (&flow, &[1; 64]),
+                (&stranger, &[1; 16]),
+            ] {
+                from.send_to(bytes, at).unwrap();
+            }
+            while watch.datagrams()[1] == 0 {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(totals.unwrap(), [64, 0]);
+        with_target(work(Some(1000)), 2, |at, watch| {
+            let (stranger, flow, mut buffer) = (socket(), socket(), [0; 1000]);
+            let mut awaits = |from: &UdpSocket, bytes: &[u8]| loop {
+                from.send_to(bytes, at).unwrap();
+                if let Ok(n) = from.recv(&mut buffer) {
+                    break buffer[..n].to_vec();
+                }
+            };
+            stranger.send_to(&[7; 64], at).unwrap();
+            assert_eq!(awaits(&flow, watch.flows.cookie.bytes()), watch.flows.cookie.bytes());
+            let answer = loop {
+                let answer = awaits(&flow, &[7; 64]);
+                if answer != watch.flows.cookie.bytes() {
+                    break answer;
+                }
+            };
+            assert_eq!((answer.len(), &answer[..NUMBER]), (1000, &[7; NUMBER][..]));
+            assert!(stranger.recv(&mut buffer).is_err());
+        })
+        .unwrap();
+    }
+
     /// A source that sends requests and reads no answer: its target ends when the run is closed.
     #[test]
     fn a_source_that_reads_nothing() {
         let work = Work { size: 64, answer: Some(1 << 20), ..Work::default() };
-        let watch = Watch::new(work, Flows { counted: 0, sent: 0, all: 1, are_local: false }, None, true);
+        let cookie = Cookie::random().unwrap();
+        let watch = Watch::new(work, Flows { counted: 0, sent: 0, all: 1, are_local: false, cookie }, None, true);
         let (listening, at) = Listening::open(work.proto, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let end = End { targets: vec![(listening, 1)], routes: Arc::new(Vec::new().into()) };
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| run(&watch, &end));
             let mut source = TcpStream::connect(at).unwrap();
-            source.write_all(&[0; 64 * 100]).unwrap();
+            source.write_all(&[cookie.bytes(), &[0; 64 * 100]].concat()).unwrap();
             // The first answer has begun, so the target writes.
             source.read_exact(&mut [0]).unwrap();
             watch.window.end.set(Instant::now()).unwrap();

@@ -11,6 +11,7 @@
 //! ends on more hosts than one. The main thread samples the counters of [`watch`] at the beginning
 //! and at the end of a run. The ends take no part in that.
 
+mod cookie;
 mod flows;
 pub(super) mod hosts;
 mod kernel;
@@ -28,6 +29,7 @@ use crate::host::{Accounting, DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::{AskedLink, one_each};
 use crate::metrics::Server;
 use anyhow::Context;
+use cookie::Cookie;
 use netmem::device::port::{Cross, Port, PortError, Tap};
 use netmem_inet::Address;
 use netmem_measure::cpus::{pin, take_pinned};
@@ -166,7 +168,7 @@ impl Runs<'_> {
         pairs: u16,
         mut port: impl FnMut(usize) -> Result<P, PortError>,
     ) -> anyhow::Result<(Sample, Accounting)> {
-        let watch = self.plan.watch(rate);
+        let watch = self.plan.watch(rate)?;
         self.current.set(&watch);
         match self.link {
             None => once(self.plan, &watch, pairs, port, self.stop),
@@ -176,10 +178,11 @@ impl Runs<'_> {
 }
 
 impl Plan {
-    fn watch(&self, rate: Option<u64>) -> Arc<Watch> {
+    fn watch(&self, rate: Option<u64>) -> anyhow::Result<Arc<Watch>> {
         let datagrams = self.work.proto == Proto::Udp;
         let has_target = matches!(self.between, Between::Ours) || datagrams && self.ends()[1] == "kernel";
-        Arc::new(Watch::new(self.work, Flows::both(self.flows), rate, has_target))
+        let flows = Flows::both(self.flows, Cookie::random()?);
+        Ok(Arc::new(Watch::new(self.work, flows, rate, has_target)))
     }
 }
 

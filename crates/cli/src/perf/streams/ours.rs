@@ -1,6 +1,7 @@
 //! The ends on our stack, which has a task for each flow.
 
-use super::flows::{self, Datagrams, Payload, Shared};
+use super::cookie::MAX_UNKNOWN;
+use super::flows::{self, Datagrams, Numbers, Payload, Shared};
 use super::plan::{PAGES, Proto};
 use super::watch::{Route, Routes, Source, Watch};
 use super::{CHECK_EVERY, PATIENCE, PORT};
@@ -10,8 +11,8 @@ use netmem::net::PollThenSleep;
 use netmem_inet::tcp::Config;
 use netmem_inet::{ListenOptions, SocketError, Sockets, TcpListener};
 use netmem_measure::endpoint::Mem;
+use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ pub(super) fn run(running: &mut Running, watch: &Watch, end: &End, spin: Duratio
                 _ if !is_target => flows.tasks.is_empty() && !watch.target_open.load(Ordering::Acquire),
                 Targets::Udp(sockets) => sockets.iter().all(|socket| socket.have_drained(watch)),
                 // A target has closed when the source has acknowledged its FIN.
-                Targets::Tcp(_) => flows.tasks.is_empty() && flows.accepted > 0 && stack.connections() == 0,
+                Targets::Tcp(_) => flows.tasks.is_empty() && shared.known.get() > 0 && stack.connections() == 0,
             };
             if closed || !watch.has_started() || begin > by {
                 break;
@@ -93,9 +94,9 @@ fn payload(running: &mut Running) -> anyhow::Result<Payload> {
     Ok(pages.ok_or_else(|| anyhow::anyhow!("no pages for the payload"))?.into())
 }
 
-/// The sockets of a target, and the numbers of the flows of each.
+/// The sockets of a target, and the numbers of the flows of each that are to come.
 enum Targets {
-    Tcp(Vec<(TcpListener<Mem>, Range<usize>)>),
+    Tcp(Vec<(TcpListener<Mem>, Numbers)>),
     Udp(Vec<Datagrams>),
 }
 
@@ -109,7 +110,8 @@ impl Targets {
         });
         Ok(match watch.work.proto {
             Proto::Tcp => {
-                let listen = |(at, numbers)| Ok((sockets.listen(at, ListenOptions::default())?, numbers));
+                let listen =
+                    |(at, numbers)| Ok((sockets.listen(at, ListenOptions::default())?, Rc::new(RefCell::new(numbers))));
                 Self::Tcp(places.map(listen).collect::<Result<_, SocketError>>()?)
             }
             Proto::Udp => {
@@ -124,14 +126,13 @@ impl Targets {
 struct Flows<'w> {
     tasks: Tasks<'w>,
     shared: Rc<Shared<'w>>,
-    accepted: usize,
     /// The error of the first flow that did not end in order.
     failed: Option<SocketError>,
 }
 
 impl<'w> Flows<'w> {
     fn new(shared: &Rc<Shared<'w>>) -> Self {
-        Self { tasks: Tasks::new(), shared: Rc::clone(shared), accepted: 0, failed: None }
+        Self { tasks: Tasks::new(), shared: Rc::clone(shared), failed: None }
     }
 
     /// Begins the flows of all routes.
@@ -157,20 +158,22 @@ impl<'w> Flows<'w> {
         Ok(())
     }
 
-    /// Accepts the flows of a listener, of which `numbers` are left. Further ones are closed.
-    fn accept(&mut self, listener: &mut TcpListener<Mem>, numbers: &mut Range<usize>) -> usize {
-        let before = self.accepted;
+    /// Accepts the connections of a listener while flows are to come. Returns how many there were.
+    fn accept(&mut self, listener: &mut TcpListener<Mem>, numbers: &Numbers) -> usize {
+        let mut accepted = 0;
         while let Ok(stream) = listener.accept() {
-            let Some(flow) = numbers.next() else { continue };
-            let shared = Rc::clone(&self.shared);
+            accepted += 1;
+            if numbers.borrow().is_empty() || self.shared.unknown.get() >= MAX_UNKNOWN {
+                continue;
+            }
+            let (shared, numbers) = (Rc::clone(&self.shared), Rc::clone(numbers));
             let task: Task<'w> = match shared.watch.work.answer {
-                None => Box::pin(flows::stream_target(stream, shared, flow)),
-                Some(answer) => Box::pin(flows::answers(stream, shared, answer)),
+                None => Box::pin(flows::stream_target(stream, shared, numbers)),
+                Some(answer) => Box::pin(flows::answers(stream, shared, answer, numbers)),
             };
             self.tasks.push(task);
-            self.accepted += 1;
         }
-        self.accepted - before
+        accepted
     }
 
     fn run(&mut self) -> usize {

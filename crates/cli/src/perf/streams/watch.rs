@@ -1,5 +1,6 @@
 //! What the threads of a run share: when it is measured, and what the flows have received.
 
+use super::cookie::Cookie;
 use super::pace::{Latencies, Pace, Window};
 use super::plan::Work;
 use crate::link::AskedLink;
@@ -48,12 +49,14 @@ pub(super) struct Flows {
     pub(super) all: u16,
     /// Whether both ends of each flow are in this process, without a driver.
     pub(super) are_local: bool,
+    /// What each of them begins with.
+    pub(super) cookie: Cookie,
 }
 
 impl Flows {
     /// Flows of which both ends are in this process.
-    pub(super) fn both(flows: u16) -> Self {
-        Self { counted: flows, sent: flows, all: flows, are_local: true }
+    pub(super) fn both(flows: u16, cookie: Cookie) -> Self {
+        Self { counted: flows, sent: flows, all: flows, are_local: true, cookie }
     }
 }
 

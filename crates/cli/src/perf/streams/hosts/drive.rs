@@ -9,6 +9,7 @@ use super::member::{Member, with_ends};
 use super::message::{Answer, Ask, Ended, Host, Measured, Prepare, Start};
 use super::plan::{Drive, Own};
 use super::report::{Clock, HostReport, Report, Run};
+use crate::perf::streams::cookie::Cookie;
 use crate::perf::streams::pace::intervals;
 use crate::perf::streams::plan::Proto;
 use crate::perf::streams::report::Interval;
@@ -337,13 +338,13 @@ impl<'s> Driver<'_, 's> {
     }
 
     /// Lets all flows begin. Returns whether each host is still there.
-    fn begin(&mut self, living: &[usize], routes: &[(usize, usize)], rate: Option<u64>) -> Result<bool, Interrupted> {
-        let flows = self.plan.flows;
+    fn begin(&mut self, living: &[usize], routes: &[(usize, usize)], rate: Option<u64>) -> anyhow::Result<bool> {
+        let (flows, cookie) = (self.plan.flows, Cookie::random()?);
         let all = routes.len() as u16 * flows;
         self.ask(living, |host| {
             let targets = routes.iter().filter(|(_, to)| *to == host).map(|_| flows).collect();
             let sent = routes.iter().filter(|(from, _)| *from == host).count() as u16 * flows;
-            Ask::Prepare(Prepare { work: self.plan.work, targets, sent, all, rate })
+            Ask::Prepare(Prepare { work: self.plan.work, targets, sent, all, rate, cookie })
         })?;
         let ready = self.gather(living, "prepared its flows", PATIENCE, |answer| match answer {
             Answer::Ready { ports } => Some(ports),

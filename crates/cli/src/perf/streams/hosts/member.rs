@@ -136,9 +136,9 @@ impl<'a, 's> Member<'a, 's> {
     /// One run, until the driver has closed it.
     fn run(&mut self, prepare: &Prepare) -> anyhow::Result<Ended> {
         check(prepare)?;
-        let &Prepare { work, ref targets, sent, all, rate } = prepare;
+        let &Prepare { work, ref targets, sent, all, rate, cookie } = prepare;
         let counted = if work.answer.is_some() { sent } else { targets.iter().sum() };
-        let watch = Watch::new(work, Flows { counted, sent, all, are_local: false }, rate, true);
+        let watch = Watch::new(work, Flows { counted, sent, all, are_local: false, cookie }, rate, true);
         let (watch, routes, kernel) = (&watch, Routes::default(), matches!(self.ends, Ends::Kernel));
         let Self { own, ends, channel, epoch } = self;
         let ended = std::thread::scope(|scope| {
@@ -186,7 +186,7 @@ impl<'a, 's> Member<'a, 's> {
 
 /// A driver that knows the key may be wrong all the same.
 fn check(prepare: &Prepare) -> anyhow::Result<()> {
-    let Prepare { work, targets, sent, all, rate } = prepare;
+    let Prepare { work, targets, sent, all, rate, .. } = prepare;
     let incoming: usize = targets.iter().copied().map(usize::from).sum();
     let most = MAX_FLOWS.into();
     anyhow::ensure!(
@@ -395,6 +395,7 @@ impl Phases<'_, '_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::streams::cookie::Cookie;
 
     /// What a driver must not ask for, though it knows the key.
     #[test]
@@ -405,6 +406,7 @@ mod tests {
             sent: 4,
             all: 9,
             rate: Some(1000),
+            cookie: Cookie::default(),
         };
         check(&good()).unwrap();
         let bad: [fn(&mut Prepare); 12] = [

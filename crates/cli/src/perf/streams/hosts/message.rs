@@ -13,6 +13,7 @@
 //!
 //! `Close` may come at any time, and ends the run. A host that cannot go on sends `Failed`.
 
+use crate::perf::streams::cookie::Cookie;
 use crate::perf::streams::pace::Latencies;
 use crate::perf::streams::plan::{MAX_FLOWS, Work};
 use crate::perf::streams::watch::Route;
@@ -41,6 +42,8 @@ pub(super) struct Prepare {
     pub(super) all: u16,
     /// Messages of all flows in a second.
     pub(super) rate: Option<u64>,
+    /// What each flow begins with.
+    pub(super) cookie: Cookie,
 }
 
 #[derive(Debug, Deserialize, Serialize)]

@@ -250,3 +250,13 @@ impl Drop for Over<'_> {
         self.0.window.end.get_or_init(Instant::now);
     }
 }
+
+/// Ends a run of several hosts, and closes it, when it is dropped, also in a panic.
+pub(super) struct Closing<'a>(pub(super) &'a Watch);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        drop(Over(self.0));
+        self.0.target_open.store(false, Ordering::Release);
+    }
+}

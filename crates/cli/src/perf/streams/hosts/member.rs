@@ -10,7 +10,7 @@ use crate::host::{DeviceThreads, HostOptions, Stacks, with_device};
 use crate::link::one_each;
 use crate::perf::streams::pace::{intervals, ns};
 use crate::perf::streams::plan::{MAX_FLOWS, MAX_RATE, PAGES, Proto, Work};
-use crate::perf::streams::watch::{Flows, Routes, Watch};
+use crate::perf::streams::watch::{Closing, Flows, Routes, Watch};
 use crate::perf::streams::{CHECK_EVERY, PATIENCE, PORT, kernel, ours};
 use anyhow::Context;
 use netmem::device::port::{Port, PortError, Tap};
@@ -218,16 +218,6 @@ fn listen(proto: Proto, flows: u16) -> anyhow::Result<(u16, (kernel::Listening, 
     let opened = open(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| open(Ipv4Addr::UNSPECIFIED.into()));
     let (socket, at) = opened?;
     Ok((at.port(), (socket, flows)))
-}
-
-/// Ends a run when it is dropped, also in a panic.
-struct Closing<'w>(&'w Watch);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        self.0.window.end.get_or_init(Instant::now);
-        self.0.target_open.store(false, Ordering::Release);
-    }
 }
 
 /// The run goes on, or the driver has closed it.

@@ -7,7 +7,7 @@ use crate::interface::{Init, Interface};
 use crate::settings::Settings;
 use crate::stack::Stack;
 use crate::tcp_info::{TcpInfo, UNKNOWN};
-use crate::world::{Shared, SocketKind, WORLD, World};
+use crate::world::{Shared, WORLD, World};
 use libc::{c_char, c_int, c_long, c_void, socklen_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -121,11 +121,8 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_voi
 }
 
 /// The state of the connection of a descriptor.
-fn info(world: &mut World, fd: c_int) -> TcpInfo {
-    match world.sockets[&fd].kind {
-        SocketKind::Connection(id) => world.stack.info(world.now, id),
-        _ => TcpInfo::UNKNOWN,
-    }
+fn info(world: &World, fd: c_int) -> TcpInfo {
+    world.connection(fd).map_or(TcpInfo::UNKNOWN, |id| world.stack.info(world.now, id))
 }
 
 /// The ticks of the clock. Each call returns one more.

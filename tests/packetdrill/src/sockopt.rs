@@ -49,6 +49,10 @@ fn check(world: &World, level: c_int, name: c_int) -> Result<(), Errno> {
 fn number(world: &mut World, fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
     let kind = world.sockets.get(&fd).ok_or(libc::EBADF)?.kind;
     let options = world.options(fd)?;
+    if let (SocketKind::Connection(id), libc::SOL_TCP, libc::TCP_MAXSEG) = (kind, level, name) {
+        // The state of the connection, whether or not the stack has the option.
+        return world.stack.sizes(id).segment.map(|segment| segment as c_int).ok_or(libc::ENOPROTOOPT);
+    }
     check(world, level, name)?;
     Ok(match (level, name) {
         (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
@@ -59,11 +63,8 @@ fn number(world: &mut World, fd: c_int, level: c_int, name: c_int) -> Result<c_i
         },
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keep_alive.into(),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => 1,
-        (libc::SOL_TCP, libc::TCP_MAXSEG) => match kind {
-            SocketKind::Connection(id) => world.stack.sizes(id).segment.ok_or(libc::ENOPROTOOPT)? as c_int,
-            _ if options.max_segment != 0 => options.max_segment.into(),
-            _ => 536,
-        },
+        (libc::SOL_TCP, libc::TCP_MAXSEG) if options.max_segment != 0 => options.max_segment.into(),
+        (libc::SOL_TCP, libc::TCP_MAXSEG) => 536,
         (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay.into(),
         (libc::SOL_TCP, libc::TCP_CORK) => options.cork.into(),
         (libc::SOL_TCP, libc::TCP_KEEPIDLE) => options.keep_idle.as_secs() as c_int,

@@ -73,8 +73,9 @@ struct Listening {
     local: SocketAddr,
     options: Options,
     listens: SocketHandle,
-    /// Sockets that a connection request has reached, and that `accept` has not returned.
-    requested: Vec<SocketHandle>,
+    /// Sockets that a connection request has reached, with the options at that time, and that
+    /// `accept` has not returned.
+    requested: Vec<(SocketHandle, Options)>,
 }
 
 #[derive(Clone, Copy)]
@@ -161,7 +162,7 @@ impl Smoltcp {
     /// The position in `requested` of the connection that `accept` returns.
     fn established(&self, id: ListenerId) -> Option<usize> {
         let opening = |handle| matches!(self.state(handle), State::Listen | State::SynReceived);
-        self.listeners.get(&id)?.requested.iter().position(|handle| !opening(*handle))
+        self.listeners.get(&id)?.requested.iter().position(|(handle, _)| !opening(*handle))
     }
 
     /// Runs smoltcp, and notes what has become of its sockets.
@@ -173,7 +174,8 @@ impl Smoltcp {
             if sockets.get::<Socket>(listening.listens).state() != State::Listen {
                 let mut socket = socket(&listening.options);
                 if socket.listen(listening.local).is_ok() {
-                    listening.requested.push(std::mem::replace(&mut listening.listens, sockets.add(socket)));
+                    let requested = std::mem::replace(&mut listening.listens, sockets.add(socket));
+                    listening.requested.push((requested, listening.options));
                 }
             }
         }
@@ -225,8 +227,7 @@ impl Stack for Smoltcp {
 
     fn accept(&mut self, id: ListenerId) -> Option<Accepted> {
         let at = self.established(id)?;
-        let listening = self.listeners.get_mut(&id)?;
-        let (handle, options) = (listening.requested.remove(at), listening.options);
+        let (handle, options) = self.listeners.get_mut(&id)?.requested.remove(at);
         let remote = self.sockets.get::<Socket>(handle).remote_endpoint()?;
         Some(Accepted { connection: self.add(handle), remote: (remote.addr, remote.port).into(), options })
     }
@@ -282,7 +283,7 @@ impl Stack for Smoltcp {
 
     fn close_listener(&mut self, _: Duration, id: ListenerId) {
         let Some(listening) = self.listeners.remove(&id) else { return };
-        for handle in listening.requested.into_iter().chain([listening.listens]) {
+        for handle in listening.requested.into_iter().map(|(handle, _)| handle).chain([listening.listens]) {
             self.sockets.get_mut::<Socket>(handle).abort();
             self.closed.push(handle);
         }

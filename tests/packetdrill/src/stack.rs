@@ -78,9 +78,9 @@ pub struct Sizes {
 /// another call. `now` is the time since the start of a virtual clock. It never goes back, and
 /// stands still while packets arrive, calls are made and packets leave.
 ///
-/// A method that returns an [`Errno`] returns an error number of `errno.h`. A script that needs
-/// what the stack does not have must fail, so such a method returns `EOPNOTSUPP` and no success
-/// without an effect. This is what the methods do that a stack need not have.
+/// An [`Errno`] is an error number of `errno.h`. A script that needs what the stack does not have
+/// must fail, so a method returns `EOPNOTSUPP` there, and no success without an effect. The
+/// provided methods do the same.
 ///
 /// A connection is known from [`connect`](Self::connect) or [`accept`](Self::accept) to
 /// [`close`](Self::close), also after it has ended.

@@ -73,9 +73,14 @@ struct Listening {
     local: SocketAddr,
     options: Options,
     listens: SocketHandle,
-    /// Sockets that a connection request has reached, with the options at that time, and that
-    /// `accept` has not returned.
-    requested: Vec<(SocketHandle, Options)>,
+    /// Connection requests that `accept` has not returned.
+    requested: Vec<Requested>,
+}
+
+struct Requested {
+    handle: SocketHandle,
+    remote: SocketAddr,
+    options: Options,
 }
 
 #[derive(Clone, Copy)]
@@ -145,14 +150,10 @@ impl Smoltcp {
         self.next
     }
 
-    fn add(&mut self, handle: SocketHandle) -> ConnectionId {
+    fn add(&mut self, handle: SocketHandle, state: State) -> ConnectionId {
         let id = ConnectionId(self.id());
-        self.connections.insert(id, Connection { handle, state: self.state(handle), error: None });
+        self.connections.insert(id, Connection { handle, state, error: None });
         id
-    }
-
-    fn state(&self, handle: SocketHandle) -> State {
-        self.sockets.get::<Socket>(handle).state()
     }
 
     fn socket(&mut self, id: ConnectionId) -> &mut Socket<'static> {
@@ -161,8 +162,8 @@ impl Smoltcp {
 
     /// The position in `requested` of the connection that `accept` returns.
     fn established(&self, id: ListenerId) -> Option<usize> {
-        let opening = |handle| matches!(self.state(handle), State::Listen | State::SynReceived);
-        self.listeners.get(&id)?.requested.iter().position(|(handle, _)| !opening(*handle))
+        let opening = |handle| self.sockets.get::<Socket>(handle).state() == State::SynReceived;
+        self.listeners.get(&id)?.requested.iter().position(|requested| !opening(requested.handle))
     }
 
     /// Runs smoltcp, and notes what has become of its sockets.
@@ -171,12 +172,20 @@ impl Smoltcp {
         self.interface.poll(self.now, &mut self.wire, &mut self.sockets);
         let sockets = &mut self.sockets;
         for listening in self.listeners.values_mut() {
-            if sockets.get::<Socket>(listening.listens).state() != State::Listen {
-                let mut socket = socket(&listening.options);
-                if socket.listen(listening.local).is_ok() {
-                    let requested = std::mem::replace(&mut listening.listens, sockets.add(socket));
-                    listening.requested.push((requested, listening.options));
+            // A reset in SYN-RECEIVED lets the socket listen again.
+            listening.requested.retain(|one| {
+                let again = sockets.get::<Socket>(one.handle).is_listening();
+                if again {
+                    sockets.remove(one.handle);
                 }
+                !again
+            });
+            let Some(remote) = sockets.get::<Socket>(listening.listens).remote_endpoint() else { continue };
+            let (remote, options) = ((remote.addr, remote.port).into(), listening.options);
+            let mut next = socket(&options);
+            if next.listen(listening.local).is_ok() {
+                let handle = std::mem::replace(&mut listening.listens, sockets.add(next));
+                listening.requested.push(Requested { handle, remote, options });
             }
         }
         for connection in self.connections.values_mut() {
@@ -213,7 +222,7 @@ impl Stack for Smoltcp {
         let mut socket = socket(options);
         socket.connect(self.interface.context(), remote, local).map_err(|_| libc::EADDRNOTAVAIL)?;
         let handle = self.sockets.add(socket);
-        Ok(self.add(handle))
+        Ok(self.add(handle, State::SynSent))
     }
 
     fn listen(&mut self, local: SocketAddr, _: usize, options: &Options) -> Result<ListenerId, Errno> {
@@ -227,9 +236,9 @@ impl Stack for Smoltcp {
 
     fn accept(&mut self, id: ListenerId) -> Option<Accepted> {
         let at = self.established(id)?;
-        let (handle, options) = self.listeners.get_mut(&id)?.requested.remove(at);
-        let remote = self.sockets.get::<Socket>(handle).remote_endpoint()?;
-        Some(Accepted { connection: self.add(handle), remote: (remote.addr, remote.port).into(), options })
+        let Requested { handle, remote, options } = self.listeners.get_mut(&id)?.requested.remove(at);
+        // It may have been reset since: then the next poll notes that.
+        Some(Accepted { connection: self.add(handle, State::Established), remote, options })
     }
 
     fn can_accept(&self, id: ListenerId) -> bool {
@@ -283,7 +292,7 @@ impl Stack for Smoltcp {
 
     fn close_listener(&mut self, _: Duration, id: ListenerId) {
         let Some(listening) = self.listeners.remove(&id) else { return };
-        for handle in listening.requested.into_iter().map(|(handle, _)| handle).chain([listening.listens]) {
+        for handle in listening.requested.into_iter().map(|one| one.handle).chain([listening.listens]) {
             self.sockets.get_mut::<Socket>(handle).abort();
             self.closed.push(handle);
         }
@@ -292,7 +301,7 @@ impl Stack for Smoltcp {
     fn readiness(&self, id: ConnectionId) -> Readiness {
         let Connection { handle, error, .. } = self.connections[&id];
         let socket = self.sockets.get::<Socket>(handle);
-        let opening = socket.state() == State::SynSent;
+        let opening = matches!(socket.state(), State::SynSent | State::SynReceived);
         Readiness {
             opening,
             readable: socket.can_recv(),

@@ -1,19 +1,22 @@
 #!/usr/bin/env -S python3 -B
-"""run.py [-v] [SCRIPT...]: packetdrill's own scripts for TCP on netmem-inet, and those in scripts/ beside this file; prints which pass,
-and what is not as expected.txt says.
+"""run.py [-v] [--object OBJECT] [--expected LIST] [SCRIPT...]: packetdrill's own scripts for TCP on a stack, and those in scripts/ beside
+this file; prints which pass, and what is not as the list says.
+
+OBJECT is an example of this folder, which is built in target/ (netmem without the option), or the path of another project's shared object.
+LIST has each script that fails or is not run, with the reason: examples/NAME/expected.txt for an example, and otherwise none.
 
 Each script is run in the versions of IP for which packetdrill's own run_all.py runs it: with IPv4, with IPv6 over a link of 1520 bytes, and
 with IPv4 addresses that are mapped into IPv6. It passes if all of them pass.
 
-Without SCRIPT (part of a name): all that expected.txt does not leave out. packetdrill and the object (src/) are built in target/.
-NETMEM_PACKETDRILL_SO names another object. packetdrill is not in the tree (it is under the GPL): NETMEM_PACKETDRILL names its archive or
-folder, and otherwise shared/peers/packetdrill-*.tar.xz is searched for in the folders above the tree. `run.py --find` fails if there is none.
-NETMEM_PACKETDRILL=none says that a run without it is meant.
+Without SCRIPT (part of a name): all that LIST does not leave out. packetdrill is built in target/. It is not in the tree (it is under the
+GPL): NETMEM_PACKETDRILL names its archive or folder, and otherwise shared/peers/packetdrill-*.tar.xz is searched for in the folders above the
+tree. `run.py --find` fails if there is none. NETMEM_PACKETDRILL=none says that a run without it is meant.
 
 A script runs in a mount namespace of its own, where the directories that it writes kernel settings to are empty ones. The commands `sysctl`,
 `ip`, `tc` and `ethtool` write their settings there as well, and the object reads them.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -24,7 +27,7 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", TREE / "target"))
-LIST = Path(__file__).with_name("expected.txt")
+EXAMPLES = Path(__file__).with_name("examples")
 # Scripts of this project.
 OWN = Path(__file__).with_name("scripts")
 # A script takes milliseconds. One that hangs ends as a failure.
@@ -120,22 +123,27 @@ def built():
     return net
 
 
-def library():
-    given = os.environ.get("NETMEM_PACKETDRILL_SO")
-    if given:
-        return Path(given).resolve()
-    subprocess.run(["cargo", "build", "--quiet", "--offline", "--package", "netmem-packetdrill"], cwd=TREE, check=True)
-    return TARGET / "debug/libnetmem_packetdrill.so"
+def library(name):
+    """The object that --object names."""
+    if (EXAMPLES / name).is_dir():
+        subprocess.run(["cargo", "build", "--quiet", "--offline", "--package", "netmem-packetdrill", "--example", name], cwd=TREE, check=True)
+        return TARGET / f"debug/examples/lib{name}.so"
+    so = Path(name).resolve()
+    if not so.is_file():
+        sys.exit(f"{so} is not there, and no example of {EXAMPLES} has this name")
+    return so
 
 
-def listed():
-    """Names and folders that are left out, and the names of scripts that fail, each with the reason."""
-    out, fails = {}, {}
-    for line in LIST.read_text().splitlines():
+def listed(path):
+    """What a list has: names and folders, each with the reason. `only`: no others are run. `out`: they are not run. `fail`: they fail."""
+    kinds = {"only": {}, "out": {}, "fail": {}}
+    for number, line in enumerate(path.read_text().splitlines() if path else [], 1):
         if line and not line.startswith("#"):
-            kind, name, why = line.split(maxsplit=2)
-            {"out": out, "fail": fails}[kind][name] = why
-    return out, fails
+            kind, name, why = [*line.split(maxsplit=2), "", ""][:3]
+            if kind not in kinds or not why:
+                sys.exit(f"{path}:{number}: a line is `only`, `out` or `fail`, a name, and the reason")
+            kinds[kind][name] = why
+    return kinds.values()
 
 
 def versions(script):
@@ -178,27 +186,34 @@ def run(script, version, net, so, tools):
 
 
 def main():
-    words = sys.argv[1:]
-    if words == ["--find"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--find", action="store_true")
+    parser.add_argument("-v", dest="verbose", action="store_true")
+    parser.add_argument("--object", default="netmem")
+    parser.add_argument("--expected", type=Path)
+    parser.add_argument("words", nargs="*", metavar="SCRIPT")
+    given = parser.parse_args()
+    if given.find:
         sys.exit(0 if archive() else 1)
     if os.environ.get("NETMEM_PACKETDRILL") == "none":
         print("not run: NETMEM_PACKETDRILL=none")
         return
-    verbose = "-v" in words
-    words = [word for word in words if word != "-v"]
+    words, verbose = given.words, given.verbose
     if os.geteuid() != 0:
         skip("mount namespaces need root")
     for command in ["unshare", "mount"]:
         if not shutil.which(command):
             skip(f"{command} is not installed")
     net = built()
-    so = library()
-    out, fails = listed()
+    so = library(given.object)
+    its_list = EXAMPLES / given.object / "expected.txt"
+    only, out, fails = listed(given.expected or (its_list if its_list.is_file() else None))
     scripts = {str(path.relative_to(net / "tcp")): path for path in sorted((net / "tcp").rglob("*.pkt"))}
     scripts |= {f"netmem/{path.name}": path for path in sorted(OWN.glob("*.pkt"))}
-    left_out = [name for name in scripts if any(name.startswith(prefix) for prefix in out)]
-    wrong = [f"expected.txt leaves out {prefix}, which is not there" for prefix in out if not any(name.startswith(prefix) for name in scripts)]
-    wrong += [f"expected.txt lists {name}, which is not there" for name in fails if name not in scripts]
+    among = lambda name, prefixes: any(name.startswith(prefix) for prefix in prefixes)
+    left_out = [name for name in scripts if among(name, out) or (only and not among(name, only))]
+    wrong = [f"the list has {prefix}, which is not there" for prefix in [*only, *out] if not any(name.startswith(prefix) for name in scripts)]
+    wrong += [f"the list has {name}, which is not run" for name in fails if name not in scripts or name in left_out]
     chosen = [name for name in scripts if name not in left_out]
     if words:
         chosen = [name for name in scripts if any(word in name for word in words)]
@@ -219,9 +234,9 @@ def main():
             print(f"{'pass' if passed else 'FAIL'} {name} {version}")
             print("".join(f"     {line}\n" for line in said.splitlines()), end="")
         if not passed and name not in fails:
-            wrong.append(f"{name} fails with {version}, and expected.txt does not say why")
+            wrong.append(f"{name} fails with {version}, and the list does not say why")
         if passed and name in fails:
-            wrong.append(f"{name} passes with {version}: expected.txt says that it fails")
+            wrong.append(f"{name} passes with {version}: the list says that it fails")
     folders = {}
     for name in chosen:
         count = folders.setdefault(name.split("/")[0], [0, 0])

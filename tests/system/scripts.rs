@@ -172,11 +172,18 @@ mod peers {
     const DEBIAN13: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/debian13");
 
     /// packetdrill's scripts for TCP: 65 of the 74 standard ones pass, and this project's own. For
-    /// each other one, tests/packetdrill/expected.txt states why it fails or is not run. The test
-    /// fails if that file is wrong. Proves INET-2.
+    /// each other one, tests/packetdrill/examples/netmem/expected.txt states why it fails or is not
+    /// run. The test fails if that file is wrong. Proves INET-2.
     #[test]
     fn packetdrill_passes_but_for_what_is_listed() {
         script("tests/packetdrill/run.py", &[]);
+    }
+
+    /// Another stack, smoltcp, whose object is built in a project outside of the tree. Its own list
+    /// is examples/smoltcp/expected.txt.
+    #[test]
+    fn packetdrill_runs_the_stack_of_another_project() {
+        script("tests/packetdrill/outside.sh", &[]);
     }
 
     /// The device is killed and restarted ten times during a guest's ping and TCP, and the

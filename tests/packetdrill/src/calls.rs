@@ -4,41 +4,27 @@
 //! them, like those of system calls, or null where a script passes null. Each `SAFETY` comment of
 //! this file refers to this.
 //!
-//! What this TCP does not have is an error: a script that needs it fails.
+//! What the object does not have is an error: a script that needs it fails.
 
 use crate::address::{address, put_address};
 use crate::errno::Errno;
 use crate::fail::fail;
-use crate::interface::{Init, Interface, User};
-use crate::options;
-use crate::world::{Push, Reading, Shared, WORLD, shared};
+use crate::interface::{Interface, User};
+use crate::sockopt;
+use crate::stack::Push;
+use crate::world::{Reading, shared};
 use libc::{
-    c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t,
-    ssize_t, timeval,
+    c_int, c_long, c_longlong, c_uint, c_ulong, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+    timeval,
 };
-use std::ffi::CStr;
+use std::net::Shutdown;
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-/// A compile-time check that the function has the type that packetdrill expects.
-const _: Init = packetdrill_interface_init;
-
-/// Fills in `interface`. `flags` is the directory of [`crate::settings`].
-#[unsafe(no_mangle)]
-extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut Interface) {
-    if flags.is_null() {
-        fail("--so_flags=DIRECTORY says where the settings are");
-    }
-    // SAFETY: packetdrill passes a string.
-    let directory = unsafe { CStr::from_ptr(flags) }.to_string_lossy();
-    // The commands that the scripts run do not need the preloaded object.
-    // SAFETY: packetdrill's other thread sleeps at this time, and reads no environment.
-    unsafe { std::env::remove_var("LD_PRELOAD") };
-    if WORLD.set(Shared::new(&directory)).is_err() {
-        fail("there is one world");
-    }
-    let functions = Interface {
+/// The functions of this module.
+pub(crate) fn interface() -> Interface {
+    Interface {
         user: std::ptr::null_mut(),
         free,
         socket,
@@ -60,8 +46,8 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
         ioctl,
         close,
         shutdown,
-        getsockopt: options::get,
-        setsockopt: options::set,
+        getsockopt: sockopt::get,
+        setsockopt: sockopt::set,
         poll,
         netdev_send,
         netdev_receive,
@@ -72,9 +58,7 @@ extern "C" fn packetdrill_interface_init(flags: *const c_char, interface: *mut I
         epoll_wait,
         pipe,
         splice,
-    };
-    // SAFETY: packetdrill passes room for the structure.
-    unsafe { interface.write(functions) };
+    }
 }
 
 /// Returns a result in the way of system calls.
@@ -183,7 +167,7 @@ fn receive(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
 
 fn transmit(fd: c_int, parts: &[iovec], flags: c_int) -> ssize_t {
     let known = libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_OOB | libc::MSG_NOSIGNAL;
-    // Payload is sent by reference always.
+    // How a stack moves payload is its own decision.
     if flags & !(known | libc::MSG_ZEROCOPY) != 0 {
         return answer(Err(libc::EOPNOTSUPP));
     }
@@ -317,15 +301,17 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 
 extern "C" fn ioctl(_: User, fd: c_int, request: c_ulong, value: *mut c_int) -> c_int {
     status(shared().call(|world| {
-        let (_, stream) = world.stream(fd)?;
-        let n = match request {
-            libc::FIONREAD => stream.readable(),
-            libc::TIOCOUTQ => stream.queued(),
-            SIOCOUTQNSD => stream.not_sent(),
-            _ => return Err(libc::EINVAL),
+        let id = world.connection(fd)?;
+        let sizes = world.stack.sizes(id);
+        let size = match request {
+            libc::FIONREAD => sizes.readable,
+            libc::TIOCOUTQ => sizes.unacknowledged,
+            SIOCOUTQNSD => sizes.unsent,
+            _ => None,
         };
+        let size = size.ok_or(libc::EINVAL)?;
         // SAFETY: see above.
-        unsafe { value.write(n as c_int) };
+        unsafe { value.write(size as c_int) };
         Ok(())
     }))
 }
@@ -338,6 +324,12 @@ extern "C" fn close(_: User, fd: c_int) -> c_int {
 }
 
 extern "C" fn shutdown(_: User, fd: c_int, how: c_int) -> c_int {
+    let how = match how {
+        libc::SHUT_RD => Shutdown::Read,
+        libc::SHUT_WR => Shutdown::Write,
+        libc::SHUT_RDWR => Shutdown::Both,
+        _ => return status(Err(libc::EINVAL)),
+    };
     status(shared().call(|world| world.shutdown(fd, how)))
 }
 
@@ -359,7 +351,7 @@ extern "C" fn poll(_: User, descriptors: *mut pollfd, count: libc::nfds_t, timeo
 extern "C" fn netdev_send(_: User, at: *const c_void, len: size_t) -> c_int {
     // SAFETY: see above.
     let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
-    shared().call(|world| world.receive(bytes));
+    shared().call(|world| world.stack.receive_packet(world.now, bytes));
     0
 }
 
@@ -370,7 +362,7 @@ extern "C" fn netdev_receive(_: User, at: *mut c_void, len: *mut size_t, micros:
         let room = packet.len().min(*len);
         std::ptr::copy_nonoverlapping(packet.as_ptr(), at.cast::<u8>(), room);
         *len = room;
-        *micros = time.micros() as c_longlong;
+        *micros = time.as_micros() as c_longlong;
     }
     0
 }
@@ -381,7 +373,7 @@ extern "C" fn usleep(_: User, micros: libc::useconds_t) -> c_int {
 }
 
 extern "C" fn gettimeofday(_: User, at: *mut timeval, _zone: *mut c_void) -> c_int {
-    let micros = shared().time().micros();
+    let micros = shared().time().as_micros();
     // SAFETY: see above.
     unsafe { at.write(timeval { tv_sec: (micros / 1_000_000) as _, tv_usec: (micros % 1_000_000) as _ }) };
     0

@@ -14,8 +14,9 @@ use libc::{
 /// world.
 pub(crate) type User = *mut c_void;
 
+/// The structure.
 #[repr(C)]
-pub(crate) struct Interface {
+pub struct Interface {
     pub(crate) user: User,
     pub(crate) free: extern "C" fn(User),
     pub(crate) socket: extern "C" fn(User, c_int, c_int, c_int) -> c_int,
@@ -53,4 +54,4 @@ pub(crate) struct Interface {
 }
 
 /// The function that packetdrill looks up.
-pub(crate) type Init = extern "C" fn(*const c_char, *mut Interface);
+pub(crate) type Init = unsafe extern "C" fn(*const c_char, *mut Interface);

@@ -1,132 +1,124 @@
-//! `getsockopt` and `setsockopt`. An option that has no effect on this TCP is refused, so that a
-//! script which needs it fails.
-//!
-//! Pointers are as in [`calls`](crate::calls). Each `SAFETY` comment of this file refers to this.
+//! The options of sockets that a stack can have.
 
-use crate::calls::status;
-use crate::errno::Errno;
-use crate::interface::User;
-use crate::world::{Options, SocketKind, World, shared};
-use libc::{c_int, c_void, socklen_t};
-use netmem_inet::Time;
+use crate::settings::Settings;
+use libc::c_int;
 use std::time::Duration;
 
-const TCP_NOTSENT_LOWAT: c_int = 25;
+/// An option that changes what a stack does. Options without an effect on a stack are not here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SocketOption {
+    /// `TCP_MAXSEG`.
+    MaxSegment,
+    /// `TCP_NODELAY`.
+    NoDelay,
+    /// `TCP_CORK`.
+    Cork,
+    /// `SO_SNDBUF`.
+    SendBuffer,
+    /// `TCP_NOTSENT_LOWAT`.
+    NotSent,
+    /// `TCP_USER_TIMEOUT`.
+    UserTimeout,
+    /// `TCP_SYNCNT`.
+    SynRetries,
+    /// `SO_KEEPALIVE`, `TCP_KEEPIDLE`, `TCP_KEEPINTVL` and `TCP_KEEPCNT`.
+    KeepAlive,
+    /// `SO_LINGER` with a time of 0.
+    Linger,
+    /// `IP_TOS` and `IPV6_TCLASS`.
+    TrafficClass,
+    /// `IP_TTL` and `IPV6_UNICAST_HOPS`.
+    HopLimit,
+    /// `IP_MTU_DISCOVER` and `IPV6_MTU_DISCOVER`.
+    PathDiscovery,
+    /// `TCP_QUICKACK`.
+    QuickAck,
+}
 
-/// Writes a number as an option's value.
-fn put_number(n: c_int, value: *mut c_void, len: *mut socklen_t) {
-    let bytes = n.to_ne_bytes();
-    // SAFETY: see above.
-    unsafe {
-        let room = (*len as usize).min(bytes.len());
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), room);
-        *len = room as socklen_t;
+/// `TCP_NOTSENT_LOWAT`, which the libc crate does not have (linux/tcp.h).
+pub(crate) const TCP_NOTSENT_LOWAT: c_int = 25;
+
+impl SocketOption {
+    /// The option with this level and name of `setsockopt`.
+    pub(crate) fn named(level: c_int, name: c_int) -> Option<Self> {
+        Some(match (level, name) {
+            (libc::SOL_TCP, libc::TCP_MAXSEG) => Self::MaxSegment,
+            (libc::SOL_TCP, libc::TCP_NODELAY) => Self::NoDelay,
+            (libc::SOL_TCP, libc::TCP_CORK) => Self::Cork,
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => Self::SendBuffer,
+            (libc::SOL_TCP, TCP_NOTSENT_LOWAT) => Self::NotSent,
+            (libc::SOL_TCP, libc::TCP_USER_TIMEOUT) => Self::UserTimeout,
+            (libc::SOL_TCP, libc::TCP_SYNCNT) => Self::SynRetries,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
+            | (libc::SOL_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => Self::KeepAlive,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => Self::Linger,
+            (libc::SOL_IP, libc::IP_TOS) | (libc::SOL_IPV6, libc::IPV6_TCLASS) => Self::TrafficClass,
+            (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS) => Self::HopLimit,
+            (libc::SOL_IP, libc::IP_MTU_DISCOVER) | (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER) => Self::PathDiscovery,
+            (libc::SOL_TCP, libc::TCP_QUICKACK) => Self::QuickAck,
+            _ => return None,
+        })
     }
 }
 
-pub(crate) extern "C" fn get(
-    _: User,
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut socklen_t,
-) -> c_int {
-    status(shared().call(|world| {
-        let n = number(world, fd, level, name)?;
-        put_number(n, value, len);
-        Ok(())
-    }))
+/// The options of a socket.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// The value of `TCP_MAXSEG`, or 0 if it is not set.
+    pub max_segment: u16,
+    /// Whether `TCP_NODELAY` is set.
+    pub no_delay: bool,
+    /// Whether `TCP_CORK` is set.
+    pub cork: bool,
+    /// The value of `SO_SNDBUF` as it is returned, in bytes: twice the value that was set, or the
+    /// setting of the host.
+    pub send_buffer: usize,
+    /// The value of `TCP_NOTSENT_LOWAT` in bytes, or 0 if it is not set.
+    pub not_sent: usize,
+    /// The value of `TCP_USER_TIMEOUT`, or 0 if it is not set.
+    pub user_timeout: Duration,
+    /// The value of `TCP_SYNCNT`, or 0 if it is not set.
+    pub syn_retries: u32,
+    /// Whether `SO_KEEPALIVE` is set.
+    pub keep_alive: bool,
+    /// The value of `TCP_KEEPIDLE`: the idle time before the first probe.
+    pub keep_idle: Duration,
+    /// The value of `TCP_KEEPINTVL`: the time between two probes.
+    pub keep_interval: Duration,
+    /// The value of `TCP_KEEPCNT`: the number of unanswered probes that end the connection.
+    pub keep_probes: u8,
+    /// Whether `close` resets the connection (`SO_LINGER` with a time of 0).
+    pub resets: bool,
+    /// The value of `IP_TOS`, or of its IPv6 name.
+    pub traffic_class: u8,
+    /// The value of `IP_TTL`, or of its IPv6 name.
+    pub hop_limit: u8,
+    /// Whether path MTUs are not followed (`IP_PMTUDISC_DONT`).
+    pub ignores_path: bool,
 }
 
-/// The value of an option.
-fn number(world: &mut World, fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
-    let kind = world.sockets.get(&fd).ok_or(libc::EBADF)?.kind;
-    let options = world.options(fd)?;
-    let (keep_alive, probes) = options.keep_alive;
-    Ok(match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer as c_int,
-        (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            world.stream(fd).map_or(0, |(_, stream)| stream.failure.take().unwrap_or(0))
+impl Options {
+    /// The options of a new socket.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            max_segment: 0,
+            no_delay: false,
+            cork: false,
+            send_buffer: settings.nth("tcp_wmem", 1, 16 << 10) as usize,
+            not_sent: 0,
+            user_timeout: Duration::ZERO,
+            syn_retries: 0,
+            // As in Linux: tcp(7), ip(7).
+            keep_alive: false,
+            keep_idle: Duration::from_secs(7200),
+            keep_interval: Duration::from_secs(75),
+            keep_probes: 9,
+            resets: false,
+            traffic_class: 0,
+            hop_limit: 64,
+            ignores_path: false,
         }
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => keep_alive.into(),
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => 1,
-        (libc::SOL_TCP, libc::TCP_MAXSEG) => match kind {
-            SocketKind::Stream(_) => world.stream(fd)?.1.connection.info(Time::ZERO).send.segment_size as c_int,
-            _ if options.max_segment != 0 => options.max_segment.into(),
-            _ => 536,
-        },
-        (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay.into(),
-        (libc::SOL_TCP, libc::TCP_CORK) => options.cork.into(),
-        (libc::SOL_TCP, libc::TCP_KEEPIDLE) => probes.idle.as_secs() as c_int,
-        (libc::SOL_TCP, libc::TCP_KEEPINTVL) => probes.interval.as_secs() as c_int,
-        (libc::SOL_TCP, libc::TCP_KEEPCNT) => probes.probes.into(),
-        (libc::SOL_TCP, TCP_NOTSENT_LOWAT) => options.not_sent as c_int,
-        (libc::SOL_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout.as_millis() as c_int,
-        _ => return Err(libc::ENOPROTOOPT),
-    })
-}
-
-pub(crate) extern "C" fn set(
-    _: User,
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> c_int {
-    let mut numbers = [0; 2];
-    let room = size_of_val(&numbers).min(len as usize);
-    // SAFETY: see above.
-    unsafe { std::ptr::copy_nonoverlapping(value.cast::<u8>(), (&raw mut numbers).cast::<u8>(), room) };
-    status(shared().call(|world| {
-        let mut options = world.options(fd)?;
-        if (level, name) == (libc::SOL_TCP, libc::TCP_QUICKACK) {
-            world.stream(fd)?.1.connection.set_quick_ack(numbers[0] != 0);
-            return Ok(());
-        }
-        change(&mut options, level, name, numbers)?;
-        world.set_options(fd, options);
-        Ok(())
-    }))
-}
-
-/// Changes an option. The value is a number, or two of `struct linger`.
-fn change(options: &mut Options, level: c_int, name: c_int, [n, second]: [c_int; 2]) -> Result<(), Errno> {
-    let (keep_alive, probes) = &mut options.keep_alive;
-    let seconds = Duration::from_secs(n.max(0) as u64);
-    match (level, name) {
-        // No other process has sockets here, and no packet filter reads marks.
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT | libc::SO_MARK) => (),
-        // Payload is sent by reference always. There is no error queue that reports when it was
-        // sent.
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => (),
-        // Urgent data is in line always (RFC 6093).
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE) if n != 0 => (),
-        // Twice the value that was set, like in Linux, which adds room for its own use: socket(7).
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer = n.max(0) as usize * 2,
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => *keep_alive = n != 0,
-        // `close` does not wait.
-        (libc::SOL_SOCKET, libc::SO_LINGER) if n == 0 || second == 0 => options.resets = n != 0,
-        (libc::SOL_IP, libc::IP_TOS) | (libc::SOL_IPV6, libc::IPV6_TCLASS) => options.ip.dscp = n as u8 >> 2,
-        (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS) => options.ip.hop_limit = n as u8,
-        // Packets are not fragmented on their way: packetdrill's network does not do so.
-        (libc::SOL_IP, libc::IP_MTU_DISCOVER) | (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER)
-            if matches!(n, libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO) =>
-        {
-            options.ignores_path = n == libc::IP_PMTUDISC_DONT;
-        }
-        (libc::SOL_TCP, libc::TCP_MAXSEG) => options.max_segment = n as u16,
-        (libc::SOL_TCP, libc::TCP_NODELAY) => options.no_delay = n != 0,
-        (libc::SOL_TCP, libc::TCP_CORK) => options.cork = n != 0,
-        (libc::SOL_TCP, libc::TCP_KEEPIDLE) => probes.idle = seconds,
-        (libc::SOL_TCP, libc::TCP_KEEPINTVL) => probes.interval = seconds,
-        (libc::SOL_TCP, libc::TCP_KEEPCNT) => probes.probes = n as u8,
-        (libc::SOL_TCP, libc::TCP_SYNCNT) => options.syn_retries = n.max(0) as u32,
-        (libc::SOL_TCP, TCP_NOTSENT_LOWAT) => options.not_sent = n.max(0) as usize,
-        (libc::SOL_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout = Duration::from_millis(n.max(0) as u64),
-        _ => return Err(libc::ENOPROTOOPT),
     }
-    Ok(())
 }

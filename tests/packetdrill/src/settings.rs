@@ -4,9 +4,12 @@
 
 use std::path::PathBuf;
 
-/// The directory. It has a file for each setting, which contains the value. A setting without a
+/// The settings of the host. A stack reads a setting when it needs it, because scripts change them.
+///
+/// They are in a directory, which has a file for each setting with the value. A setting without a
 /// file has the default value of Linux.
-pub(crate) struct Settings(PathBuf);
+#[derive(Clone, Debug)]
+pub struct Settings(PathBuf);
 
 impl Settings {
     pub(crate) fn new(directory: impl Into<PathBuf>) -> Self {
@@ -18,32 +21,40 @@ impl Settings {
     }
 
     /// The `n`-th number of a setting, or `otherwise`.
-    pub(crate) fn nth(&self, name: &str, n: usize, otherwise: u64) -> u64 {
+    #[must_use]
+    pub fn nth(&self, name: &str, n: usize, otherwise: u64) -> u64 {
         self.text(name).and_then(|text| text.split_whitespace().nth(n)?.parse().ok()).unwrap_or(otherwise)
     }
 
-    pub(crate) fn number(&self, name: &str, otherwise: u64) -> u64 {
+    /// The first number of a setting, or `otherwise`: `tcp_ecn`.
+    #[must_use]
+    pub fn number(&self, name: &str, otherwise: u64) -> u64 {
         self.nth(name, 0, otherwise)
     }
 
-    pub(crate) fn is_on(&self, name: &str) -> bool {
+    /// Whether a setting is not 0. Without a value it is on.
+    #[must_use]
+    pub fn is_on(&self, name: &str) -> bool {
         self.number(name, 1) != 0
     }
 
     /// Whether the setting contains this word.
-    pub(crate) fn has(&self, name: &str, word: &str) -> bool {
+    #[must_use]
+    pub fn has(&self, name: &str, word: &str) -> bool {
         self.text(name).is_some_and(|text| text.split_whitespace().any(|w| w == word))
     }
 
     /// The number after a word, in the format of `ip route`: `advmss 600 mtu lock 640`.
-    pub(crate) fn after(&self, name: &str, word: &str) -> Option<u64> {
+    #[must_use]
+    pub fn after(&self, name: &str, word: &str) -> Option<u64> {
         let text = self.text(name)?;
         let mut words = text.split_whitespace().skip_while(|w| *w != word).skip(1).filter(|w| *w != "lock");
         words.next()?.parse().ok()
     }
 
     /// Whether the queue accepts no packets: `tc qdisc replace dev tun0 root pfifo limit 0`.
-    pub(crate) fn queue_is_full(&self) -> bool {
+    #[must_use]
+    pub fn queue_is_full(&self) -> bool {
         self.after("qdisc", "limit") == Some(0)
     }
 }

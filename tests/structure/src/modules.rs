@@ -29,7 +29,9 @@ pub(crate) struct Modules {
 /// The root files of all crates whose imports are checked.
 pub(crate) fn crate_roots(root: &Path) -> Result<Vec<PathBuf>> {
     let mut folders: Vec<PathBuf> =
-        ["bench/src", "tests/packetdrill/src", "tests/structure/src"].map(|folder| root.join(folder)).to_vec();
+        ["bench/src", "tests/packetdrill/src", "tests/packetdrill/examples/netmem", "tests/structure/src"]
+            .map(|folder| root.join(folder))
+            .to_vec();
     for entry in std::fs::read_dir(root.join("crates"))? {
         folders.push(entry?.path().join("src"));
     }

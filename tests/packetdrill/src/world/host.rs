@@ -1,13 +1,10 @@
-//! The host: its sockets, connections and listeners, and their timers.
+//! The host: its sockets, its stack, and the packets that it has sent.
 
-use super::device::{Device, MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers};
-use super::stream::{self, Options, SEND_BUFFER, Stream};
+use crate::options::Options;
 use crate::settings::Settings;
-use netmem_inet::Time;
-use netmem_inet::tcp::sender::SendOptions;
-use netmem_inet::tcp::{Config, Ecn, Event, Listener, Secret};
+use crate::stack::{ConnectionId, ListenerId, Stack};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,20 +15,16 @@ pub(super) enum Turn {
 }
 
 pub(crate) struct World {
-    pub(crate) now: Time,
-    pub(crate) settings: Settings,
+    pub(crate) stack: Box<dyn Stack>,
+    pub(crate) now: Duration,
+    pub(super) settings: Settings,
     pub(crate) sockets: BTreeMap<i32, Socket>,
-    pub(crate) streams: BTreeMap<usize, Stream>,
-    pub(super) listeners: BTreeMap<usize, Listening>,
-    pub(super) next: usize,
     pub(super) port: u16,
-    pub(super) secret: Secret,
-    pub(super) sent: VecDeque<(Vec<u8>, Time)>,
-    /// The path MTUs that ICMP errors have reported, by the peer's address.
-    pub(super) paths: BTreeMap<IpAddr, u16>,
+    /// Packets, with the times at which they were sent.
+    pub(super) sent: VecDeque<(Vec<u8>, Duration)>,
     pub(super) turn: Turn,
     /// Whether a call is blocked on packetdrill's second thread, and until when at most.
-    pub(super) blocked: Option<Option<Time>>,
+    pub(super) blocked: Option<Option<Duration>>,
 }
 
 pub(crate) struct Socket {
@@ -49,176 +42,40 @@ pub(crate) struct Socket {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
     New,
-    Listener(usize),
-    Stream(usize),
-}
-
-pub(super) struct Listening {
-    pub(super) local: SocketAddr,
-    pub(super) listener: Listener,
-    pub(super) config: Config,
-    pub(super) options: Options,
-    /// Connections that `accept` returns.
-    pub(super) ready: VecDeque<usize>,
-    pub(super) half_open: Vec<usize>,
+    Listener(ListenerId),
+    Connection(ConnectionId),
 }
 
 impl World {
-    /// A host without sockets, with the settings in `directory`.
-    pub(super) fn new(directory: &str) -> Self {
+    /// A host without sockets.
+    pub(crate) fn new(stack: Box<dyn Stack>, settings: Settings) -> Self {
         Self {
-            now: Time::from_micros(1_000_000_000),
-            settings: Settings::new(directory),
+            stack,
+            now: Duration::from_secs(1000),
+            settings,
             sockets: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            listeners: BTreeMap::new(),
-            next: 0,
             port: 40_000,
-            secret: Secret::new([7; 16]),
             sent: VecDeque::new(),
-            paths: BTreeMap::new(),
             turn: Turn::Main,
             blocked: None,
         }
     }
 
     /// The time of the next timer.
-    pub(super) fn deadline(&self) -> Option<Time> {
-        let streams = self.streams.values().filter_map(|stream| stream.connection.poll_timeout());
-        streams.chain(self.blocked.flatten()).min()
+    pub(super) fn deadline(&mut self) -> Option<Duration> {
+        self.stack.deadline().into_iter().chain(self.blocked.flatten()).min()
     }
 
-    /// Runs the due timers of connections. Returns whether some may have had no effect because the
-    /// queue is full.
-    pub(super) fn timeout(&mut self) -> bool {
-        let due: Vec<usize> = self
-            .streams
-            .iter()
-            .filter(|(_, s)| s.connection.poll_timeout().is_some_and(|at| at <= self.now))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in &due {
-            if let Some(stream) = self.streams.get_mut(id) {
-                stream.connection.handle_timeout(self.now);
-            }
-            self.pump(*id);
-        }
-        true
+    /// Runs the due timers of the stack.
+    pub(super) fn timeout(&mut self) {
+        self.stack.handle_timeout(self.now);
+        self.collect();
     }
 
-    /// Sends the segments of a connection, and processes its events.
-    pub(crate) fn pump(&mut self, id: usize) {
-        self.apply_route(id);
-        let full = self.settings.queue_is_full();
-        // Without other settings, Linux's pacing rate lets two segments leave together at the rates
-        // of the scripts.
-        let segments = self.settings.number("tcp_min_tso_segs", 2) as usize;
-        let cuts = self.settings.has("device", "off");
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        loop {
-            let mut device = Device {
-                flow: stream.flow,
-                ip: stream.connection.ip(),
-                now: self.now,
-                sent: &mut self.sent,
-                full,
-                most: if cuts { 65_536 } else { segments * stream.segment() },
-                cuts,
-            };
-            let result = stream.connection.poll_transmit(self.now, &mut device);
-            // The next record is passed on after the record before it was sent, so that no segment
-            // has bytes of both.
-            if result.is_err() || stream.records.is_empty() || stream.not_sent() > 0 {
-                break;
-            }
-            stream.flush_records();
-            // A record is not held back if other records follow.
-            if !stream.records.is_empty() {
-                stream.connection.set_nodelay(true);
-            }
+    /// Takes the packets that the stack sends now.
+    pub(super) fn collect(&mut self) {
+        while let Some(packet) = self.stack.next_packet(self.now) {
+            self.sent.push_back((packet, self.now));
         }
-        while let Some(event) = stream.connection.poll_event() {
-            let listener = stream.listener.and_then(|id| self.listeners.get_mut(&id));
-            match event {
-                Event::Connected => {
-                    if let Some(listening) = listener {
-                        listening.half_open.retain(|half| *half != id);
-                        listening.listener.connected();
-                        listening.ready.push_back(id);
-                        stream.listener = None;
-                    }
-                }
-                Event::Closed(error) => {
-                    if let Some(listening) = listener {
-                        listening.half_open.retain(|half| *half != id);
-                        listening.listener.failed();
-                        stream.used = false;
-                    }
-                    stream.ended = true;
-                    stream.failure = error.map(stream::errno);
-                }
-                Event::End => stream.end = true,
-                _ => (),
-            }
-        }
-        if stream.records.is_empty() && !stream.options.no_delay {
-            stream.connection.set_nodelay(false);
-        }
-        stream.note(self.now);
-        if !stream.used && stream.connection.is_gone() {
-            self.streams.remove(&id);
-        }
-    }
-
-    pub(super) fn config(&self, options: &Options, v4: bool) -> Config {
-        let s = &self.settings;
-        let headers = u64::from(headers(v4));
-        let link = s.after("link", "mtu").unwrap_or(1500) - headers;
-        let route = s.after("route", "mtu").map_or(link, |mtu| mtu - headers);
-        let least = if v4 { MIN_PATH_MTU_V4 } else { MIN_PATH_MTU_V6 } - headers as u16;
-        let announced = s.after("route", "advmss").unwrap_or(link);
-        let mut config = Config {
-            mss: announced as u16,
-            max_payload: route as u16,
-            default_mss: if v4 { 536 } else { least },
-            receive_buffer: s.nth("tcp_rmem", 2, 6 << 20) as u32,
-            budget: 1 << 20,
-            window_scaling: s.is_on("tcp_window_scaling"),
-            sack: s.is_on("tcp_sack"),
-            timestamps: s.is_on("tcp_timestamps"),
-            ecn: match s.number("tcp_ecn", 2) {
-                0 => Ecn::Off,
-                1 => Ecn::Request,
-                _ => Ecn::Accept,
-            },
-            send: SendOptions {
-                send_buffer: SEND_BUFFER,
-                syn_retries: match options.syn_retries {
-                    0 => s.number("tcp_syn_retries", 6) as u32,
-                    set => set,
-                },
-                retries: s.number("tcp_retries2", 15) as u32,
-                // A search begins there, too.
-                path_floor: s.number("tcp_base_mss", least.into()).min(least.into()) as u32,
-                restart_idle: s.is_on("tcp_slow_start_after_idle"),
-                // Linux paces where the queueing discipline is fq, and its units are those of the
-                // pacing rate always. The device's limit is that of its units (`pump`), unless
-                // the stack cuts: then only pacing limits them.
-                pacing: s.has("qdisc", "fq") || s.has("device", "off"),
-                tail_probes: s.is_on("tcp_early_retrans"),
-                mtu_probing: s.number("tcp_mtu_probing", 0) != 0,
-                initial_window: s.after("route", "initcwnd").map_or(10, |segments| segments as u32),
-                ..SendOptions::default()
-            },
-            syn_ack_retries: s.number("tcp_synack_retries", 5) as u32,
-            fin_wait_2: Duration::from_secs(s.number("tcp_fin_timeout", 60)),
-            ip: options.ip,
-            ..Config::default()
-        };
-        if options.max_segment != 0 {
-            config.mss = config.mss.min(options.max_segment);
-            config.max_payload = config.max_payload.min(options.max_segment);
-        }
-        config
     }
 }

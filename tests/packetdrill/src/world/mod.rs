@@ -1,5 +1,4 @@
-//! A host with a virtual clock: descriptors, connections and listeners, and the packets that it has
-//! sent.
+//! A host with a virtual clock: descriptors, the stack, and the packets that it has sent.
 //!
 //! # Time
 //!
@@ -22,14 +21,11 @@
 //! | `Caller` | the blocked call tries again | `Main` if it still blocks, `Ending` if it returns |
 //! | `Ending` | the call returned | `Main`, when its thread asked for the time |
 
-mod device;
 mod host;
-mod network;
 mod sockets;
-mod stream;
 mod turns;
 
 pub(crate) use host::{SocketKind, World};
 pub(crate) use sockets::Reading;
-pub(crate) use stream::{Options, Push};
+pub use sockets::{LOCAL_V4, LOCAL_V6};
 pub(crate) use turns::{Shared, WORLD, shared};

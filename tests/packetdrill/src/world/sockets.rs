@@ -1,19 +1,19 @@
 //! Socket calls. Errors are those of Linux.
 
-use super::host::{Listening, Socket, SocketKind, World};
-use super::stream::{Options, Push, Stream};
+use super::host::{Socket, SocketKind, World};
 use crate::errno::Errno;
-use crate::memory::SharedBytes;
-use netmem_inet::tcp::{Chunk, Connection, Header, IpFields, KeepAlive, Listener, ReadOutcome};
-use netmem_inet::wire::Flow;
-use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use crate::options::Options;
+use crate::stack::{ConnectionId, Push};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 
-/// The addresses of this host, unless a socket is bound to another one. The scripts are run with
-/// `--local_ip` of the first address.
-const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
-const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
+/// The IPv4 address of the host, unless a socket is bound to another one. The scripts are run with
+/// `--local_ip` of it.
+pub const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
+/// The IPv6 address of the host, like [`LOCAL_V4`].
+pub const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd, 0, 0, 0, 0, 0, 0, 1);
+
+/// The largest number of bytes that the stack is asked for at once.
+const MOST: usize = 16 << 20;
 
 /// How a call reads.
 #[derive(Clone, Copy)]
@@ -35,39 +35,14 @@ impl World {
         let Some(socket) = self.sockets.get_mut(&fd) else { return };
         socket.options = options;
         match socket.kind {
-            SocketKind::Stream(id) => {
-                if let Some(stream) = self.streams.get_mut(&id) {
-                    stream.options = options;
-                    stream.apply();
-                }
-                self.pump(id);
-            }
-            SocketKind::Listener(id) => {
-                let Some(v4) = self.listeners.get(&id).map(|listening| listening.local.is_ipv4()) else { return };
-                let config = self.config(&options, v4);
-                if let Some(listening) = self.listeners.get_mut(&id) {
-                    (listening.options, listening.config) = (options, config);
-                }
-            }
+            SocketKind::Connection(id) => self.stack.set_options(self.now, id, &options),
+            SocketKind::Listener(id) => self.stack.set_listener_options(id, &options),
             SocketKind::New => (),
         }
     }
 
     pub(crate) fn socket(&mut self, fd: i32, v4: bool, nonblocking: bool) {
-        let options = Options {
-            max_segment: 0,
-            no_delay: false,
-            cork: false,
-            send_buffer: self.settings.nth("tcp_wmem", 1, 16 << 10) as usize,
-            not_sent: 0,
-            user_timeout: Duration::ZERO,
-            syn_retries: 0,
-            keep_alive: (false, KeepAlive::default()),
-            resets: false,
-            ignores_path: false,
-            ip: IpFields::default(),
-        };
-        let kind = SocketKind::New;
+        let (kind, options) = (SocketKind::New, Options::new(&self.settings));
         self.sockets.insert(fd, Socket { kind, nonblocking, connecting: false, options, v4, local: None });
     }
 
@@ -82,15 +57,9 @@ impl World {
     }
 
     pub(crate) fn listen(&mut self, fd: i32, backlog: usize) -> Result<(), Errno> {
-        let socket = self.sockets.get(&fd).ok_or(libc::EBADF)?;
-        let (options, local) = (socket.options, socket.local.ok_or(libc::EINVAL)?);
-        let listener = Listener::new(backlog + 1, 256);
-        let config = self.config(&options, local.is_ipv4());
-        let id = self.next;
-        self.next += 1;
-        self.listeners
-            .insert(id, Listening { local, listener, config, options, ready: VecDeque::new(), half_open: Vec::new() });
-        self.sockets.get_mut(&fd).ok_or(libc::EBADF)?.kind = SocketKind::Listener(id);
+        let socket = self.sockets.get_mut(&fd).ok_or(libc::EBADF)?;
+        let local = socket.local.ok_or(libc::EINVAL)?;
+        socket.kind = SocketKind::Listener(self.stack.listen(local, backlog, &socket.options)?);
         Ok(())
     }
 
@@ -105,14 +74,11 @@ impl World {
         let (SocketKind::Listener(id), v4, nonblocking) = (socket.kind, socket.v4, socket.nonblocking) else {
             return Some(Err(libc::EINVAL));
         };
-        let listening = self.listeners.get_mut(&id)?;
-        let Some(stream) = listening.ready.pop_front() else { return nonblocking.then_some(Err(libc::EAGAIN)) };
-        listening.listener.accepted();
+        let Some(accepted) = self.stack.accept(id) else { return nonblocking.then_some(Err(libc::EAGAIN)) };
         let new = descriptor();
-        let options = self.streams[&stream].options;
-        let kind = SocketKind::Stream(stream);
+        let (kind, options) = (SocketKind::Connection(accepted.connection), accepted.options);
         self.sockets.insert(new, Socket { kind, nonblocking: false, connecting: false, options, v4, local: None });
-        Some(Ok((new, self.streams[&stream].flow.remote)))
+        Some(Ok((new, accepted.remote)))
     }
 
     /// Begins to connect, or continues with an attempt whose result was not returned. Returns the
@@ -128,15 +94,17 @@ impl World {
         let id = match socket.kind {
             SocketKind::New => {
                 waits = libc::EINPROGRESS;
-                self.open(fd, remote)
+                match self.open(fd, remote) {
+                    Ok(id) => id,
+                    Err(error) => return Some(Err(error)),
+                }
             }
-            SocketKind::Stream(id) if socket.connecting => id,
+            SocketKind::Connection(id) if socket.connecting => id,
             _ => return Some(Err(libc::EISCONN)),
         };
-        let stream = self.streams.get_mut(&id)?;
-        let result = match stream.failure.take() {
-            Some(failure) => Err(failure),
-            None if stream.is_opening() => return nonblocking.then_some(Err(waits)),
+        let result = match self.stack.take_error(id) {
+            Some(error) => Err(error),
+            None if self.stack.readiness(id).opening => return nonblocking.then_some(Err(waits)),
             None => Ok(()),
         };
         self.sockets.entry(fd).and_modify(|socket| socket.connecting = false);
@@ -144,147 +112,111 @@ impl World {
     }
 
     /// Opens a connection for a socket.
-    fn open(&mut self, fd: i32, remote: SocketAddr) -> usize {
+    fn open(&mut self, fd: i32, remote: SocketAddr) -> Result<ConnectionId, Errno> {
         let host: IpAddr = match remote {
             SocketAddr::V4(_) => LOCAL_V4.into(),
             SocketAddr::V6(_) => LOCAL_V6.into(),
         };
         self.port += 1;
-        let socket = &self.sockets[&fd];
-        let options = socket.options;
+        let socket = self.sockets.get_mut(&fd).ok_or(libc::EBADF)?;
         let local = socket.local.unwrap_or_else(|| SocketAddr::new(host, self.port));
-        let flow = Flow { local, remote };
-        let config = self.config(&options, remote.is_ipv4());
-        let connection = Connection::connect(&config, self.secret.start(&flow, self.now), None, self.now);
-        let id = self.insert(Stream::new(flow, connection, options, config.max_payload, None, &Header::default()));
-        self.sockets.entry(fd).and_modify(|socket| {
-            (socket.kind, socket.connecting) = (SocketKind::Stream(id), true);
-        });
-        self.pump(id);
-        id
+        let id = self.stack.connect(self.now, local, remote, &socket.options)?;
+        (socket.kind, socket.connecting) = (SocketKind::Connection(id), true);
+        Ok(id)
     }
 
-    pub(crate) fn stream(&mut self, fd: i32) -> Result<(usize, &mut Stream), Errno> {
+    pub(crate) fn connection(&self, fd: i32) -> Result<ConnectionId, Errno> {
         match self.sockets.get(&fd).ok_or(libc::EBADF)?.kind {
-            SocketKind::Stream(id) => Ok((id, self.streams.get_mut(&id).ok_or(libc::ENOTCONN)?)),
+            SocketKind::Connection(id) => Ok(id),
             _ => Err(libc::ENOTCONN),
         }
     }
 
     /// Reads received bytes until `bytes` has `len`. Returns `None` while it has to wait.
     pub(crate) fn read(&mut self, fd: i32, how: Reading, bytes: &mut Vec<u8>, len: usize) -> Option<Result<(), Errno>> {
-        let now = self.now;
         let nonblocking = how.at_once || self.sockets.get(&fd).is_some_and(|socket| socket.nonblocking);
-        let (id, stream) = match self.stream(fd) {
-            Ok(found) => found,
+        let id = match self.connection(fd) {
+            Ok(id) => id,
             Err(error) => return Some(Err(error)),
         };
         if how.peek {
-            *bytes = stream.peek(len);
-            let waits = if how.all { bytes.len() < len } else { bytes.is_empty() && len > 0 };
-            if !waits || stream.is_at_end() {
-                return Some(Ok(()));
-            }
-            let result = if bytes.is_empty() { Err(libc::EAGAIN) } else { Ok(()) };
-            return nonblocking.then_some(result);
+            return self.peek(id, how.all, nonblocking, bytes, len);
         }
-        let result = loop {
-            if bytes.len() == len {
-                break Some(Ok(()));
-            }
-            match stream.next_chunk(now) {
-                Ok(ReadOutcome::Chunk(mut chunk)) => {
-                    let take = chunk.len().min(len - bytes.len());
-                    bytes.extend_from_slice(&chunk.bytes()[..take]);
-                    chunk.advance(take);
-                    if !chunk.is_empty() {
-                        stream.rest = Some(chunk);
-                    }
-                }
-                Ok(ReadOutcome::Empty) if bytes.is_empty() => break nonblocking.then_some(Err(libc::EAGAIN)),
-                Ok(ReadOutcome::Empty) if how.all && !nonblocking => break None,
-                Ok(ReadOutcome::Empty | ReadOutcome::End) => break Some(Ok(())),
-                Err(_) if !bytes.is_empty() => break Some(Ok(())),
+        while bytes.len() < len {
+            let from = bytes.len();
+            let room = (len - from).min(MOST);
+            bytes.resize(from + room, 0);
+            let received = self.stack.receive(self.now, id, &mut bytes[from..]);
+            bytes.truncate(from + received.unwrap_or(0));
+            match received {
                 // The error is reported once. Then the stream is at its end.
-                Err(_) => break Some(stream.failure.take().map_or(Ok(()), Err)),
+                Ok(0) if bytes.is_empty() => return Some(self.stack.take_error(id).map_or(Ok(()), Err)),
+                Ok(0) => break,
+                // The stack has no more now.
+                Ok(n) if n < room && !how.all => break,
+                Ok(_) => (),
+                Err(libc::EAGAIN) if nonblocking && !bytes.is_empty() => break,
+                Err(libc::EAGAIN) if nonblocking => return Some(Err(libc::EAGAIN)),
+                Err(libc::EAGAIN) if bytes.is_empty() || how.all => return None,
+                Err(_) if !bytes.is_empty() => break,
+                Err(error) => return Some(Err(error)),
             }
-        };
-        self.pump(id);
-        result
+        }
+        Some(Ok(()))
     }
 
-    /// Moves bytes from the front of `rest` to the send buffer. Returns `None` while there is no
-    /// room for all of them.
-    ///
-    /// It has the limits of Linux, because the scripts depend on them. A segment that is not full
-    /// is filled up to half of the peer's window, whatever the limits are. A new segment is begun
-    /// if less than the send buffer is queued, and less than `TCP_NOTSENT_LOWAT` is unsent. A call
-    /// that had to wait continues when a third of the buffer is free.
+    /// Copies up to `len` received bytes, and leaves them.
+    fn peek(
+        &mut self,
+        id: ConnectionId,
+        all: bool,
+        nonblocking: bool,
+        bytes: &mut Vec<u8>,
+        len: usize,
+    ) -> Option<Result<(), Errno>> {
+        bytes.resize(len.min(MOST), 0);
+        match self.stack.peek(id, bytes) {
+            Ok(n) => bytes.truncate(n),
+            Err(error) => return Some(Err(error)),
+        }
+        let waits = if all { bytes.len() < len } else { bytes.is_empty() && len > 0 };
+        let ready = self.stack.readiness(id);
+        if !waits || ready.end || ready.closed {
+            return Some(Ok(()));
+        }
+        let result = if bytes.is_empty() { Err(libc::EAGAIN) } else { Ok(()) };
+        nonblocking.then_some(result)
+    }
+
+    /// Moves bytes from the front of `rest` to the stack. Returns `None` while it has no room for
+    /// all of them. A call that had to wait continues when the connection is writable.
     pub(crate) fn write(&mut self, fd: i32, rest: &mut Vec<u8>, push: Push, waited: bool) -> Option<Result<(), Errno>> {
-        let not_sent = match self.sockets.get(&fd).map_or(0, |socket| socket.options.not_sent) {
-            0 => self.settings.number("tcp_notsent_lowat", u64::from(u32::MAX)) as usize,
-            set => set,
-        };
-        let (id, stream) = match self.stream(fd) {
-            Ok(found) => found,
+        let id = match self.connection(fd) {
+            Ok(id) => id,
             Err(libc::ENOTCONN) => return Some(Err(libc::EPIPE)),
             Err(error) => return Some(Err(error)),
         };
-        if let Some(failure) = stream.failure.take() {
-            return Some(Err(failure));
+        if let Some(error) = self.stack.take_error(id) {
+            return Some(Err(error));
         }
-        if stream.is_opening() {
+        let ready = self.stack.readiness(id);
+        if ready.opening || (waited && !ready.writable && !ready.closed) {
             return None;
-        }
-        if waited && !stream.is_writable(usize::MAX) {
-            return None;
-        }
-        if !stream.records.is_empty() {
-            stream.records.push_back((std::mem::take(rest), push));
-            return Some(Ok(()));
         }
         loop {
-            let stream = self.streams.get_mut(&id)?;
-            stream.tail = stream.tail.min(stream.not_sent());
-            let room = match stream.tail {
-                0 => stream.goal(),
-                tail => stream.goal().saturating_sub(tail),
-            };
-            let room = match room {
-                0 => stream.goal(),
-                room => room,
-            };
-            let begins = stream.tail == 0 || stream.tail >= stream.goal();
-            let full = stream.queued() >= stream.options.send_buffer || stream.not_sent() >= not_sent;
-            if rest.is_empty() {
-                return Some(Ok(()));
+            match self.stack.send(self.now, id, rest, push) {
+                Ok(n) => {
+                    rest.drain(..n.min(rest.len()));
+                    if rest.is_empty() {
+                        return Some(Ok(()));
+                    }
+                    if n == 0 {
+                        return None;
+                    }
+                }
+                Err(libc::EAGAIN) => return None,
+                Err(error) => return Some(Err(self.stack.take_error(id).unwrap_or(error))),
             }
-            stream.writing = begins && full;
-            if stream.writing {
-                stream.note(self.now);
-                return None;
-            }
-            let take = room.min(rest.len());
-            let chunk = SharedBytes::new(&rest[..take]);
-            stream.tail = if begins { take } else { stream.tail + take };
-            // PSH is set once for each half of the window, at the end of a full segment.
-            stream.pushed += take;
-            let due = stream.tail >= stream.goal() && stream.pushed > stream.window / 2;
-            let more = if take < rest.len() { !due } else { push == Push::More };
-            if !more {
-                stream.pushed = 0;
-            }
-            if stream.connection.send(chunk, more).is_err() {
-                return Some(Err(stream.failure.take().unwrap_or(libc::EPIPE)));
-            }
-            rest.drain(..take);
-            if push == Push::Urgent && rest.is_empty() {
-                stream.connection.mark_urgent();
-            }
-            if push == Push::Record && rest.is_empty() {
-                stream.records.push_back((Vec::new(), Push::Plain));
-            }
-            self.pump(id);
         }
     }
 
@@ -294,62 +226,31 @@ impl World {
         let flag = |is: bool, flag| if is { flag } else { 0 };
         match socket.kind {
             SocketKind::New => libc::POLLOUT | libc::POLLHUP,
-            SocketKind::Listener(id) => {
-                flag(self.listeners.get(&id).is_some_and(|l| !l.ready.is_empty()), libc::POLLIN)
-            }
-            SocketKind::Stream(id) => {
-                let Some(stream) = self.streams.get(&id) else { return libc::POLLHUP };
-                let not_sent = match socket.options.not_sent {
-                    0 => self.settings.number("tcp_notsent_lowat", u64::from(u32::MAX)) as usize,
-                    set => set,
-                };
-                flag(stream.readable() > 0 || stream.is_at_end(), libc::POLLIN)
-                    | flag(stream.is_writable(not_sent), libc::POLLOUT)
-                    | flag(stream.is_urgent(), libc::POLLPRI)
-                    | flag(stream.is_at_end(), libc::POLLRDHUP)
-                    | flag(stream.failure.is_some(), libc::POLLERR)
-                    | flag(stream.ended, libc::POLLHUP)
+            SocketKind::Listener(id) => flag(self.stack.can_accept(id), libc::POLLIN),
+            SocketKind::Connection(id) => {
+                let ready = self.stack.readiness(id);
+                let end = ready.end || ready.closed;
+                flag(ready.readable || end, libc::POLLIN)
+                    | flag(ready.writable || ready.closed, libc::POLLOUT)
+                    | flag(ready.urgent, libc::POLLPRI)
+                    | flag(end, libc::POLLRDHUP)
+                    | flag(ready.failed, libc::POLLERR)
+                    | flag(ready.closed, libc::POLLHUP)
             }
         }
     }
 
-    pub(crate) fn shutdown(&mut self, fd: i32, how: i32) -> Result<(), Errno> {
-        let (id, stream) = self.stream(fd)?;
-        if how != libc::SHUT_WR {
-            stream.connection.shutdown_read();
-        }
-        if how != libc::SHUT_RD {
-            stream.connection.shutdown();
-        }
-        self.pump(id);
-        Ok(())
+    pub(crate) fn shutdown(&mut self, fd: i32, how: Shutdown) -> Result<(), Errno> {
+        let id = self.connection(fd)?;
+        self.stack.shutdown(self.now, id, how)
     }
 
     pub(crate) fn close(&mut self, fd: i32) -> Result<(), Errno> {
-        match self.sockets.remove(&fd).ok_or(libc::EBADF)?.kind {
+        let socket = self.sockets.remove(&fd).ok_or(libc::EBADF)?;
+        match socket.kind {
             SocketKind::New => (),
-            SocketKind::Listener(id) => {
-                let gone = self.listeners.remove(&id);
-                for id in gone.into_iter().flat_map(|listening| listening.ready.into_iter().chain(listening.half_open))
-                {
-                    if let Some(stream) = self.streams.get_mut(&id) {
-                        (stream.used, stream.listener) = (false, None);
-                        stream.connection.abort(self.now);
-                    }
-                    self.pump(id);
-                }
-            }
-            SocketKind::Stream(id) => {
-                if let Some(stream) = self.streams.get_mut(&id) {
-                    stream.used = false;
-                    if stream.options.resets {
-                        stream.connection.abort(self.now);
-                    } else {
-                        stream.connection.close(self.now);
-                    }
-                }
-                self.pump(id);
-            }
+            SocketKind::Listener(id) => self.stack.close_listener(self.now, id),
+            SocketKind::Connection(id) => self.stack.close(self.now, id, socket.options.resets),
         }
         Ok(())
     }

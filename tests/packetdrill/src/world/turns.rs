@@ -2,7 +2,6 @@
 
 use super::host::{Turn, World};
 use crate::fail::fail;
-use netmem_inet::Time;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -27,9 +26,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// A world with the settings in `directory`. The calling thread is packetdrill's main thread.
-    pub(crate) fn new(directory: &str) -> Self {
-        let world = World::new(directory);
+    /// The calling thread is packetdrill's main thread.
+    pub(crate) fn new(world: World) -> Self {
         Self { world: Mutex::new(world), turns: Condvar::new(), main: std::thread::current().id() }
     }
 
@@ -45,6 +43,7 @@ impl Shared {
     pub(crate) fn call<T>(&self, call: impl FnOnce(&mut World) -> T) -> T {
         let mut world = self.lock();
         let result = call(&mut world);
+        world.collect();
         drop(self.settle(world));
         result
     }
@@ -61,7 +60,9 @@ impl Shared {
         let mut blocked = false;
         loop {
             let over = deadline.is_some_and(|deadline| deadline <= world.now);
-            if let Some(result) = attempt(&mut world, over) {
+            let result = attempt(&mut world, over);
+            world.collect();
+            if let Some(result) = result {
                 if blocked {
                     world.blocked = None;
                     world.turn = Turn::Ending;
@@ -99,12 +100,13 @@ impl Shared {
     }
 
     /// Moves the clock to `to`, from timer to timer.
-    fn advance<'w>(&self, mut world: MutexGuard<'w, World>, to: Time) -> MutexGuard<'w, World> {
+    fn advance<'w>(&self, mut world: MutexGuard<'w, World>, to: Duration) -> MutexGuard<'w, World> {
         while let Some(at) = world.deadline().filter(|at| *at <= to) {
             world.now = world.now.max(at);
-            let stuck = world.timeout();
+            world.timeout();
             world = self.settle(world);
-            if stuck && world.deadline() == Some(at) {
+            // A full queue, for example, lets a timer have no effect.
+            if world.deadline() == Some(at) {
                 break;
             }
         }
@@ -113,15 +115,19 @@ impl Shared {
     }
 
     /// Moves the clock to the next timer. If there is no timer, or none in time, the test ends.
-    fn wait<'w>(&self, world: MutexGuard<'w, World>, what: &str) -> MutexGuard<'w, World> {
-        match world.deadline() {
-            Some(at) if at.since(world.now) <= PATIENCE => self.advance(world, at),
-            _ => fail(&format!("{what}: nothing will happen")),
+    fn wait<'w>(&self, mut world: MutexGuard<'w, World>, what: &str) -> MutexGuard<'w, World> {
+        let at = world.deadline().filter(|at| at.saturating_sub(world.now) <= PATIENCE);
+        let Some(at) = at else { fail(&format!("{what}: nothing will happen")) };
+        let was_due = at <= world.now;
+        let mut world = self.advance(world, at);
+        if was_due && world.deadline() == Some(at) {
+            fail("a timer of the stack stays due: after handle_timeout, the deadline is later");
         }
+        world
     }
 
     /// The time for packetdrill. Each call returns a later time.
-    pub(crate) fn time(&self) -> Time {
+    pub(crate) fn time(&self) -> Duration {
         let mut world = self.lock();
         if world.turn == Turn::Ending && !self.is_main() {
             world.turn = Turn::Main;
@@ -140,14 +146,14 @@ impl Shared {
     }
 
     /// The next packet that the host sent, and the time at which it was sent.
-    pub(crate) fn sent(&self) -> (Vec<u8>, Time) {
+    pub(crate) fn sent(&self) -> (Vec<u8>, Duration) {
         let mut world = self.lock();
         let since = world.now;
         loop {
             if let Some(packet) = world.sent.pop_front() {
                 return packet;
             }
-            if world.now.since(since) > PATIENCE {
+            if world.now - since > PATIENCE {
                 fail("no packet for ten minutes");
             }
             world = self.wait(world, "waiting for a packet");

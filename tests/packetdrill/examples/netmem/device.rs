@@ -1,7 +1,6 @@
 //! The device: the output of connections, which queues packets for packetdrill.
 
-use crate::memory::{Done, Memory};
-use netmem_inet::Time;
+use super::memory::{Done, Memory};
 use netmem_inet::tcp::{Accepted, Flags, Full, Header, IpFields, Outgoing, Output};
 use netmem_inet::wire::{self, Body, Flow, Ip, Outer};
 use std::collections::VecDeque;
@@ -15,8 +14,7 @@ pub(super) const MIN_PATH_MTU_V6: u16 = 1280;
 pub(super) struct Device<'w> {
     pub(super) flow: Flow,
     pub(super) ip: IpFields,
-    pub(super) now: Time,
-    pub(super) sent: &'w mut VecDeque<(Vec<u8>, Time)>,
+    pub(super) sent: &'w mut VecDeque<Vec<u8>>,
     pub(super) full: bool,
     /// The largest payload of a unit.
     pub(super) most: usize,
@@ -47,7 +45,7 @@ impl Output<Memory> for Device<'_> {
                 header.flags = header.flags.without(Flags::CWR);
             }
             let packet = packet(&self.flow, &header, &payload[at..end], self.ip, segment.ect);
-            self.sent.push_back((packet, self.now));
+            self.sent.push_back(packet);
             at = end;
             if at == len {
                 break;

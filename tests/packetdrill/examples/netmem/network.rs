@@ -1,16 +1,16 @@
 //! Packets from packetdrill: which connection or listener they reach, and what follows.
 
 use super::device::{MIN_PATH_MTU_V4, MIN_PATH_MTU_V6, headers, packet};
-use super::host::World;
+use super::host::Netmem;
+use super::memory::{Memory, SharedBytes};
 use super::stream::Stream;
-use crate::fail::fail;
-use crate::memory::{Memory, SharedBytes};
 use netmem_inet::tcp::{Answer, ArrivingSegment, ConnectionTemplate, Header, IpFields, SegmentMeta, reset_for};
 use netmem_inet::wire::{Flow, Icmp, IcmpError, IcmpKind, Ip, QuotedTransport, Transport};
+use netmem_packetdrill::fail;
 
-impl World {
+impl Netmem {
     /// Processes a packet from packetdrill.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) {
+    pub(super) fn arrive(&mut self, bytes: &[u8]) {
         let Ok(ip) = Ip::parse(bytes, bytes.len()) else { return };
         let Ok(transport) = ip.transport(bytes) else { return };
         let sum = |at: usize, len: usize| {
@@ -83,8 +83,7 @@ impl World {
 
     /// Adds a connection. Returns its number.
     pub(super) fn insert(&mut self, stream: Stream) -> usize {
-        let id = self.next;
-        self.next += 1;
+        let id = self.id();
         self.streams.insert(id, stream);
         self.apply_path(id);
         id
@@ -155,8 +154,7 @@ impl World {
     }
 
     fn reply(&mut self, flow: &Flow, header: Option<Header>) {
-        if let Some(header) = header {
-            self.sent.push_back((packet(flow, &header, &[], IpFields::default(), false), self.now));
-        }
+        let packet = header.map(|header| packet(flow, &header, &[], IpFields::default(), false));
+        self.sent.extend(packet);
     }
 }

@@ -1,12 +1,13 @@
-//! A connection with the state that its socket keeps, and the options of sockets.
+//! A connection with the state that its socket keeps.
 
-use crate::errno::Errno;
-use crate::memory::{Memory, SharedBytes};
+use super::memory::{Memory, SharedBytes};
 use netmem_inet::Time;
+use netmem_inet::tcp::sender::RecoveryState;
 use netmem_inet::tcp::{
     Chunk, Connection, Error, Flags, Header, Held, IpFields, KeepAlive, ReadOutcome, State, Unreachable,
 };
 use netmem_inet::wire::Flow;
+use netmem_packetdrill::{Errno, Options, Push, Readiness, TcpInfo, ca_state};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -14,44 +15,18 @@ use std::time::Duration;
 /// the socket.
 pub(super) const SEND_BUFFER: usize = 1 << 30;
 
-/// The options of a socket. An option that is not here has no effect on this TCP, or `setsockopt`
-/// refuses it.
-#[derive(Clone, Copy)]
-pub(crate) struct Options {
-    /// The value of `TCP_MAXSEG`, or 0 if it is not set.
-    pub(crate) max_segment: u16,
-    pub(crate) no_delay: bool,
-    pub(crate) cork: bool,
-    /// The value of `SO_SNDBUF` as it is returned: twice the value that was set.
-    pub(crate) send_buffer: usize,
-    /// The value of `TCP_NOTSENT_LOWAT`, or 0 if it is not set.
-    pub(crate) not_sent: usize,
-    pub(crate) user_timeout: Duration,
-    /// The value of `TCP_SYNCNT`, or 0 if it is not set.
-    pub(crate) syn_retries: u32,
-    /// Whether `SO_KEEPALIVE` is set, and the values of `TCP_KEEPIDLE`, `TCP_KEEPINTVL` and
-    /// `TCP_KEEPCNT`.
-    pub(crate) keep_alive: (bool, KeepAlive),
-    /// Whether `close` resets the connection (`SO_LINGER` with a time of 0).
-    pub(crate) resets: bool,
-    /// The values of `IP_TOS` without the bits of ECN, and of `IP_TTL`, or of their IPv6 names.
-    pub(crate) ip: IpFields,
-    /// Whether path MTUs are not followed (`IP_PMTUDISC_DONT`).
-    pub(crate) ignores_path: bool,
-}
-
 /// A connection, and the state that the socket keeps for it.
-pub(crate) struct Stream {
+pub(super) struct Stream {
     pub(super) flow: Flow,
-    pub(crate) connection: Connection<Memory>,
+    pub(super) connection: Connection<Memory>,
     /// The listener of the connection, while it is half open.
     pub(super) listener: Option<usize>,
     /// Whether the connection has a descriptor, or will get one.
     pub(super) used: bool,
     /// The error that the next call reports.
-    pub(crate) failure: Option<Errno>,
+    pub(super) failure: Option<Errno>,
     pub(super) ended: bool,
-    pub(crate) options: Options,
+    pub(super) options: Options,
     /// Bytes of payload of a segment that the route admits.
     pub(super) max_payload: u16,
     /// The largest window of the peer, and its scale.
@@ -71,19 +46,6 @@ pub(crate) struct Stream {
     pub(super) rest: Option<Held<SharedBytes>>,
     /// Whether the peer has sent FIN.
     pub(super) end: bool,
-}
-
-/// The flag that follows the bytes of a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Push {
-    /// No flag.
-    Plain,
-    /// `MSG_MORE`.
-    More,
-    /// `MSG_EOR`.
-    Record,
-    /// `MSG_OOB`.
-    Urgent,
 }
 
 impl Stream {
@@ -120,14 +82,15 @@ impl Stream {
     }
 
     /// Applies the options of its socket to the connection.
-    pub(crate) fn apply(&mut self) {
+    pub(super) fn apply(&mut self) {
         self.connection.set_nodelay(self.options.no_delay);
         self.connection.set_cork(self.options.cork);
         let user_timeout = Some(self.options.user_timeout).filter(|timeout| !timeout.is_zero());
         self.connection.set_user_timeout(user_timeout);
-        let (probes, keep_alive) = self.options.keep_alive;
-        self.connection.set_keep_alive(probes.then_some(keep_alive));
-        self.connection.set_ip(self.options.ip);
+        let Options { keep_alive, keep_idle, keep_interval, keep_probes, .. } = self.options;
+        let probes = KeepAlive { idle: keep_idle, interval: keep_interval, probes: keep_probes };
+        self.connection.set_keep_alive(keep_alive.then_some(probes));
+        self.connection.set_ip(ip_fields(&self.options));
     }
 
     /// Whether the handshake is not complete.
@@ -135,15 +98,11 @@ impl Stream {
         matches!(self.connection.state(), State::SynSent | State::SynReceived)
     }
 
-    /// Whether urgent data is announced that was not read yet.
-    pub(super) fn is_urgent(&self) -> bool {
-        self.connection.urgent().is_some()
-    }
-
-    /// Copies up to `len` bytes that can be read, and leaves them.
-    pub(super) fn peek(&self, len: usize) -> Vec<u8> {
+    /// Copies bytes that can be read, and leaves them. Returns their number.
+    pub(super) fn peek(&self, bytes: &mut [u8]) -> usize {
         let rest = self.rest.iter().map(|held| &**held);
-        rest.chain(self.connection.queued_from(0)).flat_map(SharedBytes::bytes).take(len).copied().collect()
+        let queued = rest.chain(self.connection.queued_from(0)).flat_map(SharedBytes::bytes);
+        bytes.iter_mut().zip(queued).map(|(to, from)| *to = *from).count()
     }
 
     /// Records the peer's largest window.
@@ -169,12 +128,12 @@ impl Stream {
         (self.connection.info(Time::ZERO).send.segment_size as usize).max(1)
     }
 
-    pub(crate) fn not_sent(&self) -> usize {
+    pub(super) fn not_sent(&self) -> usize {
         self.connection.info(Time::ZERO).send.unsent
     }
 
     /// The number of bytes that are not acknowledged.
-    pub(crate) fn queued(&self) -> usize {
+    pub(super) fn queued(&self) -> usize {
         SEND_BUFFER - self.connection.room()
     }
 
@@ -185,16 +144,12 @@ impl Stream {
             || (self.queued() <= self.options.send_buffer / 3 * 2 && self.not_sent().saturating_mul(2) < not_sent)
     }
 
-    pub(super) fn is_at_end(&self) -> bool {
-        self.ended || self.end
-    }
-
-    pub(crate) fn readable(&self) -> usize {
+    pub(super) fn readable(&self) -> usize {
         self.connection.readable() + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
 
     /// How long the send buffer has held data back.
-    pub(crate) fn buffer_limited(&self, now: Time) -> Duration {
+    pub(super) fn buffer_limited(&self, now: Time) -> Duration {
         let (since, before) = self.limited;
         before + since.map_or(Duration::ZERO, |since| now - since)
     }
@@ -230,6 +185,67 @@ impl Stream {
             }
         }
     }
+
+    /// What `poll` returns. `not_sent` is the limit of `TCP_NOTSENT_LOWAT`.
+    pub(super) fn readiness(&self, not_sent: usize) -> Readiness {
+        Readiness {
+            opening: self.is_opening(),
+            readable: self.readable() > 0,
+            writable: self.is_writable(not_sent),
+            urgent: self.connection.urgent().is_some(),
+            end: self.ended || self.end,
+            closed: self.ended,
+            failed: self.failure.is_some(),
+        }
+    }
+
+    /// The state of the connection as Linux returns it.
+    pub(super) fn info(&self, now: Time) -> TcpInfo {
+        let info = self.connection.info(now);
+        let send = info.send;
+        let micros = |time: Duration| time.as_micros() as u32;
+        TcpInfo {
+            ca_state: match send.state {
+                RecoveryState::Open => ca_state::OPEN,
+                RecoveryState::Disorder => ca_state::DISORDER,
+                RecoveryState::Cwr => ca_state::CWR,
+                RecoveryState::Recovery => ca_state::RECOVERY,
+                RecoveryState::Loss => ca_state::LOSS,
+            },
+            probes: send.probes as u8,
+            backoff: send.backoff as u8,
+            rto: micros(send.rto),
+            snd_mss: send.segment_size,
+            rcv_mss: info.received_mss,
+            unacked: send.unacked,
+            sacked: send.sacked,
+            lost: send.lost,
+            retrans: send.retrans,
+            total_retrans: send.retransmitted,
+            last_data_recv: info.idle.as_millis() as u32,
+            pmtu: send.max_payload,
+            rtt: micros(send.rtt),
+            rttvar: micros(send.rttvar),
+            snd_ssthresh: send.ssthresh,
+            snd_cwnd: send.cwnd,
+            advmss: info.announced_mss.into(),
+            reordering: send.reordering,
+            notsent_bytes: send.unsent as u32,
+            min_rtt: micros(send.min_rtt),
+            busy_time: send.busy.as_micros() as u64,
+            rwnd_limited: send.window_limited.as_micros() as u64,
+            sndbuf_limited: self.buffer_limited(now).as_micros() as u64,
+            delivered: send.delivered,
+            dsack_dups: send.duplicates,
+            reord_seen: send.reordered,
+            ..TcpInfo::UNKNOWN
+        }
+    }
+}
+
+/// The options of a socket for IP headers.
+pub(super) fn ip_fields(options: &Options) -> IpFields {
+    IpFields { dscp: options.traffic_class >> 2, hop_limit: options.hop_limit }
 }
 
 /// The error number that a socket call reports for an error of a connection.

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 /// A range of shared bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct SharedBytes {
+pub(super) struct SharedBytes {
     bytes: Arc<[u8]>,
     from: usize,
     to: usize,
 }
 
 impl SharedBytes {
-    pub(crate) fn new(bytes: &[u8]) -> Self {
+    pub(super) fn new(bytes: &[u8]) -> Self {
         Self { bytes: bytes.into(), from: 0, to: bytes.len() }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[self.from..self.to]
     }
 }
@@ -38,7 +38,7 @@ impl Chunk for SharedBytes {
 }
 
 /// The ticket of a transmission. Each packet is complete at once.
-pub(crate) struct Done;
+pub(super) struct Done;
 
 impl Ticket for Done {
     fn is_done(&self) -> bool {
@@ -46,7 +46,7 @@ impl Ticket for Done {
     }
 }
 
-pub(crate) struct Memory;
+pub(super) struct Memory;
 
 impl Carrier for Memory {
     type Received = SharedBytes;

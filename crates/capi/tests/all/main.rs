@@ -3,5 +3,6 @@
 
 mod build;
 mod echo;
+mod http;
 mod programs;
 mod queues;

@@ -344,22 +344,6 @@ typedef struct netmem_tcp_options {
   uint8_t reserved[7];
 } netmem_tcp_options;
 
-// A listener or a connection that can do again what it could not do before.
-typedef struct netmem_event {
-  // sizeof(netmem_event)
-  size_t size;
-  // the connection; null if it is a listener's event
-  struct netmem_tcp *connection;
-  // the listener; null if it is a connection's event
-  struct netmem_tcp_listener *listener;
-  // what the program has set as the context of the connection or the listener
-  void *context;
-  // NETMEM_EVENT_READ, NETMEM_EVENT_WRITE, or both
-  uint32_t flags;
-  // zero
-  uint32_t reserved;
-} netmem_event;
-
 // How a stack is opened. Set `size` to sizeof(netmem_stack_options), and the rest to zero where
 // the default will do.
 typedef struct netmem_stack_options {
@@ -386,6 +370,22 @@ typedef struct netmem_stack_options {
   // Zero.
   uint32_t reserved_too;
 } netmem_stack_options;
+
+// A listener or a connection that can do again what it could not do before.
+typedef struct netmem_event {
+  // sizeof(netmem_event)
+  size_t size;
+  // the connection; null if it is a listener's event
+  struct netmem_tcp *connection;
+  // the listener; null if it is a connection's event
+  struct netmem_tcp_listener *listener;
+  // what the program has set as the context of the connection or the listener
+  void *context;
+  // NETMEM_EVENT_READ, NETMEM_EVENT_WRITE, or both
+  uint32_t flags;
+  // zero
+  uint32_t reserved;
+} netmem_event;
 
 // What a stack received, sent and lost. Set `size` to sizeof(netmem_stack_stats).
 typedef struct netmem_stack_stats {
@@ -898,7 +898,8 @@ enum netmem_status netmem_tcp_write(struct netmem_tcp *connection,
                                     size_t *written);
 
 // Shuts down the sending direction: the peer sees the end of the stream after what was sent. What
-// the peer sends is still received.
+// the peer sends is still received. Before the connection has been made, it ends the connection,
+// and what was sent is lost.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_tcp_shutdown(struct netmem_tcp *connection);
@@ -920,19 +921,6 @@ enum netmem_status netmem_tcp_abort(struct netmem_tcp *connection);
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT.
 enum netmem_status netmem_endpoint_parse(const char *text, struct netmem_endpoint *endpoint);
-
-// Writes the next event to `event`, whose `size` is set, and returns whether there is one. Call it
-// after netmem_stack_poll until it returns false. A handle is in at most one event at a time, and
-// after its close in none.
-//
-// A call that does less than was asked requests the event, once: netmem_tcp_accept that finds no
-// connection, netmem_tcp_receive that fills fewer than `n` fragments, netmem_tcp_send and
-// netmem_tcp_write that accept less than `n`, and netmem_tcp_connect. So after an event, call
-// again until a call does less than was asked. A connection that was accepted has no event before
-// that: call receive at once.
-//
-// No system call, no allocation. Returns false with a text for misuse.
-bool netmem_stack_next_event(struct netmem_stack *stack, struct netmem_event *event);
 
 // Listens on `local`, whose address is one of the stack's, or each (address_length of 0). Port 0
 // is one that is free: netmem_tcp_listener_local. `options` may be null. The listener belongs to
@@ -1016,6 +1004,19 @@ enum netmem_status netmem_stack_open_xsk(const struct netmem_stack_options *opti
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the tap or
 // the interface is gone; all connections have ended, and their events report it).
 enum netmem_status netmem_stack_poll(struct netmem_stack *stack, size_t *work);
+
+// Writes the next event to `event`, whose `size` is set, and returns whether there is one. Call it
+// after netmem_stack_poll until it returns false. A handle is in at most one event at a time, and
+// after its close in none.
+//
+// A call that does less than was asked requests the event, once: netmem_tcp_accept that finds no
+// connection, netmem_tcp_receive that fills fewer than `n` fragments, netmem_tcp_send and
+// netmem_tcp_write that accept less than `n`, and netmem_tcp_connect. So after an event, call
+// again until a call does less than was asked. A connection that was accepted has no event before
+// that: call receive at once.
+//
+// No system call, no allocation. Returns false with a text for misuse.
+bool netmem_stack_next_event(struct netmem_stack *stack, struct netmem_event *event);
 
 // The descriptor on which to wait, with poll, select or epoll, for POLLIN: readable after
 // netmem_stack_arm when the stack has work. It is the stack's, and the same until it is closed.

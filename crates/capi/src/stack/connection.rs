@@ -6,8 +6,8 @@ use crate::owned::{self, Owned};
 use crate::region::Kept;
 use crate::stack::endpoint::netmem_endpoint;
 use crate::stack::events::{Of, Ready, Wakers};
+use crate::stack::handles::{netmem_stack, netmem_tcp};
 use crate::stack::memory::{SendMemory, from_c, to_c};
-use crate::stack::stack::netmem_stack;
 use crate::stack::tcp_options::{self, netmem_tcp_options};
 use crate::stack::{Over, each};
 use crate::status::{Failure, netmem_status, status};
@@ -18,10 +18,6 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Waker};
-
-/// A TCP connection.
-#[derive(Debug)]
-pub struct netmem_tcp(());
 
 impl Kind for netmem_tcp {
     type Value = Connection;
@@ -83,8 +79,11 @@ fn receive<M: Readable>(
                 stream.register_reader(&mut Context::from_waker(waker));
                 return Ok(done);
             }
-            // The next call returns it.
-            Ok(None) | Err(_) if done > 0 => return Ok(done),
+            // The next call returns it, after the event of one that filled less than its room.
+            Ok(None) | Err(_) if done > 0 => {
+                waker.wake_by_ref();
+                return Ok(done);
+            }
             Ok(None) => return Err(Failure::End),
             Err(error) => return Err(error.into()),
         }
@@ -110,6 +109,16 @@ unsafe fn send<M: Readable>(
             *variable = to_c(frag);
             if error.would_block() { Ok(false) } else { Err(error.into()) }
         }
+    }
+}
+
+/// Why a fragment cannot be sent whose page the device does not reach.
+#[cold]
+fn unreachable(stream: &Stream) -> Failure {
+    // No device reaches a page of a stack that was closed.
+    match each!(stream, stream => stream.is_connected()) {
+        Err(SocketError::StackGone) => SocketError::StackGone.into(),
+        _ => Failure::Unsendable("its page is none of the stack's, and the device does not reach it"),
     }
 }
 
@@ -270,7 +279,7 @@ pub unsafe extern "C" fn netmem_tcp_send(
             let variable = unsafe { &mut *frags.add(done) };
             // SAFETY: as the header says.
             if !memory.has(unsafe { frag::get(variable) }?) {
-                return Err(Failure::Unsendable("its page is none of the stack's, and the device does not reach it"));
+                return Err(unreachable(stream));
             }
             // SAFETY: as the header says.
             if !each!(stream, stream => unsafe { send(stream, variable, more || done + 1 < n) })? {
@@ -323,7 +332,8 @@ pub unsafe extern "C" fn netmem_tcp_write(
 }
 
 /// Shuts down the sending direction: the peer sees the end of the stream after what was sent. What
-/// the peer sends is still received.
+/// the peer sends is still received. Before the connection has been made, it ends the connection,
+/// and what was sent is lost.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]

@@ -5,12 +5,8 @@
 //! because a waker is.
 
 use crate::handle::Kind;
-use crate::options::{self, Versioned};
-use crate::owned;
-use crate::stack::connection::netmem_tcp;
-use crate::stack::listener::netmem_tcp_listener;
-use crate::stack::stack::netmem_stack;
-use crate::status::value;
+use crate::options::Versioned;
+use crate::stack::handles::{netmem_tcp, netmem_tcp_listener};
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -62,6 +58,12 @@ impl Ready {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.places().is_empty()
+    }
+
+    /// Removes the event that was first.
+    pub(crate) fn next(&self) -> Option<netmem_event> {
+        let place = self.places().pop_front()?;
+        Some(place.event())
     }
 
     pub(crate) fn close(&self) {
@@ -155,31 +157,4 @@ impl Drop for Wakers {
             self.place.ready.places().retain(|place| !Arc::ptr_eq(place, &self.place));
         }
     }
-}
-
-/// Writes the next event to `event`, whose `size` is set, and returns whether there is one. Call it
-/// after netmem_stack_poll until it returns false. A handle is in at most one event at a time, and
-/// after its close in none.
-///
-/// A call that does less than was asked requests the event, once: netmem_tcp_accept that finds no
-/// connection, netmem_tcp_receive that fills fewer than `n` fragments, netmem_tcp_send and
-/// netmem_tcp_write that accept less than `n`, and netmem_tcp_connect. So after an event, call
-/// again until a call does less than was asked. A connection that was accepted has no event before
-/// that: call receive at once.
-///
-/// No system call, no allocation. Returns false with a text for misuse.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_stack_next_event(stack: *mut netmem_stack, event: *mut netmem_event) -> bool {
-    value(|| {
-        // SAFETY: as the header says.
-        let stack = unsafe {
-            options::room(event)?;
-            owned::get_mut(stack)?
-        };
-        let Some(place) = stack.ready().places().pop_front() else { return Ok(false) };
-        // SAFETY: as the header says.
-        unsafe { options::write(event, &place.event()) }?;
-        Ok(true)
-    })
-    .unwrap_or(false)
 }

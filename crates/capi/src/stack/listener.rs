@@ -3,11 +3,11 @@
 use crate::handle::{self, Kind};
 use crate::owned::{self, Owned};
 use crate::region::Kept;
-use crate::stack::connection::{Connection, netmem_tcp};
+use crate::stack::connection::Connection;
 use crate::stack::endpoint::netmem_endpoint;
 use crate::stack::events::{Of, Wakers};
+use crate::stack::handles::{netmem_stack, netmem_tcp, netmem_tcp_listener};
 use crate::stack::memory::SendMemory;
-use crate::stack::stack::netmem_stack;
 use crate::stack::tcp_options::{self, netmem_tcp_options};
 use crate::stack::{Over, each};
 use crate::status::{Failure, netmem_status, status};
@@ -16,10 +16,6 @@ use netmem_pool::TrustedPeer;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
-
-/// A socket that accepts connections.
-#[derive(Debug)]
-pub struct netmem_tcp_listener(());
 
 impl Kind for netmem_tcp_listener {
     type Value = Listener;

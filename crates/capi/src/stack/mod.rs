@@ -19,6 +19,7 @@
 pub mod connection;
 pub mod endpoint;
 pub mod events;
+pub mod handles;
 pub mod listener;
 mod memory;
 pub mod open;

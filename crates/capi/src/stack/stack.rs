@@ -5,7 +5,8 @@ use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::region::Kept;
-use crate::stack::events::Ready;
+use crate::stack::events::{Ready, netmem_event};
+use crate::stack::handles::netmem_stack;
 use crate::stack::memory::{SendMemory, to_c};
 use crate::stack::{Over, each};
 use crate::status::{Failure, netmem_status, status, value};
@@ -19,10 +20,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A TCP/IP stack with addresses of its own, on a tap or on an AF_XDP queue.
-#[derive(Debug)]
-pub struct netmem_stack(());
 
 impl Kind for netmem_stack {
     type Value = Running;
@@ -156,6 +153,33 @@ pub unsafe extern "C" fn netmem_stack_poll(stack: *mut netmem_stack, work: *mut 
         }
         Ok(())
     })
+}
+
+/// Writes the next event to `event`, whose `size` is set, and returns whether there is one. Call it
+/// after netmem_stack_poll until it returns false. A handle is in at most one event at a time, and
+/// after its close in none.
+///
+/// A call that does less than was asked requests the event, once: netmem_tcp_accept that finds no
+/// connection, netmem_tcp_receive that fills fewer than `n` fragments, netmem_tcp_send and
+/// netmem_tcp_write that accept less than `n`, and netmem_tcp_connect. So after an event, call
+/// again until a call does less than was asked. A connection that was accepted has no event before
+/// that: call receive at once.
+///
+/// No system call, no allocation. Returns false with a text for misuse.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_stack_next_event(stack: *mut netmem_stack, event: *mut netmem_event) -> bool {
+    value(|| {
+        // SAFETY: as the header says.
+        let stack = unsafe {
+            options::room(event)?;
+            owned::get_mut(stack)?
+        };
+        let Some(next) = stack.ready.next() else { return Ok(false) };
+        // SAFETY: as the header says.
+        unsafe { options::write(event, &next) }?;
+        Ok(true)
+    })
+    .unwrap_or(false)
 }
 
 /// The descriptor on which to wait, with poll, select or epoll, for POLLIN: readable after

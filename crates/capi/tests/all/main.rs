@@ -6,3 +6,4 @@ mod echo;
 mod http;
 mod programs;
 mod queues;
+mod streams;

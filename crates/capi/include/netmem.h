@@ -987,8 +987,9 @@ enum netmem_status netmem_stack_open_tap(const struct netmem_stack_options *opti
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
 // NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
-// interface's), NETMEM_ERR_NO_MEMORY. The queues stay with the caller. NETMEM_ERR_SYSTEM: they are
-// closed.
+// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+// NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
+// descriptors, and the queues were closed.
 enum netmem_status netmem_stack_open_xsk(const struct netmem_stack_options *options,
                                          const struct netmem_umem *umem,
                                          struct netmem_xsk_rx *rx,

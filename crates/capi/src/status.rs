@@ -128,6 +128,8 @@ pub(crate) enum Failure {
     Open(Box<OpenError>),
     #[error(transparent)]
     Stopped(io::Error),
+    #[error("the system has too few descriptors or too little memory for a stack, and the queues were closed: {0}")]
+    QueuesClosed(io::Error),
     #[error(transparent)]
     Socket(SocketError),
     #[error("the peer sends no more")]
@@ -198,6 +200,7 @@ impl Failure {
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
             Self::Open(error) => open(error),
             Self::Stopped(_) => NETMEM_ERR_STOPPED,
+            Self::QueuesClosed(_) => NETMEM_ERR_CLOSED,
             Self::Socket(error) => socket(error),
             Self::End => NETMEM_ERR_END,
             Self::Panic(_) => NETMEM_ERR_PANIC,

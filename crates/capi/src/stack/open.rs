@@ -189,8 +189,9 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
 /// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
-/// interface's), NETMEM_ERR_NO_MEMORY. The queues stay with the caller. NETMEM_ERR_SYSTEM: they are
-/// closed.
+/// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+/// NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
+/// descriptors, and the queues were closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_stack_open_xsk(
     options: *const netmem_stack_options,
@@ -228,7 +229,7 @@ pub unsafe extern "C" fn netmem_stack_open_xsk(
         let beginning = Instant::now();
         // SAFETY: as the header says.
         let (rx, tx) = unsafe { (owned::close(rx)?.queue, owned::close(tx)?) };
-        let stack = Stack::new(&host, rx, tx, pool.clone(), given.stack, Time::ZERO).map_err(Failure::Queue)?;
+        let stack = Stack::new(&host, rx, tx, pool.clone(), given.stack, Time::ZERO).map_err(Failure::QueuesClosed)?;
         let parts = Parts { stack, device: None, pool, limit };
         // SAFETY: as the header says.
         unsafe { write(Running::new(Over::Xsk(parts), SendMemory::Region(region), beginning), out) }

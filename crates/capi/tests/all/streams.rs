@@ -3,7 +3,7 @@
 use crate::build::{C, CPP, each_build, run};
 use netmem_testing::namespace::in_namespace;
 use netmem_testing::skip;
-use netmem_testing::xsk::name;
+use netmem_testing::xsk::{name, veth};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
@@ -57,4 +57,26 @@ fn what_streams_do_in_c() {
     };
     each_build(C, &["-std=c11"], "tests/all/streams.c", test);
     each_build(CPP, &["-std=c++17", "-xc++"], "tests/all/streams.c", test);
+}
+
+#[test]
+fn the_wrappers_of_streams() {
+    each_build(CPP, &["-std=c++17"], "tests/all/stream_wrappers.cpp", |mut program| {
+        in_namespace(move || {
+            let _reset = peers();
+            assert_eq!(run(program.arg(name("t"))), "100 pages there and back; to itself, too\n");
+        });
+    });
+}
+
+/// A stack on each end of a veth pair, each of another thread.
+#[test]
+fn the_wrappers_of_streams_on_interfaces() {
+    each_build(CPP, &["-std=c++17"], "tests/all/stream_wrappers.cpp", |mut program| {
+        in_namespace(move || {
+            let (ours, theirs) = (name("o"), name("t"));
+            veth(&ours, &theirs, 1, 1500);
+            assert_eq!(run(program.args([ours, theirs])), "100 pages there and back\n");
+        });
+    });
 }

@@ -357,18 +357,17 @@ typedef struct netmem_stack_options {
   // The routers to other networks, at most one of each family, separated by spaces:
   // "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
   const char *gateways;
+  // The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
+  // and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
+  // pages free as the kernel has to receive into, and 2048 for sending.
+  uint32_t pages;
+  // The most connections, closing ones included; 0: 65536.
+  uint32_t connections;
   // Bytes of an IP packet; 0: 1500, and for netmem_stack_open_xsk the interface's. The kernel's
   // end of a tap keeps its own, which is set by `ip link set`.
   uint16_t mtu;
   // Zero.
-  uint16_t reserved;
-  // The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
-  // and the peer sends it again.
-  uint32_t pages;
-  // The most connections, closing ones included; 0: 65536.
-  uint32_t connections;
-  // Zero.
-  uint32_t reserved_too;
+  uint8_t reserved[6];
 } netmem_stack_options;
 
 // A listener or a connection that can do again what it could not do before.
@@ -1068,8 +1067,9 @@ bool netmem_stack_is_shut_down(struct netmem_stack *stack);
 // Closes the stack. Its connections end without a segment to their peers: call
 // netmem_stack_shutdown before, or abort them and poll once. Fragments that the program holds stay
 // valid. Handles of listeners and connections stay with the program, which closes each; other
-// calls for them return NETMEM_ERR_CLOSED. `stats` gets the final counts, unless it is null. If it
-// has a wrong size, the stack stays.
+// calls for them return NETMEM_ERR_CLOSED. The stack's memory is freed with the last of them and
+// the last fragment. `stats` gets the final counts, unless it is null. If it has a wrong size, the
+// stack stays.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_stack_close(struct netmem_stack *stack, struct netmem_stack_stats *stats);

@@ -41,18 +41,17 @@ pub struct netmem_stack_options {
     /// The routers to other networks, at most one of each family, separated by spaces:
     /// "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
     pub gateways: *const c_char,
+    /// The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
+    /// and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
+    /// pages free as the kernel has to receive into, and 2048 for sending.
+    pub pages: u32,
+    /// The most connections, closing ones included; 0: 65536.
+    pub connections: u32,
     /// Bytes of an IP packet; 0: 1500, and for netmem_stack_open_xsk the interface's. The kernel's
     /// end of a tap keeps its own, which is set by `ip link set`.
     pub mtu: u16,
     /// Zero.
-    pub reserved: u16,
-    /// The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
-    /// and the peer sends it again.
-    pub pages: u32,
-    /// The most connections, closing ones included; 0: 65536.
-    pub connections: u32,
-    /// Zero.
-    pub reserved_too: u32,
+    pub reserved: [u8; 6],
 }
 
 // SAFETY: repr(C), `size` is first, integers and pointers.
@@ -60,6 +59,10 @@ unsafe impl Versioned for netmem_stack_options {
     const NAME: &'static str = "netmem_stack_options";
     const LEAST: usize = 48;
 }
+
+/// The most received pages that may wait in a stack on a tap: half of those that it has, so that
+/// the ring is full whatever the program does not receive.
+const MOST_PAGES: u32 = 2048;
 
 /// The options, as they were validated.
 struct Given {
@@ -87,7 +90,7 @@ impl netmem_stack_options {
     /// Strings, or null.
     unsafe fn validate(&self) -> Result<Given, Failure> {
         let argument = |error: String| Failure::Argument(error);
-        if self.reserved != 0 || self.reserved_too != 0 {
+        if self.reserved != [0; 6] {
             return Err(argument("netmem_stack_options.reserved is not zero".into()));
         }
         // SAFETY: as the caller promises.
@@ -161,6 +164,12 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
         let name = NonNull::new(given.tap.cast_mut()).ok_or_else(|| Failure::null("netmem_stack_options.tap"))?;
         // SAFETY: as the header says.
         let (name, given) = unsafe { (CStr::from_ptr(name.as_ptr()).to_string_lossy(), given.validate()?) };
+        if given.stack.pages > MOST_PAGES {
+            return Err(Failure::Argument(format!(
+                "{} pages wait in a stack on a tap; at most {MOST_PAGES} can",
+                given.stack.pages
+            )));
+        }
         let mut options = TapOptions::new();
         if let Some(mtu) = given.mtu {
             options = options.mtu(mtu);

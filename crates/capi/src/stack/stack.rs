@@ -355,8 +355,9 @@ pub unsafe extern "C" fn netmem_stack_is_shut_down(stack: *mut netmem_stack) -> 
 /// Closes the stack. Its connections end without a segment to their peers: call
 /// netmem_stack_shutdown before, or abort them and poll once. Fragments that the program holds stay
 /// valid. Handles of listeners and connections stay with the program, which closes each; other
-/// calls for them return NETMEM_ERR_CLOSED. `stats` gets the final counts, unless it is null. If it
-/// has a wrong size, the stack stays.
+/// calls for them return NETMEM_ERR_CLOSED. The stack's memory is freed with the last of them and
+/// the last fragment. `stats` gets the final counts, unless it is null. If it has a wrong size, the
+/// stack stays.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]

@@ -125,9 +125,12 @@ static netmem_stack *opening(const char *tap) {
     options.mtu = 1279;
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
     options.mtu = 9000;
-    options.reserved = 1;
+    options.reserved[5] = 1;
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
-    options.reserved = 0;
+    options.reserved[5] = 0;
+    options.pages = 2049;
+    IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
+    options.pages = 2048;
     options.tap = "a name that is too long";
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
     options.tap = tap;

@@ -1,6 +1,6 @@
 /* What the header says of TCP, with a library that has debug assertions. Usage: streams TAP, in a
- * network namespace where the kernel listens on port 7 (which echoes), 9 (which resets) and 11 (which
- * expects to be reset). */
+ * network namespace where the kernel listens on port 7 (which echoes), 9 (which resets), 11 (which
+ * expects to be reset) and 13 (which sends 32 MiB). */
 #define _POSIX_C_SOURCE 200809L
 #include <netmem.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE = 4096, TOTAL = 1 << 20, GROUP = 16 };
+enum { PAGE = 4096, TOTAL = 1 << 20, GROUP = 16, SENT = 32 << 20 };
 
 #define IS(status, call) is(status, call, #call, __LINE__)
 
@@ -35,24 +35,28 @@ static void run(const char *command, const char *tap) {
     HOLDS(system(line) == 0);
 }
 
+/* Turns the stack once, and sleeps if it has no work. */
+static void turn(netmem_stack *stack) {
+    size_t work;
+    int64_t left;
+    IS(NETMEM_OK, netmem_stack_poll(stack, &work));
+    IS(NETMEM_OK, netmem_stack_arm(stack, &left));
+    if (work == 0 && left != 0) {
+        struct pollfd wait;
+        wait.fd = netmem_stack_fd(stack);
+        wait.events = POLLIN;
+        HOLDS(wait.fd >= 0 && poll(&wait, 1, left < 0 ? -1 : (int)(left / 1000000) + 1) >= 0);
+    }
+    netmem_stack_disarm(stack);
+}
+
 /* Turns the stack until there is an event. */
 static netmem_event next_event(netmem_stack *stack) {
     netmem_event event;
     memset(&event, 0, sizeof event);
     event.size = sizeof event;
-    while (!netmem_stack_next_event(stack, &event)) {
-        size_t work;
-        int64_t left;
-        IS(NETMEM_OK, netmem_stack_poll(stack, &work));
-        IS(NETMEM_OK, netmem_stack_arm(stack, &left));
-        if (work == 0 && left != 0) {
-            struct pollfd wait;
-            wait.fd = netmem_stack_fd(stack);
-            wait.events = POLLIN;
-            HOLDS(wait.fd >= 0 && poll(&wait, 1, left < 0 ? -1 : (int)(left / 1000000) + 1) >= 0);
-        }
-        netmem_stack_disarm(stack);
-    }
+    while (!netmem_stack_next_event(stack, &event))
+        turn(stack);
     return event;
 }
 
@@ -121,7 +125,7 @@ static netmem_stack *opening(const char *tap) {
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
     options.gateways = "198.51.100.1";
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
-    options.gateways = NULL;
+    options.gateways = "192.0.2.1";
     options.mtu = 1279;
     IS(NETMEM_ERR_ARGUMENT, netmem_stack_open_tap(&options, &stack));
     options.mtu = 9000;
@@ -140,6 +144,8 @@ static netmem_stack *opening(const char *tap) {
     IS(NETMEM_ERR_NULL, netmem_stack_open_xsk(&options, NULL, NULL, NULL, &other));
     run("ip addr add 192.0.2.1/24 dev %s", tap);
     run("ip link set %s mtu 9000", tap);
+    run("ip link set lo up", tap);
+    run("ip addr add 198.51.100.1/32 dev lo", tap);
     return stack;
 }
 
@@ -207,7 +213,7 @@ static void listening(netmem_stack *stack) {
 }
 
 static void failing(netmem_stack *stack) {
-    netmem_endpoint remote = endpoint("198.51.100.9:7"), local = endpoint("192.0.2.2:4000");
+    netmem_endpoint remote = endpoint("[2001:db8::9]:7"), local = endpoint("192.0.2.2:4000");
     netmem_tcp_options options;
     netmem_tcp *tcp, *other;
     netmem_frag frag;
@@ -247,6 +253,8 @@ static void failing(netmem_stack *stack) {
     event.size = 8;
     HOLDS(!netmem_stack_next_event(stack, &event) && strstr(netmem_error_text(), "netmem_event.size is 8") != NULL);
     HOLDS(!netmem_stack_next_event(stack, NULL) && !netmem_stack_next_event(NULL, &event));
+    /* Through the router. There is none for IPv6. */
+    IS(NETMEM_OK, netmem_tcp_close(connected(stack, "198.51.100.1:7")));
     /* No station has this address. */
     tcp = begin(stack, "192.0.2.77:7");
     await(stack, tcp, NETMEM_EVENT_WRITE);
@@ -386,6 +394,42 @@ static void fragments(netmem_stack *stack) {
     IS(NETMEM_OK, netmem_region_close(region));
 }
 
+/* A program that keeps what it receives, until the device has no page to receive into. What was
+ * dropped meanwhile is sent again. */
+static void hoarding(netmem_stack *stack) {
+    enum { MOST = 6000 };
+    static netmem_frag kept[MOST];
+    netmem_tcp *tcp = connected(stack, "192.0.2.1:13");
+    netmem_stack_stats stats;
+    size_t n, held = 0, got = 0;
+    stats.size = sizeof stats;
+    do {
+        IS(NETMEM_OK, netmem_tcp_receive(tcp, kept + held, MOST - held, &n));
+        held += n;
+        HOLDS(held < MOST);
+        turn(stack);
+        IS(NETMEM_OK, netmem_stack_get_stats(stack, &stats));
+    } while (stats.short_of_pages == 0);
+    for (size_t i = 0; i < held; i++)
+        got += netmem_frag_length(&kept[i]);
+    netmem_frags_release(kept, held);
+    HOLDS(held > 2048 && got < (size_t)SENT);
+    for (;;) {
+        netmem_status status = netmem_tcp_receive(tcp, kept, GROUP, &n);
+        if (status != NETMEM_OK) {
+            IS(NETMEM_ERR_END, status);
+            break;
+        }
+        for (size_t i = 0; i < n; i++)
+            got += netmem_frag_length(&kept[i]);
+        netmem_frags_release(kept, n);
+        if (n < GROUP)
+            next_event(stack);
+    }
+    HOLDS(got == (size_t)SENT);
+    IS(NETMEM_OK, netmem_tcp_close(tcp));
+}
+
 struct handles {
     netmem_stack *stack;
     netmem_tcp_listener *listener;
@@ -516,6 +560,7 @@ int main(int argc, char **argv) {
     failing(stack);
     echoed(stack);
     fragments(stack);
+    hoarding(stack);
     closing(stack, argv[1]);
     puts("the stack did what the header says");
     return 0;

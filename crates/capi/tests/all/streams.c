@@ -1,6 +1,6 @@
 /* What the header says of TCP, with a library that has debug assertions. Usage: streams TAP, in a
  * network namespace where the kernel listens on port 7 (which echoes), 9 (which resets), 11 (which
- * expects to be reset) and 13 (which sends 32 MiB). */
+ * expects to be reset) and 13 (which sends 20 MiB). */
 #define _POSIX_C_SOURCE 200809L
 #include <netmem.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE = 4096, TOTAL = 1 << 20, GROUP = 16, SENT = 32 << 20 };
+enum { PAGE = 4096, TOTAL = 1 << 20, GROUP = 16, SENT = 20 << 20 };
 
 #define IS(status, call) is(status, call, #call, __LINE__)
 
@@ -74,13 +74,15 @@ static netmem_endpoint endpoint(const char *text) {
 }
 
 /* A connection whose context is the stack. */
-static netmem_tcp *begin(netmem_stack *stack, const char *to) {
+static netmem_tcp *begin_with(netmem_stack *stack, const char *to, const netmem_tcp_options *options) {
     netmem_endpoint remote = endpoint(to);
     netmem_tcp *tcp;
-    IS(NETMEM_OK, netmem_tcp_connect(stack, &remote, NULL, &tcp));
+    IS(NETMEM_OK, netmem_tcp_connect(stack, &remote, options, &tcp));
     IS(NETMEM_OK, netmem_tcp_set_context(tcp, stack));
     return tcp;
 }
+
+static netmem_tcp *begin(netmem_stack *stack, const char *to) { return begin_with(stack, to, NULL); }
 
 static netmem_tcp *connected(netmem_stack *stack, const char *to) {
     netmem_tcp *tcp = begin(stack, to);
@@ -212,7 +214,7 @@ static void listening(netmem_stack *stack) {
     IS(NETMEM_ERR_HANDLE, netmem_tcp_abort(tcp));
 }
 
-static void failing(netmem_stack *stack) {
+static void failing(netmem_stack *stack, const char *tap) {
     netmem_endpoint remote = endpoint("[2001:db8::9]:7"), local = endpoint("192.0.2.2:4000");
     netmem_tcp_options options;
     netmem_tcp *tcp, *other;
@@ -260,6 +262,16 @@ static void failing(netmem_stack *stack) {
     await(stack, tcp, NETMEM_EVENT_WRITE);
     IS(NETMEM_ERR_UNREACHABLE, netmem_tcp_is_connected(tcp, &is_connected));
     IS(NETMEM_OK, netmem_tcp_close(tcp));
+    /* No answer arrives. */
+    options.local = NULL;
+    options.user_timeout = 300;
+    tcp = begin_with(stack, "192.0.2.1:7", &options);
+    await(stack, tcp, NETMEM_EVENT_WRITE);
+    run("ip link set %s down", tap);
+    IS(NETMEM_OK, netmem_tcp_write(tcp, "x", 1, &n));
+    IS(NETMEM_ERR_TIMED_OUT, ends(stack, tcp));
+    IS(NETMEM_OK, netmem_tcp_close(tcp));
+    run("ip link set %s up", tap);
     /* The peer resets, and is reset. */
     tcp = connected(stack, "192.0.2.1:9");
     IS(NETMEM_OK, netmem_tcp_write(tcp, "x", 1, &n));
@@ -557,7 +569,7 @@ int main(int argc, char **argv) {
     endpoints();
     netmem_stack *stack = opening(argv[1]);
     listening(stack);
-    failing(stack);
+    failing(stack, argv[1]);
     echoed(stack);
     fragments(stack);
     hoarding(stack);

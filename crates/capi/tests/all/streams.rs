@@ -33,7 +33,7 @@ fn peers() -> Receiver<io::ErrorKind> {
     });
     // A byte that was not read: the kernel resets.
     listen(9, |socket| assert_eq!(socket.peek(&mut [0]).expect("a byte"), 1));
-    listen(13, |mut socket| socket.write_all(&vec![7; 32 << 20]).expect("sent"));
+    listen(13, |mut socket| socket.write_all(&vec![7; 20 << 20]).expect("sent"));
     let (ends, ended) = channel();
     listen(11, move |mut socket| {
         let error = socket.read(&mut [0]).expect_err("no byte and no end");

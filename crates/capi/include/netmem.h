@@ -1,4 +1,4 @@
-/* Netmem for C and C++: page pools, fragments, reference counts and AF_XDP queues.
+/* Netmem for C and C++: page pools, fragments, reference counts, AF_XDP queues and TCP.
  * MIT OR Apache-2.0.
  *
  * Written by cbindgen from the crate netmem-capi. `install.sh --header` writes it anew.
@@ -7,9 +7,10 @@
  * failure on the calling thread. Results are written through the last arguments, and only if the
  * status is NETMEM_OK; the functions that differ say so.
  *
- * Ownership: *_create, *_attach and *_open write handles that the caller owns, each of which ends
- * with *_close or *_destroy. A netmem_frag is owned by the variable that holds it. Copying the
- * structure does not make another holder: netmem_frag_share does.
+ * Ownership: *_create, *_attach, *_open, *_listen, *_accept and *_connect write handles that the
+ * caller owns, each of which ends with *_close, *_abort or *_destroy. A netmem_frag is owned by the
+ * variable that holds it. Copying the structure does not make another holder: netmem_frag_share
+ * does.
  *
  * Threads:
  *
@@ -24,6 +25,9 @@
  *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
  *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_xsk_rx
+ *   netmem_stack           the thread that opened it, until it is closed
+ *   netmem_tcp_listener,   the thread of the stack
+ *   netmem_tcp
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -48,6 +52,13 @@
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
  *   reading, writing or closing a queue's        undefined
  *   descriptor
+ *   a netmem_stack, netmem_tcp_listener or       library built with debug assertions:
+ *   netmem_tcp on another thread                 NETMEM_ERR_THREAD; otherwise undefined
+ *   a listener or a connection after its stack   NETMEM_ERR_CLOSED; its close is as always
+ *   was closed
+ *   netmem_tcp_send of another stack's fragment  NETMEM_ERR_UNSENDABLE; it stays with the caller
+ *   writing to a fragment that a connection has  undefined: the peer gets other bytes
+ *   sent, through a copy of the netmem_frag
  *   foreign memory under a queue in zero-copy    undefined: see netmem_umem_create
  *   mode
  *   a callback that throws, or jumps out         the process aborts
@@ -62,6 +73,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+
+// In netmem_event.flags: receive again, or accept again. There is something, or the end.
+#define NETMEM_EVENT_READ 1
+
+// In netmem_event.flags: send or write again. There is room, or the connection has been made, or
+// it has ended.
+#define NETMEM_EVENT_WRITE 2
 
 // In the flags of a fragment: the frame goes on in the next fragment of the array.
 #define NETMEM_FRAG_MORE 1
@@ -107,7 +125,8 @@ typedef enum netmem_status {
   NETMEM_ERR_RANGE = 9,
   // A system call failed.
   NETMEM_ERR_SYSTEM = 10,
-  // The pool ended while the thread waited.
+  // The pool ended while the thread waited, or the stack of the listener or connection was
+  // closed.
   NETMEM_ERR_CLOSED = 11,
   // The count is killed already, or not killed, or has reached zero.
   NETMEM_ERR_STATE = 12,
@@ -126,6 +145,23 @@ typedef enum netmem_status {
   NETMEM_ERR_NOT_FOUND = 18,
   // The kernel or the interface's driver does not support what was asked for.
   NETMEM_ERR_UNSUPPORTED = 19,
+  // The peer sends no more: the end of the stream.
+  NETMEM_ERR_END = 30,
+  // The peer's host refused the connection.
+  NETMEM_ERR_REFUSED = 31,
+  // The peer reset the connection.
+  NETMEM_ERR_RESET = 32,
+  // The peer did not answer in time.
+  NETMEM_ERR_TIMED_OUT = 33,
+  // No route leads to the peer, or a router or the peer's host reports that it cannot be
+  // reached.
+  NETMEM_ERR_UNREACHABLE = 34,
+  // This direction of the connection was shut down by the program.
+  NETMEM_ERR_SHUT_DOWN = 35,
+  // Another listener or connection of the stack has the port, or no port is left.
+  NETMEM_ERR_IN_USE = 36,
+  // The stack has as many connections as its options allow.
+  NETMEM_ERR_TOO_MANY = 37,
 } netmem_status;
 
 // A page pool: one thread allocates, in bulk and without a lock; pages are released on any thread.
@@ -142,6 +178,15 @@ typedef struct netmem_region netmem_region;
 
 // A pool from which each thread allocates: magazines of each CPU, no lock while they have pages.
 typedef struct netmem_shared_pool netmem_shared_pool;
+
+// A TCP/IP stack with addresses of its own, on a tap or on an AF_XDP queue.
+typedef struct netmem_stack netmem_stack;
+
+// A TCP connection.
+typedef struct netmem_tcp netmem_tcp;
+
+// A socket that accepts connections.
+typedef struct netmem_tcp_listener netmem_tcp_listener;
 
 // A region from whose pages AF_XDP queues receive and send.
 typedef struct netmem_umem netmem_umem;
@@ -256,6 +301,128 @@ typedef struct netmem_shared_pool_stats {
   // allocations that found no page
   uint64_t failed;
 } netmem_shared_pool_stats;
+
+// An IP address and a port.
+typedef struct netmem_endpoint {
+  // The bytes of the address: 4, 16, or 0: no address, which means each address of the stack
+  uint8_t address_length;
+  // Zero.
+  uint8_t reserved;
+  // The port, in the CPU's byte order; 0: one that is free
+  uint16_t port;
+  // The address, in network byte order
+  uint8_t address[16];
+} netmem_endpoint;
+
+// How a connection behaves: one that netmem_tcp_connect makes, or those that a listener accepts.
+// Set `size` to sizeof(netmem_tcp_options), and the rest to zero where the default will do.
+typedef struct netmem_tcp_options {
+  // sizeof(netmem_tcp_options)
+  size_t size;
+  // netmem_tcp_connect: from which address and port. Null: the stack chooses both.
+  const struct netmem_endpoint *local;
+  // netmem_tcp_listen: connections that wait to be accepted, at most; 0: 1024. Further peers try
+  // again.
+  uint32_t backlog;
+  // The largest receive window, in bytes; 0: 6 MiB.
+  uint32_t receive_buffer;
+  // Bytes that were sent and not acknowledged, at most; 0: 1 MiB.
+  uint32_t send_buffer;
+  // Milliseconds that sent data may stay unacknowledged; 0: as long as it is sent again, which
+  // is fifteen times.
+  uint32_t user_timeout;
+  // Seconds without traffic after which a peer is probed, and seconds between two probes; after
+  // nine the connection ends. 0: an idle peer is not probed.
+  uint32_t keep_alive;
+  // netmem_tcp_connect: how often an unanswered SYN is sent again; 0: seven times, which takes
+  // minutes.
+  uint32_t syn_retries;
+  // Not zero: small segments are sent at once, and do not wait for an acknowledgement (no
+  // Nagle).
+  uint8_t nodelay;
+  // Zero.
+  uint8_t reserved[7];
+} netmem_tcp_options;
+
+// How a stack is opened. Set `size` to sizeof(netmem_stack_options), and the rest to zero where
+// the default will do.
+typedef struct netmem_stack_options {
+  // sizeof(netmem_stack_options)
+  size_t size;
+  // The name of the tap, which is made if there is none; null for netmem_stack_open_xsk.
+  const char *tap;
+  // The addresses of the stack, each with the length of its prefix, separated by spaces:
+  // "192.0.2.2/24", or "192.0.2.2/24 2001:db8::2/64".
+  const char *addresses;
+  // The routers to other networks, at most one of each family, separated by spaces:
+  // "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
+  const char *gateways;
+  // The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
+  // and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
+  // pages free as the kernel has to receive into, and 2048 for sending.
+  uint32_t pages;
+  // The most connections, closing ones included; 0: 65536.
+  uint32_t connections;
+  // Bytes of an IP packet; 0: 1500, and for netmem_stack_open_xsk the interface's. The kernel's
+  // end of a tap keeps its own, which is set by `ip link set`.
+  uint16_t mtu;
+  // Zero.
+  uint8_t reserved[6];
+} netmem_stack_options;
+
+// A listener or a connection that can do again what it could not do before.
+typedef struct netmem_event {
+  // sizeof(netmem_event)
+  size_t size;
+  // the connection; null if it is a listener's event
+  struct netmem_tcp *connection;
+  // the listener; null if it is a connection's event
+  struct netmem_tcp_listener *listener;
+  // what the program has set as the context of the connection or the listener
+  void *context;
+  // NETMEM_EVENT_READ, NETMEM_EVENT_WRITE, or both
+  uint32_t flags;
+  // zero
+  uint32_t reserved;
+} netmem_event;
+
+// What a stack received, sent and lost. Set `size` to sizeof(netmem_stack_stats).
+typedef struct netmem_stack_stats {
+  // sizeof(netmem_stack_stats)
+  size_t size;
+  // frames received; segments that were merged count as one
+  uint64_t received;
+  // frames posted to the device or the kernel
+  uint64_t sent;
+  // frames whose headers are wrong, or of unknown protocols
+  uint64_t malformed;
+  // frames for other stations
+  uint64_t foreign;
+  // packets whose transport checksum is wrong
+  uint64_t wrong_checksum;
+  // bytes that netmem_tcp_write copied into pages
+  uint64_t copied_sent;
+  // resets sent for segments of no connection
+  uint64_t resets;
+  // frames not sent because there was no page for their headers
+  uint64_t no_page;
+  // packets dropped because their next hop did not answer
+  uint64_t unresolved;
+  // payload dropped because the program holds too many received pages
+  uint64_t short_of_pages;
+  // acknowledgements dropped because the accept queue was full
+  uint64_t accept_overflows;
+  // connections that ended before they were accepted
+  uint64_t ended_unaccepted;
+  // connections now, those that are closing included
+  uint64_t connections;
+  // of these, connections in TIME-WAIT
+  uint64_t time_wait;
+  // received pages that wait for the program now
+  uint64_t pages;
+  // pages for sending that are held or sent now
+  uint64_t send_pages;
+} netmem_stack_stats;
 
 // How a queue of an interface is opened. Set `size` to sizeof(netmem_xsk_options), and the rest to
 // zero where the default will do.
@@ -646,6 +813,266 @@ enum netmem_status netmem_shared_pool_get_stats(const struct netmem_shared_pool 
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 enum netmem_status netmem_shared_pool_close(struct netmem_shared_pool *pool, uint64_t *held);
+
+// Begins to connect to `remote`, and returns at once. The connection has an event with
+// NETMEM_EVENT_WRITE when it has been made, or has failed. What is sent before is sent then.
+// `options` may be null. The connection belongs to the stack's thread.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
+// NETMEM_ERR_ARGUMENT (also a local address that is none of the stack's), NETMEM_ERR_UNREACHABLE
+// (no route), NETMEM_ERR_IN_USE, NETMEM_ERR_TOO_MANY.
+enum netmem_status netmem_tcp_connect(struct netmem_stack *stack,
+                                      const struct netmem_endpoint *remote,
+                                      const struct netmem_tcp_options *options,
+                                      struct netmem_tcp **connection);
+
+// Writes whether the connection has been made. False while the handshake is under way.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; and why the connection was not
+// made, or has ended: NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT,
+// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_CLOSED (the stack).
+enum netmem_status netmem_tcp_is_connected(struct netmem_tcp *connection, bool *connected);
+
+// Both ends of the connection. Each may be null.
+//
+// Errors: NETMEM_ERR_NULL (the connection), NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_endpoints(struct netmem_tcp *connection,
+                                        struct netmem_endpoint *local,
+                                        struct netmem_endpoint *remote);
+
+// Sets what the connection's events have as their context; null before. The program frees it.
+//
+// Errors: NETMEM_ERR_NULL (the connection), NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_set_context(struct netmem_tcp *connection, void *context);
+
+// Receives up to `n` fragments of payload, in order, and does not wait. `received` gets how many;
+// 0 if nothing has arrived. The caller owns the fragments, which are in the pages in which they
+// arrived. The variables are not read: what they hold is to be released before. Fewer than `n`: an
+// event follows when there is more.
+//
+// A program that does not receive closes the peer's window. Fragments that were received count in
+// no window: a program that keeps them stops receiving when it has enough. If the program holds
+// nearly all receive pages of the stack, payload of all connections is dropped, and sent again.
+//
+// No copy, no system call. An atomic or two for a fragment.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (`n` is 0), NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
+// NETMEM_ERR_END (the peer sends no more), and why the connection has ended, after what was
+// received before: NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT,
+// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_CLOSED (the stack).
+enum netmem_status netmem_tcp_receive(struct netmem_tcp *connection,
+                                      struct netmem_frag *frags,
+                                      size_t n,
+                                      size_t *received);
+
+// Sends `n` fragments without a copy. `sent`, which is always written, gets how many were
+// accepted: their variables are empty. Their pages return when the peer has acknowledged them. The
+// other fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the send buffer
+// is full: send the rest after the next event with NETMEM_EVENT_WRITE. Else the first of them
+// caused the error.
+//
+// A fragment is one that a connection of the same stack has received, or one of
+// netmem_stack_alloc, or a part of one. On AF_XDP it can be of any pool on the UMEM's region. Its
+// bytes must not be written after this call. `more`: the program sends more soon, so a segment
+// that is not full may wait for that.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment), NETMEM_ERR_UNSENDABLE (a page that the device does not reach), NETMEM_ERR_SHUT_DOWN,
+// and those of netmem_tcp_is_connected.
+enum netmem_status netmem_tcp_send(struct netmem_tcp *connection,
+                                   struct netmem_frag *frags,
+                                   size_t n,
+                                   bool more,
+                                   size_t *sent);
+
+// Copies `n` bytes into pages of the stack and sends them. `written`, which is always written,
+// gets how many were accepted: fewer than `n` if the send buffer is full, or if the connection has
+// its share of the stack's pages. Write the rest after the next event with NETMEM_EVENT_WRITE.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_SHUT_DOWN, and those
+// of netmem_tcp_is_connected.
+enum netmem_status netmem_tcp_write(struct netmem_tcp *connection,
+                                    const void *bytes,
+                                    size_t n,
+                                    size_t *written);
+
+// Shuts down the sending direction: the peer sees the end of the stream after what was sent. What
+// the peer sends is still received. Before the connection has been made, it ends the connection,
+// and what was sent is lost.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_shutdown(struct netmem_tcp *connection);
+
+// Closes the connection, and ends its handle. What was sent still arrives, and then the end of the
+// stream, in later turns of the stack. If payload was received by the stack and not by the
+// program, the peer gets a reset instead. Also a connection whose stack was closed is closed by
+// this.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_close(struct netmem_tcp *connection);
+
+// Resets the connection, and ends its handle. What was sent and not acknowledged is lost.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_abort(struct netmem_tcp *connection);
+
+// Reads an endpoint from a text, such as "192.0.2.2:80", "[2001:db8::2]:80", or "[::]:80".
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT.
+enum netmem_status netmem_endpoint_parse(const char *text, struct netmem_endpoint *endpoint);
+
+// Listens on `local`, whose address is one of the stack's, or each (address_length of 0). Port 0
+// is one that is free: netmem_tcp_listener_local. `options` may be null. The listener belongs to
+// the stack's thread. It has an event when a connection waits after a netmem_tcp_accept that found
+// none.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
+// NETMEM_ERR_ARGUMENT (also an address that is none of the stack's), NETMEM_ERR_IN_USE.
+enum netmem_status netmem_tcp_listen(struct netmem_stack *stack,
+                                     const struct netmem_endpoint *local,
+                                     const struct netmem_tcp_options *options,
+                                     struct netmem_tcp_listener **listener);
+
+// Accepts a connection, or writes null if none waits. The connection belongs to the same thread.
+// Its peer may have reset it already: what was received before can be received, then the error.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_CLOSED (the stack was
+// shut down or closed).
+enum netmem_status netmem_tcp_accept(struct netmem_tcp_listener *listener,
+                                     struct netmem_tcp **connection);
+
+// The address and the port on which it listens.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_listener_local(struct netmem_tcp_listener *listener,
+                                             struct netmem_endpoint *local);
+
+// Sets what the listener's events have as their context; null before.
+//
+// Errors: NETMEM_ERR_NULL (the listener), NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_listener_set_context(struct netmem_tcp_listener *listener,
+                                                   void *context);
+
+// Closes the listener. Connections that wait to be accepted are reset. Those that were accepted go
+// on.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_tcp_listener_close(struct netmem_tcp_listener *listener);
+
+// Opens a stack with addresses of its own on a tap. The kernel is the peer on the other side, with
+// an address that the caller assigns to the tap (ip addr add). The stack belongs to this thread. A
+// thread of the library moves frames between the tap and the stack, until the stack is closed. The
+// tap goes with the stack, unless it was there before.
+//
+// The stack holds 6144 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
+// user. The strings of the options are not kept.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (an address, also one that
+// the kernel has, a gateway that is not in the network of an address, the MTU, the tap's name),
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another process has the tap), NETMEM_ERR_UNSUPPORTED (no
+// /dev/net/tun), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM. Nothing is open then.
+enum netmem_status netmem_stack_open_tap(const struct netmem_stack_options *options,
+                                         struct netmem_stack **stack);
+
+// Opens a stack with addresses of its own on the two queues of an AF_XDP socket, which become the
+// stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
+// `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
+// this call. Connections arrive only by the queues of the interface that are redirected. The stack
+// has the Ethernet address of the interface, and belongs to this thread. `umem` is that of the
+// queues, and its handle may be closed afterwards.
+//
+// The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
+// lro off), and the peer of a veth no checksum and segmentation offloads.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
+// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
+// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+// NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
+// descriptors, and the queues were closed.
+enum netmem_status netmem_stack_open_xsk(const struct netmem_stack_options *options,
+                                         const struct netmem_umem *umem,
+                                         struct netmem_xsk_rx *rx,
+                                         struct netmem_xsk_tx *tx,
+                                         struct netmem_stack **stack);
+
+// Does all work that is due: receives frames, passes them to connections, fires timers, sends what
+// is due. Never blocks. `work` gets how much there was, unless it is null: not 0 if the next call
+// may find more. Call netmem_stack_next_event then.
+//
+// Calls for listeners and connections take effect in the next turn, which sends the segments.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the tap or
+// the interface is gone; all connections have ended, and their events report it).
+enum netmem_status netmem_stack_poll(struct netmem_stack *stack, size_t *work);
+
+// Writes the next event to `event`, whose `size` is set, and returns whether there is one. Call it
+// after netmem_stack_poll until it returns false. A handle is in at most one event at a time, and
+// after its close in none.
+//
+// A call that does less than was asked requests the event, once: netmem_tcp_accept that finds no
+// connection, netmem_tcp_receive that fills fewer than `n` fragments, netmem_tcp_send and
+// netmem_tcp_write that accept less than `n`, and netmem_tcp_connect. So after an event, call
+// again until a call does less than was asked. A connection that was accepted has no event before
+// that: call receive at once.
+//
+// No system call, no allocation. Returns false with a text for misuse.
+bool netmem_stack_next_event(struct netmem_stack *stack, struct netmem_event *event);
+
+// The descriptor on which to wait, with poll, select or epoll, for POLLIN: readable after
+// netmem_stack_arm when the stack has work. It is the stack's, and the same until it is closed.
+// Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_stack_fd(const struct netmem_stack *stack);
+
+// Asks for a wake-up, and writes to `nanoseconds` how long to sleep at most, until the next timer:
+// 0 if there is work or an event already, -1 if there is no timer. A thread that was woken calls
+// netmem_stack_disarm and netmem_stack_poll. A few system calls.
+//
+// A program that turns without a sleep for some microseconds after the last work is woken less
+// often.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED.
+enum netmem_status netmem_stack_arm(struct netmem_stack *stack, int64_t *nanoseconds);
+
+// Ends the request for a wake-up: without it each frame wakes the descriptor. Misuse leaves a
+// text.
+void netmem_stack_disarm(struct netmem_stack *stack);
+
+// Allocates up to `n` whole pages to send from, and returns how many: fewer only if the program
+// holds or sends three quarters of the stack's pages for sending. The variables are not read.
+// Write them before the first netmem_tcp_send. A page that was sent returns when the peer has
+// acknowledged it.
+//
+// Returns 0 with a text for misuse.
+size_t netmem_stack_alloc(struct netmem_stack *stack, struct netmem_frag *frags, size_t n);
+
+// Counts of the stack. Linear in the connections.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_stack_get_stats(struct netmem_stack *stack,
+                                          struct netmem_stack_stats *stats);
+
+// Begins the stack's end: listeners and connections are closed, as if the program had closed each.
+// What was sent still arrives, and then the end of the stream. Continue with the program's loop
+// until netmem_stack_is_shut_down. Handles of listeners and connections stay with the program:
+// calls for them return NETMEM_ERR_CLOSED as soon as the connection has ended.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_stack_shutdown(struct netmem_stack *stack);
+
+// Whether nothing is left to be sent after netmem_stack_shutdown: each peer has acknowledged all
+// of it. A peer that does not answer can delay this for minutes. Linear in the connections. False
+// for misuse.
+bool netmem_stack_is_shut_down(struct netmem_stack *stack);
+
+// Closes the stack. Its connections end without a segment to their peers: call
+// netmem_stack_shutdown before, or abort them and poll once. Fragments that the program holds stay
+// valid. Handles of listeners and connections stay with the program, which closes each; other
+// calls for them return NETMEM_ERR_CLOSED. The stack's memory is freed with the last of them and
+// the last fragment. `stats` gets the final counts, unless it is null. If it has a wrong size, the
+// stack stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_stack_close(struct netmem_stack *stack, struct netmem_stack_stats *stats);
 
 // The reason of the last failure on this thread, in one line without a newline; empty if there was
 // none. Valid until the next failure on this thread. Never null.

@@ -184,6 +184,7 @@ template <std::size_t N> class frag_group {
   private:
     friend class xsk_rx;
     friend class xsk_tx;
+    friend class tcp;
     netmem_frag frags_[N];
     std::size_t size_;
 };
@@ -249,6 +250,7 @@ class xsk_rx {
     netmem_xsk_rx *get() const noexcept { return handle_; }
 
   private:
+    friend class stack;
     netmem_xsk_rx *handle_;
 };
 
@@ -294,6 +296,7 @@ class xsk_tx {
     netmem_xsk_tx *get() const noexcept { return handle_; }
 
   private:
+    friend class stack;
     netmem_xsk_tx *handle_;
 };
 
@@ -338,6 +341,186 @@ class xdp_program {
 
   private:
     netmem_xdp_program *handle_ = nullptr;
+};
+
+inline netmem_endpoint endpoint(const char *text) {
+    netmem_endpoint endpoint = netmem_endpoint();
+    check(netmem_endpoint_parse(text, &endpoint));
+    return endpoint;
+}
+
+inline netmem_tcp_options tcp_options() {
+    netmem_tcp_options options = netmem_tcp_options();
+    options.size = sizeof options;
+    return options;
+}
+
+/* A TCP connection, of the thread of its stack. */
+class tcp {
+  public:
+    /* None. */
+    tcp() noexcept = default;
+    /* Becomes the owner of a handle of netmem_tcp_connect or netmem_tcp_accept. */
+    explicit tcp(netmem_tcp *owned) noexcept : handle_(owned) {}
+    tcp(tcp &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    tcp &operator=(tcp &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~tcp() { netmem_tcp_close(handle_); }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+    /* Releases what the group has, and receives up to N fragments. False: the peer sends no more. */
+    template <std::size_t N> bool receive(frag_group<N> &group) {
+        group.clear();
+        const netmem_status status = netmem_tcp_receive(handle_, group.frags_, N, &group.size_);
+        if (status == NETMEM_ERR_END)
+            return false;
+        check(status);
+        return true;
+    }
+    /* Sends the fragments of the group, and returns how many. The others stay in the group, also if
+     * this throws. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group, bool more = false) {
+        std::size_t sent = 0;
+        const netmem_status status = netmem_tcp_send(handle_, group.frags_, group.size_, more, &sent);
+        group.size_ -= sent;
+        for (std::size_t i = 0; sent > 0 && i < group.size_; i++)
+            group.frags_[i] = std::exchange(group.frags_[i + sent], netmem_frag());
+        check(status);
+        return sent;
+    }
+    /* Copies bytes, and returns how many were accepted. */
+    std::size_t write(const void *bytes, std::size_t n) {
+        std::size_t written = 0;
+        check(netmem_tcp_write(handle_, bytes, n, &written));
+        return written;
+    }
+    /* Throws why the connection was not made, or has ended. */
+    bool is_connected() {
+        bool connected = false;
+        check(netmem_tcp_is_connected(handle_, &connected));
+        return connected;
+    }
+    netmem_endpoint local() const {
+        netmem_endpoint endpoint;
+        check(netmem_tcp_endpoints(handle_, &endpoint, nullptr));
+        return endpoint;
+    }
+    netmem_endpoint remote() const {
+        netmem_endpoint endpoint;
+        check(netmem_tcp_endpoints(handle_, nullptr, &endpoint));
+        return endpoint;
+    }
+    void set_context(void *context) { check(netmem_tcp_set_context(handle_, context)); }
+    void shutdown() { check(netmem_tcp_shutdown(handle_)); }
+    /* Resets the connection. This is none then. */
+    void abort() { check(netmem_tcp_abort(std::exchange(handle_, nullptr))); }
+    netmem_tcp *get() const noexcept { return handle_; }
+
+  private:
+    netmem_tcp *handle_ = nullptr;
+};
+
+/* A socket that accepts connections, of the thread of its stack: netmem::stack::listen. */
+class tcp_listener {
+  public:
+    /* Becomes the owner of a handle of netmem_tcp_listen. */
+    explicit tcp_listener(netmem_tcp_listener *owned) noexcept : handle_(owned) {}
+    tcp_listener(tcp_listener &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    tcp_listener &operator=(tcp_listener &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~tcp_listener() { netmem_tcp_listener_close(handle_); }
+    /* None if none waits. */
+    tcp accept() {
+        netmem_tcp *connection = nullptr;
+        check(netmem_tcp_accept(handle_, &connection));
+        return tcp(connection);
+    }
+    netmem_endpoint local() const {
+        netmem_endpoint endpoint;
+        check(netmem_tcp_listener_local(handle_, &endpoint));
+        return endpoint;
+    }
+    void set_context(void *context) { check(netmem_tcp_listener_set_context(handle_, context)); }
+    netmem_tcp_listener *get() const noexcept { return handle_; }
+
+  private:
+    netmem_tcp_listener *handle_;
+};
+
+inline netmem_stack_options stack_options(const char *addresses) {
+    netmem_stack_options options = netmem_stack_options();
+    options.size = sizeof options;
+    options.addresses = addresses;
+    return options;
+}
+
+/* A TCP/IP stack, of the thread that makes it. Its listeners and connections may live longer. */
+class stack {
+  public:
+    /* On the tap of the options. */
+    explicit stack(const netmem_stack_options &options) { check(netmem_stack_open_tap(&options, &handle_)); }
+    /* On both queues of an AF_XDP socket, which become the stack's. */
+    stack(const netmem_stack_options &options, const umem &umem, xsk queues) {
+        const netmem_status status = netmem_stack_open_xsk(&options, umem.get(), queues.rx.get(), queues.tx.get(), &handle_);
+        if (status == NETMEM_OK || status == NETMEM_ERR_CLOSED)
+            queues.rx.handle_ = nullptr, queues.tx.handle_ = nullptr;
+        check(status);
+    }
+    stack(stack &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    stack &operator=(stack &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~stack() { netmem_stack_close(handle_, nullptr); }
+    std::size_t poll() {
+        std::size_t work = 0;
+        check(netmem_stack_poll(handle_, &work));
+        return work;
+    }
+    /* False if there is no event. */
+    bool next_event(netmem_event &event) noexcept {
+        event.size = sizeof event;
+        return netmem_stack_next_event(handle_, &event);
+    }
+    int fd() const noexcept { return netmem_stack_fd(handle_); }
+    /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
+    std::int64_t arm() {
+        std::int64_t left = 0;
+        check(netmem_stack_arm(handle_, &left));
+        return left;
+    }
+    void disarm() noexcept { netmem_stack_disarm(handle_); }
+    /* Empty if there is no page. */
+    frag alloc() noexcept {
+        netmem_frag out = netmem_frag();
+        netmem_stack_alloc(handle_, &out, 1);
+        return frag(out);
+    }
+    tcp_listener listen(const netmem_endpoint &local, const netmem_tcp_options &options = tcp_options()) {
+        netmem_tcp_listener *listener = nullptr;
+        check(netmem_tcp_listen(handle_, &local, &options, &listener));
+        return tcp_listener(listener);
+    }
+    tcp connect(const netmem_endpoint &remote, const netmem_tcp_options &options = tcp_options()) {
+        netmem_tcp *connection = nullptr;
+        check(netmem_tcp_connect(handle_, &remote, &options, &connection));
+        return tcp(connection);
+    }
+    void shutdown() { check(netmem_stack_shutdown(handle_)); }
+    bool is_shut_down() noexcept { return netmem_stack_is_shut_down(handle_); }
+    netmem_stack_stats stats() {
+        netmem_stack_stats stats = netmem_stack_stats();
+        stats.size = sizeof stats;
+        check(netmem_stack_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_stack *get() noexcept { return handle_; }
+
+  private:
+    netmem_stack *handle_ = nullptr;
 };
 
 } // namespace netmem

@@ -9,6 +9,9 @@
 //!     netmem_xsk_rx        a receive queue                 groups of fragments
 //!     netmem_xsk_tx        its transmit queue              groups of fragments
 //!   netmem_xdp_program     redirects frames of an interface to receive queues
+//!   netmem_stack           TCP and IP on a tap, or on the two queues above
+//!     netmem_tcp_listener  accepts connections
+//!     netmem_tcp           a connection         payload as fragments
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!
@@ -32,5 +35,6 @@ pub mod page_pool;
 pub mod rcu;
 pub mod region;
 pub mod shared_pool;
+pub mod stack;
 pub mod status;
 pub mod xsk;

@@ -1,5 +1,8 @@
 //! Statuses, the text of a thread's last failure, and the border that no panic crosses.
 
+use netmem::device::port::{PortError, TapError};
+use netmem::host::OpenError;
+use netmem::tcp::{self, SocketError};
 use netmem_pool::{PoolError, RegionError, WaitError};
 use netmem_refs::{KillError, NoMemory};
 use netmem_xsk::{AttachError, QueueStopped, XskError};
@@ -38,7 +41,8 @@ pub enum netmem_status {
     NETMEM_ERR_RANGE = 9,
     /// A system call failed.
     NETMEM_ERR_SYSTEM = 10,
-    /// The pool ended while the thread waited.
+    /// The pool ended while the thread waited, or the stack of the listener or connection was
+    /// closed.
     NETMEM_ERR_CLOSED = 11,
     /// The count is killed already, or not killed, or has reached zero.
     NETMEM_ERR_STATE = 12,
@@ -57,6 +61,24 @@ pub enum netmem_status {
     NETMEM_ERR_NOT_FOUND = 18,
     /// The kernel or the interface's driver does not support what was asked for.
     NETMEM_ERR_UNSUPPORTED = 19,
+
+    /// The peer sends no more: the end of the stream.
+    NETMEM_ERR_END = 30,
+    /// The peer's host refused the connection.
+    NETMEM_ERR_REFUSED = 31,
+    /// The peer reset the connection.
+    NETMEM_ERR_RESET = 32,
+    /// The peer did not answer in time.
+    NETMEM_ERR_TIMED_OUT = 33,
+    /// No route leads to the peer, or a router or the peer's host reports that it cannot be
+    /// reached.
+    NETMEM_ERR_UNREACHABLE = 34,
+    /// This direction of the connection was shut down by the program.
+    NETMEM_ERR_SHUT_DOWN = 35,
+    /// Another listener or connection of the stack has the port, or no port is left.
+    NETMEM_ERR_IN_USE = 36,
+    /// The stack has as many connections as its options allow.
+    NETMEM_ERR_TOO_MANY = 37,
 }
 
 /// Why a call failed.
@@ -102,8 +124,24 @@ pub(crate) enum Failure {
     Queue(io::Error),
     #[error("the queue cannot send the frame: {0}")]
     Unsendable(&'static str),
+    #[error(transparent)]
+    Open(Box<OpenError>),
+    #[error(transparent)]
+    Stopped(io::Error),
+    #[error("the system has too few descriptors or too little memory for a stack, and the queues were closed: {0}")]
+    QueuesClosed(io::Error),
+    #[error(transparent)]
+    Socket(SocketError),
+    #[error("the peer sends no more")]
+    End,
     #[error("the library panicked: {0}")]
     Panic(String),
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
+        Self::Open(Box::new(error))
+    }
 }
 
 impl From<XskError> for Failure {
@@ -160,6 +198,11 @@ impl Failure {
             }
             Self::Queue(_) => NETMEM_ERR_SYSTEM,
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
+            Self::Open(error) => open(error),
+            Self::Stopped(_) => NETMEM_ERR_STOPPED,
+            Self::QueuesClosed(_) => NETMEM_ERR_CLOSED,
+            Self::Socket(error) => socket(error),
+            Self::End => NETMEM_ERR_END,
             Self::Panic(_) => NETMEM_ERR_PANIC,
         }
     }
@@ -203,6 +246,44 @@ fn attach(error: &AttachError) -> netmem_status {
         AttachError::Privilege(_) => NETMEM_ERR_PRIVILEGE,
         AttachError::Occupied { .. } => NETMEM_ERR_BUSY,
         AttachError::Refused { .. } | AttachError::Mode(_) => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+/// Opening a stack.
+fn open(error: &OpenError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        OpenError::NoAddress | OpenError::Kernel(_) | OpenError::Mtu { .. } | OpenError::Rules(_) => {
+            NETMEM_ERR_ARGUMENT
+        }
+        OpenError::Port(PortError::Tap { source, .. }) => match source {
+            TapError::Name | TapError::Queues { .. } => NETMEM_ERR_ARGUMENT,
+            TapError::Missing => NETMEM_ERR_UNSUPPORTED,
+            TapError::NotPermitted => NETMEM_ERR_PRIVILEGE,
+            TapError::Taken => NETMEM_ERR_BUSY,
+            _ => NETMEM_ERR_SYSTEM,
+        },
+        OpenError::Interface { .. } => NETMEM_ERR_NOT_FOUND,
+        OpenError::Xsk(error) => xsk(error),
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+/// Calls of listeners and connections.
+fn socket(error: &SocketError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        SocketError::Closed(tcp::Error::Refused) | SocketError::Refused => NETMEM_ERR_REFUSED,
+        SocketError::Closed(tcp::Error::TimedOut) => NETMEM_ERR_TIMED_OUT,
+        SocketError::Closed(tcp::Error::Unreachable(_)) | SocketError::NoRoute => NETMEM_ERR_UNREACHABLE,
+        SocketError::Closed(tcp::Error::DeviceGone) => NETMEM_ERR_STOPPED,
+        SocketError::Closed(tcp::Error::Reset | tcp::Error::Aborted) => NETMEM_ERR_RESET,
+        SocketError::ShutDown => NETMEM_ERR_SHUT_DOWN,
+        SocketError::InUse | SocketError::NoPort => NETMEM_ERR_IN_USE,
+        SocketError::NotOurs => NETMEM_ERR_ARGUMENT,
+        SocketError::TooMany => NETMEM_ERR_TOO_MANY,
+        SocketError::StackGone => NETMEM_ERR_CLOSED,
         _ => NETMEM_ERR_SYSTEM,
     }
 }
@@ -293,6 +374,14 @@ pub extern "C" fn netmem_status_name(status: i32) -> *const c_char {
         17 => c"NETMEM_ERR_BUSY",
         18 => c"NETMEM_ERR_NOT_FOUND",
         19 => c"NETMEM_ERR_UNSUPPORTED",
+        30 => c"NETMEM_ERR_END",
+        31 => c"NETMEM_ERR_REFUSED",
+        32 => c"NETMEM_ERR_RESET",
+        33 => c"NETMEM_ERR_TIMED_OUT",
+        34 => c"NETMEM_ERR_UNREACHABLE",
+        35 => c"NETMEM_ERR_SHUT_DOWN",
+        36 => c"NETMEM_ERR_IN_USE",
+        37 => c"NETMEM_ERR_TOO_MANY",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -324,6 +413,11 @@ mod tests {
     #[test]
     fn each_status_has_its_name() {
         for value in 0..=netmem_status::NETMEM_ERR_UNSUPPORTED as i32 {
+            // SAFETY: the name is static.
+            let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
+            assert!(name.starts_with("NETMEM_"), "{value}: {name}");
+        }
+        for value in netmem_status::NETMEM_ERR_END as i32..=netmem_status::NETMEM_ERR_TOO_MANY as i32 {
             // SAFETY: the name is static.
             let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
             assert!(name.starts_with("NETMEM_"), "{value}: {name}");

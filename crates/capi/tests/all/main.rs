@@ -3,5 +3,7 @@
 
 mod build;
 mod echo;
+mod http;
 mod programs;
 mod queues;
+mod streams;

@@ -47,7 +47,7 @@ mod tap;
 mod xsk;
 
 #[cfg(feature = "device")]
-pub use tap::{TapQueue, TapStack, on_tap};
+pub use tap::{TapOptions, TapQueue, TapStack, on_tap};
 #[cfg(feature = "xsk")]
 pub use xsk::{XskQueue, XskStack, on_xsk};
 
@@ -73,6 +73,17 @@ pub enum OpenError {
     /// The kernel has the address as well, and would answer for it.
     #[error("{0} is an address of the kernel; give this host another one of the network, which no other station has")]
     Kernel(IpAddr),
+    /// No IP packets have this size.
+    #[cfg(feature = "device")]
+    #[error("an MTU of {mtu} bytes; it is {least} to {most}")]
+    Mtu {
+        /// The number of the options.
+        mtu: u16,
+        /// The smallest for the host's addresses.
+        least: u16,
+        /// The largest.
+        most: u16,
+    },
     /// There is no tap of this name, and none can be made.
     #[cfg(feature = "device")]
     #[error(transparent)]

@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of an IP packet.
+/// Bytes of an IP packet, unless the options have another number.
 const MTU: u16 = 1500;
-/// The longest frame that is no segment: with a VLAN tag. The driver then also accepts large
-/// segments.
-const FRAME: usize = 1522;
+/// The largest MTU of the options.
+const LARGEST: u16 = 9216;
+/// Bytes of the longest frame beyond its IP packet: the Ethernet header, a VLAN tag and the
+/// checksum. The driver also accepts large segments.
+const FRAME: usize = 22;
 /// Receive pages of a queue: for the ring, the cache, and what connections and their users hold.
 const RECEIVED: usize = 4096;
 /// Pages of a queue for headers and for payload that is copied.
@@ -46,12 +48,83 @@ struct Shared {
     control: Control,
 }
 
+/// How a host behind a tap is opened: [`on_tap`] with the options that it has chosen.
+#[derive(Clone, Debug)]
+pub struct TapOptions {
+    mtu: u16,
+}
+
+impl Default for TapOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TapOptions {
+    /// The options of [`on_tap`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self { mtu: MTU }
+    }
+
+    /// Bytes of an IP packet: 576 to 9216, and 1280 at least if the host has an address of IPv6.
+    /// The kernel's end of the tap is set to the same MTU by `ip link set NAME mtu BYTES`.
+    #[must_use]
+    pub fn mtu(mut self, bytes: u16) -> Self {
+        self.mtu = bytes;
+        self
+    }
+
+    /// As [`on_tap`].
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(
+        &self,
+        name: &str,
+        queues: u16,
+        addresses: &[Address],
+    ) -> Result<Opened<TrustedPeer, TapQueue>, OpenError> {
+        check(addresses)?;
+        let mtu = self.mtu;
+        let least = if addresses.iter().any(|own| own.addr.is_ipv6()) { 1280 } else { 576 };
+        if !(least..=LARGEST).contains(&mtu) {
+            return Err(OpenError::Mtu { mtu, least, most: LARGEST });
+        }
+        let mac = mac(addresses[0].addr);
+        let mut taps = Tap::open(name, queues.into(), true)?.into_iter();
+        let options = Options { mac: Some(mac), mtu: Some(mtu), max_pairs: queues.into(), ..Options::default() };
+        let missing = || PortError::Tap { name: name.to_owned(), source: TapError::Queues { asked: queues.into() } };
+        let device = NetDevice::new(options, |_| taps.next().ok_or_else(missing))?;
+        let control = device.control();
+        let workers = device.workers(queues.into())?;
+        let each = usize::from(queues);
+        let options = NetOptions::new(RxMode::Mergeable).pairs(queues).max_frame(usize::from(mtu) + FRAME);
+        let InProcess { pairs, net, connection } =
+            control.connect(options.pages(each * RECEIVED).tx_pages(each * SENT))?;
+        let pools: Result<Vec<_>, _> =
+            (0..queues).map(|_| net.tx_pool(PoolOptions::new(name).limit(SENT)).map(Arc::new)).collect();
+        let pools = pools?;
+        let host = Host::new(Interface { mac: Mac(mac), mtu, addresses: addresses.to_vec() });
+        let shared = Arc::new(Shared { connection: Mutex::new(Some(connection)), control });
+        let beginning = Instant::now();
+        let queues = pairs.into_iter().zip(workers).zip(pools).map(|((QueuePair { rx, tx }, worker), pool)| {
+            let behind = TapDevice { worker, shared: shared.clone() };
+            Queue { host: host.clone(), rx, tx, pool, behind, beginning }
+        });
+        let queues = queues.collect();
+        Ok(Opened { host, queues })
+    }
+}
+
 /// Opens a host behind the tap `name`, which is made if there is none, with these addresses and so
 /// many queues. The tap goes when the last queue is dropped, unless it was there before.
 ///
 /// The kernel is the peer on the other side of the tap, or what the kernel has bridged it with. The
-/// stack's Ethernet address is made of its first address. The MTU is 1500. Each stack can hold 2048
-/// received pages ([`StackOptions::pages`](netmem_inet::StackOptions::pages)).
+/// stack's Ethernet address is made of its first address. The MTU is 1500, unless [`TapOptions`]
+/// open the host. Each stack can hold 2048 received pages
+/// ([`StackOptions::pages`](netmem_inet::StackOptions::pages)).
 ///
 /// Needs CAP_NET_ADMIN, unless the tap was made for this user. A tap of several queues that is
 /// there already was made with the flag `multi_queue`.
@@ -60,28 +133,7 @@ struct Shared {
 ///
 /// [`OpenError`]; nothing is left behind.
 pub fn on_tap(name: &str, queues: u16, addresses: &[Address]) -> Result<Opened<TrustedPeer, TapQueue>, OpenError> {
-    check(addresses)?;
-    let mac = mac(addresses[0].addr);
-    let mut taps = Tap::open(name, queues.into(), true)?.into_iter();
-    let options = Options { mac: Some(mac), mtu: Some(MTU), max_pairs: queues.into(), ..Options::default() };
-    let missing = || PortError::Tap { name: name.to_owned(), source: TapError::Queues { asked: queues.into() } };
-    let device = NetDevice::new(options, |_| taps.next().ok_or_else(missing))?;
-    let control = device.control();
-    let workers = device.workers(queues.into())?;
-    let each = usize::from(queues);
-    let options = NetOptions::new(RxMode::Mergeable).pairs(queues).max_frame(FRAME);
-    let InProcess { pairs, net, connection } = control.connect(options.pages(each * RECEIVED).tx_pages(each * SENT))?;
-    let pools: Result<Vec<_>, _> =
-        (0..queues).map(|_| net.tx_pool(PoolOptions::new(name).limit(SENT)).map(Arc::new)).collect();
-    let pools = pools?;
-    let host = Host::new(Interface { mac: Mac(mac), mtu: MTU, addresses: addresses.to_vec() });
-    let (shared, beginning) = (Arc::new(Shared { connection: Mutex::new(Some(connection)), control }), Instant::now());
-    let queues = pairs.into_iter().zip(workers).zip(pools).map(|((QueuePair { rx, tx }, worker), pool)| {
-        let behind = TapDevice { worker, shared: shared.clone() };
-        Queue { host: host.clone(), rx, tx, pool, behind, beginning }
-    });
-    let queues = queues.collect();
-    Ok(Opened { host, queues })
+    TapOptions::new().open(name, queues, addresses)
 }
 
 /// A locally administered Ethernet address, made of an IP address.

@@ -1,7 +1,7 @@
 //! Hosts on taps and interfaces: every queue answers, and what stops is an error. The servers among
 //! the examples keep what a client does not read.
 
-use netmem::host::{Behind, Driven, OpenError, Opened, Queue, on_tap, on_xsk};
+use netmem::host::{Behind, Driven, OpenError, Opened, Queue, TapOptions, on_tap, on_xsk};
 use netmem::net::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
 use netmem::tcp::{Address, ListenOptions, StackOptions};
@@ -10,6 +10,7 @@ use netmem_testing::pausing::{answer_after_a_pause, echo_after_a_pause};
 use netmem_testing::{installed, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,6 +122,31 @@ fn each_queue_of_a_tap_answers() {
     });
 }
 
+/// The kernel sends a host segments of its MTU.
+#[test]
+fn the_peer_keeps_to_the_mtu_of_the_options() {
+    in_a_network(|| {
+        for mtu in [1300_u16, 9000] {
+            let opened = TapOptions::new().mtu(mtu).open("t0", 1, &ours()).unwrap();
+            kernel_side("t0");
+            ip("link set t0 mtu 9000");
+            let answered = served(opened, || {
+                let mut answer = [0];
+                let mut socket = TcpStream::connect(SERVER).unwrap();
+                socket.read_exact(&mut answer).unwrap();
+                let (mut segment, mut size) = (0_i32, 4);
+                let (at, level) = ((&raw mut segment).cast(), libc::IPPROTO_TCP);
+                // SAFETY: the option is an integer.
+                let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, libc::TCP_MAXSEG, at, &raw mut size) };
+                // Without the headers of IP and TCP, and timestamps.
+                assert_eq!((got, segment), (0, i32::from(mtu) - 52));
+                answer.to_vec()
+            });
+            assert_eq!(answered, [1]);
+        }
+    });
+}
+
 /// The same on an interface, beside the kernel.
 #[test]
 fn each_queue_of_an_interface_answers() {
@@ -214,6 +240,11 @@ fn what_cannot_be_opened() {
         assert!(matches!(error, OpenError::Kernel(_)), "{error}");
         std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
         on_tap("t0", 1, &ours()).unwrap();
+        let v6 = [OURS, "fd00::2/64"].map(|own| own.parse().unwrap());
+        for (mtu, addresses) in [(575, &v6[..1]), (9217, &v6[..1]), (1279, &v6)] {
+            let error = TapOptions::new().mtu(mtu).open("t0", 1, addresses).unwrap_err();
+            assert!(matches!(error, OpenError::Mtu { .. }), "{error}");
+        }
         let error = on_tap("a name that is too long", 1, &ours()).unwrap_err();
         assert!(matches!(error, OpenError::Port(_)), "{error}");
     });

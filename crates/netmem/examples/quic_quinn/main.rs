@@ -11,6 +11,8 @@
 //!
 //!     quic_quinn serve tap NAME ADDRESS/PREFIX CERTIFICATE      the server; it writes its certificate,
 //!     quic_quinn serve xsk INTERFACE ADDRESS/PREFIX CERTIFICATE and ends with standard input
+//!     quic_quinn serve xsk INTERFACE task ADDRESS/PREFIX CERTIFICATE
+//!                                                               the stack is a task of quinn's thread
 //!     quic_quinn serve kernel ADDRESS CERTIFICATE               the same on a socket of the kernel
 //!     quic_quinn copy ADDRESS CERTIFICATE FILE                  sends the file, fetches it, and compares
 //!     quic_quinn put|get ADDRESS CERTIFICATE MIB                sends or fetches so many MiB
@@ -44,33 +46,41 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+const USAGE: &str = "usage: see the head of crates/netmem/examples/quic_quinn/main.rs";
 const PORT: u16 = 4433;
 /// Bytes of the file in the first form.
 const FILE: usize = 20_000_000;
 
-/// Runs the server on `socket` until standard input ends.
-fn serve(socket: Arc<dyn AsyncUdpSocket>, certificate: &Path) -> anyhow::Result<()> {
+/// Runs the server until standard input ends.
+async fn serve(socket: Arc<dyn AsyncUdpSocket>, certificate: &Path) -> anyhow::Result<()> {
     let own = Certificate::new()?;
     std::fs::write(certificate, own.der())?;
-    let ended = stack::standard_input_ends();
-    ends::runtime()?.block_on(async {
-        println!("serves QUIC on {}", socket.local_addr()?);
-        tokio::select! {
-            served = ends::serve(socket, &own, Side::Process) => served,
-            _ = ended => Ok(()),
-        }
-    })
+    println!("serves QUIC on {}", socket.local_addr()?);
+    tokio::select! {
+        served = ends::serve(socket, &own, usize::MAX, Side::Process) => served,
+        _ = stack::standard_input_ends() => Ok(()),
+    }
 }
 
-/// The same on a socket of the kernel.
-fn serve_kernel(local: SocketAddr, certificate: &Path) -> anyhow::Result<()> {
-    let runtime = ends::runtime()?;
-    let socket = {
-        let _entered = runtime.enter();
-        TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind(local)?)?
-    };
-    drop(runtime);
-    serve(socket, certificate)
+/// Runs the server on the words behind `serve`.
+fn serve_on(words: &[&str]) -> anyhow::Result<()> {
+    let [on, rest @ .., address, certificate] = words else { bail!(USAGE) };
+    let certificate = Path::new(certificate);
+    if *on == "kernel" {
+        return ends::runtime()?.block_on(async {
+            let socket = std::net::UdpSocket::bind(local(address.parse()?))?;
+            serve(TokioRuntime.wrap_udp_socket(socket)?, certificate).await
+        });
+    }
+    let address: netmem::tcp::Address = address.parse()?;
+    let at = local(address.addr);
+    let on_a_thread = |socket| ends::runtime()?.block_on(serve(socket, certificate));
+    match (*on, rest) {
+        ("tap", [name]) => stack::with_socket(on_tap(name, 1, &[address])?, at, on_a_thread),
+        ("xsk", [name]) => stack::with_socket(on_xsk(name, &[address])?, at, on_a_thread),
+        ("xsk", [name, "task"]) => stack::with_task(on_xsk(name, &[address])?, at, |socket| serve(socket, certificate)),
+        _ => bail!(USAGE),
+    }
 }
 
 /// The first form.
@@ -92,7 +102,7 @@ fn both() -> anyhow::Result<()> {
             println!("{server} serves QUIC");
             let ended = tokio::task::spawn_blocking(|| client.join());
             tokio::select! {
-                served = ends::serve(socket, &own, Side::Process) => served,
+                served = ends::serve(socket, &own, usize::MAX, Side::Process) => served,
                 ended = ended => ended?.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             }
         })
@@ -104,19 +114,7 @@ fn main() -> anyhow::Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [] => both(),
-        ["serve", "tap", name, address, certificate] => {
-            let address: netmem::tcp::Address = address.parse()?;
-            stack::with_socket(on_tap(name, 1, &[address])?, local(address.addr), |socket| {
-                serve(socket, certificate.as_ref())
-            })
-        }
-        ["serve", "xsk", name, address, certificate] => {
-            let address: netmem::tcp::Address = address.parse()?;
-            stack::with_socket(on_xsk(name, &[address])?, local(address.addr), |socket| {
-                serve(socket, certificate.as_ref())
-            })
-        }
-        ["serve", "kernel", address, certificate] => serve_kernel(local(address.parse()?), certificate.as_ref()),
+        ["serve", ..] => serve_on(&words[1..]),
         ["copy", address, certificate, file] => {
             let (trusted, file) = (std::fs::read(certificate)?, std::fs::read(file)?);
             ends::runtime()?.block_on(ends::copy(local(address.parse()?), &trusted, file))
@@ -127,7 +125,7 @@ fn main() -> anyhow::Result<()> {
             ends::runtime()?.block_on(measured)
         }
         ["memory", word @ ("put" | "get"), mib] => memory::measure(word == "put", mib.parse()?),
-        _ => bail!("usage: see the head of crates/netmem/examples/quic_quinn/main.rs"),
+        _ => bail!(USAGE),
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-/// Datagrams that a direction holds. Others are lost, as by a socket whose buffer is full.
-const MOST: usize = 1024;
+/// Datagrams that a direction holds: more than may be in flight. Others would be lost.
+const MOST: usize = 4096;
 /// Datagrams of a group, as many as netmem's socket has.
 const SEGMENTS: usize = 32;
 
@@ -125,13 +125,13 @@ pub(crate) fn measure(put: bool, mib: u64) -> anyhow::Result<()> {
     let server = Memory { local: far, peer: near, inward: there, outward: back };
     let own = Certificate::new()?;
     let trusted = own.der().to_vec();
-    // The server ends with the process.
-    thread::spawn(move || -> anyhow::Result<()> {
-        ends::runtime()?.block_on(ends::serve(Arc::new(server), &own, Side::Thread))
+    let server = thread::spawn(move || -> anyhow::Result<()> {
+        ends::runtime()?.block_on(ends::serve(Arc::new(server), &own, 1, Side::Thread))
     });
     ends::runtime()?.block_on(async {
         let runtime = Arc::new(TokioRuntime);
         let endpoint = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, Arc::new(client), runtime)?;
         ends::transfer(&endpoint, far, &trusted, (put, mib << 20), Side::Thread).await
-    })
+    })?;
+    server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,10 +1,13 @@
-//! The stack's threads, and the socket that quinn has of them.
+//! The stack, on threads of its own or as a task of quinn's runtime, and the socket that quinn has of
+//! it.
 
+use anyhow::bail;
 use netmem::host::{Behind, Opened, Queue};
 use netmem::net::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
 use netmem::tcp::remote::Sockets;
-use netmem::tcp::{StackOptions, StackWaker};
+use netmem::tcp::tokio::drive;
+use netmem::tcp::{StackOptions, StackWaker, Time};
 use quinn::AsyncUdpSocket;
 use std::future::poll_fn;
 use std::io::Read;
@@ -12,8 +15,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+/// How long a stack has at the end, to send what is in its rings.
+const END: Duration = Duration::from_secs(1);
 
 /// What other threads use of a stack.
 type Handles<M> = (Sockets<M>, StackWaker<M>);
@@ -25,15 +31,14 @@ where
     T: TxQueue<Mem = R::Mem> + Wait,
     D: Behind,
 {
-    // A socket for datagrams holds a quarter of the pages: here 512, as many datagrams or more.
-    let mut stack = queue.start(StackOptions { pages: 2048, ..StackOptions::default() })?;
+    let mut stack = queue.start(options())?;
     opened.send((stack.stack().remote(), stack.stack().waker()))?;
     while !stop.load(Ordering::Relaxed) {
         let work = stack.poll();
         stack.pause(work, None)?;
     }
     // What is in the rings leaves.
-    stack.finish(Duration::from_secs(1))?;
+    stack.finish(END)?;
     Ok(())
 }
 
@@ -72,6 +77,44 @@ where
         }
         used
     })
+}
+
+/// Runs `user` on a runtime of this thread, with a socket that is bound to `local`. A task of the
+/// same runtime drives the stack: nothing is woken by system calls while there is work.
+pub(crate) fn with_task<R, T, D, F>(
+    opened: Opened<R::Mem, Queue<R, T, D>>,
+    local: SocketAddr,
+    user: impl FnOnce(Arc<dyn AsyncUdpSocket>) -> F,
+) -> anyhow::Result<()>
+where
+    R: RxQueue<Mem: Mapped> + Wait,
+    T: TxQueue<Mem = R::Mem> + Wait,
+    D: Behind,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let mut queues = opened.queues.into_iter();
+    let (Some(queue), None) = (queues.next(), queues.next()) else { bail!("a task drives one queue") };
+    let beginning = Instant::now();
+    let now = || Time::ZERO + beginning.elapsed();
+    let (mut stack, device) = queue.apart(options(), now())?;
+    let socket = stack.remote().bind(local);
+    super::ends::runtime()?.block_on(async {
+        tokio::select! {
+            driven = drive(&mut stack, now) => Ok(driven?),
+            used = async {
+                poll_fn(|cx| socket.poll_bound(cx)).await?;
+                user(Arc::new(socket)).await
+            } => used,
+        }
+    })?;
+    stack.finish(now() + END, now)?;
+    drop((stack, device));
+    Ok(())
+}
+
+/// A socket for datagrams holds a quarter of the pages: here 512, as many datagrams or more.
+fn options() -> StackOptions {
+    StackOptions { pages: 2048, ..StackOptions::default() }
 }
 
 /// Is ready when standard input ends.

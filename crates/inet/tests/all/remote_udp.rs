@@ -150,9 +150,13 @@ fn a_ring_that_is_full_takes_nothing_and_wakes_all_who_wait() {
 fn a_call_without_pages_waits_for_them() {
     let mut link = Link::new(false);
     let [near, far] = sockets(&mut link);
-    let pages: Vec<_> = std::iter::from_fn(|| link.near_pool.alloc()).collect();
+    let mut pages: Vec<_> = std::iter::from_fn(|| link.near_pool.alloc()).collect();
+    // There are two, and a call needs three. No call keeps them, or counts them any longer.
+    pages.truncate(pages.len() - 2);
     let payload = bytes(3000);
-    assert_eq!(near.send_to(&payload, addr(FAR), &GROUP), Err(SocketError::WouldBlock));
+    for _ in 0..3000 {
+        assert_eq!(near.send_to(&payload, addr(FAR), &GROUP), Err(SocketError::WouldBlock));
+    }
     let calls = Arc::<Calls>::default();
     let waker = Waker::from(calls.clone());
     assert_eq!(near.poll_writable(&mut Context::from_waker(&waker)), Poll::Pending);

@@ -86,6 +86,13 @@ fn futures() -> Done {
     Ok(())
 }
 
+#[cfg(feature = "quinn")]
+fn quinn() -> Done {
+    fn is_socket<T: quinn::AsyncUdpSocket>() {}
+    is_socket::<netmem::tcp::remote::UdpSocket<netmem::pool::PeerShared>>();
+    Ok(())
+}
+
 #[cfg(feature = "devmem")]
 fn devmem() -> Done {
     use netmem::device_memory::{Pages, TokenTable};
@@ -144,6 +151,8 @@ fn main() -> Done {
         ("tokio", tokio),
         #[cfg(feature = "futures")]
         ("futures", futures),
+        #[cfg(feature = "quinn")]
+        ("quinn", quinn),
         #[cfg(feature = "devmem")]
         ("devmem", devmem),
     ];

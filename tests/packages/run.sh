@@ -72,12 +72,13 @@ program only-pool $'[dependencies]\nnetmem-pool = { version = "0.1", default-fea
 program only-xsk $'[dependencies]\nnetmem-xsk = { version = "0.1", default-features = false }' <<< 'fn main() {}'
 program only-tcp $'[dependencies]\nnetmem-inet = { version = "0.1", default-features = false, features = ["tcp"] }' <<< 'fn main() {}'
 program with-driver $'[dependencies]\nnetmem-pool = "0.1"\nnetmem-virtio = { version = "0.1", default-features = false }' <<< 'fn main() {}'
-features=(virtio device pcap cuda xsk inet tokio futures devmem)
+features=(virtio device pcap cuda xsk inet tokio futures quinn devmem)
 {
     echo '[dependencies]'
     echo 'netmem = { version = "0.1", default-features = false }'
     echo 'tokio = { version = "1", default-features = false, optional = true }'
     echo 'futures-io = { version = "0.3", optional = true }'
+    echo 'quinn = { version = "0.11", default-features = false, optional = true }'
     echo '[features]'
     echo 'virtio = ["netmem/virtio"]'
     echo 'device = ["virtio", "netmem/device"]'
@@ -87,6 +88,7 @@ features=(virtio device pcap cuda xsk inet tokio futures devmem)
     echo 'inet = ["netmem/inet"]'
     echo 'tokio = ["inet", "netmem/tokio", "dep:tokio"]'
     echo 'futures = ["inet", "netmem/futures", "dep:futures-io"]'
+    echo 'quinn = ["inet", "netmem/quinn", "dep:quinn"]'
     echo 'devmem = ["netmem/devmem"]'
 } > "$out/features.toml"
 program with-feature "$(< "$out/features.toml")" < tests/packages/main.rs

@@ -23,6 +23,12 @@ const LOOPBACK: usize = 1024;
 /// What a frame asks of a device that computes checksums.
 const PARTIAL: Meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
 
+/// What a frame of several datagrams asks of a device that cuts it.
+const USO: Meta = Meta {
+    checksum: Checksum::Partial { start: 34, offset: 6 },
+    gso: Some(Gso { kind: GsoKind::UdpSegment, size: 1472, headers: 42, ecn: false }),
+};
+
 /// The pool for frames' headers, the state of the sender, and the frames for this host.
 pub(crate) struct Egress<M: Mapped> {
     pub(crate) pool: Arc<SharedPool<M>>,
@@ -34,6 +40,8 @@ pub(crate) struct Egress<M: Mapped> {
     colour: usize,
     /// What the device cuts, of IPv4 and of IPv6.
     pub(crate) tso: [Tso; 2],
+    /// Whether the device cuts several datagrams of one size that are sent as one frame.
+    pub(crate) uso: bool,
     /// Whether the device computes checksums.
     pub(crate) checksums: bool,
     /// The identification of the last datagram that was sent in fragments.
@@ -75,6 +83,7 @@ impl<M: Mapped> Egress<M> {
             stats: StackStats::default(),
             colour: 0,
             tso: [GsoKind::TcpV4, GsoKind::TcpV6].map(|kind| Tso::of(tx, kind)),
+            uso: tx.supports(USO),
             checksums: tx.supports(PARTIAL),
             fragment_id,
         }
@@ -278,11 +287,17 @@ impl<M: Mapped> Egress<M> {
         frames.collect()
     }
 
-    /// A datagram: `packet` is its payload. Headers go in front of it in its own page if that has
-    /// room and no other holder.
-    pub(crate) fn datagram(&mut self, outer: &Outer, flow: &Flow, mut packet: Packet<M>) -> Option<Packet<M>> {
+    /// A datagram, or several of `segment_size` bytes each: `packet` is their payload. Headers go in
+    /// front of it in its own page if that has room and no other holder.
+    pub(crate) fn datagram(
+        &mut self,
+        outer: &Outer,
+        flow: &Flow,
+        mut packet: Packet<M>,
+        segment_size: Option<u16>,
+    ) -> Option<Packet<M>> {
         let mut head = [0; MAX_HEADERS];
-        let body = Body { len: packet.len(), sum: None, segment_size: None };
+        let body = Body { len: packet.len(), sum: None, segment_size };
         let emitted = emit_udp(&mut head, outer, flow, body).ok()?;
         if !packet.prepend(&head[..emitted.len]) {
             let payload: Vec<_> = packet.fragments().cloned().collect();

@@ -228,7 +228,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         let Some(mut packet) = self.packet(frame, ip) else { return true };
         packet.truncate(datagram.payload.end());
         if packet.pull(datagram.payload.at).is_ok() {
-            self.datagrams.handle_datagram(self.resources, socket, flow, packet);
+            let ecn = ip.traffic_class & Ip::ECN;
+            self.datagrams.handle_datagram(self.resources, socket, (flow, ecn), packet);
         }
         true
     }

@@ -1,4 +1,4 @@
-//! The counts of the pages that payload to be sent occupies, and the pages that a stream of another
+//! The counts of the pages that payload to be sent occupies, and the pages that a socket of another
 //! thread writes.
 //!
 //! Why apart from [`pages`](crate::stack::pages): these are read and written by any thread. The
@@ -57,6 +57,11 @@ impl<M: Mapped> RemotePages<M> {
         Self { counts, pool, held: AtomicU32::new(0), open: Mutex::new(None) }
     }
 
+    /// Bytes of a page.
+    pub(crate) fn page_size(&self) -> usize {
+        self.pool.page_size()
+    }
+
     pub(crate) fn held(&self) -> u32 {
         self.held.load(Ordering::Relaxed)
     }
@@ -77,8 +82,7 @@ impl<M: Mapped> RemotePages<M> {
         // Only the stack's thread contends, which does not wait.
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.is_none() {
-            *open = if self.counts.admits(self.held()) { self.pool.alloc() } else { None };
-            self.count(u32::from(open.is_some()));
+            *open = self.page();
         }
         let page = open.as_mut()?;
         let n = page.len().min(bytes.len());
@@ -89,6 +93,13 @@ impl<M: Mapped> RemotePages<M> {
             *open = None;
         }
         Some((frag, is_full))
+    }
+
+    /// A page, which is counted until [`release`](Self::release). `None`: there is none.
+    pub(crate) fn page(&self) -> Option<Page<M>> {
+        let page = if self.counts.admits(self.held()) { self.pool.alloc() } else { None };
+        self.count(u32::from(page.is_some()));
+        page
     }
 
     fn count(&self, pages: u32) {

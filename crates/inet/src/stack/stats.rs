@@ -59,6 +59,9 @@ pub struct StackStats {
     pub ended_unaccepted: u64,
     /// Received datagrams that were dropped because their socket had no room.
     pub datagrams_dropped: u64,
+    /// Datagrams of other threads' sockets that were not sent: there was no route to their
+    /// destination, or they were longer than its path admits.
+    pub datagrams_unsent: u64,
     /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a
     /// datagram two.
     pub lookups: u64,

@@ -11,7 +11,10 @@ mod handles;
 mod kernel_peer;
 mod model;
 mod queues;
+#[cfg(feature = "quinn")]
+mod quinn;
 mod remote;
+mod remote_udp;
 mod restart;
 mod send;
 mod shares;

@@ -20,10 +20,10 @@ const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Counts how often it is called.
 #[derive(Default)]
-struct Calls(AtomicU32);
+pub(crate) struct Calls(AtomicU32);
 
 impl Calls {
-    fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -43,7 +43,7 @@ impl Wake for Unpark {
 }
 
 /// Calls `poll` on this thread until it is ready, and sleeps meanwhile.
-fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+pub(crate) fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         match poll(&mut Context::from_waker(&waker)) {
@@ -53,11 +53,11 @@ fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
     }
 }
 
-fn now<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+pub(crate) fn now<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
     poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn bytes(n: usize) -> Vec<u8> {
+pub(crate) fn bytes(n: usize) -> Vec<u8> {
     (0..n as u32).map(|n| (n.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect()
 }
 

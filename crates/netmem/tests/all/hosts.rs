@@ -16,12 +16,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const OURS: &str = "198.18.11.2/24";
+pub(crate) const OURS: &str = "198.18.11.2/24";
 const SERVER: &str = "198.18.11.2:7";
 const CLIENT: &str = "198.18.11.1/24";
 
 /// Runs a test on a thread with a network of its own.
-fn in_a_network(test: impl FnOnce() + Send) {
+pub(crate) fn in_a_network(test: impl FnOnce() + Send) {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
         return skip("taps in a network namespace need root, and /dev/net/tun");
     }
@@ -46,13 +46,13 @@ fn ours() -> Vec<Address> {
 }
 
 /// Sets up a tap, and assigns the kernel's address on it.
-fn kernel_side(tap: &str) {
+pub(crate) fn kernel_side(tap: &str) {
     ip(&format!("addr add {CLIENT} dev {tap}"));
     ip(&format!("link set {tap} up"));
 }
 
 /// Two interfaces with two queues each. The first is for the host, and the other is the client's.
-fn interfaces() {
+pub(crate) fn interfaces() {
     ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
     for end in ["v0", "v1"] {
         namespace::command(&format!("ethtool -K {end} tx off rx off gso off tso off gro off txvlan off rxvlan off"));
@@ -312,12 +312,12 @@ fn a_stack_apart_from_its_device_stops_with_it() {
 }
 
 /// An example that runs until its standard input ends, or until it is killed.
-struct Example(Child);
+pub(crate) struct Example(pub(crate) Child);
 
 impl Example {
     /// Starts it in this thread's network, and waits for a line that has `ready` in it, on standard
     /// output or standard error.
-    fn start(name: &str, words: &str, ready: &str) -> Self {
+    pub(crate) fn start(name: &str, words: &str, ready: &str) -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let program = folder.join("debug/examples").join(name);
         let mut command = Command::new(program);
@@ -355,7 +355,7 @@ impl Drop for Example {
 }
 
 /// Builds examples, as this test was built.
-fn build(names: &[&str]) -> PathBuf {
+pub(crate) fn build(names: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--offline", "--target-dir"]).arg(folder).current_dir(env!("CARGO_MANIFEST_DIR"));

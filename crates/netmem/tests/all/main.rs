@@ -7,5 +7,7 @@ mod examples;
 #[cfg(all(feature = "device", feature = "inet", feature = "tokio", feature = "xsk"))]
 mod hosts;
 mod io_uring_echo;
+#[cfg(all(feature = "device", feature = "inet", feature = "tokio", feature = "xsk"))]
+mod quic_quinn;
 #[cfg(all(feature = "device", feature = "xsk"))]
 mod xsk_port;

@@ -24,8 +24,11 @@
 //! **Memory.** An idle connection takes less than 2 KiB more than one of the stack's thread, and no
 //! page.
 //!
-//! Sockets for datagrams, and payload in memory of a device, stay on the stack's thread.
+//! **Datagrams** have rings of 256 places: [`UdpSocket`]. They are copied by the thread that calls.
+//!
+//! Payload in memory of a device stays on the stack's thread.
 
+mod datagrams;
 mod ends;
 #[cfg(feature = "futures")]
 mod futures;
@@ -35,6 +38,8 @@ mod model;
 mod option;
 mod parts;
 mod port;
+#[cfg(feature = "quinn")]
+mod quinn;
 mod read;
 #[expect(clippy::module_inception, reason = "the file is named for its type")]
 mod remote;
@@ -44,6 +49,7 @@ mod stream;
 mod sync;
 #[cfg(feature = "tokio")]
 mod tokio;
+mod udp;
 mod write;
 
 pub use listener::TcpListener;
@@ -52,4 +58,5 @@ pub use read::ReadHalf;
 pub(crate) use remote::{Remote, Remotes};
 pub use sockets::Sockets;
 pub use stream::TcpStream;
+pub use udp::{DatagramOptions, ReceivedGroup, UdpSocket};
 pub use write::WriteHalf;

@@ -77,6 +77,36 @@ fn a_push_against_a_receiver_that_goes_to_sleep() {
     });
 }
 
+/// A receiver that releases one place at a time against a sender that waits for two: each sleep of
+/// the sender ends. (Loom reports one that does not.)
+#[test]
+fn releases_of_a_place_against_a_sender_that_waits_for_two() {
+    loom::model(|| {
+        let (mut sender, mut receiver) = ring::<u32, 2>();
+        sender.push(1).unwrap();
+        sender.push(2).unwrap();
+        assert!(!sender.publish());
+        let wakes = loom::sync::Arc::new(loom::sync::Notify::new());
+        let thread = {
+            let wakes = wakes.clone();
+            thread::spawn(move || {
+                for n in 1..=2 {
+                    assert_eq!(receiver.pop(), Some(n));
+                    if receiver.release() {
+                        wakes.notify();
+                    }
+                }
+                receiver
+            })
+        };
+        while sender.wait_for_room_for(2) {
+            wakes.wait();
+        }
+        assert!(sender.has_room_for(2));
+        thread.join().unwrap();
+    });
+}
+
 /// A pop against a sender that goes to sleep: the sender finds room, or is woken.
 #[test]
 fn a_pop_against_a_sender_that_goes_to_sleep() {

@@ -1,4 +1,4 @@
-//! A stream of another thread in two parts: the handle's, and the stack's.
+//! A socket of another thread in two parts: the handle's, and the stack's.
 
 use crate::stack::page_counts::RemotePages;
 use crate::stack::remote::option::StreamOption;
@@ -6,15 +6,19 @@ use crate::stack::remote::port::{Asked, Hub, Port};
 use crate::stack::remote::ring::{Receiver, Sender, ring};
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::sockets::listener::ListenOptions;
+use crate::stack::transport::datagrams::{Manner, ReceivedDatagram};
 use crate::tcp::Config;
+use netmem_packet::Packet;
 use netmem_pool::{Frag, Mapped};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The places of a ring of payload.
 pub(crate) const PLACES: usize = 16;
 /// The places of a ring of accepted connections.
 pub(crate) const ACCEPTED: usize = 32;
+/// The places of a ring of datagrams.
+pub(crate) const DATAGRAMS: usize = 256;
 
 pub(crate) type StreamPort<M> = Port<Opening<M>>;
 pub(crate) type StreamHub<M> = Hub<Opening<M>>;
@@ -23,6 +27,7 @@ pub(crate) type StreamHub<M> = Hub<Opening<M>>;
 pub(crate) enum Opening<M: Mapped> {
     Connect { local: Option<SocketAddr>, remote: SocketAddr, options: Box<Config>, parts: StackParts<M> },
     Listen { local: SocketAddr, options: Box<ListenOptions>, accepted: Sender<Unaccepted<M>, ACCEPTED> },
+    Bind { local: SocketAddr, parts: Box<DatagramParts<M>> },
 }
 
 /// What a stream sends.
@@ -66,6 +71,24 @@ pub(crate) fn parts<M: Mapped>(
     let pages = Arc::new(pages);
     let handle = HandleParts { port, received, sent, pages: pages.clone(), remote };
     (handle, StackParts { received: to_receive, sent: to_send, pages })
+}
+
+/// The stack's parts of a socket for datagrams.
+pub(crate) struct DatagramParts<M: Mapped> {
+    pub(crate) received: Sender<ReceivedDatagram<M>, DATAGRAMS>,
+    pub(crate) sent: Receiver<Prepared<M>, DATAGRAMS>,
+    pub(crate) pages: Arc<RemotePages<M>>,
+}
+
+/// A datagram that another thread has copied into pages.
+pub(crate) struct Prepared<M: Mapped> {
+    pub(crate) packet: Packet<M>,
+    /// Pages that count until the stack has it.
+    pub(crate) pages: u32,
+    pub(crate) to: SocketAddr,
+    /// The address to send from; `None` for the socket's own, or that of the route.
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) manner: Manner,
 }
 
 /// A connection that no user has accepted yet. Dropping it resets the connection.

@@ -1,5 +1,6 @@
 //! The sockets of other threads, as the stack has them.
 
+use crate::stack::remote::datagrams::DatagramEnd;
 use crate::stack::remote::ends::{ListenerEnd, StreamEnd};
 use crate::stack::remote::parts::{Opening, StackParts, StreamHub, StreamPort};
 use crate::stack::remote::port::{Hub, Signal};
@@ -13,6 +14,8 @@ use std::sync::atomic::Ordering;
 
 /// The place of a listener has this bit.
 const LISTENER: u32 = 1 << 31;
+/// The place of a socket for datagrams has this bit.
+const DATAGRAMS: u32 = 1 << 30;
 
 /// The sockets of other threads. Why a trait: they are for payload in host memory, and a stack is
 /// for each kind.
@@ -40,6 +43,7 @@ pub(crate) struct Remote<M: Mapped> {
     pub(crate) sockets: Sockets<M>,
     streams: Slab<Box<StreamEnd<M>>>,
     listeners: Slab<ListenerEnd<M>>,
+    datagrams: Slab<DatagramEnd<M>>,
 }
 
 impl<M: Mapped> Remote<M> {
@@ -47,9 +51,10 @@ impl<M: Mapped> Remote<M> {
         let hub = Arc::new(Hub::new(notifier));
         let core = own.core.borrow();
         let resources = &core.resources;
-        let sockets = Sockets::new(hub.clone(), resources.pages.counts.clone(), resources.egress.pool.clone());
+        let (counts, egress) = (resources.pages.counts.clone(), &resources.egress);
+        let sockets = Sockets::new(hub.clone(), counts, egress.pool.clone(), egress.uso);
         drop(core);
-        Self { hub, own, sockets, streams: Slab::new(), listeners: Slab::new() }
+        Self { hub, own, sockets, streams: Slab::new(), listeners: Slab::new(), datagrams: Slab::new() }
     }
 
     fn open(&mut self, port: Arc<StreamPort<M>>, opening: Opening<M>) {
@@ -58,6 +63,14 @@ impl<M: Mapped> Remote<M> {
                 Ok(listener) => {
                     let place = self.listeners.insert(ListenerEnd::new(port.clone(), listener, accepted));
                     port.place.store(place as u32 | LISTENER, Ordering::Relaxed);
+                    return self.poll_port(&port);
+                }
+                Err(error) => error,
+            },
+            Opening::Bind { local, parts } => match self.own.bind(local) {
+                Ok(socket) => {
+                    let place = self.datagrams.insert(DatagramEnd::new(port.clone(), socket, parts));
+                    port.place.store(place as u32 | DATAGRAMS, Ordering::Relaxed);
                     return self.poll_port(&port);
                 }
                 Err(error) => error,
@@ -79,9 +92,15 @@ impl<M: Mapped> Remote<M> {
 
     /// Polls a port.
     fn poll_port(&mut self, port: &Arc<StreamPort<M>>) {
-        let Self { streams, listeners, sockets, .. } = self;
+        let Self { streams, listeners, datagrams, sockets, .. } = self;
         let at = port.place.load(Ordering::Relaxed);
-        let place = (at & !LISTENER) as usize;
+        let place = (at & !LISTENER & !DATAGRAMS) as usize;
+        if at & LISTENER == 0 && at & DATAGRAMS != 0 {
+            if datagrams.get_mut(place).is_some_and(|end| Arc::ptr_eq(&end.port, port) && !end.poll()) {
+                datagrams.remove(place);
+            }
+            return;
+        }
         if at & LISTENER == 0 {
             // A signal may come after the end of the port whose place another one has now.
             if streams.get_mut(place).is_some_and(|end| Arc::ptr_eq(&end.port, port) && !end.poll()) {
@@ -153,6 +172,9 @@ impl<M: Mapped> Drop for Remote<M> {
             end.port.end();
         }
         for (_, end) in &self.listeners {
+            end.port.end();
+        }
+        for (_, end) in &self.datagrams {
             end.port.end();
         }
     }

@@ -150,6 +150,14 @@ impl<T, const N: usize> Sender<T, N> {
         self.free()
     }
 
+    /// Whether there are places for `n` values.
+    pub(crate) fn has_room_for(&mut self, n: usize) -> bool {
+        if self.free() < n {
+            self.head = self.ring.receiver.index.load(Ordering::Acquire);
+        }
+        self.free() >= n
+    }
+
     /// Puts a value into the ring. The receiver sees it after [`publish`](Self::publish).
     ///
     /// # Errors
@@ -177,11 +185,20 @@ impl<T, const N: usize> Sender<T, N> {
     /// Waits for room: the receiver's next [`release`](Receiver::release) wakes the sender. Returns
     /// false if there is room.
     pub(crate) fn wait_for_room(&mut self) -> bool {
-        if self.free() > 0 {
-            return false;
+        self.wait_for_room_for(1)
+    }
+
+    /// The same for `n` values, at most all places. A release that makes room for fewer wakes the
+    /// sender, too, which then waits again.
+    pub(crate) fn wait_for_room_for(&mut self, n: usize) -> bool {
+        while self.free() < n {
+            let seen = self.head;
+            self.head = self.ring.sender.wait(seen, &self.ring.receiver);
+            if self.head == seen {
+                return true;
+            }
         }
-        self.head = self.ring.sender.wait(self.head, &self.ring.receiver);
-        self.free() == 0
+        false
     }
 
     /// Whether the receiver has released all places.

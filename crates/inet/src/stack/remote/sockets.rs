@@ -6,6 +6,7 @@ use crate::stack::remote::parts::{HandleParts, Opening, StackParts, StreamHub, S
 use crate::stack::remote::port::Port;
 use crate::stack::remote::ring::ring;
 use crate::stack::remote::stream::TcpStream;
+use crate::stack::remote::udp::UdpSocket;
 use crate::stack::sockets::listener::ListenOptions;
 use crate::tcp::Config;
 use netmem_pool::{Mapped, SharedPool};
@@ -22,11 +23,13 @@ pub struct Sockets<M: Mapped> {
     hub: Arc<StreamHub<M>>,
     counts: Arc<PageCounts>,
     pool: Arc<SharedPool<M>>,
+    /// The device cuts frames of UDP.
+    cuts: bool,
 }
 
 impl<M: Mapped> Sockets<M> {
-    pub(crate) fn new(hub: Arc<StreamHub<M>>, counts: Arc<PageCounts>, pool: Arc<SharedPool<M>>) -> Self {
-        Self { hub, counts, pool }
+    pub(crate) fn new(hub: Arc<StreamHub<M>>, counts: Arc<PageCounts>, pool: Arc<SharedPool<M>>, cuts: bool) -> Self {
+        Self { hub, counts, pool, cuts }
     }
 
     /// Listens on `local`, as [`Sockets::listen`](crate::Sockets::listen) of the stack's thread
@@ -36,6 +39,16 @@ impl<M: Mapped> Sockets<M> {
         let (sender, receiver) = ring();
         port.open(Opening::Listen { local, options: Box::new(options), accepted: sender });
         TcpListener::new(port, receiver)
+    }
+
+    /// Opens a socket for datagrams on `local`, as [`Sockets::bind`](crate::Sockets::bind) of the
+    /// stack's thread does. [`UdpSocket::poll_bound`] returns the address, or why it cannot.
+    pub fn bind(&self, local: SocketAddr) -> UdpSocket<M> {
+        let port = self.port();
+        let pages = RemotePages::new(self.counts.clone(), self.pool.clone());
+        let (socket, parts) = UdpSocket::new(port.clone(), pages, self.cuts);
+        port.open(Opening::Bind { local, parts });
+        socket
     }
 
     /// Begins to connect to `remote`, from a port that the stack chooses.
@@ -77,7 +90,7 @@ impl<M: Mapped> Sockets<M> {
 
 impl<M: Mapped> Clone for Sockets<M> {
     fn clone(&self) -> Self {
-        Self { hub: self.hub.clone(), counts: self.counts.clone(), pool: self.pool.clone() }
+        Self { hub: self.hub.clone(), counts: self.counts.clone(), pool: self.pool.clone(), cuts: self.cuts }
     }
 }
 

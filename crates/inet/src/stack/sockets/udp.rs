@@ -4,7 +4,7 @@ use crate::stack::core::{Core, SharedCore};
 use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
-use crate::stack::transport::datagrams::{OutgoingDatagram, ReceivedDatagram, flow_to};
+use crate::stack::transport::datagrams::{Manner, OutgoingDatagram, ReceivedDatagram, flow_to};
 use crate::stack::transport::handles::UdpId;
 use crate::wire::{HEADROOM, MAX_HEADERS};
 use netmem_packet::Packet;
@@ -40,6 +40,8 @@ pub struct Received {
     pub to: IpAddr,
     /// Whether the datagram had more fragments than there were places. The rest of it is lost.
     pub truncated: bool,
+    /// The bits of ECN in its IP header (RFC 3168).
+    pub ecn: u8,
 }
 
 impl<P: Payload> UdpSocket<P> {
@@ -91,9 +93,10 @@ impl<P: Payload> UdpSocket<P> {
         if let Some(error) = socket.error.take() {
             return Err(error);
         }
-        let ReceivedDatagram { flow, first, rest } = socket.pop().ok_or(SocketError::WouldBlock)?;
+        let ReceivedDatagram { flow, ecn, first, rest, .. } = socket.pop().ok_or(SocketError::WouldBlock)?;
         drop(core);
-        let mut received = Received { fragments: 0, len: 0, from: flow.remote, to: flow.local.ip(), truncated: false };
+        let (from, to) = (flow.remote, flow.local.ip());
+        let mut received = Received { fragments: 0, len: 0, from, to, truncated: false, ecn };
         let mut places = into.iter_mut();
         for held in std::iter::once(first).chain(rest).filter(|held| held.len() > 0) {
             let Some(place) = places.next() else {
@@ -155,7 +158,7 @@ impl<P: Payload> UdpSocket<P> {
             pages += 1;
         }
         resources.egress.stats.copied_sent += payload.len() as u64;
-        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages });
+        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages, manner: Manner::default() });
         Ok(())
     }
 
@@ -167,8 +170,59 @@ impl<P: Payload> UdpSocket<P> {
     pub fn send_fragment_to(&mut self, payload: Frag<P::Mem>, to: SocketAddr) -> Result<(), SocketError> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         let flow = datagrams.flow(resources, self.local, to, payload.len())?;
-        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet: Packet::new(payload), pages: 0 });
+        let (packet, manner) = (Packet::new(payload), Manner::default());
+        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages: 0, manner });
         Ok(())
+    }
+
+    /// Sends a datagram that another thread has prepared. Its `pages` pages count as the stack's.
+    /// Returns false if it cannot be sent at all; it is dropped. There must be
+    /// [room](Self::has_room).
+    pub(crate) fn send_prepared(
+        &mut self,
+        (packet, pages): (Packet<P::Mem>, usize),
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        manner: Manner,
+    ) -> bool {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let local = from.map_or(self.local, |from| SocketAddr::new(from, self.local.port()));
+        let ours = from.is_none_or(|from| resources.check_local(from).is_ok());
+        let flow = datagrams.flow(resources, local, to, packet.len()).ok().filter(|_| ours);
+        let Some(flow) = flow else {
+            resources.egress.stats.datagrams_unsent += 1;
+            return false;
+        };
+        resources.egress.stats.copied_sent += packet.len() as u64;
+        datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages, manner });
+        true
+    }
+
+    /// Whether a datagram can be sent. If not, the waker is called when it can.
+    pub(crate) fn has_room(&self, cx: &mut Context<'_>) -> bool {
+        let datagrams = &mut self.core.borrow_mut().datagrams;
+        if datagrams.is_full() {
+            datagrams.wait_for_room(cx.waker());
+            return false;
+        }
+        true
+    }
+
+    /// The waker is called when there is room for a datagram that is copied.
+    pub(crate) fn wait_for_page(&self, cx: &mut Context<'_>) {
+        self.core.borrow_mut().datagrams.wait_for_room(cx.waker());
+    }
+
+    /// The next received datagram, or several that have arrived as one frame.
+    pub(crate) fn pop(&mut self, cx: &mut Context<'_>) -> Option<ReceivedDatagram<P::Mem>> {
+        let mut core = self.core.borrow_mut();
+        let socket = core.datagrams.get_mut(self.id)?;
+        socket.join();
+        let next = socket.pop();
+        let before = if next.is_none() { socket.read.replace(cx.waker().clone()) } else { None };
+        drop(core);
+        drop(before);
+        next
     }
 
     /// Ready when there is room for a datagram.

@@ -67,6 +67,8 @@ pub(crate) struct UdpEntry<M: Mapped> {
     pub(crate) error: Option<SocketError>,
     /// Long datagrams that were sent lately, the latest last.
     long: VecDeque<LongDatagram>,
+    /// Datagrams of one frame stay together.
+    joined: bool,
 }
 
 /// A datagram that may be too long for its path.
@@ -95,9 +97,9 @@ impl<M: Mapped> UdpEntry<M> {
         self.long.iter().any(|sent| sent.to == to && sent.len == len && now.since(sent.at) < ERROR_AGE)
     }
 
-    /// Queues a received datagram. Returns false if the socket has no room or no budget; the
-    /// datagram is then dropped.
-    fn enqueue(&mut self, flow: Flow, packet: Packet<M>) -> bool {
+    /// Queues a received datagram, or several of `size` bytes each. Returns false if the socket has
+    /// no room or no budget; they are then dropped.
+    fn enqueue(&mut self, (flow, ecn): (Flow, u8), size: usize, packet: Packet<M>) -> bool {
         if self.queue.len() >= QUEUE {
             return false;
         }
@@ -105,8 +107,13 @@ impl<M: Mapped> UdpEntry<M> {
         let held = |frag| self.budget.try_charge().map(|charge| Held::new(frag, charge));
         let Some(first) = held(first) else { return false };
         let Some(rest) = rest.map(held).collect() else { return false };
-        self.queue.push_back(ReceivedDatagram { flow, first, rest });
+        self.queue.push_back(ReceivedDatagram { flow, ecn, size, first, rest });
         true
+    }
+
+    /// From now on, datagrams of one frame stay together.
+    pub(crate) fn join(&mut self) {
+        self.joined = true;
     }
 
     /// The next received datagram.
@@ -121,11 +128,27 @@ pub(crate) struct OutgoingDatagram<M: Mapped> {
     pub(crate) packet: Packet<M>,
     /// Pages of the stack's pool into which it was copied.
     pub(crate) pages: usize,
+    pub(crate) manner: Manner,
 }
 
-/// A datagram that was received.
+/// How a datagram is sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manner {
+    /// The bits of ECN.
+    pub(crate) ecn: u8,
+    /// These are several datagrams of so many bytes; the last one can have fewer.
+    pub(crate) segment_size: Option<u16>,
+    /// If it is longer than the path's MTU, it is dropped instead of sent in fragments.
+    pub(crate) never_in_fragments: bool,
+}
+
+/// A datagram that was received, or several of one frame.
 pub(crate) struct ReceivedDatagram<M: Mapped> {
     pub(crate) flow: Flow,
+    /// The bits of ECN.
+    pub(crate) ecn: u8,
+    /// Bytes of each datagram; the last one can have fewer.
+    pub(crate) size: usize,
     pub(crate) first: Held<Frag<M>>,
     pub(crate) rest: Vec<Held<Frag<M>>>,
 }
@@ -181,7 +204,8 @@ impl<M: Mapped> Datagrams<M> {
         let port = host.directory().bind_to(Protocol::Udp, host.ports(), local, (to, resources.id))?;
         let budget = Budget::within(resources.options.pages / 4, Some(&resources.budget));
         let (queue, long) = (VecDeque::new(), VecDeque::new());
-        let id = self.sockets.insert(UdpEntry { queue, budget, read: None, peer: None, error: None, long });
+        let entry = UdpEntry { queue, budget, read: None, peer: None, error: None, long, joined: false };
+        let id = self.sockets.insert(entry);
         self.bound.insert((to, port), id);
         Ok((id, port))
     }
@@ -206,7 +230,7 @@ impl<M: Mapped> Datagrams<M> {
         &mut self,
         resources: &mut Resources<P>,
         id: UdpId,
-        flow: Flow,
+        from: (Flow, u8),
         mut packet: Packet<M>,
     ) {
         let Some(socket) = self.get_mut(id) else { return };
@@ -216,16 +240,17 @@ impl<M: Mapped> Datagrams<M> {
             Some(Gso { kind: GsoKind::UdpSegment, size, .. }) if size > 0 => usize::from(size),
             _ => usize::MAX,
         };
+        let together = if socket.joined { usize::MAX } else { size };
         loop {
-            let rest = (packet.len() > size).then(|| packet.clone());
-            packet.truncate(size);
-            let queued = socket.enqueue(flow, packet);
+            let rest = (packet.len() > together).then(|| packet.clone());
+            packet.truncate(together);
+            let queued = socket.enqueue(from, size, packet);
             if queued {
                 resources.wakers.extend(socket.read.take());
             }
             resources.egress.stats.datagrams_dropped += u64::from(!queued);
             let Some(mut next) = rest else { return };
-            if next.pull(size).is_err() {
+            if next.pull(together).is_err() {
                 return;
             }
             packet = next;
@@ -263,6 +288,11 @@ impl<M: Mapped> Datagrams<M> {
         self.outbox.len() < OUTBOX && resources.pages.admits(self.held)
     }
 
+    /// Whether as many datagrams wait for the ring as may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.outbox.len() >= OUTBOX
+    }
+
     /// Registers a waker, which is called when a datagram can be pushed.
     pub(crate) fn wait_for_room(&mut self, waker: &Waker) {
         if !self.writers.iter().any(|other| other.will_wake(waker)) {
@@ -280,7 +310,7 @@ impl<M: Mapped> Datagrams<M> {
         len: usize,
     ) -> Result<Flow, SocketError> {
         let flow = flow_to(resources, local, to)?;
-        if self.outbox.len() >= OUTBOX {
+        if self.is_full() {
             return Err(SocketError::WouldBlock);
         }
         let most = if flow.remote.is_ipv4() { 65535 - 28 } else { 65535 - 8 };
@@ -309,7 +339,8 @@ impl<M: Mapped> Datagrams<M> {
         datagram: OutgoingDatagram<M>,
     ) {
         if let Some(socket) = self.get_mut(id) {
-            socket.note_sent(datagram.flow.remote, datagram.packet.len(), resources.now);
+            let len = datagram.manner.segment_size.map_or(datagram.packet.len(), usize::from);
+            socket.note_sent(datagram.flow.remote, len, resources.now);
         }
         self.held += datagram.pages;
         resources.pages.count(datagram.pages);
@@ -354,7 +385,7 @@ impl<M: Mapped> Datagrams<M> {
         resources: &mut Resources<P>,
         tx: &mut T,
     ) -> Option<()> {
-        let OutgoingDatagram { flow, packet, pages } = self.outbox.pop_front()?;
+        let OutgoingDatagram { flow, packet, pages, manner } = self.outbox.pop_front()?;
         self.held -= pages;
         resources.pages.release(pages);
         let mut path = resources.find_path(flow.remote.ip())?;
@@ -362,11 +393,24 @@ impl<M: Mapped> Datagrams<M> {
         let hop = path.next_hop(&resources.host, now);
         path.touch(now);
         let header = if let NextHop::Device(header) = hop { header } else { path.unresolved_header() };
-        let (outer, to_self, mtu) = (Outer::new(Some(header)), hop == NextHop::Loopback, path.datagram_mtu(now));
-        if to_self || packet.len() <= max_unfragmented(mtu, &flow) {
-            let packet = resources.egress.datagram(&outer, &flow, packet)?;
-            self.make_ready(resources, tx, &path, hop, packet);
+        let outer = Outer { traffic_class: manner.ecn, ..Outer::new(Some(header)) };
+        let (to_self, most) = (hop == NextHop::Loopback, max_unfragmented(path.datagram_mtu(now), &flow));
+        let len = manner.segment_size.map_or(packet.len(), |size| packet.len().min(size.into()));
+        if to_self || len <= most {
+            let size = manner.segment_size.filter(|_| packet.len() > len);
+            let frame = resources.egress.datagram(&outer, &flow, packet, size)?;
+            if size.is_none() || to_self || tx.supports(frame.meta) {
+                self.make_ready(resources, tx, &path, hop, frame);
+            } else {
+                // The device was replaced by one that cuts nothing.
+                for frame in frame.segment(false, || resources.egress.page()).ok()? {
+                    self.make_ready(resources, tx, &path, hop, frame);
+                }
+            }
+        } else if manner.never_in_fragments {
+            resources.egress.stats.datagrams_unsent += packet.len().div_ceil(len) as u64;
         } else {
+            let mtu = path.datagram_mtu(now);
             for packet in resources.egress.fragments(&outer, &flow, &packet, mtu)? {
                 self.make_ready(resources, tx, &path, hop, packet);
             }

@@ -1,0 +1,110 @@
+//! quinn over the stack's UDP, at both ends, while frames are lost.
+
+use crate::common::{Link, addr};
+use crate::remote::{block_on, bytes};
+use netmem_inet::stack::remote::UdpSocket;
+use netmem_inet::{StackOptions, Time};
+use netmem_pool::Private;
+use quinn::{ClientConfig, Endpoint, EndpointConfig, PathStats, ServerConfig, TokioRuntime, VarInt};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::pki_types::PrivateKeyDer;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Instant;
+
+const NAME: &str = "netmem.example";
+const BYTES: usize = 3_000_000;
+
+fn endpoint(socket: UdpSocket<Private>, server: Option<ServerConfig>) -> Endpoint {
+    let (config, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
+    Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), runtime).unwrap()
+}
+
+/// Sends bytes to a server and gets them back. Returns them, and what the client knows of the path.
+async fn echo(client: UdpSocket<Private>, server: UdpSocket<Private>, sent: &[u8]) -> (Vec<u8>, PathStats) {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed([NAME.to_owned()]).unwrap();
+    let certificate = cert.der().clone();
+    let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+    let server = endpoint(server, Some(ServerConfig::with_single_cert(vec![certificate.clone()], key).unwrap()));
+    let serving = tokio::spawn(async move {
+        let connection = server.accept().await.unwrap().await.unwrap();
+        let (mut send, mut receive) = connection.accept_bi().await.unwrap();
+        let all = receive.read_to_end(BYTES).await.unwrap();
+        send.write_all(&all).await.unwrap();
+        send.finish().unwrap();
+        let _ = send.stopped().await;
+        server.wait_idle().await;
+    });
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let config = ClientConfig::with_root_certificates(Arc::new(roots)).unwrap();
+    let client = endpoint(client, None);
+    let connection = client.connect_with(config, addr("10.0.0.2:443"), NAME).unwrap().await.unwrap();
+    let (mut send, mut receive) = connection.open_bi().await.unwrap();
+    send.write_all(sent).await.unwrap();
+    send.finish().unwrap();
+    let back = receive.read_to_end(BYTES).await.unwrap();
+    let path = connection.stats().path;
+    connection.close(VarInt::from_u32(0), b"");
+    client.wait_idle().await;
+    serving.await.unwrap();
+    (back, path)
+}
+
+/// Runs an echo over a link that loses one in `loses` frames. quinn's tasks are on threads of a
+/// runtime, and the stacks on this one. Returns how many frames were lost, and the path.
+fn over_a_link(cuts: bool, loses: Option<u64>) -> (u64, PathStats) {
+    let mut link = Link::with(cuts, StackOptions { pages: 2048, ..StackOptions::default() });
+    let lost = Rc::new(Cell::new(0_u64));
+    for stack in [&mut link.near, &mut link.far] {
+        let (lost, mut frames) = (lost.clone(), 0);
+        stack.queues().1.loses = Box::new(move |_| {
+            frames += 1;
+            let is_lost = loses.is_some_and(|loses| frames % loses == 0);
+            lost.set(lost.get() + u64::from(is_lost));
+            is_lost
+        });
+    }
+    let near = link.near.remote().bind(addr("10.0.0.1:0"));
+    let far = link.far.remote().bind(addr("10.0.0.2:443"));
+    link.settle();
+    let (ends, ended) = mpsc::channel();
+    let quinn = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        block_on(|cx| far.poll_bound(cx)).unwrap();
+        let outcome = runtime.block_on(echo(near, far, &bytes(BYTES)));
+        ends.send(()).unwrap();
+        outcome
+    });
+    let beginning = Instant::now();
+    // The channel is closed if quinn's thread fails.
+    while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+        link.now = link.now.max(Time::ZERO + beginning.elapsed());
+        if link.near.poll(link.now) + link.far.poll(link.now) == 0 {
+            thread::yield_now();
+        }
+    }
+    let (back, path) = quinn.join().unwrap();
+    assert!(back == bytes(BYTES), "{} bytes came back", back.len());
+    (lost.get(), path)
+}
+
+/// With a device that cuts frames, and with one that does not. A datagram that is longer than the
+/// path's MTU is dropped, so the search for it works: it ends at quinn's most.
+#[test]
+fn what_is_sent_comes_back() {
+    for cuts in [false, true] {
+        assert_eq!(over_a_link(cuts, None).1.current_mtu, 1452);
+    }
+}
+
+/// What is lost is sent again.
+#[test]
+fn what_is_lost_is_sent_again() {
+    for cuts in [false, true] {
+        let (lost, path) = over_a_link(cuts, Some(50));
+        assert!(lost > 0 && path.lost_packets > 0, "{lost} frames were lost, and {} packets missed", path.lost_packets);
+    }
+}

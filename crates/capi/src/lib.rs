@@ -9,6 +9,9 @@
 //!     netmem_xsk_rx        a receive queue                 groups of fragments
 //!     netmem_xsk_tx        its transmit queue              groups of fragments
 //!   netmem_xdp_program     redirects frames of an interface to receive queues
+//!   netmem_devmem          memory of a GPU or another device   any thread
+//!     netmem_devmem_stack  a host on a virtio-net device
+//!       netmem_devmem_stream   TCP into and out of it          extents, with tokens
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!
@@ -24,6 +27,7 @@
 #![allow(clippy::missing_safety_doc, reason = "stated once: the pointers are what the header says they are")]
 
 pub mod counts;
+pub mod devmem;
 pub mod frag;
 mod handle;
 mod options;

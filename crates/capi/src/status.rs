@@ -7,6 +7,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
 use std::ffi::{CString, c_char};
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use thiserror::Error;
@@ -34,13 +35,14 @@ pub enum netmem_status {
     NETMEM_ERR_NO_PAGES = 7,
     /// The fragment has another holder, so it cannot be written.
     NETMEM_ERR_SHARED = 8,
-    /// Bytes beyond the end of a fragment.
+    /// Bytes beyond the end of a fragment, or of device memory.
     NETMEM_ERR_RANGE = 9,
     /// A system call failed.
     NETMEM_ERR_SYSTEM = 10,
     /// The pool ended while the thread waited.
     NETMEM_ERR_CLOSED = 11,
-    /// The count is killed already, or not killed, or has reached zero.
+    /// The count is killed already, or not killed, or has reached zero. This side of the stream was
+    /// shut down.
     NETMEM_ERR_STATE = 12,
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
@@ -57,6 +59,10 @@ pub enum netmem_status {
     NETMEM_ERR_NOT_FOUND = 18,
     /// The kernel or the interface's driver does not support what was asked for.
     NETMEM_ERR_UNSUPPORTED = 19,
+    /// The connection has ended, or its stack was closed. The text has the reason.
+    NETMEM_ERR_CONNECTION = 40,
+    /// The device verifies no checksums of the peer's segments, so their payload is dropped.
+    NETMEM_ERR_UNVERIFIED = 41,
 }
 
 /// Why a call failed.
@@ -104,6 +110,36 @@ pub(crate) enum Failure {
     Unsendable(&'static str),
     #[error("the library panicked: {0}")]
     Panic(String),
+    #[error(transparent)]
+    System(io::Error),
+    #[error(transparent)]
+    Coded(Coded),
+}
+
+/// An error with its status, which only the module that it is from knows.
+#[derive(Debug)]
+pub(crate) struct Coded {
+    status: netmem_status,
+    error: Box<dyn Error + Send + Sync>,
+}
+
+impl Coded {
+    #[cold]
+    pub(crate) fn failure(status: netmem_status, error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::Coded(Self { status, error: error.into() })
+    }
+}
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for Coded {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
 }
 
 impl From<XskError> for Failure {
@@ -161,6 +197,8 @@ impl Failure {
             Self::Queue(_) => NETMEM_ERR_SYSTEM,
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
             Self::Panic(_) => NETMEM_ERR_PANIC,
+            Self::System(_) => NETMEM_ERR_SYSTEM,
+            Self::Coded(coded) => coded.status,
         }
     }
 }
@@ -293,6 +331,8 @@ pub extern "C" fn netmem_status_name(status: i32) -> *const c_char {
         17 => c"NETMEM_ERR_BUSY",
         18 => c"NETMEM_ERR_NOT_FOUND",
         19 => c"NETMEM_ERR_UNSUPPORTED",
+        40 => c"NETMEM_ERR_CONNECTION",
+        41 => c"NETMEM_ERR_UNVERIFIED",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -323,12 +363,13 @@ mod tests {
 
     #[test]
     fn each_status_has_its_name() {
-        for value in 0..=netmem_status::NETMEM_ERR_UNSUPPORTED as i32 {
+        for value in (0..=19).chain(40..=41) {
             // SAFETY: the name is static.
             let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
             assert!(name.starts_with("NETMEM_"), "{value}: {name}");
         }
         assert_eq!(netmem_status::NETMEM_ERR_PANIC as i32, 13);
         assert_eq!(netmem_status::NETMEM_ERR_UNSUPPORTED as i32, 19);
+        assert_eq!(netmem_status::NETMEM_ERR_UNVERIFIED as i32, 41);
     }
 }

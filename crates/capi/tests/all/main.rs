@@ -2,6 +2,7 @@
 //! errors, and run, also under the address and undefined-behaviour sanitizers and valgrind.
 
 mod build;
+mod device_memory;
 mod echo;
 mod programs;
 mod queues;

@@ -27,41 +27,28 @@ pub(super) fn returner(returns: StreamReturner) -> *mut netmem_devmem_returner {
     handle::create(returns)
 }
 
-/// Tokens in groups that one call of the library of Rust accepts.
-struct Groups<'r> {
-    returner: &'r StreamReturner,
-    ranges: [TokenRange; MAX_RANGES],
-    /// Ranges of the group, and tokens in them.
-    used: usize,
-    tokens: u32,
-    freed: usize,
-}
-
-impl<'r> Groups<'r> {
-    fn new(returner: &'r StreamReturner) -> Self {
-        let none = TokenRange { start: 0, count: 0 };
-        Self { returner, ranges: [none; MAX_RANGES], used: 0, tokens: 0, freed: 0 }
-    }
-
-    fn add(&mut self, mut start: u32, mut count: u32) -> Result<(), Failure> {
-        while count > 0 {
-            if self.used == MAX_RANGES || self.tokens == MAX_FRAGMENTS {
-                self.flush()?;
+/// Calls `group` with the tokens of extents, as many at a time as one call of the library of Rust
+/// accepts.
+fn in_groups(
+    extents: &[netmem_devmem_extent],
+    mut group: impl FnMut(&[TokenRange]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut ranges = [TokenRange { start: 0, count: 0 }; MAX_RANGES];
+    let (mut used, mut room) = (0, MAX_FRAGMENTS);
+    for extent in extents.iter().filter(|extent| extent.memory != 0) {
+        let (mut start, mut left) = (extent.token, extent.tokens);
+        while left > 0 {
+            let count = left.min(room);
+            ranges[used] = TokenRange { start, count };
+            (start, left) = (start.wrapping_add(count), left - count);
+            (used, room) = (used + 1, room - count);
+            if used == MAX_RANGES || room == 0 {
+                group(&ranges[..used])?;
+                (used, room) = (0, MAX_FRAGMENTS);
             }
-            let now = count.min(MAX_FRAGMENTS - self.tokens);
-            self.ranges[self.used] = TokenRange { start, count: now };
-            (self.used, self.tokens) = (self.used + 1, self.tokens + now);
-            (start, count) = (start.wrapping_add(now), count - now);
         }
-        Ok(())
     }
-
-    fn flush(&mut self) -> Result<(), Failure> {
-        let ranges = &self.ranges[..self.used];
-        self.freed += self.returner.return_tokens(ranges).map_err(|why| Failure::Argument(why.to_string()))?;
-        (self.used, self.tokens) = (0, 0);
-        Ok(())
-    }
+    if used == 0 { Ok(()) } else { group(&ranges[..used]) }
 }
 
 /// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
@@ -89,19 +76,18 @@ pub unsafe extern "C" fn netmem_devmem_return(
         let returner = unsafe { handle::get(returner) }?;
         // SAFETY: the caller has `n` of them there.
         let extents = unsafe { std::slice::from_raw_parts(extents.as_ptr(), n) };
-        let of_device = || extents.iter().filter(|extent| extent.memory != 0);
         // Each page of an extent has at least a byte of it.
-        if let Some(extent) = of_device().find(|extent| extent.tokens > MOST) {
+        if let Some(extent) = extents.iter().find(|extent| extent.tokens > MOST) {
             return Err(Failure::Argument(format!("an extent with {} tokens", extent.tokens)));
         }
-        let mut groups = Groups::new(returner);
-        for extent in of_device() {
-            groups.add(extent.token, extent.tokens)?;
-        }
-        groups.flush()?;
+        let mut freed = 0;
+        in_groups(extents, |ranges| {
+            freed += returner.return_tokens(ranges).map_err(|why| Failure::Argument(why.to_string()))?;
+            Ok(())
+        })?;
         if let Some(returned) = NonNull::new(returned) {
             // SAFETY: the caller has room for it there.
-            unsafe { returned.write(groups.freed) };
+            unsafe { returned.write(freed) };
         }
         Ok(())
     })
@@ -115,4 +101,29 @@ pub unsafe extern "C" fn netmem_devmem_return(
 pub unsafe extern "C" fn netmem_devmem_returner_close(returner: *mut netmem_devmem_returner) -> netmem_status {
     // SAFETY: as the header says.
     status(|| unsafe { handle::close(returner) }.map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every token is in one group, and no group is larger than a call accepts.
+    #[test]
+    fn tokens_are_returned_in_groups_that_a_call_accepts() {
+        let extent = |token, tokens| netmem_devmem_extent { memory: 1, token, tokens, ..Default::default() };
+        let host = netmem_devmem_extent { length: 7, ..Default::default() };
+        let single: Vec<_> = (1..1000).map(|token| extent(token, 1)).collect();
+        let long: Vec<_> = (0..100).map(|n| extent(1 + 44 * n, 44)).chain([host, extent(4401, 5000)]).collect();
+        for (extents, end) in [(&single[..], 1000), (&long[..], 9401), (&[][..], 1)] {
+            let (mut tokens, mut calls) = (Vec::new(), 0);
+            let done = in_groups(extents, |ranges| {
+                assert!(!ranges.is_empty() && ranges.len() <= MAX_RANGES);
+                assert!(ranges.iter().map(|range| range.count).sum::<u32>() <= MAX_FRAGMENTS);
+                tokens.extend(ranges.iter().flat_map(|range| range.start..range.start + range.count));
+                calls += 1;
+                Ok(())
+            });
+            assert!(done.is_ok() && tokens.into_iter().eq(1..end), "{calls} calls");
+        }
+    }
 }

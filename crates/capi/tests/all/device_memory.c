@@ -175,6 +175,13 @@ static void *on_another_thread(void *context) {
     return NULL;
 }
 
+/* The thread that opened a stack owns it, also if another one uses it first. */
+static void *first_use(void *context) {
+    HOLDS(netmem_devmem_stack_poll((netmem_devmem_stack *)context) == 0);
+    HOLDS(strstr(netmem_error_text(), "another thread") != NULL);
+    return NULL;
+}
+
 static netmem_devmem_stream_stats stream_stats(netmem_devmem_stream *stream) {
     netmem_devmem_stream_stats stats;
     stats.size = sizeof stats;
@@ -317,6 +324,9 @@ int main(int argc, char **argv) {
     netmem_devmem_stack_options given = options(argv[1], "10.0.0.1/24");
     IS(NETMEM_OK, netmem_devmem_stack_open(to, &given, &a));
     HOLDS(stats_of(to).queues == 1);
+    pthread_t thread;
+    HOLDS(pthread_create(&thread, NULL, first_use, a) == 0);
+    pthread_join(thread, NULL);
     given = options(argv[2], "10.0.0.2/24");
     IS(NETMEM_OK, netmem_devmem_stack_open(from, &given, &b));
     if (failed)

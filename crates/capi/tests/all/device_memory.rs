@@ -9,6 +9,7 @@ use netmem_virtio::Spin;
 use netmem_virtio::device::port::Cross;
 use netmem_virtio::device::{NetDevice, Options};
 use std::fs::Permissions;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -50,6 +51,20 @@ fn files_into_device_memory_in_cpp() {
 #[test]
 fn files_into_a_stand_in_for_a_gpu_in_c() {
     each_build(C, &["-std=c11"], "c/file_into_device.c", |program| files(&program, "2", &["stand-in"]));
+}
+
+/// The memory is of a GPU. `NETMEM_GPU=none` announces that there is none.
+#[test]
+fn files_into_a_gpu_in_c() {
+    if std::env::var("NETMEM_GPU").as_deref() == Ok("none") {
+        let _ = writeln!(std::io::stderr(), "skipped: files_into_a_gpu_in_c: NETMEM_GPU=none");
+        return;
+    }
+    if let Err(why) = installed(&["gcc"]) {
+        return skip(&why);
+    }
+    let libraries = libraries();
+    files(&program(&build("gcc", &["-std=c11"], "c/file_into_device.c", libraries.path())), "16", &["gpu"]);
 }
 
 #[test]
@@ -119,6 +134,6 @@ fn what_device_memory_does_in_c() {
 
 #[test]
 fn the_wrappers_of_device_memory() {
-    let expected = "300000 bytes, as they were sent; pages: all returned, 0 held; range 0\nNETMEM_ERR_ARGUMENT\n";
+    let expected = "3000000 bytes, as they were sent; pages: all returned, 0 held; range 0\nNETMEM_ERR_ARGUMENT\n";
     each_build(CPP, &["-std=c++17"], "tests/all/device_wrappers.cpp", |program| on_a_cable(program, expected));
 }

@@ -27,7 +27,7 @@ static void turn(netmem::devmem_stack &a, netmem::devmem_stack &b) {
 int main(int argc, char **argv) {
     if (argc < 3)
         return 2;
-    constexpr std::size_t length = 300000, bytes = 8 << 20;
+    constexpr std::size_t length = 3000000, bytes = 16 << 20;
     netmem::devmem to(bytes), from(bytes);
     netmem::devmem_stack a(to, netmem::devmem_stack_options(argv[1], "10.0.0.1/24"));
     netmem::devmem_stack b(from, netmem::devmem_stack_options(argv[2], "10.0.0.2/24"));
@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
     if (!sender.send(from, 4096, length))
         return 1;
     sender.shutdown();
-    std::vector<netmem_devmem_extent> extents(1024);
+    std::vector<netmem_devmem_extent> extents(4096);
     std::size_t n = 0, there = 0;
     for (bool ended = false; !ended; turn(a, b)) {
         std::size_t received = receiver.receive(&extents[n], extents.size() - n, ended);

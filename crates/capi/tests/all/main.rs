@@ -4,5 +4,6 @@
 mod build;
 mod device_memory;
 mod echo;
+mod package;
 mod programs;
 mod queues;

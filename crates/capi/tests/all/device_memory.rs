@@ -120,7 +120,7 @@ fn on_a_cable(mut program: Command, expected: &str) {
     }
 }
 
-/// Memory, stacks, streams and tokens, and what of them is refused.
+/// Memory, stacks, streams and tokens, and what of them is refused. Proves CAPI-6.
 #[test]
 fn what_device_memory_does_in_c() {
     if !cfg!(debug_assertions) {

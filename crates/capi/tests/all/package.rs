@@ -1,14 +1,11 @@
 //! The Debian packages of the library: what is in them, and programs that are built from them,
-//! unpacked and not installed.
+//! unpacked and not installed. Proves CAPI-7.
 
 use crate::build::{crate_folder, run};
 use netmem_testing::tree::TREE;
 use netmem_testing::{installed, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const TOOLS: &[&str] =
-    &["awk", "cargo", "dpkg-architecture", "dpkg-deb", "dpkg-shlibdeps", "gcc", "jq", "objdump", "pkg-config", "strip"];
 
 fn text(command: &mut Command) -> String {
     run(command).trim().to_owned()
@@ -73,7 +70,19 @@ fn contents([library, development]: &[PathBuf; 2], libdir: &str) {
 
 #[test]
 fn programs_are_built_from_the_debian_packages() {
-    if let Err(why) = installed(TOOLS) {
+    let tools = installed(&[
+        "awk",
+        "cargo",
+        "dpkg-architecture",
+        "dpkg-deb",
+        "dpkg-shlibdeps",
+        "gcc",
+        "jq",
+        "objdump",
+        "pkg-config",
+        "strip",
+    ]);
+    if let Err(why) = tools {
         return skip(&why);
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -144,10 +144,10 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
     value(|| {
         // SAFETY: as the header says.
         let (Pages { pool, .. }, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
+        // Without a poll, which costs as much as the page.
         if let [one] = out {
-            return Ok(
-                pool.poll(|napi| napi.alloc().map(|page| one.write(netmem_frag::of(page.freeze()))).is_some().into())
-            );
+            let page = pool.alloc_single();
+            return Ok(page.map(|page| one.write(netmem_frag::of(page.freeze()))).is_some().into());
         }
         Ok(pool.poll(|napi| {
             let mut room = PageRoom::new();
@@ -181,7 +181,9 @@ pub unsafe extern "C" fn netmem_page_pool_release(pool: *mut netmem_page_pool, f
         let others = {
             // SAFETY: as the header says.
             let Pages { pool, provider } = unsafe { owned::get_mut(pool) }?;
-            if frags.is_null() {
+            let Some(first) = NonNull::new(frags) else { return Ok(()) };
+            // SAFETY: as the header says.
+            if n == 1 && unsafe { frag::release_single(&mut *first.as_ptr(), |frag| pool.release_single(frag)) } {
                 return Ok(());
             }
             // SAFETY: as the header says.

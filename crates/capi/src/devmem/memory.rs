@@ -78,6 +78,17 @@ impl Memory {
         }
     }
 
+    fn address(&self) -> Result<u64, Failure> {
+        match &self.backing {
+            Backing::File(_) => {
+                let text = "the memory is not of netmem_devmem_create_cuda";
+                Err(Coded::failure(netmem_status::NETMEM_ERR_UNSUPPORTED, text))
+            }
+            #[cfg(feature = "cuda")]
+            Backing::Gpu(memory) => Ok(memory.address()),
+        }
+    }
+
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), Failure> {
         match &self.backing {
             Backing::File(file) => file.read_exact_at(to, offset).map_err(error::copy),
@@ -231,18 +242,10 @@ pub unsafe extern "C" fn netmem_devmem_device_address(
     status(|| {
         let out = NonNull::new(address).ok_or_else(|| Failure::null("address"))?;
         // SAFETY: as the header says.
-        match &unsafe { handle::get(memory) }?.backing {
-            Backing::File(_) => Err(Coded::failure(
-                netmem_status::NETMEM_ERR_UNSUPPORTED,
-                "the memory is not of netmem_devmem_create_cuda",
-            )),
-            #[cfg(feature = "cuda")]
-            Backing::Gpu(memory) => {
-                // SAFETY: the caller has room for it there.
-                unsafe { out.write(memory.address()) };
-                Ok(())
-            }
-        }
+        let address = unsafe { handle::get(memory) }?.address()?;
+        // SAFETY: the caller has room for it there.
+        unsafe { out.write(address) };
+        Ok(())
     })
 }
 

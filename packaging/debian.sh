@@ -18,8 +18,9 @@ trap 'rm -rf "$work"' EXIT
 root=$work/netmem
 umask 022
 
+# shellcheck source=packaging/debian-common.sh
+source packaging/debian-common.sh
 version=$("$binary" --version | cut -d' ' -f2)-1
-maintainer="Netmem <netmem@localhost>"
 architecture=$(dpkg --print-architecture)
 install -D "$binary" "$root/usr/bin/netmem"
 strip --strip-unneeded "$root/usr/bin/netmem"
@@ -42,62 +43,11 @@ for folder in design guides notes reference; do
     install -m644 docs/$folder/*.md "$doc/docs/$folder"
 done
 gzip -9n < CHANGELOG.md > "$doc/changelog.gz"
-# Debian's own, which must be there. Its date is the program's, so that the same program makes the
-# same package.
-printf 'netmem (%s) unstable; urgency=medium\n\n  * Made by packaging/debian.sh.\n\n -- %s  %s\n' "$version" "$maintainer" "$(date -Rr "$binary")" |
-    gzip -9n > "$doc/changelog.Debian.gz"
+changelog netmem "$version" debian.sh "$binary" > "$doc/changelog.Debian.gz"
+linked netmem-cli /usr/bin/netmem | gzip -9n > "$doc/libraries.gz"
+copyright libraries.gz > "$doc/copyright"
 
-# What is linked in: name, version and licence of each crate, then each text once, with the crates
-# that it is from.
-crates() {
-    local ids
-    ids=$(cargo tree --locked -p netmem-cli -e normal --prefix none -f '{p}' | awk 'NF > 1 { print $1 "@" substr($2, 2) }' | sort -u)
-    cargo metadata --locked --format-version 1 |
-        jq -r --arg ids "$ids" '($ids | split("\n")) as $linked | .packages[] | select(.source != null)
-            | select("\(.name)@\(.version)" | IN($linked[])) | [.name, .version, .license // "see its files", .manifest_path] | @tsv'
-}
-crates > "$work/crates"
-{
-    echo "Libraries that are linked into /usr/bin/netmem, besides Netmem's own and Rust's standard library (MIT or Apache-2.0):"
-    echo
-    awk -F'\t' '{ printf "  %s %s: %s\n", $1, $2, $3 }' "$work/crates"
-} > "$work/libraries"
-mkdir "$work/texts"
-while IFS=$'\t' read -r name _ _ manifest; do
-    while IFS= read -r -d '' text; do
-        sum=$(sha256sum < "$text" | cut -d' ' -f1)
-        [[ -e $work/texts/$sum ]] || cp "$text" "$work/texts/$sum"
-        echo "$name" >> "$work/texts/$sum.of"
-    done < <(find "${manifest%/*}" -maxdepth 1 -type f \( -iname 'licen[cs]e*' -o -iname 'copying*' -o -iname 'notice*' -o -iname 'unlicense*' \) -print0)
-done < "$work/crates"
-for of in "$work"/texts/*.of; do
-    printf '\n==== %s\n\n' "$(sort -u "$of" | paste -sd' ')"
-    cat "${of%.of}"
-done > "$work/licences"
-cat "$work/libraries" "$work/licences" | gzip -9n > "$doc/libraries.gz"
-
-{
-    cat << END
-Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
-Upstream-Name: netmem
-Comment: Libraries that are linked in, with their licences: libraries.gz.
-
-Files: *
-Copyright: the authors of Netmem
-License: Expat or Apache-2.0
-
-License: Apache-2.0
- The text is in /usr/share/common-licenses/Apache-2.0.
-
-License: Expat
-END
-    sed 's/^$/./; s/^/ /' LICENSE-MIT
-} > "$doc/copyright"
-
-# dpkg-shlibdeps wants a source package around it.
-mkdir "$work/debian"
-printf 'Source: netmem\n\nPackage: netmem\nArchitecture: any\n' > "$work/debian/control"
-depends=$(cd "$work" && dpkg-shlibdeps -O "$root/usr/bin/netmem" 2> /dev/null | sed -n 's/^shlibs:Depends=//p')
+depends=$(depends "$root/usr/bin/netmem")
 mkdir "$root/DEBIAN"
 cat > "$root/DEBIAN/control" << END
 Package: netmem

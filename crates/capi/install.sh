@@ -1,32 +1,40 @@
 #!/usr/bin/env bash
-# install.sh PREFIX: builds the C library and installs it below PREFIX: lib/libnetmem.so.0 (with its
-# links) and libnetmem.a, include/netmem.h and netmem.hpp, lib/pkgconfig/netmem.pc.
+# install.sh PREFIX [LIBDIR]: builds the C library and installs it below PREFIX: LIBDIR/libnetmem.so.0
+# (with its links) and libnetmem.a, include/netmem.h and netmem.hpp, LIBDIR/pkgconfig/netmem.pc.
+# LIBDIR is relative to PREFIX: lib. With DESTDIR in the environment, all is written below DESTDIR, for
+# a package of PREFIX. With BUILT, a folder of cargo's such as target/release, nothing is built.
 # install.sh --header: writes include/netmem.h anew, by cbindgen.
 set -euo pipefail
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 if [[ ${1:-} == --header ]]; then
     cbindgen --config cbindgen.toml --crate netmem-capi --output include/netmem.h
     exit
 fi
-[[ $# == 1 && $1 != -* ]] || { sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
-mkdir -p "$1/lib/pkgconfig" "$1/include"
-prefix=$(cd "$1" && pwd)
-cargo build --release --quiet
-version=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"name":"netmem-capi","version":"\([^"]*\)".*/\1/p')
-built=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')/release
-install -m 755 "$built/libnetmem_capi.so" "$prefix/lib/libnetmem.so.$version"
-ln -sf "libnetmem.so.$version" "$prefix/lib/libnetmem.so.0"
-ln -sf libnetmem.so.0 "$prefix/lib/libnetmem.so"
-install -m 644 "$built/libnetmem_capi.a" "$prefix/lib/libnetmem.a"
-install -m 644 include/netmem.h include/netmem.hpp "$prefix/include/"
-cat > "$prefix/lib/pkgconfig/netmem.pc" << END
+[[ ($# == 1 || $# == 2) && $1 != -* && ${2:-lib} != /* ]] || { sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+prefix=$(cd "$here" && realpath -m "$1")
+libdir=${2:-lib}
+to=${DESTDIR:-}$prefix
+mkdir -p "$to/$libdir/pkgconfig" "$to/include"
+value() { cargo metadata --no-deps --format-version 1 | sed -n "s/.*$1.*/\1/p"; }
+version=$(value '"name":"netmem-capi","version":"\([^"]*\)"')
+if [[ -z ${BUILT:-} ]]; then
+    cargo build --release --quiet
+    BUILT=$(value '"target_directory":"\([^"]*\)"')/release
+fi
+install -m 644 "$BUILT/libnetmem_capi.so" "$to/$libdir/libnetmem.so.$version"
+ln -sf "libnetmem.so.$version" "$to/$libdir/libnetmem.so.0"
+ln -sf libnetmem.so.0 "$to/$libdir/libnetmem.so"
+install -m 644 "$BUILT/libnetmem_capi.a" "$to/$libdir/libnetmem.a"
+install -m 644 include/netmem.h include/netmem.hpp "$to/include/"
+cat > "$to/$libdir/pkgconfig/netmem.pc" << END
 prefix=$prefix
-libdir=\${prefix}/lib
+libdir=\${prefix}/$libdir
 includedir=\${prefix}/include
 
 Name: netmem
-Description: Network memory for user space: page pools, fragments and reference counts
+Description: Network memory for user space: page pools, fragments, reference counts, AF_XDP queues, device memory
 Version: $version
 Cflags: -I\${includedir}
 Libs: -L\${libdir} -lnetmem

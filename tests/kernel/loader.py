@@ -88,7 +88,8 @@ try:
         # Under the first name that is looked for.
         source = Path(__file__).resolve().parents[1] / "cuda/libcuda.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", tmp / "libcuda.so", source], check=True)
-        os.environ["LD_LIBRARY_PATH"] = str(tmp)
+        # A loader in C has the library of Netmem there.
+        os.environ["LD_LIBRARY_PATH"] = ":".join([str(tmp), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
         os.environ["NETMEM_FAKE_CUDA_LOG"] = str(tmp / "calls.log")
     importer = ["--cuda", "0"] if GPU else []
     device = start("device", NETMEM, "device", "--listen", tmp / "nic.sock", "--port", "tap:nm0", *importer, stdin=subprocess.DEVNULL)

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-const AREAS: [&str; 8] = ["INET", "MEM", "NET", "PERF", "POOL", "REF", "SERVE", "XSK"];
+const AREAS: [&str; 9] = ["CAPI", "INET", "MEM", "NET", "PERF", "POOL", "REF", "SERVE", "XSK"];
 
 /// The ids of promises in a text, such as `POOL-4`.
 fn ids(text: &str) -> impl Iterator<Item = &str> {

@@ -1,4 +1,4 @@
-/* Netmem for C and C++: page pools, fragments, reference counts, AF_XDP queues and TCP.
+/* Netmem for C and C++: page pools, fragments, counts, AF_XDP queues, TCP and device memory.
  * MIT OR Apache-2.0.
  *
  * Written by cbindgen from the crate netmem-capi. `install.sh --header` writes it anew.
@@ -28,6 +28,9 @@
  *   netmem_stack           the thread that opened it, until it is closed
  *   netmem_tcp_listener,   the thread of the stack
  *   netmem_tcp
+ *   netmem_devmem          any thread, several at a time; closed once
+ *   netmem_devmem_stack    the thread that opened it, with its listeners and streams
+ *   netmem_devmem_returner any thread, several at a time; closed once
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -42,6 +45,15 @@
  *   of handle                                    NETMEM_ERR_HANDLE; otherwise undefined
  *   a page pool, netmem_xsk_rx or netmem_xsk_tx  library built with debug assertions:
  *   on a second thread                           NETMEM_ERR_THREAD; otherwise undefined
+ *   a netmem_devmem_stack, its listeners and     the same
+ *   streams on a second thread
+ *   tokens that were returned before, or are     ignored, and counted by the stream that they were
+ *   of another stream                            returned to
+ *   reading or writing bytes of device memory    undefined: the device writes a page after its token
+ *   whose tokens were returned, or that are      was returned, and reads a range until it is reported
+ *   being sent
+ *   closing device memory under a stack          the stack receives into the pages that are posted,
+ *                                                and then no more payload
  *   release of an empty fragment                 nothing happens: release empties the variable
  *   release of a copied netmem_frag              undefined, as free() twice is
  *   writing to a fragment that is shared         netmem_frag_write: NETMEM_ERR_SHARED
@@ -50,8 +62,8 @@
  *   writing to a fragment that was sent          undefined: the kernel reads it, and the page is of
  *   through a copy of the netmem_frag            another frame later
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
- *   reading, writing or closing a queue's        undefined
- *   descriptor
+ *   reading, writing or closing a queue's or a   undefined
+ *   stack's descriptor
  *   a netmem_stack, netmem_tcp_listener or       library built with debug assertions:
  *   netmem_tcp on another thread                 NETMEM_ERR_THREAD; otherwise undefined
  *   a listener or a connection after its stack   NETMEM_ERR_CLOSED; its close is as always
@@ -121,14 +133,14 @@ typedef enum netmem_status {
   NETMEM_ERR_NO_PAGES = 7,
   // The fragment has another holder, so it cannot be written.
   NETMEM_ERR_SHARED = 8,
-  // Bytes beyond the end of a fragment.
+  // Bytes beyond the end of a fragment, or of device memory.
   NETMEM_ERR_RANGE = 9,
   // A system call failed.
   NETMEM_ERR_SYSTEM = 10,
   // The pool ended while the thread waited, or the stack of the listener or connection was
   // closed.
   NETMEM_ERR_CLOSED = 11,
-  // The count is killed already, or not killed, or has reached zero.
+  // The count is killed already, or not killed, or has reached zero. The memory was unbound.
   NETMEM_ERR_STATE = 12,
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
@@ -146,23 +158,41 @@ typedef enum netmem_status {
   // The kernel or the interface's driver does not support what was asked for.
   NETMEM_ERR_UNSUPPORTED = 19,
   // The peer sends no more: the end of the stream.
-  NETMEM_ERR_END = 30,
+  NETMEM_ERR_END = 20,
   // The peer's host refused the connection.
-  NETMEM_ERR_REFUSED = 31,
+  NETMEM_ERR_REFUSED = 21,
   // The peer reset the connection.
-  NETMEM_ERR_RESET = 32,
+  NETMEM_ERR_RESET = 22,
   // The peer did not answer in time.
-  NETMEM_ERR_TIMED_OUT = 33,
+  NETMEM_ERR_TIMED_OUT = 23,
   // No route leads to the peer, or a router or the peer's host reports that it cannot be
   // reached.
-  NETMEM_ERR_UNREACHABLE = 34,
+  NETMEM_ERR_UNREACHABLE = 24,
   // This direction of the connection was shut down by the program.
-  NETMEM_ERR_SHUT_DOWN = 35,
+  NETMEM_ERR_SHUT_DOWN = 25,
   // Another listener or connection of the stack has the port, or no port is left.
-  NETMEM_ERR_IN_USE = 36,
+  NETMEM_ERR_IN_USE = 26,
   // The stack has as many connections as its options allow.
-  NETMEM_ERR_TOO_MANY = 37,
+  NETMEM_ERR_TOO_MANY = 27,
+  // The device verifies no checksums of the peer's segments, so their payload is dropped.
+  NETMEM_ERR_UNVERIFIED = 28,
 } netmem_status;
+
+// Memory that this process does not map, into which the queue of a network device receives.
+typedef struct netmem_devmem netmem_devmem;
+
+// A port on which a stack listens.
+typedef struct netmem_devmem_listener netmem_devmem_listener;
+
+// Returns the tokens of a stream.
+typedef struct netmem_devmem_returner netmem_devmem_returner;
+
+// A host on a virtio-net device: TCP, IP and Ethernet, with the payload that it receives in device
+// memory.
+typedef struct netmem_devmem_stack netmem_devmem_stack;
+
+// A TCP connection whose received payload is in device memory.
+typedef struct netmem_devmem_stream netmem_devmem_stream;
 
 // A page pool: one thread allocates, in bulk and without a lock; pages are released on any thread.
 typedef struct netmem_page_pool netmem_page_pool;
@@ -214,6 +244,109 @@ typedef struct netmem_rcuref {
   // of the library
   uint32_t private_count;
 } netmem_rcuref;
+
+// What device memory is used for. Set `size` to sizeof(netmem_devmem_stats).
+typedef struct netmem_devmem_stats {
+  // sizeof(netmem_devmem_stats)
+  size_t size;
+  // the number by which extents name it, which no other memory of the process ever has; not 0
+  uint64_t id;
+  // bytes of memory
+  uint64_t bytes;
+  // bytes of a page
+  uint64_t page_size;
+  // pages posted to a device, free in a pool, or held by streams and their users
+  uint64_t in_use;
+  // queues that receive into it
+  uint64_t queues;
+} netmem_devmem_stats;
+
+// Received payload: consecutive bytes in consecutive pages of device memory, or bytes in host
+// memory.
+typedef struct netmem_devmem_extent {
+  // `id` of the memory (netmem_devmem_get_stats); 0: the bytes are in host memory, and
+  // netmem_devmem_stream_read copies them.
+  uint64_t memory;
+  // The first byte's offset in the memory.
+  uint64_t offset;
+  // Bytes, at most 64 KiB.
+  uint32_t length;
+  // The token of its first page. The pages behind it have the next ones.
+  uint32_t token;
+  // Its tokens, one for each page. Pass the extent to netmem_devmem_return once.
+  uint32_t tokens;
+  // Zero.
+  uint32_t reserved;
+} netmem_devmem_extent;
+
+// How a stack is opened. Set `size` to sizeof(netmem_devmem_stack_options), and the rest to zero
+// where the default will do.
+typedef struct netmem_devmem_stack_options {
+  // sizeof(netmem_devmem_stack_options)
+  size_t size;
+  // The path of the device's vhost-user socket, at which it listens, such as that of
+  // `netmem device --listen`.
+  const char *socket;
+  // This host's address and the length of its network's prefix: "192.0.2.2/24".
+  const char *address;
+  // The interface's Ethernet address; zeros: one that is made of `address`.
+  uint8_t mac[6];
+  // The largest IP packet, in bytes; 0: 1500.
+  uint16_t mtu;
+  // Pages of the memory that received payload may occupy, with what the program holds: at most
+  // all less 1024, which is what 0 means.
+  uint32_t pages;
+  // 1 if the device is not Netmem's own: then the socket's device serves no control queue.
+  uint8_t foreign;
+  // Zero.
+  uint8_t reserved[3];
+} netmem_devmem_stack_options;
+
+// What a stack received, sent and lost. Set `size` to sizeof(netmem_devmem_stack_stats).
+typedef struct netmem_devmem_stack_stats {
+  // sizeof(netmem_devmem_stack_stats)
+  size_t size;
+  // frames received
+  uint64_t received;
+  // frames sent
+  uint64_t sent;
+  // frames dropped: wrong headers, or of protocols that are not known
+  uint64_t malformed;
+  // segments dropped: a wrong checksum
+  uint64_t wrong_checksum;
+  // segments dropped: in device memory, and the device has verified no checksum
+  uint64_t unverified;
+  // frames dropped: headers in device memory
+  uint64_t unreadable;
+  // frames dropped: payload in pages of other memory
+  uint64_t other_memory;
+  // frames not sent because there was no page for headers
+  uint64_t no_page;
+  // connections now, with those that are closing
+  uint64_t connections;
+  // pages now of payload that waits, and of payload that the program holds
+  uint64_t pages;
+} netmem_devmem_stack_stats;
+
+// What a stream received and holds. Set `size` to sizeof(netmem_devmem_stream_stats).
+typedef struct netmem_devmem_stream_stats {
+  // sizeof(netmem_devmem_stream_stats)
+  size_t size;
+  // pieces of payload received in device memory, each in one page
+  uint64_t pages;
+  // bytes received in device memory
+  uint64_t device_bytes;
+  // bytes received in host memory
+  uint64_t host_bytes;
+  // tokens that the program holds
+  uint64_t held;
+  // tokens returned that are in no memory of the stack's streams: ignored
+  uint64_t unknown_tokens;
+  // tokens returned that the stream does not hold, such as one that was returned twice: ignored
+  uint64_t excess_tokens;
+  // segments dropped since the last that was received, because the device verified no checksum
+  uint64_t unverified;
+} netmem_devmem_stream_stats;
 
 // A holder of some bytes of a page, 16 bytes large. The variable owns it: move it by copying and
 // forgetting the source. All zeros is an empty one. Its fields belong to the library.
@@ -633,6 +766,276 @@ bool netmem_percpu_ref_is_dying(const struct netmem_percpu_ref *count);
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_STATE (it has holders; it stays).
 enum netmem_status netmem_percpu_ref_destroy(struct netmem_percpu_ref *count);
+
+// Allocates `bytes` bytes of host memory in the place of a device's, a multiple of 4096: for tests,
+// and for machines without such a device. It is a file in memory, whose pages the kernel allocates
+// when the device writes to them, and this process does not map it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (bytes), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_devmem_create(size_t bytes, struct netmem_devmem **memory);
+
+// Allocates at least `bytes` bytes of the memory of an NVIDIA GPU, as CUDA counts them from 0 on.
+// They are rounded up to what the driver allocates, as a rule 2 MiB. The driver, libcuda.so.1, is
+// loaded by this call, and the GPU's primary context is retained until the handle is closed: the
+// program's own kernels read the memory in that context, at netmem_devmem_device_address.
+//
+// The network device must be able to import it: `netmem device --cuda NUMBER` is.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_NOT_FOUND (no driver), NETMEM_ERR_UNSUPPORTED (a library
+// that was built without CUDA), NETMEM_ERR_SYSTEM (the driver's, with its text).
+enum netmem_status netmem_devmem_create_cuda(uint32_t gpu,
+                                             size_t bytes,
+                                             struct netmem_devmem **memory);
+
+// Binds memory that the program has: all of a dma-buf, or of a memfd, whose size is a multiple of
+// 4096. The library has a descriptor of its own; `fd` may be closed. A memfd is sealed against
+// shrinking, so it must have been made with MFD_ALLOW_SEALING.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (no such descriptor, no memory, its size),
+// NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_devmem_bind(int32_t fd, struct netmem_devmem **memory);
+
+// Copies bytes of device memory to the host: a system call, or a copy of the GPU's driver. For
+// checks, and for what the CPU has to see; a device reads payload where it is.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a dma-buf,
+// which only a mapping reads), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_devmem_read(const struct netmem_devmem *memory,
+                                      uint64_t offset,
+                                      void *to,
+                                      size_t length);
+
+// Copies bytes of the host to device memory, as netmem_devmem_read does the other way.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a dma-buf),
+// NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_devmem_write(const struct netmem_devmem *memory,
+                                       uint64_t offset,
+                                       const void *from,
+                                       size_t length);
+
+// The address of the first byte for the GPU, in its primary context.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_UNSUPPORTED (not of
+// netmem_devmem_create_cuda: such memory has a descriptor).
+enum netmem_status netmem_devmem_device_address(const struct netmem_devmem *memory,
+                                                uint64_t *address);
+
+// The descriptor of the memory, which is the library's and lives as long as the handle. -1 with a
+// text for misuse, and for the memory of a GPU.
+int32_t netmem_devmem_fd(const struct netmem_devmem *memory);
+
+// Counts of device memory.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_devmem_get_stats(const struct netmem_devmem *memory,
+                                           struct netmem_devmem_stats *stats);
+
+// Gives up the handle, and unbinds the memory: no more pages of it are posted to a device, and no
+// new range is sent. Pages that streams hold stay valid until their tokens are returned, and ranges
+// in flight are sent. The memory is released after the last of them, on a thread of the library.
+// Close the stacks first: a stack whose memory was closed receives into the pages that are posted,
+// and then no more payload.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_devmem_close(struct netmem_devmem *memory);
+
+// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
+// while other threads return. `returned` gets how many pages were; it may be null. Extents in host
+// memory are left out. Tokens that the stream does not hold are ignored, and counted by
+// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before. The
+// variables stay as they are: do not pass an extent twice.
+//
+// If the peer's window was closed for want of pages, the stack is woken to open it. A lock of the
+// stack's returning threads for each 16 pages: return many at once.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (an extent with more tokens than
+// 64 KiB have pages). Then none was returned.
+enum netmem_status netmem_devmem_return(const struct netmem_devmem_returner *returner,
+                                        const struct netmem_devmem_extent *extents,
+                                        size_t n,
+                                        size_t *returned);
+
+// Closes the handle. With the last handle of a stream, its own and those that return, the tokens
+// that it still holds are returned. Any thread.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_devmem_returner_close(struct netmem_devmem_returner *returner);
+
+// Connects to a virtio-net device, lets its receive queue receive into the memory, and opens a
+// stack on it. The stack belongs to the calling thread, with all its listeners and streams. Its
+// first 1024 pages are for the ring, so the memory has more than 4 MiB.
+//
+// The program drives it: netmem_devmem_stack_poll does all that is due. It is to be called again
+// when netmem_devmem_stack_fd is readable, after netmem_devmem_stack_timeout, and after calls that
+// send.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (address,
+// MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
+// NETMEM_ERR_PRIVILEGE (the socket's file), NETMEM_ERR_UNSUPPORTED (a device that cannot receive into
+// device memory), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (also: the device has refused the memory).
+enum netmem_status netmem_devmem_stack_open(const struct netmem_devmem *memory,
+                                            const struct netmem_devmem_stack_options *options,
+                                            struct netmem_devmem_stack **stack);
+
+// Does all work that is due: receives, fires timers, sends, and collects what the device has
+// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a text
+// for misuse.
+size_t netmem_devmem_stack_poll(struct netmem_devmem_stack *stack);
+
+// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout of
+// poll: -1 if it need not be. 0 with a text for misuse.
+int32_t netmem_devmem_stack_timeout(const struct netmem_devmem_stack *stack);
+
+// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
+// netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned for
+// which a peer waits. It is the stack's, and the same until it is closed. Never read, write or close
+// it. -1 with a text for misuse.
+int32_t netmem_devmem_stack_fd(const struct netmem_devmem_stack *stack);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there is work already. A
+// thread that was woken calls netmem_devmem_stack_disarm and polls. A few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the device is
+// gone: after the next poll each connection has ended).
+enum netmem_status netmem_devmem_stack_arm(struct netmem_devmem_stack *stack, bool *waits);
+
+// Ends the request for a wake-up. Misuse leaves a text.
+void netmem_devmem_stack_disarm(struct netmem_devmem_stack *stack);
+
+// Listens on a port of the stack's address.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (port 0),
+// NETMEM_ERR_IN_USE (the port).
+enum netmem_status netmem_devmem_listen(struct netmem_devmem_stack *stack,
+                                        uint16_t port,
+                                        struct netmem_devmem_listener **made);
+
+// Begins to connect to a peer on the stack's network: "192.0.2.1:9000", "[fd00::1]:9000". The
+// stream can be used at once: it receives nothing, and what it sends leaves when the peer has
+// answered.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (address),
+// NETMEM_ERR_UNREACHABLE (no route), NETMEM_ERR_IN_USE (no port is free), NETMEM_ERR_TOO_MANY.
+enum netmem_status netmem_devmem_connect(struct netmem_devmem_stack *stack,
+                                         const char *peer,
+                                         struct netmem_devmem_stream **made);
+
+// Counts of the stack.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stack_get_stats(struct netmem_devmem_stack *stack,
+                                                 struct netmem_devmem_stack_stats *stats);
+
+// Closes the stack. What its streams have sent is delivered first, for at most `milliseconds`, in
+// which the call drives the stack; connections that are left then are reset. Streams and listeners
+// that are still open have NETMEM_ERR_CLOSED from now on, and are closed as before. The memory
+// can be given to another stack.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD. NETMEM_ERR_STOPPED: the device was
+// gone before all was sent; the stack is closed.
+enum netmem_status netmem_devmem_stack_close(struct netmem_devmem_stack *stack,
+                                             uint32_t milliseconds);
+
+// Accepts a connection; `stream` gets null if none waits.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_CLOSED (the stack was
+// closed).
+enum netmem_status netmem_devmem_accept(struct netmem_devmem_listener *from,
+                                        struct netmem_devmem_stream **made);
+
+// Closes the listener. Connections that were not accepted are reset.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_listener_close(struct netmem_devmem_listener *listener);
+
+// Receives up to `n` extents, in order, and writes how many to `received`: 0 if nothing waits.
+// `ended` gets whether the peer sends no more, and all was received. It may be null.
+//
+// The pages are the program's until it returns the tokens, and count against what the stack may
+// hold: the peer's window closes when it holds too many. A store for each page.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; after all that was received
+// NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT, NETMEM_ERR_UNREACHABLE,
+// NETMEM_ERR_STOPPED (the device is gone), NETMEM_ERR_CLOSED; NETMEM_ERR_UNVERIFIED (once; the connection goes on), NETMEM_ERR_NO_MEMORY,
+// NETMEM_ERR_BUSY (another stream holds the page: return its tokens). No payload is lost.
+enum netmem_status netmem_devmem_stream_receive(struct netmem_devmem_stream *stream,
+                                                struct netmem_devmem_extent *extents,
+                                                size_t n,
+                                                size_t *received,
+                                                bool *ended);
+
+// Copies bytes of received extents that are in host memory, in their order, and releases them. They
+// are there if the device does not split frames behind the headers exactly. `done` gets how many
+// were copied, less than `length` if there are no more.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stream_read(struct netmem_devmem_stream *stream,
+                                             void *to,
+                                             size_t length,
+                                             size_t *done);
+
+// Sends `length` bytes of device memory from `offset` on, of any length below 1 GiB, without a copy
+// in this process. They must not change until netmem_devmem_stream_sent reports the range. `more`:
+// the next range follows soon, and a segment may wait for it. `accepted` gets false if the send
+// buffer is full; poll the stack, and try again.
+//
+// Ranges are numbered from 0 on, in the order in which the stream has accepted them.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_RANGE (also a length of
+// 0), NETMEM_ERR_SHUT_DOWN, those of a connection that has ended (netmem_devmem_stream_receive),
+// NETMEM_ERR_UNSUPPORTED (the device does not have this memory, or the peer is this host).
+enum netmem_status netmem_devmem_stream_send(struct netmem_devmem_stream *stream,
+                                             const struct netmem_devmem *memory,
+                                             uint64_t offset,
+                                             uint32_t length,
+                                             bool more,
+                                             bool *accepted);
+
+// How many ranges of netmem_devmem_stream_send may be used again, of those that no call has
+// reported: the peer has acknowledged them or the connection has ended, and the device reads them no
+// more. Up to `n` of their numbers are written to `ranges`, and their number to `done`.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stream_sent(struct netmem_devmem_stream *stream,
+                                             uint64_t *ranges,
+                                             size_t n,
+                                             size_t *done);
+
+// Copies bytes of the host and sends them, between ranges of device memory: headers of the
+// application's own. `done` gets how many were taken, 0 if the send buffer is full.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_SHUT_DOWN, those of a
+// connection that has ended (netmem_devmem_stream_receive).
+enum netmem_status netmem_devmem_stream_write(struct netmem_devmem_stream *stream,
+                                              const void *from,
+                                              size_t length,
+                                              size_t *done);
+
+// Sends no more: the peer learns it after what was sent. The stream still receives.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stream_shutdown(struct netmem_devmem_stream *stream);
+
+// Makes a handle that returns the stream's tokens on any thread. It can outlive the stream. Close
+// it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_returner_open(struct netmem_devmem_stream *stream,
+                                               struct netmem_devmem_returner **made);
+
+// Counts of the stream.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stream_get_stats(struct netmem_devmem_stream *stream,
+                                                  struct netmem_devmem_stream_stats *stats);
+
+// Closes the connection: what was sent is still delivered while the stack is polled. Payload that
+// was not received is dropped, and the peer learns it by a reset. Tokens that were not returned are
+// returned when the last returner is closed, too.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_devmem_stream_close(struct netmem_devmem_stream *stream);
 
 // Where the bytes are; null if the fragment is empty. Valid until it is released.
 const void *netmem_frag_data(const struct netmem_frag *frag);

@@ -521,6 +521,199 @@ class stack {
 
   private:
     netmem_stack *handle_ = nullptr;
+/* Device memory. */
+class devmem {
+  public:
+    /* Becomes the owner of a handle of netmem_devmem_create, _create_cuda or _bind. */
+    explicit devmem(netmem_devmem *owned) noexcept : handle_(owned) {}
+    /* Host memory in its place. */
+    explicit devmem(std::size_t bytes) { check(netmem_devmem_create(bytes, &handle_)); }
+    static devmem cuda(std::uint32_t gpu, std::size_t bytes) {
+        netmem_devmem *made = nullptr;
+        check(netmem_devmem_create_cuda(gpu, bytes, &made));
+        return devmem(made);
+    }
+    static devmem bind(int fd) {
+        netmem_devmem *made = nullptr;
+        check(netmem_devmem_bind(fd, &made));
+        return devmem(made);
+    }
+    devmem(devmem &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    devmem &operator=(devmem &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~devmem() { netmem_devmem_close(handle_); }
+    void read(std::uint64_t offset, void *to, std::size_t length) const { check(netmem_devmem_read(handle_, offset, to, length)); }
+    void write(std::uint64_t offset, const void *from, std::size_t length) { check(netmem_devmem_write(handle_, offset, from, length)); }
+    std::uint64_t device_address() const {
+        std::uint64_t address = 0;
+        check(netmem_devmem_device_address(handle_, &address));
+        return address;
+    }
+    int fd() const noexcept { return netmem_devmem_fd(handle_); }
+    netmem_devmem_stats stats() const {
+        netmem_devmem_stats stats = netmem_devmem_stats();
+        stats.size = sizeof stats;
+        check(netmem_devmem_get_stats(handle_, &stats));
+        return stats;
+    }
+    const netmem_devmem *get() const noexcept { return handle_; }
+
+  private:
+    netmem_devmem *handle_ = nullptr;
+};
+
+/* Returns tokens of a stream, on any thread. */
+class devmem_returner {
+  public:
+    explicit devmem_returner(netmem_devmem_returner *owned) noexcept : handle_(owned) {}
+    devmem_returner(devmem_returner &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    devmem_returner &operator=(devmem_returner &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~devmem_returner() { netmem_devmem_returner_close(handle_); }
+    /* Returns how many pages were. */
+    std::size_t give_back(const netmem_devmem_extent *extents, std::size_t n) const {
+        std::size_t returned = 0;
+        check(netmem_devmem_return(handle_, extents, n, &returned));
+        return returned;
+    }
+
+  private:
+    netmem_devmem_returner *handle_;
+};
+
+/* A TCP connection into and out of device memory, on the thread of its stack. */
+class devmem_stream {
+  public:
+    explicit devmem_stream(netmem_devmem_stream *owned) noexcept : handle_(owned) {}
+    devmem_stream(devmem_stream &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    devmem_stream &operator=(devmem_stream &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~devmem_stream() { netmem_devmem_stream_close(handle_); }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+    /* Returns how many extents were received. `ended`: the peer sends no more. */
+    std::size_t receive(netmem_devmem_extent *extents, std::size_t n, bool &ended) {
+        std::size_t received = 0;
+        check(netmem_devmem_stream_receive(handle_, extents, n, &received, &ended));
+        return received;
+    }
+    /* Copies bytes of received extents in host memory. */
+    std::size_t read(void *to, std::size_t length) {
+        std::size_t done = 0;
+        check(netmem_devmem_stream_read(handle_, to, length, &done));
+        return done;
+    }
+    /* False if the send buffer is full. */
+    bool send(const devmem &memory, std::uint64_t offset, std::uint32_t length, bool more = false) {
+        bool accepted = false;
+        check(netmem_devmem_stream_send(handle_, memory.get(), offset, length, more, &accepted));
+        return accepted;
+    }
+    /* The numbers of ranges that may be used again. */
+    std::size_t sent(std::uint64_t *ranges, std::size_t n) {
+        std::size_t done = 0;
+        check(netmem_devmem_stream_sent(handle_, ranges, n, &done));
+        return done;
+    }
+    std::size_t write(const void *from, std::size_t length) {
+        std::size_t done = 0;
+        check(netmem_devmem_stream_write(handle_, from, length, &done));
+        return done;
+    }
+    void shutdown() { check(netmem_devmem_stream_shutdown(handle_)); }
+    devmem_returner returner() {
+        netmem_devmem_returner *made = nullptr;
+        check(netmem_devmem_returner_open(handle_, &made));
+        return devmem_returner(made);
+    }
+    netmem_devmem_stream_stats stats() {
+        netmem_devmem_stream_stats stats = netmem_devmem_stream_stats();
+        stats.size = sizeof stats;
+        check(netmem_devmem_stream_get_stats(handle_, &stats));
+        return stats;
+    }
+
+  private:
+    netmem_devmem_stream *handle_;
+};
+
+class devmem_listener {
+  public:
+    explicit devmem_listener(netmem_devmem_listener *owned) noexcept : handle_(owned) {}
+    devmem_listener(devmem_listener &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    devmem_listener &operator=(devmem_listener &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~devmem_listener() { netmem_devmem_listener_close(handle_); }
+    /* False if no connection waits. */
+    devmem_stream accept() {
+        netmem_devmem_stream *made = nullptr;
+        check(netmem_devmem_accept(handle_, &made));
+        return devmem_stream(made);
+    }
+
+  private:
+    netmem_devmem_listener *handle_;
+};
+
+inline netmem_devmem_stack_options devmem_stack_options(const char *socket, const char *address) {
+    netmem_devmem_stack_options options = netmem_devmem_stack_options();
+    options.size = sizeof options;
+    options.socket = socket;
+    options.address = address;
+    return options;
+}
+
+/* A host on a virtio-net device. The end of the value resets connections that are open: close()
+ * waits for what was sent. */
+class devmem_stack {
+  public:
+    devmem_stack(const devmem &memory, const netmem_devmem_stack_options &options) {
+        check(netmem_devmem_stack_open(memory.get(), &options, &handle_));
+    }
+    devmem_stack(devmem_stack &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    devmem_stack &operator=(devmem_stack &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~devmem_stack() { netmem_devmem_stack_close(handle_, 0); }
+    std::size_t poll() noexcept { return netmem_devmem_stack_poll(handle_); }
+    int timeout() const noexcept { return netmem_devmem_stack_timeout(handle_); }
+    int fd() const noexcept { return netmem_devmem_stack_fd(handle_); }
+    /* Whether to sleep until `fd` is readable, or `timeout` has passed. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_devmem_stack_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_devmem_stack_disarm(handle_); }
+    devmem_listener listen(std::uint16_t port) {
+        netmem_devmem_listener *made = nullptr;
+        check(netmem_devmem_listen(handle_, port, &made));
+        return devmem_listener(made);
+    }
+    devmem_stream connect(const char *peer) {
+        netmem_devmem_stream *made = nullptr;
+        check(netmem_devmem_connect(handle_, peer, &made));
+        return devmem_stream(made);
+    }
+    netmem_devmem_stack_stats stats() {
+        netmem_devmem_stack_stats stats = netmem_devmem_stack_stats();
+        stats.size = sizeof stats;
+        check(netmem_devmem_stack_get_stats(handle_, &stats));
+        return stats;
+    }
+    /* Sends what is left, for at most so long. */
+    void close(std::uint32_t milliseconds) { check(netmem_devmem_stack_close(std::exchange(handle_, nullptr), milliseconds)); }
+
+  private:
+    netmem_devmem_stack *handle_ = nullptr;
 };
 
 } // namespace netmem

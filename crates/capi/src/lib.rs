@@ -12,6 +12,9 @@
 //!   netmem_stack           TCP and IP on a tap, or on the two queues above
 //!     netmem_tcp_listener  accepts connections
 //!     netmem_tcp           a connection         payload as fragments
+//!   netmem_devmem          memory of a GPU or another device   any thread
+//!     netmem_devmem_stack  a host on a virtio-net device
+//!       netmem_devmem_stream   TCP into and out of it          extents, with tokens
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!
@@ -27,6 +30,7 @@
 #![allow(clippy::missing_safety_doc, reason = "stated once: the pointers are what the header says they are")]
 
 pub mod counts;
+pub mod devmem;
 pub mod frag;
 mod handle;
 mod options;

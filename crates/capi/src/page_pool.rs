@@ -6,28 +6,21 @@ use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::region::{Kept, netmem_region};
 use crate::status::{Failure, netmem_status, status, value};
-use netmem_pool::{PagePool, PageRoom, PoolOptions, PoolStats, RegionProvider};
+use netmem_pool::{PagePool, PageRoom, PoolOptions, PoolStats};
 use std::ffi::c_char;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 /// A page pool: one thread allocates, in bulk and without a lock; pages are released on any thread.
 #[derive(Debug)]
 pub struct netmem_page_pool(());
 
 impl Kind for netmem_page_pool {
-    type Value = Pages;
+    type Value = PagePool<Kept>;
     const NAME: &'static str = "netmem_page_pool";
     const NUMBER: u64 = 0x6e65_746d_656d_0002;
 }
 
 impl Owned for netmem_page_pool {}
-
-/// A page pool, and the region of its pages.
-pub(crate) struct Pages {
-    pool: PagePool<Kept>,
-    provider: Arc<RegionProvider<Kept>>,
-}
 
 /// How a pool is made, of both kinds. Set `size` to sizeof(netmem_pool_options), and the rest to
 /// zero where the default will do.
@@ -126,7 +119,7 @@ pub unsafe extern "C" fn netmem_page_pool_create(
         let (region, options) = unsafe { (handle::get(region)?, netmem_pool_options::read(options)?) };
         let pool = options.build(region.clone(), None)?;
         // SAFETY: the caller has room for a pointer there.
-        unsafe { out.write(handle::create(Pages { pool, provider: region.clone() })) };
+        unsafe { out.write(handle::create(pool)) };
         Ok(())
     })
 }
@@ -141,14 +134,31 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
     frags: *mut netmem_frag,
     n: usize,
 ) -> usize {
+    if n != 1 {
+        // SAFETY: as the header says.
+        return unsafe { alloc_group(pool, frags, n) };
+    }
+    // Without a poll, which costs as much as the page.
     value(|| {
         // SAFETY: as the header says.
-        let (Pages { pool, .. }, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
-        if let [one] = out {
-            return Ok(
-                pool.poll(|napi| napi.alloc().map(|page| one.write(netmem_frag::of(page.freeze()))).is_some().into())
-            );
-        }
+        let (pool, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
+        let (Some(one), Some(page)) = (out.first_mut(), pool.alloc_single()) else { return Ok(0) };
+        one.write(netmem_frag::of(page.freeze()));
+        Ok(1)
+    })
+    .unwrap_or(0)
+}
+
+/// For a group of pages. Not in line: a single page saves none of the registers that this needs.
+///
+/// # Safety
+///
+/// As the header says.
+#[inline(never)]
+unsafe fn alloc_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) -> usize {
+    value(|| {
+        // SAFETY: as the caller promises.
+        let (pool, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
         Ok(pool.poll(|napi| {
             let mut room = PageRoom::new();
             let mut done = 0;
@@ -177,18 +187,43 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
 /// Misuse (null, another thread) releases nothing, and leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_page_pool_release(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
+    if n != 1 {
+        // SAFETY: as the header says.
+        return unsafe { release_group(pool, frags, n) };
+    }
     status(|| {
-        let others = {
+        // SAFETY: as the header says.
+        let pool = unsafe { owned::get_mut(pool) }?;
+        // SAFETY: as the header says.
+        if !frags.is_null() && !unsafe { frag::release_single(&mut *frags, |frag| pool.release_single(frag)) } {
             // SAFETY: as the header says.
-            let Pages { pool, provider } = unsafe { owned::get_mut(pool) }?;
-            if frags.is_null() {
-                return Ok(());
-            }
-            // SAFETY: as the header says.
-            pool.poll(|_| unsafe { frag::release_of(provider.region(), frags, n) })
-        };
+            unsafe { frag::release_all(frags, 1) };
+        }
+        Ok(())
+    });
+}
+
+/// For a group of pages. Not in line, as [`alloc_group`].
+///
+/// # Safety
+///
+/// As the header says.
+#[inline(never)]
+unsafe fn release_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
+    status(|| {
+        // SAFETY: as the caller promises.
+        let pool = unsafe { owned::get_mut(pool) }?;
+        if frags.is_null() {
+            return Ok(());
+        }
+        let mut others = false;
+        for i in 0..n {
+            // SAFETY: as the caller promises.
+            others |= unsafe { !frag::release_single(&mut *frags.add(i), |frag| pool.release_single(frag)) };
+        }
         if others {
-            // SAFETY: as the header says.
+            // A function of the program may run, which may use the pool: it is not borrowed any more.
+            // SAFETY: as the caller promises.
             unsafe { frag::release_all(frags, n) };
         }
         Ok(())
@@ -205,7 +240,7 @@ pub unsafe extern "C" fn netmem_page_pool_get_stats(
 ) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let Pages { pool, .. } = unsafe { owned::get_mut(pool) }?;
+        let pool = unsafe { owned::get_mut(pool) }?;
         // SAFETY: as the header says.
         unsafe { options::write(stats, &netmem_page_pool_stats::of(&pool.stats())) }
     })
@@ -226,7 +261,7 @@ pub unsafe extern "C" fn netmem_page_pool_close(
             unsafe { options::room(stats) }?;
         }
         // SAFETY: as the header says.
-        let closed = unsafe { owned::close(pool) }?.pool.close();
+        let closed = unsafe { owned::close(pool) }?.close();
         if stats.is_null() {
             return Ok(());
         }

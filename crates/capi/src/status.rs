@@ -10,6 +10,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
 use std::ffi::{CString, c_char};
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use thiserror::Error;
@@ -37,14 +38,14 @@ pub enum netmem_status {
     NETMEM_ERR_NO_PAGES = 7,
     /// The fragment has another holder, so it cannot be written.
     NETMEM_ERR_SHARED = 8,
-    /// Bytes beyond the end of a fragment.
+    /// Bytes beyond the end of a fragment, or of device memory.
     NETMEM_ERR_RANGE = 9,
     /// A system call failed.
     NETMEM_ERR_SYSTEM = 10,
     /// The pool ended while the thread waited, or the stack of the listener or connection was
     /// closed.
     NETMEM_ERR_CLOSED = 11,
-    /// The count is killed already, or not killed, or has reached zero.
+    /// The count is killed already, or not killed, or has reached zero. The memory was unbound.
     NETMEM_ERR_STATE = 12,
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
@@ -61,24 +62,25 @@ pub enum netmem_status {
     NETMEM_ERR_NOT_FOUND = 18,
     /// The kernel or the interface's driver does not support what was asked for.
     NETMEM_ERR_UNSUPPORTED = 19,
-
     /// The peer sends no more: the end of the stream.
-    NETMEM_ERR_END = 30,
+    NETMEM_ERR_END = 20,
     /// The peer's host refused the connection.
-    NETMEM_ERR_REFUSED = 31,
+    NETMEM_ERR_REFUSED = 21,
     /// The peer reset the connection.
-    NETMEM_ERR_RESET = 32,
+    NETMEM_ERR_RESET = 22,
     /// The peer did not answer in time.
-    NETMEM_ERR_TIMED_OUT = 33,
+    NETMEM_ERR_TIMED_OUT = 23,
     /// No route leads to the peer, or a router or the peer's host reports that it cannot be
     /// reached.
-    NETMEM_ERR_UNREACHABLE = 34,
+    NETMEM_ERR_UNREACHABLE = 24,
     /// This direction of the connection was shut down by the program.
-    NETMEM_ERR_SHUT_DOWN = 35,
+    NETMEM_ERR_SHUT_DOWN = 25,
     /// Another listener or connection of the stack has the port, or no port is left.
-    NETMEM_ERR_IN_USE = 36,
+    NETMEM_ERR_IN_USE = 26,
     /// The stack has as many connections as its options allow.
-    NETMEM_ERR_TOO_MANY = 37,
+    NETMEM_ERR_TOO_MANY = 27,
+    /// The device verifies no checksums of the peer's segments, so their payload is dropped.
+    NETMEM_ERR_UNVERIFIED = 28,
 }
 
 /// Why a call failed.
@@ -136,6 +138,36 @@ pub(crate) enum Failure {
     End,
     #[error("the library panicked: {0}")]
     Panic(String),
+    #[error(transparent)]
+    System(io::Error),
+    #[error(transparent)]
+    Coded(Coded),
+}
+
+/// An error with its status, which only the module that it is from knows.
+#[derive(Debug)]
+pub(crate) struct Coded {
+    status: netmem_status,
+    error: Box<dyn Error + Send + Sync>,
+}
+
+impl Coded {
+    #[cold]
+    pub(crate) fn failure(status: netmem_status, error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::Coded(Self { status, error: error.into() })
+    }
+}
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for Coded {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
 }
 
 impl From<OpenError> for Failure {
@@ -204,6 +236,8 @@ impl Failure {
             Self::Socket(error) => socket(error),
             Self::End => NETMEM_ERR_END,
             Self::Panic(_) => NETMEM_ERR_PANIC,
+            Self::System(_) => NETMEM_ERR_SYSTEM,
+            Self::Coded(coded) => coded.status,
         }
     }
 }
@@ -271,7 +305,7 @@ fn open(error: &OpenError) -> netmem_status {
 }
 
 /// Calls of listeners and connections.
-fn socket(error: &SocketError) -> netmem_status {
+pub(crate) fn socket(error: &SocketError) -> netmem_status {
     use netmem_status::*;
     match error {
         SocketError::Closed(tcp::Error::Refused) | SocketError::Refused => NETMEM_ERR_REFUSED,
@@ -374,14 +408,15 @@ pub extern "C" fn netmem_status_name(status: i32) -> *const c_char {
         17 => c"NETMEM_ERR_BUSY",
         18 => c"NETMEM_ERR_NOT_FOUND",
         19 => c"NETMEM_ERR_UNSUPPORTED",
-        30 => c"NETMEM_ERR_END",
-        31 => c"NETMEM_ERR_REFUSED",
-        32 => c"NETMEM_ERR_RESET",
-        33 => c"NETMEM_ERR_TIMED_OUT",
-        34 => c"NETMEM_ERR_UNREACHABLE",
-        35 => c"NETMEM_ERR_SHUT_DOWN",
-        36 => c"NETMEM_ERR_IN_USE",
-        37 => c"NETMEM_ERR_TOO_MANY",
+        20 => c"NETMEM_ERR_END",
+        21 => c"NETMEM_ERR_REFUSED",
+        22 => c"NETMEM_ERR_RESET",
+        23 => c"NETMEM_ERR_TIMED_OUT",
+        24 => c"NETMEM_ERR_UNREACHABLE",
+        25 => c"NETMEM_ERR_SHUT_DOWN",
+        26 => c"NETMEM_ERR_IN_USE",
+        27 => c"NETMEM_ERR_TOO_MANY",
+        28 => c"NETMEM_ERR_UNVERIFIED",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -412,17 +447,13 @@ mod tests {
 
     #[test]
     fn each_status_has_its_name() {
-        for value in 0..=netmem_status::NETMEM_ERR_UNSUPPORTED as i32 {
-            // SAFETY: the name is static.
-            let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
-            assert!(name.starts_with("NETMEM_"), "{value}: {name}");
-        }
-        for value in netmem_status::NETMEM_ERR_END as i32..=netmem_status::NETMEM_ERR_TOO_MANY as i32 {
+        for value in 0..=28 {
             // SAFETY: the name is static.
             let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
             assert!(name.starts_with("NETMEM_"), "{value}: {name}");
         }
         assert_eq!(netmem_status::NETMEM_ERR_PANIC as i32, 13);
         assert_eq!(netmem_status::NETMEM_ERR_UNSUPPORTED as i32, 19);
+        assert_eq!(netmem_status::NETMEM_ERR_UNVERIFIED as i32, 28);
     }
 }

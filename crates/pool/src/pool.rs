@@ -4,9 +4,10 @@
 //! [`crate::end`].
 
 use crate::cache::{Cache, PolledHeader};
-use crate::desc::{Desc, UnmapEvent};
+use crate::desc::{Desc, UnmapEvent, put_last};
 use crate::dma::{Direction, DmaDomain};
 use crate::error::PoolError;
+use crate::frag::Frag;
 use crate::header::{PoolHeader, ReturnFn};
 use crate::memory::Memory;
 use crate::options::PoolOptions;
@@ -312,6 +313,44 @@ impl<M: Memory> PagePool<M> {
         // SAFETY: the reference is exclusive, and no poll runs, because a poll would hold the
         // reference.
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
+    }
+
+    /// Allocates a page as [`Napi::alloc`] does, outside of a poll. It enters no poll context, so it
+    /// reads no thread-local variable: a shared library finds one by a call, which costs more than
+    /// a pop of the array cache.
+    #[inline]
+    pub fn alloc_single(&mut self) -> Option<Page<M>> {
+        // SAFETY: as in `alloc`.
+        unsafe { Shared::alloc(self.shared, RECLAIM_INTERVAL) }
+    }
+
+    /// Drops a fragment as in a poll of this pool, outside of a poll, and for the reason of
+    /// [`alloc_single`](Self::alloc_single): if the fragment is the last holder of its page, the
+    /// page is pushed onto the array cache.
+    ///
+    /// # Errors
+    ///
+    /// The page is of another pool, or was quarantined. The error is the fragment.
+    #[inline]
+    pub fn release_single(&mut self, frag: Frag<M>) -> Result<(), Frag<M>> {
+        let front = &raw const self.shared().front;
+        if frag.desc().header().cast_const() != front.cast() {
+            return Err(frag);
+        }
+        let desc = frag.into_desc();
+        // SAFETY: the count was the fragment's, and is put here.
+        if unsafe { put_last(desc) } && !self.shared().front.cache.push(desc) {
+            self.recycle_full(desc);
+        }
+        Ok(())
+    }
+
+    /// Returns a page of this pool for which the array cache has no room.
+    #[cold]
+    #[inline(never)]
+    fn recycle_full(&mut self, desc: NonNull<Desc>) {
+        // SAFETY: the caller has put the page's last count, and its header is this pool's.
+        self.poll(|_| unsafe { PoolHeader::recycle(NonNull::new_unchecked(desc.as_ref().header()), desc) });
     }
 
     /// Reclaims the pages that other threads returned, and those in the magazines of other CPUs.

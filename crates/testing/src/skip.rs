@@ -3,19 +3,23 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 21] = [
+const PACKAGES: [(&str, &str); 25] = [
     ("abidiff", "abigail-tools"),
     ("abidw", "abigail-tools"),
     ("awk", "mawk"),
     ("cc", "gcc"),
     ("clang++", "clang"),
     ("dpdk-testpmd", "dpdk-dev"),
+    ("dpkg-architecture", "dpkg-dev"),
+    ("dpkg-deb", "dpkg"),
+    ("dpkg-shlibdeps", "dpkg-dev"),
     ("h2load", "nghttp2-client"),
     ("ip", "iproute2"),
     ("memcslap", "libmemcached-tools"),
     ("mpirun", "openmpi-bin"),
     ("nc", "netcat-openbsd"),
     ("nm", "binutils"),
+    ("objdump", "binutils"),
     ("ping", "iputils-ping"),
     ("prlimit", "util-linux"),
     ("promtool", "prometheus"),

@@ -2,8 +2,10 @@
 //! errors, and run, also under the address and undefined-behaviour sanitizers and valgrind.
 
 mod build;
+mod device_memory;
 mod echo;
 mod http;
+mod package;
 mod programs;
 mod queues;
 mod streams;

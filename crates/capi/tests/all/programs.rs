@@ -32,7 +32,7 @@ fn the_wrappers() {
     });
 }
 
-/// The header's table of misuse, of which a part is found by debug assertions only.
+/// The header's table of misuse, of which a part is found by debug assertions only. Proves CAPI-3.
 #[test]
 fn misuse_is_an_error() {
     if !cfg!(debug_assertions) {
@@ -76,6 +76,7 @@ fn the_header_is_of_this_tree() {
 }
 
 /// The header declares what the library exports, and its types are those of the committed dump.
+/// Proves CAPI-1.
 #[test]
 fn the_binary_interface_is_the_committed_one() {
     if let Err(why) = installed(&["abidiff", "abidw", "awk", "gcc", "nm"]) {

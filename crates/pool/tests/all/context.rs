@@ -27,6 +27,45 @@ fn cache_serves_the_context() {
     close_balanced(pool, &domain);
 }
 
+/// A page that is allocated and released singly costs what it costs in a poll, and counts as there. A
+/// page of another pool comes back, and one with another holder returns with that holder.
+#[test]
+fn single_pages_need_no_poll() {
+    let (mut pool, domain) = pool(PoolOptions::new("single").cache(4).prefill(4), 16);
+    let (mut other, other_domain) = self::pool(PoolOptions::new("other"), 4);
+    let before = pool.stats();
+    for _ in 0..100 {
+        let page = pool.alloc_single().unwrap();
+        let index = page.index();
+        assert!(pool.release_single(page.freeze()).is_ok());
+        let page = pool.alloc_single().unwrap();
+        assert_eq!(page.index(), index, "last in, first out");
+        let frag = page.freeze();
+        assert!(pool.release_single(frag.clone()).is_ok());
+        assert_eq!(pool.stats().inflight(), 1, "it has another holder");
+        assert!(pool.release_single(frag).is_ok());
+    }
+    let after = pool.stats();
+    assert_eq!((after.alloc_fast - before.alloc_fast, after.recycle_cached - before.recycle_cached), (200, 200));
+    assert_eq!(remote_frees(after), 0);
+
+    // More than the cache has room for.
+    let pages: Vec<_> = std::iter::from_fn(|| pool.alloc_single()).collect();
+    assert_eq!(pages.len(), 16);
+    pages.into_iter().for_each(|page| assert!(pool.release_single(page.freeze()).is_ok()));
+    assert_eq!(pool.stats().recycle_cache_full, 12);
+    let again: Vec<_> = std::iter::from_fn(|| pool.alloc_single()).collect();
+    assert_eq!(again.len(), 16, "all of them are there again");
+    drop(again);
+
+    let foreign = other.alloc().unwrap().freeze();
+    let foreign = pool.release_single(foreign).expect_err("a page of another pool");
+    assert_eq!(other.stats().inflight(), 1);
+    assert!(other.release_single(foreign).is_ok());
+    close_balanced(pool, &domain);
+    close_balanced(other, &other_domain);
+}
+
 /// Proves POOL-2: a queue is filled before its first poll.
 #[test]
 fn allocation_before_the_first_poll() {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What does an AF_XDP program cost? Netmem's queues, xsk-rs and DPDK's net_af_xdp take turns on one end of a veth pair. The kernel's live frames come in at the other end.
+# What does an AF_XDP program cost? Netmem's queues, xsk-rs, netring and DPDK's net_af_xdp take turns
+# on one end of a veth pair. The kernel's live frames come in at the other end.
 #
 # Jobs (JOBS): `drop` receives and drops, `echo` sends each frame back with its addresses exchanged,
 # `thread` hands each packet to a second thread, which reads 16 bytes and lets it go, `transmit` sends
@@ -9,19 +10,20 @@
 # after the sender's. `kernel` is an XDP program that drops: the upper bound of `drop`.
 #
 # More settings: WORKER_CPU (where the second thread is: the sender's CPU, unless said otherwise),
-# XSK_RS (the binary).
+# XSK_RS, NETRING (binaries).
 set -euo pipefail
 # shellcheck source=bench/peers/lib.sh
 source "$(dirname "$0")/lib.sh"
 
 XSK_RS=${XSK_RS:-$HERE/xsk_rs/target/release/xsk-rs-peer}
+NETRING=${NETRING:-$HERE/netring/target/release/netring-peer}
 read -ra JOBS <<< "${JOBS:-drop echo thread transmit}"
 MAC=02:00:00:00:00:02
 declare -A VARIANTS=(
-    [drop]="netmem xsk_rs dpdk netmem_busy dpdk_busy kernel"
-    [echo]="netmem xsk_rs dpdk netmem_busy dpdk_busy"
+    [drop]="netmem xsk_rs netring dpdk netmem_busy dpdk_busy kernel"
+    [echo]="netmem xsk_rs netring dpdk netmem_busy dpdk_busy"
     [thread]="netmem xsk_rs"
-    [transmit]="netmem xsk_rs dpdk"
+    [transmit]="netmem xsk_rs netring dpdk"
 )
 declare -A PROGRAM=([netmem]=$EXAMPLES/xsk_peer [kernel]=$EXAMPLES/xdp_drop)
 # The largest ratio of user time that is a goal, where it is not 1.
@@ -43,7 +45,13 @@ else
     echo "skipped: xsk-rs rows: no binary at $XSK_RS (apt-get install clang libclang-dev libelf-dev m4;" \
         "cargo build --release --manifest-path bench/peers/xsk_rs/Cargo.toml)"
 fi
-echo "left out: busy polling of xsk-rs (no option for it); \`thread\` of DPDK (its program has no such job)"
+if [[ -x $NETRING ]]; then
+    PROGRAM[netring]=$NETRING
+else
+    echo "skipped: netring rows: no binary at $NETRING (cargo build --release --manifest-path bench/peers/netring/Cargo.toml)"
+fi
+echo "left out: busy polling of xsk-rs (no option for it) and of netring (no call in which the driver polls);" \
+    "\`thread\` of netring (a packet is a loan that ends with its batch) and of DPDK (its program has no such job)"
 WORKER_CPU=${WORKER_CPU:-$DEVICE_CPU}
 
 # ---- the wire: a veth pair in a namespace of its own, one queue, no offloads, no addresses

@@ -19,6 +19,7 @@ use quanta::Clock;
 use rtrb::{Consumer, RingBuffer};
 use std::error::Error;
 use std::hint::black_box;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 
 struct Drop;
@@ -142,6 +143,16 @@ fn queue(arguments: &Arguments) -> QueueOptions {
     if arguments.busy_poll { options.busy_poll(BusyPoll::default()) } else { options }
 }
 
+/// Whether the kernel knows what to poll for a socket (`SO_INCOMING_NAPI_ID`). Before Linux 6.13 it
+/// learns that from a frame, and since then from the driver, when the socket is bound.
+fn polls_a_driver(socket: BorrowedFd<'_>) -> bool {
+    let (mut id, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
+    let (option, at) = (libc::SO_INCOMING_NAPI_ID, (&raw mut id).cast());
+    // SAFETY: the kernel writes a value of this length, which is there.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, &raw mut len) };
+    rc == 0 && id != 0
+}
+
 fn main() -> anyhow::Result<()> {
     run().map_err(|error| anyhow::anyhow!("{error}"))
 }
@@ -157,11 +168,15 @@ fn run() -> Result<(), Box<dyn Error>> {
     let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);
     let mut xsk: Xsk = Xsk::open(options, |_| queue(&arguments))?;
     let (rx, tx) = xsk.pairs.pop().ok_or("the interface has no queue")?;
+    let socket = rx.socket().as_fd().try_clone_to_owned()?;
     let (first, second) = match arguments.job {
         Job::Drop | Job::Transmit => (drop_all(rx, &clock, &arguments), Counts::default()),
         Job::Echo => (echo(rx, tx, &clock, &arguments), Counts::default()),
         Job::Thread => hand_over(rx, &clock, &arguments)?,
     };
+    if arguments.busy_poll && !polls_a_driver(socket.as_fd()) {
+        return Err("the driver has no NAPI that this socket can poll".into());
+    }
     report(first, second);
     Ok(())
 }

@@ -143,8 +143,8 @@ fn queue(arguments: &Arguments) -> QueueOptions {
     if arguments.busy_poll { options.busy_poll(BusyPoll::default()) } else { options }
 }
 
-/// Whether the kernel knows what to poll for a socket (`SO_INCOMING_NAPI_ID`). Before Linux 6.13 it
-/// learns that from a frame, and since then from the driver, when the socket is bound.
+/// Whether the kernel knows what to poll for a socket (`SO_INCOMING_NAPI_ID`). It
+/// learns that from the driver when the socket is bound, or from the first frame.
 fn polls_a_driver(socket: BorrowedFd<'_>) -> bool {
     let (mut id, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
     let (option, at) = (libc::SO_INCOMING_NAPI_ID, (&raw mut id).cast());

@@ -371,8 +371,8 @@ goal() {
     [[ ! -e $TMP/$1-netmem.rows ]] || ratio "$1: netmem / virtio_user $2, $3" "$4" "$1-netmem" "$1-$2" "$5" "$6"
 }
 
-# ratio LABEL COLUMN VARIANT BASELINE [COMPARISON GOAL]: the ratio within each round, because runs of
-# one round have the same noise. Column 1 is packets/s, 2 ns/packet.
+# ratio LABEL COLUMN VARIANT BASELINE [COMPARISON GOAL]: the ratio within each round, because runs
+# of one round have the same noise. Column 1 is packets/s, 2 ns/packet.
 ratio() {
     local label=$1 column=$2 comparison=${5:-} goal=${6:-} median min max verdict
     read -r median min max < <(paste "$TMP/$3.rows" "$TMP/$4.rows" | awk -v c="$column" '{ print $c / $(c + 2) }' | spread)

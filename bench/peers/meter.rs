@@ -1,5 +1,5 @@
-//! What `bench/peers/xsk.sh` asks of each program: arguments, threads on their CPUs, and the time of
-//! polls that found packets. Netmem's programs and those of other crates compile this file.
+//! What `bench/peers/xsk.sh` asks of each program: arguments, threads on their CPUs, and the time
+//! of polls that found packets. Netmem's programs and those of other crates compile this file.
 
 use quanta::Clock;
 use std::error::Error;

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What does an AF_XDP program cost? Netmem's queues, xsk-rs, netring and DPDK's net_af_xdp take turns
-# on one end of a veth pair. The kernel's live frames come in at the other end.
+# What does an AF_XDP program cost? Netmem's queues, xsk-rs, netring and DPDK's net_af_xdp take
+# turns on one end of a veth pair. The kernel's live frames come in at the other end.
 #
 # Jobs (JOBS): `drop` receives and drops, `echo` sends each frame back with its addresses exchanged,
-# `thread` hands each packet to a second thread, which reads 16 bytes and lets it go, `transmit` sends
-# as fast as the kernel accepts, without the sender at the other end.
+# `thread` hands each packet to a second thread, which reads 16 bytes and lets it go, `transmit`
+# sends as fast as the kernel accepts, without the sender at the other end.
 #
 # Variants with `_busy` poll busily: the driver works in the system calls of the program, and not
-# after the sender's. They are left out where the driver does not tell a socket what to poll: that of
-# veth does not on Linux 6.18. `kernel` is an XDP program that drops: the upper bound of `drop`.
+# after the sender's. They are left out where the driver does not tell a socket what to poll: that
+# of veth does not on Linux 6.18. `kernel` is an XDP program that drops: the upper bound of `drop`.
 #
 # More settings: WORKER_CPU (where the second thread is: the sender's CPU, unless said otherwise),
 # XSK_RS, NETRING (binaries).
@@ -100,8 +100,8 @@ parts() {
     ((rate > 10000)) || fail "perf took $rate samples a second of 19997: the machine is not quiet"
 }
 
-# sampled JOB VARIANT: whether the job makes system calls, so that samples must tell the process from
-# the kernel.
+# sampled JOB VARIANT: whether the job makes system calls, so that samples must tell the process
+# from the kernel.
 sampled() { [[ $1 == echo || $1 == transmit || $2 == *_busy ]]; }
 
 # row JOB VARIANT PACKETS ELAPSED_NS BUSY_NS IDLE_NS: where a job makes system calls, samples say

@@ -1,8 +1,8 @@
-//! The jobs of `bench/peers/xsk.sh` on netring. A received frame is a loan that ends with its batch,
-//! and what is sent is copied into a frame of the socket.
+//! The jobs of `bench/peers/xsk.sh` on netring. A received frame is a loan that ends with its
+//! batch, and what is sent is copied into a frame of the socket.
 //!
-//! There is no job `thread`, for which each packet would have to be copied. netring sets the options
-//! for busy polling, and has no call in which the driver polls.
+//! There is no job `thread`, for which each packet would have to be copied. netring sets the
+//! options for busy polling, and has no call in which the driver polls.
 
 #[allow(dead_code, reason = "it has fewer jobs")]
 #[path = "../../meter.rs"]
@@ -31,7 +31,7 @@ fn open(interface: &str, job: Job) -> Result<XdpSocket, Box<dyn Error>> {
     .build()?)
 }
 
-/// The frames of a batch with their addresses exchanged, as the loans have ended when they are sent.
+/// The frames of a batch with their addresses exchanged: the loans have ended when they are sent.
 struct Copies {
     bytes: [[u8; ROOM]; BATCH],
     lengths: [usize; BATCH],

@@ -6,18 +6,20 @@
 //! | drop | the program's verdict posts it again |
 //! | echo | a completion drops it in the poll of the receive queue: in the cache of the queue's pool |
 //! | thread | the second thread drops the packet |
+//! | transmit | a completion drops it in the poll of the pool |
 
 #[path = "../peers/meter.rs"]
 mod meter;
 
-use meter::{Arguments, BATCH, CHANNEL, Counts, FRAMES, Job, RING, measure, pin, report, second};
+use meter::{Arguments, BATCH, CHANNEL, Counts, FRAME, FRAMES, Job, RING, measure, pin, report, second};
 use netmem_packet::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
-use netmem_pool::{Frag, KernelShared};
-use netmem_xsk::{Mode, QueueOptions, Xsk, XskOptions, XskRx, XskTx};
+use netmem_pool::{Frag, KernelShared, PagePool, PoolOptions, RegionOptions, RegionProvider};
+use netmem_xsk::{BusyPoll, Interface, Mode, QueueOptions, Umem, UmemOptions, Xsk, XskOptions, XskRx, XskTx};
 use quanta::Clock;
 use rtrb::{Consumer, RingBuffer};
 use std::error::Error;
 use std::hint::black_box;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 
 struct Drop;
@@ -113,6 +115,44 @@ fn hand_over(mut rx: XskRx, clock: &Clock, arguments: &Arguments) -> Result<(Cou
     })
 }
 
+/// Sends from a pool of its own, by a queue that only sends.
+fn transmit(clock: &Clock, arguments: &Arguments) -> Result<Counts, Box<dyn Error>> {
+    let memory = RegionProvider::new(RegionOptions::new(FRAMES as usize).build::<KernelShared>()?);
+    let umem = Umem::new(memory.region().clone(), &UmemOptions::new())?;
+    let mut pool: PagePool<KernelShared> = PoolOptions::new("frames").build(memory.clone(), Some(umem.domain()))?;
+    let ifindex = Interface::by_name(&arguments.interface)?.index;
+    let mut tx = umem.open_tx(ifindex, 0, memory, queue(arguments))?;
+    Ok(measure(clock, arguments.time, || {
+        pool.poll(|napi| {
+            for _ in 0..BATCH {
+                let Some(mut page) = napi.alloc() else { break };
+                let written = page.copy_from(0, &FRAME).is_ok();
+                if !written || tx.send(Packet::new(page.freeze_range(0..FRAME.len()))).is_err() {
+                    break;
+                }
+            }
+            tx.flush();
+            tx.complete()
+        })
+    }))
+}
+
+/// As in the other programs: the ring's size of frames is posted, and a frame is in one buffer.
+fn queue(arguments: &Arguments) -> QueueOptions {
+    let options = QueueOptions::new().rx_ring(RING).tx_ring(RING).fill(RING).mode(Mode::Copy).multi_buffer(false);
+    if arguments.busy_poll { options.busy_poll(BusyPoll::default()) } else { options }
+}
+
+/// Whether the kernel knows what to poll for a socket (`SO_INCOMING_NAPI_ID`). It
+/// learns that from the driver when the socket is bound, or from the first frame.
+fn polls_a_driver(socket: BorrowedFd<'_>) -> bool {
+    let (mut id, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
+    let (option, at) = (libc::SO_INCOMING_NAPI_ID, (&raw mut id).cast());
+    // SAFETY: the kernel writes a value of this length, which is there.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, &raw mut len) };
+    rc == 0 && id != 0
+}
+
 fn main() -> anyhow::Result<()> {
     run().map_err(|error| anyhow::anyhow!("{error}"))
 }
@@ -120,17 +160,23 @@ fn main() -> anyhow::Result<()> {
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::read()?;
     pin(arguments.cpu)?;
-    let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);
-    // As in the other programs: the ring's size of frames is posted, and a frame is in one buffer.
-    let queue = |_| QueueOptions::new().rx_ring(RING).tx_ring(RING).fill(RING).mode(Mode::Copy).multi_buffer(false);
-    let mut xsk: Xsk = Xsk::open(options, queue)?;
-    let (rx, tx) = xsk.pairs.pop().ok_or("the interface has no queue")?;
     let clock = Clock::new();
+    if arguments.job == Job::Transmit {
+        report(transmit(&clock, &arguments)?, Counts::default());
+        return Ok(());
+    }
+    let options = XskOptions::new(&arguments.interface).queues([0]).pages(FRAMES as usize);
+    let mut xsk: Xsk = Xsk::open(options, |_| queue(&arguments))?;
+    let (rx, tx) = xsk.pairs.pop().ok_or("the interface has no queue")?;
+    let socket = rx.socket().as_fd().try_clone_to_owned()?;
     let (first, second) = match arguments.job {
-        Job::Drop => (drop_all(rx, &clock, &arguments), Counts::default()),
+        Job::Drop | Job::Transmit => (drop_all(rx, &clock, &arguments), Counts::default()),
         Job::Echo => (echo(rx, tx, &clock, &arguments), Counts::default()),
         Job::Thread => hand_over(rx, &clock, &arguments)?,
     };
+    if arguments.busy_poll && !polls_a_driver(socket.as_fd()) {
+        return Err("the driver has no NAPI that this socket can poll".into());
+    }
     report(first, second);
     Ok(())
 }

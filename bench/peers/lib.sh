@@ -4,7 +4,7 @@
 RUNS=${RUNS:-7}                                        # interleaved rounds
 SECS=${SECS:-2}                                        # seconds of CPU time that are measured in each round
 NETMEM=${NETMEM:-$(dirname "${BASH_SOURCE[0]}")/../../target/release/netmem}
-EXAMPLES=${NETMEM%/*}/examples                          # virtio_peer and turns, of the same build
+EXAMPLES=${NETMEM%/*}/examples                          # virtio_peer, turns and others, of the same build
 TURN_MS=${TURN_MS:-20}                                 # milliseconds of a turn
 DRIVER_CPU=${DRIVER_CPU:-0}                            # CPU of the side under test
 DEVICE_CPU=${DEVICE_CPU:-1}                            # CPU of its back end
@@ -371,11 +371,11 @@ goal() {
     [[ ! -e $TMP/$1-netmem.rows ]] || ratio "$1: netmem / virtio_user $2, $3" "$4" "$1-netmem" "$1-$2" "$5" "$6"
 }
 
-# ratio LABEL COLUMN VARIANT BASELINE COMPARISON GOAL: the ratio within each round, because runs of
-# one round have the same noise. Column 1 is packets/s, 2 ns/packet.
+# ratio LABEL COLUMN VARIANT BASELINE [COMPARISON GOAL]: the ratio within each round, because runs
+# of one round have the same noise. Column 1 is packets/s, 2 ns/packet.
 ratio() {
-    local label=$1 column=$2 comparison=$5 goal=$6 median min max verdict
+    local label=$1 column=$2 comparison=${5:-} goal=${6:-} median min max verdict
     read -r median min max < <(paste "$TMP/$3.rows" "$TMP/$4.rows" | awk -v c="$column" '{ print $c / $(c + 2) }' | spread)
     verdict=$(awk -v m="$median" -v g="$goal" -v c="$comparison" 'BEGIN { print (c == ">=" ? m >= g : m <= g) ? "reached" : "missed" }')
-    printf '%s: %.2f (%.2f..%.2f), goal %s %s: %s\n' "$label" "$median" "$min" "$max" "$comparison" "$goal" "$verdict"
+    printf '%s: %.2f (%.2f..%.2f)%s\n' "$label" "$median" "$min" "$max" "${goal:+, goal $comparison $goal: $verdict}"
 }

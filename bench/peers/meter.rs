@@ -1,5 +1,5 @@
-//! What `bench/peers/xsk.sh` asks of both programs: arguments, threads on their CPUs, and the time
-//! of polls that found packets. Netmem's program and that of xsk-rs compile this file.
+//! What `bench/peers/xsk.sh` asks of each program: arguments, threads on their CPUs, and the time
+//! of polls that found packets. Netmem's programs and those of other crates compile this file.
 
 use quanta::Clock;
 use std::error::Error;
@@ -14,6 +14,12 @@ pub(crate) const RING: u32 = 2048;
 pub(crate) const FRAMES: u32 = 8192;
 /// Packets on their way to the second thread.
 pub(crate) const CHANNEL: usize = 1024;
+/// What is sent: an Ethernet frame of the local experimental type, to an address of nothing.
+pub(crate) const FRAME: [u8; 60] = {
+    let mut frame = [0; 60];
+    (frame[0], frame[6], frame[12], frame[13]) = (2, 2, 0x88, 0xb5);
+    frame
+};
 /// How long the second thread sleeps when it has nothing to do.
 const NAP: Duration = Duration::from_micros(20);
 
@@ -36,30 +42,37 @@ pub(crate) enum Job {
     Echo,
     /// It goes to a second thread, which reads 16 bytes of it and returns its frame.
     Thread,
+    /// Frames are sent as fast as the kernel takes them, each written when it is sent.
+    Transmit,
 }
 
-/// The command line: `IFACE drop|echo|thread MILLISECONDS CPU [CPU OF THE SECOND THREAD]`.
+/// The command line: `IFACE drop|echo|thread|transmit MILLISECONDS CPU [CPU OF THE SECOND THREAD]
+/// [--busy-poll]`.
 pub(crate) struct Arguments {
     pub(crate) interface: String,
     pub(crate) job: Job,
     pub(crate) time: Duration,
     pub(crate) cpu: usize,
     second: Option<usize>,
+    /// The driver works in the system calls of the program (`SO_PREFER_BUSY_POLL`).
+    pub(crate) busy_poll: bool,
 }
 
 impl Arguments {
     pub(crate) fn read() -> Result<Self, Box<dyn Error>> {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let usage = "usage: IFACE drop|echo|thread MILLISECONDS CPU [CPU OF THE SECOND THREAD]";
+        let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+        let usage = "usage: IFACE drop|echo|thread|transmit MILLISECONDS CPU [CPU OF THE SECOND THREAD] [--busy-poll]";
+        let busy_poll = arguments.pop_if(|last| last == "--busy-poll").is_some();
         let [interface, job, time, cpu, second @ ..] = &arguments[..] else { return Err(usage.into()) };
         let (job, second) = match (&job[..], second) {
             ("drop", []) => (Job::Drop, None),
             ("echo", []) => (Job::Echo, None),
+            ("transmit", []) => (Job::Transmit, None),
             ("thread", [cpu]) => (Job::Thread, Some(cpu.parse()?)),
             _ => return Err(usage.into()),
         };
         let time = Duration::from_millis(time.parse()?);
-        Ok(Self { interface: interface.clone(), job, time, cpu: cpu.parse()?, second })
+        Ok(Self { interface: interface.clone(), job, time, cpu: cpu.parse()?, second, busy_poll })
     }
 }
 

@@ -1,16 +1,17 @@
 // Receives packets on DPDK's port 0, or sends packets there. The counterparts on netmem's side are
 // `bench/examples/virtio_peer.rs` and `netmem device --port gen`.
 //
-//   dpdk-port EAL-OPTIONS -- receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo
+//   dpdk-port EAL-OPTIONS -- receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo|transmit
 //   dpdk-port EAL-OPTIONS -- send RING BURST BYTES [PACKETS-PER-SECOND]
 //
 // `receive` takes bursts of packets. With `read` it reads the first 16 bytes of each packet, with `count` it reads none. It gives
 // all packets of a burst back to their pool at once. With `echo` it exchanges the Ethernet addresses of each packet and sends the burst back;
-// packets that the port does not take go back to the pool. The last line of its output is
+// packets that the port does not take go back to the pool. With `transmit` it receives none: it allocates a burst, writes a frame of 60
+// bytes into each packet, and sends the burst. The last line of its output is
 //
 //   packets 12345678 elapsed_ns 2000000000 busy_ns 1500000000 preempted 3 idle_ns 400000000 begin_ns 987654321 ran_ns 1990000000
 //
-// Packets of echo are those that the port has taken back. idle_ns is the time of polls that found nothing and were not interrupted: that took
+// Packets of echo and transmit are those that the port has taken. idle_ns is the time of polls that found nothing and were not interrupted: that took
 // less than 1 us (as in `meter.rs`). begin_ns is CLOCK_MONOTONIC when the count began. ran_ns is the time for which the thread had
 // its CPU; the seconds of the arguments are of this time, so that a receiver that is stopped between its turns receives as long.
 //
@@ -39,8 +40,8 @@
 #include <rte_prefetch.h>
 
 enum { CACHE = 512, MOST = 256, LONG_NS = 50000, LOOK = 200, IDLE_NS = 1000 };
-// What is done with a packet before it goes back to its pool; with ECHO, it goes back to the port.
-enum work { COUNT, READ, ECHO };
+// What is done with a packet before it goes back to its pool; with ECHO, it goes back to the port; with TRANSMIT, it comes from the pool.
+enum work { COUNT, READ, ECHO, TRANSMIT };
 
 static volatile sig_atomic_t stopped;
 
@@ -75,6 +76,9 @@ struct count {
     uint64_t packets, elapsed, busy, idle, ran_ns;
 };
 
+// To an address of nothing, with an EtherType for experiments.
+static const uint8_t frame[60] = { [0] = 2, [6] = 2, [12] = 0x88, [13] = 0xb5 };
+
 enum { POLLS = 256 }; // between two readings of the CPU clock
 
 // The sum of what was read, so that the compiler cannot leave out the reads.
@@ -92,6 +96,23 @@ static void read_all(struct rte_mbuf **m, unsigned n)
 }
 
 // Returns how many packets the port has taken.
+static unsigned send_all(struct rte_mbuf **m, unsigned n)
+{
+    unsigned sent = rte_eth_tx_burst(0, 0, m, (uint16_t)n);
+    rte_pktmbuf_free_bulk(m + sent, n - sent);
+    return sent;
+}
+
+static unsigned transmit_all(struct rte_mempool *pool, struct rte_mbuf **m, unsigned n)
+{
+    // Without a free buffer, the port still looks for those that it has sent.
+    if (rte_pktmbuf_alloc_bulk(pool, m, n) != 0)
+        n = 0;
+    for (unsigned i = 0; i < n; i++)
+        memcpy(rte_pktmbuf_append(m[i], sizeof frame), frame, sizeof frame);
+    return send_all(m, n);
+}
+
 static unsigned echo_all(struct rte_mbuf **m, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
@@ -102,13 +123,11 @@ static unsigned echo_all(struct rte_mbuf **m, unsigned n)
         header->dst_addr = header->src_addr;
         header->src_addr = to;
     }
-    unsigned sent = rte_eth_tx_burst(0, 0, m, (uint16_t)n);
-    rte_pktmbuf_free_bulk(m + sent, n - sent);
-    return sent;
+    return send_all(m, n);
 }
 
 // Receives for so many nanoseconds of CPU time, and longer if no packet has arrived by then.
-static struct count receive(uint64_t for_ns, unsigned burst, enum work work)
+static struct count receive(struct rte_mempool *pool, uint64_t for_ns, unsigned burst, enum work work)
 {
     const double ns = 1e9 / (double)rte_get_tsc_hz();
     const uint64_t is_long = (uint64_t)(LONG_NS / ns), is_idle = (uint64_t)(IDLE_NS / ns);
@@ -122,10 +141,10 @@ static struct count receive(uint64_t for_ns, unsigned burst, enum work work)
             seen_ran = ran();
             start = rte_rdtsc();
         }
-        unsigned n = rte_eth_rx_burst(0, 0, m, (uint16_t)burst), done = n;
+        unsigned n = work == TRANSMIT ? transmit_all(pool, m, burst) : rte_eth_rx_burst(0, 0, m, (uint16_t)burst), done = n;
         if (n > 0 && work == ECHO) {
             done = echo_all(m, n);
-        } else if (n > 0) {
+        } else if (n > 0 && work != TRANSMIT) {
             if (work == READ)
                 read_all(m, n);
             rte_pktmbuf_free_bulk(m, n);
@@ -159,13 +178,10 @@ static void fill(struct rte_mempool *pool, void *bytes, void *object, unsigned i
     (void)pool;
     (void)index;
     struct rte_mbuf *m = object;
-    char *frame = rte_pktmbuf_mtod(m, char *);
-    memset(frame, 0, *(uint16_t *)bytes);
-    // To the broadcast address, with an EtherType for experiments.
-    memset(frame, 0xff, 6);
-    frame[6] = 2;
-    frame[12] = (char)0x88;
-    frame[13] = (char)0xb5;
+    char *to = rte_pktmbuf_mtod(m, char *);
+    memset(to, 0, *(uint16_t *)bytes);
+    memcpy(to, frame, sizeof(struct rte_ether_hdr));
+    memset(to, 0xff, 6); // the broadcast address
 }
 
 // At `rate` packets a second, or as fast as it can if that is 0. What it could not send for a millisecond, because the receiver
@@ -207,7 +223,7 @@ int main(int argc, char **argv)
     argv += used;
     int receives = argc == 7 && strcmp(argv[1], "receive") == 0;
     if (!receives && ((argc != 5 && argc != 6) || strcmp(argv[1], "send") != 0)) {
-        fprintf(stderr, "dpdk-port: receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo, or send RING BURST BYTES [RATE]\n");
+        fprintf(stderr, "dpdk-port: receive RING BURST WARM-UP-SECONDS SECONDS read|count|echo|transmit, or send RING BURST BYTES [RATE]\n");
         return 1;
     }
     uint16_t ring = (uint16_t)atoi(argv[2]);
@@ -230,10 +246,13 @@ int main(int argc, char **argv)
     fflush(stdout);
     if (receives) {
         const double hz = (double)rte_get_tsc_hz();
-        enum work work = strcmp(argv[6], "read") == 0 ? READ : strcmp(argv[6], "echo") == 0 ? ECHO : COUNT;
-        receive((uint64_t)(atof(argv[4]) * 1e9), burst, work);
+        static const char *const names[] = { "count", "read", "echo", "transmit" };
+        enum work work = COUNT;
+        while (work < TRANSMIT && strcmp(argv[6], names[work]) != 0)
+            work++;
+        receive(pool, (uint64_t)(atof(argv[4]) * 1e9), burst, work);
         uint64_t before = preempted(), began = nanoseconds(CLOCK_MONOTONIC);
-        struct count c = receive((uint64_t)(atof(argv[5]) * 1e9), burst, work);
+        struct count c = receive(pool, (uint64_t)(atof(argv[5]) * 1e9), burst, work);
         printf("sum %" PRIx64 "\n", sum);
         printf("packets %" PRIu64 " elapsed_ns %.0f busy_ns %.0f preempted %" PRIu64 " idle_ns %.0f begin_ns %" PRIu64 " ran_ns %" PRIu64 "\n", c.packets,
                (double)c.elapsed * 1e9 / hz, (double)c.busy * 1e9 / hz, preempted() - before, (double)c.idle * 1e9 / hz, began, c.ran_ns);

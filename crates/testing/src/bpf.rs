@@ -82,6 +82,29 @@ pub fn redirect(map: &OwnedFd) -> OwnedFd {
     load(&code, "theirs")
 }
 
+/// A program that drops each frame, and counts it in the first word of an array. Frames of one queue
+/// only are counted exactly: the addition is not atomic.
+pub fn count_and_drop(array: &OwnedFd) -> OwnedFd {
+    let code = [
+        insn(0x18, 1, 2, 0, array.as_raw_fd()), // r1 = the address of the word
+        0,
+        insn(0x61, 2, 1, 0, 0),
+        insn(0x07, 2, 0, 0, 1),
+        insn(0x63, 1, 2, 0, 0),
+        insn(0xb7, 0, 0, 0, 1), // drop
+        insn(0x95, 0, 0, 0, 0),
+    ];
+    load(&code, "count_and_drop")
+}
+
+/// The first word of an array.
+pub fn first_word(array: &OwnedFd) -> u32 {
+    let (key, mut word) = (0u32, 0u32);
+    let ([key_low, key_high], [low, high]) = (halves(&raw const key), halves(&raw mut word));
+    bpf(1, &[array.as_raw_fd() as u32, 0, key_low, key_high, low, high]).unwrap();
+    word
+}
+
 /// Attaches a program to an interface in driver mode, by a link.
 pub fn attach(program: &OwnedFd, ifindex: u32) -> OwnedFd {
     open(28, &[program.as_raw_fd() as u32, ifindex, 37, 1 << 2])

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | drop | in the batch that it was received in, which goes to the fill ring as it is |
 //! | echo | in the batch of completions, likewise |
+//! | transmit | in the list, which a batch is popped from |
 //! | thread | in a list behind a lock: the second thread adds a batch at a time, and the first pops one |
 
 // Beside this package and not in it: a package within another one is left out of it, and the other
@@ -12,11 +13,12 @@
 #[path = "../../meter.rs"]
 mod meter;
 
-use meter::{Arguments, BATCH, CHANNEL, Counts, FRAMES, Job, RING, measure, pin, report, second};
+use meter::{Arguments, BATCH, CHANNEL, Counts, FRAME, FRAMES, Job, RING, measure, pin, report, second};
 use quanta::Clock;
 use rtrb::RingBuffer;
 use std::error::Error;
 use std::hint::black_box;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use xsk_rs::config::{BindFlags, FrameSize, QueueSize, SocketConfig, UmemConfig};
@@ -71,6 +73,7 @@ impl Xsk {
         match arguments.job {
             Job::Drop => Ok((self.drop(&clock, arguments), Counts::default())),
             Job::Echo => Ok((self.echo(&clock, arguments), Counts::default())),
+            Job::Transmit => Ok((self.transmit(&clock, arguments), Counts::default())),
             Job::Thread => self.thread(&clock, arguments),
         }
     }
@@ -103,18 +106,7 @@ impl Xsk {
             if unsafe { self.tx.produce(&batch[..received]) } < received {
                 self.free.extend_from_slice(&batch[..received]);
             }
-            // The kernel sends 32 frames in a call.
-            let mut waiting = RING - self.tx.nb_free_exact();
-            while waiting > 0 && self.tx.needs_wakeup() {
-                if self.tx.wakeup().is_err() {
-                    break;
-                }
-                let left = RING - self.tx.nb_free_exact();
-                if left == waiting {
-                    break;
-                }
-                waiting = left;
-            }
+            self.kick();
             loop {
                 // SAFETY: the descriptors are of no frame that is in use.
                 let n = unsafe { self.done.consume(&mut completed) };
@@ -124,6 +116,54 @@ impl Xsk {
                 }
             }
             received
+        })
+    }
+
+    /// The kernel sends 32 frames in a call.
+    fn kick(&mut self) {
+        let mut waiting = RING - self.tx.nb_free_exact();
+        while waiting > 0 && self.tx.needs_wakeup() {
+            if self.tx.wakeup().is_err() {
+                break;
+            }
+            let left = RING - self.tx.nb_free_exact();
+            if left == waiting {
+                break;
+            }
+            waiting = left;
+        }
+    }
+
+    fn transmit(mut self, clock: &Clock, arguments: &Arguments) -> Counts {
+        let mut completed = [FrameDesc::default(); BATCH];
+        measure(clock, arguments.time, || {
+            let at = self.free.len().saturating_sub(BATCH);
+            for frame in &mut self.free[at..] {
+                // SAFETY: the frame is in no ring, and nothing else refers to it.
+                let mut data = unsafe { self.umem.data_mut(frame) };
+                let mut cursor = data.cursor();
+                cursor.set_pos(0);
+                let written = cursor.write_all(&FRAME);
+                debug_assert!(written.is_ok());
+            }
+            // SAFETY: frames of this UMEM that are in no ring.
+            let sent = unsafe { self.tx.produce(&self.free[at..]) };
+            // The ring takes all or none.
+            if sent > 0 {
+                self.free.truncate(at);
+            }
+            self.kick();
+            let mut done = 0;
+            loop {
+                // SAFETY: the descriptors are of no frame that is in use.
+                let n = unsafe { self.done.consume(&mut completed) };
+                self.free.extend_from_slice(&completed[..n]);
+                done += n;
+                if n < BATCH {
+                    break;
+                }
+            }
+            done
         })
     }
 
@@ -178,6 +218,9 @@ impl Xsk {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::read()?;
+    if arguments.busy_poll {
+        return Err("xsk-rs has no option for busy polling".into());
+    }
     pin(arguments.cpu)?;
     let (first, second) = Xsk::open(&arguments.interface)?.run(&arguments)?;
     report(first, second);

@@ -23,7 +23,6 @@ use netmem_measure::threads::{propagate, spawn};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 

@@ -9,6 +9,9 @@
 //!     netmem_xsk_rx        a receive queue                 groups of fragments
 //!     netmem_xsk_tx        its transmit queue              groups of fragments
 //!   netmem_xdp_program     redirects frames of an interface to receive queues
+//!   netmem_virtio_net      a virtio-net device that the driver is connected to
+//!     netmem_virtio_rx     a receive queue                 groups of fragments
+//!     netmem_virtio_tx     its transmit queue              groups of fragments
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!
@@ -25,6 +28,7 @@
 
 pub mod counts;
 pub mod frag;
+pub mod groups;
 mod handle;
 mod options;
 mod owned;
@@ -33,4 +37,5 @@ pub mod rcu;
 pub mod region;
 pub mod shared_pool;
 pub mod status;
+pub mod virtio;
 pub mod xsk;

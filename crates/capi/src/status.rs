@@ -2,6 +2,9 @@
 
 use netmem_pool::{PoolError, RegionError, WaitError};
 use netmem_refs::{KillError, NoMemory};
+use netmem_virtio::VhostUserError;
+use netmem_virtio::device::DeviceError;
+use netmem_virtio::driver::{self, NetError};
 use netmem_xsk::{AttachError, QueueStopped, XskError};
 use std::any::Any;
 use std::cell::RefCell;
@@ -99,6 +102,12 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Attach(Box<AttachError>),
     #[error(transparent)]
+    Net(Box<NetError>),
+    #[error(transparent)]
+    Device(Box<DeviceError>),
+    #[error("a descriptor cannot be used")]
+    Descriptor(#[source] io::Error),
+    #[error(transparent)]
     Queue(io::Error),
     #[error("the queue cannot send the frame: {0}")]
     Unsendable(&'static str),
@@ -109,6 +118,24 @@ pub(crate) enum Failure {
 impl From<XskError> for Failure {
     fn from(error: XskError) -> Self {
         Self::Xsk(Box::new(error))
+    }
+}
+
+impl From<NetError> for Failure {
+    fn from(error: NetError) -> Self {
+        Self::Net(Box::new(error))
+    }
+}
+
+impl From<VhostUserError> for Failure {
+    fn from(error: VhostUserError) -> Self {
+        NetError::from(error).into()
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(Box::new(error))
     }
 }
 
@@ -155,14 +182,20 @@ impl Failure {
             Self::Kill(_) => NETMEM_ERR_SYSTEM,
             Self::Xsk(error) => xsk(error),
             Self::Attach(error) => attach(error),
-            Self::Queue(error) if error.get_ref().is_some_and(|reason| reason.is::<QueueStopped>()) => {
-                NETMEM_ERR_STOPPED
-            }
+            Self::Net(error) => net(error),
+            Self::Device(error) => device(error),
+            Self::Descriptor(_) => NETMEM_ERR_SYSTEM,
+            Self::Queue(error) if has_stopped(error) => NETMEM_ERR_STOPPED,
             Self::Queue(_) => NETMEM_ERR_SYSTEM,
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
             Self::Panic(_) => NETMEM_ERR_PANIC,
         }
     }
+}
+
+/// Whether the error says that a queue has stopped.
+fn has_stopped(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|reason| reason.is::<QueueStopped>() || reason.is::<driver::QueueStopped>())
 }
 
 fn pool(error: &PoolError) -> netmem_status {
@@ -203,6 +236,48 @@ fn attach(error: &AttachError) -> netmem_status {
         AttachError::Privilege(_) => NETMEM_ERR_PRIVILEGE,
         AttachError::Occupied { .. } => NETMEM_ERR_BUSY,
         AttachError::Refused { .. } | AttachError::Mode(_) => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn net(error: &NetError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        NetError::Backend(error) => backend(error),
+        NetError::Region(error) => region(error),
+        NetError::Pool(error) => pool(error),
+        NetError::TxPages { .. } => NETMEM_ERR_NO_PAGES,
+        NetError::RingSize { .. } | NetError::FrameSize { .. } | NetError::Headroom { .. } | NetError::Pairs { .. } => {
+            NETMEM_ERR_ARGUMENT
+        }
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn backend(error: &VhostUserError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        VhostUserError::Connect { source, .. } | VhostUserError::Listen { source, .. } => match source.kind() {
+            io::ErrorKind::PermissionDenied => NETMEM_ERR_PRIVILEGE,
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NETMEM_ERR_NOT_FOUND,
+            _ => NETMEM_ERR_SYSTEM,
+        },
+        VhostUserError::TooFewQueues { .. } => NETMEM_ERR_NOT_FOUND,
+        VhostUserError::Backlog { .. } | VhostUserError::Busy | VhostUserError::Occupied { .. } => NETMEM_ERR_BUSY,
+        VhostUserError::MissingFeature { .. }
+        | VhostUserError::FeaturesRefused { .. }
+        | VhostUserError::TooManyRegions { .. }
+        | VhostUserError::NoRxTables => NETMEM_ERR_UNSUPPORTED,
+        VhostUserError::RingNumber { .. } => NETMEM_ERR_ARGUMENT,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn device(error: &DeviceError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        DeviceError::Pairs { .. } | DeviceError::Workers { .. } => NETMEM_ERR_ARGUMENT,
+        DeviceError::Busy => NETMEM_ERR_BUSY,
         _ => NETMEM_ERR_SYSTEM,
     }
 }

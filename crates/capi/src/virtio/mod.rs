@@ -1,0 +1,5 @@
+//! virtio-net: the driver, which is a front end of vhost-user, and the device, a back end.
+
+pub mod net;
+pub mod rx;
+pub mod tx;

@@ -69,6 +69,13 @@
 // The most fragments that a frame has.
 #define NETMEM_FRAME_FRAGS 18
 
+// In netmem_virtio_options.mode: a frame in one fragment, up to 1518 bytes.
+#define NETMEM_VIRTIO_SMALL 1
+
+// In netmem_virtio_options.mode: a frame in as many fragments as it needs. For frames of more than
+// 1518 bytes.
+#define NETMEM_VIRTIO_MERGEABLE 2
+
 // In netmem_xsk_options.mode: the kernel copies each frame. Works on every interface.
 #define NETMEM_XSK_COPY 1
 
@@ -145,6 +152,15 @@ typedef struct netmem_shared_pool netmem_shared_pool;
 
 // A region from whose pages AF_XDP queues receive and send.
 typedef struct netmem_umem netmem_umem;
+
+// A virtio-net device that the driver is connected to.
+typedef struct netmem_virtio_net netmem_virtio_net;
+
+// A receive queue of a virtio-net device, with the page pool of its frames.
+typedef struct netmem_virtio_rx netmem_virtio_rx;
+
+// A transmit queue of a virtio-net device.
+typedef struct netmem_virtio_tx netmem_virtio_tx;
 
 // An XDP program on an interface.
 typedef struct netmem_xdp_program netmem_xdp_program;
@@ -256,6 +272,92 @@ typedef struct netmem_shared_pool_stats {
   // allocations that found no page
   uint64_t failed;
 } netmem_shared_pool_stats;
+
+// How the driver uses a device. Set `size` to sizeof(netmem_virtio_options), and the rest to zero
+// where the default will do.
+typedef struct netmem_virtio_options {
+  // sizeof(netmem_virtio_options)
+  size_t size;
+  // The path of the vhost-user socket on which the device listens; null: `fd` is used.
+  const char *socket;
+  // Pages to receive into, for all queues together; 0: for each queue pair, four times the ring
+  // and 512 more.
+  size_t pages;
+  // Pages for netmem_virtio_net_alloc besides; 0: none.
+  size_t tx_pages;
+  // A socket that is connected to the device, for a device that connects to the driver. It is
+  // duplicated: the caller closes it. Zero if there is a `socket`.
+  int32_t fd;
+  // The longest frame in bytes, of at most 65549; 0: 1518. More than 1518 needs
+  // NETMEM_VIRTIO_MERGEABLE.
+  uint32_t max_frame;
+  // Queue pairs, of at most 127; 0: 1.
+  uint16_t pairs;
+  // Entries of each ring: a power of two; 0: 256.
+  uint16_t ring;
+  // NETMEM_VIRTIO_SMALL, NETMEM_VIRTIO_MERGEABLE, or 0: small.
+  uint8_t mode;
+  // Not zero: the memory is locked (mlock).
+  uint8_t lock;
+  // Zero.
+  uint8_t reserved[2];
+} netmem_virtio_options;
+
+// What a receive queue received and lost. Set `size` to sizeof(netmem_virtio_rx_stats).
+typedef struct netmem_virtio_rx_stats {
+  // sizeof(netmem_virtio_rx_stats)
+  size_t size;
+  // frames received, also one that waits for a call with more room
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // of the frames received: those of several buffers
+  uint64_t multi_buffer;
+  // frames dropped because they are in several buffers, the caller has no flags, and no page has
+  // room for them
+  uint64_t not_linear;
+  // frames dropped because they are shorter than an Ethernet header
+  uint64_t runts;
+  // frames dropped because the device's header is invalid
+  uint64_t bad_header;
+  // frames dropped because the device's header has an offload that was not negotiated
+  uint64_t not_negotiated;
+  // frames that were received and lost by a reconnect
+  uint64_t unread;
+  // times that the device had fewer buffers than it should, because there was no page
+  uint64_t out_of_pages;
+  // times that the queue went on with another device
+  uint64_t restarts;
+  // buffers that the device has now
+  uint64_t posted;
+  // pages of the queue that are posted or held
+  uint64_t in_flight;
+  // pages that are never used again, because the device did not stop
+  uint64_t quarantined;
+} netmem_virtio_rx_stats;
+
+// What a transmit queue sent and refused. Set `size` to sizeof(netmem_virtio_tx_stats). frames =
+// completed + outstanding + unconfirmed.
+typedef struct netmem_virtio_tx_stats {
+  // sizeof(netmem_virtio_tx_stats)
+  size_t size;
+  // frames posted to the device
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // frames that the device is done with
+  uint64_t completed;
+  // frames that the device has now
+  uint64_t outstanding;
+  // times that the queue was full when a frame was to be sent
+  uint64_t full;
+  // frames refused because a fragment is not of the device's memory
+  uint64_t unreachable;
+  // times that the queue went on with another device
+  uint64_t restarts;
+  // frames that the device had not confirmed before that: it may have sent them, or not
+  uint64_t unconfirmed;
+} netmem_virtio_tx_stats;
 
 // How a queue of an interface is opened. Set `size` to sizeof(netmem_xsk_options), and the rest to
 // zero where the default will do.
@@ -654,6 +756,175 @@ const char *netmem_error_text(void);
 // The name of a status, such as "NETMEM_ERR_NULL". `status` is an int, so that a value that this
 // library does not know is answered, too. Static; never null.
 const char *netmem_status_name(int32_t status);
+
+// Connects the driver to a virtio-net device behind a vhost-user socket: netmem_virtio_device, the
+// command `netmem device`, DPDK, Open vSwitch. Writes as many receive and transmit queues to `rx`
+// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own. Close
+// `net` and all queues, in any order.
+//
+// The device is another process, and has the memory of all fragments mapped as long as a queue is
+// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and then
+// used, such as lengths of headers. What the device writes to its rings is checked by the library.
+//
+// No offload is negotiated: received frames have whole checksums and are no segments, and frames
+// that are sent need to be so.
+//
+// Waits for the device, for 3 s at each message. If the device is of the same process, another
+// thread runs it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (mode, ring, max_frame,
+// fd), NETMEM_ERR_NOT_FOUND (no process listens, or the device has fewer queue pairs),
+// NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED (the device lacks a
+// feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`), NETMEM_ERR_PRIVILEGE,
+// NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does). Nothing is open then.
+enum netmem_status netmem_virtio_connect(const struct netmem_virtio_options *options,
+                                         struct netmem_virtio_net **net,
+                                         struct netmem_virtio_rx **rx,
+                                         struct netmem_virtio_tx **tx);
+
+// Allocates up to `n` pages to send from, of `tx_pages`, and returns how many: fewer only if there
+// are no more. A fragment is a page but its first 64 bytes, where the header for the device will
+// be: truncate it to the frame. Its bytes are what the last user left. Any thread, several at a
+// time. Returns 0 with a text for misuse, and if there are no `tx_pages`.
+size_t netmem_virtio_net_alloc(const struct netmem_virtio_net *net,
+                               struct netmem_frag *frags,
+                               size_t n);
+
+// Whether the device still has its end of the connection. False for misuse. A system call.
+bool netmem_virtio_net_is_connected(const struct netmem_virtio_net *net);
+
+// Connects the queues to another device, which listens on `socket`, when the first has gone:
+// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames that
+// were not received, or not confirmed as sent, are lost, and counted. End the process of the first
+// device before: it may still write to pages that it had. Waits as netmem_virtio_connect does. Any
+// thread.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are as
+// they were then.
+enum netmem_status netmem_virtio_net_reconnect(const struct netmem_virtio_net *net,
+                                               const char *socket);
+
+// Gives up the handle. The queues stay open, and the connection is closed with the last of them.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_virtio_net_close(struct netmem_virtio_net *net);
+
+// Receives up to `n` fragments of frames that have arrived, posts new buffers, and does not wait.
+// `received` gets how many; 0 if no frame has arrived. The caller owns the fragments. The
+// variables are not read: what they hold is to be released before.
+//
+// The rules of `flags` are those of netmem_xsk_rx_receive: without them (null) each fragment is a
+// frame; with them, NETMEM_FRAG_MORE says that the frame goes on in the next fragment. In
+// NETMEM_VIRTIO_SMALL each frame is one fragment.
+//
+// No lock for a frame. A system call if the device waits for buffers.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device has
+// closed the connection, or has broken a rule of the ring, and no frame is left).
+enum netmem_status netmem_virtio_rx_receive(struct netmem_virtio_rx *rx,
+                                            struct netmem_frag *frags,
+                                            uint8_t *flags,
+                                            size_t n,
+                                            size_t *received);
+
+// Releases `n` fragments on the thread of the queue, and empties the variables. Pages of this
+// queue go to its cache, the cheapest way. Others go where they belong. Empty ones are ignored.
+// netmem_frags_release does it on any thread.
+//
+// Misuse (null, another thread) releases nothing, and leaves a text.
+void netmem_virtio_rx_release(struct netmem_virtio_rx *rx, struct netmem_frag *frags, size_t n);
+
+// The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
+// after netmem_virtio_rx_arm when frames have arrived, or the device has gone. It is the queue's,
+// and the same until it is closed. Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_virtio_rx_fd(const struct netmem_virtio_rx *rx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are frames already,
+// and if the device has too few buffers, because the caller holds the pages. A thread that was
+// woken calls netmem_virtio_rx_disarm and receives. A few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
+// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+enum netmem_status netmem_virtio_rx_arm(struct netmem_virtio_rx *rx, bool *waits);
+
+// Ends the request for a wake-up: without it the device wakes the descriptor for each group of
+// frames. Misuse leaves a text.
+void netmem_virtio_rx_disarm(struct netmem_virtio_rx *rx);
+
+// Counts of the queue.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_rx_get_stats(struct netmem_virtio_rx *rx,
+                                              struct netmem_virtio_rx_stats *stats);
+
+// Closes the queue: its ring is stopped, and frames that wait are dropped. Its pages return to the
+// memory of the device's handles; those that the caller holds, when they are released. If the
+// device does not confirm within 3 s that it has stopped, the pages that it had are never used
+// again. `stats` gets the final counts, unless it is null: `in_flight` are the pages that the
+// caller holds. If it has a wrong size, the queue stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
+                                          struct netmem_virtio_rx_stats *stats);
+
+// Sends `n` fragments of the device's memory: those that its queues have received, and those of
+// netmem_virtio_net_alloc. `sent`, which is always written, gets how many were sent: whole frames,
+// in order. Their variables are empty. The pages return when the device is done with them, and
+// netmem_virtio_tx_complete was called. The other fragments stay with the caller. With NETMEM_OK
+// they are fewer than `n` if the queue is full: send the rest later. Else the first of them is of
+// the frame that caused the error.
+//
+// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+// a fragment says that the frame goes on in the next one.
+//
+// A fragment with 12 bytes in front of it and no other holder is sent as it is; to another one the
+// header is sent from elsewhere. A system call if the device waits for frames.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments),
+// NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of the ring).
+enum netmem_status netmem_virtio_tx_send(struct netmem_virtio_tx *tx,
+                                         struct netmem_frag *frags,
+                                         const uint8_t *flags,
+                                         size_t n,
+                                         size_t *sent);
+
+// Returns the pages of frames that the device is done with, and how many frames these are. With
+// `rx`, a queue of the same device and thread, its pages return to its cache, the cheapest way;
+// without (null) they return as on any thread. Call it in each turn of a loop. Misuse returns 0,
+// with a text.
+size_t netmem_virtio_tx_complete(struct netmem_virtio_tx *tx, struct netmem_virtio_rx *rx);
+
+// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
+// readable after netmem_virtio_tx_arm when the device is done with frames, or has gone. It is the
+// queue's, and the same until it is closed. Never read, write or close it. -1 with a text for
+// misuse.
+int32_t netmem_virtio_tx_fd(const struct netmem_virtio_tx *tx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
+// already. A thread that was woken calls netmem_virtio_tx_disarm and netmem_virtio_tx_complete. A
+// few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
+// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+enum netmem_status netmem_virtio_tx_arm(struct netmem_virtio_tx *tx, bool *waits);
+
+// Ends the request for a wake-up. Misuse leaves a text.
+void netmem_virtio_tx_disarm(struct netmem_virtio_tx *tx);
+
+// Counts of the queue.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_tx_get_stats(struct netmem_virtio_tx *tx,
+                                              struct netmem_virtio_tx_stats *stats);
+
+// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It may
+// have sent these frames, or not: to know, complete until nothing is outstanding. Waits for the
+// device, for 3 s at most.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_tx_close(struct netmem_virtio_tx *tx);
 
 // Opens a queue of an interface: a socket with a receive queue and a transmit queue, which may be
 // used by two threads. Frames arrive when netmem_xdp_program_insert has put `rx` into a program on

@@ -5,3 +5,4 @@ mod build;
 mod echo;
 mod programs;
 mod queues;
+mod virtio;

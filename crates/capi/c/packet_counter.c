@@ -1,9 +1,12 @@
 /* A packet counter on a vhost-user socket.
  *
- *   packet_counter connect SOCKET   is the driver: counts what a device sends
+ *   packet_counter connect SOCKET   is the driver: counts what a device sends, for instance
+ *                                   `netmem device --listen SOCKET --port tap:nm0`
+ *   packet_counter listen SOCKET    is the device: counts what a virtual machine sends, for instance
+ *                                   QEMU with `-chardev socket,id=c,path=SOCKET -netdev vhost-user,chardev=c`
  *
- * For instance `netmem device --listen /tmp/net.sock --port tap:nm0`. No privilege is needed. Ends with
- * standard input, or when the device has gone, and prints what was received and lost. */
+ * No privilege is needed. Ends with standard input, or when the device that it has connected to is gone,
+ * and prints what was received and lost. */
 #define _POSIX_C_SOURCE 200809L
 #include <netmem.h>
 #include <poll.h>
@@ -12,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { GROUP = 64, TURNS = 256, ETHERNET = 14 };
+enum { GROUP = 64, TURNS = 256, PAGES = 4096, ETHERNET = 14 };
 
 static void check(netmem_status status, const char *what) {
     if (status != NETMEM_OK) {
@@ -125,9 +128,67 @@ static int of_a_device(const char *socket) {
     return stats.in_flight == 0 && stats.frames == counts.frames ? 0 : 1;
 }
 
+/* Counts until standard input ends and no frame is left. */
+static void serve(netmem_virtio_device *device, struct counts *counts) {
+    netmem_frag frags[GROUP];
+    bool goes_on = true;
+    for (unsigned turn = 1;; turn++) {
+        size_t received;
+        check(netmem_virtio_device_receive(device, frags, NULL, GROUP, &received), "a group of frames");
+        count(counts, frags, received);
+        netmem_frags_release(frags, received);
+        if (received > 0) {
+            goes_on = goes_on && (turn % TURNS != 0 || input_goes_on(-1, 0));
+            continue;
+        }
+        if (!goes_on)
+            return;
+        bool sleeps;
+        check(netmem_virtio_device_arm(device, &sleeps), "a wait for frames");
+        goes_on = input_goes_on(netmem_virtio_device_fd(device), sleeps ? -1 : 0);
+        netmem_virtio_device_disarm(device);
+        if (netmem_virtio_device_check(device) != NETMEM_OK)
+            fprintf(stderr, "a virtual machine was dropped: %s\n", netmem_error_text());
+    }
+}
+
+static int of_virtual_machines(const char *socket) {
+    netmem_region_options region_options;
+    memset(&region_options, 0, sizeof region_options);
+    region_options.size = sizeof region_options;
+    region_options.pages = PAGES;
+    netmem_region *region;
+    check(netmem_region_create(&region_options, &region), "a region");
+    netmem_virtio_device_options options;
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    netmem_virtio_device *device;
+    check(netmem_virtio_device_create(region, &options, &device), "the device");
+    check(netmem_region_close(region), "the region's handle");
+    check(netmem_virtio_device_listen(device, socket), "the socket");
+    /* A front end that shortens its memory ends its own rings, and not this process. */
+    check(netmem_sigbus_install(), "the handler of SIGBUS");
+    printf("ready\n");
+    fflush(stdout);
+    struct counts counts;
+    memset(&counts, 0, sizeof counts);
+    serve(device, &counts);
+
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
+    check(netmem_virtio_device_close(device, &stats), "the end of the device");
+    print(&counts);
+    printf("lost: runts %llu, bad header %llu, not negotiated %llu, no page %llu; rings stopped %llu\n",
+           (unsigned long long)stats.runts, (unsigned long long)stats.bad_header, (unsigned long long)stats.not_negotiated,
+           (unsigned long long)stats.no_page, (unsigned long long)stats.faults);
+    return stats.received == counts.frames ? 0 : 1;
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "connect") == 0)
         return of_a_device(argv[2]);
-    fprintf(stderr, "usage: packet_counter connect SOCKET\n");
+    if (argc == 3 && strcmp(argv[1], "listen") == 0)
+        return of_virtual_machines(argv[2]);
+    fprintf(stderr, "usage: packet_counter connect|listen SOCKET\n");
     return 2;
 }

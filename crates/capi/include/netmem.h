@@ -153,6 +153,9 @@ typedef struct netmem_shared_pool netmem_shared_pool;
 // A region from whose pages AF_XDP queues receive and send.
 typedef struct netmem_umem netmem_umem;
 
+// A virtio-net device of one queue pair, for one guest at a time.
+typedef struct netmem_virtio_device netmem_virtio_device;
+
 // A virtio-net device that the driver is connected to.
 typedef struct netmem_virtio_net netmem_virtio_net;
 
@@ -272,6 +275,74 @@ typedef struct netmem_shared_pool_stats {
   // allocations that found no page
   uint64_t failed;
 } netmem_shared_pool_stats;
+
+// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
+// where the default will do.
+typedef struct netmem_virtio_device_options {
+  // sizeof(netmem_virtio_device_options)
+  size_t size;
+  // The most bytes of memory that a front end may have mapped here; 0: 16 TiB.
+  uint64_t max_memory;
+  // The MAC address to offer; all zeros: none.
+  uint8_t mac[6];
+  // The MTU to offer; 0: none.
+  uint16_t mtu;
+  // Not zero: no offloads are offered, so that guests compute checksums and cut segments
+  // themselves. By default the device does both.
+  uint8_t no_offloads;
+  // Not zero: memory that the front end can shorten is refused (files without F_SEAL_SHRINK).
+  // See netmem_sigbus_install.
+  uint8_t require_sealed;
+  // Not zero: memory in files of any kind is accepted. Warning: if the front end serves the file
+  // system of such a file, it can block the device.
+  uint8_t any_memory_file;
+  // Zero.
+  uint8_t reserved[5];
+} netmem_virtio_device_options;
+
+// What a device moved and lost. Set `size` to sizeof(netmem_virtio_device_stats). "Sent" and
+// "received" are meant from this side: a received frame is from the guest.
+typedef struct netmem_virtio_device_stats {
+  // sizeof(netmem_virtio_device_stats)
+  size_t size;
+  // frames received, also those that wait for the caller
+  uint64_t received;
+  // bytes in them
+  uint64_t received_bytes;
+  // frames delivered to the guest
+  uint64_t sent;
+  // bytes in them
+  uint64_t sent_bytes;
+  // frames from the guest dropped because the region had no page
+  uint64_t no_page;
+  // frames from the guest dropped because they have several fragments, and the caller no flags
+  uint64_t not_linear;
+  // frames from the guest dropped because they are shorter than an Ethernet header
+  uint64_t runts;
+  // frames from the guest dropped because they are longer than any
+  uint64_t too_long;
+  // frames from the guest dropped because their header is invalid
+  uint64_t bad_header;
+  // frames from the guest dropped because their header has an offload that was not negotiated
+  uint64_t not_negotiated;
+  // frames from the guest dropped for another reason: on a ring that was disabled, or of a kind
+  // that the device cannot cut
+  uint64_t refused;
+  // frames for the guest dropped because its receive ring was not served
+  uint64_t no_guest;
+  // frames for the guest dropped because it left, or was not there yet
+  uint64_t guest_left;
+  // frames for the guest dropped because they do not fit its buffers
+  uint64_t too_big;
+  // times that there was a frame for the guest, and it had no buffer
+  uint64_t out_of_buffers;
+  // rings that were stopped because the guest has broken a rule
+  uint64_t faults;
+  // connections that ended in an error
+  uint64_t connection_errors;
+  // accesses that found that a page of the guest's memory was gone; with netmem_sigbus_install
+  uint64_t memory_lost;
+} netmem_virtio_device_stats;
 
 // How the driver uses a device. Set `size` to sizeof(netmem_virtio_options), and the rest to zero
 // where the default will do.
@@ -756,6 +827,129 @@ const char *netmem_error_text(void);
 // The name of a status, such as "NETMEM_ERR_NULL". `status` is an int, so that a value that this
 // library does not know is answered, too. Static; never null.
 const char *netmem_status_name(int32_t status);
+
+// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
+// closed. It serves no guest yet: see netmem_virtio_device_listen.
+//
+// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
+// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
+// copied before anything reads them.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mtu),
+// NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (too few descriptors).
+enum netmem_status netmem_virtio_device_create(const struct netmem_region *region,
+                                               const struct netmem_virtio_device_options *options,
+                                               struct netmem_virtio_device **device);
+
+// Listens on a vhost-user socket, and serves one front end after another, by a thread of the
+// library, until the device is closed. That thread carries out their messages; frames are moved by
+// the calls of the caller's thread. A socket that no process listens on is replaced. Once for a
+// device.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
+// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_virtio_device_listen(const struct netmem_virtio_device *device,
+                                               const char *socket);
+
+// Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
+// until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
+// `fd` is duplicated: the caller closes it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
+// NETMEM_ERR_BUSY (another front end is connected), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_virtio_device_serve(const struct netmem_virtio_device *device,
+                                              int32_t fd);
+
+// Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
+// as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
+// front end hangs up.
+//
+// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device *device);
+
+// A pass over the device's rings: delivers frames of netmem_virtio_device_send to the guest, and
+// receives up to `n` fragments of frames of the guest. It does not wait. `received` gets how many
+// fragments; 0 if there is no frame. The caller owns them. The variables are not read: what they
+// hold is to be released before.
+//
+// The rules of `flags` are those of netmem_xsk_rx_receive, but that a frame which does not fit one
+// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
+// segments. Those that are longer than a page are rare: a guest with an MTU of more.
+//
+// One copy of each frame, or two. No system call, unless the guest waits for an interrupt.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+// small for `flags`).
+enum netmem_status netmem_virtio_device_receive(struct netmem_virtio_device *device,
+                                                struct netmem_frag *frags,
+                                                uint8_t *flags,
+                                                size_t n,
+                                                size_t *received);
+
+// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
+// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
+// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
+// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
+// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+//
+// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+// a fragment says that the frame goes on in the next one. Frames have whole checksums.
+//
+// While no guest is there whose receive ring is served, frames are dropped and counted, as on a
+// link without a partner.
+//
+// A frame of one fragment of the device's region, with 12 bytes in front of it and no other holder,
+// is copied once, into the guest's buffers; another one twice. Fragments that
+// netmem_virtio_device_receive returned are so.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (length).
+enum netmem_status netmem_virtio_device_send(struct netmem_virtio_device *device,
+                                             struct netmem_frag *frags,
+                                             const uint8_t *flags,
+                                             size_t n,
+                                             size_t *sent);
+
+// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
+// netmem_virtio_device_arm when the guest has sent frames, or has posted buffers for those that
+// wait, and when a front end comes, goes, or changes something. It is the device's, and the same
+// until it is closed. Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_virtio_device_fd(const struct netmem_virtio_device *device);
+
+// Makes a pass over the rings, asks the guest for notifications, and writes to `waits` whether to
+// sleep: false if there is work already. A thread that was woken calls
+// netmem_virtio_device_disarm and netmem_virtio_device_receive.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_arm(struct netmem_virtio_device *device, bool *waits);
+
+// Forgets the events until now, so that the descriptor is readable again with the next. Two system
+// calls. Misuse leaves a text.
+void netmem_virtio_device_disarm(struct netmem_virtio_device *device);
+
+// Counts of the device, for all its guests together.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_get_stats(struct netmem_virtio_device *device,
+                                                  struct netmem_virtio_device_stats *stats);
+
+// Closes the device: hangs up, and waits for the library's threads of it. Frames that wait in
+// either direction are dropped. The socket's path is removed. Fragments that the caller holds stay
+// valid. `stats` gets the final counts, unless it is null. If it has a wrong size, the device
+// stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_close(struct netmem_virtio_device *device,
+                                              struct netmem_virtio_device_stats *stats);
+
+// Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then
+// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the process
+// ends. Other faults get the action that was there before. A program that sets its own handler
+// later calls, for other faults, the one that sigaction returned to it.
+//
+// Errors: NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_sigbus_install(void);
 
 // Connects the driver to a virtio-net device behind a vhost-user socket: netmem_virtio_device, the
 // command `netmem device`, DPDK, Open vSwitch. Writes as many receive and transmit queues to `rx`

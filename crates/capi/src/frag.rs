@@ -2,7 +2,7 @@
 
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status};
-use netmem_pool::{Bulk, Frag, Memory, Region};
+use netmem_pool::{Bulk, Frag, Memory, PeerShared, Region};
 use std::ffi::c_void;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
@@ -25,12 +25,12 @@ const _: () = assert!(
 impl netmem_frag {
     pub(crate) const EMPTY: Self = Self { private_page: std::ptr::null_mut(), private_span: 0 };
 
-    /// A fragment of any kind of memory. What C's functions do with it is right for all kinds:
+    /// A fragment of any kind of memory that this process has mapped. What C's functions do with it is right for all kinds:
     /// they count, narrow, release, and pass on the address. None of them makes a slice. A queue
     /// takes it out as one of its own kind, if the page is of the queue's region.
     #[inline]
     pub(crate) fn of<M: Memory>(frag: Frag<M>) -> Self {
-        const { assert!(size_of::<Frag<M>>() == size_of::<Self>()) }
+        const { assert!(M::MAPPED && size_of::<Frag<M>>() == size_of::<Self>()) }
         let frag = ManuallyDrop::new(frag);
         // SAFETY: a fragment is a pointer that is not null and a word (both are `repr(C)`),
         // whatever its kind; the sizes are compared above.
@@ -73,6 +73,27 @@ impl netmem_frag {
         // SAFETY: it is not empty, so it is from `of`. The region compares addresses.
         !self.private_page.is_null()
             && region.index_of(unsafe { &*std::ptr::from_ref(self).cast::<Frag<M>>() }).is_some()
+    }
+
+    /// Its bytes; 0 if it is empty.
+    pub(crate) fn length(&self) -> usize {
+        self.as_frag().map_or(0, Frag::len)
+    }
+
+    /// Appends the bytes, of any kind of memory: another process may be changing them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take`](Self::take).
+    pub(crate) unsafe fn append_to(&self, to: &mut Vec<u8>) {
+        let at = to.len();
+        to.resize(at + self.length(), 0);
+        if !self.is_empty() {
+            // SAFETY: it is not empty, so it is from `of`. Of this kind, bytes are only copied.
+            let frag = unsafe { &*std::ptr::from_ref(self).cast::<Frag<PeerShared>>() };
+            // It has as many bytes.
+            let _ = frag.copy_to(0, &mut to[at..]);
+        }
     }
 
     /// # Safety

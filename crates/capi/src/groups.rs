@@ -45,6 +45,40 @@ pub(crate) unsafe fn receive<Q: RxQueue>(
     }
 }
 
+/// Moves frames that wait to the caller's room for `n` fragments. Returns how many fragments these
+/// are, and without flags how many frames were dropped, because they have several.
+///
+/// # Safety
+///
+/// As for [`receive`].
+pub(crate) unsafe fn hand_out<M: Memory>(
+    waiting: &mut Waiting<M>,
+    frags: *mut netmem_frag,
+    flags: *mut u8,
+    n: usize,
+) -> Result<(usize, u64), Failure> {
+    // SAFETY: as the caller promises.
+    let out = unsafe { frag::room(frags, n) }?;
+    let Some(flags) = NonNull::new(flags) else {
+        let (mut single, mut dropped) = (Single { out, done: 0 }, 0);
+        while single.done < n
+            && let Some(packet) = waiting.pop_front()
+        {
+            dropped += u64::from(!packet.frags().is_empty());
+            single.pass(packet);
+        }
+        return Ok((single.done, dropped));
+    };
+    if n < NETMEM_FRAME_FRAGS {
+        return Err(Failure::Argument(format!("room for {n} fragments with flags")));
+    }
+    // SAFETY: the caller has room for as many flags as fragments.
+    let flags = unsafe { std::slice::from_raw_parts_mut(flags.as_ptr().cast(), n) };
+    let mut parts = Parts { out, flags, done: 0, waiting: Waiting::new() };
+    parts.write_waiting(waiting);
+    Ok((parts.done, 0))
+}
+
 /// Fills the room for frames of one fragment.
 fn receive_single<Q: RxQueue>(
     queue: &mut Q,
@@ -68,11 +102,8 @@ fn receive_parts<Q: RxQueue>(
     flags: &mut [MaybeUninit<u8>],
 ) -> usize {
     let mut parts = Parts { out, flags, done: 0, waiting: VecDeque::new() };
-    while let Some(packet) = waiting.pop_front() {
-        if let Err(packet) = parts.write(packet) {
-            waiting.push_front(packet);
-            return parts.done;
-        }
+    if !parts.write_waiting(waiting) {
+        return parts.done;
     }
     let budget = parts.out.len() - parts.done;
     queue.poll(|poll| poll.receive(budget, &mut parts));
@@ -108,6 +139,17 @@ struct Parts<'r, M: Memory> {
 }
 
 impl<M: Memory> Parts<'_, M> {
+    /// Writes frames that have waited. False if there is no room for the next.
+    fn write_waiting(&mut self, waiting: &mut Waiting<M>) -> bool {
+        while let Some(packet) = waiting.pop_front() {
+            if let Err(packet) = self.write(packet) {
+                waiting.push_front(packet);
+                return false;
+            }
+        }
+        true
+    }
+
     fn write(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         let n = 1 + packet.frags().len();
         if self.out.len() - self.done < n {

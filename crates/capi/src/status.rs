@@ -105,8 +105,10 @@ pub(crate) enum Failure {
     Net(Box<NetError>),
     #[error(transparent)]
     Device(Box<DeviceError>),
-    #[error("a descriptor cannot be used")]
-    Descriptor(#[source] io::Error),
+    #[error("a system call failed")]
+    System(#[source] io::Error),
+    #[error("the device listens already")]
+    Listens,
     #[error(transparent)]
     Queue(io::Error),
     #[error("the queue cannot send the frame: {0}")]
@@ -178,13 +180,13 @@ impl Failure {
             Self::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
             Self::Wait(WaitError::Closed | WaitError::Ended | WaitError::DeviceGone) => NETMEM_ERR_CLOSED,
             Self::Wait(_) => NETMEM_ERR_SYSTEM,
-            Self::Held | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
+            Self::Held | Self::Listens | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
             Self::Kill(_) => NETMEM_ERR_SYSTEM,
             Self::Xsk(error) => xsk(error),
             Self::Attach(error) => attach(error),
             Self::Net(error) => net(error),
             Self::Device(error) => device(error),
-            Self::Descriptor(_) => NETMEM_ERR_SYSTEM,
+            Self::System(_) => NETMEM_ERR_SYSTEM,
             Self::Queue(error) if has_stopped(error) => NETMEM_ERR_STOPPED,
             Self::Queue(_) => NETMEM_ERR_SYSTEM,
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,

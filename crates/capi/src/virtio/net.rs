@@ -99,7 +99,7 @@ pub(crate) fn stream(fd: RawFd) -> Result<UnixStream, Failure> {
         return Err(Failure::Argument(format!("{fd} is no descriptor")));
     }
     // SAFETY: the caller has it open during the call; if not, the duplication fails.
-    let owned = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map_err(Failure::Descriptor)?;
+    let owned = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map_err(Failure::System)?;
     Ok(UnixStream::from(owned))
 }
 

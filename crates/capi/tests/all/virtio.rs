@@ -1,11 +1,17 @@
 //! The virtio driver and device of C, each with Netmem's other side of Rust as its peer.
 
 use crate::build::{C, CPP, build, each_build, libraries};
-use netmem_testing::driver::DeviceThread;
+use netmem_packet::{Meta, Packet, TxQueue};
+use netmem_pool::{PeerShared, PoolOptions};
+use netmem_testing::driver::{DeviceThread, until};
 use netmem_testing::{installed, skip};
+use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Gen, Port};
+use netmem_virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::socket::Listener;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -69,7 +75,7 @@ fn connected<P: Port + 'static>(port: P, program: &mut Command) -> (DeviceThread
 fn counts_of_a_device(mut program: Command) {
     let port = Gen::new(60, Some(FRAMES)).expect("a frame");
     let (device, counter) = connected(port, &mut program);
-    netmem_testing::driver::until(|| device.stats.rx_frames.load(Relaxed) == FRAMES);
+    until(|| device.stats.rx_frames.load(Relaxed) == FRAMES);
     let bytes = FRAMES * 60;
     assert_eq!(
         counter.end(),
@@ -80,7 +86,7 @@ fn counts_of_a_device(mut program: Command) {
     );
     // The queues were stopped as the specification says, before the connection ended.
     let connection = device.connection.as_ref().expect("a connection");
-    netmem_testing::driver::until(|| connection.is_finished());
+    until(|| connection.is_finished());
     assert_eq!(device.stats.connection_errors.load(Relaxed), 0);
 }
 
@@ -92,6 +98,109 @@ fn frames_of_a_device_are_counted_in_c() {
 #[test]
 fn frames_of_a_device_are_counted_in_cpp() {
     each_build(CPP, &["-std=c++17", "-xc++"], "c/packet_counter.c", counts_of_a_device);
+}
+
+/// A driver of Rust that is connected to the counter, and sends.
+struct Guest {
+    net: VirtioNet,
+    pair: QueuePair,
+    sent: u64,
+}
+
+impl Guest {
+    fn connect(socket: &Path, offload: Offload) -> Self {
+        let options = NetOptions::new(RxMode::Mergeable).max_frame(65549).offloads(offload).tx_pages(256);
+        let (net, mut pairs) =
+            VirtioNet::probe(VhostUser::connect(socket).expect("a device"), options).expect("a driver");
+        Self { net, pair: pairs.remove(0), sent: 0 }
+    }
+
+    /// Sends a frame, and waits until the device has read it.
+    fn send(&mut self, bytes: &[u8], meta: Meta) {
+        let pool = self.net.tx_pool(PoolOptions::new("guest")).expect("a pool");
+        let mut packet = None::<Packet<PeerShared>>;
+        for part in bytes.chunks(4000) {
+            let mut page = pool.alloc().expect("a page");
+            page.copy_from(64, part).expect("room");
+            let frag = page.freeze_range(64..64 + part.len());
+            match &mut packet {
+                None => packet = Some(Packet::new(frag)),
+                Some(packet) => packet.push(frag).expect("a frame"),
+            }
+        }
+        let mut packet = packet.expect("bytes");
+        packet.meta = meta;
+        self.pair.tx.send(packet).expect("room");
+        self.pair.tx.flush();
+        self.sent += 1;
+        until(|| {
+            self.pair.tx.complete();
+            self.pair.tx.stats().completed == self.sent
+        });
+    }
+}
+
+/// A counter that listens, on a socket in a folder.
+fn listening(program: &mut Command) -> (Counter, tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("socket");
+    let mut counter = Counter::start(program.arg("listen").arg(&socket));
+    counter.ready();
+    (counter, folder, socket)
+}
+
+/// The counter counts each frame of two guests, one after the other, and what is wrong with some.
+fn counts_of_guests(mut program: Command) {
+    let (counter, _folder, socket) = listening(&mut program);
+    let mut frame = Gen::new(60, None).expect("a frame").frame().to_vec();
+    for ether_type in [[0x08, 0x00], [0x86, 0xdd], [0x08, 0x06], [0x88, 0xb5]] {
+        // The second waits until the first has gone.
+        let mut guest = Guest::connect(&socket, Offload::None);
+        frame[12..14].copy_from_slice(&ether_type);
+        for _ in 0..50 {
+            guest.send(&frame, Meta::default());
+        }
+        guest.send(&frame[..13], Meta::default());
+    }
+    assert_eq!(
+        counter.end(),
+        "200 frames, 12000 bytes: IPv4 50, IPv6 50, ARP 50, other 50; \
+         lost: runts 4, bad header 0, not negotiated 0, no page 0; rings stopped 0\n"
+    );
+    assert!(!socket.exists());
+}
+
+#[test]
+fn frames_of_guests_are_counted_in_c() {
+    each_build(C, &["-std=c11"], "c/packet_counter.c", counts_of_guests);
+}
+
+#[test]
+fn frames_of_guests_are_counted_in_cpp() {
+    each_build(CPP, &["-std=c++17", "-xc++"], "c/packet_counter.c", counts_of_guests);
+}
+
+#[test]
+fn valgrind_finds_no_error_in_the_counter_of_guests() {
+    under_valgrind(counts_of_guests);
+}
+
+/// A front end that sends no message of the protocol is dropped and reported, and the next is served.
+#[test]
+fn a_front_end_that_is_none_is_dropped() {
+    each_build(&["gcc"], &["-std=c11"], "c/packet_counter.c", |mut program| {
+        let (mut counter, _folder, socket) = listening(program.stderr(Stdio::piped()));
+        let mut none = UnixStream::connect(&socket).expect("a device");
+        none.write_all(&[0xff; 64]).expect("sent");
+        assert_eq!(none.read(&mut [0]).unwrap_or(0), 0, "the device hangs up");
+        let mut guest = Guest::connect(&socket, Offload::None);
+        guest.send(Gen::new(60, None).expect("a frame").frame(), Meta::default());
+        let errors = counter.child.stderr.take().expect("a pipe");
+        let report = counter.end();
+        assert!(report.starts_with("1 frames, 60 bytes: IPv4 1, "), "{report}");
+        let told = std::io::read_to_string(errors).expect("a text");
+        assert!(told.starts_with("a virtual machine was dropped: the vhost-user connection failed"), "{told}");
+    });
 }
 
 /// Runs a test with the counter under valgrind.
@@ -118,7 +227,7 @@ fn the_counter_ends_with_its_device() {
     each_build(&["gcc"], &["-std=c11"], "c/packet_counter.c", |mut program| {
         let port = Gen::new(60, Some(FRAMES)).expect("a frame");
         let (mut device, mut counter) = connected(port, program.stderr(Stdio::null()));
-        netmem_testing::driver::until(|| device.stats.rx_frames.load(Relaxed) == FRAMES);
+        until(|| device.stats.rx_frames.load(Relaxed) == FRAMES);
         drop(device.connection.take());
         let report = counter.report();
         assert!(report.starts_with(&format!("{FRAMES} frames, ")), "{report}");

@@ -325,7 +325,7 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
 /// `fd` is duplicated: the caller closes it.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
-/// NETMEM_ERR_BUSY (another front end is connected), NETMEM_ERR_SYSTEM.
+/// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
     status(|| {

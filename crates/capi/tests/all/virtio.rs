@@ -1,6 +1,6 @@
 //! The virtio driver and device of C, each with Netmem's other side of Rust as its peer.
 
-use crate::build::{C, CPP, build, each_build, libraries};
+use crate::build::{C, CPP, build, each_build, libraries, run};
 use netmem_packet::{Meta, Packet, TxQueue};
 use netmem_pool::{PeerShared, PoolOptions};
 use netmem_testing::driver::{DeviceThread, until};
@@ -200,6 +200,34 @@ fn a_front_end_that_is_none_is_dropped() {
         assert!(report.starts_with("1 frames, 60 bytes: IPv4 1, "), "{report}");
         let told = std::io::read_to_string(errors).expect("a text");
         assert!(told.starts_with("a virtual machine was dropped: the vhost-user connection failed"), "{told}");
+    });
+}
+
+/// Runs a program with the paths of two sockets that are not there.
+fn with_two_sockets(mut program: Command, expected: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(run(program.args(["one", "two"].map(|name| folder.path().join(name)))), expected);
+}
+
+/// The driver and the device of C as each other's peers: frames of one and of several fragments, what
+/// is refused, dropped and full, waiting, a device that goes, and misuse.
+#[test]
+fn what_driver_and_device_do_in_c() {
+    if !cfg!(debug_assertions) {
+        skip("the library is built without debug assertions, so that misuse is undefined");
+        return;
+    }
+    let test = |program| with_two_sockets(program, "the driver and the device did what the header says\n");
+    each_build(C, &["-std=c11"], "tests/all/virtio.c", test);
+    each_build(CPP, &["-std=c++17", "-xc++"], "tests/all/virtio.c", test);
+}
+
+#[test]
+fn the_wrappers_of_driver_and_device() {
+    each_build(CPP, &["-std=c++17"], "tests/all/virtio_wrappers.cpp", |mut program| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = run(program.arg(folder.path().join("socket")));
+        assert_eq!(out, "1000 frames there and back; 1000 received, 1000 sent, 0 pages held\n");
     });
 }
 

@@ -24,6 +24,12 @@
  *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
  *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_xsk_rx
+ *   netmem_virtio_net      any thread, several at a time; closed once
+ *   netmem_virtio_rx       one thread, the first that uses it, until it is closed
+ *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be another
+ *                          than that of its netmem_virtio_rx
+ *   netmem_virtio_device   one thread, the first that moves frames or arms, until it is closed;
+ *                          before that, any thread makes it listen or serve
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -50,6 +56,12 @@
  *   descriptor
  *   foreign memory under a queue in zero-copy    undefined: see netmem_umem_create
  *   mode
+ *   netmem_virtio_rx, netmem_virtio_tx or        library built with debug assertions:
+ *   netmem_virtio_device on a second thread      NETMEM_ERR_THREAD; otherwise undefined
+ *   sending a fragment of other memory to a      NETMEM_ERR_UNSENDABLE; it stays with the caller
+ *   netmem_virtio_tx
+ *   reading a fragment of a netmem_virtio_rx     its bytes can change between two reads: the device
+ *   twice                                        has the page. Copy what is checked and then used
  *   a callback that throws, or jumps out         the process aborts
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
@@ -857,7 +869,7 @@ enum netmem_status netmem_virtio_device_listen(const struct netmem_virtio_device
 // `fd` is duplicated: the caller closes it.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
-// NETMEM_ERR_BUSY (another front end is connected), NETMEM_ERR_SYSTEM.
+// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_virtio_device_serve(const struct netmem_virtio_device *device,
                                               int32_t fd);
 

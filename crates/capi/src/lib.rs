@@ -12,6 +12,7 @@
 //!   netmem_virtio_net      a virtio-net device that the driver is connected to
 //!     netmem_virtio_rx     a receive queue                 groups of fragments
 //!     netmem_virtio_tx     its transmit queue              groups of fragments
+//!   netmem_virtio_device   a virtio-net device of virtual machines: groups of fragments
 //!   netmem_refcount, netmem_rcuref, netmem_percpu_ref      the three counts
 //! ```
 //!

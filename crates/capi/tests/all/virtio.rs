@@ -182,7 +182,7 @@ fn frames_of_guests_are_counted_in_cpp() {
 
 #[test]
 fn valgrind_finds_no_error_in_the_counter_of_guests() {
-    under_valgrind(counts_of_guests);
+    under_valgrind("c/packet_counter.c", counts_of_guests);
 }
 
 /// A front end that sends no message of the protocol is dropped and reported, and the next is served.
@@ -223,6 +223,17 @@ fn what_driver_and_device_do_in_c() {
 }
 
 #[test]
+fn valgrind_finds_no_error_in_driver_and_device() {
+    if !cfg!(debug_assertions) {
+        skip("the library is built without debug assertions, so that misuse is undefined");
+        return;
+    }
+    under_valgrind("tests/all/virtio.c", |program| {
+        with_two_sockets(program, "the driver and the device did what the header says\n");
+    });
+}
+
+#[test]
 fn the_wrappers_of_driver_and_device() {
     each_build(CPP, &["-std=c++17"], "tests/all/virtio_wrappers.cpp", |mut program| {
         let folder = tempfile::tempdir().expect("a folder");
@@ -231,14 +242,14 @@ fn the_wrappers_of_driver_and_device() {
     });
 }
 
-/// Runs a test with the counter under valgrind.
-fn under_valgrind(test: impl FnOnce(Command)) {
+/// Runs a test with a program under valgrind.
+fn under_valgrind(source: &str, test: impl FnOnce(Command)) {
     if let Err(why) = installed(&["gcc", "valgrind"]) {
         skip(&why);
         return;
     }
     let libraries = libraries();
-    let built = build("gcc", &["-std=c11", "-g"], "c/packet_counter.c", libraries.path());
+    let built = build("gcc", &["-std=c11", "-g"], source, libraries.path());
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--error-exitcode=9", "--quiet"]).arg(&built).env("LD_LIBRARY_PATH", libraries.path());
     test(valgrind);
@@ -246,7 +257,7 @@ fn under_valgrind(test: impl FnOnce(Command)) {
 
 #[test]
 fn valgrind_finds_no_error_in_the_counter_of_a_device() {
-    under_valgrind(counts_of_a_device);
+    under_valgrind("c/packet_counter.c", counts_of_a_device);
 }
 
 /// The counter ends when its device does, and tells what it has counted.

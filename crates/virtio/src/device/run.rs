@@ -152,7 +152,7 @@ impl<P: Port> Worker<P> {
         let Self { shared, wakers, index, ports, .. } = self;
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
-            let Some(mut pair) = shared.try_pair(n) else { return None };
+            let mut pair = shared.try_pair(n)?;
             let delivers = pair.enabled(0) && !shared.unused(n, pair.features);
             let receives = match arm(&mut pair, delivers, port) {
                 Idle::No => return None,
@@ -163,7 +163,7 @@ impl<P: Port> Worker<P> {
             deadline = [deadline, port.deadline(receives)].into_iter().flatten().min();
         }
         if shared.options.serve_control && *index == 0 {
-            let Some(mut control) = shared.try_pair(shared.options.max_pairs) else { return None };
+            let mut control = shared.try_pair(shared.options.max_pairs)?;
             if !arm_control(&mut control) {
                 return None;
             }

@@ -317,7 +317,7 @@ typedef struct netmem_virtio_device_options {
 typedef struct netmem_virtio_device_stats {
   // sizeof(netmem_virtio_device_stats)
   size_t size;
-  // frames received, also those that wait for the caller
+  // frames received, also those that wait for the caller; large ones after they were cut
   uint64_t received;
   // bytes in them
   uint64_t received_bytes;
@@ -889,7 +889,7 @@ enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device 
 // page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
 // segments. Those that are longer than a page are rare: a guest with an MTU of more.
 //
-// One copy of each frame, or two. No system call, unless the guest waits for an interrupt.
+// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless the guest waits for an interrupt.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
 // small for `flags`).

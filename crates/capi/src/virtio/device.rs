@@ -132,7 +132,7 @@ impl netmem_virtio_device_options {
 pub struct netmem_virtio_device_stats {
     /// sizeof(netmem_virtio_device_stats)
     pub size: usize,
-    /// frames received, also those that wait for the caller
+    /// frames received, also those that wait for the caller; large ones after they were cut
     pub received: u64,
     /// bytes in them
     pub received_bytes: u64,
@@ -180,13 +180,16 @@ unsafe impl Versioned for netmem_virtio_device_stats {
 impl Device {
     fn counts(&self) -> netmem_virtio_device_stats {
         let stats = &self.stats;
-        let no_page = self.exchange.lock().no_page;
+        let (received, received_bytes, no_page) = {
+            let frames = self.exchange.lock();
+            (frames.stored, frames.stored_bytes, frames.no_page)
+        };
         // The device counts those among others that its port has refused.
         let refused = stats.dropped(DropReason::PortRefused).saturating_sub(no_page);
         netmem_virtio_device_stats {
             size: size_of::<netmem_virtio_device_stats>(),
-            received: stats.tx_frames.load(Relaxed),
-            received_bytes: stats.tx_bytes.load(Relaxed),
+            received,
+            received_bytes,
             sent: stats.rx_frames.load(Relaxed),
             sent_bytes: stats.rx_bytes.load(Relaxed),
             no_page,
@@ -366,7 +369,7 @@ pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio
 /// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
 /// segments. Those that are longer than a page are rare: a guest with an MTU of more.
 ///
-/// One copy of each frame, or two. No system call, unless the guest waits for an interrupt.
+/// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless the guest waits for an interrupt.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
 /// small for `flags`).
@@ -542,4 +545,43 @@ pub unsafe extern "C" fn netmem_virtio_device_close(
 #[unsafe(no_mangle)]
 pub extern "C" fn netmem_sigbus_install() -> netmem_status {
     status(|| netmem_pool::sigbus::install().map_err(Failure::System))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: netmem_virtio_device_options = netmem_virtio_device_options {
+        size: size_of::<netmem_virtio_device_options>(),
+        max_memory: 0,
+        mac: [0; 6],
+        mtu: 0,
+        no_offloads: 0,
+        require_sealed: 0,
+        any_memory_file: 0,
+        reserved: [0; 5],
+    };
+
+    #[test]
+    fn zeros_are_the_defaults() {
+        let (made, defaults) = (NONE.device().expect("options"), Options::default());
+        assert_eq!(format!("{made:?}"), format!("{defaults:?}"));
+    }
+
+    #[test]
+    fn each_option_is_the_devices() {
+        let given = netmem_virtio_device_options {
+            max_memory: 1 << 30,
+            mac: [2, 0, 0, 0, 0, 9],
+            mtu: 9000,
+            no_offloads: 1,
+            require_sealed: 1,
+            any_memory_file: 1,
+            ..NONE
+        };
+        let made = given.device().expect("options");
+        assert_eq!((made.max_memory, made.mac, made.mtu), (Some(1 << 30), Some([2, 0, 0, 0, 0, 9]), Some(9000)));
+        assert_eq!(made.withhold, ALL_OFFLOADS);
+        assert!(made.require_sealed && made.any_memory_file);
+    }
 }

@@ -75,6 +75,10 @@ pub(crate) struct Frames {
     pub(crate) outgoing: VecDeque<Outgoing>,
     /// Whether the guest's receive ring is served.
     pub(crate) served: bool,
+    /// Frames of the guest that were stored, after large ones were cut.
+    pub(crate) stored: u64,
+    /// Bytes in them.
+    pub(crate) stored_bytes: u64,
     /// Frames of the guest that were dropped because there was no page.
     pub(crate) no_page: u64,
 }
@@ -139,10 +143,14 @@ impl Port for FragPort {
     fn send(&mut self, wire: &[u8]) -> bool {
         let packet = if wire.len() < VnetHdr::LEN { None } else { self.store(wire) };
         let mut frames = self.exchange.lock();
-        frames.no_page += u64::from(packet.is_none());
-        let stored = packet.is_some();
-        frames.received.extend(packet);
-        stored
+        let Some(packet) = packet else {
+            frames.no_page += 1;
+            return false;
+        };
+        frames.stored += 1;
+        frames.stored_bytes += packet.len() as u64;
+        frames.received.push_back(packet);
+        true
     }
 
     /// The caller receives what is stored before it sleeps, and each pass is followed by that.

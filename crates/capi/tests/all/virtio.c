@@ -437,6 +437,56 @@ static void sleep_on(int fd) {
     }
 }
 
+/* A guest that does not receive. No frame that the device has accepted is lost, and the first buffer
+ * that the guest posts wakes the device. */
+static void full(void) {
+    netmem_virtio_device *device = new_device();
+    struct driver driver = connected(device, driver_options(NULL));
+    netmem_frag frags[GROUP], kept;
+    bool waits;
+    size_t n, accepted = 0, received = 0;
+    kept = frame(driver.net, 60, 9);
+    IS(NETMEM_OK, netmem_frag_share(&kept, 0, 60, &frags[0]));
+    IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
+    HOLDS(of_driver(device, frags, NULL) == 1);
+    netmem_frag_release(&frags[0]);
+    for (n = 1; n == 1; accepted += n) {
+        IS(NETMEM_OK, netmem_frag_share(&kept, 0, 60, &frags[0]));
+        IS(NETMEM_OK, netmem_virtio_device_send(device, frags, NULL, 1, &n));
+        if (accepted < RING) {
+            size_t others;
+            IS(NETMEM_OK, netmem_virtio_device_receive(device, &frags[1], NULL, 1, &others));
+        }
+    }
+    HOLDS(accepted >= 1024 && has(&frags[0], 60, 9));
+    netmem_frag_release(&frags[0]);
+    do {
+        netmem_virtio_device_disarm(device);
+        IS(NETMEM_OK, netmem_virtio_device_arm(device, &waits));
+    } while (!waits);
+    while (received < accepted) {
+        IS(NETMEM_OK, netmem_virtio_rx_receive(driver.rx, frags, NULL, GROUP, &n));
+        for (size_t i = 0; i < n; i++)
+            HOLDS(has(&frags[i], 60, 9));
+        netmem_virtio_rx_release(driver.rx, frags, n);
+        received += n;
+        if (n > 0)
+            continue;
+        sleep_on(netmem_virtio_device_fd(device));
+        netmem_virtio_device_disarm(device);
+        do
+            IS(NETMEM_OK, netmem_virtio_device_arm(device, &waits));
+        while (!waits);
+    }
+    netmem_frag_release(&kept);
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
+    IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
+    HOLDS(stats.sent == accepted && stats.out_of_buffers > 0);
+    HOLDS(close_driver(&driver).in_flight == 0);
+    IS(NETMEM_OK, netmem_virtio_device_close(device, NULL));
+}
+
 /* Each side is woken by the other. */
 static void waiting(void) {
     netmem_virtio_device *device = new_device();
@@ -590,6 +640,7 @@ int main(int argc, char **argv) {
     there_and_back();
     several_fragments();
     refusals();
+    full();
     waiting();
     stopping(argv[1], argv[2]);
     misuse();

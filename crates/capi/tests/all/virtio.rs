@@ -1,12 +1,14 @@
 //! The virtio driver and device of C, each with Netmem's other side of Rust as its peer.
 
 use crate::build::{C, CPP, build, each_build, libraries, run};
-use netmem_packet::{Meta, Packet, TxQueue};
+use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 use netmem_pool::{PeerShared, PoolOptions};
+use netmem_testing::driver::tcp::tcp;
 use netmem_testing::driver::{DeviceThread, until};
 use netmem_testing::{installed, skip};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{Gen, Port};
+use netmem_virtio::device::{NetDevice, Options};
 use netmem_virtio::driver::{NetOptions, Offload, QueuePair, RxMode, VirtioNet};
 use netmem_virtio::socket::Listener;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -183,6 +185,45 @@ fn frames_of_guests_are_counted_in_cpp() {
 #[test]
 fn valgrind_finds_no_error_in_the_counter_of_guests() {
     under_valgrind("c/packet_counter.c", counts_of_guests);
+}
+
+/// A guest leaves checksums and segments to the device: what is received has both done.
+#[test]
+fn offloads_of_a_guest_are_done() {
+    each_build(&["gcc"], &["-std=c11"], "c/packet_counter.c", |mut program| {
+        let (counter, _folder, socket) = listening(&mut program);
+        let mut guest = Guest::connect(&socket, Offload::All);
+        let segment = tcp(false, 1, 0, &[], &[7; 4000]);
+        let headers = (segment.len() - 4000) as u16;
+        let checksum = Checksum::Partial { start: 34, offset: 16 };
+        let gso = Some(Gso { kind: GsoKind::TcpV4, size: 1000, headers, ecn: false });
+        guest.send(&segment, Meta { checksum, gso });
+        guest.send(&tcp(false, 1, 4000, &[], &[7; 10]), Meta { checksum, gso: None });
+        let bytes = 4000 + 10 + 5 * u64::from(headers);
+        let report = counter.end();
+        assert!(report.starts_with(&format!("5 frames, {bytes} bytes: IPv4 5, ")), "{report}");
+    });
+}
+
+/// Each of two queue pairs, on a thread of its own.
+#[test]
+fn two_queue_pairs_on_two_threads() {
+    each_build(&["g++"], &["-std=c++17"], "tests/all/virtio_pairs.cpp", |mut program| {
+        let options = Options { max_pairs: 2, ..Options::default() };
+        let port = |_| Gen::new(60, Some(FRAMES));
+        let device = DeviceThread::new(NetDevice::new(options, port).expect("a device"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let listener = Listener::bind(&socket).expect("a socket");
+        let control = device.control.clone();
+        let served = std::thread::spawn(move || {
+            let stream = listener.accept(PATIENCE).expect("a driver");
+            control.handle(stream).expect("a connection without an error");
+        });
+        let out = run(program.arg(&socket).arg(FRAMES.to_string()));
+        assert_eq!(out, format!("{FRAMES} and {FRAMES} frames\n"));
+        served.join().expect("no panic");
+    });
 }
 
 /// A front end that sends no message of the protocol is dropped and reported, and the next is served.

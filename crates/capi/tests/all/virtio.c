@@ -329,32 +329,45 @@ static void release(void *context) {
     foreign->released++;
 }
 
+/* Sends the last page of foreign memory. */
+static void send_foreign(netmem_virtio_device *device) {
+    struct foreign foreign;
+    netmem_region *region;
+    netmem_page_pool *pool;
+    netmem_pool_options options;
+    netmem_frag frag;
+    void *page;
+    size_t n;
+    foreign.device = device;
+    foreign.released = 0;
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    HOLDS(posix_memalign(&page, 4096, 4096) == 0);
+    memset(page, 0x5a, 4096);
+    IS(NETMEM_OK, netmem_region_from_memory(page, 4096, 0, release, &foreign, &region));
+    IS(NETMEM_OK, netmem_page_pool_create(region, &options, &pool));
+    HOLDS(netmem_page_pool_alloc(pool, &frag, 1) == 1);
+    IS(NETMEM_OK, netmem_page_pool_close(pool, NULL));
+    IS(NETMEM_OK, netmem_region_close(region));
+    IS(NETMEM_OK, netmem_frag_truncate(&frag, 60));
+    IS(NETMEM_OK, netmem_virtio_device_send(device, &frag, NULL, 1, &n));
+    HOLDS(n == 1 && netmem_frag_length(&frag) == 0 && foreign.released == 1);
+    free(page);
+}
+
 /* What is refused, what is dropped, and what is full. */
 static void refusals(void) {
     netmem_virtio_device *device = new_device();
     netmem_frag frags[GROUP], other;
     uint8_t wrong[2] = {2, 0};
     size_t n;
-    /* No guest is there: dropped. The last page of foreign memory is released by it. */
-    struct foreign foreign;
-    foreign.device = device;
-    foreign.released = 0;
+    /* No guest is there: dropped. */
     netmem_region *region;
     netmem_page_pool *pool;
     netmem_pool_options pool_options;
     memset(&pool_options, 0, sizeof pool_options);
     pool_options.size = sizeof pool_options;
-    void *page;
-    HOLDS(posix_memalign(&page, 4096, 4096) == 0);
-    memset(page, 0, 4096);
-    IS(NETMEM_OK, netmem_region_from_memory(page, 4096, 0, release, &foreign, &region));
-    IS(NETMEM_OK, netmem_page_pool_create(region, &pool_options, &pool));
-    HOLDS(netmem_page_pool_alloc(pool, &other, 1) == 1);
-    IS(NETMEM_OK, netmem_page_pool_close(pool, NULL));
-    IS(NETMEM_OK, netmem_region_close(region));
-    IS(NETMEM_OK, netmem_virtio_device_send(device, &other, NULL, 1, &n));
-    HOLDS(n == 1 && foreign.released == 1);
-    free(page);
+    send_foreign(device);
 
     struct driver driver = connected(device, driver_options(NULL));
     frags[0] = frame(driver.net, 13, 1);
@@ -386,6 +399,10 @@ static void refusals(void) {
     HOLDS(of_driver(device, frags, NULL) == 1);
     netmem_frags_release(frags, 1);
     HOLDS(netmem_virtio_tx_complete(driver.tx, NULL) == 1);
+    /* The device copies other memory. */
+    send_foreign(device);
+    HOLDS(of_device(device, driver.rx, frags, NULL) == 1 && has(&frags[0], 60, 0x5a));
+    netmem_virtio_rx_release(driver.rx, frags, 1);
 
     /* As many pages as were set aside. The ring has room for as many frames. */
     n = netmem_virtio_net_alloc(driver.net, frags, GROUP);

@@ -384,6 +384,9 @@ typedef struct netmem_virtio_options {
   uint8_t lock;
   // Zero.
   uint8_t reserved[2];
+  // A driver whose memory this one uses, too: each sends what the other has received, without a
+  // copy. Its `pages` are for the queues of both, and are 0 here. Null: memory of its own.
+  const struct netmem_virtio_net *share;
 } netmem_virtio_options;
 
 // What a receive queue received and lost. Set `size` to sizeof(netmem_virtio_rx_stats).
@@ -889,7 +892,8 @@ enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device 
 // page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
 // segments. Those that are longer than a page are rare: a guest with an MTU of more.
 //
-// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless the guest waits for an interrupt.
+// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
+// the guest waits for an interrupt.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
 // small for `flags`).
@@ -978,11 +982,12 @@ enum netmem_status netmem_sigbus_install(void);
 // Waits for the device, for 3 s at each message. If the device is of the same process, another
 // thread runs it.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (mode, ring, max_frame,
-// fd), NETMEM_ERR_NOT_FOUND (no process listens, or the device has fewer queue pairs),
-// NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED (the device lacks a
-// feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`), NETMEM_ERR_PRIVILEGE,
-// NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does). Nothing is open then.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
+// (mode, ring, max_frame, fd, pages), NETMEM_ERR_NOT_FOUND (no process listens, or the device has
+// fewer queue pairs), NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED
+// (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`),
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does).
+// Nothing is open then.
 enum netmem_status netmem_virtio_connect(const struct netmem_virtio_options *options,
                                          struct netmem_virtio_net **net,
                                          struct netmem_virtio_rx **rx,
@@ -1074,12 +1079,12 @@ enum netmem_status netmem_virtio_rx_get_stats(struct netmem_virtio_rx *rx,
 enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
                                           struct netmem_virtio_rx_stats *stats);
 
-// Sends `n` fragments of the device's memory: those that its queues have received, and those of
-// netmem_virtio_net_alloc. `sent`, which is always written, gets how many were sent: whole frames,
-// in order. Their variables are empty. The pages return when the device is done with them, and
-// netmem_virtio_tx_complete was called. The other fragments stay with the caller. With NETMEM_OK
-// they are fewer than `n` if the queue is full: send the rest later. Else the first of them is of
-// the frame that caused the error.
+// Sends `n` fragments of the device's memory: those that its queues have received, or those of a
+// driver that shares the memory, and those of netmem_virtio_net_alloc. `sent`, which is always
+// written, gets how many were sent: whole frames, in order. Their variables are empty. The pages
+// return when the device is done with them, and netmem_virtio_tx_complete was called. The other
+// fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the queue is full:
+// send the rest later. Else the first of them is of the frame that caused the error.
 //
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one.

@@ -25,9 +25,10 @@ const _: () = assert!(
 impl netmem_frag {
     pub(crate) const EMPTY: Self = Self { private_page: std::ptr::null_mut(), private_span: 0 };
 
-    /// A fragment of any kind of memory that this process has mapped. What C's functions do with it is right for all kinds:
-    /// they count, narrow, release, and pass on the address. None of them makes a slice. A queue
-    /// takes it out as one of its own kind, if the page is of the queue's region.
+    /// A fragment of any kind of memory that this process has mapped. What C's functions do with it
+    /// is right for all kinds: they count, narrow, release, and pass on the address. None of them
+    /// makes a slice. A queue takes it out as one of its own kind, if the page is of the queue's
+    /// region.
     #[inline]
     pub(crate) fn of<M: Memory>(frag: Frag<M>) -> Self {
         const { assert!(M::MAPPED && size_of::<Frag<M>>() == size_of::<Self>()) }

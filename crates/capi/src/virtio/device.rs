@@ -369,7 +369,8 @@ pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio
 /// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
 /// segments. Those that are longer than a page are rare: a guest with an MTU of more.
 ///
-/// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless the guest waits for an interrupt.
+/// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
+/// the guest waits for an interrupt.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
 /// small for `flags`).

@@ -31,6 +31,7 @@ impl Kind for netmem_virtio_net {
 pub(crate) struct Net {
     net: Mutex<VirtioNet>,
     pool: Option<SharedPool<PeerShared>>,
+    memory: Arc<RegionProvider<PeerShared>>,
 }
 
 /// In netmem_virtio_options.mode: a frame in one fragment, up to 1518 bytes.
@@ -72,12 +73,15 @@ pub struct netmem_virtio_options {
     pub lock: u8,
     /// Zero.
     pub reserved: [u8; 2],
+    /// A driver whose memory this one uses, too: each sends what the other has received, without a
+    /// copy. Its `pages` are for the queues of both, and are 0 here. Null: memory of its own.
+    pub share: *const netmem_virtio_net,
 }
 
-// SAFETY: repr(C), `size` is first, integers and a pointer.
+// SAFETY: repr(C), `size` is first, integers and pointers.
 unsafe impl Versioned for netmem_virtio_options {
     const NAME: &'static str = "netmem_virtio_options";
-    const LEAST: usize = 48;
+    const LEAST: usize = 56;
 }
 
 /// A path of the header.
@@ -103,8 +107,13 @@ pub(crate) fn stream(fd: RawFd) -> Result<UnixStream, Failure> {
     Ok(UnixStream::from(owned))
 }
 
+type Memory = Arc<RegionProvider<PeerShared>>;
+
 impl netmem_virtio_options {
-    fn driver(&self) -> Result<(NetOptions, Arc<RegionProvider<PeerShared>>), Failure> {
+    /// # Safety
+    ///
+    /// As the header says of `share`.
+    unsafe fn driver(&self) -> Result<(NetOptions, Memory), Failure> {
         if self.reserved != [0; 2] {
             return Err(Failure::Argument("netmem_virtio_options.reserved is not zero".into()));
         }
@@ -115,20 +124,30 @@ impl netmem_virtio_options {
         };
         let pairs = self.pairs.max(1);
         let ring = if self.ring > 0 { self.ring } else { 256 };
-        let pages = if self.pages > 0 { self.pages } else { usize::from(pairs) * (4 * usize::from(ring) + 512) };
-        let all = pages.saturating_add(self.tx_pages);
-        let memory = RegionProvider::new(RegionOptions::new(all).lock(self.lock != 0).build::<PeerShared>()?);
         // Fragments have no place for what is left to the other side.
-        let mut options = NetOptions::new(mode)
-            .offloads(Offload::None)
-            .pairs(pairs)
-            .ring_size(ring)
-            .tx_pages(self.tx_pages)
-            .memory(memory.region().clone(), memory.clone());
+        let mut options =
+            NetOptions::new(mode).offloads(Offload::None).pairs(pairs).ring_size(ring).tx_pages(self.tx_pages);
         if self.max_frame > 0 {
             options = options.max_frame(self.max_frame as usize);
         }
-        Ok((options, memory))
+        let memory = if self.share.is_null() {
+            let pages = if self.pages > 0 { self.pages } else { usize::from(pairs) * (4 * usize::from(ring) + 512) };
+            let all = pages.saturating_add(self.tx_pages);
+            RegionProvider::new(RegionOptions::new(all).lock(self.lock != 0).build::<PeerShared>()?)
+        } else if self.pages > 0 {
+            return Err(Failure::Argument(
+                "netmem_virtio_options.pages with share: they are those of the other".into(),
+            ));
+        } else {
+            // SAFETY: as the caller promises.
+            let other = unsafe { handle::get(self.share) }?;
+            // In one domain, what the other has received is not mapped again.
+            if let Some(domain) = other.lock().domain().cloned() {
+                options = options.domain(move |_| domain);
+            }
+            other.memory.clone()
+        };
+        Ok((options.memory(memory.region().clone(), memory.clone()), memory))
     }
 }
 
@@ -147,11 +166,12 @@ impl netmem_virtio_options {
 /// Waits for the device, for 3 s at each message. If the device is of the same process, another
 /// thread runs it.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (mode, ring, max_frame,
-/// fd), NETMEM_ERR_NOT_FOUND (no process listens, or the device has fewer queue pairs),
-/// NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED (the device lacks a
-/// feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`), NETMEM_ERR_PRIVILEGE,
-/// NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does). Nothing is open then.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
+/// (mode, ring, max_frame, fd, pages), NETMEM_ERR_NOT_FOUND (no process listens, or the device has
+/// fewer queue pairs), NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED
+/// (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`),
+/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does).
+/// Nothing is open then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_connect(
     options: *const netmem_virtio_options,
@@ -165,7 +185,8 @@ pub unsafe extern "C" fn netmem_virtio_connect(
         let tx_out = NonNull::new(tx).ok_or_else(|| Failure::null("tx"))?;
         // SAFETY: as the header says.
         let given = unsafe { options::read(options) }?;
-        let (options, memory) = given.driver()?;
+        // SAFETY: as the header says.
+        let (options, memory) = unsafe { given.driver() }?;
         let backend = if given.socket.is_null() {
             VhostUser::from_stream(stream(given.fd)?)?
         } else {
@@ -174,16 +195,15 @@ pub unsafe extern "C" fn netmem_virtio_connect(
         };
         let (net, pairs) = VirtioNet::probe(backend, options)?;
         let pool = (given.tx_pages > 0).then(|| net.tx_pool(PoolOptions::new("c"))).transpose()?;
-        let region = memory.region();
         for (i, pair) in pairs.into_iter().enumerate() {
             // SAFETY: the caller has room for as many pointers as there are pairs.
             unsafe {
-                rx_out.add(i).write(handle::create(Receive::new(pair.rx, region.clone())));
-                tx_out.add(i).write(handle::create(Transmit::new(pair.tx, region.clone())));
+                rx_out.add(i).write(handle::create(Receive::new(pair.rx, memory.region().clone())));
+                tx_out.add(i).write(handle::create(Transmit::new(pair.tx, memory.region().clone())));
             }
         }
         // SAFETY: the caller has room for a pointer there.
-        unsafe { net_out.write(handle::create(Net { net: Mutex::new(net), pool })) };
+        unsafe { net_out.write(handle::create(Net { net: Mutex::new(net), pool, memory })) };
         Ok(())
     })
 }

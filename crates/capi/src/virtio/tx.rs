@@ -147,12 +147,12 @@ impl netmem_virtio_tx_stats {
     }
 }
 
-/// Sends `n` fragments of the device's memory: those that its queues have received, and those of
-/// netmem_virtio_net_alloc. `sent`, which is always written, gets how many were sent: whole frames,
-/// in order. Their variables are empty. The pages return when the device is done with them, and
-/// netmem_virtio_tx_complete was called. The other fragments stay with the caller. With NETMEM_OK
-/// they are fewer than `n` if the queue is full: send the rest later. Else the first of them is of
-/// the frame that caused the error.
+/// Sends `n` fragments of the device's memory: those that its queues have received, or those of a
+/// driver that shares the memory, and those of netmem_virtio_net_alloc. `sent`, which is always
+/// written, gets how many were sent: whole frames, in order. Their variables are empty. The pages
+/// return when the device is done with them, and netmem_virtio_tx_complete was called. The other
+/// fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the queue is full:
+/// send the rest later. Else the first of them is of the frame that caused the error.
 ///
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one.

@@ -586,6 +586,50 @@ static void stopping(const char *socket, const char *other) {
     netmem_frag_release(&kept);
 }
 
+/* Two drivers with one memory: what the first has received goes out by the second as it is, also after
+ * the first was closed. */
+static void forwarding(void) {
+    netmem_virtio_device *one = new_device(), *two = new_device();
+    struct driver from = connected(one, driver_options(NULL)), to;
+    netmem_virtio_options options = driver_options(NULL);
+    options.share = from.net;
+    options.pages = 1;
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &to.net, &to.rx, &to.tx));
+    options.pages = 0;
+    options.tx_pages = 100000;
+    int ends[2];
+    HOLDS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    IS(NETMEM_OK, netmem_virtio_device_serve(two, ends[1]));
+    options.fd = ends[0];
+    IS(NETMEM_ERR_NO_PAGES, netmem_virtio_connect(&options, &to.net, &to.rx, &to.tx));
+    close(ends[0]);
+    close(ends[1]);
+    options.tx_pages = 0;
+    to = connected(two, options);
+    netmem_frag frags[GROUP];
+    size_t n;
+    for (int turn = 0; turn < 200; turn++) {
+        /* There and back, so that the first has received it. */
+        frags[0] = frame(from.net, 100, (unsigned char)turn);
+        IS(NETMEM_OK, netmem_virtio_tx_send(from.tx, frags, NULL, 1, &n));
+        HOLDS(of_driver(one, frags, NULL) == 1);
+        IS(NETMEM_OK, netmem_virtio_device_send(one, frags, NULL, 1, &n));
+        HOLDS(of_device(one, from.rx, frags, NULL) == 1);
+        netmem_virtio_tx_complete(from.tx, from.rx);
+        if (turn == 199) {
+            netmem_virtio_rx_stats closed = close_driver(&from);
+            HOLDS(closed.in_flight == 1);
+        }
+        IS(NETMEM_OK, netmem_virtio_tx_send(to.tx, frags, NULL, 1, &n));
+        HOLDS(n == 1 && of_driver(two, frags, NULL) == 1 && has(frags, 100, (unsigned char)turn));
+        netmem_frag_release(frags);
+        HOLDS(netmem_virtio_tx_complete(to.tx, to.rx) == 1);
+    }
+    HOLDS(close_driver(&to).in_flight == 0);
+    IS(NETMEM_OK, netmem_virtio_device_close(one, NULL));
+    IS(NETMEM_OK, netmem_virtio_device_close(two, NULL));
+}
+
 struct handles {
     struct driver driver;
     netmem_virtio_device *device;
@@ -660,6 +704,7 @@ int main(int argc, char **argv) {
     full();
     waiting();
     stopping(argv[1], argv[2]);
+    forwarding();
     misuse();
     printf("the driver and the device did what the header says\n");
     return 0;

@@ -586,6 +586,65 @@ static void stopping(const char *socket, const char *other) {
     netmem_frag_release(&kept);
 }
 
+/* Frames are lost in a few ways, each of which is counted, and none is lost otherwise. */
+static void losses(void) {
+    netmem_virtio_device *device;
+    netmem_region *region = memory(4);
+    netmem_virtio_device_options options = device_options();
+    IS(NETMEM_OK, netmem_virtio_device_create(region, &options, &device));
+    IS(NETMEM_OK, netmem_region_close(region));
+    struct driver driver = connected(device, driver_options(NULL));
+    netmem_frag frags[GROUP];
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
+    size_t n, held = 0;
+    /* More frames than the region has pages: the caller holds all that come. */
+    for (int i = 0; i < 10; i++)
+        frags[i] = frame(driver.net, 60, (unsigned char)i);
+    IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 10, &n));
+    HOLDS(n == 10);
+    do {
+        IS(NETMEM_OK, netmem_virtio_device_receive(device, &frags[held], NULL, GROUP - held, &n));
+        held += n;
+        IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
+    } while (stats.received + stats.no_page < 10);
+    HOLDS(held == 4 && stats.received == 4 && stats.received_bytes == 240 && stats.no_page == 6 && stats.refused == 0);
+    /* The guest leaves before they are delivered. */
+    IS(NETMEM_OK, netmem_virtio_device_send(device, frags, NULL, held, &n));
+    HOLDS(n == 4);
+    close_driver(&driver);
+    do {
+        IS(NETMEM_OK, netmem_virtio_device_receive(device, frags, NULL, GROUP, &n));
+        IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
+    } while (stats.guest_left < 4);
+    HOLDS(stats.guest_left == 4 && stats.sent == 0);
+    /* Their pages are back. A front end that is none is told once. */
+    int ends[2];
+    HOLDS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    netmem_status found;
+    do {
+        found = netmem_virtio_device_serve(device, ends[1]);
+    } while (found == NETMEM_ERR_BUSY);
+    IS(NETMEM_OK, found);
+    memset(frags, 0xff, sizeof frags);
+    HOLDS(write(ends[0], frags, 64) == 64);
+    do {
+        found = netmem_virtio_device_check(device);
+    } while (found == NETMEM_OK);
+    IS(NETMEM_ERR_SYSTEM, found);
+    IS(NETMEM_OK, netmem_virtio_device_check(device));
+    close(ends[0]);
+    close(ends[1]);
+    driver = connected(device, driver_options(NULL));
+    frags[0] = frame(driver.net, 60, 1);
+    IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
+    HOLDS(of_driver(device, frags, NULL) == 1);
+    netmem_frag_release(frags);
+    close_driver(&driver);
+    IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
+    HOLDS(stats.received == 5 && stats.connection_errors == 1 && stats.faults == 0);
+}
+
 /* Two drivers with one memory: what the first has received goes out by the second as it is, also after
  * the first was closed. */
 static void forwarding(void) {
@@ -704,6 +763,7 @@ int main(int argc, char **argv) {
     full();
     waiting();
     stopping(argv[1], argv[2]);
+    losses();
     forwarding();
     misuse();
     printf("the driver and the device did what the header says\n");

@@ -21,6 +21,7 @@
  *   netmem_frag            one thread at a time; its bytes can be read by several while none writes
  *   netmem_umem            any thread, several at a time; closed once
  *   netmem_xdp_program     any thread, several at a time; closed once
+ *   netmem_xsk_grant       any thread, several at a time; closed once
  *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
  *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_xsk_rx
@@ -52,6 +53,13 @@
  *   writing to a fragment that was sent          undefined: the kernel reads it, and the page is of
  *   through a copy of the netmem_frag            another frame later
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
+ *   metadata of a fragment of another region     NETMEM_ERR_ARGUMENT; bytes of other chunks:
+ *                                                NETMEM_ERR_RANGE
+ *   a request to the device without 24 free      NETMEM_ERR_UNSENDABLE; the frame stays with the
+ *   bytes in front of the frame, or for a        caller, and the queue goes on
+ *   checksum outside of it
+ *   fewer requests than fragments                undefined
+ *   a grant's socket that was used               NETMEM_ERR_NOT_FOUND
  *   reading, writing or closing a queue's        undefined
  *   descriptor
  *   foreign memory under a queue in zero-copy    undefined: see netmem_umem_create
@@ -100,6 +108,15 @@
 
 // In netmem_xdp_options.mode: the driver runs the program.
 #define NETMEM_XDP_DRIVER 2
+
+// In netmem_xsk_request.flags: the device computes a checksum.
+#define NETMEM_XSK_CHECKSUM 1
+
+// In netmem_xsk_request.flags: the device sends the frame at `launch_time`, and not before.
+#define NETMEM_XSK_LAUNCH_TIME 2
+
+// In netmem_xsk_request.flags: the time at which the frame was sent is asked for.
+#define NETMEM_XSK_TIMESTAMP 4
 
 // What a call ended with.
 typedef enum netmem_status {
@@ -179,6 +196,10 @@ typedef struct netmem_virtio_tx netmem_virtio_tx;
 
 // An XDP program on an interface.
 typedef struct netmem_xdp_program netmem_xdp_program;
+
+// Sockets of an interface, and the program that redirects frames to them, which a helper with
+// privileges has opened for this process.
+typedef struct netmem_xsk_grant netmem_xsk_grant;
 
 // The receive queue of an AF_XDP socket, with the page pool of its frames.
 typedef struct netmem_xsk_rx netmem_xsk_rx;
@@ -465,6 +486,18 @@ typedef struct netmem_xsk_options {
   uint8_t mode;
   // Zero.
   uint8_t reserved[7];
+  // Busy polling, in microseconds; 0: none. The driver's work for the queue is done in the calls
+  // of the threads that use it, instead of in interrupts. A call that waits polls for so long.
+  // The interface must also defer its interrupts: `napi_defer_hard_irqs` and `gro_flush_timeout`
+  // in /sys/class/net. Needs CAP_NET_ADMIN.
+  uint32_t busy_poll;
+  // The most frames that a call polls, with `busy_poll`; 0: 64.
+  uint16_t busy_poll_budget;
+  // Zero.
+  uint16_t reserved_2;
+  // The grant whose socket of `queue` is used, which is of the grant's interface: `interface` is
+  // null. Null: a new socket is opened.
+  const struct netmem_xsk_grant *grant;
 } netmem_xsk_options;
 
 // A kind of frames: those in which each field that is not zero matches. Behind up to two VLAN
@@ -501,6 +534,28 @@ typedef struct netmem_xdp_options {
   // Zero.
   uint8_t reserved[7];
 } netmem_xdp_options;
+
+// What the device is asked to do with a frame. All zeros: nothing.
+typedef struct netmem_xsk_request {
+  // NETMEM_XSK_CHECKSUM, NETMEM_XSK_LAUNCH_TIME and NETMEM_XSK_TIMESTAMP
+  uint32_t flags;
+  // The checksum is of the bytes from here to the end of the frame.
+  uint16_t checksum_start;
+  // It is stored so many bytes behind `checksum_start`, where the sum of the pseudo-header is.
+  uint16_t checksum_offset;
+  // Nanoseconds of the device's clock or of CLOCK_TAI, which depends on the driver.
+  uint64_t launch_time;
+  // The number under which netmem_xsk_tx_timestamps returns the time.
+  uint64_t timestamp;
+} netmem_xsk_request;
+
+// The time at which a frame was sent.
+typedef struct netmem_xsk_timestamp {
+  // The number in the frame's request.
+  uint64_t timestamp;
+  // Nanoseconds of the device's clock; 0 if the driver has stored no time.
+  uint64_t time;
+} netmem_xsk_timestamp;
 
 // What a receive queue received and lost. Set `size` to sizeof(netmem_xsk_rx_stats).
 //
@@ -571,6 +626,8 @@ typedef struct netmem_xsk_tx_stats {
   uint64_t down;
   // descriptors that were out for a second without any completion
   uint64_t late;
+  // frames refused because their request could not be written in front of them
+  uint64_t no_offload;
 } netmem_xsk_tx_stats;
 
 // How a UMEM is made. Set `size` to sizeof(netmem_umem_options), and the rest to zero where the
@@ -583,6 +640,12 @@ typedef struct netmem_umem_options {
   uint32_t chunk;
   // Bytes that are left free in front of each received frame, besides the kernel's 256.
   uint32_t headroom;
+  // Not zero: frames are sent with requests to the device, netmem_xsk_tx_send_with (Linux 6.11).
+  uint8_t tx_metadata;
+  // Not zero: in copy mode the kernel computes requested checksums on the CPU. For tests.
+  uint8_t software_checksums;
+  // Zero.
+  uint8_t reserved[6];
 } netmem_umem_options;
 
 #ifdef __cplusplus
@@ -1137,6 +1200,41 @@ enum netmem_status netmem_virtio_tx_get_stats(struct netmem_virtio_tx *tx,
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_virtio_tx_close(struct netmem_virtio_tx *tx);
 
+// Asks the helper that listens on the path `socket` for its sockets (`netmem grant` is such a
+// helper). `interface` is the name of the interface that it must have; null: any. Needs no
+// privilege. The interface can be of another network namespace.
+//
+// Then open the queues, with the grant in netmem_xsk_options, and call netmem_xsk_grant_bound. The
+// helper opens its sockets with busy polling or without: `busy_poll` in the options is only needed
+// if the helper has not set it.
+//
+// Waits for the helper, for 5 s at each message.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_NOT_FOUND (no helper, or one of another interface),
+// NETMEM_ERR_PRIVILEGE (not for this user), NETMEM_ERR_BUSY (other processes have the queues),
+// NETMEM_ERR_UNSUPPORTED (a helper of another version), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xsk_grant_receive(const char *socket,
+                                            const char *interface,
+                                            struct netmem_xsk_grant **grant);
+
+// Writes the numbers of up to `n` queues for which the grant has a socket that was not used, and
+// returns how many these are, also if there is no room for them. Misuse returns 0, with a text.
+size_t netmem_xsk_grant_queues(const struct netmem_xsk_grant *grant, uint32_t *queues, size_t n);
+
+// Reports to the helper that the queues are open, and waits until it has put them into the map of
+// its program: then frames arrive. The helper waits for this for a limited time, and detaches the
+// program otherwise. Call it once, when all queues are open, on any thread; later calls do nothing.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long, or
+// has ended), NETMEM_ERR_BUSY.
+enum netmem_status netmem_xsk_grant_bound(const struct netmem_xsk_grant *grant);
+
+// Ends the grant: its program is detached, and all frames of the interface go to the kernel. Queues
+// that were opened with it stay open. Keep it as long as they receive.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_xsk_grant_close(struct netmem_xsk_grant *grant);
+
 // Opens a queue of an interface: a socket with a receive queue and a transmit queue, which may be
 // used by two threads. Frames arrive when netmem_xdp_program_insert has put `rx` into a program on
 // the interface. Close both. The UMEM's handle may be closed before.
@@ -1144,14 +1242,30 @@ enum netmem_status netmem_virtio_tx_close(struct netmem_virtio_tx *tx);
 // Needs CAP_NET_RAW, and locked memory: see netmem_umem_create. An AF_XDP socket of this queue
 // that was just closed is waited for, for half a second at most.
 //
+// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails after
+// the options were found valid; frames arrive after netmem_xsk_grant_bound.
+//
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mode,
-// size of a ring), NETMEM_ERR_NOT_FOUND (interface, queue), NETMEM_ERR_NO_PAGES (fewer than
+// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no
+// socket in the grant), NETMEM_ERR_NO_PAGES (fewer than
 // `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another
 // socket), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM. Nothing is open then.
 enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
                                    const struct netmem_xsk_options *options,
                                    struct netmem_xsk_rx **rx,
                                    struct netmem_xsk_tx **tx);
+
+// Opens a queue of an interface to send only: frames that the interface receives go to the kernel,
+// and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
+// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for the
+// kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY prevents
+// that.
+//
+// Errors: those of netmem_xsk_open. NETMEM_ERR_SYSTEM if another socket of the UMEM is in zero-copy
+// mode, and this one cannot be.
+enum netmem_status netmem_xsk_open_tx(const struct netmem_umem *umem,
+                                      const struct netmem_xsk_options *options,
+                                      struct netmem_xsk_tx **tx);
 
 // Attaches a program to an interface of this thread's network namespace. It is detached when the
 // handle is closed, or the process ends. Frames of queues that no netmem_xsk_rx was put into go to
@@ -1187,6 +1301,32 @@ enum netmem_status netmem_xdp_program_insert(const struct netmem_xdp_program *pr
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 enum netmem_status netmem_xdp_program_close(struct netmem_xdp_program *program);
 
+// Sends fragments as netmem_xsk_tx_send does, with requests to the device: `requests` has `n`, and
+// that of a frame's first fragment is the frame's. A request is written into the 24 bytes in front
+// of the frame, which must be free, in the chunk of its first byte: advance the fragment by 24 or
+// more before the frame is written. The first fragment has no other holder.
+//
+// The UMEM was created with `tx_metadata` (Linux 6.11). A launch time needs Linux 6.15, and a
+// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a driver
+// without checksums sends the frame as it is. A driver without times reports none.
+//
+// Errors: those of netmem_xsk_tx_send; NETMEM_ERR_ARGUMENT (unknown flags, a UMEM without
+// `tx_metadata`), NETMEM_ERR_UNSUPPORTED (no launch times), NETMEM_ERR_UNSENDABLE (no 24 bytes,
+// another holder, a checksum that is not in the first fragment and its first chunk).
+enum netmem_status netmem_xsk_tx_send_with(struct netmem_xsk_tx *tx,
+                                           struct netmem_frag *frags,
+                                           const uint8_t *flags,
+                                           const struct netmem_xsk_request *requests,
+                                           size_t n,
+                                           size_t *sent);
+
+// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of their
+// completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The queue
+// keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
+size_t netmem_xsk_tx_timestamps(struct netmem_xsk_tx *tx,
+                                struct netmem_xsk_timestamp *times,
+                                size_t n);
+
 // Receives up to `n` fragments of frames that have arrived, posts new chunks, and does not wait.
 // `received` gets how many; 0 if no frame has arrived. The caller owns the fragments. The
 // variables are not read: what they hold is to be released before.
@@ -1218,17 +1358,20 @@ enum netmem_status netmem_xsk_rx_receive(struct netmem_xsk_rx *rx,
 void netmem_xsk_rx_release(struct netmem_xsk_rx *rx, struct netmem_frag *frags, size_t n);
 
 // Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of the frame, as it was
-// received: the others have no metadata, and no other holder writes to its page. A frame that was
-// copied into one page has its metadata.
+// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this queue,
+// as it was received: the others have no metadata, and no other holder writes to its page. A frame
+// that was copied into one page has its metadata.
 //
 // The number and the meaning of the bytes are an agreement with that program. Without metadata
-// they are old bytes. What the program wrote is in the frame's chunk. Where several chunks share a
-// page, bytes farther in front can be of another frame, into which the kernel may be writing.
+// they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
+// another frame are read.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE (more than 256, or than
-// there are in front of it in its page).
-enum netmem_status netmem_xsk_metadata(const struct netmem_frag *frag, void *to, size_t n);
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
+// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its chunk).
+enum netmem_status netmem_xsk_rx_metadata(const struct netmem_xsk_rx *rx,
+                                          const struct netmem_frag *frag,
+                                          void *to,
+                                          size_t n);
 
 // The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
 // after netmem_xsk_rx_arm when frames have arrived, or the interface is gone. It is the queue's,
@@ -1278,7 +1421,7 @@ enum netmem_status netmem_xsk_rx_close(struct netmem_xsk_rx *rx, struct netmem_x
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one.
 //
-// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call, unless a driver in zero-copy mode is working.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 // fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),
@@ -1337,7 +1480,7 @@ enum netmem_status netmem_xsk_tx_close(struct netmem_xsk_tx *tx);
 // used for anything else. Open queues on foreign memory with NETMEM_XSK_COPY.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (chunk,
-// headroom).
+// headroom, reserved).
 enum netmem_status netmem_umem_create(const struct netmem_region *region,
                                       const struct netmem_umem_options *options,
                                       struct netmem_umem **umem);

@@ -242,6 +242,10 @@ class xsk_rx {
         check(status);
         return received;
     }
+    /* Copies `n` bytes in front of a frame of the group: what the caller's own XDP program wrote. */
+    void metadata(const netmem_frag &frame, void *to, std::size_t n) const {
+        check(netmem_xsk_rx_metadata(handle_, &frame, to, n));
+    }
     int fd() const noexcept { return netmem_xsk_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
     bool arm() {
@@ -281,6 +285,19 @@ class xsk_tx {
         group.remove(sent);
         check(status);
         return sent;
+    }
+    /* The same with requests to the device, of which `requests` has as many as the group fragments. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group, const netmem_xsk_request *requests) {
+        std::size_t sent = 0;
+        const netmem_status status =
+            netmem_xsk_tx_send_with(handle_, group.frags_, nullptr, requests, group.size_, &sent);
+        group.remove(sent);
+        check(status);
+        return sent;
+    }
+    /* Times at which frames were sent; call it after `complete`. */
+    std::size_t timestamps(netmem_xsk_timestamp *times, std::size_t n) noexcept {
+        return netmem_xsk_tx_timestamps(handle_, times, n);
     }
     /* Returns pages of sent frames, those of `rx` to its cache. */
     std::size_t complete(xsk_rx &rx) noexcept { return netmem_xsk_tx_complete(handle_, rx.get()); }
@@ -325,6 +342,48 @@ inline xsk open_xsk(const umem &umem, const netmem_xsk_options &options) {
     check(netmem_xsk_open(umem.get(), &options, &rx, &tx));
     return xsk{xsk_rx(rx), xsk_tx(tx)};
 }
+
+/* A queue that only sends. */
+inline xsk_tx open_xsk_tx(const umem &umem, const netmem_xsk_options &options) {
+    netmem_xsk_tx *tx = nullptr;
+    check(netmem_xsk_open_tx(umem.get(), &options, &tx));
+    return xsk_tx(tx);
+}
+
+/* Sockets that a helper has opened, and its program, until the end of the value. */
+class xsk_grant {
+  public:
+    /* Null: of any interface. */
+    explicit xsk_grant(const char *socket, const char *interface = nullptr) {
+        check(netmem_xsk_grant_receive(socket, interface, &handle_));
+    }
+    xsk_grant(xsk_grant &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    xsk_grant &operator=(xsk_grant &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~xsk_grant() { netmem_xsk_grant_close(handle_); }
+    /* Those whose sockets were not used. */
+    std::vector<std::uint32_t> queues() const {
+        std::vector<std::uint32_t> queues(netmem_xsk_grant_queues(handle_, nullptr, 0));
+        const std::size_t left = netmem_xsk_grant_queues(handle_, queues.data(), queues.size());
+        /* Another thread may have used one. */
+        if (left < queues.size())
+            queues.resize(left);
+        return queues;
+    }
+    /* The options of a queue on its socket. */
+    netmem_xsk_options options(std::uint32_t queue) const {
+        netmem_xsk_options options = xsk_options(nullptr, queue);
+        options.grant = handle_;
+        return options;
+    }
+    /* All queues are open: frames arrive from now on. */
+    void bound() const { check(netmem_xsk_grant_bound(handle_)); }
+
+  private:
+    netmem_xsk_grant *handle_ = nullptr;
+};
 
 /* An XDP program on an interface, until the end of the value. */
 class xdp_program {

@@ -197,6 +197,25 @@ pub(crate) unsafe fn send<Q: Sends>(
     n: usize,
     sent: &mut usize,
 ) -> Result<(), Failure> {
+    // SAFETY: as the caller promises, for all fragments.
+    let frame = |queue: &mut Q, frags: &mut [netmem_frag], _| unsafe { send_frame(queue, frags) };
+    // SAFETY: as the caller promises.
+    unsafe { send_each(queue, (frags, flags, n), sent, frame) }
+}
+
+/// The same, by a function that queues the fragments of a frame, the first of which has the number
+/// that it gets. It returns false if the queue is full.
+///
+/// # Safety
+///
+/// As for [`send`].
+#[inline]
+pub(crate) unsafe fn send_each<Q: Sends>(
+    queue: &mut Q,
+    (frags, flags, n): (*mut netmem_frag, *const u8, usize),
+    sent: &mut usize,
+    mut frame: impl FnMut(&mut Q, &mut [netmem_frag], usize) -> Result<bool, Failure>,
+) -> Result<(), Failure> {
     queue.check().map_err(Failure::Queue)?;
     if n == 0 {
         return Ok(());
@@ -208,10 +227,8 @@ pub(crate) unsafe fn send<Q: Sends>(
     let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
     let mut outcome = Ok(());
     while *sent < n {
-        let queued = length(flags, *sent).and_then(|len| {
-            // SAFETY: as the caller promises.
-            unsafe { send_frame(queue, &mut frags[*sent..*sent + len]) }.map(|sent| if sent { len } else { 0 })
-        });
+        let queued = length(flags, *sent)
+            .and_then(|len| frame(queue, &mut frags[*sent..*sent + len], *sent).map(|sent| if sent { len } else { 0 }));
         match queued {
             Ok(0) => break,
             Ok(len) => *sent += len,
@@ -240,7 +257,7 @@ pub(crate) fn length(flags: Option<&[u8]>, from: usize) -> Result<usize, Failure
 }
 
 /// Fragments back into their variables.
-fn put_back<M: Memory>(packet: Packet<M>, frags: &mut [netmem_frag]) {
+pub(crate) fn put_back<M: Memory>(packet: Packet<M>, frags: &mut [netmem_frag]) {
     let (head, rest) = packet.into_fragments();
     for (variable, frag) in frags.iter_mut().zip(std::iter::once(head).chain(rest)) {
         *variable = netmem_frag::of(frag);
@@ -252,7 +269,10 @@ fn put_back<M: Memory>(packet: Packet<M>, frags: &mut [netmem_frag]) {
 /// # Safety
 ///
 /// Fragments of the header. Whatever reads or writes the bytes first compares the region.
-unsafe fn packet<M: Memory>(frags: &mut [netmem_frag]) -> Result<Packet<M>, Failure> {
+pub(crate) unsafe fn packet<M: Memory>(frags: &mut [netmem_frag]) -> Result<Packet<M>, Failure> {
+    if frags.len() > NETMEM_FRAME_FRAGS {
+        return Err(Failure::Unsendable("it has more fragments than a frame can have"));
+    }
     if frags.iter().any(netmem_frag::is_empty) {
         return Err(Failure::empty());
     }
@@ -272,23 +292,25 @@ unsafe fn packet<M: Memory>(frags: &mut [netmem_frag]) -> Result<Packet<M>, Fail
 ///
 /// Fragments of the header.
 #[inline]
-unsafe fn send_frame<Q: Sends>(queue: &mut Q, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
-    if frags.len() > NETMEM_FRAME_FRAGS {
-        return Err(Failure::Unsendable("it has more fragments than a frame can have"));
-    }
+pub(crate) unsafe fn send_frame<Q: Sends>(queue: &mut Q, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
     if !frags.iter().all(|frag| frag.is_empty() || queue.reaches(frag)) {
         return Err(Failure::Unsendable(Q::UNREACHABLE));
     }
     // SAFETY: as the caller promises; the regions were compared, or the queue does so.
     match queue.send(unsafe { packet(frags) }?) {
         Ok(()) => Ok(true),
-        Err(packet) => refused(queue, packet, frags),
+        Err(packet) => refused(queue, packet, frags, Q::send),
     }
 }
 
-/// Why a frame was refused; it is tried again after completions.
+/// Why a frame was refused; it is tried again after completions, by `send`.
 #[cold]
-fn refused<Q: Sends>(queue: &mut Q, packet: Packet<Q::Mem>, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
+pub(crate) fn refused<Q: Sends>(
+    queue: &mut Q,
+    packet: Packet<Q::Mem>,
+    frags: &mut [netmem_frag],
+    send: impl FnOnce(&mut Q, Packet<Q::Mem>) -> Result<(), Packet<Q::Mem>>,
+) -> Result<bool, Failure> {
     if let Err(stopped) = queue.check() {
         put_back(packet, frags);
         return Err(Failure::Queue(stopped));
@@ -303,7 +325,7 @@ fn refused<Q: Sends>(queue: &mut Q, packet: Packet<Q::Mem>, frags: &mut [netmem_
     }
     queue.flush();
     queue.complete();
-    queue.send(packet).map(|()| true).or_else(|packet| {
+    send(queue, packet).map(|()| true).or_else(|packet| {
         put_back(packet, frags);
         Ok(false)
     })

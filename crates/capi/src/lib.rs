@@ -8,6 +8,7 @@
 //!   netmem_umem            a region, registered with the kernel for AF_XDP
 //!     netmem_xsk_rx        a receive queue                 groups of fragments
 //!     netmem_xsk_tx        its transmit queue              groups of fragments
+//!   netmem_xsk_grant       sockets that a helper with privileges has opened
 //!   netmem_xdp_program     redirects frames of an interface to receive queues
 //!   netmem_virtio_net      a virtio-net device that the driver is connected to
 //!     netmem_virtio_rx     a receive queue                 groups of fragments

@@ -5,7 +5,8 @@ use netmem_refs::{KillError, NoMemory};
 use netmem_virtio::VhostUserError;
 use netmem_virtio::device::DeviceError;
 use netmem_virtio::driver::{self, NetError};
-use netmem_xsk::{AttachError, QueueStopped, XskError};
+use netmem_xsk::helper::{HelperError, Refusal};
+use netmem_xsk::{AttachError, NoLaunchTimes, QueueStopped, XskError};
 use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
@@ -102,6 +103,12 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Attach(Box<AttachError>),
     #[error(transparent)]
+    NoLaunchTimes(NoLaunchTimes),
+    #[error("no helper listens on the socket")]
+    NoHelper(#[source] io::Error),
+    #[error(transparent)]
+    Helper(Box<HelperError>),
+    #[error(transparent)]
     Net(Box<NetError>),
     #[error(transparent)]
     Device(Box<DeviceError>),
@@ -138,6 +145,12 @@ impl From<VhostUserError> for Failure {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         Self::Device(Box::new(error))
+    }
+}
+
+impl From<HelperError> for Failure {
+    fn from(error: HelperError) -> Self {
+        Self::Helper(Box::new(error))
     }
 }
 
@@ -184,6 +197,9 @@ impl Failure {
             Self::Kill(_) => NETMEM_ERR_SYSTEM,
             Self::Xsk(error) => xsk(error),
             Self::Attach(error) => attach(error),
+            Self::NoLaunchTimes(_) => NETMEM_ERR_UNSUPPORTED,
+            Self::NoHelper(error) => connecting(error),
+            Self::Helper(error) => helper(error),
             Self::Net(error) => net(error),
             Self::Device(error) => device(error),
             Self::System(_) => NETMEM_ERR_SYSTEM,
@@ -224,7 +240,7 @@ fn xsk(error: &XskError) -> netmem_status {
         XskError::Memlock { .. } => NETMEM_ERR_NO_MEMORY,
         XskError::Missing(_) | XskError::Privilege { .. } => NETMEM_ERR_PRIVILEGE,
         XskError::Busy { .. } => NETMEM_ERR_BUSY,
-        XskError::NoInterface { .. } | XskError::NoQueue { .. } => NETMEM_ERR_NOT_FOUND,
+        XskError::NoInterface { .. } | XskError::NoQueue { .. } | XskError::NotGranted { .. } => NETMEM_ERR_NOT_FOUND,
         XskError::Unsupported { .. } => NETMEM_ERR_UNSUPPORTED,
         _ => NETMEM_ERR_SYSTEM,
     }
@@ -239,6 +255,26 @@ fn attach(error: &AttachError) -> netmem_status {
         AttachError::Occupied { .. } => NETMEM_ERR_BUSY,
         AttachError::Refused { .. } | AttachError::Mode(_) => NETMEM_ERR_UNSUPPORTED,
         _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn helper(error: &HelperError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        HelperError::Refused { why: Refusal::Busy, .. } => NETMEM_ERR_BUSY,
+        HelperError::Refused { why: Refusal::User, .. } => NETMEM_ERR_PRIVILEGE,
+        HelperError::Refused { why: Refusal::Interface, .. } => NETMEM_ERR_NOT_FOUND,
+        HelperError::Refused { why: Refusal::Version, .. } | HelperError::Version { .. } => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+/// Why a Unix socket could not be connected.
+fn connecting(error: &io::Error) -> netmem_status {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => netmem_status::NETMEM_ERR_PRIVILEGE,
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => netmem_status::NETMEM_ERR_NOT_FOUND,
+        _ => netmem_status::NETMEM_ERR_SYSTEM,
     }
 }
 
@@ -259,11 +295,7 @@ fn net(error: &NetError) -> netmem_status {
 fn backend(error: &VhostUserError) -> netmem_status {
     use netmem_status::*;
     match error {
-        VhostUserError::Connect { source, .. } | VhostUserError::Listen { source, .. } => match source.kind() {
-            io::ErrorKind::PermissionDenied => NETMEM_ERR_PRIVILEGE,
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NETMEM_ERR_NOT_FOUND,
-            _ => NETMEM_ERR_SYSTEM,
-        },
+        VhostUserError::Connect { source, .. } | VhostUserError::Listen { source, .. } => connecting(source),
         VhostUserError::TooFewQueues { .. } => NETMEM_ERR_NOT_FOUND,
         VhostUserError::Backlog { .. } | VhostUserError::Busy | VhostUserError::Occupied { .. } => NETMEM_ERR_BUSY,
         VhostUserError::MissingFeature { .. }

@@ -170,28 +170,36 @@ pub unsafe extern "C" fn netmem_xsk_rx_release(rx: *mut netmem_xsk_rx, frags: *m
 }
 
 /// Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of the frame, as it was
-/// received: the others have no metadata, and no other holder writes to its page. A frame that was
-/// copied into one page has its metadata.
+/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this queue,
+/// as it was received: the others have no metadata, and no other holder writes to its page. A frame
+/// that was copied into one page has its metadata.
 ///
 /// The number and the meaning of the bytes are an agreement with that program. Without metadata
-/// they are old bytes. What the program wrote is in the frame's chunk. Where several chunks share a
-/// page, bytes farther in front can be of another frame, into which the kernel may be writing.
+/// they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
+/// another frame are read.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE (more than 256, or than
-/// there are in front of it in its page).
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
+/// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its chunk).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_xsk_metadata(frag: *const netmem_frag, to: *mut c_void, n: usize) -> netmem_status {
+pub unsafe extern "C" fn netmem_xsk_rx_metadata(
+    rx: *const netmem_xsk_rx,
+    frag: *const netmem_frag,
+    to: *mut c_void,
+    n: usize,
+) -> netmem_status {
     const MOST: usize = 256;
     status(|| {
         let to = NonNull::new(to).ok_or_else(|| Failure::null("to"))?;
         // SAFETY: as the header says.
-        let frag = unsafe { frag::get(frag) }?;
-        let have = frag.offset().min(MOST);
+        let (Receive { queue, region, .. }, frag) = unsafe { (owned::peek(rx)?, frag::get(frag)?) };
+        if region.index_of(frag).is_none() {
+            return Err(Failure::Argument("the fragment is not of the queue's region".into()));
+        }
+        let have = (frag.offset() % queue.umem().chunk_size()).min(MOST);
         if n > have {
             return Err(Failure::Range { offset: 0, len: n, have });
         }
-        // SAFETY: so many bytes of the page are in front of the fragment, and the caller has room
+        // SAFETY: so many bytes of the chunk are in front of the fragment, and the caller has room
         // for them.
         unsafe { std::ptr::copy_nonoverlapping(frag.as_ptr().sub(n), to.as_ptr().cast(), n) };
         Ok(())

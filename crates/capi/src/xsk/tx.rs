@@ -60,6 +60,8 @@ pub struct netmem_xsk_tx_stats {
     pub down: u64,
     /// descriptors that were out for a second without any completion
     pub late: u64,
+    /// frames refused because their request could not be written in front of them
+    pub no_offload: u64,
 }
 
 // SAFETY: repr(C), `size` is first, integers.
@@ -86,6 +88,7 @@ impl netmem_xsk_tx_stats {
             busy: stats.busy,
             down: stats.down,
             late: stats.late,
+            no_offload: stats.no_offload,
         }
     }
 }
@@ -110,7 +113,7 @@ impl Sends for XskTx<Kept> {
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one.
 ///
-/// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+/// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call, unless a driver in zero-copy mode is working.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 /// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),

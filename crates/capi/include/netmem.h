@@ -1224,6 +1224,7 @@ size_t netmem_xsk_grant_queues(const struct netmem_xsk_grant *grant, uint32_t *q
 // Reports to the helper that the queues are open, and waits until it has put them into the map of
 // its program: then frames arrive. The helper waits for this for a limited time, and detaches the
 // program otherwise. Call it once, when all queues are open, on any thread; later calls do nothing.
+// Sockets that were not used are closed: frames of their queues go to the kernel.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long, or
 // has ended), NETMEM_ERR_BUSY.
@@ -1259,10 +1260,10 @@ enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
 // and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
 // and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for the
 // kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY prevents
-// that.
+// that. A grant is of a helper without a program.
 //
-// Errors: those of netmem_xsk_open. NETMEM_ERR_SYSTEM if another socket of the UMEM is in zero-copy
-// mode, and this one cannot be.
+// Errors: those of netmem_xsk_open; NETMEM_ERR_ARGUMENT (a grant with a program),
+// NETMEM_ERR_SYSTEM (another socket of the UMEM is in zero-copy mode, and this one cannot be).
 enum netmem_status netmem_xsk_open_tx(const struct netmem_umem *umem,
                                       const struct netmem_xsk_options *options,
                                       struct netmem_xsk_tx **tx);

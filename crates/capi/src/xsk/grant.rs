@@ -96,13 +96,20 @@ pub unsafe extern "C" fn netmem_xsk_grant_queues(grant: *const netmem_xsk_grant,
 /// Reports to the helper that the queues are open, and waits until it has put them into the map of
 /// its program: then frames arrive. The helper waits for this for a limited time, and detaches the
 /// program otherwise. Call it once, when all queues are open, on any thread; later calls do nothing.
+/// Sockets that were not used are closed: frames of their queues go to the kernel.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long, or
 /// has ended), NETMEM_ERR_BUSY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_grant_bound(grant: *const netmem_xsk_grant) -> netmem_status {
-    // SAFETY: as the header says.
-    status(|| Ok(unsafe { lock(grant) }?.bound()?))
+    status(|| {
+        // SAFETY: as the header says.
+        let mut grant = unsafe { lock(grant) }?;
+        // The helper puts all of them into the map. The kernel drops frames for a socket that is
+        // not bound, until it is closed.
+        grant.sockets.clear();
+        Ok(grant.bound()?)
+    })
 }
 
 /// Ends the grant: its program is detached, and all frames of the interface go to the kernel. Queues

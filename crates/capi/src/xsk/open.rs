@@ -91,7 +91,7 @@ impl netmem_xsk_options {
 }
 
 /// What the two functions that open a queue are called with: the UMEM, the interface's index, the
-/// number of the queue, and its options.
+/// number of the queue, and its options. `only_sends`: the queue does not receive.
 ///
 /// # Safety
 ///
@@ -99,6 +99,7 @@ impl netmem_xsk_options {
 unsafe fn target<'a>(
     umem: *const netmem_umem,
     options: *const netmem_xsk_options,
+    only_sends: bool,
 ) -> Result<(&'a Memory, u32, u32, QueueOptions), Failure> {
     // SAFETY: as the caller promises.
     let (memory, given) = unsafe { (handle::get(umem)?, options::read(options)?) };
@@ -112,6 +113,10 @@ unsafe fn target<'a>(
     }
     // SAFETY: as the caller promises.
     let mut grant = unsafe { grant::lock(given.grant) }?;
+    if only_sends && grant.program.is_some() {
+        let text = "the grant has a program, which would redirect frames to the queue: it must receive them";
+        return Err(Failure::Argument(text.into()));
+    }
     Ok((memory, grant.ifindex, given.queue, grant.take(given.queue, options)?))
 }
 
@@ -141,7 +146,7 @@ pub unsafe extern "C" fn netmem_xsk_open(
         let rx_out = NonNull::new(rx).ok_or_else(|| Failure::null("rx"))?;
         let tx_out = NonNull::new(tx).ok_or_else(|| Failure::null("tx"))?;
         // SAFETY: as the header says.
-        let ((umem, provider), ifindex, queue, options) = unsafe { target(umem, options) }?;
+        let ((umem, provider), ifindex, queue, options) = unsafe { target(umem, options, false) }?;
         let (rx, tx) = umem.open(ifindex, queue, provider.clone(), options)?;
         // SAFETY: the caller has room for two pointers there.
         unsafe {
@@ -156,10 +161,10 @@ pub unsafe extern "C" fn netmem_xsk_open(
 /// and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
 /// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for the
 /// kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY prevents
-/// that.
+/// that. A grant is of a helper without a program.
 ///
-/// Errors: those of netmem_xsk_open. NETMEM_ERR_SYSTEM if another socket of the UMEM is in zero-copy
-/// mode, and this one cannot be.
+/// Errors: those of netmem_xsk_open; NETMEM_ERR_ARGUMENT (a grant with a program),
+/// NETMEM_ERR_SYSTEM (another socket of the UMEM is in zero-copy mode, and this one cannot be).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_open_tx(
     umem: *const netmem_umem,
@@ -169,7 +174,7 @@ pub unsafe extern "C" fn netmem_xsk_open_tx(
     status(|| {
         let out = NonNull::new(tx).ok_or_else(|| Failure::null("tx"))?;
         // SAFETY: as the header says.
-        let ((umem, provider), ifindex, queue, options) = unsafe { target(umem, options) }?;
+        let ((umem, provider), ifindex, queue, options) = unsafe { target(umem, options, true) }?;
         let tx = umem.open_tx(ifindex, queue, provider.clone(), options)?;
         // SAFETY: the caller has room for a pointer there.
         unsafe { out.write(handle::create(tx)) };

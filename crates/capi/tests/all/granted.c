@@ -97,10 +97,34 @@ int main(int argc, char **argv) {
     HOLDS(netmem_xsk_grant_queues(grant, queues, 4) == 1 && queues[0] == 1);
     options.queue = 1;
     options.mode = NETMEM_XSK_COPY;
-    IS(NETMEM_OK, netmem_xsk_open_tx(umem, &options, &second));
+    IS(NETMEM_ERR_ARGUMENT, netmem_xsk_open_tx(umem, &options, &second));
+    HOLDS(netmem_xsk_grant_queues(grant, NULL, 0) == 1);
     IS(NETMEM_OK, netmem_xsk_grant_bound(grant));
+    HOLDS(netmem_xsk_grant_queues(grant, NULL, 0) == 0);
     IS(NETMEM_OK, netmem_xsk_grant_bound(grant));
     echo(rx, tx);
+
+    /* A second helper has no program. */
+    netmem_xsk_grant *sends;
+    IS(NETMEM_OK, netmem_xsk_grant_receive(argv[1], NULL, &sends));
+    options.grant = sends;
+    IS(NETMEM_OK, netmem_xsk_open_tx(umem, &options, &second));
+    IS(NETMEM_OK, netmem_xsk_grant_bound(sends));
+    IS(NETMEM_OK, netmem_xsk_grant_close(sends));
+    netmem_page_pool *pool;
+    netmem_pool_options pool_options;
+    memset(&pool_options, 0, sizeof pool_options);
+    pool_options.size = sizeof pool_options;
+    IS(NETMEM_OK, netmem_page_pool_create(region, &pool_options, &pool));
+    netmem_frag frag;
+    size_t n;
+    HOLDS(netmem_page_pool_alloc(pool, &frag, 1) == 1);
+    unsigned char *data = (unsigned char *)netmem_frag_data_mut(&frag);
+    memset(data, 0xff, 60);
+    data[12] = 0x88, data[13] = 0xb5;
+    IS(NETMEM_OK, netmem_frag_truncate(&frag, 60));
+    IS(NETMEM_OK, netmem_xsk_tx_send(second, &frag, NULL, 1, &n));
+    IS(NETMEM_OK, netmem_page_pool_close(pool, NULL));
 
     IS(NETMEM_OK, netmem_xsk_grant_close(grant));
     IS(NETMEM_ERR_HANDLE, netmem_xsk_grant_close(grant));

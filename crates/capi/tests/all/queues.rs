@@ -6,7 +6,7 @@ use netmem_testing::namespace::{command, in_namespace};
 use netmem_testing::xsk::{Raw, frame, name, until, veth};
 use netmem_testing::{installed, skip};
 use netmem_xsk::helper::{HelperError, HelperOptions};
-use netmem_xsk::{Grant, Interface};
+use netmem_xsk::{Grant, Interface, ProgramOptions};
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
@@ -111,23 +111,24 @@ fn granted(program: &Command) {
         unprivileged.env(name, value.unwrap_or_default());
     }
     let mut worker = Worker(unprivileged.spawn().expect("a worker"));
-    let mut serve = || {
+    let mut serve = |program: Option<ProgramOptions>| {
         let connected = until("a worker", || match worker.0.try_wait() {
             Ok(None) => listener.accept().ok(),
             ended => panic!("{ended:?}: {}", output(&mut worker)),
         });
-        let options = HelperOptions { queues: vec![0, 1], ..HelperOptions::default() };
+        let options = HelperOptions { queues: vec![0, 1], program, ..HelperOptions::default() };
         Grant::open("v0", &options).expect("a grant").send(connected.0, LIMIT)
     };
-    assert!(matches!(serve(), Err(HelperError::Interface { .. })));
-    let served = serve();
-    assert!(served.is_ok(), "{served:?}: {}", output(&mut worker));
+    assert!(matches!(serve(Some(ProgramOptions::default())), Err(HelperError::Interface { .. })));
+    serve(Some(ProgramOptions::default())).expect("a worker that has bound its socket");
     for i in 0..100 {
         let mut sent = frame(60 + i, i as u64);
         sent[14] = if i < 99 { b'.' } else { b'!' };
         peer.send(&sent);
         assert_eq!(peer.receive(), sent);
     }
+    serve(None).expect("a worker that has bound its socket");
+    assert_eq!(peer.receive()[12..], [&[0x88, 0xb5][..], &[0xff; 46]].concat());
     assert_eq!(output(&mut worker), "the frames went back\n");
     assert!(worker.0.wait().expect("its end").success());
     assert_eq!(Interface::by_name("v0").expect("an interface").programs, []);

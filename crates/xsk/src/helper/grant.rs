@@ -235,6 +235,11 @@ impl Grant {
     /// and with the properties of the device that the helper has sent. When all queues are open, call
     /// [`bound`](Self::bound). [`Xsk::open`](crate::Xsk::open) does both, with memory of its own.
     ///
+    /// Warning: the helper puts all sockets into the map of its [program](Self::program), also those
+    /// that are not bound or only send. The kernel drops the frames for these. So
+    /// [sockets](Self::sockets) that are not taken are dropped before `bound` is called, and queues
+    /// that only send are those of a helper without a program.
+    ///
     /// # Errors
     ///
     /// [`XskError::NotGranted`].

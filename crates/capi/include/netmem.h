@@ -1223,15 +1223,15 @@ size_t netmem_xsk_grant_queues(const struct netmem_xsk_grant *grant, uint32_t *q
 
 // Reports to the helper that the queues are open, and waits until it has put them into the map of
 // its program: then frames arrive. The helper waits for this for a limited time, and detaches the
-// program otherwise. Call it once, when all queues are open, on any thread; later calls do nothing.
-// Sockets that were not used are closed: frames of their queues go to the kernel.
+// program otherwise. Call it once, when all queues are open, on any thread; later calls do
+// nothing. Sockets that were not used are closed: frames of their queues go to the kernel.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long, or
-// has ended), NETMEM_ERR_BUSY.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long,
+// or has ended), NETMEM_ERR_BUSY.
 enum netmem_status netmem_xsk_grant_bound(const struct netmem_xsk_grant *grant);
 
-// Ends the grant: its program is detached, and all frames of the interface go to the kernel. Queues
-// that were opened with it stay open. Keep it as long as they receive.
+// Ends the grant: its program is detached, and all frames of the interface go to the kernel.
+// Queues that were opened with it stay open. Keep it as long as they receive.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 enum netmem_status netmem_xsk_grant_close(struct netmem_xsk_grant *grant);
@@ -1243,14 +1243,14 @@ enum netmem_status netmem_xsk_grant_close(struct netmem_xsk_grant *grant);
 // Needs CAP_NET_RAW, and locked memory: see netmem_umem_create. An AF_XDP socket of this queue
 // that was just closed is waited for, for half a second at most.
 //
-// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails after
-// the options were found valid; frames arrive after netmem_xsk_grant_bound.
+// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails
+// after the options were found valid; frames arrive after netmem_xsk_grant_bound.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mode,
-// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no
-// socket in the grant), NETMEM_ERR_NO_PAGES (fewer than
-// `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another
-// socket), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM. Nothing is open then.
+// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no socket in the grant),
+// NETMEM_ERR_NO_PAGES (fewer than `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK),
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another socket), NETMEM_ERR_UNSUPPORTED,
+// NETMEM_ERR_SYSTEM. Nothing is open then.
 enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
                                    const struct netmem_xsk_options *options,
                                    struct netmem_xsk_rx **rx,
@@ -1258,9 +1258,9 @@ enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
 
 // Opens a queue of an interface to send only: frames that the interface receives go to the kernel,
 // and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
-// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for the
-// kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY prevents
-// that. A grant is of a helper without a program.
+// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for
+// the kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY
+// prevents that. A grant is of a helper without a program.
 //
 // Errors: those of netmem_xsk_open; NETMEM_ERR_ARGUMENT (a grant with a program),
 // NETMEM_ERR_SYSTEM (another socket of the UMEM is in zero-copy mode, and this one cannot be).
@@ -1308,8 +1308,8 @@ enum netmem_status netmem_xdp_program_close(struct netmem_xdp_program *program);
 // more before the frame is written. The first fragment has no other holder.
 //
 // The UMEM was created with `tx_metadata` (Linux 6.11). A launch time needs Linux 6.15, and a
-// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a driver
-// without checksums sends the frame as it is. A driver without times reports none.
+// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a
+// driver without checksums sends the frame as it is. A driver without times reports none.
 //
 // Errors: those of netmem_xsk_tx_send; NETMEM_ERR_ARGUMENT (unknown flags, a UMEM without
 // `tx_metadata`), NETMEM_ERR_UNSUPPORTED (no launch times), NETMEM_ERR_UNSENDABLE (no 24 bytes,
@@ -1321,9 +1321,9 @@ enum netmem_status netmem_xsk_tx_send_with(struct netmem_xsk_tx *tx,
                                            size_t n,
                                            size_t *sent);
 
-// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of their
-// completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The queue
-// keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
+// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of
+// their completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The
+// queue keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
 size_t netmem_xsk_tx_timestamps(struct netmem_xsk_tx *tx,
                                 struct netmem_xsk_timestamp *times,
                                 size_t n);
@@ -1359,16 +1359,17 @@ enum netmem_status netmem_xsk_rx_receive(struct netmem_xsk_rx *rx,
 void netmem_xsk_rx_release(struct netmem_xsk_rx *rx, struct netmem_frag *frags, size_t n);
 
 // Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this queue,
-// as it was received: the others have no metadata, and no other holder writes to its page. A frame
-// that was copied into one page has its metadata.
+// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this
+// queue, as it was received: the others have no metadata, and no other holder writes to its page.
+// A frame that was copied into one page has its metadata.
 //
 // The number and the meaning of the bytes are an agreement with that program. Without metadata
 // they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
 // another frame are read.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
-// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its chunk).
+// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its
+// chunk).
 enum netmem_status netmem_xsk_rx_metadata(const struct netmem_xsk_rx *rx,
                                           const struct netmem_frag *frag,
                                           void *to,
@@ -1422,7 +1423,8 @@ enum netmem_status netmem_xsk_rx_close(struct netmem_xsk_rx *rx, struct netmem_x
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one.
 //
-// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call, unless a driver in zero-copy mode is working.
+// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call,
+// unless a driver in zero-copy mode is working.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 // fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),

@@ -95,11 +95,11 @@ pub unsafe extern "C" fn netmem_xsk_grant_queues(grant: *const netmem_xsk_grant,
 
 /// Reports to the helper that the queues are open, and waits until it has put them into the map of
 /// its program: then frames arrive. The helper waits for this for a limited time, and detaches the
-/// program otherwise. Call it once, when all queues are open, on any thread; later calls do nothing.
-/// Sockets that were not used are closed: frames of their queues go to the kernel.
+/// program otherwise. Call it once, when all queues are open, on any thread; later calls do
+/// nothing. Sockets that were not used are closed: frames of their queues go to the kernel.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long, or
-/// has ended), NETMEM_ERR_BUSY.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long,
+/// or has ended), NETMEM_ERR_BUSY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_grant_bound(grant: *const netmem_xsk_grant) -> netmem_status {
     status(|| {
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn netmem_xsk_grant_bound(grant: *const netmem_xsk_grant) 
     })
 }
 
-/// Ends the grant: its program is detached, and all frames of the interface go to the kernel. Queues
-/// that were opened with it stay open. Keep it as long as they receive.
+/// Ends the grant: its program is detached, and all frames of the interface go to the kernel.
+/// Queues that were opened with it stay open. Keep it as long as they receive.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 #[unsafe(no_mangle)]

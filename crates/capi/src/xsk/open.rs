@@ -127,14 +127,14 @@ unsafe fn target<'a>(
 /// Needs CAP_NET_RAW, and locked memory: see netmem_umem_create. An AF_XDP socket of this queue
 /// that was just closed is waited for, for half a second at most.
 ///
-/// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails after
-/// the options were found valid; frames arrive after netmem_xsk_grant_bound.
+/// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails
+/// after the options were found valid; frames arrive after netmem_xsk_grant_bound.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mode,
-/// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no
-/// socket in the grant), NETMEM_ERR_NO_PAGES (fewer than
-/// `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another
-/// socket), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM. Nothing is open then.
+/// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no socket in the grant),
+/// NETMEM_ERR_NO_PAGES (fewer than `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK),
+/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another socket), NETMEM_ERR_UNSUPPORTED,
+/// NETMEM_ERR_SYSTEM. Nothing is open then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_open(
     umem: *const netmem_umem,
@@ -159,9 +159,9 @@ pub unsafe extern "C" fn netmem_xsk_open(
 
 /// Opens a queue of an interface to send only: frames that the interface receives go to the kernel,
 /// and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
-/// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for the
-/// kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY prevents
-/// that. A grant is of a helper without a program.
+/// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for
+/// the kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY
+/// prevents that. A grant is of a helper without a program.
 ///
 /// Errors: those of netmem_xsk_open; NETMEM_ERR_ARGUMENT (a grant with a program),
 /// NETMEM_ERR_SYSTEM (another socket of the UMEM is in zero-copy mode, and this one cannot be).

@@ -103,8 +103,8 @@ impl netmem_xsk_request {
 /// more before the frame is written. The first fragment has no other holder.
 ///
 /// The UMEM was created with `tx_metadata` (Linux 6.11). A launch time needs Linux 6.15, and a
-/// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a driver
-/// without checksums sends the frame as it is. A driver without times reports none.
+/// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a
+/// driver without checksums sends the frame as it is. A driver without times reports none.
 ///
 /// Errors: those of netmem_xsk_tx_send; NETMEM_ERR_ARGUMENT (unknown flags, a UMEM without
 /// `tx_metadata`), NETMEM_ERR_UNSUPPORTED (no launch times), NETMEM_ERR_UNSENDABLE (no 24 bytes,
@@ -143,9 +143,9 @@ pub unsafe extern "C" fn netmem_xsk_tx_send_with(
     })
 }
 
-/// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of their
-/// completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The queue
-/// keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
+/// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of
+/// their completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The
+/// queue keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_tx_timestamps(
     tx: *mut netmem_xsk_tx,

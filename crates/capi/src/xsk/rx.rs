@@ -170,16 +170,17 @@ pub unsafe extern "C" fn netmem_xsk_rx_release(rx: *mut netmem_xsk_rx, frags: *m
 }
 
 /// Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this queue,
-/// as it was received: the others have no metadata, and no other holder writes to its page. A frame
-/// that was copied into one page has its metadata.
+/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this
+/// queue, as it was received: the others have no metadata, and no other holder writes to its page.
+/// A frame that was copied into one page has its metadata.
 ///
 /// The number and the meaning of the bytes are an agreement with that program. Without metadata
 /// they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
 /// another frame are read.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
-/// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its chunk).
+/// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its
+/// chunk).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_metadata(
     rx: *const netmem_xsk_rx,

@@ -113,7 +113,8 @@ impl Sends for XskTx<Kept> {
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one.
 ///
-/// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call, unless a driver in zero-copy mode is working.
+/// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call,
+/// unless a driver in zero-copy mode is working.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 /// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),

@@ -230,13 +230,14 @@ impl Grant {
         })
     }
 
-    /// Takes the socket of a queue out of the grant: `options` for [`Umem::open`](crate::Umem::open)
-    /// or [`Umem::open_tx`](crate::Umem::open_tx) of [`ifindex`](Self::ifindex) with this socket,
-    /// and with the properties of the device that the helper has sent. When all queues are open, call
-    /// [`bound`](Self::bound). [`Xsk::open`](crate::Xsk::open) does both, with memory of its own.
+    /// Takes the socket of a queue out of the grant: `options` for
+    /// [`Umem::open`](crate::Umem::open) or [`Umem::open_tx`](crate::Umem::open_tx) of
+    /// [`ifindex`](Self::ifindex) with this socket, and with the properties of the device that the
+    /// helper has sent. When all queues are open, call [`bound`](Self::bound).
+    /// [`Xsk::open`](crate::Xsk::open) does both, with memory of its own.
     ///
-    /// Warning: the helper puts all sockets into the map of its [program](Self::program), also those
-    /// that are not bound or only send. The kernel drops the frames for these. So
+    /// Warning: the helper puts all sockets into the map of its [program](Self::program), also
+    /// those that are not bound or only send. The kernel drops the frames for these. So
     /// [sockets](Self::sockets) that are not taken are dropped before `bound` is called, and queues
     /// that only send are those of a helper without a program.
     ///

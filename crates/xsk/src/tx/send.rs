@@ -203,8 +203,8 @@ impl<M: UmemMemory> XskTx<M> {
         Err(packet)
     }
 
-    /// Whether the checksum that the packet's `meta` requests is stored in the first descriptor. The
-    /// kernel neither sends nor completes another one, and sends no frame behind it.
+    /// Whether the checksum that the packet's `meta` requests is stored in the first descriptor.
+    /// The kernel neither sends nor completes another one, and sends no frame behind it.
     fn has_checksum(&self, packet: &Packet<M>) -> bool {
         let Checksum::Partial { start, offset } = packet.meta.checksum else { return true };
         let in_chunk = packet.head().offset() & (self.layout.chunk - 1);

@@ -1,4 +1,4 @@
-/* Netmem for C and C++: page pools, fragments, counts, AF_XDP queues, TCP and device memory.
+/* Netmem for C and C++: page pools, fragments, counts, AF_XDP, virtio, TCP and device memory.
  * MIT OR Apache-2.0.
  *
  * Written by cbindgen from the crate netmem-capi. `install.sh --header` writes it anew.
@@ -22,6 +22,7 @@
  *   netmem_frag            one thread at a time; its bytes can be read by several while none writes
  *   netmem_umem            any thread, several at a time; closed once
  *   netmem_xdp_program     any thread, several at a time; closed once
+ *   netmem_xsk_grant       any thread, several at a time; closed once
  *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
  *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_xsk_rx
@@ -31,6 +32,12 @@
  *   netmem_devmem          any thread, several at a time; closed once
  *   netmem_devmem_stack    the thread that opened it, with its listeners and streams
  *   netmem_devmem_returner any thread, several at a time; closed once
+ *   netmem_virtio_net      any thread, several at a time; closed once
+ *   netmem_virtio_rx       one thread, the first that uses it, until it is closed
+ *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be another
+ *                          than that of its netmem_virtio_rx
+ *   netmem_virtio_device   one thread, the first that moves frames or arms, until it is closed;
+ *                          before that, any thread makes it listen or serve
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -62,6 +69,13 @@
  *   writing to a fragment that was sent          undefined: the kernel reads it, and the page is of
  *   through a copy of the netmem_frag            another frame later
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
+ *   metadata of a fragment of another region     NETMEM_ERR_ARGUMENT; bytes of other chunks:
+ *                                                NETMEM_ERR_RANGE
+ *   a request to the device without 24 free      NETMEM_ERR_UNSENDABLE; the frame stays with the
+ *   bytes in front of the frame, or for a        caller, and the queue goes on
+ *   checksum outside of it
+ *   fewer requests than fragments                undefined
+ *   a grant's socket that was used               NETMEM_ERR_NOT_FOUND
  *   reading, writing or closing a queue's or a   undefined
  *   stack's descriptor
  *   a netmem_stack, netmem_tcp_listener or       library built with debug assertions:
@@ -73,6 +87,12 @@
  *   sent, through a copy of the netmem_frag
  *   foreign memory under a queue in zero-copy    undefined: see netmem_umem_create
  *   mode
+ *   netmem_virtio_rx, netmem_virtio_tx or        library built with debug assertions:
+ *   netmem_virtio_device on a second thread      NETMEM_ERR_THREAD; otherwise undefined
+ *   sending a fragment of other memory to a      NETMEM_ERR_UNSENDABLE; it stays with the caller
+ *   netmem_virtio_tx
+ *   reading a fragment of a netmem_virtio_rx     its bytes can change between two reads: the device
+ *   twice                                        has the page. Copy what is checked and then used
  *   a callback that throws, or jumps out         the process aborts
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
@@ -86,6 +106,12 @@
 #include <stdint.h>
 
 
+// In the flags of a fragment: the frame goes on in the next fragment of the array.
+#define NETMEM_FRAG_MORE 1
+
+// The most fragments that a frame has.
+#define NETMEM_FRAME_FRAGS 18
+
 // In netmem_event.flags: receive again, or accept again. There is something, or the end.
 #define NETMEM_EVENT_READ 1
 
@@ -93,11 +119,12 @@
 // it has ended.
 #define NETMEM_EVENT_WRITE 2
 
-// In the flags of a fragment: the frame goes on in the next fragment of the array.
-#define NETMEM_FRAG_MORE 1
+// In netmem_virtio_options.mode: a frame in one fragment, up to 1518 bytes.
+#define NETMEM_VIRTIO_SMALL 1
 
-// The most fragments that a frame has.
-#define NETMEM_FRAME_FRAGS 18
+// In netmem_virtio_options.mode: a frame in as many fragments as it needs. For frames of more than
+// 1518 bytes.
+#define NETMEM_VIRTIO_MERGEABLE 2
 
 // In netmem_xsk_options.mode: the kernel copies each frame. Works on every interface.
 #define NETMEM_XSK_COPY 1
@@ -111,6 +138,15 @@
 
 // In netmem_xdp_options.mode: the driver runs the program.
 #define NETMEM_XDP_DRIVER 2
+
+// In netmem_xsk_request.flags: the device computes a checksum.
+#define NETMEM_XSK_CHECKSUM 1
+
+// In netmem_xsk_request.flags: the device sends the frame at `launch_time`, and not before.
+#define NETMEM_XSK_LAUNCH_TIME 2
+
+// In netmem_xsk_request.flags: the time at which the frame was sent is asked for.
+#define NETMEM_XSK_TIMESTAMP 4
 
 // What a call ended with.
 typedef enum netmem_status {
@@ -221,8 +257,24 @@ typedef struct netmem_tcp_listener netmem_tcp_listener;
 // A region from whose pages AF_XDP queues receive and send.
 typedef struct netmem_umem netmem_umem;
 
+// A virtio-net device of one queue pair, for one guest at a time.
+typedef struct netmem_virtio_device netmem_virtio_device;
+
+// A virtio-net device that the driver is connected to.
+typedef struct netmem_virtio_net netmem_virtio_net;
+
+// A receive queue of a virtio-net device, with the page pool of its frames.
+typedef struct netmem_virtio_rx netmem_virtio_rx;
+
+// A transmit queue of a virtio-net device.
+typedef struct netmem_virtio_tx netmem_virtio_tx;
+
 // An XDP program on an interface.
 typedef struct netmem_xdp_program netmem_xdp_program;
+
+// Sockets of an interface, and the program that redirects frames to them, which a helper with
+// privileges has opened for this process.
+typedef struct netmem_xsk_grant netmem_xsk_grant;
 
 // The receive queue of an AF_XDP socket, with the page pool of its frames.
 typedef struct netmem_xsk_rx netmem_xsk_rx;
@@ -557,6 +609,163 @@ typedef struct netmem_stack_stats {
   uint64_t send_pages;
 } netmem_stack_stats;
 
+// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
+// where the default will do.
+typedef struct netmem_virtio_device_options {
+  // sizeof(netmem_virtio_device_options)
+  size_t size;
+  // The most bytes of memory that a front end may have mapped here; 0: 16 TiB.
+  uint64_t max_memory;
+  // The MAC address to offer; all zeros: none.
+  uint8_t mac[6];
+  // The MTU to offer; 0: none.
+  uint16_t mtu;
+  // Not zero: no offloads are offered, so that guests compute checksums and cut segments
+  // themselves. By default the device does both.
+  uint8_t no_offloads;
+  // Not zero: memory that the front end can shorten is refused (files without F_SEAL_SHRINK).
+  // See netmem_sigbus_install.
+  uint8_t require_sealed;
+  // Not zero: memory in files of any kind is accepted. Warning: if the front end serves the file
+  // system of such a file, it can block the device.
+  uint8_t any_memory_file;
+  // Zero.
+  uint8_t reserved[5];
+} netmem_virtio_device_options;
+
+// What a device moved and lost. Set `size` to sizeof(netmem_virtio_device_stats). "Sent" and
+// "received" are meant from this side: a received frame is from the guest.
+typedef struct netmem_virtio_device_stats {
+  // sizeof(netmem_virtio_device_stats)
+  size_t size;
+  // frames received, also those that wait for the caller; large ones after they were cut
+  uint64_t received;
+  // bytes in them
+  uint64_t received_bytes;
+  // frames delivered to the guest
+  uint64_t sent;
+  // bytes in them
+  uint64_t sent_bytes;
+  // frames from the guest dropped because the region had no page
+  uint64_t no_page;
+  // frames from the guest dropped because they have several fragments, and the caller no flags
+  uint64_t not_linear;
+  // frames from the guest dropped because they are shorter than an Ethernet header
+  uint64_t runts;
+  // frames from the guest dropped because they are longer than any
+  uint64_t too_long;
+  // frames from the guest dropped because their header is invalid
+  uint64_t bad_header;
+  // frames from the guest dropped because their header has an offload that was not negotiated
+  uint64_t not_negotiated;
+  // frames from the guest dropped for another reason: on a ring that was disabled, or of a kind
+  // that the device cannot cut
+  uint64_t refused;
+  // frames for the guest dropped because its receive ring was not served
+  uint64_t no_guest;
+  // frames for the guest dropped because it left, or was not there yet
+  uint64_t guest_left;
+  // frames for the guest dropped because they do not fit its buffers
+  uint64_t too_big;
+  // times that there was a frame for the guest, and it had no buffer
+  uint64_t out_of_buffers;
+  // rings that were stopped because the guest has broken a rule
+  uint64_t faults;
+  // connections that ended in an error
+  uint64_t connection_errors;
+  // accesses that found that a page of the guest's memory was gone; with netmem_sigbus_install
+  uint64_t memory_lost;
+} netmem_virtio_device_stats;
+
+// How the driver uses a device. Set `size` to sizeof(netmem_virtio_options), and the rest to zero
+// where the default will do.
+typedef struct netmem_virtio_options {
+  // sizeof(netmem_virtio_options)
+  size_t size;
+  // The path of the vhost-user socket on which the device listens; null: `fd` is used.
+  const char *socket;
+  // Pages to receive into, for all queues together; 0: for each queue pair, four times the ring
+  // and 512 more.
+  size_t pages;
+  // Pages for netmem_virtio_net_alloc besides; 0: none.
+  size_t tx_pages;
+  // A socket that is connected to the device, for a device that connects to the driver. It is
+  // duplicated: the caller closes it. Zero if there is a `socket`.
+  int32_t fd;
+  // The longest frame in bytes, of at most 65549; 0: 1518. More than 1518 needs
+  // NETMEM_VIRTIO_MERGEABLE.
+  uint32_t max_frame;
+  // Queue pairs, of at most 127; 0: 1.
+  uint16_t pairs;
+  // Entries of each ring: a power of two; 0: 256.
+  uint16_t ring;
+  // NETMEM_VIRTIO_SMALL, NETMEM_VIRTIO_MERGEABLE, or 0: small.
+  uint8_t mode;
+  // Not zero: the memory is locked (mlock).
+  uint8_t lock;
+  // Zero.
+  uint8_t reserved[2];
+  // A driver whose memory this one uses, too: each sends what the other has received, without a
+  // copy. Its `pages` are for the queues of both, and are 0 here. Null: memory of its own.
+  const struct netmem_virtio_net *share;
+} netmem_virtio_options;
+
+// What a receive queue received and lost. Set `size` to sizeof(netmem_virtio_rx_stats).
+typedef struct netmem_virtio_rx_stats {
+  // sizeof(netmem_virtio_rx_stats)
+  size_t size;
+  // frames received, also one that waits for a call with more room
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // of the frames received: those of several buffers
+  uint64_t multi_buffer;
+  // frames dropped because they are in several buffers, the caller has no flags, and no page has
+  // room for them
+  uint64_t not_linear;
+  // frames dropped because they are shorter than an Ethernet header
+  uint64_t runts;
+  // frames dropped because the device's header is invalid
+  uint64_t bad_header;
+  // frames dropped because the device's header has an offload that was not negotiated
+  uint64_t not_negotiated;
+  // frames that were received and lost by a reconnect
+  uint64_t unread;
+  // times that the device had fewer buffers than it should, because there was no page
+  uint64_t out_of_pages;
+  // times that the queue went on with another device
+  uint64_t restarts;
+  // buffers that the device has now
+  uint64_t posted;
+  // pages of the queue that are posted or held
+  uint64_t in_flight;
+  // pages that are never used again, because the device did not stop
+  uint64_t quarantined;
+} netmem_virtio_rx_stats;
+
+// What a transmit queue sent and refused. Set `size` to sizeof(netmem_virtio_tx_stats). frames =
+// completed + outstanding + unconfirmed.
+typedef struct netmem_virtio_tx_stats {
+  // sizeof(netmem_virtio_tx_stats)
+  size_t size;
+  // frames posted to the device
+  uint64_t frames;
+  // bytes in them
+  uint64_t bytes;
+  // frames that the device is done with
+  uint64_t completed;
+  // frames that the device has now
+  uint64_t outstanding;
+  // times that the queue was full when a frame was to be sent
+  uint64_t full;
+  // frames refused because a fragment is not of the device's memory
+  uint64_t unreachable;
+  // times that the queue went on with another device
+  uint64_t restarts;
+  // frames that the device had not confirmed before that: it may have sent them, or not
+  uint64_t unconfirmed;
+} netmem_virtio_tx_stats;
+
 // How a queue of an interface is opened. Set `size` to sizeof(netmem_xsk_options), and the rest to
 // zero where the default will do.
 typedef struct netmem_xsk_options {
@@ -577,6 +786,18 @@ typedef struct netmem_xsk_options {
   uint8_t mode;
   // Zero.
   uint8_t reserved[7];
+  // Busy polling, in microseconds; 0: none. The driver's work for the queue is done in the calls
+  // of the threads that use it, instead of in interrupts. A call that waits polls for so long.
+  // The interface must also defer its interrupts: `napi_defer_hard_irqs` and `gro_flush_timeout`
+  // in /sys/class/net. Needs CAP_NET_ADMIN.
+  uint32_t busy_poll;
+  // The most frames that a call polls, with `busy_poll`; 0: 64.
+  uint16_t busy_poll_budget;
+  // Zero.
+  uint16_t reserved_2;
+  // The grant whose socket of `queue` is used, which is of the grant's interface: `interface` is
+  // null. Null: a new socket is opened.
+  const struct netmem_xsk_grant *grant;
 } netmem_xsk_options;
 
 // A kind of frames: those in which each field that is not zero matches. Behind up to two VLAN
@@ -613,6 +834,28 @@ typedef struct netmem_xdp_options {
   // Zero.
   uint8_t reserved[7];
 } netmem_xdp_options;
+
+// What the device is asked to do with a frame. All zeros: nothing.
+typedef struct netmem_xsk_request {
+  // NETMEM_XSK_CHECKSUM, NETMEM_XSK_LAUNCH_TIME and NETMEM_XSK_TIMESTAMP
+  uint32_t flags;
+  // The checksum is of the bytes from here to the end of the frame.
+  uint16_t checksum_start;
+  // It is stored so many bytes behind `checksum_start`, where the sum of the pseudo-header is.
+  uint16_t checksum_offset;
+  // Nanoseconds of the device's clock or of CLOCK_TAI, which depends on the driver.
+  uint64_t launch_time;
+  // The number under which netmem_xsk_tx_timestamps returns the time.
+  uint64_t timestamp;
+} netmem_xsk_request;
+
+// The time at which a frame was sent.
+typedef struct netmem_xsk_timestamp {
+  // The number in the frame's request.
+  uint64_t timestamp;
+  // Nanoseconds of the device's clock; 0 if the driver has stored no time.
+  uint64_t time;
+} netmem_xsk_timestamp;
 
 // What a receive queue received and lost. Set `size` to sizeof(netmem_xsk_rx_stats).
 //
@@ -683,6 +926,8 @@ typedef struct netmem_xsk_tx_stats {
   uint64_t down;
   // descriptors that were out for a second without any completion
   uint64_t late;
+  // frames refused because their request could not be written in front of them
+  uint64_t no_offload;
 } netmem_xsk_tx_stats;
 
 // How a UMEM is made. Set `size` to sizeof(netmem_umem_options), and the rest to zero where the
@@ -695,6 +940,12 @@ typedef struct netmem_umem_options {
   uint32_t chunk;
   // Bytes that are left free in front of each received frame, besides the kernel's 256.
   uint32_t headroom;
+  // Not zero: frames are sent with requests to the device, netmem_xsk_tx_send_with (Linux 6.11).
+  uint8_t tx_metadata;
+  // Not zero: in copy mode the kernel computes requested checksums on the CPU. For tests.
+  uint8_t software_checksums;
+  // Zero.
+  uint8_t reserved[6];
 } netmem_umem_options;
 
 #ifdef __cplusplus
@@ -1485,6 +1736,336 @@ const char *netmem_error_text(void);
 // library does not know is answered, too. Static; never null.
 const char *netmem_status_name(int32_t status);
 
+// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
+// closed. It serves no guest yet: see netmem_virtio_device_listen.
+//
+// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
+// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
+// copied before anything reads them.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mtu),
+// NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (too few descriptors).
+enum netmem_status netmem_virtio_device_create(const struct netmem_region *region,
+                                               const struct netmem_virtio_device_options *options,
+                                               struct netmem_virtio_device **device);
+
+// Listens on a vhost-user socket, and serves one front end after another, by a thread of the
+// library, until the device is closed. That thread carries out their messages; frames are moved by
+// the calls of the caller's thread. A socket that no process listens on is replaced. Once for a
+// device.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
+// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_virtio_device_listen(const struct netmem_virtio_device *device,
+                                               const char *socket);
+
+// Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
+// until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
+// `fd` is duplicated: the caller closes it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
+// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_virtio_device_serve(const struct netmem_virtio_device *device,
+                                              int32_t fd);
+
+// Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
+// as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
+// front end hangs up.
+//
+// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device *device);
+
+// A pass over the device's rings: delivers frames of netmem_virtio_device_send to the guest, and
+// receives up to `n` fragments of frames of the guest. It does not wait. `received` gets how many
+// fragments; 0 if there is no frame. The caller owns them. The variables are not read: what they
+// hold is to be released before.
+//
+// The rules of `flags` are those of netmem_xsk_rx_receive, but that a frame which does not fit one
+// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
+// segments. Those that are longer than a page are rare: a guest with an MTU of more.
+//
+// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
+// the guest waits for an interrupt.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+// small for `flags`).
+enum netmem_status netmem_virtio_device_receive(struct netmem_virtio_device *device,
+                                                struct netmem_frag *frags,
+                                                uint8_t *flags,
+                                                size_t n,
+                                                size_t *received);
+
+// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
+// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
+// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
+// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
+// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+//
+// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+// a fragment says that the frame goes on in the next one. Frames have whole checksums.
+//
+// While no guest is there whose receive ring is served, frames are dropped and counted, as on a
+// link without a partner.
+//
+// A frame of one fragment of the device's region, with 12 bytes in front of it and no other holder,
+// is copied once, into the guest's buffers; another one twice. Fragments that
+// netmem_virtio_device_receive returned are so.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (length).
+enum netmem_status netmem_virtio_device_send(struct netmem_virtio_device *device,
+                                             struct netmem_frag *frags,
+                                             const uint8_t *flags,
+                                             size_t n,
+                                             size_t *sent);
+
+// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
+// netmem_virtio_device_arm when the guest has sent frames, or has posted buffers for those that
+// wait, and when a front end comes, goes, or changes something. It is the device's, and the same
+// until it is closed. Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_virtio_device_fd(const struct netmem_virtio_device *device);
+
+// Makes a pass over the rings, asks the guest for notifications, and writes to `waits` whether to
+// sleep: false if there is work already. A thread that was woken calls
+// netmem_virtio_device_disarm and netmem_virtio_device_receive.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_arm(struct netmem_virtio_device *device, bool *waits);
+
+// Forgets the events until now, so that the descriptor is readable again with the next. Two system
+// calls. Misuse leaves a text.
+void netmem_virtio_device_disarm(struct netmem_virtio_device *device);
+
+// Counts of the device, for all its guests together.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_get_stats(struct netmem_virtio_device *device,
+                                                  struct netmem_virtio_device_stats *stats);
+
+// Closes the device: hangs up, and waits for the library's threads of it. Frames that wait in
+// either direction are dropped. The socket's path is removed. Fragments that the caller holds stay
+// valid. `stats` gets the final counts, unless it is null. If it has a wrong size, the device
+// stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_device_close(struct netmem_virtio_device *device,
+                                              struct netmem_virtio_device_stats *stats);
+
+// Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then
+// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the process
+// ends. Other faults get the action that was there before. A program that sets its own handler
+// later calls, for other faults, the one that sigaction returned to it.
+//
+// Errors: NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_sigbus_install(void);
+
+// Connects the driver to a virtio-net device behind a vhost-user socket: netmem_virtio_device, the
+// command `netmem device`, DPDK, Open vSwitch. Writes as many receive and transmit queues to `rx`
+// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own. Close
+// `net` and all queues, in any order.
+//
+// The device is another process, and has the memory of all fragments mapped as long as a queue is
+// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and then
+// used, such as lengths of headers. What the device writes to its rings is checked by the library.
+//
+// No offload is negotiated: received frames have whole checksums and are no segments, and frames
+// that are sent need to be so.
+//
+// Waits for the device, for 3 s at each message. If the device is of the same process, another
+// thread runs it.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
+// (mode, ring, max_frame, fd, pages), NETMEM_ERR_NOT_FOUND (no process listens, or the device has
+// fewer queue pairs), NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED
+// (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`),
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does).
+// Nothing is open then.
+enum netmem_status netmem_virtio_connect(const struct netmem_virtio_options *options,
+                                         struct netmem_virtio_net **net,
+                                         struct netmem_virtio_rx **rx,
+                                         struct netmem_virtio_tx **tx);
+
+// Allocates up to `n` pages to send from, of `tx_pages`, and returns how many: fewer only if there
+// are no more. A fragment is a page but its first 64 bytes, where the header for the device will
+// be: truncate it to the frame. Its bytes are what the last user left. Any thread, several at a
+// time. Returns 0 with a text for misuse, and if there are no `tx_pages`.
+size_t netmem_virtio_net_alloc(const struct netmem_virtio_net *net,
+                               struct netmem_frag *frags,
+                               size_t n);
+
+// Whether the device still has its end of the connection. False for misuse. A system call.
+bool netmem_virtio_net_is_connected(const struct netmem_virtio_net *net);
+
+// Connects the queues to another device, which listens on `socket`, when the first has gone:
+// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames that
+// were not received, or not confirmed as sent, are lost, and counted. End the process of the first
+// device before: it may still write to pages that it had. Waits as netmem_virtio_connect does. Any
+// thread.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are as
+// they were then.
+enum netmem_status netmem_virtio_net_reconnect(const struct netmem_virtio_net *net,
+                                               const char *socket);
+
+// Gives up the handle. The queues stay open, and the connection is closed with the last of them.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_virtio_net_close(struct netmem_virtio_net *net);
+
+// Receives up to `n` fragments of frames that have arrived, posts new buffers, and does not wait.
+// `received` gets how many; 0 if no frame has arrived. The caller owns the fragments. The
+// variables are not read: what they hold is to be released before.
+//
+// The rules of `flags` are those of netmem_xsk_rx_receive: without them (null) each fragment is a
+// frame; with them, NETMEM_FRAG_MORE says that the frame goes on in the next fragment. In
+// NETMEM_VIRTIO_SMALL each frame is one fragment.
+//
+// No lock for a frame. A system call if the device waits for buffers.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device has
+// closed the connection, or has broken a rule of the ring, and no frame is left).
+enum netmem_status netmem_virtio_rx_receive(struct netmem_virtio_rx *rx,
+                                            struct netmem_frag *frags,
+                                            uint8_t *flags,
+                                            size_t n,
+                                            size_t *received);
+
+// Releases `n` fragments on the thread of the queue, and empties the variables. Pages of this
+// queue go to its cache, the cheapest way. Others go where they belong. Empty ones are ignored.
+// netmem_frags_release does it on any thread.
+//
+// Misuse (null, another thread) releases nothing, and leaves a text.
+void netmem_virtio_rx_release(struct netmem_virtio_rx *rx, struct netmem_frag *frags, size_t n);
+
+// The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
+// after netmem_virtio_rx_arm when frames have arrived, or the device has gone. It is the queue's,
+// and the same until it is closed. Never read, write or close it. -1 with a text for misuse.
+int32_t netmem_virtio_rx_fd(const struct netmem_virtio_rx *rx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are frames already,
+// and if the device has too few buffers, because the caller holds the pages. A thread that was
+// woken calls netmem_virtio_rx_disarm and receives. A few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
+// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+enum netmem_status netmem_virtio_rx_arm(struct netmem_virtio_rx *rx, bool *waits);
+
+// Ends the request for a wake-up: without it the device wakes the descriptor for each group of
+// frames. Misuse leaves a text.
+void netmem_virtio_rx_disarm(struct netmem_virtio_rx *rx);
+
+// Counts of the queue.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_rx_get_stats(struct netmem_virtio_rx *rx,
+                                              struct netmem_virtio_rx_stats *stats);
+
+// Closes the queue: its ring is stopped, and frames that wait are dropped. Its pages return to the
+// memory of the device's handles; those that the caller holds, when they are released. If the
+// device does not confirm within 3 s that it has stopped, the pages that it had are never used
+// again. `stats` gets the final counts, unless it is null: `in_flight` are the pages that the
+// caller holds. If it has a wrong size, the queue stays.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
+                                          struct netmem_virtio_rx_stats *stats);
+
+// Sends `n` fragments of the device's memory: those that its queues have received, or those of a
+// driver that shares the memory, and those of netmem_virtio_net_alloc. `sent`, which is always
+// written, gets how many were sent: whole frames, in order. Their variables are empty. The pages
+// return when the device is done with them, and netmem_virtio_tx_complete was called. The other
+// fragments stay with the caller. With NETMEM_OK they are fewer than `n` if the queue is full:
+// send the rest later. Else the first of them is of the frame that caused the error.
+//
+// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+// a fragment says that the frame goes on in the next one.
+//
+// A fragment with 12 bytes in front of it and no other holder is sent as it is; to another one the
+// header is sent from elsewhere. A system call if the device waits for frames.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments),
+// NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of the ring).
+enum netmem_status netmem_virtio_tx_send(struct netmem_virtio_tx *tx,
+                                         struct netmem_frag *frags,
+                                         const uint8_t *flags,
+                                         size_t n,
+                                         size_t *sent);
+
+// Returns the pages of frames that the device is done with, and how many frames these are. With
+// `rx`, a queue of the same device and thread, its pages return to its cache, the cheapest way;
+// without (null) they return as on any thread. Call it in each turn of a loop. Misuse returns 0,
+// with a text.
+size_t netmem_virtio_tx_complete(struct netmem_virtio_tx *tx, struct netmem_virtio_rx *rx);
+
+// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
+// readable after netmem_virtio_tx_arm when the device is done with frames, or has gone. It is the
+// queue's, and the same until it is closed. Never read, write or close it. -1 with a text for
+// misuse.
+int32_t netmem_virtio_tx_fd(const struct netmem_virtio_tx *tx);
+
+// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
+// already. A thread that was woken calls netmem_virtio_tx_disarm and netmem_virtio_tx_complete. A
+// few system calls.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
+// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+enum netmem_status netmem_virtio_tx_arm(struct netmem_virtio_tx *tx, bool *waits);
+
+// Ends the request for a wake-up. Misuse leaves a text.
+void netmem_virtio_tx_disarm(struct netmem_virtio_tx *tx);
+
+// Counts of the queue.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_tx_get_stats(struct netmem_virtio_tx *tx,
+                                              struct netmem_virtio_tx_stats *stats);
+
+// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It may
+// have sent these frames, or not: to know, complete until nothing is outstanding. Waits for the
+// device, for 3 s at most.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+enum netmem_status netmem_virtio_tx_close(struct netmem_virtio_tx *tx);
+
+// Asks the helper that listens on the path `socket` for its sockets (`netmem grant` is such a
+// helper). `interface` is the name of the interface that it must have; null: any. Needs no
+// privilege. The interface can be of another network namespace.
+//
+// Then open the queues, with the grant in netmem_xsk_options, and call netmem_xsk_grant_bound. The
+// helper opens its sockets with busy polling or without: `busy_poll` in the options is only needed
+// if the helper has not set it.
+//
+// Waits for the helper, for 5 s at each message.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_NOT_FOUND (no helper, or one of another interface),
+// NETMEM_ERR_PRIVILEGE (not for this user), NETMEM_ERR_BUSY (other processes have the queues),
+// NETMEM_ERR_UNSUPPORTED (a helper of another version), NETMEM_ERR_SYSTEM.
+enum netmem_status netmem_xsk_grant_receive(const char *socket,
+                                            const char *interface,
+                                            struct netmem_xsk_grant **grant);
+
+// Writes the numbers of up to `n` queues for which the grant has a socket that was not used, and
+// returns how many these are, also if there is no room for them. Misuse returns 0, with a text.
+size_t netmem_xsk_grant_queues(const struct netmem_xsk_grant *grant, uint32_t *queues, size_t n);
+
+// Reports to the helper that the queues are open, and waits until it has put them into the map of
+// its program: then frames arrive. The helper waits for this for a limited time, and detaches the
+// program otherwise. Call it once, when all queues are open, on any thread; later calls do
+// nothing. Sockets that were not used are closed: frames of their queues go to the kernel.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_SYSTEM (the helper has waited too long,
+// or has ended), NETMEM_ERR_BUSY.
+enum netmem_status netmem_xsk_grant_bound(const struct netmem_xsk_grant *grant);
+
+// Ends the grant: its program is detached, and all frames of the interface go to the kernel.
+// Queues that were opened with it stay open. Keep it as long as they receive.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
+enum netmem_status netmem_xsk_grant_close(struct netmem_xsk_grant *grant);
+
 // Opens a queue of an interface: a socket with a receive queue and a transmit queue, which may be
 // used by two threads. Frames arrive when netmem_xdp_program_insert has put `rx` into a program on
 // the interface. Close both. The UMEM's handle may be closed before.
@@ -1492,14 +2073,30 @@ const char *netmem_status_name(int32_t status);
 // Needs CAP_NET_RAW, and locked memory: see netmem_umem_create. An AF_XDP socket of this queue
 // that was just closed is waited for, for half a second at most.
 //
+// With a grant no privilege is needed. Its socket of the queue is used up, also if this fails
+// after the options were found valid; frames arrive after netmem_xsk_grant_bound.
+//
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mode,
-// size of a ring), NETMEM_ERR_NOT_FOUND (interface, queue), NETMEM_ERR_NO_PAGES (fewer than
-// `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another
-// socket), NETMEM_ERR_UNSUPPORTED, NETMEM_ERR_SYSTEM. Nothing is open then.
+// size of a ring, budget), NETMEM_ERR_NOT_FOUND (interface, queue, no socket in the grant),
+// NETMEM_ERR_NO_PAGES (fewer than `fill`), NETMEM_ERR_NO_MEMORY (RLIMIT_MEMLOCK),
+// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_BUSY (another socket), NETMEM_ERR_UNSUPPORTED,
+// NETMEM_ERR_SYSTEM. Nothing is open then.
 enum netmem_status netmem_xsk_open(const struct netmem_umem *umem,
                                    const struct netmem_xsk_options *options,
                                    struct netmem_xsk_rx **rx,
                                    struct netmem_xsk_tx **tx);
+
+// Opens a queue of an interface to send only: frames that the interface receives go to the kernel,
+// and no program is needed. In copy mode the UMEM needs pages only for what is sent, and `rx_ring`
+// and `fill` have no effect. A driver in zero-copy mode receives into the UMEM also what is for
+// the kernel, so that its queue needs pages as one of netmem_xsk_open does: NETMEM_XSK_COPY
+// prevents that. A grant is of a helper without a program.
+//
+// Errors: those of netmem_xsk_open; NETMEM_ERR_ARGUMENT (a grant with a program),
+// NETMEM_ERR_SYSTEM (another socket of the UMEM is in zero-copy mode, and this one cannot be).
+enum netmem_status netmem_xsk_open_tx(const struct netmem_umem *umem,
+                                      const struct netmem_xsk_options *options,
+                                      struct netmem_xsk_tx **tx);
 
 // Attaches a program to an interface of this thread's network namespace. It is detached when the
 // handle is closed, or the process ends. Frames of queues that no netmem_xsk_rx was put into go to
@@ -1535,6 +2132,32 @@ enum netmem_status netmem_xdp_program_insert(const struct netmem_xdp_program *pr
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 enum netmem_status netmem_xdp_program_close(struct netmem_xdp_program *program);
 
+// Sends fragments as netmem_xsk_tx_send does, with requests to the device: `requests` has `n`, and
+// that of a frame's first fragment is the frame's. A request is written into the 24 bytes in front
+// of the frame, which must be free, in the chunk of its first byte: advance the fragment by 24 or
+// more before the frame is written. The first fragment has no other holder.
+//
+// The UMEM was created with `tx_metadata` (Linux 6.11). A launch time needs Linux 6.15, and a
+// driver that has them. `netmem info` lists what a driver has. Warning: in zero-copy mode, a
+// driver without checksums sends the frame as it is. A driver without times reports none.
+//
+// Errors: those of netmem_xsk_tx_send; NETMEM_ERR_ARGUMENT (unknown flags, a UMEM without
+// `tx_metadata`), NETMEM_ERR_UNSUPPORTED (no launch times), NETMEM_ERR_UNSENDABLE (no 24 bytes,
+// another holder, a checksum that is not in the first fragment and its first chunk).
+enum netmem_status netmem_xsk_tx_send_with(struct netmem_xsk_tx *tx,
+                                           struct netmem_frag *frags,
+                                           const uint8_t *flags,
+                                           const struct netmem_xsk_request *requests,
+                                           size_t n,
+                                           size_t *sent);
+
+// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of
+// their completion, each once, and returns how many. Call it after netmem_xsk_tx_complete. The
+// queue keeps 65536, and drops the oldest of more. Misuse returns 0, with a text.
+size_t netmem_xsk_tx_timestamps(struct netmem_xsk_tx *tx,
+                                struct netmem_xsk_timestamp *times,
+                                size_t n);
+
 // Receives up to `n` fragments of frames that have arrived, posts new chunks, and does not wait.
 // `received` gets how many; 0 if no frame has arrived. The caller owns the fragments. The
 // variables are not read: what they hold is to be released before.
@@ -1566,17 +2189,21 @@ enum netmem_status netmem_xsk_rx_receive(struct netmem_xsk_rx *rx,
 void netmem_xsk_rx_release(struct netmem_xsk_rx *rx, struct netmem_frag *frags, size_t n);
 
 // Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of the frame, as it was
-// received: the others have no metadata, and no other holder writes to its page. A frame that was
-// copied into one page has its metadata.
+// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this
+// queue, as it was received: the others have no metadata, and no other holder writes to its page.
+// A frame that was copied into one page has its metadata.
 //
 // The number and the meaning of the bytes are an agreement with that program. Without metadata
-// they are old bytes. What the program wrote is in the frame's chunk. Where several chunks share a
-// page, bytes farther in front can be of another frame, into which the kernel may be writing.
+// they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
+// another frame are read.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE (more than 256, or than
-// there are in front of it in its page).
-enum netmem_status netmem_xsk_metadata(const struct netmem_frag *frag, void *to, size_t n);
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
+// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its
+// chunk).
+enum netmem_status netmem_xsk_rx_metadata(const struct netmem_xsk_rx *rx,
+                                          const struct netmem_frag *frag,
+                                          void *to,
+                                          size_t n);
 
 // The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
 // after netmem_xsk_rx_arm when frames have arrived, or the interface is gone. It is the queue's,
@@ -1626,7 +2253,8 @@ enum netmem_status netmem_xsk_rx_close(struct netmem_xsk_rx *rx, struct netmem_x
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one.
 //
-// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call,
+// unless a driver in zero-copy mode is working.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 // fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),
@@ -1685,7 +2313,7 @@ enum netmem_status netmem_xsk_tx_close(struct netmem_xsk_tx *tx);
 // used for anything else. Open queues on foreign memory with NETMEM_XSK_COPY.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (chunk,
-// headroom).
+// headroom, reserved).
 enum netmem_status netmem_umem_create(const struct netmem_region *region,
                                       const struct netmem_umem_options *options,
                                       struct netmem_umem **umem);

@@ -9,6 +9,7 @@
 
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 namespace netmem {
 
@@ -185,6 +186,15 @@ template <std::size_t N> class frag_group {
     friend class xsk_rx;
     friend class xsk_tx;
     friend class tcp;
+    friend class virtio_rx;
+    friend class virtio_tx;
+    friend class virtio_device;
+    /* Frames were sent from the front. */
+    void remove(std::size_t sent) noexcept {
+        size_ -= sent;
+        for (std::size_t i = 0; sent > 0 && i < size_; i++)
+            frags_[i] = std::exchange(frags_[i + sent], netmem_frag());
+    }
     netmem_frag frags_[N];
     std::size_t size_;
 };
@@ -233,6 +243,10 @@ class xsk_rx {
         check(status);
         return received;
     }
+    /* Copies `n` bytes in front of a frame of the group: what the caller's own XDP program wrote. */
+    void metadata(const netmem_frag &frame, void *to, std::size_t n) const {
+        check(netmem_xsk_rx_metadata(handle_, &frame, to, n));
+    }
     int fd() const noexcept { return netmem_xsk_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
     bool arm() {
@@ -270,11 +284,22 @@ class xsk_tx {
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
         std::size_t sent = 0;
         const netmem_status status = netmem_xsk_tx_send(handle_, group.frags_, nullptr, group.size_, &sent);
-        group.size_ -= sent;
-        for (std::size_t i = 0; sent > 0 && i < group.size_; i++)
-            group.frags_[i] = std::exchange(group.frags_[i + sent], netmem_frag());
+        group.remove(sent);
         check(status);
         return sent;
+    }
+    /* The same with requests to the device, of which `requests` has as many as the group fragments. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group, const netmem_xsk_request *requests) {
+        std::size_t sent = 0;
+        const netmem_status status =
+            netmem_xsk_tx_send_with(handle_, group.frags_, nullptr, requests, group.size_, &sent);
+        group.remove(sent);
+        check(status);
+        return sent;
+    }
+    /* Times at which frames were sent; call it after `complete`. */
+    std::size_t timestamps(netmem_xsk_timestamp *times, std::size_t n) noexcept {
+        return netmem_xsk_tx_timestamps(handle_, times, n);
     }
     /* Returns pages of sent frames, those of `rx` to its cache. */
     std::size_t complete(xsk_rx &rx) noexcept { return netmem_xsk_tx_complete(handle_, rx.get()); }
@@ -320,6 +345,48 @@ inline xsk open_xsk(const umem &umem, const netmem_xsk_options &options) {
     check(netmem_xsk_open(umem.get(), &options, &rx, &tx));
     return xsk{xsk_rx(rx), xsk_tx(tx)};
 }
+
+/* A queue that only sends. */
+inline xsk_tx open_xsk_tx(const umem &umem, const netmem_xsk_options &options) {
+    netmem_xsk_tx *tx = nullptr;
+    check(netmem_xsk_open_tx(umem.get(), &options, &tx));
+    return xsk_tx(tx);
+}
+
+/* Sockets that a helper has opened, and its program, until the end of the value. */
+class xsk_grant {
+  public:
+    /* Null: of any interface. */
+    explicit xsk_grant(const char *socket, const char *interface = nullptr) {
+        check(netmem_xsk_grant_receive(socket, interface, &handle_));
+    }
+    xsk_grant(xsk_grant &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    xsk_grant &operator=(xsk_grant &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~xsk_grant() { netmem_xsk_grant_close(handle_); }
+    /* Those whose sockets were not used. */
+    std::vector<std::uint32_t> queues() const {
+        std::vector<std::uint32_t> queues(netmem_xsk_grant_queues(handle_, nullptr, 0));
+        const std::size_t left = netmem_xsk_grant_queues(handle_, queues.data(), queues.size());
+        /* Another thread may have used one. */
+        if (left < queues.size())
+            queues.resize(left);
+        return queues;
+    }
+    /* The options of a queue on its socket. */
+    netmem_xsk_options options(std::uint32_t queue) const {
+        netmem_xsk_options options = xsk_options(nullptr, queue);
+        options.grant = handle_;
+        return options;
+    }
+    /* All queues are open: frames arrive from now on. */
+    void bound() const { check(netmem_xsk_grant_bound(handle_)); }
+
+  private:
+    netmem_xsk_grant *handle_ = nullptr;
+};
 
 /* An XDP program on an interface, until the end of the value. */
 class xdp_program {
@@ -521,6 +588,8 @@ class stack {
 
   private:
     netmem_stack *handle_ = nullptr;
+};
+
 /* Device memory. */
 class devmem {
   public:
@@ -714,6 +783,197 @@ class devmem_stack {
 
   private:
     netmem_devmem_stack *handle_ = nullptr;
+};
+
+/* A receive queue of a virtio-net device, of the thread that uses it first. */
+class virtio_rx {
+  public:
+    /* Becomes the owner of a handle of netmem_virtio_connect. */
+    explicit virtio_rx(netmem_virtio_rx *owned) noexcept : handle_(owned) {}
+    virtio_rx(virtio_rx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    virtio_rx &operator=(virtio_rx &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~virtio_rx() { netmem_virtio_rx_close(handle_, nullptr); }
+    /* Releases what the group has, and receives up to N frames, each in one fragment. */
+    template <std::size_t N> std::size_t receive(frag_group<N> &group) {
+        netmem_virtio_rx_release(handle_, group.frags_, group.size_);
+        std::size_t received = 0;
+        const netmem_status status = netmem_virtio_rx_receive(handle_, group.frags_, nullptr, N, &received);
+        /* On a wrong thread the queue has released nothing. Else they are empty. */
+        if (status != NETMEM_OK)
+            netmem_frags_release(group.frags_, group.size_);
+        group.size_ = received;
+        check(status);
+        return received;
+    }
+    int fd() const noexcept { return netmem_virtio_rx_fd(handle_); }
+    /* Whether to sleep until `fd` is readable. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_virtio_rx_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_virtio_rx_disarm(handle_); }
+    netmem_virtio_rx_stats stats() {
+        netmem_virtio_rx_stats stats = netmem_virtio_rx_stats();
+        stats.size = sizeof stats;
+        check(netmem_virtio_rx_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_virtio_rx *get() const noexcept { return handle_; }
+
+  private:
+    netmem_virtio_rx *handle_;
+};
+
+/* A transmit queue of a virtio-net device, of the thread that uses it first. */
+class virtio_tx {
+  public:
+    /* Becomes the owner of a handle of netmem_virtio_connect. */
+    explicit virtio_tx(netmem_virtio_tx *owned) noexcept : handle_(owned) {}
+    virtio_tx(virtio_tx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    virtio_tx &operator=(virtio_tx &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~virtio_tx() { netmem_virtio_tx_close(handle_); }
+    /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
+     * group, also if this throws. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group) {
+        std::size_t sent = 0;
+        const netmem_status status = netmem_virtio_tx_send(handle_, group.frags_, nullptr, group.size_, &sent);
+        group.remove(sent);
+        check(status);
+        return sent;
+    }
+    /* Returns pages of sent frames, those of `rx` to its cache. */
+    std::size_t complete(virtio_rx &rx) noexcept { return netmem_virtio_tx_complete(handle_, rx.get()); }
+    std::size_t complete() noexcept { return netmem_virtio_tx_complete(handle_, nullptr); }
+    int fd() const noexcept { return netmem_virtio_tx_fd(handle_); }
+    /* Whether to sleep until `fd` is readable. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_virtio_tx_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_virtio_tx_disarm(handle_); }
+    netmem_virtio_tx_stats stats() {
+        netmem_virtio_tx_stats stats = netmem_virtio_tx_stats();
+        stats.size = sizeof stats;
+        check(netmem_virtio_tx_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_virtio_tx *get() const noexcept { return handle_; }
+
+  private:
+    netmem_virtio_tx *handle_;
+};
+
+inline netmem_virtio_options virtio_options(const char *socket) {
+    netmem_virtio_options options = netmem_virtio_options();
+    options.size = sizeof options;
+    options.socket = socket;
+    return options;
+}
+
+/* A virtio-net device that the driver is connected to, with its queues: `rx` and `tx` are taken out
+ * by those who use them. */
+class virtio_net {
+  public:
+    explicit virtio_net(const netmem_virtio_options &options) {
+        const std::size_t pairs = options.pairs == 0 ? 1 : options.pairs;
+        std::vector<netmem_virtio_rx *> receive(pairs);
+        std::vector<netmem_virtio_tx *> transmit(pairs);
+        rx.reserve(pairs);
+        tx.reserve(pairs);
+        check(netmem_virtio_connect(&options, &handle_, receive.data(), transmit.data()));
+        for (std::size_t i = 0; i < pairs; i++) {
+            rx.emplace_back(receive[i]);
+            tx.emplace_back(transmit[i]);
+        }
+    }
+    virtio_net(virtio_net &&from) noexcept
+        : rx(std::move(from.rx)), tx(std::move(from.tx)), handle_(std::exchange(from.handle_, nullptr)) {}
+    virtio_net &operator=(virtio_net &&from) noexcept {
+        std::swap(rx, from.rx);
+        std::swap(tx, from.tx);
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~virtio_net() { netmem_virtio_net_close(handle_); }
+    /* Empty if there is no page to send from. */
+    frag alloc() const noexcept {
+        netmem_frag out = netmem_frag();
+        netmem_virtio_net_alloc(handle_, &out, 1);
+        return frag(out);
+    }
+    bool is_connected() const noexcept { return netmem_virtio_net_is_connected(handle_); }
+    void reconnect(const char *socket) { check(netmem_virtio_net_reconnect(handle_, socket)); }
+
+    std::vector<virtio_rx> rx;
+    std::vector<virtio_tx> tx;
+
+  private:
+    netmem_virtio_net *handle_ = nullptr;
+};
+
+/* A virtio-net device for virtual machines, of the thread that moves its frames. */
+class virtio_device {
+  public:
+    virtio_device(const region &region, const netmem_virtio_device_options &options) {
+        check(netmem_virtio_device_create(region.get(), &options, &handle_));
+    }
+    explicit virtio_device(const region &region) {
+        netmem_virtio_device_options options = netmem_virtio_device_options();
+        options.size = sizeof options;
+        check(netmem_virtio_device_create(region.get(), &options, &handle_));
+    }
+    virtio_device(virtio_device &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
+    virtio_device &operator=(virtio_device &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~virtio_device() { netmem_virtio_device_close(handle_, nullptr); }
+    void listen(const char *socket) { check(netmem_virtio_device_listen(handle_, socket)); }
+    void serve(int fd) { check(netmem_virtio_device_serve(handle_, fd)); }
+    /* Throws the reason why a front end was dropped, if one was. */
+    void check_connection() const { check(netmem_virtio_device_check(handle_)); }
+    /* Releases what the group has, makes a pass over the rings, and receives up to N frames, each in
+     * one fragment. */
+    template <std::size_t N> std::size_t receive(frag_group<N> &group) {
+        group.clear();
+        check(netmem_virtio_device_receive(handle_, group.frags_, nullptr, N, &group.size_));
+        return group.size_;
+    }
+    /* Queues the fragments of the group, each a frame, and returns how many. The others stay in the
+     * group, also if this throws. */
+    template <std::size_t N> std::size_t send(frag_group<N> &group) {
+        std::size_t sent = 0;
+        const netmem_status status = netmem_virtio_device_send(handle_, group.frags_, nullptr, group.size_, &sent);
+        group.remove(sent);
+        check(status);
+        return sent;
+    }
+    int fd() const noexcept { return netmem_virtio_device_fd(handle_); }
+    /* Whether to sleep until `fd` is readable. */
+    bool arm() {
+        bool waits = false;
+        check(netmem_virtio_device_arm(handle_, &waits));
+        return waits;
+    }
+    void disarm() noexcept { netmem_virtio_device_disarm(handle_); }
+    netmem_virtio_device_stats stats() {
+        netmem_virtio_device_stats stats = netmem_virtio_device_stats();
+        stats.size = sizeof stats;
+        check(netmem_virtio_device_get_stats(handle_, &stats));
+        return stats;
+    }
+    netmem_virtio_device *get() const noexcept { return handle_; }
+
+  private:
+    netmem_virtio_device *handle_ = nullptr;
 };
 
 } // namespace netmem

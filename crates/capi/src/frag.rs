@@ -2,9 +2,9 @@
 
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status};
-use netmem_pool::{Bulk, Frag, Region};
+use netmem_pool::{Bulk, Frag, Memory, PeerShared, Region};
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 
 /// A holder of some bytes of a page, 16 bytes large. The variable owns it: move it by copying and
@@ -25,11 +25,17 @@ const _: () = assert!(
 impl netmem_frag {
     pub(crate) const EMPTY: Self = Self { private_page: std::ptr::null_mut(), private_span: 0 };
 
+    /// A fragment of any kind of memory that this process has mapped. What C's functions do with it
+    /// is right for all kinds: they count, narrow, release, and pass on the address. None of them
+    /// makes a slice. A queue takes it out as one of its own kind, if the page is of the queue's
+    /// region.
     #[inline]
-    pub(crate) fn of(frag: Frag<Kept>) -> Self {
-        // SAFETY: a fragment is a pointer that is not null and a word (both are `repr(C)`); the
-        // sizes are compared above.
-        unsafe { std::mem::transmute(frag) }
+    pub(crate) fn of<M: Memory>(frag: Frag<M>) -> Self {
+        const { assert!(M::MAPPED && size_of::<Frag<M>>() == size_of::<Self>()) }
+        let frag = ManuallyDrop::new(frag);
+        // SAFETY: a fragment is a pointer that is not null and a word (both are `repr(C)`),
+        // whatever its kind; the sizes are compared above.
+        unsafe { std::mem::transmute_copy(&frag) }
     }
 
     #[inline]
@@ -44,9 +50,51 @@ impl netmem_frag {
     /// Empty, or from [`of`](Self::of) and released by no copy of it.
     #[inline]
     pub(crate) unsafe fn take(&mut self) -> Option<Frag<Kept>> {
+        // SAFETY: as the caller promises; of another kind, it is not read.
+        unsafe { self.take_of() }
+    }
+
+    /// The same of another kind of memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take`](Self::take). Before anything reads or writes the bytes, the page is found to
+    /// be of a region of this kind.
+    #[inline]
+    pub(crate) unsafe fn take_of<M: Memory>(&mut self) -> Option<Frag<M>> {
+        const { assert!(size_of::<Frag<M>>() == size_of::<Self>()) }
         let this = std::mem::replace(self, Self::EMPTY);
-        // SAFETY: it is not empty, so it is from `of`.
-        (!this.private_page.is_null()).then(|| unsafe { std::mem::transmute::<Self, Frag<Kept>>(this) })
+        // SAFETY: it is not empty, so it is from `of`; the variable has forgotten it.
+        (!this.private_page.is_null()).then(|| unsafe { std::mem::transmute_copy(&this) })
+    }
+
+    /// Whether the page is of this region; not if it is empty.
+    #[inline]
+    pub(crate) fn is_of<M: Memory>(&self, region: &Region<M>) -> bool {
+        // SAFETY: it is not empty, so it is from `of`. The region compares addresses.
+        !self.private_page.is_null()
+            && region.index_of(unsafe { &*std::ptr::from_ref(self).cast::<Frag<M>>() }).is_some()
+    }
+
+    /// Its bytes; 0 if it is empty.
+    pub(crate) fn length(&self) -> usize {
+        self.as_frag().map_or(0, Frag::len)
+    }
+
+    /// Appends the bytes, of any kind of memory: another process may be changing them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take`](Self::take).
+    pub(crate) unsafe fn append_to(&self, to: &mut Vec<u8>) {
+        let at = to.len();
+        to.resize(at + self.length(), 0);
+        if !self.is_empty() {
+            // SAFETY: it is not empty, so it is from `of`. Of this kind, bytes are only copied.
+            let frag = unsafe { &*std::ptr::from_ref(self).cast::<Frag<PeerShared>>() };
+            // It has as many bytes.
+            let _ = frag.copy_to(0, &mut to[at..]);
+        }
     }
 
     /// # Safety
@@ -131,12 +179,12 @@ pub(crate) unsafe fn release_single(
 /// # Safety
 ///
 /// Null with `n` of 0, or fragments of the header, which nothing else uses.
-pub(crate) unsafe fn release_of(region: &Region<Kept>, frags: *mut netmem_frag, n: usize) -> bool {
+pub(crate) unsafe fn release_of<M: Memory>(region: &Region<M>, frags: *mut netmem_frag, n: usize) -> bool {
     let mut others = false;
     for i in 0..n {
         // SAFETY: as the caller promises.
         let frag = unsafe { &mut *frags.add(i) };
-        if frag.as_frag().is_some_and(|frag| region.index_of(frag).is_none()) {
+        if !frag.is_empty() && !frag.is_of(region) {
             others = true;
         } else {
             // SAFETY: as the caller promises.

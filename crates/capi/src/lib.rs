@@ -8,7 +8,12 @@
 //!   netmem_umem            a region, registered with the kernel for AF_XDP
 //!     netmem_xsk_rx        a receive queue                 groups of fragments
 //!     netmem_xsk_tx        its transmit queue              groups of fragments
+//!   netmem_xsk_grant       sockets that a helper with privileges has opened
 //!   netmem_xdp_program     redirects frames of an interface to receive queues
+//!   netmem_virtio_net      a virtio-net device that the driver is connected to
+//!     netmem_virtio_rx     a receive queue                 groups of fragments
+//!     netmem_virtio_tx     its transmit queue              groups of fragments
+//!   netmem_virtio_device   a virtio-net device of virtual machines: groups of fragments
 //!   netmem_stack           TCP and IP on a tap, or on the two queues above
 //!     netmem_tcp_listener  accepts connections
 //!     netmem_tcp           a connection         payload as fragments
@@ -32,6 +37,7 @@
 pub mod counts;
 pub mod devmem;
 pub mod frag;
+pub mod groups;
 mod handle;
 mod options;
 mod owned;
@@ -41,4 +47,5 @@ pub mod region;
 pub mod shared_pool;
 pub mod stack;
 pub mod status;
+pub mod virtio;
 pub mod xsk;

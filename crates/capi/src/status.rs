@@ -5,7 +5,11 @@ use netmem::host::OpenError;
 use netmem::tcp::{self, SocketError};
 use netmem_pool::{PoolError, RegionError, WaitError};
 use netmem_refs::{KillError, NoMemory};
-use netmem_xsk::{AttachError, QueueStopped, XskError};
+use netmem_virtio::VhostUserError;
+use netmem_virtio::device::DeviceError;
+use netmem_virtio::driver::{self, NetError};
+use netmem_xsk::helper::{HelperError, Refusal};
+use netmem_xsk::{AttachError, NoLaunchTimes, QueueStopped, XskError};
 use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
@@ -123,6 +127,20 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Attach(Box<AttachError>),
     #[error(transparent)]
+    NoLaunchTimes(NoLaunchTimes),
+    #[error("no helper listens on the socket")]
+    NoHelper(#[source] io::Error),
+    #[error(transparent)]
+    Helper(Box<HelperError>),
+    #[error(transparent)]
+    Net(Box<NetError>),
+    #[error(transparent)]
+    Device(Box<DeviceError>),
+    #[error("a system call failed")]
+    System(#[source] io::Error),
+    #[error("the device listens already")]
+    Listens,
+    #[error(transparent)]
     Queue(io::Error),
     #[error("the queue cannot send the frame: {0}")]
     Unsendable(&'static str),
@@ -138,8 +156,6 @@ pub(crate) enum Failure {
     End,
     #[error("the library panicked: {0}")]
     Panic(String),
-    #[error(transparent)]
-    System(io::Error),
     #[error(transparent)]
     Coded(Coded),
 }
@@ -182,6 +198,30 @@ impl From<XskError> for Failure {
     }
 }
 
+impl From<NetError> for Failure {
+    fn from(error: NetError) -> Self {
+        Self::Net(Box::new(error))
+    }
+}
+
+impl From<VhostUserError> for Failure {
+    fn from(error: VhostUserError) -> Self {
+        NetError::from(error).into()
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(Box::new(error))
+    }
+}
+
+impl From<HelperError> for Failure {
+    fn from(error: HelperError) -> Self {
+        Self::Helper(Box::new(error))
+    }
+}
+
 impl From<AttachError> for Failure {
     fn from(error: AttachError) -> Self {
         Self::Attach(Box::new(error))
@@ -221,13 +261,17 @@ impl Failure {
             Self::NoMemory(_) => NETMEM_ERR_NO_MEMORY,
             Self::Wait(WaitError::Closed | WaitError::Ended | WaitError::DeviceGone) => NETMEM_ERR_CLOSED,
             Self::Wait(_) => NETMEM_ERR_SYSTEM,
-            Self::Held | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
+            Self::Held | Self::Listens | Self::Kill(KillError::AlreadyDying) => NETMEM_ERR_STATE,
             Self::Kill(_) => NETMEM_ERR_SYSTEM,
             Self::Xsk(error) => xsk(error),
             Self::Attach(error) => attach(error),
-            Self::Queue(error) if error.get_ref().is_some_and(|reason| reason.is::<QueueStopped>()) => {
-                NETMEM_ERR_STOPPED
-            }
+            Self::NoLaunchTimes(_) => NETMEM_ERR_UNSUPPORTED,
+            Self::NoHelper(error) => connecting(error),
+            Self::Helper(error) => helper(error),
+            Self::Net(error) => net(error),
+            Self::Device(error) => device(error),
+            Self::System(_) => NETMEM_ERR_SYSTEM,
+            Self::Queue(error) if has_stopped(error) => NETMEM_ERR_STOPPED,
             Self::Queue(_) => NETMEM_ERR_SYSTEM,
             Self::Unsendable(..) => NETMEM_ERR_UNSENDABLE,
             Self::Open(error) => open(error),
@@ -236,10 +280,14 @@ impl Failure {
             Self::Socket(error) => socket(error),
             Self::End => NETMEM_ERR_END,
             Self::Panic(_) => NETMEM_ERR_PANIC,
-            Self::System(_) => NETMEM_ERR_SYSTEM,
             Self::Coded(coded) => coded.status,
         }
     }
+}
+
+/// Whether the error says that a queue has stopped.
+fn has_stopped(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|reason| reason.is::<QueueStopped>() || reason.is::<driver::QueueStopped>())
 }
 
 fn pool(error: &PoolError) -> netmem_status {
@@ -266,7 +314,7 @@ fn xsk(error: &XskError) -> netmem_status {
         XskError::Memlock { .. } => NETMEM_ERR_NO_MEMORY,
         XskError::Missing(_) | XskError::Privilege { .. } => NETMEM_ERR_PRIVILEGE,
         XskError::Busy { .. } => NETMEM_ERR_BUSY,
-        XskError::NoInterface { .. } | XskError::NoQueue { .. } => NETMEM_ERR_NOT_FOUND,
+        XskError::NoInterface { .. } | XskError::NoQueue { .. } | XskError::NotGranted { .. } => NETMEM_ERR_NOT_FOUND,
         XskError::Unsupported { .. } => NETMEM_ERR_UNSUPPORTED,
         _ => NETMEM_ERR_SYSTEM,
     }
@@ -304,6 +352,43 @@ fn open(error: &OpenError) -> netmem_status {
     }
 }
 
+fn helper(error: &HelperError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        HelperError::Refused { why: Refusal::Busy, .. } => NETMEM_ERR_BUSY,
+        HelperError::Refused { why: Refusal::User, .. } => NETMEM_ERR_PRIVILEGE,
+        HelperError::Refused { why: Refusal::Interface, .. } => NETMEM_ERR_NOT_FOUND,
+        HelperError::Refused { why: Refusal::Version, .. } | HelperError::Version { .. } => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+/// Why a Unix socket could not be connected.
+fn connecting(error: &io::Error) -> netmem_status {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => netmem_status::NETMEM_ERR_PRIVILEGE,
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => netmem_status::NETMEM_ERR_NOT_FOUND,
+        _ => netmem_status::NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn net(error: &NetError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        NetError::Backend(error) => backend(error),
+        NetError::Region(error) => region(error),
+        NetError::Pool(error) => pool(error),
+        NetError::TxPages { .. } => NETMEM_ERR_NO_PAGES,
+        NetError::RingSize { .. }
+        | NetError::FrameSize { .. }
+        | NetError::Headroom { .. }
+        | NetError::Pairs { .. }
+        | NetError::DeviceMemory { .. } => NETMEM_ERR_ARGUMENT,
+        NetError::NoDeviceMemory | NetError::NoMemorySlots | NetError::MemorySlots { .. } => NETMEM_ERR_UNSUPPORTED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
 /// Calls of listeners and connections.
 pub(crate) fn socket(error: &SocketError) -> netmem_status {
     use netmem_status::*;
@@ -318,6 +403,30 @@ pub(crate) fn socket(error: &SocketError) -> netmem_status {
         SocketError::NotOurs => NETMEM_ERR_ARGUMENT,
         SocketError::TooMany => NETMEM_ERR_TOO_MANY,
         SocketError::StackGone => NETMEM_ERR_CLOSED,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn backend(error: &VhostUserError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        VhostUserError::Connect { source, .. } | VhostUserError::Listen { source, .. } => connecting(source),
+        VhostUserError::TooFewQueues { .. } => NETMEM_ERR_NOT_FOUND,
+        VhostUserError::Backlog { .. } | VhostUserError::Busy | VhostUserError::Occupied { .. } => NETMEM_ERR_BUSY,
+        VhostUserError::MissingFeature { .. }
+        | VhostUserError::FeaturesRefused { .. }
+        | VhostUserError::TooManyRegions { .. }
+        | VhostUserError::NoRxTables => NETMEM_ERR_UNSUPPORTED,
+        VhostUserError::RingNumber { .. } => NETMEM_ERR_ARGUMENT,
+        _ => NETMEM_ERR_SYSTEM,
+    }
+}
+
+fn device(error: &DeviceError) -> netmem_status {
+    use netmem_status::*;
+    match error {
+        DeviceError::Pairs { .. } | DeviceError::Workers { .. } => NETMEM_ERR_ARGUMENT,
+        DeviceError::Busy => NETMEM_ERR_BUSY,
         _ => NETMEM_ERR_SYSTEM,
     }
 }

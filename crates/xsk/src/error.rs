@@ -61,6 +61,17 @@ pub enum XskError {
     /// The helper has not put the sockets into the map of its program.
     #[error(transparent)]
     Helper(#[from] HelperError),
+    /// The helper has granted no socket of this queue, or it was taken before.
+    #[error(
+        "the helper has granted no socket of queue {queue} of interface {interface}, or it was used before; ask for a grant \
+         with this queue"
+    )]
+    NotGranted {
+        /// The interface's name.
+        interface: String,
+        /// The number of the queue.
+        queue: u32,
+    },
     /// The memory could not be allocated.
     #[error(transparent)]
     Region(#[from] RegionError),

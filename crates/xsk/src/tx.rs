@@ -213,8 +213,8 @@ impl<M: UmemMemory> XskTx<M> {
     /// # Errors
     ///
     /// As for [`TxQueue::send`]. The head of a packet that is not copied needs 24 free bytes in
-    /// front of it, in its chunk, and no other holder. A launch time needs
-    /// [`launch_times`](Self::launch_times).
+    /// front of it, in its chunk, and no other holder. A requested checksum is stored in the head's
+    /// first chunk. A launch time needs [`launch_times`](Self::launch_times).
     pub fn send_with(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
         if self.stats.stopped.is_some() {
             return Err(packet);

@@ -1,7 +1,6 @@
 //! An interface with all its parts: memory, sockets on its queues, and the program that redirects
 //! frames to them.
 
-use crate::device_info::DeviceInfo;
 use crate::error::XskError;
 use crate::ethtool;
 use crate::helper::Grant;
@@ -14,7 +13,6 @@ use crate::tx::XskTx;
 use crate::umem::Umem;
 use crate::umem_memory::UmemMemory;
 use netmem_pool::{KernelShared, PoolOptions, RegionOptions, RegionProvider, SharedPool, SystemMemory};
-use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -197,11 +195,10 @@ impl<M: UmemMemory> Xsk<M> {
     {
         let XskOptions { name, queues, pages, memory, umem, program, grant } = options;
         let privileges = Privileges::current();
-        let (ifindex, queues, mut sockets, granted) = match grant {
-            Some(Grant { ifindex, name, sockets, program, driver, rx_ring, watch, helper }) => {
-                let (queues, sockets): (Vec<_>, VecDeque<_>) = sockets.into_iter().unzip();
-                let device = DeviceInfo { name: Some(name), driver, ring: rx_ring, ..DeviceInfo::default() };
-                (ifindex, queues, sockets, Some((program, device, Arc::new(watch), helper)))
+        let (ifindex, queues, mut grant) = match grant {
+            Some(grant) => {
+                let queues: Vec<_> = grant.sockets.iter().map(|(queue, _)| *queue).collect();
+                (grant.ifindex, queues, Some(grant))
             }
             None => {
                 privileges.check_socket()?;
@@ -217,7 +214,7 @@ impl<M: UmemMemory> Xsk<M> {
                     map.check_interface(ifindex)?;
                     queues.iter().try_for_each(|queue| map.check_queue(*queue))?;
                 }
-                (ifindex, queues, VecDeque::new(), None)
+                (ifindex, queues, None)
             }
         };
         let memory = memory.unwrap_or_else(|| RegionOptions::new(pages.saturating_mul(queues.len())));
@@ -227,31 +224,29 @@ impl<M: UmemMemory> Xsk<M> {
         let bytes = u64::from(region.pages()) * region.page_size() as u64;
         privileges.check_memory(bytes).map_err(|error| for_queues(error.into()))?;
         let umem = Umem::new(region.clone(), &umem)?;
-        let (program, device, watch, helper) = match granted {
-            Some((program, device, watch, helper)) => (program, Some(device), Some(watch), helper),
-            None => (program.open(ifindex)?, None, None, None),
-        };
+        let own = if grant.is_some() { None } else { program.open(ifindex)? };
         let mut pairs = Vec::with_capacity(queues.len());
         for number in &queues {
-            let mut own = queue(*number);
-            if let Some(socket) = sockets.pop_front() {
-                own = own.socket(socket);
-                (own.device, own.watch) = (device.clone(), watch.clone());
+            let mut options = queue(*number);
+            if let Some(grant) = &mut grant {
+                options = grant.take(*number, options)?;
             }
-            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), own).map_err(for_queues)?;
+            let (rx, tx) = umem.open(ifindex, *number, provider.clone(), options).map_err(for_queues)?;
             // Where there is a helper, it does this: before Linux 5.19, a descriptor of the map is
             // not sufficient.
-            if let (Some(program), None) = (&program, &helper) {
+            let inserts = grant.as_ref().is_none_or(|grant| !grant.has_helper());
+            if let Some(program) = own.as_ref().or_else(|| grant.as_ref()?.program.as_ref()).filter(|_| inserts) {
                 program.insert(*number, rx.socket().as_fd())?;
             }
             pairs.push((rx, tx));
         }
-        if let Some(helper) = helper {
-            helper.bound()?;
-            for (number, (rx, _)) in queues.iter().zip(&pairs) {
-                program.iter().for_each(|program| program.has(*number, rx.socket().as_fd()));
+        let program = match grant {
+            Some(mut grant) => {
+                grant.bound()?;
+                grant.program
             }
-        }
+            None => own,
+        };
         Ok(Self { program, pairs, umem, provider })
     }
 

@@ -180,6 +180,11 @@ fn the_kernel_has_the_frames_until_the_worker_has_bound() {
             until("the frame", || (rx.poll(|poll| poll.receive(64, &mut receive)) > 0).then_some(()));
         }
         assert_eq!(kernel.try_receive(), None);
+        // A receive queue that ends alone leaves the map, into which the helper has put it.
+        let (rx, _tx) = xsk.pairs.remove(0);
+        drop(rx);
+        peer.send(&frame(60, 100));
+        assert_eq!(kernel.receive(), frame(60, 100));
     });
 }
 

@@ -4,7 +4,6 @@ use crate::status::{Coded, Failure, netmem_status, socket};
 use ::netmem_devmem::BindError;
 use ::netmem_devmem::DeliverError;
 use ::netmem_devmem::stream::{StreamError, StreamSendError};
-use netmem_virtio::driver::NetError;
 use std::io;
 use std::path::Path;
 
@@ -47,20 +46,6 @@ pub(super) fn connect(path: &Path, error: io::Error) -> Failure {
         _ => netmem_status::NETMEM_ERR_SYSTEM,
     };
     Coded::failure(status, io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-}
-
-impl From<NetError> for Failure {
-    fn from(error: NetError) -> Self {
-        use netmem_status::*;
-        let status = match error {
-            NetError::Region(error) => return error.into(),
-            NetError::Pool(error) => return error.into(),
-            NetError::FrameSize { .. } | NetError::DeviceMemory { .. } => NETMEM_ERR_ARGUMENT,
-            NetError::NoDeviceMemory | NetError::NoMemorySlots | NetError::MemorySlots { .. } => NETMEM_ERR_UNSUPPORTED,
-            _ => NETMEM_ERR_SYSTEM,
-        };
-        Coded::failure(status, error)
-    }
 }
 
 impl From<StreamError> for Failure {

@@ -41,7 +41,7 @@ fn recast<A: Readable, B: Readable>(frag: Frag<A>) -> Frag<B> {
 /// A fragment of any kind, for C.
 #[inline]
 pub(crate) fn to_c<M: Readable>(frag: Frag<M>) -> netmem_frag {
-    netmem_frag::of(recast(frag))
+    netmem_frag::of(frag)
 }
 
 /// A fragment of C's as one of the stack's memory, which [has](SendMemory::has) it.

@@ -1,18 +1,16 @@
 //! The receive queue: groups of frames as fragments.
 
-use super::{NETMEM_FRAG_MORE, NETMEM_FRAME_FRAGS};
 use crate::frag::{self, netmem_frag};
+use crate::groups::{self, Waiting};
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status, value};
-use netmem_packet::{Armed, Handler, Packet, Poll, RxQueue, Wait};
+use netmem_packet::{Armed, Poll, RxQueue, Wait};
 use netmem_pool::{PoolStats, Region};
 use netmem_xsk::{Mode, RxDrops, RxStats, XskRx};
-use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -33,92 +31,12 @@ impl Owned for netmem_xsk_rx {}
 pub(crate) struct Receive {
     pub(crate) queue: XskRx<Kept>,
     region: Arc<Region<Kept>>,
-    waiting: VecDeque<Packet<Kept>>,
+    waiting: Waiting<Kept>,
 }
 
 impl Receive {
     pub(crate) fn new(queue: XskRx<Kept>) -> Self {
-        Self { region: queue.umem().region().clone(), queue, waiting: VecDeque::new() }
-    }
-
-    /// Fills the room for frames of one fragment.
-    fn receive_single(&mut self, out: &mut [MaybeUninit<netmem_frag>]) -> Result<usize, Failure> {
-        if !self.waiting.is_empty() {
-            return Err(Failure::Argument("a frame of several fragments waits: pass flags".into()));
-        }
-        let budget = out.len();
-        let mut single = Single { out, done: 0 };
-        self.queue.poll(|poll| poll.receive(budget, &mut single));
-        Ok(single.done)
-    }
-
-    /// Fills the room for frames of one or several fragments.
-    fn receive_parts(&mut self, out: &mut [MaybeUninit<netmem_frag>], flags: &mut [MaybeUninit<u8>]) -> usize {
-        let mut parts = Parts { out, flags, done: 0, waiting: VecDeque::new() };
-        while let Some(packet) = self.waiting.pop_front() {
-            if let Err(packet) = parts.write(packet) {
-                self.waiting.push_front(packet);
-                return parts.done;
-            }
-        }
-        let budget = parts.out.len() - parts.done;
-        self.queue.poll(|poll| poll.receive(budget, &mut parts));
-        self.waiting = parts.waiting;
-        parts.done
-    }
-}
-
-/// Writes frames of one fragment. The queue copies others into one page, if they fit.
-struct Single<'r> {
-    out: &'r mut [MaybeUninit<netmem_frag>],
-    done: usize,
-}
-
-impl Handler<Kept> for Single<'_> {
-    const LINEAR: bool = true;
-
-    #[inline(always)]
-    fn pass(&mut self, packet: Packet<Kept>) {
-        // The queue delivers no more frames than there is room for, each in one fragment.
-        if let (Ok(frag), Some(room)) = (packet.into_head(), self.out.get_mut(self.done)) {
-            room.write(netmem_frag::of(frag));
-            self.done += 1;
-        }
-    }
-}
-
-/// Writes frames with their fragments, and keeps those for which there is no room.
-struct Parts<'r> {
-    out: &'r mut [MaybeUninit<netmem_frag>],
-    flags: &'r mut [MaybeUninit<u8>],
-    done: usize,
-    waiting: VecDeque<Packet<Kept>>,
-}
-
-impl Parts<'_> {
-    fn write(&mut self, packet: Packet<Kept>) -> Result<(), Packet<Kept>> {
-        let n = 1 + packet.frags().len();
-        if self.out.len() - self.done < n {
-            return Err(packet);
-        }
-        let (head, frags) = packet.into_fragments();
-        for (i, frag) in std::iter::once(head).chain(frags).enumerate() {
-            self.out[self.done].write(netmem_frag::of(frag));
-            self.flags[self.done].write(if i + 1 < n { NETMEM_FRAG_MORE } else { 0 });
-            self.done += 1;
-        }
-        Ok(())
-    }
-}
-
-impl Handler<Kept> for Parts<'_> {
-    #[inline]
-    fn pass(&mut self, packet: Packet<Kept>) {
-        // The order of frames is kept.
-        let refused = if self.waiting.is_empty() { self.write(packet) } else { Err(packet) };
-        if let Err(packet) = refused {
-            self.waiting.push_back(packet);
-        }
+        Self { region: queue.umem().region().clone(), queue, waiting: Waiting::new() }
     }
 }
 
@@ -214,18 +132,9 @@ pub unsafe extern "C" fn netmem_xsk_rx_receive(
     status(|| {
         let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
         // SAFETY: as the header says.
-        let (rx, out) = unsafe { (owned::get_mut(rx)?, frag::room(frags, n)?) };
-        let done = match NonNull::new(flags) {
-            None => rx.receive_single(out)?,
-            Some(_) if n < NETMEM_FRAME_FRAGS => {
-                return Err(Failure::Argument(format!("room for {n} fragments with flags")));
-            }
-            Some(flags) => {
-                // SAFETY: the caller has room for as many flags as fragments.
-                let flags = unsafe { std::slice::from_raw_parts_mut(flags.as_ptr().cast(), n) };
-                rx.receive_parts(out, flags)
-            }
-        };
+        let rx = unsafe { owned::get_mut(rx) }?;
+        // SAFETY: as the header says.
+        let done = unsafe { groups::receive(&mut rx.queue, &mut rx.waiting, frags, flags, n) }?;
         if done == 0 && rx.queue.stats().stopped.is_some() {
             rx.queue.check().map_err(Failure::Queue)?;
         }
@@ -261,28 +170,37 @@ pub unsafe extern "C" fn netmem_xsk_rx_release(rx: *mut netmem_xsk_rx, frags: *m
 }
 
 /// Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
-/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of the frame, as it was
-/// received: the others have no metadata, and no other holder writes to its page. A frame that was
-/// copied into one page has its metadata.
+/// program wrote there (bpf_xdp_adjust_meta). `frag` is the first fragment of a frame of this
+/// queue, as it was received: the others have no metadata, and no other holder writes to its page.
+/// A frame that was copied into one page has its metadata.
 ///
 /// The number and the meaning of the bytes are an agreement with that program. Without metadata
-/// they are old bytes. What the program wrote is in the frame's chunk. Where several chunks share a
-/// page, bytes farther in front can be of another frame, into which the kernel may be writing.
+/// they are old bytes. All are in the frame's chunk: where several chunks share a page, no bytes of
+/// another frame are read.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (empty), NETMEM_ERR_RANGE (more than 256, or than
-/// there are in front of it in its page).
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (empty, or of
+/// another region), NETMEM_ERR_RANGE (more than 256, or than there are in front of it in its
+/// chunk).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_xsk_metadata(frag: *const netmem_frag, to: *mut c_void, n: usize) -> netmem_status {
+pub unsafe extern "C" fn netmem_xsk_rx_metadata(
+    rx: *const netmem_xsk_rx,
+    frag: *const netmem_frag,
+    to: *mut c_void,
+    n: usize,
+) -> netmem_status {
     const MOST: usize = 256;
     status(|| {
         let to = NonNull::new(to).ok_or_else(|| Failure::null("to"))?;
         // SAFETY: as the header says.
-        let frag = unsafe { frag::get(frag) }?;
-        let have = frag.offset().min(MOST);
+        let (Receive { queue, region, .. }, frag) = unsafe { (owned::peek(rx)?, frag::get(frag)?) };
+        if region.index_of(frag).is_none() {
+            return Err(Failure::Argument("the fragment is not of the queue's region".into()));
+        }
+        let have = (frag.offset() % queue.umem().chunk_size()).min(MOST);
         if n > have {
             return Err(Failure::Range { offset: 0, len: n, have });
         }
-        // SAFETY: so many bytes of the page are in front of the fragment, and the caller has room
+        // SAFETY: so many bytes of the chunk are in front of the fragment, and the caller has room
         // for them.
         unsafe { std::ptr::copy_nonoverlapping(frag.as_ptr().sub(n), to.as_ptr().cast(), n) };
         Ok(())

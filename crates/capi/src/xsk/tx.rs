@@ -1,14 +1,14 @@
 //! The transmit queue: groups of fragments as frames.
 
-use super::{NETMEM_FRAG_MORE, NETMEM_FRAME_FRAGS};
 use crate::frag::netmem_frag;
+use crate::groups::{self, Sends};
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status, value};
 use crate::xsk::rx::netmem_xsk_rx;
-use netmem_packet::{Armed, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Wait};
+use netmem_packet::{Armed, Poll, RxQueue, TxQueue, Wait};
 use netmem_xsk::XskTx;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
@@ -60,6 +60,8 @@ pub struct netmem_xsk_tx_stats {
     pub down: u64,
     /// descriptors that were out for a second without any completion
     pub late: u64,
+    /// frames refused because their request could not be written in front of them
+    pub no_offload: u64,
 }
 
 // SAFETY: repr(C), `size` is first, integers.
@@ -86,89 +88,19 @@ impl netmem_xsk_tx_stats {
             busy: stats.busy,
             down: stats.down,
             late: stats.late,
+            no_offload: stats.no_offload,
         }
     }
 }
 
-/// The number of fragments of the frame that begins at `from`.
-#[inline]
-fn length(flags: Option<&[u8]>, from: usize) -> Result<usize, Failure> {
-    let Some(flags) = flags else { return Ok(1) };
-    for (i, &flags) in flags[from..].iter().enumerate() {
-        match flags {
-            0 => return Ok(i + 1),
-            NETMEM_FRAG_MORE => {}
-            other => return Err(Failure::Argument(format!("flags of a fragment are {other:#x}"))),
-        }
-    }
-    Err(Failure::Argument("the last fragment of the group has NETMEM_FRAG_MORE".into()))
-}
+impl Sends for XskTx<Kept> {
+    const UNREACHABLE: &'static str = "it has a fragment that is not of the UMEM's region";
 
-/// Fragments back into their variables.
-fn put_back(packet: Packet<Kept>, frags: &mut [netmem_frag]) {
-    let (head, rest) = packet.into_fragments();
-    for (variable, frag) in frags.iter_mut().zip(std::iter::once(head).chain(rest)) {
-        *variable = netmem_frag::of(frag);
+    /// The queue compares each page with its region before it reads one, and counts.
+    #[inline]
+    fn reaches(&mut self, _: &netmem_frag) -> bool {
+        true
     }
-}
-
-/// The frame that the variables own, which are empty then.
-///
-/// # Safety
-///
-/// Fragments of the header.
-unsafe fn packet(frags: &mut [netmem_frag]) -> Result<Packet<Kept>, Failure> {
-    if frags.iter().any(netmem_frag::is_empty) {
-        return Err(Failure::empty());
-    }
-    // SAFETY: as the caller promises.
-    let mut owned = frags.iter_mut().filter_map(|frag| unsafe { frag.take() });
-    let mut packet = Packet::new(owned.next().ok_or_else(Failure::empty)?);
-    for frag in owned {
-        // At most as many as a frame has.
-        let _ = packet.push(frag);
-    }
-    Ok(packet)
-}
-
-/// Queues a frame. False if the queue is full: the variables have their fragments again.
-///
-/// # Safety
-///
-/// Fragments of the header.
-#[inline]
-unsafe fn send(tx: &mut XskTx<Kept>, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
-    if frags.len() > NETMEM_FRAME_FRAGS {
-        return Err(Failure::Unsendable("it has more fragments than a frame can have"));
-    }
-    // SAFETY: as the caller promises.
-    match tx.send(unsafe { packet(frags) }?) {
-        Ok(()) => Ok(true),
-        Err(packet) => refused(tx, packet, frags),
-    }
-}
-
-/// Why a frame was refused; it is tried again after completions.
-#[cold]
-fn refused(tx: &mut XskTx<Kept>, packet: Packet<Kept>, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
-    if let Err(stopped) = tx.check() {
-        put_back(packet, frags);
-        return Err(Failure::Queue(stopped));
-    }
-    if tx.sendable(&packet) == Sendable::Never {
-        let reachable = packet.fragments().all(|frag| matches!(tx.reach(frag), Reach::Mapped(_)));
-        put_back(packet, frags);
-        return Err(Failure::Unsendable(match reachable {
-            false => "it has a fragment that is not of the UMEM's region",
-            true => "it has no bytes, or too many fragments for the queue",
-        }));
-    }
-    tx.flush();
-    tx.complete();
-    tx.send(packet).map(|()| true).or_else(|packet| {
-        put_back(packet, frags);
-        Ok(false)
-    })
 }
 
 /// Sends `n` fragments, of any pool on the UMEM's region, and tells the kernel. `sent`, which is
@@ -181,7 +113,8 @@ fn refused(tx: &mut XskTx<Kept>, packet: Packet<Kept>, frags: &mut [netmem_frag]
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one.
 ///
-/// The kernel adds no checksum. A system call, unless a driver in zero-copy mode is working.
+/// The kernel adds no checksum: netmem_xsk_tx_send_with asks the device for one. A system call,
+/// unless a driver in zero-copy mode is working.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
 /// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (another region, no bytes, too many fragments),
@@ -200,33 +133,9 @@ pub unsafe extern "C" fn netmem_xsk_tx_send(
         unsafe { count.write(0) };
         // SAFETY: as the header says.
         let tx = unsafe { owned::get_mut(tx) }?;
-        tx.check().map_err(Failure::Queue)?;
-        if n == 0 {
-            return Ok(());
-        }
-        let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
-        // SAFETY: the caller has so many fragments there.
-        let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
-        // SAFETY: null, or as many flags as fragments.
-        let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
         let mut done = 0;
-        let mut outcome = Ok(());
-        while done < n {
-            // SAFETY: as the header says.
-            let queued = length(flags, done).and_then(|len| {
-                // SAFETY: as the header says.
-                unsafe { send(tx, &mut frags[done..done + len]) }.map(|sent| if sent { len } else { 0 })
-            });
-            match queued {
-                Ok(0) => break,
-                Ok(len) => done += len,
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            }
-        }
-        tx.flush();
+        // SAFETY: as the header says.
+        let outcome = unsafe { groups::send(tx, frags, flags, n, &mut done) };
         // SAFETY: the caller has room for a number there.
         unsafe { count.write(done) };
         outcome

@@ -13,8 +13,11 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct netmem_umem(());
 
+/// A UMEM, and where the pages of its queues come from.
+pub(crate) type Memory = (Umem<Kept>, Arc<RegionProvider<Kept>>);
+
 impl Kind for netmem_umem {
-    type Value = (Umem<Kept>, Arc<RegionProvider<Kept>>);
+    type Value = Memory;
     const NAME: &'static str = "netmem_umem";
     const NUMBER: u64 = 0x6e65_746d_656d_0005;
 }
@@ -31,6 +34,12 @@ pub struct netmem_umem_options {
     pub chunk: u32,
     /// Bytes that are left free in front of each received frame, besides the kernel's 256.
     pub headroom: u32,
+    /// Not zero: frames are sent with requests to the device, netmem_xsk_tx_send_with (Linux 6.11).
+    pub tx_metadata: u8,
+    /// Not zero: in copy mode the kernel computes requested checksums on the CPU. For tests.
+    pub software_checksums: u8,
+    /// Zero.
+    pub reserved: [u8; 6],
 }
 
 // SAFETY: repr(C), `size` is first, integers.
@@ -50,7 +59,7 @@ unsafe impl Versioned for netmem_umem_options {
 /// used for anything else. Open queues on foreign memory with NETMEM_XSK_COPY.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (chunk,
-/// headroom).
+/// headroom, reserved).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_umem_create(
     region: *const netmem_region,
@@ -61,9 +70,15 @@ pub unsafe extern "C" fn netmem_umem_create(
         let out = NonNull::new(umem).ok_or_else(|| Failure::null("umem"))?;
         // SAFETY: as the header says.
         let (provider, given) = unsafe { (handle::get(region)?, options::read(options)?) };
+        if given.reserved != [0; 6] {
+            return Err(Failure::Argument("netmem_umem_options.reserved is not zero".into()));
+        }
         let headroom = u16::try_from(given.headroom)
             .map_err(|_| Failure::Argument(format!("a headroom of {} bytes", given.headroom)))?;
-        let mut options = UmemOptions::new().headroom(headroom);
+        let mut options = UmemOptions::new()
+            .headroom(headroom)
+            .tx_metadata(given.tx_metadata != 0)
+            .software_checksums(given.software_checksums != 0);
         if given.chunk > 0 {
             options = options.chunk(given.chunk as usize);
         }

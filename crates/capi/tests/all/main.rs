@@ -9,3 +9,4 @@ mod package;
 mod programs;
 mod queues;
 mod streams;
+mod virtio;

@@ -90,8 +90,13 @@ int main(int argc, char **argv) {
             netmem_xsk_rx_disarm(rx);
             check(netmem_xsk_rx_receive(rx, &frag, NULL, 1, &n), "a frame");
         }
-        check(netmem_xsk_metadata(&frag, metadata, sizeof metadata), "metadata");
+        check(netmem_xsk_rx_metadata(rx, &frag, metadata, sizeof metadata), "metadata");
         frames += memcmp(metadata, expected, sizeof metadata) == 0 && netmem_frag_length(&frag) == 60;
+        /* In front of a frame are the 256 bytes of the kernel and the 64 of the UMEM. */
+        unsigned char all[320];
+        check(netmem_xsk_rx_metadata(rx, &frag, all, 256), "256 bytes");
+        if (netmem_xsk_rx_metadata(rx, &frag, all, 257) != NETMEM_ERR_RANGE)
+            return puts("more bytes than a program can write"), 1;
         netmem_xsk_rx_release(rx, &frag, 1);
         netmem_xsk_tx_complete(far_tx, NULL);
     }

@@ -56,12 +56,56 @@ static std::size_t two_threads(const char *ours, const char *theirs) {
     return near.rx.stats().frames;
 }
 
+/* A request of a queue that only sends. */
+static bool request(const netmem::region &region, const char *ours) {
+    netmem_umem_options options = netmem_umem_options();
+    options.size = sizeof options;
+    options.tx_metadata = options.software_checksums = 1;
+    netmem::umem umem(region, options);
+    netmem::page_pool pool(region, netmem::pool_options("tx"));
+    netmem::xsk_tx tx = netmem::open_xsk_tx(umem, netmem::xsk_options(ours, 0));
+    group frames;
+    netmem::frag frame = pool.alloc();
+    std::memset(frame.data_mut(), 0xff, 100);
+    frame.advance(24);
+    frame.truncate(60);
+    frames.push(frame);
+    netmem_xsk_request request = netmem_xsk_request();
+    request.flags = NETMEM_XSK_CHECKSUM | NETMEM_XSK_TIMESTAMP;
+    request.checksum_start = 59;
+    request.timestamp = 7;
+    try {
+        tx.send(frames, &request);
+        return false;
+    } catch (const netmem::error &error) {
+        if (error.status() != NETMEM_ERR_UNSENDABLE || frames.size() != 1)
+            return false;
+    }
+    request.checksum_start = 34;
+    if (tx.send(frames, &request) != 1 || frames.size() != 0)
+        return false;
+    netmem_xsk_timestamp times[2];
+    std::size_t n = 0;
+    while (n == 0) {
+        tx.complete();
+        n = tx.timestamps(times, 2);
+    }
+    try {
+        netmem::xsk_grant none("/none");
+        return false;
+    } catch (const netmem::error &error) {
+        return n == 1 && times[0].timestamp == 7 && error.status() == NETMEM_ERR_NOT_FOUND;
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc != 3)
         return 2;
     netmem::region region(1024);
     netmem::umem umem(region);
     netmem::page_pool pool(region, netmem::pool_options("tx"));
+    if (!request(region, argv[1]))
+        return std::puts("the request was not answered"), 1;
     netmem_xsk_options near_options = netmem::xsk_options(argv[1], 0), far_options = netmem::xsk_options(argv[2], 0);
     near_options.fill = far_options.fill = 256;
     int echoed = 0;
@@ -91,6 +135,8 @@ int main(int argc, char **argv) {
             receive(near.rx, frames);
             near.tx.send(frames);
             receive(far.rx, frames);
+            unsigned char front[256];
+            far.rx.metadata(frames[0], front, sizeof front);
             netmem::frag back = frames.take(0);
             if (frames.size() == 1 && back.size() == 60 && back.data()[30] == i)
                 echoed++;

@@ -183,6 +183,7 @@ static void *on_another_thread(void *context) {
     IS(NETMEM_ERR_THREAD, netmem_xsk_rx_arm(queue->rx, &waits));
     IS(NETMEM_ERR_THREAD, netmem_xsk_rx_get_stats(queue->rx, &rx_stats));
     IS(NETMEM_ERR_THREAD, netmem_xsk_rx_close(queue->rx, NULL));
+    IS(NETMEM_ERR_THREAD, netmem_xsk_rx_metadata(queue->rx, frags, frags + 1, 0));
     IS(NETMEM_ERR_THREAD, netmem_xdp_program_insert(queue->program, queue->rx));
     IS(NETMEM_ERR_THREAD, netmem_xsk_tx_send(queue->tx, frags, NULL, 0, &n));
     IS(NETMEM_ERR_THREAD, netmem_xsk_tx_arm(queue->tx, &waits));
@@ -374,23 +375,44 @@ static void full(struct queue *near, struct queue *far, netmem_page_pool *pool, 
     discard(near, 64);
 }
 
-/* Frames hold bytes in front of them, which a program of the caller's own can write. */
-static void metadata(netmem_page_pool *pool) {
-    netmem_frag frag = frame(pool, 1000, 7);
+/* Frames hold bytes in front of them, which a program of the caller's own can write. They are in the
+ * frame's chunk, of 2048 bytes here: those of the chunk before it are another frame's. */
+static void metadata(netmem_region *region, const char *interface, netmem_page_pool *pool, netmem_page_pool *foreign) {
+    netmem_umem_options umem_options;
+    memset(&umem_options, 0, sizeof umem_options);
+    umem_options.size = sizeof umem_options;
+    umem_options.chunk = 2048;
+    netmem_umem *halves;
+    IS(NETMEM_OK, netmem_umem_create(region, &umem_options, &halves));
+    struct queue queue = open_queue(halves, interface);
+    IS(NETMEM_OK, netmem_umem_close(halves));
+    netmem_frag frag = frame(pool, 4000, 7);
     unsigned char bytes[300];
     IS(NETMEM_OK, netmem_frag_write(&frag, 0, "0123456789abcdefghijklmnopqrstuv", 32));
-    IS(NETMEM_ERR_RANGE, netmem_xsk_metadata(&frag, bytes, 1));
+    IS(NETMEM_ERR_RANGE, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 1));
     IS(NETMEM_OK, netmem_frag_advance(&frag, 32));
-    IS(NETMEM_OK, netmem_xsk_metadata(&frag, bytes, 8));
+    IS(NETMEM_OK, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 8));
     HOLDS(memcmp(bytes, "opqrstuv", 8) == 0);
-    IS(NETMEM_OK, netmem_xsk_metadata(&frag, bytes, 32));
+    IS(NETMEM_OK, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 32));
     HOLDS(memcmp(bytes, "0123", 4) == 0);
-    IS(NETMEM_ERR_RANGE, netmem_xsk_metadata(&frag, bytes, 33));
-    IS(NETMEM_ERR_NULL, netmem_xsk_metadata(&frag, NULL, 8));
+    IS(NETMEM_ERR_RANGE, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 33));
+    IS(NETMEM_ERR_NULL, netmem_xsk_rx_metadata(queue.rx, &frag, NULL, 8));
+    IS(NETMEM_ERR_NULL, netmem_xsk_rx_metadata(NULL, &frag, bytes, 8));
+    IS(NETMEM_ERR_HANDLE, netmem_xsk_rx_metadata((netmem_xsk_rx *)queue.tx, &frag, bytes, 8));
     IS(NETMEM_OK, netmem_frag_advance(&frag, 500));
-    IS(NETMEM_ERR_RANGE, netmem_xsk_metadata(&frag, bytes, 257));
+    IS(NETMEM_OK, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 256));
+    IS(NETMEM_ERR_RANGE, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 257));
+    /* The page's second chunk. */
+    IS(NETMEM_OK, netmem_frag_advance(&frag, 2048 - 532 + 16));
+    IS(NETMEM_OK, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 16));
+    IS(NETMEM_ERR_RANGE, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 17));
     netmem_frag_release(&frag);
-    IS(NETMEM_ERR_ARGUMENT, netmem_xsk_metadata(&frag, bytes, 8));
+    IS(NETMEM_ERR_ARGUMENT, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 8));
+    frag = frame(foreign, 1000, 7);
+    IS(NETMEM_OK, netmem_frag_advance(&frag, 32));
+    IS(NETMEM_ERR_ARGUMENT, netmem_xsk_rx_metadata(queue.rx, &frag, bytes, 8));
+    netmem_frag_release(&frag);
+    close_queue(&queue, 0, 0);
 }
 
 static int released;
@@ -501,6 +523,7 @@ int main(int argc, char **argv) {
     IS(NETMEM_OK, netmem_umem_create(region, &umem_options, &umem));
     opening(region, umem, argv[1]);
     foreign_memory(argv[1]);
+    metadata(region, argv[1], pool, foreign);
 
     /* A region of 1024 pages, of which each turn posts 512: closing returns them. */
     netmem_frag held[2];
@@ -531,7 +554,6 @@ int main(int argc, char **argv) {
     several_fragments(&near, &far, pool);
     refusals(&near, &far, pool, foreign);
     full(&near, &far, pool, argv[2]);
-    metadata(pool);
     callbacks_use_the_queue(&near, &far, pool);
     pthread_t thread;
     netmem_xsk_rx_stats stats;

@@ -2,8 +2,11 @@
 //!
 //! [`NetDevice`] serves all pairs on one thread. [`NetDevice::workers`] divides it.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+use netmem_packet::Armed;
 
 use super::control::{Control, DeviceClaim};
 use super::error::DeviceError;
@@ -120,5 +123,21 @@ impl<P: Port> NetDevice<P> {
     /// As [`Worker::run`].
     pub fn run(&mut self, stop: &AtomicBool, spin: Spin) -> Result<(), DeviceError> {
         self.worker.run(stop, spin)
+    }
+
+    /// Asks for the events that end a sleep, as [`Worker::arm`].
+    pub fn arm(&mut self) -> Armed {
+        self.worker.arm()
+    }
+
+    /// Forgets the events until now, as [`Worker::disarm`].
+    pub fn disarm(&mut self) {
+        self.worker.disarm();
+    }
+
+    /// The descriptors that are readable when the device may have work, as [`Worker::wait_fds`].
+    #[must_use]
+    pub fn wait_fds(&self) -> [BorrowedFd<'_>; 2] {
+        self.worker.wait_fds()
     }
 }

@@ -17,11 +17,11 @@
 //! A driver that shares no kick descriptor for a ring sends no notifications. A worker with such a
 //! ring does not sleep.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netmem_packet::{Wait, arm_all};
+use netmem_packet::{Armed, Wait, arm_all};
 use netmem_pool::sigbus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -141,22 +141,21 @@ impl<P: Port> Worker<P> {
         self.take_error().map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.
-    /// Returns at once if there is work, if another thread is at work in a pair of the worker, or
-    /// if memory may be lost.
-    fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
+    /// Asks drivers and ports for the events that end a sleep. Returns what each port waits for, and
+    /// the time at which one has work; nothing if there is work, or may be.
+    fn arm_pairs(&mut self) -> Option<(Vec<PollFlags>, Option<Instant>)> {
         // Ports that were exchanged have no pair yet. A pair that another thread had locked was not
         // served, or not checked for lost memory.
         if self.ports_lent || self.left_out || sigbus::faults() != self.faults {
-            return Ok(());
+            return None;
         }
         let Self { shared, wakers, index, ports, .. } = self;
         let (mut awaited, mut deadline) = (Vec::with_capacity(ports.len()), None::<Instant>);
         for (n, port) in (*index..).step_by(wakers.len()).zip(ports.iter_mut()) {
-            let Some(mut pair) = shared.try_pair(n) else { return Ok(()) };
+            let mut pair = shared.try_pair(n)?;
             let delivers = pair.enabled(0) && !shared.unused(n, pair.features);
             let receives = match arm(&mut pair, delivers, port) {
-                Idle::No => return Ok(()),
+                Idle::No => return None,
                 Idle::UntilKicked => false,
                 Idle::UntilKickedOrFrame => true,
             };
@@ -164,11 +163,61 @@ impl<P: Port> Worker<P> {
             deadline = [deadline, port.deadline(receives)].into_iter().flatten().min();
         }
         if shared.options.serve_control && *index == 0 {
-            let Some(mut control) = shared.try_pair(shared.options.max_pairs) else { return Ok(()) };
+            let mut control = shared.try_pair(shared.options.max_pairs)?;
             if !arm_control(&mut control) {
-                return Ok(());
+                return None;
             }
         }
+        Some((awaited, deadline))
+    }
+
+    /// Asks drivers for the events that end a sleep, for a thread that sleeps in a loop of its own
+    /// and not in [`Self::turn`]. Call it after a [`Self::poll`] that moved nothing. If it returns
+    /// [`Armed::Waits`], the thread sleeps until one of [`Self::wait_fds`] is readable, or an event
+    /// of its ports: it has made the ports, and knows their descriptors and times. Then it calls
+    /// [`Self::disarm`], and polls.
+    ///
+    /// Cost: a memory barrier for each ring.
+    ///
+    /// ```no_run
+    /// use netmem_virtio::device::{Worker, port::Echo};
+    /// use std::os::fd::BorrowedFd;
+    ///
+    /// fn serve(device: &mut Worker<Echo>, sleep: impl Fn([BorrowedFd<'_>; 2])) {
+    ///     loop {
+    ///         if device.poll() == 0 && device.arm().waits() {
+    ///             sleep(device.wait_fds());
+    ///             device.disarm();
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn arm(&mut self) -> Armed {
+        if self.arm_pairs().is_some() { Armed::Waits } else { Armed::Work }
+    }
+
+    /// Forgets the events until now, after a sleep. Two system calls.
+    pub fn disarm(&mut self) {
+        let waker = &self.wakers[self.index];
+        waker.clear();
+        waker.kicks.clear();
+    }
+
+    /// The descriptors that are readable when the worker may have work, except those of its ports:
+    /// messages of the front end and [`Control::wake`](super::Control::wake), and notifications of
+    /// drivers. They are the same for as long as the worker lives.
+    #[must_use]
+    pub fn wait_fds(&self) -> [BorrowedFd<'_>; 2] {
+        let waker = &self.wakers[self.index];
+        [waker.awaited(), waker.kicks.as_fd()]
+    }
+
+    /// Sleeps until there may be work here or in a queue `beside`, but no longer than `at_most`.
+    /// Returns at once if there is work, if another thread is at work in a pair of the worker, or
+    /// if memory may be lost.
+    fn sleep(&mut self, beside: &mut [&mut dyn Wait], at_most: Option<Duration>) -> Result<(), DeviceError> {
+        let Some((awaited, deadline)) = self.arm_pairs() else { return Ok(()) };
+        let Self { shared, wakers, index, ports, .. } = self;
         let waker = &wakers[*index];
         let mut fds = vec![
             PollFd::from_borrowed_fd(waker.awaited(), PollFlags::IN),

@@ -4,7 +4,9 @@ use super::error::{HelperError, system};
 use super::options::{HelperOptions, MAX_SOCKETS};
 use super::protocol::{self, Connection, DRIVER, Deadline, Incoming, NAME, PRELUDE, REQUEST_LEN};
 use crate::device_info::DeviceInfo;
+use crate::error::XskError;
 use crate::netlink::{AttachMode, Interface};
+use crate::options::QueueOptions;
 use crate::privileges::Privileges;
 use crate::program::{AttachError, Program};
 use crate::sys;
@@ -12,6 +14,7 @@ use crate::watch::Watch;
 use rustix::net::{AddressFamily, sockopt};
 use std::error::Error;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The bytes that the socket of a transmit queue may have in flight in copy mode: more than any
@@ -44,9 +47,11 @@ pub struct Grant {
     /// is unknown.
     pub rx_ring: u32,
     /// Reports to the worker that the interface is gone.
-    pub(crate) watch: Watch,
+    watch: Arc<Watch>,
     /// The helper, which waits for the sockets to be bound.
-    pub(crate) helper: Option<Connection>,
+    pub(super) helper: Option<Connection>,
+    /// The queues whose sockets were taken out, and the numbers of the sockets.
+    taken: Vec<(u32, u64)>,
 }
 
 impl Grant {
@@ -61,9 +66,9 @@ impl Grant {
         let open = |queue: &u32| Ok((*queue, open_socket(options.busy_poll)?));
         let sockets = options.queues.iter().map(open).collect::<Result<Vec<_>, HelperError>>()?;
         let program = options.program.as_ref().map(|options| Program::attach(interface.index, options)).transpose()?;
-        let watch = Watch::new(interface.index).map_err(system("watching for the end of the interface"))?;
+        let watch = Arc::new(Watch::new(interface.index).map_err(system("watching for the end of the interface"))?);
         let (ifindex, name) = (interface.index, interface.name);
-        Ok(Self { ifindex, name, sockets, program, driver, rx_ring, watch, helper: None })
+        Ok(Self { ifindex, name, sockets, program, driver, rx_ring, watch, helper: None, taken: Vec::new() })
     }
 
     /// Serves one worker at the other end of a Unix stream socket: waits for its request, passes
@@ -138,7 +143,8 @@ impl Grant {
     /// privilege. The time limit of the helper is `limit` for each answer.
     ///
     /// [`Xsk::open`](crate::Xsk::open) binds the sockets and reports it to the helper. A worker
-    /// that binds them by itself calls [`bound`](Self::bound).
+    /// that opens the queues by itself calls [`take`](Self::take) for each, and then
+    /// [`bound`](Self::bound).
     ///
     /// # Errors
     ///
@@ -218,9 +224,44 @@ impl Grant {
             program,
             driver,
             rx_ring: word(12),
-            watch,
+            watch: Arc::new(watch),
             helper: Some(Connection::new(from, limit)?),
+            taken: Vec::new(),
         })
+    }
+
+    /// Takes the socket of a queue out of the grant: `options` for
+    /// [`Umem::open`](crate::Umem::open) or [`Umem::open_tx`](crate::Umem::open_tx) of
+    /// [`ifindex`](Self::ifindex) with this socket, and with the properties of the device that the
+    /// helper has sent. When all queues are open, call [`bound`](Self::bound).
+    /// [`Xsk::open`](crate::Xsk::open) does both, with memory of its own.
+    ///
+    /// Warning: the helper puts all sockets into the map of its [program](Self::program), also
+    /// those that are not bound or only send. The kernel drops the frames for these. So
+    /// [sockets](Self::sockets) that are not taken are dropped before `bound` is called, and queues
+    /// that only send are those of a helper without a program.
+    ///
+    /// # Errors
+    ///
+    /// [`XskError::NotGranted`].
+    pub fn take(&mut self, queue: u32, options: QueueOptions) -> Result<QueueOptions, XskError> {
+        let Some(at) = self.sockets.iter().position(|(number, _)| *number == queue) else {
+            return Err(XskError::NotGranted { interface: self.name.clone(), queue });
+        };
+        let (_, socket) = self.sockets.remove(at);
+        if let Ok(cookie) = sys::cookie(socket.as_fd()) {
+            self.taken.push((queue, cookie));
+        }
+        let mut options = options.socket(socket);
+        let (name, driver) = (Some(self.name.clone()), self.driver.clone());
+        options.device = Some(DeviceInfo { name, driver, ring: self.rx_ring, ..DeviceInfo::default() });
+        options.watch = Some(self.watch.clone());
+        Ok(options)
+    }
+
+    /// Whether a helper waits for the sockets to be bound.
+    pub(crate) fn has_helper(&self) -> bool {
+        self.helper.is_some()
     }
 
     /// Reports to the helper that all sockets are bound, and waits until they are in the program's
@@ -232,7 +273,12 @@ impl Grant {
     /// [`HelperError`]: [`HelperError::Refused`] if the helper has waited for too long, and has
     /// detached the program.
     pub fn bound(&mut self) -> Result<(), HelperError> {
-        self.helper.take().map_or(Ok(()), Connection::bound)
+        let Some(helper) = self.helper.take() else { return Ok(()) };
+        helper.bound()?;
+        if let Some(program) = &self.program {
+            self.taken.drain(..).for_each(|(queue, cookie)| program.has(queue, cookie));
+        }
+        Ok(())
     }
 }
 

@@ -60,10 +60,21 @@ pub(super) fn insert<E>(
     write()?;
     forget(&mut entries, map, queue);
     if let Ok(cookie) = sys::cookie(socket) {
-        let map = if foreign { Map::Foreign(map.clone()) } else { Map::Own(Arc::downgrade(map)) };
-        entries.push(MapEntry { map, queue, cookie });
+        push(&mut entries, (map, foreign), queue, cookie);
     }
     Ok(())
+}
+
+/// Records an entry that another process has written.
+pub(super) fn record(map: (&Arc<OwnedFd>, bool), queue: u32, cookie: u64) {
+    let mut entries = entries();
+    forget(&mut entries, map.0, queue);
+    push(&mut entries, map, queue, cookie);
+}
+
+fn push(entries: &mut Vec<MapEntry>, (map, foreign): (&Arc<OwnedFd>, bool), queue: u32, cookie: u64) {
+    let map = if foreign { Map::Foreign(map.clone()) } else { Map::Own(Arc::downgrade(map)) };
+    entries.push(MapEntry { map, queue, cookie });
 }
 
 fn forget(entries: &mut Vec<MapEntry>, map: &Arc<OwnedFd>, queue: u32) {

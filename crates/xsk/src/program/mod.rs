@@ -226,11 +226,10 @@ impl Program {
         })
     }
 
-    /// Records that another process has put a socket into the map, as [`insert`](Self::insert)
-    /// does.
-    pub(crate) fn has(&self, queue: u32, socket: BorrowedFd<'_>) {
-        let map = (&self.map, self.foreign);
-        let _ = entries::insert(map, queue, socket, || Ok::<_, AttachError>(()));
+    /// Records that another process has put the socket with this number into the map, as
+    /// [`insert`](Self::insert) does.
+    pub(crate) fn has(&self, queue: u32, cookie: u64) {
+        entries::record((&self.map, self.foreign), queue, cookie);
     }
 
     /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no

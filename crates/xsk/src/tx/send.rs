@@ -203,11 +203,22 @@ impl<M: UmemMemory> XskTx<M> {
         Err(packet)
     }
 
+    /// Whether the checksum that the packet's `meta` requests is stored in the first descriptor.
+    /// The kernel neither sends nor completes another one, and sends no frame behind it.
+    fn has_checksum(&self, packet: &Packet<M>) -> bool {
+        let Checksum::Partial { start, offset } = packet.meta.checksum else { return true };
+        let in_chunk = packet.head().offset() & (self.layout.chunk - 1);
+        let first = packet.head().len().min(self.layout.chunk - in_chunk);
+        usize::from(start) + usize::from(offset) + size_of::<u16>() <= first
+    }
+
     /// Queues a packet whose checksum the device computes, or with another request.
     #[cold]
     #[inline(never)]
     pub(super) fn send_metadata(&mut self, packet: Packet<M>, request: TxRequest) -> Result<(), Packet<M>> {
-        let possible = self.supports(packet.meta) && (request.launch_time.is_none() || self.launch_times.is_ok());
+        let possible = self.supports(packet.meta)
+            && self.has_checksum(&packet)
+            && (request.launch_time.is_none() || self.launch_times.is_ok());
         let metadata = if possible { request.encode(packet.meta) } else { None };
         let Some(metadata) = metadata else {
             self.stats.no_offload += 1;

@@ -452,7 +452,14 @@ fn the_device_computes_checksums() {
         let back = harness.tx.send(packet).unwrap_err();
         assert_eq!((back.meta, back.to_vec()), (meta, bytes));
         drop(back);
-        assert_eq!((harness.tx.stats().no_offload, pool.stats().inflight()), (9, 0));
+        // A checksum in the second chunk, and one beyond the end: the kernel would keep such a frame
+        // in the ring.
+        for (len, start) in [(2500, 2000), (100, 99)] {
+            let mut packet = Packet::new(pool.alloc().unwrap().freeze_range(64..64 + len));
+            packet.meta.checksum = Checksum::Partial { start, offset: 0 };
+            harness.tx.send(packet).unwrap_err();
+        }
+        assert_eq!((harness.tx.stats().no_offload, pool.stats().inflight()), (11, 0));
     });
 }
 

@@ -18,7 +18,7 @@ use netmem_virtio::Spin;
 use netmem_virtio::device::port::{Echo, Port, Steering};
 use netmem_virtio::device::{Control, DeviceError, NetDevice, Options, Stats, Worker};
 use netmem_virtio::net::VnetHdr;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 /// A watchdog: if the test hangs, it fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -458,4 +458,44 @@ fn a_worker_sleeps_beside_other_queues() {
         worker.poll();
         take(&mut driver, 0, 0)
     });
+}
+
+/// A thread with a loop of its own sleeps on the descriptors of its worker: each frame of the driver
+/// wakes it, and so does `Control::wake`. A message of the front end does, too, or no ring would
+/// start.
+#[test]
+fn a_loop_of_the_callers_own_sleeps_and_is_woken() {
+    let (mut device, _) = device(1, None);
+    let (control, stats, stop) = (device.control(), device.stats(), Arc::new(AtomicBool::new(false)));
+    let over = Arc::clone(&stop);
+    let ((woken, wakes), (end, ended)) = (channel(), channel());
+    thread::spawn(move || {
+        let (mut sleeps, mut stale) = (0, 0);
+        while !over.load(Relaxed) {
+            if device.poll() == 0 && device.arm() == Armed::Waits {
+                let mut fds = device.wait_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                sleeps += 1;
+                while rustix::event::poll(&mut fds, None).is_err() {}
+                let _ = woken.send(fds.map(|fd| !fd.revents().is_empty()));
+                device.disarm();
+                // No other kick comes before the frame is there.
+                let mut kicks = [PollFd::from_borrowed_fd(device.wait_fds()[1], PollFlags::IN)];
+                stale += rustix::event::poll(&mut kicks, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap_or(0);
+            }
+        }
+        let _ = end.send((sleeps, stale));
+    });
+    let mut driver = driver(&control, stats, 1);
+    for n in 0..100 {
+        send(&mut driver, 0, n);
+        kick(&driver, 1);
+        until(|| take(&mut driver, 0, n));
+    }
+    stop.store(true, Relaxed);
+    control.wake();
+    let (sleeps, stale) = ended.recv_timeout(WATCHDOG).unwrap();
+    let [by_messages, by_kicks] = wakes.iter().fold([0, 0], |[a, b], [x, y]| [a + usize::from(x), b + usize::from(y)]);
+    assert!(by_messages > 0 && by_kicks > 0 && sleeps >= by_kicks, "{sleeps} {by_messages} {by_kicks}");
+    // Kicks of the start, one for each ring, may come at any time.
+    assert!(stale <= 2, "{stale} of {by_kicks} kicks were not forgotten");
 }

@@ -1,0 +1,588 @@
+//! The virtio-net device of C: a back end of vhost-user, for virtual machines and other drivers.
+
+use super::listen::Listening;
+use super::net::{path, stream};
+use super::port::{Exchange, FragPort, MOST, Outgoing};
+use crate::frag::{self, netmem_frag};
+use crate::groups;
+use crate::handle::{self, Kind};
+use crate::options::{self, Versioned};
+use crate::owned::{self, Owned};
+use crate::region::{Kept, netmem_region};
+use crate::status::{Failure, netmem_status, status, value};
+use netmem_packet::Armed;
+use netmem_pool::{PoolOptions, RegionProvider};
+use netmem_virtio::device::port::{ALL_OFFLOADS, PortError};
+use netmem_virtio::device::{Connection, Control, DeviceError, DropReason, NetDevice, Options, Stats};
+use netmem_virtio::socket::Listener;
+use rustix::event::epoll;
+use std::ffi::c_char;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A virtio-net device of one queue pair, for one guest at a time.
+#[derive(Debug)]
+pub struct netmem_virtio_device(());
+
+impl Kind for netmem_virtio_device {
+    type Value = Device;
+    const NAME: &'static str = "netmem_virtio_device";
+    const NUMBER: u64 = 0x6e65_746d_656d_0013;
+}
+
+impl Owned for netmem_virtio_device {}
+
+/// What serves front ends.
+#[derive(Default)]
+struct Serving {
+    /// A front end that the caller has connected.
+    connection: Option<Connection>,
+    listening: Option<Listening>,
+}
+
+pub(crate) struct Device {
+    // Dropped first: it ends the threads that use the others.
+    serving: Mutex<Serving>,
+    control: Control,
+    stats: Arc<Stats>,
+    device: NetDevice<FragPort>,
+    exchange: Exchange,
+    provider: Arc<RegionProvider<Kept>>,
+    /// An epoll descriptor of the device's two.
+    wait_set: OwnedFd,
+    /// Why the last front end that was dropped was dropped.
+    failed: Arc<Mutex<Option<DeviceError>>>,
+    /// Frames for the guest that were dropped because none was served.
+    no_guest: u64,
+    /// Frames of the guest that were dropped because they have several fragments.
+    not_linear: u64,
+}
+
+// A handle is made on one thread, and used by another.
+const _: () = {
+    const fn sent<T: Send>() {}
+    sent::<Device>();
+    sent::<super::rx::Receive>();
+    sent::<super::tx::Transmit>();
+    sent::<super::net::Net>();
+};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
+/// where the default will do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct netmem_virtio_device_options {
+    /// sizeof(netmem_virtio_device_options)
+    pub size: usize,
+    /// The most bytes of memory that a front end may have mapped here; 0: 16 TiB.
+    pub max_memory: u64,
+    /// The MAC address to offer; all zeros: none.
+    pub mac: [u8; 6],
+    /// The MTU to offer; 0: none.
+    pub mtu: u16,
+    /// Not zero: no offloads are offered, so that guests compute checksums and cut segments
+    /// themselves. By default the device does both.
+    pub no_offloads: u8,
+    /// Not zero: memory that the front end can shorten is refused (files without F_SEAL_SHRINK).
+    /// See netmem_sigbus_install.
+    pub require_sealed: u8,
+    /// Not zero: memory in files of any kind is accepted. Warning: if the front end serves the file
+    /// system of such a file, it can block the device.
+    pub any_memory_file: u8,
+    /// Zero.
+    pub reserved: [u8; 5],
+}
+
+// SAFETY: repr(C), `size` is first, integers.
+unsafe impl Versioned for netmem_virtio_device_options {
+    const NAME: &'static str = "netmem_virtio_device_options";
+    const LEAST: usize = 32;
+}
+
+impl netmem_virtio_device_options {
+    fn device(&self) -> Result<Options, Failure> {
+        if self.reserved != [0; 5] {
+            return Err(Failure::Argument("netmem_virtio_device_options.reserved is not zero".into()));
+        }
+        if self.mtu > 0 && self.mtu < 68 {
+            return Err(Failure::Argument(format!("an MTU of {}: 68 is the least", self.mtu)));
+        }
+        Ok(Options {
+            withhold: if self.no_offloads != 0 { ALL_OFFLOADS } else { 0 },
+            mac: (self.mac != [0; 6]).then_some(self.mac),
+            mtu: (self.mtu > 0).then_some(self.mtu),
+            require_sealed: self.require_sealed != 0,
+            any_memory_file: self.any_memory_file != 0,
+            max_memory: (self.max_memory > 0).then_some(self.max_memory),
+            ..Options::default()
+        })
+    }
+}
+
+/// What a device moved and lost. Set `size` to sizeof(netmem_virtio_device_stats). "Sent" and
+/// "received" are meant from this side: a received frame is from the guest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct netmem_virtio_device_stats {
+    /// sizeof(netmem_virtio_device_stats)
+    pub size: usize,
+    /// frames received, also those that wait for the caller; large ones after they were cut
+    pub received: u64,
+    /// bytes in them
+    pub received_bytes: u64,
+    /// frames delivered to the guest
+    pub sent: u64,
+    /// bytes in them
+    pub sent_bytes: u64,
+    /// frames from the guest dropped because the region had no page
+    pub no_page: u64,
+    /// frames from the guest dropped because they have several fragments, and the caller no flags
+    pub not_linear: u64,
+    /// frames from the guest dropped because they are shorter than an Ethernet header
+    pub runts: u64,
+    /// frames from the guest dropped because they are longer than any
+    pub too_long: u64,
+    /// frames from the guest dropped because their header is invalid
+    pub bad_header: u64,
+    /// frames from the guest dropped because their header has an offload that was not negotiated
+    pub not_negotiated: u64,
+    /// frames from the guest dropped for another reason: on a ring that was disabled, or of a kind
+    /// that the device cannot cut
+    pub refused: u64,
+    /// frames for the guest dropped because its receive ring was not served
+    pub no_guest: u64,
+    /// frames for the guest dropped because it left, or was not there yet
+    pub guest_left: u64,
+    /// frames for the guest dropped because they do not fit its buffers
+    pub too_big: u64,
+    /// times that there was a frame for the guest, and it had no buffer
+    pub out_of_buffers: u64,
+    /// rings that were stopped because the guest has broken a rule
+    pub faults: u64,
+    /// connections that ended in an error
+    pub connection_errors: u64,
+    /// accesses that found that a page of the guest's memory was gone; with netmem_sigbus_install
+    pub memory_lost: u64,
+}
+
+// SAFETY: repr(C), `size` is first, integers.
+unsafe impl Versioned for netmem_virtio_device_stats {
+    const NAME: &'static str = "netmem_virtio_device_stats";
+    const LEAST: usize = 152;
+}
+
+impl Device {
+    fn counts(&self) -> netmem_virtio_device_stats {
+        let stats = &self.stats;
+        let (received, received_bytes, no_page) = {
+            let frames = self.exchange.lock();
+            (frames.stored, frames.stored_bytes, frames.no_page)
+        };
+        // The device counts those among others that its port has refused.
+        let refused = stats.dropped(DropReason::PortRefused).saturating_sub(no_page);
+        netmem_virtio_device_stats {
+            size: size_of::<netmem_virtio_device_stats>(),
+            received,
+            received_bytes,
+            sent: stats.rx_frames.load(Relaxed),
+            sent_bytes: stats.rx_bytes.load(Relaxed),
+            no_page,
+            not_linear: self.not_linear,
+            runts: stats.dropped(DropReason::Runt),
+            too_long: stats.dropped(DropReason::TooLong),
+            bad_header: stats.dropped(DropReason::BadHeader),
+            not_negotiated: stats.dropped(DropReason::NotNegotiated),
+            refused: refused + stats.dropped(DropReason::Disabled) + stats.dropped(DropReason::CopyFailed),
+            no_guest: self.no_guest,
+            guest_left: stats.dropped(DropReason::FrontEndLeft),
+            too_big: stats.dropped(DropReason::TooBig) + stats.dropped(DropReason::Uncut),
+            out_of_buffers: stats.out_of_buffers.load(Relaxed),
+            faults: stats.queue_errors().map(|(_, n)| n).sum(),
+            connection_errors: stats.connection_errors.load(Relaxed),
+            memory_lost: stats.memory_lost.load(Relaxed),
+        }
+    }
+
+    /// Queues frames for the guest. What was copied is still in the variables: its release can call
+    /// a function of the program, which may use the device.
+    ///
+    /// # Safety
+    ///
+    /// Fragments of the header.
+    unsafe fn send(
+        &mut self,
+        frags: &mut [netmem_frag],
+        flags: Option<&[u8]>,
+        done: &mut usize,
+    ) -> Result<(), Failure> {
+        let Self { exchange, provider, no_guest, .. } = self;
+        let mut frames = exchange.lock();
+        while *done < frags.len() && frames.outgoing.len() < MOST {
+            let len = groups::length(flags, *done)?;
+            let frame = &mut frags[*done..*done + len];
+            if frame.iter().any(netmem_frag::is_empty) {
+                return Err(Failure::empty());
+            }
+            if !Outgoing::fits(frame) {
+                return Err(Failure::Unsendable("it is shorter than an Ethernet header, or longer than any frame"));
+            }
+            match frames.served {
+                // SAFETY: as the caller promises.
+                true => frames.outgoing.push_back(unsafe { Outgoing::of(frame, provider.region()) }),
+                false => *no_guest += 1,
+            }
+            *done += len;
+        }
+        Ok(())
+    }
+}
+
+fn wait_set(device: &NetDevice<FragPort>) -> std::io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (n, fd) in device.wait_fds().into_iter().enumerate() {
+        epoll::add(&set, fd, epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN)?;
+    }
+    Ok(set)
+}
+
+/// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
+/// closed. It serves no guest yet: see netmem_virtio_device_listen.
+///
+/// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
+/// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
+/// copied before anything reads them.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (mtu),
+/// NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (too few descriptors).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_create(
+    region: *const netmem_region,
+    options: *const netmem_virtio_device_options,
+    device: *mut *mut netmem_virtio_device,
+) -> netmem_status {
+    status(|| {
+        let out = NonNull::new(device).ok_or_else(|| Failure::null("device"))?;
+        // SAFETY: as the header says.
+        let (provider, given) = unsafe { (handle::get(region)?, options::read(options)?) };
+        let exchange = Exchange::default();
+        let pool = PoolOptions::new("c").build_shared(provider.clone(), None)?;
+        let port = FragPort::new(exchange.clone(), pool, provider.region().page_size());
+        let mut port = Some(port);
+        // It has one pair.
+        let device =
+            NetDevice::new(given.device()?, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
+        let made = Device {
+            serving: Mutex::default(),
+            control: device.control(),
+            stats: device.stats(),
+            wait_set: wait_set(&device).map_err(Failure::System)?,
+            device,
+            exchange,
+            provider: provider.clone(),
+            failed: Arc::default(),
+            no_guest: 0,
+            not_linear: 0,
+        };
+        // SAFETY: the caller has room for a pointer there.
+        unsafe { out.write(handle::create(made)) };
+        Ok(())
+    })
+}
+
+/// Listens on a vhost-user socket, and serves one front end after another, by a thread of the
+/// library, until the device is closed. That thread carries out their messages; frames are moved by
+/// the calls of the caller's thread. A socket that no process listens on is replaced. Once for a
+/// device.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
+/// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
+/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_listen(
+    device: *const netmem_virtio_device,
+    socket: *const c_char,
+) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let (device, socket) = unsafe { (owned::peek(device)?, path(socket, "socket")?) };
+        let mut serving = lock(&device.serving);
+        if serving.listening.is_some() {
+            return Err(Failure::Listens);
+        }
+        let failed = device.failed.clone();
+        let failed = move |error| *lock(&failed) = Some(error);
+        let listening = Listening::start(Listener::bind(socket)?, device.control.clone(), failed);
+        serving.listening = Some(listening.map_err(Failure::System)?);
+        Ok(())
+    })
+}
+
+/// Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
+/// until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
+/// `fd` is duplicated: the caller closes it.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
+/// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let device = unsafe { owned::peek(device) }?;
+        let mut serving = lock(&device.serving);
+        let connection = device.control.serve(stream(fd)?)?;
+        if let Some(Err(error)) = serving.connection.replace(connection).map(Connection::wait) {
+            *lock(&device.failed) = Some(error);
+        }
+        Ok(())
+    })
+}
+
+/// Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
+/// as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
+/// front end hangs up.
+///
+/// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio_device) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let device = unsafe { owned::peek(device) }?;
+        if let Some(ended) = lock(&device.serving).connection.take_if(|connection| connection.is_finished()) {
+            ended.wait()?;
+        }
+        lock(&device.failed).take().map_or(Ok(()), |error| Err(error.into()))
+    })
+}
+
+/// A pass over the device's rings: delivers frames of netmem_virtio_device_send to the guest, and
+/// receives up to `n` fragments of frames of the guest. It does not wait. `received` gets how many
+/// fragments; 0 if there is no frame. The caller owns them. The variables are not read: what they
+/// hold is to be released before.
+///
+/// The rules of `flags` are those of netmem_xsk_rx_receive, but that a frame which does not fit one
+/// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
+/// segments. Those that are longer than a page are rare: a guest with an MTU of more.
+///
+/// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
+/// the guest waits for an interrupt.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
+/// small for `flags`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_receive(
+    device: *mut netmem_virtio_device,
+    frags: *mut netmem_frag,
+    flags: *mut u8,
+    n: usize,
+    received: *mut usize,
+) -> netmem_status {
+    status(|| {
+        let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
+        // SAFETY: as the header says.
+        let device = unsafe { owned::get_mut(device) }?;
+        device.device.poll();
+        // SAFETY: as the header says.
+        let handed = unsafe { groups::hand_out(&mut device.exchange.lock().received, frags, flags, n) };
+        let (done, dropped) = handed?;
+        device.not_linear += dropped;
+        // SAFETY: the caller has room for a number there.
+        unsafe { count.write(done) };
+        Ok(())
+    })
+}
+
+/// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
+/// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
+/// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
+/// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
+/// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+///
+/// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
+/// a fragment says that the frame goes on in the next one. Frames have whole checksums.
+///
+/// While no guest is there whose receive ring is served, frames are dropped and counted, as on a
+/// link without a partner.
+///
+/// A frame of one fragment of the device's region, with 12 bytes in front of it and no other holder,
+/// is copied once, into the guest's buffers; another one twice. Fragments that
+/// netmem_virtio_device_receive returned are so.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
+/// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (length).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_send(
+    device: *mut netmem_virtio_device,
+    frags: *mut netmem_frag,
+    flags: *const u8,
+    n: usize,
+    sent: *mut usize,
+) -> netmem_status {
+    status(|| {
+        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
+        // SAFETY: the caller has room for a number there.
+        unsafe { count.write(0) };
+        let mut done = 0;
+        let outcome = {
+            // SAFETY: as the header says.
+            let device = unsafe { owned::get_mut(device) }?;
+            if n == 0 {
+                return Ok(());
+            }
+            let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
+            // SAFETY: the caller has so many fragments there.
+            let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
+            // SAFETY: null, or as many flags as fragments.
+            let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
+            // SAFETY: as the header says.
+            unsafe { device.send(frags, flags, &mut done) }
+        };
+        // SAFETY: the caller has room for a number there, and as many fragments.
+        unsafe {
+            count.write(done);
+            frag::release_all(frags, done);
+        }
+        outcome
+    })
+}
+
+/// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
+/// netmem_virtio_device_arm when the guest has sent frames, or has posted buffers for those that
+/// wait, and when a front end comes, goes, or changes something. It is the device's, and the same
+/// until it is closed. Never read, write or close it. -1 with a text for misuse.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_fd(device: *const netmem_virtio_device) -> i32 {
+    // SAFETY: as the header says.
+    value(|| Ok(unsafe { owned::peek(device) }?.wait_set.as_raw_fd())).unwrap_or(-1)
+}
+
+/// Makes a pass over the rings, asks the guest for notifications, and writes to `waits` whether to
+/// sleep: false if there is work already. A thread that was woken calls
+/// netmem_virtio_device_disarm and netmem_virtio_device_receive.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_arm(
+    device: *mut netmem_virtio_device,
+    waits: *mut bool,
+) -> netmem_status {
+    status(|| {
+        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
+        // SAFETY: as the header says.
+        let device = unsafe { owned::get_mut(device) }?;
+        let idle = device.device.poll() == 0 && device.exchange.lock().received.is_empty();
+        let waits = idle && device.device.arm() == Armed::Waits;
+        // SAFETY: the caller has room for it there.
+        unsafe { out.write(waits) };
+        Ok(())
+    })
+}
+
+/// Forgets the events until now, so that the descriptor is readable again with the next. Two system
+/// calls. Misuse leaves a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_disarm(device: *mut netmem_virtio_device) {
+    status(|| {
+        // SAFETY: as the header says.
+        unsafe { owned::get_mut(device) }?.device.disarm();
+        Ok(())
+    });
+}
+
+/// Counts of the device, for all its guests together.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_get_stats(
+    device: *mut netmem_virtio_device,
+    stats: *mut netmem_virtio_device_stats,
+) -> netmem_status {
+    status(|| {
+        // SAFETY: as the header says.
+        let device = unsafe { owned::get_mut(device) }?;
+        // SAFETY: as the header says.
+        unsafe { options::write(stats, &device.counts()) }
+    })
+}
+
+/// Closes the device: hangs up, and waits for the library's threads of it. Frames that wait in
+/// either direction are dropped. The socket's path is removed. Fragments that the caller holds stay
+/// valid. `stats` gets the final counts, unless it is null. If it has a wrong size, the device
+/// stays.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netmem_virtio_device_close(
+    device: *mut netmem_virtio_device,
+    stats: *mut netmem_virtio_device_stats,
+) -> netmem_status {
+    status(|| {
+        if !stats.is_null() {
+            // SAFETY: as the header says.
+            unsafe { options::room(stats) }?;
+        }
+        // SAFETY: as the header says.
+        let device = unsafe { owned::close(device) }?;
+        drop(std::mem::take(&mut *lock(&device.serving)));
+        if stats.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as the header says.
+        unsafe { options::write(stats, &device.counts()) }
+    })
+}
+
+/// Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then
+/// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the process
+/// ends. Other faults get the action that was there before. A program that sets its own handler
+/// later calls, for other faults, the one that sigaction returned to it.
+///
+/// Errors: NETMEM_ERR_SYSTEM.
+#[unsafe(no_mangle)]
+pub extern "C" fn netmem_sigbus_install() -> netmem_status {
+    status(|| netmem_pool::sigbus::install().map_err(Failure::System))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: netmem_virtio_device_options = netmem_virtio_device_options {
+        size: size_of::<netmem_virtio_device_options>(),
+        max_memory: 0,
+        mac: [0; 6],
+        mtu: 0,
+        no_offloads: 0,
+        require_sealed: 0,
+        any_memory_file: 0,
+        reserved: [0; 5],
+    };
+
+    #[test]
+    fn zeros_are_the_defaults() {
+        let (made, defaults) = (NONE.device().expect("options"), Options::default());
+        assert_eq!(format!("{made:?}"), format!("{defaults:?}"));
+    }
+
+    #[test]
+    fn each_option_is_the_devices() {
+        let given = netmem_virtio_device_options {
+            max_memory: 1 << 30,
+            mac: [2, 0, 0, 0, 0, 9],
+            mtu: 9000,
+            no_offloads: 1,
+            require_sealed: 1,
+            any_memory_file: 1,
+            ..NONE
+        };
+        let made = given.device().expect("options");
+        assert_eq!((made.max_memory, made.mac, made.mtu), (Some(1 << 30), Some([2, 0, 0, 0, 0, 9]), Some(9000)));
+        assert_eq!(made.withhold, ALL_OFFLOADS);
+        assert!(made.require_sealed && made.any_memory_file);
+    }
+}

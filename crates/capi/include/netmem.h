@@ -1162,7 +1162,7 @@ enum netmem_status netmem_devmem_listen(struct netmem_devmem_stack *stack,
                                         uint16_t port,
                                         struct netmem_devmem_listener **made);
 
-// Begins to connect to a peer on the stack's network: "192.0.2.1:9000", "[fd00::1]:9000". The
+// Begins to connect to a peer on the stack's network: `192.0.2.1:9000`, `[fd00::1]:9000`. The
 // stream can be used at once: it receives nothing, and what it sends leaves when the peer has
 // answered.
 //
@@ -1570,7 +1570,7 @@ enum netmem_status netmem_tcp_close(struct netmem_tcp *connection);
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_tcp_abort(struct netmem_tcp *connection);
 
-// Reads an endpoint from a text, such as "192.0.2.2:80", "[2001:db8::2]:80", or "[::]:80".
+// Reads an endpoint from a text, such as `192.0.2.2:80`, `[2001:db8::2]:80`, or `[::]:80`.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT.
 enum netmem_status netmem_endpoint_parse(const char *text, struct netmem_endpoint *endpoint);

@@ -293,7 +293,7 @@ pub unsafe extern "C" fn netmem_devmem_listen(
     })
 }
 
-/// Begins to connect to a peer on the stack's network: "192.0.2.1:9000", "[fd00::1]:9000". The
+/// Begins to connect to a peer on the stack's network: `192.0.2.1:9000`, `[fd00::1]:9000`. The
 /// stream can be used at once: it receives nothing, and what it sends leaves when the peer has
 /// answered.
 ///

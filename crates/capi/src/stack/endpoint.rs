@@ -59,7 +59,7 @@ impl From<SocketAddr> for netmem_endpoint {
     }
 }
 
-/// Reads an endpoint from a text, such as "192.0.2.2:80", "[2001:db8::2]:80", or "[::]:80".
+/// Reads an endpoint from a text, such as `192.0.2.2:80`, `[2001:db8::2]:80`, or `[::]:80`.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT.
 #[unsafe(no_mangle)]

@@ -14,7 +14,7 @@
 //! **Two kinds of memory.** Payload of a tap is in memory of the device in this process
 //! ([`TrustedPeer`](netmem_pool::TrustedPeer)), and payload of AF_XDP in memory that the kernel
 //! shares. For C both are a `netmem_frag` (`memory`). So each handle has one of two values
-//! ([`Over`]).
+//! (`Over`).
 
 pub mod connection;
 pub mod endpoint;

@@ -49,10 +49,12 @@ END
     sed 's/^$/./; s/^/ /' LICENSE-MIT
 }
 
-# changelog PACKAGE VERSION SCRIPT FILE: Debian's own changelog, which must be there. Its date is that
-# of FILE, so that the same program makes the same package.
+# changelog PACKAGE VERSION SCRIPT: Debian's own changelog, which must be there. Its date is that of
+# the sources (SOURCE_DATE_EPOCH; the last commit; without git, CHANGELOG.md), so that packages of
+# several architectures have the same file.
 changelog() {
-    printf '%s (%s) unstable; urgency=medium\n\n  * Made by packaging/%s.\n\n -- %s  %s\n' "$1" "$2" "$3" "$maintainer" "$(date -Rr "$4")" | gzip -9n
+    local date=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || date -r CHANGELOG.md +%s)}
+    printf '%s (%s) unstable; urgency=medium\n\n  * Made by packaging/%s.\n\n -- %s  %s\n' "$1" "$2" "$3" "$maintainer" "$(date -Rud "@$date")" | gzip -9n
 }
 
 # depends FILE...: the field `Depends` of these programs and libraries. Needs the folder $work.

@@ -42,12 +42,14 @@ doc=usr/share/doc
 mkdir -p "$lib/$doc/$name" "$dev/$doc/libnetmem-dev/examples"
 install -m644 crates/capi/README.md "$dev/$doc/libnetmem-dev"
 install -m644 crates/capi/c/*.c crates/capi/c/*.cpp "$dev/$doc/libnetmem-dev/examples"
-linked netmem-capi "$soname and libnetmem.a" | gzip -9n > "$lib/$doc/$name/libraries.gz"
+# Which crates are linked in depends on the architecture. Packages of several ones have only files with
+# other names, or with the same contents.
+linked netmem-capi "$soname and libnetmem.a" | gzip -9n > "$lib/$doc/$name/libraries.$architecture.gz"
 for package in "$name" libnetmem-dev; do
     folder=$work/$package/$doc/$package
     gzip -9n < CHANGELOG.md > "$folder/changelog.gz"
-    changelog netmem "$version" debian-library.sh "$built/libnetmem_capi.so" > "$folder/changelog.Debian.gz"
-    copyright "/$doc/$name/libraries.gz" > "$folder/copyright"
+    changelog netmem "$version" debian-library.sh > "$folder/changelog.Debian.gz"
+    copyright "/$doc/$name/libraries.*.gz" > "$folder/copyright"
 done
 
 # A program that is linked to the library depends on at least this version: before 1.0, a minor

@@ -43,7 +43,7 @@ for folder in design guides notes reference; do
     install -m644 docs/$folder/*.md "$doc/docs/$folder"
 done
 gzip -9n < CHANGELOG.md > "$doc/changelog.gz"
-changelog netmem "$version" debian.sh "$binary" > "$doc/changelog.Debian.gz"
+changelog netmem "$version" debian.sh > "$doc/changelog.Debian.gz"
 linked netmem-cli /usr/bin/netmem | gzip -9n > "$doc/libraries.gz"
 copyright libraries.gz > "$doc/copyright"
 

@@ -54,8 +54,11 @@
  *   on a second thread                           NETMEM_ERR_THREAD; otherwise undefined
  *   a netmem_devmem_stack, its listeners and     the same
  *   streams on a second thread
- *   tokens that were returned before, or are     ignored, and counted by the stream that they were
- *   of another stream                            returned to
+ *   tokens of another stream                     ignored, and counted by the stream that they were
+ *                                                returned to
+ *   tokens that were returned before             the same, if the stream has not received into their
+ *                                                pages again; otherwise those later pages are
+ *                                                returned, and the device writes to them
  *   reading or writing bytes of device memory    undefined: the device writes a page after its token
  *   whose tokens were returned, or that are      was returned, and reads a range until it is reported
  *   being sent
@@ -325,7 +328,8 @@ typedef struct netmem_devmem_extent {
   uint32_t length;
   // The token of its first page. The pages behind it have the next ones.
   uint32_t token;
-  // Its tokens, one for each page. Pass the extent to netmem_devmem_return once.
+  // Its tokens, one for each page. Pass the extent to netmem_devmem_return once: the token of a
+  // page is the same each time that the page is received into.
   uint32_t tokens;
   // Zero.
   uint32_t reserved;
@@ -343,7 +347,8 @@ typedef struct netmem_devmem_stack_options {
   const char *address;
   // The interface's Ethernet address; zeros: one that is made of `address`.
   uint8_t mac[6];
-  // The largest IP packet, in bytes; 0: 1500.
+  // The largest IP packet, in bytes: 576 to 1500, and 1280 at least with an address of IPv6; 0:
+  // 1500.
   uint16_t mtu;
   // Pages of the memory that received payload may occupy, with what the program holds: at most
   // all less 1024, which is what 0 means.
@@ -394,7 +399,8 @@ typedef struct netmem_devmem_stream_stats {
   uint64_t held;
   // tokens returned that are in no memory of the stack's streams: ignored
   uint64_t unknown_tokens;
-  // tokens returned that the stream does not hold, such as one that was returned twice: ignored
+  // tokens returned that the stream does not hold, such as one that was returned twice before its
+  // page was received into again: ignored
   uint64_t excess_tokens;
   // segments dropped since the last that was received, because the device verified no checksum
   uint64_t unverified;
@@ -1094,8 +1100,11 @@ enum netmem_status netmem_devmem_close(struct netmem_devmem *memory);
 // Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
 // while other threads return. `returned` gets how many pages were; it may be null. Extents in host
 // memory are left out. Tokens that the stream does not hold are ignored, and counted by
-// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before. The
-// variables stay as they are: do not pass an extent twice.
+// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before.
+//
+// The variables stay as they are: do not pass an extent twice. If the stream has received into its
+// pages again in between, the second call returns these later pages, and the device writes to them
+// while the program reads them.
 //
 // If the peer's window was closed for want of pages, the stack is woken to open it. A lock of the
 // stack's returning threads for each 16 pages: return many at once.
@@ -1131,7 +1140,8 @@ enum netmem_status netmem_devmem_stack_open(const struct netmem_devmem *memory,
 
 // Does all work that is due: receives, fires timers, sends, and collects what the device has
 // completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a text
-// for misuse.
+// for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll without
+// work asks for that, at most once a millisecond, by a system call.
 size_t netmem_devmem_stack_poll(struct netmem_devmem_stack *stack);
 
 // The milliseconds after which the stack must be polled even if nothing arrives, for the timeout of
@@ -1208,8 +1218,9 @@ enum netmem_status netmem_devmem_listener_close(struct netmem_devmem_listener *l
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; after all that was received
 // NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT, NETMEM_ERR_UNREACHABLE,
-// NETMEM_ERR_STOPPED (the device is gone), NETMEM_ERR_CLOSED; NETMEM_ERR_UNVERIFIED (once; the connection goes on), NETMEM_ERR_NO_MEMORY,
-// NETMEM_ERR_BUSY (another stream holds the page: return its tokens). No payload is lost.
+// NETMEM_ERR_STOPPED (the device is gone), NETMEM_ERR_CLOSED; NETMEM_ERR_UNVERIFIED (once; the
+// connection goes on), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_BUSY (another stream holds the page:
+// return its tokens). No payload is lost.
 enum netmem_status netmem_devmem_stream_receive(struct netmem_devmem_stream *stream,
                                                 struct netmem_devmem_extent *extents,
                                                 size_t n,

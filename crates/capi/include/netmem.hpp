@@ -778,8 +778,13 @@ class devmem_stack {
         check(netmem_devmem_stack_get_stats(handle_, &stats));
         return stats;
     }
-    /* Sends what is left, for at most so long. */
-    void close(std::uint32_t milliseconds) { check(netmem_devmem_stack_close(std::exchange(handle_, nullptr), milliseconds)); }
+    /* Sends what is left, for at most so long. After a misuse the value is still open. */
+    void close(std::uint32_t milliseconds) {
+        const netmem_status status = netmem_devmem_stack_close(handle_, milliseconds);
+        if (status != NETMEM_ERR_THREAD && status != NETMEM_ERR_HANDLE)
+            handle_ = nullptr;
+        check(status);
+    }
 
   private:
     netmem_devmem_stack *handle_ = nullptr;

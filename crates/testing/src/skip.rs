@@ -3,13 +3,14 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 25] = [
+const PACKAGES: [(&str, &str); 26] = [
     ("abidiff", "abigail-tools"),
     ("abidw", "abigail-tools"),
     ("awk", "mawk"),
     ("cc", "gcc"),
     ("clang++", "clang"),
     ("dpdk-testpmd", "dpdk-dev"),
+    ("diff", "diffutils"),
     ("dpkg-architecture", "dpkg-dev"),
     ("dpkg-deb", "dpkg"),
     ("dpkg-shlibdeps", "dpkg-dev"),

@@ -11,6 +11,7 @@ use netmem_virtio::guest_memory::cuda::{Gpu, GpuMemory};
 #[cfg(feature = "cuda")]
 use netmem_virtio::guest_memory::import::ImportedMemory;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -136,6 +137,11 @@ unsafe fn make(out: *mut *mut netmem_devmem, memory: impl FnOnce() -> Result<Mem
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_create(bytes: usize, memory: *mut *mut netmem_devmem) -> netmem_status {
     let made = || {
+        if bytes == 0 || !bytes.is_multiple_of(4096) || i64::try_from(bytes).is_err() {
+            return Err(Failure::Argument(format!(
+                "{bytes} bytes of device memory; they are a multiple of 4096, not 0"
+            )));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("netmem-devmem", flags).map_err(io::Error::from).map_err(Failure::System)?);
         ftruncate(&file, bytes as u64).map_err(io::Error::from).map_err(Failure::System)?;
@@ -178,7 +184,12 @@ pub unsafe extern "C" fn netmem_devmem_bind(fd: i32, memory: *mut *mut netmem_de
         }
         // SAFETY: a number that is no descriptor is an error of the system call.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
-        let file = file.try_clone_to_owned().map_err(|why| Failure::Argument(format!("the descriptor {fd}: {why}")))?;
+        let file = file.try_clone_to_owned().map_err(|why| match why.raw_os_error() {
+            Some(number) if number == Errno::BADF.raw_os_error() => {
+                Failure::Argument(format!("the descriptor {fd}: {why}"))
+            }
+            _ => Failure::System(why),
+        })?;
         Memory::of(file.into())
     };
     // SAFETY: as the header says.

@@ -54,8 +54,11 @@ fn in_groups(
 /// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
 /// while other threads return. `returned` gets how many pages were; it may be null. Extents in host
 /// memory are left out. Tokens that the stream does not hold are ignored, and counted by
-/// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before. The
-/// variables stay as they are: do not pass an extent twice.
+/// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before.
+///
+/// The variables stay as they are: do not pass an extent twice. If the stream has received into its
+/// pages again in between, the second call returns these later pages, and the device writes to them
+/// while the program reads them.
 ///
 /// If the peer's window was closed for want of pages, the stack is woken to open it. A lock of the
 /// stack's returning threads for each 16 pages: return many at once.

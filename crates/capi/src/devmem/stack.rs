@@ -9,6 +9,7 @@ use crate::owned::{self, Owned};
 use crate::status::{Coded, Failure, netmem_status, status, value};
 use ::netmem_devmem::stream::{Bindings, InFlight, OnDevice, StreamRx, StreamTx, Streams};
 use ::netmem_devmem::{Mac, Netdev};
+use netmem::host::OpenError;
 use netmem_inet::tcp::Config;
 use netmem_inet::{Address, Host, Interface, ListenOptions, Stack, StackOptions, Time};
 use netmem_packet::{Armed, Wait};
@@ -42,6 +43,14 @@ impl Owned for netmem_devmem_stack {}
 /// frames on their way.
 const SPARE: u32 = 1024;
 
+/// Bytes of an IP packet: the least of each family, and what a buffer of the receive ring is for.
+const LEAST_V4: u16 = 576;
+const LEAST_V6: u16 = 1280;
+const MOST: u16 = 1500;
+
+/// How often a poll without work asks whether the device is there, which is a system call.
+const CHECK: Duration = Duration::from_millis(1);
+
 /// A stack, with what its queues belong to.
 pub(crate) struct Stacked {
     stack: Stack<StreamRx<QueueWait>, StreamTx<VirtioSplitTx<InFlight>>>,
@@ -50,8 +59,12 @@ pub(crate) struct Stacked {
     /// Pages that a connection may occupy: all that the stack may.
     pages: u32,
     beginning: Instant,
+    /// When a poll without work asks next whether the device is there.
+    check_at: Time,
+    /// Whether the connections were told that the device is gone.
+    gone: bool,
     _netdev: Netdev<VirtioRxQueues>,
-    _net: VirtioNet,
+    net: VirtioNet,
 }
 
 impl Stacked {
@@ -77,11 +90,34 @@ impl Stacked {
         let host = Host::<OnDevice>::new(interface);
         let mut stack = Stack::new(&host, rx, tx, headers, options, Time::ZERO).map_err(Failure::System)?;
         let streams = Streams::new(&mut stack);
-        Ok(Self { stack, streams, address, pages, beginning, _netdev: netdev, _net: net })
+        let (check_at, gone) = (Time::ZERO, false);
+        Ok(Self { stack, streams, address, pages, beginning, check_at, gone, _netdev: netdev, net })
     }
 
     fn now(&self) -> Time {
         Time::ZERO + self.beginning.elapsed()
+    }
+
+    fn poll(&mut self) -> usize {
+        let now = self.now();
+        let work = self.stack.poll(now);
+        if work > 0 || self.gone || now < self.check_at {
+            return work;
+        }
+        self.check_at = now + CHECK;
+        // The end of the device's connection wakes a thread that sleeps. A thread that only polls
+        // asks for it.
+        if self.stack.check().is_ok() && self.net.is_connected() {
+            return 0;
+        }
+        self.device_gone();
+        self.stack.poll(now)
+    }
+
+    /// Each connection ends with the next poll.
+    fn device_gone(&mut self) {
+        self.gone = true;
+        self.stack.handle_device_gone();
     }
 
     fn config(&self) -> Config {
@@ -103,7 +139,8 @@ pub struct netmem_devmem_stack_options {
     pub address: *const c_char,
     /// The interface's Ethernet address; zeros: one that is made of `address`.
     pub mac: [u8; 6],
-    /// The largest IP packet, in bytes; 0: 1500.
+    /// The largest IP packet, in bytes: 576 to 1500, and 1280 at least with an address of IPv6; 0:
+    /// 1500.
     pub mtu: u16,
     /// Pages of the memory that received payload may occupy, with what the program holds: at most
     /// all less 1024, which is what 0 means.
@@ -137,7 +174,7 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &CStr) -> Result<T
 }
 
 /// The interface of the options.
-fn interface(given: &netmem_devmem_stack_options, address: Address) -> Interface {
+fn interface(given: &netmem_devmem_stack_options, address: Address) -> Result<Interface, Failure> {
     let mac = if given.mac == [0; 6] {
         let bytes = match address.addr {
             IpAddr::V4(addr) => addr.octets(),
@@ -147,8 +184,15 @@ fn interface(given: &netmem_devmem_stack_options, address: Address) -> Interface
     } else {
         given.mac
     };
-    let mtu = if given.mtu == 0 { 1500 } else { given.mtu };
-    Interface { mac: Mac(mac), mtu, addresses: vec![address] }
+    if mac[0] & 1 == 1 {
+        return Err(Failure::Argument(format!("{} is the Ethernet address of a group", Mac(mac))));
+    }
+    let least = if address.addr.is_ipv6() { LEAST_V6 } else { LEAST_V4 };
+    let mtu = if given.mtu == 0 { MOST } else { given.mtu };
+    if !(least..=MOST).contains(&mtu) {
+        return Err(OpenError::Mtu { mtu, least, most: MOST }.into());
+    }
+    Ok(Interface { mac: Mac(mac), mtu, addresses: vec![address] })
 }
 
 /// Connects to a virtio-net device, lets its receive queue receive into the memory, and opens a
@@ -180,7 +224,7 @@ pub unsafe extern "C" fn netmem_devmem_stack_open(
         }
         // SAFETY: as the header says.
         let (socket, address) = unsafe { (text(given.socket, "socket")?, text(given.address, "address")?) };
-        let interface = interface(&given, parsed(address)?);
+        let interface = interface(&given, parsed(address)?)?;
         let have = memory.binding.region().pages();
         let most = have.saturating_sub(SPARE);
         let pages = if given.pages == 0 { most } else { given.pages };
@@ -202,14 +246,13 @@ pub unsafe extern "C" fn netmem_devmem_stack_open(
 
 /// Does all work that is due: receives, fires timers, sends, and collects what the device has
 /// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a text
-/// for misuse.
+/// for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll without
+/// work asks for that, at most once a millisecond, by a system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_poll(stack: *mut netmem_devmem_stack) -> usize {
     value(|| {
         // SAFETY: as the header says.
-        let this = unsafe { owned::get_mut(stack) }?;
-        let now = this.now();
-        Ok(this.stack.poll(now))
+        Ok(unsafe { owned::get_mut(stack) }?.poll())
     })
     .unwrap_or(0)
 }
@@ -249,7 +292,7 @@ pub unsafe extern "C" fn netmem_devmem_stack_arm(stack: *mut netmem_devmem_stack
         // SAFETY: as the header says.
         let this = unsafe { owned::get_mut(stack) }?;
         let armed = this.stack.arm().map_err(|why| {
-            this.stack.handle_device_gone();
+            this.device_gone();
             Coded::failure(netmem_status::NETMEM_ERR_STOPPED, why)
         })?;
         // SAFETY: the caller has room for it there.

@@ -46,10 +46,12 @@ impl Owned for netmem_devmem_stream {}
 pub(crate) struct Connected {
     stream: DeviceStream,
     host: VecDeque<Fragment<PeerShared>>,
+    /// The error that the last call found behind payload, and the stream does not report again.
+    pending: Option<StreamError>,
 }
 
 pub(super) fn stream(stream: DeviceStream) -> *mut netmem_devmem_stream {
-    create_here(Connected { stream, host: VecDeque::new() })
+    create_here(Connected { stream, host: VecDeque::new(), pending: None })
 }
 
 /// Received payload: consecutive bytes in consecutive pages of device memory, or bytes in host
@@ -66,7 +68,8 @@ pub struct netmem_devmem_extent {
     pub length: u32,
     /// The token of its first page. The pages behind it have the next ones.
     pub token: u32,
-    /// Its tokens, one for each page. Pass the extent to netmem_devmem_return once.
+    /// Its tokens, one for each page. Pass the extent to netmem_devmem_return once: the token of a
+    /// page is the same each time that the page is received into.
     pub tokens: u32,
     /// Zero.
     pub reserved: u32,
@@ -112,8 +115,9 @@ pub unsafe extern "C" fn netmem_devmem_listener_close(listener: *mut netmem_devm
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; after all that was received
 /// NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT, NETMEM_ERR_UNREACHABLE,
-/// NETMEM_ERR_STOPPED (the device is gone), NETMEM_ERR_CLOSED; NETMEM_ERR_UNVERIFIED (once; the connection goes on), NETMEM_ERR_NO_MEMORY,
-/// NETMEM_ERR_BUSY (another stream holds the page: return its tokens). No payload is lost.
+/// NETMEM_ERR_STOPPED (the device is gone), NETMEM_ERR_CLOSED; NETMEM_ERR_UNVERIFIED (once; the
+/// connection goes on), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_BUSY (another stream holds the page:
+/// return its tokens). No payload is lost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stream_receive(
     stream: *mut netmem_devmem_stream,
@@ -127,28 +131,12 @@ pub unsafe extern "C" fn netmem_devmem_stream_receive(
         let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
         // SAFETY: as the header says.
         let this = unsafe { owned::get_mut(stream) }?;
-        let (mut done, mut at_end) = (0, false);
-        while done < n {
-            let mut places = [const { StreamFragment::Empty }; 16];
-            let room = places.len().min(n - done);
-            let filled = match this.stream.recv(&mut places[..room]) {
-                Ok(filled) => filled,
-                Err(StreamError::Socket(SocketError::WouldBlock)) => break,
-                // What was received before is delivered; the next call has the error.
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error.into()),
-            };
-            at_end = filled == 0;
-            for place in places.into_iter().take(filled) {
-                let extent = this.extent(place);
-                // SAFETY: the caller has room for `n` of them.
-                unsafe { out.add(done).write(extent) };
-                done += 1;
-            }
-            if filled < room {
-                break;
-            }
-        }
+        let Connected { stream, host, pending } = this;
+        let receive = |places: &mut [StreamFragment]| stream.recv(places);
+        let (done, at_end) = gather(n, pending, receive, |at, place| {
+            // SAFETY: the caller has room for `n` of them, and `at` is below.
+            unsafe { out.add(at).write(extent(host, place)) };
+        })?;
         // SAFETY: the caller has room for both there.
         unsafe {
             count.write(done);
@@ -160,28 +148,67 @@ pub unsafe extern "C" fn netmem_devmem_stream_receive(
     })
 }
 
-impl Connected {
-    /// Keeps bytes in host memory until they are read.
-    fn extent(&mut self, place: StreamFragment) -> netmem_devmem_extent {
-        match place {
-            StreamFragment::Device { binding, offset, len, tokens } => netmem_devmem_extent {
-                memory: binding,
-                offset,
-                length: len,
-                token: tokens.start,
-                tokens: tokens.count,
-                reserved: 0,
-            },
-            StreamFragment::Linear(fragment) => {
-                // A fragment is in one page.
-                let length = fragment.len() as u32;
-                self.host.push_back(fragment);
-                netmem_devmem_extent { length, ..Default::default() }
+/// Receives up to `n` fragments by calls of `receive`, and passes each with its number to `put`.
+/// Returns how many there were, and whether the peer sends no more.
+///
+/// A stream reports [`StreamError::Unverified`] once. Behind received fragments it is kept in
+/// `pending`, and the next call returns it. Other errors are found again by the next call.
+fn gather(
+    n: usize,
+    pending: &mut Option<StreamError>,
+    mut receive: impl FnMut(&mut [StreamFragment]) -> Result<usize, StreamError>,
+    mut put: impl FnMut(usize, StreamFragment),
+) -> Result<(usize, bool), StreamError> {
+    if let Some(error) = pending.take() {
+        return Err(error);
+    }
+    let (mut done, mut at_end) = (0, false);
+    while done < n {
+        let mut places = [const { StreamFragment::Empty }; 16];
+        let room = places.len().min(n - done);
+        let filled = match receive(&mut places[..room]) {
+            Ok(filled) => filled,
+            Err(StreamError::Socket(SocketError::WouldBlock)) => break,
+            Err(error) if done > 0 => {
+                *pending = Some(error).filter(|error| matches!(error, StreamError::Unverified { .. }));
+                break;
             }
-            StreamFragment::Empty => netmem_devmem_extent::default(),
+            Err(error) => return Err(error),
+        };
+        at_end = filled == 0;
+        for place in places.into_iter().take(filled) {
+            put(done, place);
+            done += 1;
+        }
+        if filled < room {
+            break;
         }
     }
+    Ok((done, at_end))
+}
 
+/// The extent of a received fragment. One in host memory is kept in `host` until it is read.
+fn extent(host: &mut VecDeque<Fragment<PeerShared>>, place: StreamFragment) -> netmem_devmem_extent {
+    match place {
+        StreamFragment::Device { binding, offset, len, tokens } => netmem_devmem_extent {
+            memory: binding,
+            offset,
+            length: len,
+            token: tokens.start,
+            tokens: tokens.count,
+            reserved: 0,
+        },
+        StreamFragment::Linear(fragment) => {
+            // A fragment is in one page.
+            let length = fragment.len() as u32;
+            host.push_back(fragment);
+            netmem_devmem_extent { length, ..Default::default() }
+        }
+        StreamFragment::Empty => netmem_devmem_extent::default(),
+    }
+}
+
+impl Connected {
     /// Copies bytes of the fragments in host memory, and drops what was copied.
     fn read(&mut self, to: &mut [u8]) -> Result<usize, Failure> {
         let mut done = 0;
@@ -369,7 +396,8 @@ pub struct netmem_devmem_stream_stats {
     pub held: u64,
     /// tokens returned that are in no memory of the stack's streams: ignored
     pub unknown_tokens: u64,
-    /// tokens returned that the stream does not hold, such as one that was returned twice: ignored
+    /// tokens returned that the stream does not hold, such as one that was returned twice before its
+    /// page was received into again: ignored
     pub excess_tokens: u64,
     /// segments dropped since the last that was received, because the device verified no checksum
     pub unverified: u64,
@@ -416,4 +444,36 @@ pub unsafe extern "C" fn netmem_devmem_stream_get_stats(
 pub unsafe extern "C" fn netmem_devmem_stream_close(stream: *mut netmem_devmem_stream) -> netmem_status {
     // SAFETY: as the header says.
     status(|| unsafe { owned::close(stream) }.map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::netmem_devmem::TokenRange;
+
+    /// A stream reports an error once. A call that has received a group before keeps it for the next.
+    #[test]
+    fn an_error_behind_payload_is_of_the_next_call() {
+        let unverified = || StreamError::Unverified { peer: ([192, 0, 2, 1], 9000).into(), frames: 3 };
+        let mut answers = [Ok(16), Err(unverified())].into_iter();
+        let would_block = || StreamError::Socket(SocketError::WouldBlock);
+        let mut receive = |places: &mut [StreamFragment]| {
+            let filled = answers.next().unwrap_or(Err(would_block()))?;
+            for (at, place) in places.iter_mut().take(filled).enumerate() {
+                let tokens = TokenRange { start: at as u32, count: 1 };
+                *place = StreamFragment::Device { binding: 1, offset: 0, len: 1, tokens };
+            }
+            Ok(filled)
+        };
+        let (mut pending, mut tokens, mut host) = (None, Vec::new(), VecDeque::new());
+        let put = |at, place| {
+            assert_eq!(at, tokens.len());
+            tokens.push(extent(&mut host, place).token);
+        };
+        assert_eq!(gather(64, &mut pending, &mut receive, put), Ok((16, false)));
+        assert!(tokens.into_iter().eq(0..16));
+        let nothing = |_, _| panic!("there is no payload");
+        assert_eq!(gather(64, &mut pending, &mut receive, nothing), Err(unverified()));
+        assert_eq!(gather(64, &mut pending, &mut receive, nothing), Ok((0, false)));
+    }
 }

@@ -74,33 +74,27 @@ fn sanitizes(compiler: &str) -> bool {
     built.status.success()
 }
 
-/// Builds and runs `source` by each of the compilers, without and with sanitizers.
+/// Builds `source` by each of the compilers, and passes what the first program prints, and the
+/// second, to `judge`: see [`each_build`].
 pub(crate) fn each(compilers: &[&str], flags: &[&str], source: &str, judge: impl Fn(&str)) {
-    for compiler in compilers {
-        if let Err(why) = installed(&[compiler]) {
-            skip(&why);
-            continue;
-        }
-        let libraries = libraries();
-        judge(&run(&mut program(&build(compiler, flags, source, libraries.path()))));
-        if sanitizes(compiler) {
-            let sanitized = [flags, SANITIZERS].concat();
-            judge(&run(&mut program(&build(compiler, &sanitized, source, libraries.path()))));
-        }
-    }
+    each_build(compilers, flags, source, |mut program| judge(&run(&mut program)));
 }
 
-/// Calls `test` with `source` as built by each of the compilers, without and with sanitizers.
+/// Builds `source` by each of the compilers, and calls `test` with two programs: that of the first
+/// compiler, and that of the last one with sanitizers. If one of them is missing, the other builds
+/// both.
 pub(crate) fn each_build(compilers: &[&str], flags: &[&str], source: &str, test: impl Fn(Command)) {
-    for compiler in compilers {
-        if let Err(why) = installed(&[compiler]) {
-            skip(&why);
-            continue;
-        }
+    let is_there = |compiler: &&&str| installed(&[compiler]).map_err(|why| skip(&why)).is_ok();
+    let compilers: Vec<&str> = compilers.iter().filter(is_there).copied().collect();
+    for (at, compiler) in compilers.iter().enumerate() {
         let libraries = libraries();
-        test(program(&build(compiler, flags, source, libraries.path())));
-        if sanitizes(compiler) {
-            test(program(&build(compiler, &[flags, SANITIZERS].concat(), source, libraries.path())));
+        let built = build(compiler, flags, source, libraries.path());
+        if at == 0 {
+            test(program(&built));
         }
+    }
+    if let Some(compiler) = compilers.iter().rev().find(|compiler| sanitizes(compiler)) {
+        let libraries = libraries();
+        test(program(&build(compiler, &[flags, SANITIZERS].concat(), source, libraries.path())));
     }
 }

@@ -1,7 +1,8 @@
 /* Device memory as the header describes it: two stacks, each with memory of its own, and a cable
- * between their devices. The library has debug assertions.
+ * between their devices. The library has debug assertions. `whole`: the devices do not split frames
+ * behind the headers, as devices of others do.
  *
- * Usage: device_memory SOCKET SOCKET */
+ * Usage: device_memory SOCKET SOCKET [whole] */
 #ifndef _GNU_SOURCE /* which g++ defines */
 #define _GNU_SOURCE
 #endif
@@ -11,11 +12,15 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { MIB = 1 << 20, N = 256, LENGTH = 100000 };
 
 static int failed;
+static bool whole;
 
 #define IS(status, call) is(status, call, #call)
 
@@ -49,11 +54,21 @@ static void memory_alone(void) {
     char bytes[8];
     int ends[2];
     IS(NETMEM_ERR_NULL, netmem_devmem_create(MIB, NULL));
+    IS(NETMEM_ERR_ARGUMENT, netmem_devmem_create(0, &memory));
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_create(MIB + 1, &memory));
+    IS(NETMEM_ERR_ARGUMENT, netmem_devmem_create((size_t)-1 - 4095, &memory));
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_bind(-1, &bound));
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_bind(1 << 20, &bound));
     HOLDS(pipe(ends) == 0);
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_bind(ends[0], &bound));
+    /* The process has as many descriptors as it may. */
+    struct rlimit limit, none;
+    HOLDS(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    none = limit;
+    none.rlim_cur = (rlim_t)ends[1] + 1;
+    HOLDS(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    IS(NETMEM_ERR_SYSTEM, netmem_devmem_bind(ends[0], &bound));
+    HOLDS(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     close(ends[0]);
     close(ends[1]);
     IS(NETMEM_OK, netmem_devmem_create(MIB, &memory));
@@ -118,6 +133,27 @@ static void stacks_that_cannot_be(const netmem_devmem *memory, const char *socke
     given.reserved[2] = 1;
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(memory, &given, &stack));
     given.reserved[2] = 0;
+    static const uint16_t no_mtus[] = {1, 575, 1501, 65535};
+    for (size_t i = 0; i < sizeof no_mtus / sizeof *no_mtus; i++) {
+        given.mtu = no_mtus[i];
+        IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(memory, &given, &stack));
+        HOLDS(strstr(netmem_error_text(), "576 to 1500") != NULL);
+    }
+    given.address = "fd00::1/64";
+    given.mtu = 1279;
+    IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(memory, &given, &stack));
+    HOLDS(strstr(netmem_error_text(), "1280 to 1500") != NULL);
+    static const char *const no_hosts[] = {"0.0.0.0/8", "224.0.0.1/24", "255.255.255.255/0", "::/64", "ff02::1/64"};
+    for (size_t i = 0; i < sizeof no_hosts / sizeof *no_hosts; i++) {
+        given = options(socket, no_hosts[i]);
+        IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(memory, &given, &stack));
+        HOLDS(strstr(netmem_error_text(), no_hosts[i]) != NULL);
+    }
+    given = options(socket, "10.0.0.1/24");
+    given.mac[0] = 1;
+    IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(memory, &given, &stack));
+    HOLDS(strstr(netmem_error_text(), "01:00:00:00:00:00") != NULL);
+    given.mac[0] = 0;
     IS(NETMEM_OK, netmem_devmem_create(4 * MIB, &small));
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_stack_open(small, &given, &stack));
     IS(NETMEM_ERR_HANDLE, netmem_devmem_stack_open((const netmem_devmem *)"not memory, but a text", &given, &stack));
@@ -216,8 +252,15 @@ static size_t across(netmem_devmem_stack *a, netmem_devmem_stack *b, const netme
             IS(NETMEM_OK, netmem_devmem_stream_sent(sender, ranges, 4, &sent));
         IS(NETMEM_OK, netmem_devmem_stream_receive(ends->stream, extents + n, N - n, &received, &ended));
         for (size_t i = n; i < n + received; i++) {
-            HOLDS(extents[i].memory == id && extents[i].tokens > 0 && !ended && there + extents[i].length <= LENGTH);
-            IS(NETMEM_OK, netmem_devmem_read(to, extents[i].offset, got + there, extents[i].length));
+            HOLDS(!ended && there + extents[i].length <= LENGTH);
+            if (extents[i].memory == 0) {
+                size_t read;
+                IS(NETMEM_OK, netmem_devmem_stream_read(ends->stream, got + there, extents[i].length, &read));
+                HOLDS(whole && extents[i].tokens == 0 && read == extents[i].length);
+            } else {
+                HOLDS(extents[i].memory == id && extents[i].tokens > 0);
+                IS(NETMEM_OK, netmem_devmem_read(to, extents[i].offset, got + there, extents[i].length));
+            }
             there += extents[i].length;
         }
         n += received;
@@ -254,13 +297,15 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
 
     n = across(a, b, to, from, &ends, sender, extents);
     netmem_devmem_stream_stats stats = stream_stats(ends.stream);
-    HOLDS(stats.device_bytes == LENGTH && stats.host_bytes == 0 && stats.held == stats.pages && stats.held >= LENGTH / 4096);
+    HOLDS(stats.device_bytes + stats.host_bytes == LENGTH && (stats.host_bytes > 0) == whole);
+    HOLDS(stats.held == stats.pages && stats.held >= stats.device_bytes / 4096 && stats.held > 0);
 
-    /* Each token is returned once, whatever a program does. */
+    /* Tokens that the stream does not hold are ignored. */
     IS(NETMEM_ERR_NULL, netmem_devmem_returner_open(ends.stream, NULL));
     IS(NETMEM_OK, netmem_devmem_returner_open(ends.stream, &ends.returner));
     IS(NETMEM_ERR_NULL, netmem_devmem_return(ends.returner, NULL, 1, &done));
     wrong = extents[0];
+    wrong.memory = stats_of(to).id;
     wrong.tokens = (uint32_t)-1;
     IS(NETMEM_ERR_ARGUMENT, netmem_devmem_return(ends.returner, &wrong, 1, &done));
     wrong.tokens = 1;
@@ -283,7 +328,7 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
     HOLDS(done == 8);
     IS(NETMEM_OK, netmem_devmem_stream_shutdown(sender));
     IS(NETMEM_ERR_SHUT_DOWN, netmem_devmem_stream_send(sender, from, 0, 1, false, &ended));
-    char header[8];
+    char header[11];
     n = 0;
     for (ended = false; !ended && !failed;) {
         turn(a, b);
@@ -291,7 +336,14 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
         n += done;
     }
     HOLDS(n == 1 && extents[0].length == 8);
-    IS(NETMEM_OK, netmem_devmem_read(to, extents[0].offset, header, 8));
+    if (extents[0].memory == 0) {
+        IS(NETMEM_OK, netmem_devmem_stream_read(ends.stream, header, 3, &done));
+        HOLDS(done == 3);
+        IS(NETMEM_OK, netmem_devmem_stream_read(ends.stream, header + 3, 8, &done));
+        HOLDS(done == 5 && whole);
+    } else {
+        IS(NETMEM_OK, netmem_devmem_read(to, extents[0].offset, header, 8));
+    }
     HOLDS(memcmp(header, "a header", 8) == 0);
     IS(NETMEM_OK, netmem_devmem_stream_read(ends.stream, header, 8, &done));
     HOLDS(done == 0);
@@ -305,11 +357,51 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
     IS(NETMEM_OK, netmem_devmem_stream_close(ends.stream));
     IS(NETMEM_ERR_HANDLE, netmem_devmem_stream_close(ends.stream));
     IS(NETMEM_OK, netmem_devmem_return(ends.returner, extents, 1, &done));
-    HOLDS(done == 1);
+    HOLDS(done == extents[0].tokens);
     IS(NETMEM_OK, netmem_devmem_returner_close(ends.returner));
     IS(NETMEM_ERR_HANDLE, netmem_devmem_returner_close(ends.returner));
     IS(NETMEM_OK, netmem_devmem_stream_close(sender));
     IS(NETMEM_OK, netmem_devmem_stack_close(b, 0));
+}
+
+/* Ends the library's connection to the device. */
+static void cut(const char *socket) {
+    struct sockaddr_un peer;
+    int found = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t length = sizeof peer;
+        memset(&peer, 0, sizeof peer);
+        if (getpeername(fd, (struct sockaddr *)&peer, &length) == 0 && peer.sun_family == AF_UNIX && strcmp(peer.sun_path, socket) == 0) {
+            HOLDS(shutdown(fd, SHUT_RDWR) == 0);
+            found++;
+        }
+    }
+    HOLDS(found == 1);
+}
+
+/* A program that never sleeps learns that the device is gone, too. */
+static void device_gone(const netmem_devmem *memory, const char *socket) {
+    netmem_devmem_stack *stack;
+    netmem_devmem_stream *stream;
+    netmem_devmem_extent extent;
+    netmem_devmem_stack_options given = options(socket, "10.0.0.1/24");
+    netmem_status status;
+    size_t n;
+    IS(NETMEM_OK, netmem_devmem_stack_open(memory, &given, &stack));
+    IS(NETMEM_OK, netmem_devmem_connect(stack, "10.0.0.9:9", &stream));
+    netmem_devmem_stack_poll(stack);
+    IS(NETMEM_OK, netmem_devmem_stream_receive(stream, &extent, 1, &n, NULL));
+    cut(socket);
+    do {
+        netmem_devmem_stack_poll(stack);
+        status = netmem_devmem_stream_receive(stream, &extent, 1, &n, NULL);
+    } while (status == NETMEM_OK);
+    IS(NETMEM_ERR_STOPPED, status);
+    IS(NETMEM_OK, netmem_devmem_stream_close(stream));
+    /* And it can sleep, or end. */
+    while (netmem_devmem_stack_poll(stack) > 0)
+        continue;
+    IS(NETMEM_OK, netmem_devmem_stack_close(stack, 0));
 }
 
 int main(int argc, char **argv) {
@@ -317,11 +409,13 @@ int main(int argc, char **argv) {
         return 2;
     netmem_devmem *to, *from;
     netmem_devmem_stack *a, *b;
+    whole = argc > 3;
     memory_alone();
     IS(NETMEM_OK, netmem_devmem_create(8 * MIB, &to));
     IS(NETMEM_OK, netmem_devmem_create(8 * MIB, &from));
     stacks_that_cannot_be(to, argv[1]);
     netmem_devmem_stack_options given = options(argv[1], "10.0.0.1/24");
+    given.foreign = whole;
     IS(NETMEM_OK, netmem_devmem_stack_open(to, &given, &a));
     HOLDS(stats_of(to).queues == 1);
     pthread_t thread;
@@ -333,6 +427,7 @@ int main(int argc, char **argv) {
         return 1;
     streams(a, b, to, from);
     HOLDS(stats_of(to).queues == 0 && stats_of(to).in_use == 0);
+    device_gone(to, argv[1]);
     IS(NETMEM_OK, netmem_devmem_close(to));
     IS(NETMEM_OK, netmem_devmem_close(from));
     if (!failed)

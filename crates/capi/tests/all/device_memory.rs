@@ -82,9 +82,9 @@ fn valgrind_finds_no_error_in_the_transfer() {
 }
 
 /// A device that is the end of a cable, for one front end after the other.
-fn serve(port: Cross, socket: &Path, stop: &Arc<AtomicBool>) -> [JoinHandle<()>; 2] {
+fn serve(port: Cross, split_headers: bool, socket: &Path, stop: &Arc<AtomicBool>) -> [JoinHandle<()>; 2] {
     let mut port = Some(port);
-    let options = Options { max_pairs: 1, ..Options::default() };
+    let options = Options { max_pairs: 1, split_headers, ..Options::default() };
     let made = NetDevice::new(options, |_| Ok(port.take().expect("one pair")));
     let mut device = made.expect("a device");
     let (control, listener) = (device.control(), UnixListener::bind(socket).expect("a socket"));
@@ -102,13 +102,15 @@ fn serve(port: Cross, socket: &Path, stop: &Arc<AtomicBool>) -> [JoinHandle<()>;
 }
 
 /// Runs a program with the sockets of two devices, between which there is a cable.
-fn on_a_cable(mut program: Command, expected: &str) {
+fn on_a_cable(mut program: Command, split_headers: bool, expected: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let sockets = [folder.path().join("a"), folder.path().join("b")];
     let stop = Arc::new(AtomicBool::new(false));
     let [near, far] = Cross::cable();
-    let threads = [serve(near, &sockets[0], &stop), serve(far, &sockets[1], &stop)];
-    let ended = catch_unwind(AssertUnwindSafe(|| run(program.args(&sockets))));
+    let threads =
+        [(near, &sockets[0]), (far, &sockets[1])].map(|(port, socket)| serve(port, split_headers, socket, &stop));
+    let ended =
+        catch_unwind(AssertUnwindSafe(|| run(program.args(&sockets).args((!split_headers).then_some("whole")))));
     stop.store(true, Ordering::Relaxed);
     sockets.iter().for_each(|socket| drop(UnixStream::connect(socket)));
     for thread in threads.into_iter().flatten() {
@@ -127,13 +129,20 @@ fn what_device_memory_does_in_c() {
         skip("the library is built without debug assertions, so that misuse is undefined");
         return;
     }
-    let test = |program| on_a_cable(program, "device memory did what the header says\n");
-    each_build(C, &["-std=c11"], "tests/all/device_memory.c", test);
-    each_build(CPP, &["-std=c++17", "-xc++"], "tests/all/device_memory.c", test);
+    let expected = "device memory did what the header says\n";
+    let split = |program| on_a_cable(program, true, expected);
+    each_build(C, &["-std=c11"], "tests/all/device_memory.c", split);
+    // Payload of frames that the device does not split behind their headers is in host memory, too.
+    let whole = |program| on_a_cable(program, false, expected);
+    each_build(CPP, &["-std=c++17", "-xc++"], "tests/all/device_memory.c", whole);
 }
 
 #[test]
 fn the_wrappers_of_device_memory() {
-    let expected = "3000000 bytes, as they were sent; pages: all returned, 0 held; range 0\nNETMEM_ERR_ARGUMENT\n";
-    each_build(CPP, &["-std=c++17"], "tests/all/device_wrappers.cpp", |program| on_a_cable(program, expected));
+    let received = "3000000 bytes, as they were sent; pages: all returned, 0 held; range 0\nNETMEM_ERR_ARGUMENT\n";
+    // Only a library with debug assertions finds the thread.
+    let close = if cfg!(debug_assertions) { "NETMEM_ERR_THREAD, and the stack is open\n" } else { "" };
+    let flags: &[&str] = if cfg!(debug_assertions) { &["-std=c++17", "-DCHECKED"] } else { &["-std=c++17"] };
+    let expected = [received, close].concat();
+    each_build(CPP, flags, "tests/all/device_wrappers.cpp", |program| on_a_cable(program, true, &expected));
 }

@@ -70,6 +70,16 @@ int main(int argc, char **argv) {
     } catch (const netmem::error &error) {
         std::printf("%s\n", netmem_status_name(error.status()));
     }
+#ifdef CHECKED
+    std::thread([&] {
+        try {
+            a.close(0);
+        } catch (const netmem::error &error) {
+            std::printf("%s", netmem_status_name(error.status()));
+        }
+    }).join();
+    std::puts(a.fd() >= 0 ? ", and the stack is open" : ", and the stack is lost");
+#endif
     a.close(0);
     return 0;
 }

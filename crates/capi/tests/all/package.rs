@@ -6,17 +6,22 @@ use netmem_testing::tree::TREE;
 use netmem_testing::{installed, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 fn text(command: &mut Command) -> String {
     run(command).trim().to_owned()
 }
 
-/// Makes the packages of the library that was built with this test, and returns those two files:
-/// what programs need when they run, and what is needed to build them.
-fn packages(to: &Path) -> [PathBuf; 2] {
-    let test = std::env::current_exe().expect("the test's path");
+/// The folder in which the library was built with this test.
+fn built() -> PathBuf {
+    std::env::current_exe().expect("the test's path").parent().expect("a folder").to_owned()
+}
+
+/// Makes the packages of a library, and returns those two files: what programs need when they run,
+/// and what is needed to build them.
+fn packages(built: &Path, to: &Path) -> [PathBuf; 2] {
     let mut script = Command::new(Path::new(TREE).join("packaging/debian-library.sh"));
-    script.arg(test.parent().expect("a folder")).arg(to);
+    script.arg(built).arg(to).env_remove("SOURCE_DATE_EPOCH");
     // Packed for this test only.
     run(script.env("CARGO_NET_OFFLINE", "true").env("DPKG_DEB_COMPRESSOR_TYPE", "none"));
     ["libnetmem0", "libnetmem-dev"].map(|package| {
@@ -45,12 +50,13 @@ fn contents([library, development]: &[PathBuf; 2], libdir: &str) {
         let listing = text(Command::new("dpkg-deb").arg("--contents").arg(package));
         listing.lines().map(|line| line.split_whitespace().skip(5).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
     };
+    let architecture = field(library, "Architecture");
     let (library, development) = (listed(library), listed(development));
     let has = |files: &[String], file: String| assert!(files.contains(&file), "{file} is not in {files:#?}");
     let of = env!("CARGO_PKG_VERSION");
     has(&library, format!("./usr/{libdir}/libnetmem.so.{of}"));
     has(&library, format!("./usr/{libdir}/libnetmem.so.0 -> libnetmem.so.{of}"));
-    has(&library, "./usr/share/doc/libnetmem0/libraries.gz".into());
+    has(&library, format!("./usr/share/doc/libnetmem0/libraries.{architecture}.gz"));
     has(&development, format!("./usr/{libdir}/libnetmem.so -> libnetmem.so.0"));
     for file in ["libnetmem.a", "pkgconfig/netmem.pc"] {
         has(&development, format!("./usr/{libdir}/{file}"));
@@ -68,11 +74,52 @@ fn contents([library, development]: &[PathBuf; 2], libdir: &str) {
     assert_eq!(both, None);
 }
 
+fn unpack(packages: &[PathBuf; 2], root: &Path) {
+    for package in packages {
+        run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(root));
+    }
+}
+
+/// The documents do not depend on when the library was built: packages of several architectures,
+/// which are installed together, have the same files.
+fn same_documents_of_another_build(folder: &Path, root: &Path) {
+    let again = folder.join("again");
+    std::fs::create_dir(&again).expect("a folder");
+    let (archive, library) = ("libnetmem_capi.a", again.join("libnetmem_capi.so"));
+    std::os::unix::fs::symlink(built().join(archive), again.join(archive)).expect("a link");
+    std::fs::copy(built().join("libnetmem_capi.so"), &library).expect("a copy");
+    let copied = std::fs::File::options().write(true).open(&library).expect("the copy");
+    copied.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).expect("a date");
+    let other = folder.join("other");
+    unpack(&packages(&again, &folder.join("packages-again")), &other);
+    let documents = "usr/share/doc";
+    run(Command::new("diff").arg("-r").arg(root.join(documents)).arg(other.join(documents)));
+}
+
+/// Paths are relative to the folder in which the caller is.
+#[test]
+fn the_library_is_installed_where_the_caller_says() {
+    if let Err(why) = installed(&["cargo"]) {
+        return skip(&why);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| folder.path().join(path);
+    std::os::unix::fs::symlink(built(), at("built")).expect("a link");
+    let mut install = Command::new(crate_folder().join("install.sh"));
+    install.current_dir(&folder).args(["/usr", "lib/here"]).env("CARGO_NET_OFFLINE", "true");
+    run(install.env("BUILT", "built").env("DESTDIR", "root"));
+    for file in ["lib/here/libnetmem.so.0", "lib/here/libnetmem.a", "lib/here/pkgconfig/netmem.pc", "include/netmem.h"]
+    {
+        assert!(at("root/usr").join(file).exists(), "{file}");
+    }
+}
+
 #[test]
 fn programs_are_built_from_the_debian_packages() {
     let tools = installed(&[
         "awk",
         "cargo",
+        "diff",
         "dpkg-architecture",
         "dpkg-deb",
         "dpkg-shlibdeps",
@@ -87,12 +134,11 @@ fn programs_are_built_from_the_debian_packages() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let libdir = format!("lib/{}", text(Command::new("dpkg-architecture").args(["-q", "DEB_HOST_MULTIARCH"])));
-    let packages = packages(&folder.path().join("packages"));
-    contents(&packages, &libdir);
+    let packed = packages(&built(), &folder.path().join("packages"));
+    contents(&packed, &libdir);
     let root = folder.path().join("root");
-    for package in &packages {
-        run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&root));
-    }
+    unpack(&packed, &root);
+    same_documents_of_another_build(folder.path(), &root);
     let at = root.join("usr").join(&libdir);
     let flags = |options: &[&str]| {
         let mut command = Command::new("pkg-config");

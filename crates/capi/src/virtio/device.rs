@@ -252,7 +252,8 @@ fn wait_set(device: &NetDevice<FragPort>) -> std::io::Result<OwnedFd> {
 }
 
 /// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
-/// closed. It serves no guest yet: see netmem_virtio_device_listen.
+/// closed. It serves no guest yet: see netmem_virtio_device_listen. Up to 256 frames wait in each
+/// direction, and hold their pages: the region needs as many, and those that the caller holds.
 ///
 /// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 /// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
@@ -400,7 +401,7 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
 /// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
 /// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
 /// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-/// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
+/// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: the guest posts no buffers.
 /// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
 ///
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of

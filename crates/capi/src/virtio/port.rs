@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most frames of the guest that wait for the caller, and the most of the caller that wait for
-/// the guest. More frames of the guest wait in its ring.
-pub(crate) const MOST: usize = 1024;
+/// the guest: as many as a pass moves. They hold pages. More frames of the guest wait in its ring.
+pub(crate) const MOST: usize = 256;
 
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -98,13 +98,13 @@ pub(crate) struct FragPort {
     exchange: Exchange,
     pool: SharedPool<Kept>,
     page_size: usize,
-    /// Frames for the guest that are being delivered.
-    current: VecDeque<Outgoing>,
+    /// The frame for the guest that is being delivered.
+    current: Option<Outgoing>,
 }
 
 impl FragPort {
     pub(crate) fn new(exchange: Exchange, pool: SharedPool<Kept>, page_size: usize) -> Self {
-        Self { exchange, pool, page_size, current: VecDeque::new() }
+        Self { exchange, pool, page_size, current: None }
     }
 
     /// A frame in pages of the pool. The first has the header's bytes in front of it, so that the
@@ -130,14 +130,14 @@ impl Port for FragPort {
     const FEATURES: u64 = 0;
 
     fn peek(&mut self) -> Option<&[u8]> {
-        if self.current.is_empty() {
-            std::mem::swap(&mut self.current, &mut self.exchange.lock().outgoing);
+        if self.current.is_none() {
+            self.current = self.exchange.lock().outgoing.pop_front();
         }
-        self.current.front().map(Outgoing::wire)
+        self.current.as_ref().map(Outgoing::wire)
     }
 
     fn consume(&mut self) {
-        self.current.pop_front();
+        self.current = None;
     }
 
     fn send(&mut self, wire: &[u8]) -> bool {
@@ -164,6 +164,6 @@ impl Port for FragPort {
 
     fn drop_waiting(&mut self) -> u64 {
         let outgoing = std::mem::take(&mut self.exchange.lock().outgoing);
-        (self.current.drain(..).count() + outgoing.len()) as u64
+        self.current.take().map_or(0, |_| 1) + outgoing.len() as u64
     }
 }

@@ -28,7 +28,13 @@ void echo(netmem::virtio_device device, unsigned frames) {
             sleep_for(device);
             continue;
         }
-        echoed += static_cast<unsigned>(device.send(group));
+        while (group.size() > 0) {
+            const std::size_t sent = device.send(group);
+            echoed += static_cast<unsigned>(sent);
+            /* The driver has posted no buffers. To arm is a pass, too. */
+            if (sent == 0)
+                sleep_for(device);
+        }
     }
     /* Until all are delivered, and the driver has gone. */
     while (device.stats().sent + device.stats().guest_left < frames) {

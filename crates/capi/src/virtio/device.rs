@@ -140,7 +140,7 @@ pub struct netmem_virtio_device_stats {
     pub sent: u64,
     /// bytes in them
     pub sent_bytes: u64,
-    /// frames from the guest dropped because the region had no page
+    /// frames from the guest dropped because the region had no page; large ones after they were cut
     pub no_page: u64,
     /// frames from the guest dropped because they have several fragments, and the caller no flags
     pub not_linear: u64,
@@ -178,14 +178,33 @@ unsafe impl Versioned for netmem_virtio_device_stats {
 }
 
 impl Device {
+    /// A device that receives into pages of the region.
+    fn new(provider: &Arc<RegionProvider<Kept>>, options: Options) -> Result<Self, Failure> {
+        let exchange = Exchange::default();
+        let pool = PoolOptions::new("c").build_shared(provider.clone(), None)?;
+        let mut port = Some(FragPort::new(exchange.clone(), pool, provider.region().page_size()));
+        // It has one pair.
+        let device = NetDevice::new(options, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
+        Ok(Self {
+            serving: Mutex::default(),
+            control: device.control(),
+            stats: device.stats(),
+            wait_set: wait_set(&device).map_err(Failure::System)?,
+            device,
+            exchange,
+            provider: provider.clone(),
+            failed: Arc::default(),
+            no_guest: 0,
+            not_linear: 0,
+        })
+    }
+
     fn counts(&self) -> netmem_virtio_device_stats {
         let stats = &self.stats;
-        let (received, received_bytes, no_page) = {
+        let (received, received_bytes, no_page, refused) = {
             let frames = self.exchange.lock();
-            (frames.stored, frames.stored_bytes, frames.no_page)
+            (frames.stored, frames.stored_bytes, frames.no_page, frames.refused)
         };
-        // The device counts those among others that its port has refused.
-        let refused = stats.dropped(DropReason::PortRefused).saturating_sub(no_page);
         netmem_virtio_device_stats {
             size: size_of::<netmem_virtio_device_stats>(),
             received,
@@ -252,8 +271,12 @@ fn wait_set(device: &NetDevice<FragPort>) -> std::io::Result<OwnedFd> {
 }
 
 /// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
-/// closed. It serves no guest yet: see netmem_virtio_device_listen. Up to 256 frames wait in each
-/// direction, and hold their pages: the region needs as many, and those that the caller holds.
+/// closed. It serves no guest yet: see netmem_virtio_device_listen.
+///
+/// The region needs the pages that the caller holds, and in each direction those of frames that
+/// wait. Frames of the guest hold up to 256 pages, and those of one frame more: at most 256 parts,
+/// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait for
+/// the guest, each in one page of the region at most.
 ///
 /// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 /// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
@@ -271,25 +294,7 @@ pub unsafe extern "C" fn netmem_virtio_device_create(
         let out = NonNull::new(device).ok_or_else(|| Failure::null("device"))?;
         // SAFETY: as the header says.
         let (provider, given) = unsafe { (handle::get(region)?, options::read(options)?) };
-        let exchange = Exchange::default();
-        let pool = PoolOptions::new("c").build_shared(provider.clone(), None)?;
-        let port = FragPort::new(exchange.clone(), pool, provider.region().page_size());
-        let mut port = Some(port);
-        // It has one pair.
-        let device =
-            NetDevice::new(given.device()?, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
-        let made = Device {
-            serving: Mutex::default(),
-            control: device.control(),
-            stats: device.stats(),
-            wait_set: wait_set(&device).map_err(Failure::System)?,
-            device,
-            exchange,
-            provider: provider.clone(),
-            failed: Arc::default(),
-            no_guest: 0,
-            not_linear: 0,
-        };
+        let made = Device::new(provider, given.device()?)?;
         // SAFETY: the caller has room for a pointer there.
         unsafe { out.write(handle::create(made)) };
         Ok(())
@@ -388,12 +393,16 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
         // SAFETY: as the header says.
         let device = unsafe { owned::get_mut(device) }?;
         device.device.poll();
-        // SAFETY: as the header says.
-        let handed = unsafe { groups::hand_out(&mut device.exchange.lock().received, frags, flags, n) };
-        let (done, dropped) = handed?;
-        device.not_linear += dropped;
+        let handed = {
+            let mut frames = device.exchange.lock();
+            // SAFETY: as the header says.
+            let handed = unsafe { groups::hand_out(&mut frames.received, frags, flags, n) }?;
+            frames.pages -= handed.pages;
+            handed
+        };
+        device.not_linear += handed.dropped;
         // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
+        unsafe { count.write(handed.frags) };
         Ok(())
     })
 }
@@ -552,6 +561,10 @@ pub extern "C" fn netmem_sigbus_install() -> netmem_status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
+    use netmem_pool::RegionOptions;
+    use netmem_testing::driver::tcp::tcp;
+    use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
     const NONE: netmem_virtio_device_options = netmem_virtio_device_options {
         size: size_of::<netmem_virtio_device_options>(),
@@ -585,5 +598,33 @@ mod tests {
         assert_eq!((made.max_memory, made.mac, made.mtu), (Some(1 << 30), Some([2, 0, 0, 0, 0, 9]), Some(9000)));
         assert_eq!(made.withhold, ALL_OFFLOADS);
         assert!(made.require_sealed && made.any_memory_file);
+    }
+
+    /// Frames that were cut, some of whose parts have no page, and one that cannot be cut: each
+    /// counts under its cause.
+    #[test]
+    fn refused_frames_are_no_lack_of_pages() {
+        let region = RegionOptions::new(3).build::<Kept>().expect("a region");
+        let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
+        let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(16);
+        let mut driver = device.control.connect(options).expect("a driver");
+        let pool = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool");
+        let frame = tcp(false, 1, 0, &[], &[7; 1000]);
+        let headers = (frame.len() - 1000) as u16;
+        // The second is no frame of IPv6.
+        for kind in [GsoKind::TcpV4, GsoKind::TcpV6] {
+            let mut page = pool.alloc().expect("a page");
+            page.copy_from(64, &frame).expect("room");
+            let mut packet = Packet::new(page.freeze_range(64..64 + frame.len()));
+            let gso = Some(Gso { kind, size: 200, headers, ecn: false });
+            packet.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso };
+            driver.pairs[0].tx.send(packet).expect("room");
+        }
+        driver.pairs[0].tx.flush();
+        while device.device.poll() > 0 {}
+        let counts = device.counts();
+        assert_eq!((counts.received, counts.no_page, counts.refused), (3, 2, 1));
+        let bytes = 3 * (u64::from(headers) + 200);
+        assert_eq!((counts.received_bytes, counts.bad_header, counts.not_negotiated), (bytes, 0, 0));
     }
 }

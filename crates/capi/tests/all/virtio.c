@@ -586,6 +586,46 @@ static void stopping(const char *socket, const char *other) {
     netmem_frag_release(&kept);
 }
 
+/* A guest with frames of 17 pages, and a caller that receives them one by one: the others wait in the
+ * guest's ring, not in pages. */
+static void large_frames(void) {
+    enum { FRAMES = 60, PARTS = 17, PART = 3800 };
+    netmem_virtio_device *device;
+    netmem_region *region = memory(256 + 2 * NETMEM_FRAME_FRAGS);
+    netmem_virtio_device_options options = device_options();
+    IS(NETMEM_OK, netmem_virtio_device_create(region, &options, &device));
+    IS(NETMEM_OK, netmem_region_close(region));
+    netmem_virtio_options given = driver_options(NULL);
+    given.mode = NETMEM_VIRTIO_MERGEABLE;
+    given.max_frame = 65549;
+    given.ring = 1024;
+    struct driver driver = connected(device, given);
+    netmem_frag page = frame(driver.net, PART, 7), frags[GROUP];
+    uint8_t flags[GROUP];
+    size_t n, sent = 0, received = 0;
+    while (received < FRAMES) {
+        for (n = 1; n > 0 && sent < FRAMES; sent += n > 0) {
+            for (size_t i = 0; i < PARTS; i++) {
+                IS(NETMEM_OK, netmem_frag_share(&page, 0, PART, &frags[i]));
+                flags[i] = i + 1 < PARTS ? NETMEM_FRAG_MORE : 0;
+            }
+            IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, flags, PARTS, &n));
+            netmem_frags_release(frags, PARTS);
+        }
+        IS(NETMEM_OK, netmem_virtio_device_receive(device, frags, flags, NETMEM_FRAME_FRAGS, &n));
+        if (n > 0)
+            HOLDS(n == (PARTS * PART + 12 + 4095) / 4096 && flags[n - 1] == 0 && has(&frags[1], 4096, 7));
+        received += n > 0;
+        netmem_frags_release(frags, n);
+    }
+    netmem_frag_release(&page);
+    close_driver(&driver);
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
+    IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
+    HOLDS(stats.received == FRAMES && stats.received_bytes == (uint64_t)FRAMES * PARTS * PART && stats.no_page == 0);
+}
+
 /* Frames are lost in a few ways, each of which is counted, and none is lost otherwise. */
 static void losses(void) {
     netmem_virtio_device *device;
@@ -763,6 +803,7 @@ int main(int argc, char **argv) {
     full();
     waiting();
     stopping(argv[1], argv[2]);
+    large_frames();
     losses();
     forwarding();
     misuse();

@@ -321,15 +321,17 @@ fn panicked(payload: &(dyn Any + Send)) -> Failure {
     Failure::Panic(text.unwrap_or("without a text").to_owned())
 }
 
+/// Runs what may panic, which becomes a failure.
+#[inline]
+pub(crate) fn caught<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panicked(&*payload)))
+}
+
 /// Runs the body of a function of the header. A panic in it becomes a failure: to unwind into C is
 /// undefined.
 #[inline]
 pub(crate) fn value<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R, netmem_status> {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(failure)) => Err(record(&failure)),
-        Err(payload) => Err(record(&panicked(&*payload))),
-    }
+    caught(body).map_err(|failure| record(&failure))
 }
 
 /// [`value`] of a function that returns a status.

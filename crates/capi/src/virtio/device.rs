@@ -1,6 +1,6 @@
 //! The virtio-net device of C: a back end of vhost-user, for virtual machines and other drivers.
 
-use super::listen::Listening;
+use super::front_ends::FrontEnds;
 use super::net::{path, stream};
 use super::port::{Exchange, FragPort, MOST, Outgoing};
 use crate::frag::{self, netmem_frag};
@@ -13,14 +13,13 @@ use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::Armed;
 use netmem_pool::{PoolOptions, RegionProvider};
 use netmem_virtio::device::port::{ALL_OFFLOADS, PortError};
-use netmem_virtio::device::{Connection, Control, DeviceError, DropReason, NetDevice, Options, Stats};
-use netmem_virtio::socket::Listener;
+use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
 use rustix::event::epoll;
 use std::ffi::c_char;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A virtio-net device of one queue pair, for one guest at a time.
 #[derive(Debug)]
@@ -34,26 +33,15 @@ impl Kind for netmem_virtio_device {
 
 impl Owned for netmem_virtio_device {}
 
-/// What serves front ends.
-#[derive(Default)]
-struct Serving {
-    /// A front end that the caller has connected.
-    connection: Option<Connection>,
-    listening: Option<Listening>,
-}
-
 pub(crate) struct Device {
-    // Dropped first: it ends the threads that use the others.
-    serving: Mutex<Serving>,
-    control: Control,
+    // Dropped first: its threads use the others.
+    front_ends: FrontEnds,
     stats: Arc<Stats>,
     device: NetDevice<FragPort>,
     exchange: Exchange,
     provider: Arc<RegionProvider<Kept>>,
     /// An epoll descriptor of the device's two.
     wait_set: OwnedFd,
-    /// Why the last front end that was dropped was dropped.
-    failed: Arc<Mutex<Option<DeviceError>>>,
     /// Frames for the guest that were dropped because none was served.
     no_guest: u64,
     /// Frames of the guest that were dropped because they have several fragments.
@@ -68,10 +56,6 @@ const _: () = {
     sent::<super::tx::Transmit>();
     sent::<super::net::Net>();
 };
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
 /// where the default will do.
@@ -186,17 +170,21 @@ impl Device {
         // It has one pair.
         let device = NetDevice::new(options, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
         Ok(Self {
-            serving: Mutex::default(),
-            control: device.control(),
+            front_ends: FrontEnds::new(device.control()),
             stats: device.stats(),
             wait_set: wait_set(&device).map_err(Failure::System)?,
             device,
             exchange,
             provider: provider.clone(),
-            failed: Arc::default(),
             no_guest: 0,
             not_linear: 0,
         })
+    }
+
+    /// Ends the threads of front ends. Frames that wait for the guest are counted as it leaves.
+    fn hang_up(&mut self) {
+        self.front_ends = FrontEnds::new(self.device.control());
+        self.device.poll();
     }
 
     fn counts(&self) -> netmem_virtio_device_stats {
@@ -317,15 +305,7 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
     status(|| {
         // SAFETY: as the header says.
         let (device, socket) = unsafe { (owned::peek(device)?, path(socket, "socket")?) };
-        let mut serving = lock(&device.serving);
-        if serving.listening.is_some() {
-            return Err(Failure::Listens);
-        }
-        let failed = device.failed.clone();
-        let failed = move |error| *lock(&failed) = Some(error);
-        let listening = Listening::start(Listener::bind(socket)?, device.control.clone(), failed);
-        serving.listening = Some(listening.map_err(Failure::System)?);
-        Ok(())
+        device.front_ends.listen(socket)
     })
 }
 
@@ -339,13 +319,7 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
 pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let device = unsafe { owned::peek(device) }?;
-        let mut serving = lock(&device.serving);
-        let connection = device.control.serve(stream(fd)?)?;
-        if let Some(Err(error)) = serving.connection.replace(connection).map(Connection::wait) {
-            *lock(&device.failed) = Some(error);
-        }
-        Ok(())
+        unsafe { owned::peek(device) }?.front_ends.serve(stream(fd)?)
     })
 }
 
@@ -358,11 +332,7 @@ pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio
 pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio_device) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let device = unsafe { owned::peek(device) }?;
-        if let Some(ended) = lock(&device.serving).connection.take_if(|connection| connection.is_finished()) {
-            ended.wait()?;
-        }
-        lock(&device.failed).take().map_or(Ok(()), |error| Err(error.into()))
+        unsafe { owned::peek(device) }?.front_ends.check()
     })
 }
 
@@ -537,8 +507,8 @@ pub unsafe extern "C" fn netmem_virtio_device_close(
             unsafe { options::room(stats) }?;
         }
         // SAFETY: as the header says.
-        let device = unsafe { owned::close(device) }?;
-        drop(std::mem::take(&mut *lock(&device.serving)));
+        let mut device = unsafe { owned::close(device) }?;
+        device.hang_up();
         if stats.is_null() {
             return Ok(());
         }
@@ -607,7 +577,7 @@ mod tests {
         let region = RegionOptions::new(3).build::<Kept>().expect("a region");
         let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
         let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(16);
-        let mut driver = device.control.connect(options).expect("a driver");
+        let mut driver = device.device.control().connect(options).expect("a driver");
         let pool = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool");
         let frame = tcp(false, 1, 0, &[], &[7; 1000]);
         let headers = (frame.len() - 1000) as u16;

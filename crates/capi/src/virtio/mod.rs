@@ -1,7 +1,7 @@
 //! virtio-net: the driver, which is a front end of vhost-user, and the device, a back end.
 
 pub mod device;
-mod listen;
+mod front_ends;
 pub mod net;
 mod port;
 pub mod rx;

@@ -1,5 +1,6 @@
 //! A virtio-net device in use: the driver's connection, and the memory of its queues.
 
+use super::front_ends;
 use super::rx::{Receive, netmem_virtio_rx};
 use super::tx::{Transmit, netmem_virtio_tx};
 use crate::frag::{self, netmem_frag};
@@ -15,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A virtio-net device that the driver is connected to.
 #[derive(Debug)]
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn netmem_virtio_connect(
 
 impl Net {
     fn lock(&self) -> std::sync::MutexGuard<'_, VirtioNet> {
-        self.net.lock().unwrap_or_else(PoisonError::into_inner)
+        front_ends::lock(&self.net)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The port of a device in C: frames of the guest become fragments, and fragments become frames for
 //! the guest.
 
+use super::front_ends;
 use crate::frag::netmem_frag;
 use crate::groups::{self, Waiting};
 use crate::region::Kept;
@@ -10,7 +11,7 @@ use netmem_virtio::device::DropReason;
 use netmem_virtio::device::port::{MAX_WIRE, Port};
 use netmem_virtio::net::VnetHdr;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// While the guest's frames that wait for the caller hold so many pages, more of its frames wait in
 /// its ring. Also the most frames of the caller that wait for the guest. As many as a pass moves.
@@ -113,7 +114,7 @@ pub(crate) struct Exchange(Arc<Mutex<Frames>>);
 
 impl Exchange {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Frames> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        front_ends::lock(&self.0)
     }
 }
 

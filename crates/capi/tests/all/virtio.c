@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { GROUP = 64, PAGES = 512, TX_PAGES = 32, RING = 64 };
@@ -602,8 +603,10 @@ static void large_frames(void) {
     struct driver driver = connected(device, given);
     netmem_frag page = frame(driver.net, PART, 7), frags[GROUP];
     uint8_t flags[GROUP];
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
     size_t n, sent = 0, received = 0;
-    while (received < FRAMES) {
+    do {
         for (n = 1; n > 0 && sent < FRAMES; sent += n > 0) {
             for (size_t i = 0; i < PARTS; i++) {
                 IS(NETMEM_OK, netmem_frag_share(&page, 0, PART, &frags[i]));
@@ -617,11 +620,11 @@ static void large_frames(void) {
             HOLDS(n == (PARTS * PART + 12 + 4095) / 4096 && flags[n - 1] == 0 && has(&frags[1], 4096, 7));
         received += n > 0;
         netmem_frags_release(frags, n);
-    }
+        IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
+        HOLDS(stats.no_page == 0);
+    } while (received < FRAMES);
     netmem_frag_release(&page);
     close_driver(&driver);
-    netmem_virtio_device_stats stats;
-    stats.size = sizeof stats;
     IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
     HOLDS(stats.received == FRAMES && stats.received_bytes == (uint64_t)FRAMES * PARTS * PART && stats.no_page == 0);
 }
@@ -658,31 +661,79 @@ static void losses(void) {
         IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
     } while (stats.guest_left < 4);
     HOLDS(stats.guest_left == 4 && stats.sent == 0);
-    /* Their pages are back. A front end that is none is told once. */
-    int ends[2];
-    HOLDS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-    netmem_status found;
-    do {
-        found = netmem_virtio_device_serve(device, ends[1]);
-    } while (found == NETMEM_ERR_BUSY);
-    IS(NETMEM_OK, found);
-    memset(frags, 0xff, sizeof frags);
-    HOLDS(write(ends[0], frags, 64) == 64);
-    do {
-        found = netmem_virtio_device_check(device);
-    } while (found == NETMEM_OK);
-    IS(NETMEM_ERR_SYSTEM, found);
-    IS(NETMEM_OK, netmem_virtio_device_check(device));
-    close(ends[0]);
-    close(ends[1]);
+    /* Their pages are back. */
     driver = connected(device, driver_options(NULL));
     frags[0] = frame(driver.net, 60, 1);
     IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
     HOLDS(of_driver(device, frags, NULL) == 1);
-    netmem_frag_release(frags);
+    /* No pass is made before the end. */
+    IS(NETMEM_OK, netmem_virtio_device_send(device, frags, NULL, 1, &n));
     close_driver(&driver);
     IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
-    HOLDS(stats.received == 5 && stats.connection_errors == 1 && stats.faults == 0);
+    HOLDS(stats.received == 5 && stats.guest_left == 5 && stats.connection_errors == 0 && stats.faults == 0);
+}
+
+/* A front end that sends no message of the protocol. */
+static void send_nonsense(int fd) {
+    unsigned char nonsense[64];
+    memset(nonsense, 0xff, sizeof nonsense);
+    HOLDS(write(fd, nonsense, sizeof nonsense) == (ssize_t)sizeof nonsense);
+}
+
+/* Sleeps until the device has a reason why a front end was dropped. */
+static void await_reason(netmem_virtio_device *device) {
+    netmem_status found;
+    do {
+        bool waits;
+        netmem_virtio_device_disarm(device);
+        IS(NETMEM_OK, netmem_virtio_device_arm(device, &waits));
+        found = netmem_virtio_device_check(device);
+        if (found == NETMEM_OK && waits)
+            sleep_on(netmem_virtio_device_fd(device));
+    } while (found == NETMEM_OK);
+    IS(NETMEM_ERR_SYSTEM, found);
+    HOLDS(strstr(netmem_error_text(), "vhost-user") != NULL);
+    IS(NETMEM_OK, netmem_virtio_device_check(device));
+}
+
+/* A program that sleeps on the descriptor, and checks after each sleep, is told each reason. The next
+ * front end can be served then. One that has connected to the path meanwhile waits, and is no error. */
+static void reasons(const char *socket_path) {
+    netmem_virtio_device *device = new_device();
+    int ends[2], stranger = socket(AF_UNIX, SOCK_STREAM, 0);
+    for (int turn = 0; turn < 200; turn++) {
+        HOLDS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+        IS(NETMEM_OK, netmem_virtio_device_serve(device, ends[1]));
+        send_nonsense(ends[0]);
+        await_reason(device);
+        HOLDS(close(ends[0]) == 0 && close(ends[1]) == 0);
+    }
+    IS(NETMEM_OK, netmem_virtio_device_listen(device, socket_path));
+    struct driver driver = connected(device, driver_options(NULL));
+    struct sockaddr_un address;
+    memset(&address, 0, sizeof address);
+    address.sun_family = AF_UNIX;
+    HOLDS(strlen(socket_path) < sizeof address.sun_path);
+    strcpy(address.sun_path, socket_path);
+    HOLDS(connect(stranger, (struct sockaddr *)&address, sizeof address) == 0);
+    send_nonsense(stranger);
+    netmem_frag frag;
+    size_t n;
+    for (int turn = 0; turn < 100; turn++) {
+        frag = frame(driver.net, 60, 1);
+        IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, &frag, NULL, 1, &n));
+        HOLDS(of_driver(device, &frag, NULL) == 1);
+        IS(NETMEM_OK, netmem_virtio_device_check(device));
+        netmem_frag_release(&frag);
+        HOLDS(netmem_virtio_tx_complete(driver.tx, driver.rx) == 1);
+    }
+    close_driver(&driver);
+    await_reason(device);
+    close(stranger);
+    netmem_virtio_device_stats stats;
+    stats.size = sizeof stats;
+    IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
+    HOLDS(stats.connection_errors == 201);
 }
 
 /* Two drivers with one memory: what the first has received goes out by the second as it is, also after
@@ -796,6 +847,8 @@ static void misuse(void) {
 int main(int argc, char **argv) {
     if (argc != 3)
         return 2;
+    /* A wait that does not end is a failure, too. */
+    alarm(300);
     opening(argv[1]);
     there_and_back();
     several_fragments();
@@ -805,6 +858,7 @@ int main(int argc, char **argv) {
     stopping(argv[1], argv[2]);
     large_frames();
     losses();
+    reasons(argv[1]);
     forwarding();
     misuse();
     printf("the driver and the device did what the header says\n");

@@ -1,5 +1,6 @@
 //! The virtio-net device of C: a back end of vhost-user, for virtual machines and other drivers.
 
+use super::device_options::netmem_virtio_device_options;
 use super::front_ends::FrontEnds;
 use super::net::{path, stream};
 use super::port::{Exchange, FragPort, MOST, Outgoing};
@@ -12,7 +13,7 @@ use crate::region::{Kept, netmem_region};
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::Armed;
 use netmem_pool::{PoolOptions, RegionProvider};
-use netmem_virtio::device::port::{ALL_OFFLOADS, PortError};
+use netmem_virtio::device::port::PortError;
 use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
 use rustix::event::epoll;
 use std::ffi::c_char;
@@ -37,7 +38,7 @@ pub(crate) struct Device {
     // Dropped first: its threads use the others.
     front_ends: FrontEnds,
     stats: Arc<Stats>,
-    device: NetDevice<FragPort>,
+    device: Unique<NetDevice<FragPort>>,
     exchange: Exchange,
     provider: Arc<RegionProvider<Kept>>,
     /// An epoll descriptor of the device's two.
@@ -48,66 +49,30 @@ pub(crate) struct Device {
     not_linear: u64,
 }
 
-// A handle is made on one thread, and used by another.
+/// A value that is reached by unique references alone, so that what has it can be shared.
+struct Unique<T>(T);
+
+// SAFETY: a shared reference reaches nothing.
+unsafe impl<T: Send> Sync for Unique<T> {}
+
+impl<T> Unique<T> {
+    fn get(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+// A handle is made on one thread, and used by another. Threads that make a device listen and serve
+// may be several at a time.
 const _: () = {
     const fn sent<T: Send>() {}
+    const fn shared<T: Sync>() {}
+    shared::<Device>();
+    shared::<super::net::Net>();
     sent::<Device>();
     sent::<super::rx::Receive>();
     sent::<super::tx::Transmit>();
     sent::<super::net::Net>();
 };
-
-/// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
-/// where the default will do.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct netmem_virtio_device_options {
-    /// sizeof(netmem_virtio_device_options)
-    pub size: usize,
-    /// The most bytes of memory that a front end may have mapped here; 0: 16 TiB.
-    pub max_memory: u64,
-    /// The MAC address to offer; all zeros: none.
-    pub mac: [u8; 6],
-    /// The MTU to offer; 0: none.
-    pub mtu: u16,
-    /// Not zero: no offloads are offered, so that guests compute checksums and cut segments
-    /// themselves. By default the device does both.
-    pub no_offloads: u8,
-    /// Not zero: memory that the front end can shorten is refused (files without F_SEAL_SHRINK).
-    /// See netmem_sigbus_install.
-    pub require_sealed: u8,
-    /// Not zero: memory in files of any kind is accepted. Warning: if the front end serves the file
-    /// system of such a file, it can block the device.
-    pub any_memory_file: u8,
-    /// Zero.
-    pub reserved: [u8; 5],
-}
-
-// SAFETY: repr(C), `size` is first, integers.
-unsafe impl Versioned for netmem_virtio_device_options {
-    const NAME: &'static str = "netmem_virtio_device_options";
-    const LEAST: usize = 32;
-}
-
-impl netmem_virtio_device_options {
-    fn device(&self) -> Result<Options, Failure> {
-        if self.reserved != [0; 5] {
-            return Err(Failure::Argument("netmem_virtio_device_options.reserved is not zero".into()));
-        }
-        if self.mtu > 0 && self.mtu < 68 {
-            return Err(Failure::Argument(format!("an MTU of {}: 68 is the least", self.mtu)));
-        }
-        Ok(Options {
-            withhold: if self.no_offloads != 0 { ALL_OFFLOADS } else { 0 },
-            mac: (self.mac != [0; 6]).then_some(self.mac),
-            mtu: (self.mtu > 0).then_some(self.mtu),
-            require_sealed: self.require_sealed != 0,
-            any_memory_file: self.any_memory_file != 0,
-            max_memory: (self.max_memory > 0).then_some(self.max_memory),
-            ..Options::default()
-        })
-    }
-}
 
 /// What a device moved and lost. Set `size` to sizeof(netmem_virtio_device_stats). "Sent" and
 /// "received" are meant from this side: a received frame is from the guest.
@@ -141,7 +106,7 @@ pub struct netmem_virtio_device_stats {
     pub refused: u64,
     /// frames for the guest dropped because its receive ring was not served
     pub no_guest: u64,
-    /// frames for the guest dropped because it left, or was not there yet
+    /// frames for the guest dropped because it left
     pub guest_left: u64,
     /// frames for the guest dropped because they do not fit its buffers
     pub too_big: u64,
@@ -173,7 +138,7 @@ impl Device {
             front_ends: FrontEnds::new(device.control()),
             stats: device.stats(),
             wait_set: wait_set(&device).map_err(Failure::System)?,
-            device,
+            device: Unique(device),
             exchange,
             provider: provider.clone(),
             no_guest: 0,
@@ -183,8 +148,8 @@ impl Device {
 
     /// Ends the threads of front ends. Frames that wait for the guest are counted as it leaves.
     fn hang_up(&mut self) {
-        self.front_ends = FrontEnds::new(self.device.control());
-        self.device.poll();
+        self.front_ends = FrontEnds::new(self.device.get().control());
+        self.device.get().poll();
     }
 
     fn counts(&self) -> netmem_virtio_device_stats {
@@ -295,8 +260,8 @@ pub unsafe extern "C" fn netmem_virtio_device_create(
 /// device.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
-/// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
-/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+/// already), NETMEM_ERR_BUSY (another process listens there, or a file that is no socket has the
+/// path), NETMEM_ERR_NOT_FOUND, NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_listen(
     device: *const netmem_virtio_device,
@@ -311,10 +276,12 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
 
 /// Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
 /// until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
-/// `fd` is duplicated: the caller closes it.
+/// `fd` is duplicated: the caller closes it. If the device listens, too, those that connect to its
+/// socket meanwhile wait.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
-/// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`fd` is no
+/// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago: the
+/// device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
     status(|| {
@@ -325,9 +292,10 @@ pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio
 
 /// Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
 /// as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
-/// front end hangs up.
+/// front end hangs up. The device's descriptor is readable after a reason was stored, so that a
+/// thread which calls this after each sleep is told each.
 ///
-/// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+/// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_PANIC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio_device) -> netmem_status {
     status(|| {
@@ -362,7 +330,7 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
         let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
         // SAFETY: as the header says.
         let device = unsafe { owned::get_mut(device) }?;
-        device.device.poll();
+        device.device.get().poll();
         let handed = {
             let mut frames = device.exchange.lock();
             // SAFETY: as the header says.
@@ -380,8 +348,9 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
 /// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
 /// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
 /// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-/// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: the guest posts no buffers.
-/// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+/// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: netmem_virtio_device_receive
+/// delivers them, then send the rest. If the guest posts no buffers, send it later or release it.
+/// With an error, the first of them is of the frame that caused it.
 ///
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one. Frames have whole checksums.
@@ -445,6 +414,9 @@ pub unsafe extern "C" fn netmem_virtio_device_fd(device: *const netmem_virtio_de
 /// sleep: false if there is work already. A thread that was woken calls
 /// netmem_virtio_device_disarm and netmem_virtio_device_receive.
 ///
+/// Note: a front end that shares no kick descriptor for a ring sends no notifications. While it is
+/// served, `waits` is false. A program that must not spin for such a guest sleeps for a time.
+///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_arm(
@@ -455,8 +427,8 @@ pub unsafe extern "C" fn netmem_virtio_device_arm(
         let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
         // SAFETY: as the header says.
         let device = unsafe { owned::get_mut(device) }?;
-        let idle = device.device.poll() == 0 && device.exchange.lock().received.is_empty();
-        let waits = idle && device.device.arm() == Armed::Waits;
+        let idle = device.device.get().poll() == 0 && device.exchange.lock().received.is_empty();
+        let waits = idle && device.device.get().arm() == Armed::Waits;
         // SAFETY: the caller has room for it there.
         unsafe { out.write(waits) };
         Ok(())
@@ -469,7 +441,7 @@ pub unsafe extern "C" fn netmem_virtio_device_arm(
 pub unsafe extern "C" fn netmem_virtio_device_disarm(device: *mut netmem_virtio_device) {
     status(|| {
         // SAFETY: as the header says.
-        unsafe { owned::get_mut(device) }?.device.disarm();
+        unsafe { owned::get_mut(device) }?.device.get().disarm();
         Ok(())
     });
 }
@@ -536,40 +508,6 @@ mod tests {
     use netmem_testing::driver::tcp::tcp;
     use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
-    const NONE: netmem_virtio_device_options = netmem_virtio_device_options {
-        size: size_of::<netmem_virtio_device_options>(),
-        max_memory: 0,
-        mac: [0; 6],
-        mtu: 0,
-        no_offloads: 0,
-        require_sealed: 0,
-        any_memory_file: 0,
-        reserved: [0; 5],
-    };
-
-    #[test]
-    fn zeros_are_the_defaults() {
-        let (made, defaults) = (NONE.device().expect("options"), Options::default());
-        assert_eq!(format!("{made:?}"), format!("{defaults:?}"));
-    }
-
-    #[test]
-    fn each_option_is_the_devices() {
-        let given = netmem_virtio_device_options {
-            max_memory: 1 << 30,
-            mac: [2, 0, 0, 0, 0, 9],
-            mtu: 9000,
-            no_offloads: 1,
-            require_sealed: 1,
-            any_memory_file: 1,
-            ..NONE
-        };
-        let made = given.device().expect("options");
-        assert_eq!((made.max_memory, made.mac, made.mtu), (Some(1 << 30), Some([2, 0, 0, 0, 0, 9]), Some(9000)));
-        assert_eq!(made.withhold, ALL_OFFLOADS);
-        assert!(made.require_sealed && made.any_memory_file);
-    }
-
     /// Frames that were cut, some of whose parts have no page, and one that cannot be cut: each
     /// counts under its cause.
     #[test]
@@ -577,7 +515,7 @@ mod tests {
         let region = RegionOptions::new(3).build::<Kept>().expect("a region");
         let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
         let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(16);
-        let mut driver = device.device.control().connect(options).expect("a driver");
+        let mut driver = device.device.get().control().connect(options).expect("a driver");
         let pool = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool");
         let frame = tcp(false, 1, 0, &[], &[7; 1000]);
         let headers = (frame.len() - 1000) as u16;
@@ -591,7 +529,7 @@ mod tests {
             driver.pairs[0].tx.send(packet).expect("room");
         }
         driver.pairs[0].tx.flush();
-        while device.device.poll() > 0 {}
+        while device.device.get().poll() > 0 {}
         let counts = device.counts();
         assert_eq!((counts.received, counts.no_page, counts.refused), (3, 2, 1));
         let bytes = 3 * (u64::from(headers) + 200);

@@ -194,15 +194,22 @@ mod tests {
     use netmem_virtio::device::port::Echo;
     use netmem_virtio::device::{NetDevice, Options};
 
-    /// A front end whose messages make the library panic is dropped and reported, and the next can be
-    /// served.
+    /// A front end whose messages make the library panic is dropped, the caller's thread is woken to
+    /// be told, and the next can be served.
     #[test]
     fn a_panic_ends_one_front_end() {
-        let device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).expect("a device");
+        let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).expect("a device");
         let front_ends = FrontEnds::new(device.control());
         let (one, _other) = UnixStream::pair().expect("sockets");
         assert!(front_ends.shared.claim(one));
+        let is_woken = |device: &NetDevice<Echo>| {
+            let mut fds = device.wait_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("descriptors") > 0
+        };
+        device.disarm();
+        assert!(!is_woken(&device));
         front_ends.shared.free(caught(|| panic!("a message")));
+        assert!(is_woken(&device));
         assert!(matches!(front_ends.check(), Err(Failure::Panic(text)) if text == "a message"));
         let (one, other) = UnixStream::pair().expect("sockets");
         front_ends.serve(one).expect("no other front end");

@@ -130,12 +130,30 @@ static void opening(const char *socket) {
     options.fd = -1;
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
     options.fd = 12345;
-    IS(NETMEM_ERR_SYSTEM, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    /* Descriptor 0 is the default of the structure, and a file is no socket. */
+    options.fd = 0;
+    IS(NETMEM_ERR_NULL, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    int pipes[2], packets[2];
+    HOLDS(pipe(pipes) == 0 && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets) == 0);
+    options.fd = pipes[0];
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    options.fd = packets[0];
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    options.socket = socket;
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
     options = driver_options(socket);
     options.mode = 3;
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
     options = driver_options(socket);
     options.reserved[1] = 1;
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    /* Before memory is allocated for as many queues, or for as large rings. */
+    options = driver_options(socket);
+    options.pairs = 65535;
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
+    options = driver_options(socket);
+    options.ring = 65535;
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &driver.net, &driver.rx, &driver.tx));
 
     netmem_virtio_device *device;
@@ -160,7 +178,10 @@ static void opening(const char *socket) {
     netmem_virtio_device *second = new_device();
     IS(NETMEM_ERR_BUSY, netmem_virtio_device_listen(second, socket));
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_device_serve(second, -1));
-    IS(NETMEM_ERR_SYSTEM, netmem_virtio_device_serve(second, 12345));
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_device_serve(second, 12345));
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_device_serve(second, pipes[0]));
+    for (int i = 0; i < 2; i++)
+        HOLDS(close(pipes[i]) == 0 && close(packets[i]) == 0);
     /* What the device refuses. */
     options = driver_options(socket);
     options.pairs = 2;
@@ -746,6 +767,9 @@ static void forwarding(void) {
     options.pages = 1;
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &to.net, &to.rx, &to.tx));
     options.pages = 0;
+    options.lock = 1;
+    IS(NETMEM_ERR_ARGUMENT, netmem_virtio_connect(&options, &to.net, &to.rx, &to.tx));
+    options.lock = 0;
     options.tx_pages = 100000;
     int ends[2];
     HOLDS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);

@@ -8,8 +8,8 @@
  * status is NETMEM_OK; the functions that differ say so.
  *
  * Ownership: *_create, *_attach, *_open and *_connect write handles that the caller owns, each of
- * which ends with *_close or *_destroy. A netmem_frag is owned by the variable that holds it. Copying the
- * structure does not make another holder: netmem_frag_share does.
+ * which ends with *_close or *_destroy. A netmem_frag is owned by the variable that holds it.
+ * Copying the structure does not make another holder: netmem_frag_share does.
  *
  * Threads:
  *
@@ -29,7 +29,8 @@
  *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_virtio_rx
  *   netmem_virtio_device   one thread, the first that moves frames or arms, until it is closed;
- *                          before that, and not at the same time, any thread makes it listen or serve
+ *                          before that, and not at the same time, any thread makes it listen or
+ *                          serve
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -49,8 +50,8 @@
  *   writing to a fragment that is shared         netmem_frag_write: NETMEM_ERR_SHARED
  *   sending a fragment of another region         NETMEM_ERR_UNSENDABLE; it stays with the caller
  *   sending an empty fragment                    NETMEM_ERR_ARGUMENT
- *   writing to a fragment that was sent          undefined: the kernel or the device reads it, and the
- *   through a copy of the netmem_frag            page is of another frame later
+ *   writing to a fragment that was sent          undefined: the kernel or the device reads it, and
+ *   through a copy of the netmem_frag            the page is of another frame later
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
  *   reading, writing or closing a queue's        undefined
  *   descriptor
@@ -129,22 +130,24 @@ typedef enum netmem_status {
   NETMEM_ERR_SYSTEM = 10,
   // The pool ended while the thread waited.
   NETMEM_ERR_CLOSED = 11,
-  // The count is killed already, or not killed, or has reached zero.
+  // The handle is in another state: the count is killed already, or not killed, or has reached
+  // zero; the device listens already.
   NETMEM_ERR_STATE = 12,
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
-  // The queue has stopped, and neither receives nor sends any more: its interface is gone, or
-  // the kernel wrote a wrong value to a ring. Close it.
+  // The queue has stopped, and neither receives nor sends any more: its interface or device is
+  // gone, or a wrong value was written to a ring. Close it; a virtio queue can be reconnected.
   NETMEM_ERR_STOPPED = 14,
   // The queue will never send this frame.
   NETMEM_ERR_UNSENDABLE = 15,
   // A privilege is missing. The text names it.
   NETMEM_ERR_PRIVILEGE = 16,
-  // The interface has an XDP program already, or its queue an AF_XDP socket.
+  // In use: the interface has an XDP program already, or its queue an AF_XDP socket; the device
+  // has another front end, or the path another socket.
   NETMEM_ERR_BUSY = 17,
-  // There is no such interface, queue or file.
+  // There is no such interface, queue or file, or no process listens on the socket.
   NETMEM_ERR_NOT_FOUND = 18,
-  // The kernel or the interface's driver does not support what was asked for.
+  // The kernel, the interface's driver or the device does not support what was asked for.
   NETMEM_ERR_UNSUPPORTED = 19,
 } netmem_status;
 
@@ -411,7 +414,7 @@ typedef struct netmem_virtio_rx_stats {
   uint64_t bad_header;
   // frames dropped because the device's header has an offload that was not negotiated
   uint64_t not_negotiated;
-  // frames that were received and lost by a reconnect
+  // frames that had arrived and were lost by a reconnect, or by the close of the queue
   uint64_t unread;
   // times that the device had fewer buffers than it should, because there was no page
   uint64_t out_of_pages;
@@ -1074,7 +1077,8 @@ int32_t netmem_virtio_rx_fd(const struct netmem_virtio_rx *rx);
 // woken calls netmem_virtio_rx_disarm and receives. A few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+// of the ring, each time until then).
 enum netmem_status netmem_virtio_rx_arm(struct netmem_virtio_rx *rx, bool *waits);
 
 // Ends the request for a wake-up: without it the device wakes the descriptor for each group of
@@ -1091,7 +1095,8 @@ enum netmem_status netmem_virtio_rx_get_stats(struct netmem_virtio_rx *rx,
 // memory of the device's handles; those that the caller holds, when they are released. If the
 // device does not confirm within 3 s that it has stopped, the pages that it had are never used
 // again. `stats` gets the final counts, unless it is null: `in_flight` are the pages that the
-// caller holds. If it has a wrong size, the queue stays.
+// caller holds, `unread` has the frames that were in the ring. If it has a wrong size, the queue
+// stays.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
@@ -1136,7 +1141,8 @@ int32_t netmem_virtio_tx_fd(const struct netmem_virtio_tx *tx);
 // few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+// of the ring, each time until then).
 enum netmem_status netmem_virtio_tx_arm(struct netmem_virtio_tx *tx, bool *waits);
 
 // Ends the request for a wake-up. Misuse leaves a text.

@@ -220,7 +220,8 @@ pub unsafe extern "C" fn netmem_virtio_tx_fd(tx: *const netmem_virtio_tx) -> i32
 /// few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-/// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+/// of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_arm(tx: *mut netmem_virtio_tx, waits: *mut bool) -> netmem_status {
     status(|| {

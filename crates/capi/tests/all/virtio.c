@@ -687,11 +687,24 @@ static void losses(void) {
     frags[0] = frame(driver.net, 60, 1);
     IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
     HOLDS(of_driver(device, frags, NULL) == 1);
+    /* One is delivered, and the driver leaves before it receives it. */
+    IS(NETMEM_OK, netmem_virtio_device_send(device, frags, NULL, 1, &n));
+    HOLDS(n == 1);
+    do {
+        IS(NETMEM_OK, netmem_virtio_device_receive(device, frags, NULL, GROUP, &n));
+        IS(NETMEM_OK, netmem_virtio_device_get_stats(device, &stats));
+    } while (stats.sent + stats.guest_left == 4);
+    netmem_virtio_rx_stats closed = close_driver(&driver);
+    HOLDS(stats.sent == 1 && closed.frames == 0 && closed.unread == 1 && closed.in_flight == 0);
+    driver = connected(device, driver_options(NULL));
+    frags[0] = frame(driver.net, 60, 1);
+    IS(NETMEM_OK, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
+    HOLDS(of_driver(device, frags, NULL) == 1);
     /* No pass is made before the end. */
     IS(NETMEM_OK, netmem_virtio_device_send(device, frags, NULL, 1, &n));
     close_driver(&driver);
     IS(NETMEM_OK, netmem_virtio_device_close(device, &stats));
-    HOLDS(stats.received == 5 && stats.guest_left == 5 && stats.connection_errors == 0 && stats.faults == 0);
+    HOLDS(stats.received == 6 && stats.guest_left == 5 && stats.sent == 1 && stats.connection_errors == 0 && stats.faults == 0);
 }
 
 /* A front end that sends no message of the protocol. */
@@ -851,6 +864,8 @@ static void misuse(void) {
     IS(NETMEM_ERR_NULL, netmem_virtio_rx_receive(handles.driver.rx, NULL, NULL, 1, &n));
     IS(NETMEM_ERR_NULL, netmem_virtio_rx_receive(handles.driver.rx, &frag, NULL, 1, NULL));
     IS(NETMEM_ERR_NULL, netmem_virtio_device_receive(handles.device, NULL, NULL, 1, &n));
+    netmem_virtio_rx_release(handles.driver.rx, NULL, 1);
+    HOLDS(strcmp(netmem_error_text(), "frags is null") == 0);
     IS(NETMEM_ERR_NULL, netmem_virtio_device_receive(handles.device, &frag, NULL, 1, NULL));
     IS(NETMEM_ERR_NULL, netmem_virtio_rx_arm(handles.driver.rx, NULL));
     IS(NETMEM_ERR_NULL, netmem_virtio_device_arm(handles.device, NULL));

@@ -1116,8 +1116,9 @@ enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
 // header is sent from elsewhere. A system call if the device waits for frames.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
-// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments),
-// NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of the ring).
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments, or not 14 to
+// 65553 bytes), NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of
+// the ring).
 enum netmem_status netmem_virtio_tx_send(struct netmem_virtio_tx *tx,
                                          struct netmem_frag *frags,
                                          const uint8_t *flags,

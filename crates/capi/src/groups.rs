@@ -200,7 +200,16 @@ pub(crate) trait Sends: TxQueue + Wait {
 
     /// Whether the queue can send the fragment, as far as its memory goes.
     fn reaches(&mut self, frag: &netmem_frag) -> bool;
+
+    /// Whether a frame can be as long as these fragments together. The queue may refuse more.
+    #[inline]
+    fn fits(_: &[netmem_frag]) -> bool {
+        true
+    }
 }
+
+/// Why a frame is refused that is not as long as a frame is.
+pub(crate) const LENGTH: &str = "it is shorter than an Ethernet header, or longer than any frame";
 
 /// Sends `n` fragments, and notifies the peer. `sent`, which is not null, gets how many were sent.
 ///
@@ -295,6 +304,9 @@ unsafe fn send_frame<Q: Sends>(queue: &mut Q, frags: &mut [netmem_frag]) -> Resu
     }
     if !frags.iter().all(|frag| frag.is_empty() || queue.reaches(frag)) {
         return Err(Failure::Unsendable(Q::UNREACHABLE));
+    }
+    if !Q::fits(frags) && !frags.iter().any(netmem_frag::is_empty) {
+        return Err(Failure::Unsendable(LENGTH));
     }
     // SAFETY: as the caller promises; the regions were compared, or the queue does so.
     match queue.send(unsafe { packet(frags) }?) {

@@ -202,7 +202,7 @@ impl Device {
                 return Err(Failure::empty());
             }
             if !Outgoing::fits(frame) {
-                return Err(Failure::Unsendable("it is shorter than an Ethernet header, or longer than any frame"));
+                return Err(Failure::Unsendable(groups::LENGTH));
             }
             match frames.served {
                 // SAFETY: as the caller promises.
@@ -534,5 +534,49 @@ mod tests {
         assert_eq!((counts.received, counts.no_page, counts.refused), (3, 2, 1));
         let bytes = 3 * (u64::from(headers) + 200);
         assert_eq!((counts.received_bytes, counts.bad_header, counts.not_negotiated), (bytes, 0, 0));
+    }
+
+    /// The sum of a header or segment with its checksum: all ones.
+    fn sum(parts: &[&[u8]]) -> u16 {
+        let words = parts.iter().flat_map(|part| part.chunks(2)).map(|word| match *word {
+            [high, low] => u16::from_be_bytes([high, low]),
+            _ => u16::from(word[0]) << 8,
+        });
+        let sum: u32 = words.map(u32::from).sum();
+        let folded = (sum >> 16) + (sum & 0xffff);
+        ((folded >> 16) + folded) as u16
+    }
+
+    /// A segment that a guest left to be cut: each part has its length, its place in the stream and
+    /// whole checksums.
+    #[test]
+    fn segments_of_a_guest_are_whole() {
+        let region = RegionOptions::new(8).build::<Kept>().expect("a region");
+        let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
+        let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(1);
+        let mut driver = device.device.get().control().connect(options).expect("a driver");
+        let payload: Vec<u8> = (0..3500_u32).map(|n| n as u8).collect();
+        let frame = tcp(false, 1, 7, &[], &payload);
+        let headers = frame.len() - payload.len();
+        let mut page = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool").alloc().expect("a page");
+        page.copy_from(64, &frame).expect("room");
+        let mut packet = Packet::new(page.freeze_range(64..64 + frame.len()));
+        let gso = Some(Gso { kind: GsoKind::TcpV4, size: 1000, headers: headers as u16, ecn: false });
+        packet.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso };
+        driver.pairs[0].tx.send(packet).expect("room");
+        driver.pairs[0].tx.flush();
+        device.device.get().poll();
+        let frames = device.exchange.lock();
+        assert_eq!(frames.received.len(), 4);
+        for (part, bytes) in frames.received.iter().zip(payload.chunks(1000)) {
+            let part = part.head().as_slice();
+            let (ip, tcp) = (&part[14..34], &part[34..]);
+            assert_eq!(&part[headers..], bytes);
+            assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), part.len() - 14);
+            let place = bytes.as_ptr().addr() - payload.as_ptr().addr();
+            assert_eq!(tcp[4..8], (7 + place as u32).to_be_bytes());
+            let length = (tcp.len() as u16).to_be_bytes();
+            assert_eq!((sum(&[ip]), sum(&[&ip[12..20], &[0, 6], &length, tcp])), (0xffff, 0xffff));
+        }
     }
 }

@@ -109,7 +109,7 @@ static netmem_virtio_rx_stats close_driver(struct driver *driver) {
     IS(NETMEM_ERR_STRUCT_SIZE, netmem_virtio_rx_close(driver->rx, &stats));
     stats.size = sizeof stats;
     IS(NETMEM_OK, netmem_virtio_rx_close(driver->rx, &stats));
-    HOLDS(stats.posted == 0 && stats.quarantined == 0);
+    HOLDS(stats.quarantined == 0);
     IS(NETMEM_ERR_HANDLE, netmem_virtio_rx_close(driver->rx, NULL));
     IS(NETMEM_ERR_HANDLE, netmem_virtio_tx_close(driver->tx));
     IS(NETMEM_ERR_HANDLE, netmem_virtio_net_close(driver->net));
@@ -394,6 +394,8 @@ static void refusals(void) {
     struct driver driver = connected(device, driver_options(NULL));
     frags[0] = frame(driver.net, 13, 1);
     IS(NETMEM_ERR_UNSENDABLE, netmem_virtio_device_send(device, frags, NULL, 1, &n));
+    HOLDS(n == 0 && netmem_frag_length(&frags[0]) == 13);
+    IS(NETMEM_ERR_UNSENDABLE, netmem_virtio_tx_send(driver.tx, frags, NULL, 1, &n));
     HOLDS(n == 0 && netmem_frag_length(&frags[0]) == 13);
     netmem_frag_release(&frags[0]);
     IS(NETMEM_ERR_ARGUMENT, netmem_virtio_device_send(device, frags, NULL, 1, &n));

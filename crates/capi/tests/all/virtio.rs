@@ -61,6 +61,14 @@ impl Counter {
     }
 }
 
+/// A test that fails leaves no program behind.
+impl Drop for Counter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A device that listens on a socket of its own, and the counter that is connected to it.
 fn connected<P: Port + 'static>(port: P, program: &mut Command) -> (DeviceThread<P>, Counter) {
     let mut device = DeviceThread::one(port);
@@ -249,11 +257,7 @@ fn the_driver_is_dpdk() {
         let mut device = Counter::start(program.arg("listen").arg(&socket).arg("20000"));
         device.ready();
         let guest = format!("net_virtio_user0,path={},queues=1", socket.display());
-        let Some(_driver) = Testpmd::run(Dpdk::System, &guest, "--forward-mode=txonly", "") else {
-            let _ = device.child.kill();
-            let _ = device.child.wait();
-            return;
-        };
+        let Some(_driver) = Testpmd::run(Dpdk::System, &guest, "--forward-mode=txonly", "") else { return };
         assert_eq!(device.report(), "each frame was received\n");
     });
 }

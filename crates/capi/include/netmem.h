@@ -37,7 +37,8 @@
  *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be another
  *                          than that of its netmem_virtio_rx
  *   netmem_virtio_device   one thread, the first that moves frames or arms, until it is closed;
- *                          before that, any thread makes it listen or serve
+ *                          before that, and not at the same time, any thread makes it listen or
+ *                          serve
  *   netmem_refcount        any thread, several at a time
  *   netmem_rcuref          any thread, several at a time
  *   netmem_rcu_guard       the thread whose callback got it, until the callback returns
@@ -69,8 +70,8 @@
  *   writing to a fragment that is shared         netmem_frag_write: NETMEM_ERR_SHARED
  *   sending a fragment of another region         NETMEM_ERR_UNSENDABLE; it stays with the caller
  *   sending an empty fragment                    NETMEM_ERR_ARGUMENT
- *   writing to a fragment that was sent          undefined: the kernel reads it, and the page is of
- *   through a copy of the netmem_frag            another frame later
+ *   writing to a fragment that was sent          undefined: the kernel or the device reads it, and
+ *   through a copy of the netmem_frag            the page is of another frame later
  *   a frame of several fragments without flags   copied into one page, or dropped and counted
  *   metadata of a fragment of another region     NETMEM_ERR_ARGUMENT; bytes of other chunks:
  *                                                NETMEM_ERR_RANGE
@@ -96,6 +97,7 @@
  *   netmem_virtio_tx
  *   reading a fragment of a netmem_virtio_rx     its bytes can change between two reads: the device
  *   twice                                        has the page. Copy what is checked and then used
+ *   a front end without kick descriptors         netmem_virtio_device_arm: no sleep while it is served
  *   a callback that throws, or jumps out         the process aborts
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
@@ -179,22 +181,24 @@ typedef enum netmem_status {
   // The pool ended while the thread waited, or the stack of the listener or connection was
   // closed.
   NETMEM_ERR_CLOSED = 11,
-  // The count is killed already, or not killed, or has reached zero. The memory was unbound.
+  // The handle is in another state: the count is killed already, or not killed, or has reached
+  // zero; the device listens already; the memory was unbound.
   NETMEM_ERR_STATE = 12,
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
-  // The queue has stopped, and neither receives nor sends any more: its interface is gone, or
-  // the kernel wrote a wrong value to a ring. Close it.
+  // The queue has stopped, and neither receives nor sends any more: its interface or device is
+  // gone, or a wrong value was written to a ring. Close it; a virtio queue can be reconnected.
   NETMEM_ERR_STOPPED = 14,
   // The queue will never send this frame.
   NETMEM_ERR_UNSENDABLE = 15,
   // A privilege is missing. The text names it.
   NETMEM_ERR_PRIVILEGE = 16,
-  // The interface has an XDP program already, or its queue an AF_XDP socket.
+  // In use: the interface has an XDP program already, or its queue an AF_XDP socket; the device
+  // has another front end, or the path another socket.
   NETMEM_ERR_BUSY = 17,
-  // There is no such interface, queue or file.
+  // There is no such interface, queue or file, or no process listens on the socket.
   NETMEM_ERR_NOT_FOUND = 18,
-  // The kernel or the interface's driver does not support what was asked for.
+  // The kernel, the interface's driver or the device does not support what was asked for.
   NETMEM_ERR_UNSUPPORTED = 19,
   // The peer sends no more: the end of the stream.
   NETMEM_ERR_END = 20,
@@ -652,7 +656,7 @@ typedef struct netmem_virtio_device_stats {
   uint64_t sent;
   // bytes in them
   uint64_t sent_bytes;
-  // frames from the guest dropped because the region had no page
+  // frames from the guest dropped because the region had no page; large ones after they were cut
   uint64_t no_page;
   // frames from the guest dropped because they have several fragments, and the caller no flags
   uint64_t not_linear;
@@ -669,7 +673,7 @@ typedef struct netmem_virtio_device_stats {
   uint64_t refused;
   // frames for the guest dropped because its receive ring was not served
   uint64_t no_guest;
-  // frames for the guest dropped because it left, or was not there yet
+  // frames for the guest dropped because it left
   uint64_t guest_left;
   // frames for the guest dropped because they do not fit its buffers
   uint64_t too_big;
@@ -688,7 +692,7 @@ typedef struct netmem_virtio_device_stats {
 typedef struct netmem_virtio_options {
   // sizeof(netmem_virtio_options)
   size_t size;
-  // The path of the vhost-user socket on which the device listens; null: `fd` is used.
+  // The path of the vhost-user socket on which the device listens. Null if there is an `fd`.
   const char *socket;
   // Pages to receive into, for all queues together; 0: for each queue pair, four times the ring
   // and 512 more.
@@ -696,7 +700,7 @@ typedef struct netmem_virtio_options {
   // Pages for netmem_virtio_net_alloc besides; 0: none.
   size_t tx_pages;
   // A socket that is connected to the device, for a device that connects to the driver. It is
-  // duplicated: the caller closes it. Zero if there is a `socket`.
+  // duplicated: the caller closes it. Zero if there is a `socket`: descriptor 0 cannot be used.
   int32_t fd;
   // The longest frame in bytes, of at most 65549; 0: 1518. More than 1518 needs
   // NETMEM_VIRTIO_MERGEABLE.
@@ -712,7 +716,9 @@ typedef struct netmem_virtio_options {
   // Zero.
   uint8_t reserved[2];
   // A driver whose memory this one uses, too: each sends what the other has received, without a
-  // copy. Its `pages` are for the queues of both, and are 0 here. Null: memory of its own.
+  // copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null: memory
+  // of its own. Warning: both devices then have the memory of both drivers. Each can read and
+  // change the frames of the other.
   const struct netmem_virtio_net *share;
 } netmem_virtio_options;
 
@@ -735,7 +741,7 @@ typedef struct netmem_virtio_rx_stats {
   uint64_t bad_header;
   // frames dropped because the device's header has an offload that was not negotiated
   uint64_t not_negotiated;
-  // frames that were received and lost by a reconnect
+  // frames that had arrived and were lost by a reconnect, or by the close of the queue
   uint64_t unread;
   // times that the device had fewer buffers than it should, because there was no page
   uint64_t out_of_pages;
@@ -1750,6 +1756,11 @@ const char *netmem_status_name(int32_t status);
 // Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
 // closed. It serves no guest yet: see netmem_virtio_device_listen.
 //
+// The region needs the pages that the caller holds, and in each direction those of frames that
+// wait. Frames of the guest hold up to 256 pages, and those of one frame more: at most 256 parts,
+// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait for
+// the guest, each in one page of the region at most.
+//
 // The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 // rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
 // copied before anything reads them.
@@ -1766,25 +1777,28 @@ enum netmem_status netmem_virtio_device_create(const struct netmem_region *regio
 // device.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
-// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
-// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+// already), NETMEM_ERR_BUSY (another process listens there, or a file that is no socket has the
+// path), NETMEM_ERR_NOT_FOUND, NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_virtio_device_listen(const struct netmem_virtio_device *device,
                                                const char *socket);
 
 // Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
 // until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
-// `fd` is duplicated: the caller closes it.
+// `fd` is duplicated: the caller closes it. If the device listens, too, those that connect to its
+// socket meanwhile wait.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
-// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`fd` is no
+// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago: the
+// device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_virtio_device_serve(const struct netmem_virtio_device *device,
                                               int32_t fd);
 
 // Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
 // as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
-// front end hangs up.
+// front end hangs up. The device's descriptor is readable after a reason was stored, so that a
+// thread which calls this after each sleep is told each.
 //
-// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_PANIC.
 enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device *device);
 
 // A pass over the device's rings: delivers frames of netmem_virtio_device_send to the guest, and
@@ -1810,8 +1824,9 @@ enum netmem_status netmem_virtio_device_receive(struct netmem_virtio_device *dev
 // Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
 // netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
 // queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
-// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: netmem_virtio_device_receive
+// delivers them, then send the rest. If the guest posts no buffers, send it later or release it.
+// With an error, the first of them is of the frame that caused it.
 //
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one. Frames have whole checksums.
@@ -1840,6 +1855,9 @@ int32_t netmem_virtio_device_fd(const struct netmem_virtio_device *device);
 // Makes a pass over the rings, asks the guest for notifications, and writes to `waits` whether to
 // sleep: false if there is work already. A thread that was woken calls
 // netmem_virtio_device_disarm and netmem_virtio_device_receive.
+//
+// Note: a front end that shares no kick descriptor for a ring sends no notifications. While it is
+// served, `waits` is false. A program that must not spin for such a guest sleeps for a time.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_virtio_device_arm(struct netmem_virtio_device *device, bool *waits);
@@ -1887,11 +1905,12 @@ enum netmem_status netmem_sigbus_install(void);
 // thread runs it.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
-// (mode, ring, max_frame, fd, pages), NETMEM_ERR_NOT_FOUND (no process listens, or the device has
-// fewer queue pairs), NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED
-// (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`),
-// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does).
-// Nothing is open then.
+// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or the
+// device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
+// NETMEM_ERR_UNSUPPORTED (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES
+// (`tx_pages`), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a
+// device does; also after 3 s if it serves one front end after another, as
+// netmem_virtio_device_listen does, and has one). Nothing is open then.
 enum netmem_status netmem_virtio_connect(const struct netmem_virtio_options *options,
                                          struct netmem_virtio_net **net,
                                          struct netmem_virtio_rx **rx,
@@ -1905,7 +1924,9 @@ size_t netmem_virtio_net_alloc(const struct netmem_virtio_net *net,
                                struct netmem_frag *frags,
                                size_t n);
 
-// Whether the device still has its end of the connection. False for misuse. A system call.
+// Whether the device still has its end of the connection. False for misuse. A system call. Waits
+// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at each
+// message.
 bool netmem_virtio_net_is_connected(const struct netmem_virtio_net *net);
 
 // Connects the queues to another device, which listens on `socket`, when the first has gone:
@@ -1960,7 +1981,8 @@ int32_t netmem_virtio_rx_fd(const struct netmem_virtio_rx *rx);
 // woken calls netmem_virtio_rx_disarm and receives. A few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+// of the ring, each time until then).
 enum netmem_status netmem_virtio_rx_arm(struct netmem_virtio_rx *rx, bool *waits);
 
 // Ends the request for a wake-up: without it the device wakes the descriptor for each group of
@@ -1977,7 +1999,8 @@ enum netmem_status netmem_virtio_rx_get_stats(struct netmem_virtio_rx *rx,
 // memory of the device's handles; those that the caller holds, when they are released. If the
 // device does not confirm within 3 s that it has stopped, the pages that it had are never used
 // again. `stats` gets the final counts, unless it is null: `in_flight` are the pages that the
-// caller holds. If it has a wrong size, the queue stays.
+// caller holds, `unread` has the frames that were in the ring. If it has a wrong size, the queue
+// stays.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
@@ -1997,8 +2020,9 @@ enum netmem_status netmem_virtio_rx_close(struct netmem_virtio_rx *rx,
 // header is sent from elsewhere. A system call if the device waits for frames.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
-// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments),
-// NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of the ring).
+// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments, or not 14 to
+// 65553 bytes), NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of
+// the ring).
 enum netmem_status netmem_virtio_tx_send(struct netmem_virtio_tx *tx,
                                          struct netmem_frag *frags,
                                          const uint8_t *flags,
@@ -2022,7 +2046,8 @@ int32_t netmem_virtio_tx_fd(const struct netmem_virtio_tx *tx);
 // few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+// of the ring, each time until then).
 enum netmem_status netmem_virtio_tx_arm(struct netmem_virtio_tx *tx, bool *waits);
 
 // Ends the request for a wake-up. Misuse leaves a text.

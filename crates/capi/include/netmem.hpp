@@ -916,6 +916,8 @@ class virtio_net {
     }
     bool is_connected() const noexcept { return netmem_virtio_net_is_connected(handle_); }
     void reconnect(const char *socket) { check(netmem_virtio_net_reconnect(handle_, socket)); }
+    /* For the `share` of another driver's options. */
+    netmem_virtio_net *get() const noexcept { return handle_; }
 
     std::vector<virtio_rx> rx;
     std::vector<virtio_tx> tx;

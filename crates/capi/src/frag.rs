@@ -2,7 +2,7 @@
 
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status};
-use netmem_pool::{Bulk, Frag, Memory, PeerShared, Region};
+use netmem_pool::{Bulk, Frag, Memory, PeerShared, Region, foreign};
 use std::ffi::c_void;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
@@ -274,9 +274,10 @@ pub unsafe extern "C" fn netmem_frag_write(
         if from.is_null() && length > 0 {
             return Err(Failure::Null("from"));
         }
-        // SAFETY: the range is in the page, whose only holder is this value. By `copy`, for a caller
-        // that passes the fragment's own bytes in spite of the header reads wrong bytes, no more.
-        unsafe { std::ptr::copy(from.cast::<u8>(), frag.as_ptr().cast_mut().add(offset), length) };
+        // SAFETY: the range is in the page, whose only holder in this process is this value, and the
+        // caller has as many bytes. Another process may have the memory of both. A caller that passes
+        // the fragment's own bytes in spite of the header reads wrong bytes, no more.
+        unsafe { foreign::copy_across(from.cast(), frag.as_ptr().cast_mut().add(offset), length) };
         Ok(())
     })
 }

@@ -19,6 +19,12 @@ const _: () = assert!(NETMEM_FRAME_FRAGS == netmem_packet::MAX_FRAGS + 1);
 /// Frames that a queue has received and for which the caller had no room.
 pub(crate) type Waiting<M> = VecDeque<Packet<M>>;
 
+/// The fragments of a frame, each of which holds a page.
+#[inline]
+pub(crate) fn fragments<M: Memory>(packet: &Packet<M>) -> usize {
+    1 + packet.frags().len()
+}
+
 /// Receives up to `n` fragments of frames. Returns how many.
 ///
 /// # Safety
@@ -45,8 +51,18 @@ pub(crate) unsafe fn receive<Q: RxQueue>(
     }
 }
 
-/// Moves frames that wait to the caller's room for `n` fragments. Returns how many fragments these
-/// are, and without flags how many frames were dropped, because they have several.
+/// What [`hand_out`] has removed from the frames that wait.
+#[derive(Default)]
+pub(crate) struct HandedOut {
+    /// Fragments that the caller has.
+    pub(crate) frags: usize,
+    /// Frames that were dropped because they have several fragments, and the caller no flags.
+    pub(crate) dropped: u64,
+    /// Fragments of both.
+    pub(crate) pages: usize,
+}
+
+/// Moves frames that wait to the caller's room for `n` fragments.
 ///
 /// # Safety
 ///
@@ -56,18 +72,19 @@ pub(crate) unsafe fn hand_out<M: Memory>(
     frags: *mut netmem_frag,
     flags: *mut u8,
     n: usize,
-) -> Result<(usize, u64), Failure> {
+) -> Result<HandedOut, Failure> {
     // SAFETY: as the caller promises.
     let out = unsafe { frag::room(frags, n) }?;
     let Some(flags) = NonNull::new(flags) else {
-        let (mut single, mut dropped) = (Single { out, done: 0 }, 0);
+        let (mut single, mut handed) = (Single { out, done: 0 }, HandedOut::default());
         while single.done < n
             && let Some(packet) = waiting.pop_front()
         {
-            dropped += u64::from(!packet.frags().is_empty());
+            handed.dropped += u64::from(!packet.frags().is_empty());
+            handed.pages += fragments(&packet);
             single.pass(packet);
         }
-        return Ok((single.done, dropped));
+        return Ok(HandedOut { frags: single.done, ..handed });
     };
     if n < NETMEM_FRAME_FRAGS {
         return Err(Failure::Argument(format!("room for {n} fragments with flags")));
@@ -76,7 +93,7 @@ pub(crate) unsafe fn hand_out<M: Memory>(
     let flags = unsafe { std::slice::from_raw_parts_mut(flags.as_ptr().cast(), n) };
     let mut parts = FrameParts { out, flags, done: 0, waiting: Waiting::new() };
     parts.write_waiting(waiting);
-    Ok((parts.done, 0))
+    Ok(HandedOut { frags: parts.done, pages: parts.done, dropped: 0 })
 }
 
 /// Fills the room for frames of one fragment.
@@ -151,7 +168,7 @@ impl<M: Memory> FrameParts<'_, M> {
     }
 
     fn write(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
-        let n = 1 + packet.frags().len();
+        let n = fragments(&packet);
         if self.out.len() - self.done < n {
             return Err(packet);
         }
@@ -183,7 +200,16 @@ pub(crate) trait Sends: TxQueue + Wait {
 
     /// Whether the queue can send the fragment, as far as its memory goes.
     fn reaches(&mut self, frag: &netmem_frag) -> bool;
+
+    /// Whether a frame can be as long as these fragments together. The queue may refuse more.
+    #[inline]
+    fn fits(_: &[netmem_frag]) -> bool {
+        true
+    }
 }
+
+/// Why a frame is refused that is not as long as a frame is.
+pub(crate) const LENGTH: &str = "it is shorter than an Ethernet header, or longer than any frame";
 
 /// Sends `n` fragments, and notifies the peer. `sent`, which is not null, gets how many were sent.
 ///
@@ -295,6 +321,9 @@ pub(crate) unsafe fn packet<M: Memory>(frags: &mut [netmem_frag]) -> Result<Pack
 pub(crate) unsafe fn send_frame<Q: Sends>(queue: &mut Q, frags: &mut [netmem_frag]) -> Result<bool, Failure> {
     if !frags.iter().all(|frag| frag.is_empty() || queue.reaches(frag)) {
         return Err(Failure::Unsendable(Q::UNREACHABLE));
+    }
+    if !Q::fits(frags) && !frags.iter().any(netmem_frag::is_empty) {
+        return Err(Failure::Unsendable(LENGTH));
     }
     // SAFETY: as the caller promises; the regions were compared, or the queue does so.
     match queue.send(unsafe { packet(frags) }?) {

@@ -49,22 +49,24 @@ pub enum netmem_status {
     /// The pool ended while the thread waited, or the stack of the listener or connection was
     /// closed.
     NETMEM_ERR_CLOSED = 11,
-    /// The count is killed already, or not killed, or has reached zero. The memory was unbound.
+    /// The handle is in another state: the count is killed already, or not killed, or has reached
+    /// zero; the device listens already; the memory was unbound.
     NETMEM_ERR_STATE = 12,
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
-    /// The queue has stopped, and neither receives nor sends any more: its interface is gone, or
-    /// the kernel wrote a wrong value to a ring. Close it.
+    /// The queue has stopped, and neither receives nor sends any more: its interface or device is
+    /// gone, or a wrong value was written to a ring. Close it; a virtio queue can be reconnected.
     NETMEM_ERR_STOPPED = 14,
     /// The queue will never send this frame.
     NETMEM_ERR_UNSENDABLE = 15,
     /// A privilege is missing. The text names it.
     NETMEM_ERR_PRIVILEGE = 16,
-    /// The interface has an XDP program already, or its queue an AF_XDP socket.
+    /// In use: the interface has an XDP program already, or its queue an AF_XDP socket; the device
+    /// has another front end, or the path another socket.
     NETMEM_ERR_BUSY = 17,
-    /// There is no such interface, queue or file.
+    /// There is no such interface, queue or file, or no process listens on the socket.
     NETMEM_ERR_NOT_FOUND = 18,
-    /// The kernel or the interface's driver does not support what was asked for.
+    /// The kernel, the interface's driver or the device does not support what was asked for.
     NETMEM_ERR_UNSUPPORTED = 19,
     /// The peer sends no more: the end of the stream.
     NETMEM_ERR_END = 20,
@@ -468,15 +470,17 @@ fn panicked(payload: &(dyn Any + Send)) -> Failure {
     Failure::Panic(text.unwrap_or("without a text").to_owned())
 }
 
+/// Runs what may panic, which becomes a failure.
+#[inline]
+pub(crate) fn caught<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panicked(&*payload)))
+}
+
 /// Runs the body of a function of the header. A panic in it becomes a failure: to unwind into C is
 /// undefined.
 #[inline]
 pub(crate) fn value<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R, netmem_status> {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(failure)) => Err(record(&failure)),
-        Err(payload) => Err(record(&panicked(&*payload))),
-    }
+    caught(body).map_err(|failure| record(&failure))
 }
 
 /// [`value`] of a function that returns a status.

@@ -1,6 +1,7 @@
 //! The virtio-net device of C: a back end of vhost-user, for virtual machines and other drivers.
 
-use super::listen::Listening;
+use super::device_options::netmem_virtio_device_options;
+use super::front_ends::FrontEnds;
 use super::net::{path, stream};
 use super::port::{Exchange, FragPort, MOST, Outgoing};
 use crate::frag::{self, netmem_frag};
@@ -12,15 +13,14 @@ use crate::region::{Kept, netmem_region};
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::Armed;
 use netmem_pool::{PoolOptions, RegionProvider};
-use netmem_virtio::device::port::{ALL_OFFLOADS, PortError};
-use netmem_virtio::device::{Connection, Control, DeviceError, DropReason, NetDevice, Options, Stats};
-use netmem_virtio::socket::Listener;
+use netmem_virtio::device::port::PortError;
+use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
 use rustix::event::epoll;
 use std::ffi::c_char;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A virtio-net device of one queue pair, for one guest at a time.
 #[derive(Debug)]
@@ -34,96 +34,45 @@ impl Kind for netmem_virtio_device {
 
 impl Owned for netmem_virtio_device {}
 
-/// What serves front ends.
-#[derive(Default)]
-struct Serving {
-    /// A front end that the caller has connected.
-    connection: Option<Connection>,
-    listening: Option<Listening>,
-}
-
 pub(crate) struct Device {
-    // Dropped first: it ends the threads that use the others.
-    serving: Mutex<Serving>,
-    control: Control,
+    // Dropped first: its threads use the others.
+    front_ends: FrontEnds,
     stats: Arc<Stats>,
-    device: NetDevice<FragPort>,
+    device: Unique<NetDevice<FragPort>>,
     exchange: Exchange,
     provider: Arc<RegionProvider<Kept>>,
     /// An epoll descriptor of the device's two.
     wait_set: OwnedFd,
-    /// Why the last front end that was dropped was dropped.
-    failed: Arc<Mutex<Option<DeviceError>>>,
     /// Frames for the guest that were dropped because none was served.
     no_guest: u64,
     /// Frames of the guest that were dropped because they have several fragments.
     not_linear: u64,
 }
 
-// A handle is made on one thread, and used by another.
+/// A value that is reached by unique references alone, so that what has it can be shared.
+struct Unique<T>(T);
+
+// SAFETY: a shared reference reaches nothing.
+unsafe impl<T: Send> Sync for Unique<T> {}
+
+impl<T> Unique<T> {
+    fn get(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+// A handle is made on one thread, and used by another. Threads that make a device listen and serve
+// may be several at a time.
 const _: () = {
     const fn sent<T: Send>() {}
+    const fn shared<T: Sync>() {}
+    shared::<Device>();
+    shared::<super::net::Net>();
     sent::<Device>();
     sent::<super::rx::Receive>();
     sent::<super::tx::Transmit>();
     sent::<super::net::Net>();
 };
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a device offers. Set `size` to sizeof(netmem_virtio_device_options), and the rest to zero
-/// where the default will do.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct netmem_virtio_device_options {
-    /// sizeof(netmem_virtio_device_options)
-    pub size: usize,
-    /// The most bytes of memory that a front end may have mapped here; 0: 16 TiB.
-    pub max_memory: u64,
-    /// The MAC address to offer; all zeros: none.
-    pub mac: [u8; 6],
-    /// The MTU to offer; 0: none.
-    pub mtu: u16,
-    /// Not zero: no offloads are offered, so that guests compute checksums and cut segments
-    /// themselves. By default the device does both.
-    pub no_offloads: u8,
-    /// Not zero: memory that the front end can shorten is refused (files without F_SEAL_SHRINK).
-    /// See netmem_sigbus_install.
-    pub require_sealed: u8,
-    /// Not zero: memory in files of any kind is accepted. Warning: if the front end serves the file
-    /// system of such a file, it can block the device.
-    pub any_memory_file: u8,
-    /// Zero.
-    pub reserved: [u8; 5],
-}
-
-// SAFETY: repr(C), `size` is first, integers.
-unsafe impl Versioned for netmem_virtio_device_options {
-    const NAME: &'static str = "netmem_virtio_device_options";
-    const LEAST: usize = 32;
-}
-
-impl netmem_virtio_device_options {
-    fn device(&self) -> Result<Options, Failure> {
-        if self.reserved != [0; 5] {
-            return Err(Failure::Argument("netmem_virtio_device_options.reserved is not zero".into()));
-        }
-        if self.mtu > 0 && self.mtu < 68 {
-            return Err(Failure::Argument(format!("an MTU of {}: 68 is the least", self.mtu)));
-        }
-        Ok(Options {
-            withhold: if self.no_offloads != 0 { ALL_OFFLOADS } else { 0 },
-            mac: (self.mac != [0; 6]).then_some(self.mac),
-            mtu: (self.mtu > 0).then_some(self.mtu),
-            require_sealed: self.require_sealed != 0,
-            any_memory_file: self.any_memory_file != 0,
-            max_memory: (self.max_memory > 0).then_some(self.max_memory),
-            ..Options::default()
-        })
-    }
-}
 
 /// What a device moved and lost. Set `size` to sizeof(netmem_virtio_device_stats). "Sent" and
 /// "received" are meant from this side: a received frame is from the guest.
@@ -140,7 +89,7 @@ pub struct netmem_virtio_device_stats {
     pub sent: u64,
     /// bytes in them
     pub sent_bytes: u64,
-    /// frames from the guest dropped because the region had no page
+    /// frames from the guest dropped because the region had no page; large ones after they were cut
     pub no_page: u64,
     /// frames from the guest dropped because they have several fragments, and the caller no flags
     pub not_linear: u64,
@@ -157,7 +106,7 @@ pub struct netmem_virtio_device_stats {
     pub refused: u64,
     /// frames for the guest dropped because its receive ring was not served
     pub no_guest: u64,
-    /// frames for the guest dropped because it left, or was not there yet
+    /// frames for the guest dropped because it left
     pub guest_left: u64,
     /// frames for the guest dropped because they do not fit its buffers
     pub too_big: u64,
@@ -178,14 +127,37 @@ unsafe impl Versioned for netmem_virtio_device_stats {
 }
 
 impl Device {
+    /// A device that receives into pages of the region.
+    fn new(provider: &Arc<RegionProvider<Kept>>, options: Options) -> Result<Self, Failure> {
+        let exchange = Exchange::default();
+        let pool = PoolOptions::new("c").build_shared(provider.clone(), None)?;
+        let mut port = Some(FragPort::new(exchange.clone(), pool, provider.region().page_size()));
+        // It has one pair.
+        let device = NetDevice::new(options, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
+        Ok(Self {
+            front_ends: FrontEnds::new(device.control()),
+            stats: device.stats(),
+            wait_set: wait_set(&device).map_err(Failure::System)?,
+            device: Unique(device),
+            exchange,
+            provider: provider.clone(),
+            no_guest: 0,
+            not_linear: 0,
+        })
+    }
+
+    /// Ends the threads of front ends. Frames that wait for the guest are counted as it leaves.
+    fn hang_up(&mut self) {
+        self.front_ends = FrontEnds::new(self.device.get().control());
+        self.device.get().poll();
+    }
+
     fn counts(&self) -> netmem_virtio_device_stats {
         let stats = &self.stats;
-        let (received, received_bytes, no_page) = {
+        let (received, received_bytes, no_page, refused) = {
             let frames = self.exchange.lock();
-            (frames.stored, frames.stored_bytes, frames.no_page)
+            (frames.stored, frames.stored_bytes, frames.no_page, frames.refused)
         };
-        // The device counts those among others that its port has refused.
-        let refused = stats.dropped(DropReason::PortRefused).saturating_sub(no_page);
         netmem_virtio_device_stats {
             size: size_of::<netmem_virtio_device_stats>(),
             received,
@@ -230,7 +202,7 @@ impl Device {
                 return Err(Failure::empty());
             }
             if !Outgoing::fits(frame) {
-                return Err(Failure::Unsendable("it is shorter than an Ethernet header, or longer than any frame"));
+                return Err(Failure::Unsendable(groups::LENGTH));
             }
             match frames.served {
                 // SAFETY: as the caller promises.
@@ -254,6 +226,11 @@ fn wait_set(device: &NetDevice<FragPort>) -> std::io::Result<OwnedFd> {
 /// Makes a device. Frames of the guest are received into pages of `region`, whose handle may be
 /// closed. It serves no guest yet: see netmem_virtio_device_listen.
 ///
+/// The region needs the pages that the caller holds, and in each direction those of frames that
+/// wait. Frames of the guest hold up to 256 pages, and those of one frame more: at most 256 parts,
+/// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait for
+/// the guest, each in one page of the region at most.
+///
 /// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 /// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
 /// copied before anything reads them.
@@ -270,25 +247,7 @@ pub unsafe extern "C" fn netmem_virtio_device_create(
         let out = NonNull::new(device).ok_or_else(|| Failure::null("device"))?;
         // SAFETY: as the header says.
         let (provider, given) = unsafe { (handle::get(region)?, options::read(options)?) };
-        let exchange = Exchange::default();
-        let pool = PoolOptions::new("c").build_shared(provider.clone(), None)?;
-        let port = FragPort::new(exchange.clone(), pool, provider.region().page_size());
-        let mut port = Some(port);
-        // It has one pair.
-        let device =
-            NetDevice::new(given.device()?, |_| port.take().ok_or_else(|| PortError::Other("no port".into())))?;
-        let made = Device {
-            serving: Mutex::default(),
-            control: device.control(),
-            stats: device.stats(),
-            wait_set: wait_set(&device).map_err(Failure::System)?,
-            device,
-            exchange,
-            provider: provider.clone(),
-            failed: Arc::default(),
-            no_guest: 0,
-            not_linear: 0,
-        };
+        let made = Device::new(provider, given.device()?)?;
         // SAFETY: the caller has room for a pointer there.
         unsafe { out.write(handle::create(made)) };
         Ok(())
@@ -301,8 +260,8 @@ pub unsafe extern "C" fn netmem_virtio_device_create(
 /// device.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STATE (it listens
-/// already), NETMEM_ERR_BUSY (another process listens there), NETMEM_ERR_NOT_FOUND,
-/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
+/// already), NETMEM_ERR_BUSY (another process listens there, or a file that is no socket has the
+/// path), NETMEM_ERR_NOT_FOUND, NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_listen(
     device: *const netmem_virtio_device,
@@ -311,52 +270,37 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
     status(|| {
         // SAFETY: as the header says.
         let (device, socket) = unsafe { (owned::peek(device)?, path(socket, "socket")?) };
-        let mut serving = lock(&device.serving);
-        if serving.listening.is_some() {
-            return Err(Failure::Listens);
-        }
-        let failed = device.failed.clone();
-        let failed = move |error| *lock(&failed) = Some(error);
-        let listening = Listening::start(Listener::bind(socket)?, device.control.clone(), failed);
-        serving.listening = Some(listening.map_err(Failure::System)?);
-        Ok(())
+        device.front_ends.listen(socket)
     })
 }
 
 /// Serves the front end at the other end of `fd`, a connected socket, by a thread of the library,
 /// until it hangs up. For a front end that listens, and for sockets that the caller has accepted.
-/// `fd` is duplicated: the caller closes it.
+/// `fd` is duplicated: the caller closes it. If the device listens, too, those that connect to its
+/// socket meanwhile wait.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (fd),
-/// NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago), NETMEM_ERR_SYSTEM.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`fd` is no
+/// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago: the
+/// device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let device = unsafe { owned::peek(device) }?;
-        let mut serving = lock(&device.serving);
-        let connection = device.control.serve(stream(fd)?)?;
-        if let Some(Err(error)) = serving.connection.replace(connection).map(Connection::wait) {
-            *lock(&device.failed) = Some(error);
-        }
-        Ok(())
+        unsafe { owned::peek(device) }?.front_ends.serve(stream(fd)?)
     })
 }
 
 /// Why a front end was dropped, if one was since the last call: NETMEM_ERR_SYSTEM, with the reason
 /// as the text; else NETMEM_OK. Each reason is told once; of several, the last. It is no error if a
-/// front end hangs up.
+/// front end hangs up. The device's descriptor is readable after a reason was stored, so that a
+/// thread which calls this after each sleep is told each.
 ///
-/// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
+/// Errors besides: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_PANIC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio_device) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        let device = unsafe { owned::peek(device) }?;
-        if let Some(ended) = lock(&device.serving).connection.take_if(|connection| connection.is_finished()) {
-            ended.wait()?;
-        }
-        lock(&device.failed).take().map_or(Ok(()), |error| Err(error.into()))
+        unsafe { owned::peek(device) }?.front_ends.check()
     })
 }
 
@@ -386,13 +330,17 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
         let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
         // SAFETY: as the header says.
         let device = unsafe { owned::get_mut(device) }?;
-        device.device.poll();
-        // SAFETY: as the header says.
-        let handed = unsafe { groups::hand_out(&mut device.exchange.lock().received, frags, flags, n) };
-        let (done, dropped) = handed?;
-        device.not_linear += dropped;
+        device.device.get().poll();
+        let handed = {
+            let mut frames = device.exchange.lock();
+            // SAFETY: as the header says.
+            let handed = unsafe { groups::hand_out(&mut frames.received, frags, flags, n) }?;
+            frames.pages -= handed.pages;
+            handed
+        };
+        device.not_linear += handed.dropped;
         // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
+        unsafe { count.write(handed.frags) };
         Ok(())
     })
 }
@@ -400,8 +348,9 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
 /// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
 /// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
 /// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-/// caller. With NETMEM_OK they are fewer than `n` if 1024 frames wait: the guest posts no buffers.
-/// Send the rest later, or release it. Else the first of them is of the frame that caused the error.
+/// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: netmem_virtio_device_receive
+/// delivers them, then send the rest. If the guest posts no buffers, send it later or release it.
+/// With an error, the first of them is of the frame that caused it.
 ///
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one. Frames have whole checksums.
@@ -465,6 +414,9 @@ pub unsafe extern "C" fn netmem_virtio_device_fd(device: *const netmem_virtio_de
 /// sleep: false if there is work already. A thread that was woken calls
 /// netmem_virtio_device_disarm and netmem_virtio_device_receive.
 ///
+/// Note: a front end that shares no kick descriptor for a ring sends no notifications. While it is
+/// served, `waits` is false. A program that must not spin for such a guest sleeps for a time.
+///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_arm(
@@ -475,8 +427,8 @@ pub unsafe extern "C" fn netmem_virtio_device_arm(
         let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
         // SAFETY: as the header says.
         let device = unsafe { owned::get_mut(device) }?;
-        let idle = device.device.poll() == 0 && device.exchange.lock().received.is_empty();
-        let waits = idle && device.device.arm() == Armed::Waits;
+        let idle = device.device.get().poll() == 0 && device.exchange.lock().received.is_empty();
+        let waits = idle && device.device.get().arm() == Armed::Waits;
         // SAFETY: the caller has room for it there.
         unsafe { out.write(waits) };
         Ok(())
@@ -489,7 +441,7 @@ pub unsafe extern "C" fn netmem_virtio_device_arm(
 pub unsafe extern "C" fn netmem_virtio_device_disarm(device: *mut netmem_virtio_device) {
     status(|| {
         // SAFETY: as the header says.
-        unsafe { owned::get_mut(device) }?.device.disarm();
+        unsafe { owned::get_mut(device) }?.device.get().disarm();
         Ok(())
     });
 }
@@ -527,8 +479,8 @@ pub unsafe extern "C" fn netmem_virtio_device_close(
             unsafe { options::room(stats) }?;
         }
         // SAFETY: as the header says.
-        let device = unsafe { owned::close(device) }?;
-        drop(std::mem::take(&mut *lock(&device.serving)));
+        let mut device = unsafe { owned::close(device) }?;
+        device.hang_up();
         if stats.is_null() {
             return Ok(());
         }
@@ -551,38 +503,80 @@ pub extern "C" fn netmem_sigbus_install() -> netmem_status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
+    use netmem_pool::RegionOptions;
+    use netmem_testing::driver::tcp::tcp;
+    use netmem_virtio::driver::{NetOptions, Offload, RxMode};
 
-    const NONE: netmem_virtio_device_options = netmem_virtio_device_options {
-        size: size_of::<netmem_virtio_device_options>(),
-        max_memory: 0,
-        mac: [0; 6],
-        mtu: 0,
-        no_offloads: 0,
-        require_sealed: 0,
-        any_memory_file: 0,
-        reserved: [0; 5],
-    };
-
+    /// Frames that were cut, some of whose parts have no page, and one that cannot be cut: each
+    /// counts under its cause.
     #[test]
-    fn zeros_are_the_defaults() {
-        let (made, defaults) = (NONE.device().expect("options"), Options::default());
-        assert_eq!(format!("{made:?}"), format!("{defaults:?}"));
+    fn refused_frames_are_no_lack_of_pages() {
+        let region = RegionOptions::new(3).build::<Kept>().expect("a region");
+        let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
+        let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(16);
+        let mut driver = device.device.get().control().connect(options).expect("a driver");
+        let pool = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool");
+        let frame = tcp(false, 1, 0, &[], &[7; 1000]);
+        let headers = (frame.len() - 1000) as u16;
+        // The second is no frame of IPv6.
+        for kind in [GsoKind::TcpV4, GsoKind::TcpV6] {
+            let mut page = pool.alloc().expect("a page");
+            page.copy_from(64, &frame).expect("room");
+            let mut packet = Packet::new(page.freeze_range(64..64 + frame.len()));
+            let gso = Some(Gso { kind, size: 200, headers, ecn: false });
+            packet.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso };
+            driver.pairs[0].tx.send(packet).expect("room");
+        }
+        driver.pairs[0].tx.flush();
+        while device.device.get().poll() > 0 {}
+        let counts = device.counts();
+        assert_eq!((counts.received, counts.no_page, counts.refused), (3, 2, 1));
+        let bytes = 3 * (u64::from(headers) + 200);
+        assert_eq!((counts.received_bytes, counts.bad_header, counts.not_negotiated), (bytes, 0, 0));
     }
 
+    /// The sum of a header or segment with its checksum: all ones.
+    fn sum(parts: &[&[u8]]) -> u16 {
+        let words = parts.iter().flat_map(|part| part.chunks(2)).map(|word| match *word {
+            [high, low] => u16::from_be_bytes([high, low]),
+            _ => u16::from(word[0]) << 8,
+        });
+        let sum: u32 = words.map(u32::from).sum();
+        let folded = (sum >> 16) + (sum & 0xffff);
+        ((folded >> 16) + folded) as u16
+    }
+
+    /// A segment that a guest left to be cut: each part has its length, its place in the stream and
+    /// whole checksums.
     #[test]
-    fn each_option_is_the_devices() {
-        let given = netmem_virtio_device_options {
-            max_memory: 1 << 30,
-            mac: [2, 0, 0, 0, 0, 9],
-            mtu: 9000,
-            no_offloads: 1,
-            require_sealed: 1,
-            any_memory_file: 1,
-            ..NONE
-        };
-        let made = given.device().expect("options");
-        assert_eq!((made.max_memory, made.mac, made.mtu), (Some(1 << 30), Some([2, 0, 0, 0, 0, 9]), Some(9000)));
-        assert_eq!(made.withhold, ALL_OFFLOADS);
-        assert!(made.require_sealed && made.any_memory_file);
+    fn segments_of_a_guest_are_whole() {
+        let region = RegionOptions::new(8).build::<Kept>().expect("a region");
+        let mut device = Device::new(&RegionProvider::new(region), Options::default()).expect("a device");
+        let options = NetOptions::new(RxMode::Small).offloads(Offload::All).tx_pages(1);
+        let mut driver = device.device.get().control().connect(options).expect("a driver");
+        let payload: Vec<u8> = (0..3500_u32).map(|n| n as u8).collect();
+        let frame = tcp(false, 1, 7, &[], &payload);
+        let headers = frame.len() - payload.len();
+        let mut page = driver.net.tx_pool(PoolOptions::new("guest")).expect("a pool").alloc().expect("a page");
+        page.copy_from(64, &frame).expect("room");
+        let mut packet = Packet::new(page.freeze_range(64..64 + frame.len()));
+        let gso = Some(Gso { kind: GsoKind::TcpV4, size: 1000, headers: headers as u16, ecn: false });
+        packet.meta = Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso };
+        driver.pairs[0].tx.send(packet).expect("room");
+        driver.pairs[0].tx.flush();
+        device.device.get().poll();
+        let frames = device.exchange.lock();
+        assert_eq!(frames.received.len(), 4);
+        for (part, bytes) in frames.received.iter().zip(payload.chunks(1000)) {
+            let part = part.head().as_slice();
+            let (ip, tcp) = (&part[14..34], &part[34..]);
+            assert_eq!(&part[headers..], bytes);
+            assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), part.len() - 14);
+            let place = bytes.as_ptr().addr() - payload.as_ptr().addr();
+            assert_eq!(tcp[4..8], (7 + place as u32).to_be_bytes());
+            let length = (tcp.len() as u16).to_be_bytes();
+            assert_eq!((sum(&[ip]), sum(&[&ip[12..20], &[0, 6], &length, tcp])), (0xffff, 0xffff));
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! A virtio-net device in use: the driver's connection, and the memory of its queues.
 
+use super::front_ends;
 use super::rx::{Receive, netmem_virtio_rx};
 use super::tx::{Transmit, netmem_virtio_tx};
 use crate::frag::{self, netmem_frag};
@@ -9,13 +10,14 @@ use crate::status::{Failure, netmem_status, status, value};
 use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool};
 use netmem_virtio::VhostUser;
 use netmem_virtio::driver::{NetOptions, Offload, RxMode, VirtioNet};
+use rustix::net::{SocketType, sockopt};
 use std::ffi::{CStr, OsStr, c_char};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A virtio-net device that the driver is connected to.
 #[derive(Debug)]
@@ -40,6 +42,9 @@ pub const NETMEM_VIRTIO_SMALL: u8 = 1;
 /// 1518 bytes.
 pub const NETMEM_VIRTIO_MERGEABLE: u8 = 2;
 
+/// The most queue pairs: two rings each, and vhost-user numbers 256.
+const MAX_PAIRS: u16 = 127;
+
 /// Bytes in front of each fragment of netmem_virtio_net_alloc, for the device's header.
 const ROOM: usize = 64;
 
@@ -50,7 +55,7 @@ const ROOM: usize = 64;
 pub struct netmem_virtio_options {
     /// sizeof(netmem_virtio_options)
     pub size: usize,
-    /// The path of the vhost-user socket on which the device listens; null: `fd` is used.
+    /// The path of the vhost-user socket on which the device listens. Null if there is an `fd`.
     pub socket: *const c_char,
     /// Pages to receive into, for all queues together; 0: for each queue pair, four times the ring
     /// and 512 more.
@@ -58,7 +63,7 @@ pub struct netmem_virtio_options {
     /// Pages for netmem_virtio_net_alloc besides; 0: none.
     pub tx_pages: usize,
     /// A socket that is connected to the device, for a device that connects to the driver. It is
-    /// duplicated: the caller closes it. Zero if there is a `socket`.
+    /// duplicated: the caller closes it. Zero if there is a `socket`: descriptor 0 cannot be used.
     pub fd: i32,
     /// The longest frame in bytes, of at most 65549; 0: 1518. More than 1518 needs
     /// NETMEM_VIRTIO_MERGEABLE.
@@ -74,7 +79,9 @@ pub struct netmem_virtio_options {
     /// Zero.
     pub reserved: [u8; 2],
     /// A driver whose memory this one uses, too: each sends what the other has received, without a
-    /// copy. Its `pages` are for the queues of both, and are 0 here. Null: memory of its own.
+    /// copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null: memory
+    /// of its own. Warning: both devices then have the memory of both drivers. Each can read and
+    /// change the frames of the other.
     pub share: *const netmem_virtio_net,
 }
 
@@ -102,9 +109,13 @@ pub(crate) fn stream(fd: RawFd) -> Result<UnixStream, Failure> {
     if fd < 0 {
         return Err(Failure::Argument(format!("{fd} is no descriptor")));
     }
-    // SAFETY: the caller has it open during the call; if not, the duplication fails.
-    let owned = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map_err(Failure::System)?;
-    Ok(UnixStream::from(owned))
+    // SAFETY: the caller has it open during the call; if not, the calls fail.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    match sockopt::socket_type(fd) {
+        Ok(SocketType::STREAM) => Ok(UnixStream::from(fd.try_clone_to_owned().map_err(Failure::System)?)),
+        Ok(_) => Err(Failure::Argument(format!("descriptor {} is no stream socket", fd.as_raw_fd()))),
+        Err(error) => Err(Failure::Argument(format!("descriptor {} is no stream socket: {error}", fd.as_raw_fd()))),
+    }
 }
 
 type Memory = Arc<RegionProvider<PeerShared>>;
@@ -124,6 +135,13 @@ impl netmem_virtio_options {
         };
         let pairs = self.pairs.max(1);
         let ring = if self.ring > 0 { self.ring } else { 256 };
+        // Before memory is allocated for them.
+        if pairs > MAX_PAIRS {
+            return Err(Failure::Argument(format!("netmem_virtio_options.pairs is {pairs}: {MAX_PAIRS} is the most")));
+        }
+        if !ring.is_power_of_two() {
+            return Err(Failure::Argument(format!("netmem_virtio_options.ring is {ring}, no power of two")));
+        }
         // Fragments have no place for what is left to the other side.
         let mut options =
             NetOptions::new(mode).offloads(Offload::None).pairs(pairs).ring_size(ring).tx_pages(self.tx_pages);
@@ -134,9 +152,9 @@ impl netmem_virtio_options {
             let pages = if self.pages > 0 { self.pages } else { usize::from(pairs) * (4 * usize::from(ring) + 512) };
             let all = pages.saturating_add(self.tx_pages);
             RegionProvider::new(RegionOptions::new(all).lock(self.lock != 0).build::<PeerShared>()?)
-        } else if self.pages > 0 {
+        } else if self.pages > 0 || self.lock > 0 {
             return Err(Failure::Argument(
-                "netmem_virtio_options.pages with share: they are those of the other".into(),
+                "netmem_virtio_options.pages or lock with share: the memory is the other's".into(),
             ));
         } else {
             // SAFETY: as the caller promises.
@@ -167,11 +185,12 @@ impl netmem_virtio_options {
 /// thread runs it.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
-/// (mode, ring, max_frame, fd, pages), NETMEM_ERR_NOT_FOUND (no process listens, or the device has
-/// fewer queue pairs), NETMEM_ERR_BUSY (the device has another front end), NETMEM_ERR_UNSUPPORTED
-/// (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES (`tx_pages`),
-/// NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a device does).
-/// Nothing is open then.
+/// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or the
+/// device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
+/// NETMEM_ERR_UNSUPPORTED (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES
+/// (`tx_pages`), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a
+/// device does; also after 3 s if it serves one front end after another, as
+/// netmem_virtio_device_listen does, and has one). Nothing is open then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_connect(
     options: *const netmem_virtio_options,
@@ -185,13 +204,16 @@ pub unsafe extern "C" fn netmem_virtio_connect(
         let tx_out = NonNull::new(tx).ok_or_else(|| Failure::null("tx"))?;
         // SAFETY: as the header says.
         let given = unsafe { options::read(options) }?;
+        if given.fd != 0 && !given.socket.is_null() {
+            return Err(Failure::Argument("netmem_virtio_options.socket and fd: the device is behind one".into()));
+        }
         // SAFETY: as the header says.
         let (options, memory) = unsafe { given.driver() }?;
-        let backend = if given.socket.is_null() {
-            VhostUser::from_stream(stream(given.fd)?)?
-        } else {
+        let backend = if given.fd == 0 {
             // SAFETY: as the header says.
             VhostUser::connect(unsafe { path(given.socket, "socket") }?)?
+        } else {
+            VhostUser::from_stream(stream(given.fd)?)?
         };
         let (net, pairs) = VirtioNet::probe(backend, options)?;
         let pool = (given.tx_pages > 0).then(|| net.tx_pool(PoolOptions::new("c"))).transpose()?;
@@ -210,7 +232,7 @@ pub unsafe extern "C" fn netmem_virtio_connect(
 
 impl Net {
     fn lock(&self) -> std::sync::MutexGuard<'_, VirtioNet> {
-        self.net.lock().unwrap_or_else(PoisonError::into_inner)
+        front_ends::lock(&self.net)
     }
 }
 
@@ -241,7 +263,9 @@ pub unsafe extern "C" fn netmem_virtio_net_alloc(
     .unwrap_or(0)
 }
 
-/// Whether the device still has its end of the connection. False for misuse. A system call.
+/// Whether the device still has its end of the connection. False for misuse. A system call. Waits
+/// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at each
+/// message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_net_is_connected(net: *const netmem_virtio_net) -> bool {
     // SAFETY: as the header says.

@@ -1,19 +1,25 @@
 //! The port of a device in C: frames of the guest become fragments, and fragments become frames for
 //! the guest.
 
+use super::front_ends;
 use crate::frag::netmem_frag;
-use crate::groups::Waiting;
+use crate::groups::{self, Waiting};
 use crate::region::Kept;
 use netmem_packet::Packet;
 use netmem_pool::{Frag, Region, SharedPool};
+use netmem_virtio::device::DropReason;
 use netmem_virtio::device::port::{MAX_WIRE, Port};
 use netmem_virtio::net::VnetHdr;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The most frames of the guest that wait for the caller, and the most of the caller that wait for
-/// the guest. More frames of the guest wait in its ring.
-pub(crate) const MOST: usize = 1024;
+/// While the guest's frames that wait for the caller hold so many pages, more of its frames wait in
+/// its ring. Also the most frames of the caller that wait for the guest. As many as a pass moves.
+pub(crate) const MOST: usize = 256;
+
+/// The most pages that frames of the guest hold: those, and the parts of a frame that is cut. Parts
+/// are stored without a look at the room between them, and so is what the device itself sends.
+const MOST_PAGES: usize = 2 * MOST;
 
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -71,6 +77,8 @@ impl Outgoing {
 pub(crate) struct Frames {
     /// Of the guest.
     pub(crate) received: Waiting<Kept>,
+    /// Pages in them.
+    pub(crate) pages: usize,
     /// For the guest.
     pub(crate) outgoing: VecDeque<Outgoing>,
     /// Whether the guest's receive ring is served.
@@ -79,8 +87,25 @@ pub(crate) struct Frames {
     pub(crate) stored: u64,
     /// Bytes in them.
     pub(crate) stored_bytes: u64,
-    /// Frames of the guest that were dropped because there was no page.
+    /// Frames of the guest that were dropped because there was no page, after large ones were cut.
     pub(crate) no_page: u64,
+    /// Frames of the guest that were dropped because they cannot be cut.
+    pub(crate) refused: u64,
+}
+
+impl Frames {
+    /// Keeps a frame of the guest, if there was memory for it.
+    fn store(&mut self, packet: Option<Packet<Kept>>) -> bool {
+        let Some(packet) = packet.filter(|packet| self.pages + groups::fragments(packet) <= MOST_PAGES) else {
+            self.no_page += 1;
+            return false;
+        };
+        self.pages += groups::fragments(&packet);
+        self.stored += 1;
+        self.stored_bytes += packet.len() as u64;
+        self.received.push_back(packet);
+        true
+    }
 }
 
 /// Both ends have it. The lock is never contended: the device's passes are calls of the same thread.
@@ -89,7 +114,7 @@ pub(crate) struct Exchange(Arc<Mutex<Frames>>);
 
 impl Exchange {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Frames> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        front_ends::lock(&self.0)
     }
 }
 
@@ -98,13 +123,13 @@ pub(crate) struct FragPort {
     exchange: Exchange,
     pool: SharedPool<Kept>,
     page_size: usize,
-    /// Frames for the guest that are being delivered.
-    current: VecDeque<Outgoing>,
+    /// The frame for the guest that is being delivered.
+    current: Option<Outgoing>,
 }
 
 impl FragPort {
     pub(crate) fn new(exchange: Exchange, pool: SharedPool<Kept>, page_size: usize) -> Self {
-        Self { exchange, pool, page_size, current: VecDeque::new() }
+        Self { exchange, pool, page_size, current: None }
     }
 
     /// A frame in pages of the pool. The first has the header's bytes in front of it, so that the
@@ -130,32 +155,30 @@ impl Port for FragPort {
     const FEATURES: u64 = 0;
 
     fn peek(&mut self) -> Option<&[u8]> {
-        if self.current.is_empty() {
-            std::mem::swap(&mut self.current, &mut self.exchange.lock().outgoing);
+        if self.current.is_none() {
+            self.current = self.exchange.lock().outgoing.pop_front();
         }
-        self.current.front().map(Outgoing::wire)
+        self.current.as_ref().map(Outgoing::wire)
     }
 
     fn consume(&mut self) {
-        self.current.pop_front();
+        self.current = None;
     }
 
     fn send(&mut self, wire: &[u8]) -> bool {
         let packet = if wire.len() < VnetHdr::LEN { None } else { self.store(wire) };
-        let mut frames = self.exchange.lock();
-        let Some(packet) = packet else {
-            frames.no_page += 1;
-            return false;
-        };
-        frames.stored += 1;
-        frames.stored_bytes += packet.len() as u64;
-        frames.received.push_back(packet);
-        true
+        self.exchange.lock().store(packet)
+    }
+
+    /// A frame with offloads that cannot be done. The device counts frames with other reasons, and
+    /// [`Self::send`] those for which there was no page.
+    fn dropped(&mut self, _: &[u8], why: DropReason) {
+        self.exchange.lock().refused += u64::from(why == DropReason::PortRefused);
     }
 
     /// The caller receives what is stored before it sleeps, and each pass is followed by that.
     fn room(&self) -> bool {
-        self.exchange.lock().received.len() < MOST
+        self.exchange.lock().pages < MOST
     }
 
     fn served(&mut self, served: bool) {
@@ -164,6 +187,32 @@ impl Port for FragPort {
 
     fn drop_waiting(&mut self) -> u64 {
         let outgoing = std::mem::take(&mut self.exchange.lock().outgoing);
-        (self.current.drain(..).count() + outgoing.len()) as u64
+        self.current.take().map_or(0, |_| 1) + outgoing.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netmem_pool::{PoolOptions, RegionOptions, RegionProvider};
+
+    /// The room ends with a number of pages, not of frames; also what is stored without a look at it
+    /// is bounded.
+    #[test]
+    fn pages_that_wait_are_bounded() {
+        let region = RegionOptions::new(600).build::<Kept>().expect("a region");
+        let pool = PoolOptions::new("c").build_shared(RegionProvider::new(region), None).expect("a pool");
+        let exchange = Exchange::default();
+        let mut port = FragPort::new(exchange.clone(), pool, 4096);
+        let large = vec![0; VnetHdr::LEN + 65_000];
+        for _ in 0..MOST / 16 {
+            assert!(port.room() && port.send(&large));
+        }
+        assert!(!port.room());
+        let small = [0; VnetHdr::LEN + 60];
+        while port.send(&small) {}
+        let frames = exchange.lock();
+        assert_eq!((frames.pages, frames.no_page), (MOST_PAGES, 1));
+        assert_eq!(frames.received.iter().map(groups::fragments).sum::<usize>(), MOST_PAGES);
     }
 }

@@ -59,7 +59,7 @@ pub struct netmem_virtio_rx_stats {
     pub bad_header: u64,
     /// frames dropped because the device's header has an offload that was not negotiated
     pub not_negotiated: u64,
-    /// frames that were received and lost by a reconnect
+    /// frames that had arrived and were lost by a reconnect, or by the close of the queue
     pub unread: u64,
     /// times that the device had fewer buffers than it should, because there was no page
     pub out_of_pages: u64,
@@ -147,8 +147,11 @@ pub unsafe extern "C" fn netmem_virtio_rx_release(rx: *mut netmem_virtio_rx, fra
         let others = {
             // SAFETY: as the header says.
             let Receive { queue, region, .. } = unsafe { owned::get_mut(rx) }?;
-            if frags.is_null() {
+            if n == 0 {
                 return Ok(());
+            }
+            if frags.is_null() {
+                return Err(Failure::null("frags"));
             }
             // SAFETY: as the header says.
             queue.poll(|poll| poll.with_napi(|_| unsafe { frag::release_of(region, frags, n) }))
@@ -175,7 +178,8 @@ pub unsafe extern "C" fn netmem_virtio_rx_fd(rx: *const netmem_virtio_rx) -> i32
 /// woken calls netmem_virtio_rx_disarm and receives. A few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-/// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+/// of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_arm(rx: *mut netmem_virtio_rx, waits: *mut bool) -> netmem_status {
     status(|| {
@@ -221,7 +225,8 @@ pub unsafe extern "C" fn netmem_virtio_rx_get_stats(
 /// memory of the device's handles; those that the caller holds, when they are released. If the
 /// device does not confirm within 3 s that it has stopped, the pages that it had are never used
 /// again. `stats` gets the final counts, unless it is null: `in_flight` are the pages that the
-/// caller holds. If it has a wrong size, the queue stays.
+/// caller holds, `unread` has the frames that were in the ring. If it has a wrong size, the queue
+/// stays.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
@@ -237,8 +242,7 @@ pub unsafe extern "C" fn netmem_virtio_rx_close(
         // SAFETY: as the header says.
         let Receive { queue, waiting, .. } = unsafe { owned::close(rx) }?;
         drop(waiting);
-        let counts = queue.stats();
-        let closed = queue.close();
+        let (counts, closed) = queue.close_counted();
         if stats.is_null() {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::status::{Failure, netmem_status, status, value};
+use crate::virtio::port::Outgoing;
 use crate::virtio::rx::netmem_virtio_rx;
 use netmem_packet::{Armed, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Wait};
 use netmem_pool::{Frag, PeerShared, Region};
@@ -97,6 +98,11 @@ impl Sends for Transmit {
         self.unreachable += u64::from(!is_ours);
         is_ours
     }
+
+    #[inline]
+    fn fits(frags: &[netmem_frag]) -> bool {
+        Outgoing::fits(frags)
+    }
 }
 
 /// What a transmit queue sent and refused. Set `size` to sizeof(netmem_virtio_tx_stats). frames =
@@ -161,8 +167,9 @@ impl netmem_virtio_tx_stats {
 /// header is sent from elsewhere. A system call if the device waits for frames.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
-/// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments),
-/// NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of the ring).
+/// fragment, wrong flags), NETMEM_ERR_UNSENDABLE (other memory, too many fragments, or not 14 to
+/// 65553 bytes), NETMEM_ERR_STOPPED (the device has closed the connection, or has broken a rule of
+/// the ring).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_send(
     tx: *mut netmem_virtio_tx,
@@ -220,7 +227,8 @@ pub unsafe extern "C" fn netmem_virtio_tx_fd(tx: *const netmem_virtio_tx) -> i32
 /// few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-/// connection that has ended; then it waits for netmem_virtio_net_reconnect).
+/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
+/// of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_arm(tx: *mut netmem_virtio_tx, waits: *mut bool) -> netmem_status {
     status(|| {

@@ -8,7 +8,7 @@ use crate::owned::{self, Owned};
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::{Armed, Poll, RxQueue, Wait};
-use netmem_pool::{PoolStats, Region};
+use netmem_pool::{PoolStats, Region, foreign};
 use netmem_xsk::{Mode, RxDrops, RxStats, XskRx};
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
@@ -155,8 +155,11 @@ pub unsafe extern "C" fn netmem_xsk_rx_release(rx: *mut netmem_xsk_rx, frags: *m
         let others = {
             // SAFETY: as the header says.
             let Receive { queue, region, .. } = unsafe { owned::get_mut(rx) }?;
-            if frags.is_null() {
+            if n == 0 {
                 return Ok(());
+            }
+            if frags.is_null() {
+                return Err(Failure::null("frags"));
             }
             // SAFETY: as the header says.
             queue.poll(|poll| poll.with_napi(|_| unsafe { frag::release_of(region, frags, n) }))
@@ -202,7 +205,7 @@ pub unsafe extern "C" fn netmem_xsk_rx_metadata(
         }
         // SAFETY: so many bytes of the chunk are in front of the fragment, and the caller has room
         // for them.
-        unsafe { std::ptr::copy_nonoverlapping(frag.as_ptr().sub(n), to.as_ptr().cast(), n) };
+        unsafe { foreign::copy_across(frag.as_ptr().sub(n), to.as_ptr().cast(), n) };
         Ok(())
     })
 }

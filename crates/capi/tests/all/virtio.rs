@@ -4,6 +4,7 @@ use crate::build::{C, CPP, build, each_build, libraries, run};
 use netmem_packet::{Checksum, Gso, GsoKind, Meta, Packet, TxQueue};
 use netmem_pool::{PeerShared, PoolOptions};
 use netmem_testing::driver::tcp::tcp;
+use netmem_testing::driver::testpmd::{Dpdk, Testpmd};
 use netmem_testing::driver::{DeviceThread, until};
 use netmem_testing::{installed, skip};
 use netmem_virtio::VhostUser;
@@ -57,6 +58,14 @@ impl Counter {
     fn end(mut self) -> String {
         drop(self.child.stdin.take());
         self.report()
+    }
+}
+
+/// A test that fails leaves no program behind.
+impl Drop for Counter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -223,6 +232,33 @@ fn two_queue_pairs_on_two_threads() {
         let out = run(program.arg(&socket).arg(FRAMES.to_string()));
         assert_eq!(out, format!("{FRAMES} and {FRAMES} frames\n"));
         served.join().expect("no panic");
+    });
+}
+
+/// DPDK's device sends the driver's frames back.
+#[test]
+fn the_device_is_dpdk() {
+    each_build(&["g++"], &["-std=c++17"], "tests/all/virtio_peer.cpp", |mut program| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let Some(_device) = Testpmd::start(&socket, false) else { return };
+        until(|| socket.exists());
+        let out = run(program.arg("connect").arg(&socket).arg("20000"));
+        assert_eq!(out, "each frame was received\n");
+    });
+}
+
+/// DPDK's driver is the guest.
+#[test]
+fn the_driver_is_dpdk() {
+    each_build(&["g++"], &["-std=c++17"], "tests/all/virtio_peer.cpp", |mut program| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let mut device = Counter::start(program.arg("listen").arg(&socket).arg("20000"));
+        device.ready();
+        let guest = format!("net_virtio_user0,path={},queues=1", socket.display());
+        let Some(_driver) = Testpmd::run(Dpdk::System, &guest, "--forward-mode=txonly", "") else { return };
+        assert_eq!(device.report(), "each frame was received\n");
     });
 }
 

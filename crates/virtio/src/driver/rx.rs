@@ -115,6 +115,16 @@ impl<M: PeerMemory> VirtioRx<M> {
     pub fn close(mut self) -> Option<PoolClosed> {
         self.stop().map(|stopped| stopped.closed)
     }
+
+    /// As [`close`](Self::close), with the final counters: frames that were not polled are among
+    /// [`RxStats::unread`].
+    #[must_use]
+    pub fn close_counted(mut self) -> (RxStats, Option<PoolClosed>) {
+        let stopped = self.stop();
+        let mut stats = self.stats();
+        stats.unread += stopped.as_ref().map_or(0, |stopped| stopped.unread.into());
+        (stats, stopped.map(|stopped| stopped.closed))
+    }
 }
 
 impl<M: PeerMemory> Stop for VirtioRx<M> {

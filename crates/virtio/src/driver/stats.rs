@@ -41,8 +41,9 @@ pub struct RxStats {
     /// How often the queue switched to the ring of a new connection of its device
     /// ([`VirtioNet::reconnect`](super::VirtioNet::reconnect)).
     pub restarts: u64,
-    /// Buffers that the device had filled before such a restart and that had not been polled. Their
-    /// frames are lost.
+    /// Buffers that the device had filled before such a restart, or before
+    /// [`VirtioRx::close_counted`](super::VirtioRx::close_counted), and that had not been polled.
+    /// Their frames are lost.
     pub unread: u64,
     /// The fault that stopped the queue. A restart clears it.
     pub stopped: Option<DeviceFault>,

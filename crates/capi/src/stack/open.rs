@@ -22,8 +22,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most pages of an AF_XDP stack for headers, for payload that is copied, and for
-/// netmem_stack_alloc. A tap has as many.
+/// The most pages of an AF_XDP stack for headers and for payload that is copied, as a tap has. Of
+/// either, the most for netmem_stack_alloc.
 const SEND_PAGES: usize = 2048;
 
 /// How a stack is opened. Set `size` to sizeof(netmem_stack_options), and the rest to zero where
@@ -42,8 +42,9 @@ pub struct netmem_stack_options {
     /// "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
     pub gateways: *const c_char,
     /// The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
-    /// and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
-    /// pages free as the kernel has to receive into, and 2048 for sending.
+    /// and the peer sends it again. At most 2048 on a tap. On AF_XDP the UMEM has these, those that
+    /// the kernel has to receive into, and a quarter of its pages, 2048 at most, which the stack
+    /// takes for headers and copied payload. netmem_stack_alloc allocates as many from the rest.
     pub pages: u32,
     /// The most connections, closing ones included; 0: 65536.
     pub connections: u32,
@@ -145,7 +146,7 @@ unsafe fn write(running: Running, out: NonNull<*mut netmem_stack>) -> Result<(),
 /// thread of the library moves frames between the tap and the stack, until the stack is closed. The
 /// tap goes with the stack, unless it was there before.
 ///
-/// The stack holds 6144 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
+/// The stack holds 8192 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
 /// user. The strings of the options are not kept.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (an address, also one that
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
                 given.stack.pages
             )));
         }
-        let mut options = TapOptions::new();
+        let mut options = TapOptions::new().user_pages(SEND_PAGES);
         if let Some(mtu) = given.mtu {
             options = options.mtu(mtu);
         }
@@ -178,9 +179,10 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
         given.add_gateways(&opened.host)?;
         let queue = opened.queues.pop().ok_or_else(|| Failure::Argument("a tap without a queue".into()))?;
         let (beginning, pool) = (Instant::now(), queue.pool().clone());
+        let user_pool = queue.user_pool().unwrap_or(&pool).clone();
         let memory = SendMemory::Domain(pool.dma_domain());
         let (stack, device) = queue.apart(given.stack, Time::ZERO).map_err(Failure::Queue)?;
-        let parts = Parts { stack, device: Some(device), pool, limit: SEND_PAGES };
+        let parts = Parts { stack, device: Some(device), pool, user_pool };
         // SAFETY: as the header says.
         unsafe { write(Running::new(Over::Tap(parts), memory, beginning), out) }
     })
@@ -198,7 +200,7 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
 /// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
-/// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+/// interface's; a UMEM with too few pages for `pages`), NETMEM_ERR_NO_PAGES, NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
 /// NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
 /// descriptors, and the queues were closed.
 #[unsafe(no_mangle)]
@@ -232,14 +234,26 @@ pub unsafe extern "C" fn netmem_stack_open_xsk(
         let mac = Mac(link.mac.unwrap_or_default());
         let host: Host<Kept> = Host::new(Interface { mac, mtu, addresses: given.addresses.clone() });
         given.add_gateways(&host)?;
-        let limit = SEND_PAGES.min(region.pages() as usize / 2);
-        let options = PoolOptions::new("stack").limit(limit);
-        let pool = Arc::new(options.build_shared(provider.clone(), Some(umem.domain()))?);
+        let pages = region.pages() as usize;
+        let limit = SEND_PAGES.min(pages / 4);
+        let (waiting, filled) = (given.stack.pages as usize, receive.queue.fill_level());
+        if waiting + filled + limit > pages {
+            return Err(Failure::Argument(format!(
+                "the UMEM has {pages} pages, fewer than {waiting} that wait in the stack, {filled} of the kernel, and {limit} for \
+                 headers and copied payload"
+            )));
+        }
+        let pool = |options: PoolOptions| {
+            options.limit(limit).build_shared(provider.clone(), Some(umem.domain())).map(Arc::new)
+        };
+        // Pages for headers are there even if the program holds all others.
+        let (pool, user_pool) =
+            (pool(PoolOptions::new("stack").cache(limit).prefill(limit))?, pool(PoolOptions::new("stack pages"))?);
         let beginning = Instant::now();
         // SAFETY: as the header says.
         let (rx, tx) = unsafe { (owned::close(rx)?.queue, owned::close(tx)?) };
         let stack = Stack::new(&host, rx, tx, pool.clone(), given.stack, Time::ZERO).map_err(Failure::QueuesClosed)?;
-        let parts = Parts { stack, device: None, pool, limit };
+        let parts = Parts { stack, device: None, pool, user_pool };
         // SAFETY: as the header says.
         unsafe { write(Running::new(Over::Xsk(parts), SendMemory::Region(region), beginning), out) }
     })

@@ -156,6 +156,8 @@ pub struct Queue<R: RxQueue<Mem: Payload>, T, D> {
     tx: T,
     /// Pages for headers, and for payload that is copied.
     pool: Arc<SharedPool<R::Mem>>,
+    /// Pages that the program allocates.
+    user_pool: Option<Arc<SharedPool<R::Mem>>>,
     behind: D,
     beginning: Instant,
 }
@@ -172,7 +174,7 @@ where
     ///
     /// The system has too few descriptors or too little memory.
     pub fn start(self, options: StackOptions) -> io::Result<Driven<R, T, D>> {
-        let Self { host, rx, tx, pool, behind, beginning } = self;
+        let Self { host, rx, tx, pool, behind, beginning, .. } = self;
         let now = Time::ZERO + beginning.elapsed();
         Ok(Driven { stack: Stack::new(&host, rx, tx, pool, options, now)?, behind, beginning })
     }
@@ -194,6 +196,13 @@ where
     #[must_use]
     pub fn pool(&self) -> &Arc<SharedPool<R::Mem>> {
         &self.pool
+    }
+
+    /// Pages to send from that are the program's alone: `None` unless the options of a tap set some
+    /// aside (`TapOptions::user_pages`).
+    #[must_use]
+    pub fn user_pool(&self) -> Option<&Arc<SharedPool<R::Mem>>> {
+        self.user_pool.as_ref()
     }
 }
 

@@ -319,6 +319,18 @@ fn check(addresses: &[Address]) -> Result<(), OpenError> {
     }
 }
 
+/// Checks the bytes of an IP packet: 576 to `most`, and 1280 at least if there is an address of IPv6
+/// (RFC 8200, section 5).
+///
+/// # Errors
+///
+/// [`OpenError::Mtu`].
+#[cfg(feature = "device")]
+pub fn check_mtu(mtu: u16, most: u16, addresses: &[Address]) -> Result<(), OpenError> {
+    let least = if addresses.iter().any(|own| own.addr.is_ipv6()) { 1280 } else { 576 };
+    if (least..=most).contains(&mtu) { Ok(()) } else { Err(OpenError::Mtu { mtu, least, most }) }
+}
+
 /// Whether an address is the kernel's, in the network namespace of this thread. What the kernel
 /// sends to an address of its own, it sends from this address. (That a socket can be bound to an
 /// address shows nothing: in a namespace without any address, each can be bound.)

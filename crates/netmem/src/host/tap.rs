@@ -1,6 +1,6 @@
 //! A host behind a tap: the device, its driver, and a stack for each queue.
 
-use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check};
+use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check, check_mtu};
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface};
 use netmem_packet::Wait;
@@ -98,10 +98,7 @@ impl TapOptions {
     ) -> Result<Opened<TrustedPeer, TapQueue>, OpenError> {
         check(addresses)?;
         let mtu = self.mtu;
-        let least = if addresses.iter().any(|own| own.addr.is_ipv6()) { 1280 } else { 576 };
-        if !(least..=LARGEST).contains(&mtu) {
-            return Err(OpenError::Mtu { mtu, least, most: LARGEST });
-        }
+        check_mtu(mtu, LARGEST, addresses)?;
         let mac = mac(addresses[0].addr);
         let mut taps = Tap::open(name, queues.into(), true)?.into_iter();
         let options = Options { mac: Some(mac), mtu: Some(mtu), max_pairs: queues.into(), ..Options::default() };

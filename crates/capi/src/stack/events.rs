@@ -68,7 +68,12 @@ impl Ready {
 
     /// Whether there is no event, also after the next poll.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places().is_empty() && self.woken().is_empty()
+        [self.places(), self.woken()].into_iter().all(|mut list| {
+            while list.front().is_some_and(|place| place.is_gone()) {
+                list.pop_front();
+            }
+            list.is_empty()
+        })
     }
 
     /// At the end of a poll: its events, and those that were requested since the last.
@@ -78,8 +83,13 @@ impl Ready {
 
     /// Removes the event that was first.
     pub(crate) fn next(&self) -> Option<netmem_event> {
-        let place = self.places().pop_front()?;
-        Some(place.event())
+        let mut places = self.places();
+        loop {
+            let place = places.pop_front()?;
+            if !place.is_gone() {
+                return Some(place.event());
+            }
+        }
     }
 
     pub(crate) fn close(&self) {
@@ -96,6 +106,10 @@ pub(crate) enum Of {
     Listener,
 }
 
+/// The flags of a place whose handle was closed. It stays in the list until it is the first: its
+/// removal would be linear in the list.
+const GONE: u32 = u32::MAX;
+
 /// A listener or a connection, as the list has it.
 pub(crate) struct Place {
     ready: Arc<Ready>,
@@ -110,6 +124,11 @@ impl Place {
         if !self.ready.closed.load(Ordering::Relaxed) && self.flags.fetch_or(flag, Ordering::Relaxed) == 0 {
             self.ready.woken().push_back(self.clone());
         }
+    }
+
+    /// Its handle was closed.
+    fn is_gone(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) == GONE
     }
 
     fn event(&self) -> netmem_event {
@@ -139,7 +158,7 @@ impl Wake for Side {
     }
 }
 
-/// The wakers of a listener or a connection. Dropping this removes it from the list.
+/// The wakers of a listener or a connection. After this is dropped, it has no event.
 pub(crate) struct Wakers {
     place: Arc<Place>,
     pub(crate) read: Waker,
@@ -169,12 +188,7 @@ impl Wakers {
 
 impl Drop for Wakers {
     fn drop(&mut self) {
-        // A waker that is called later finds it in the list, and adds nothing.
-        if self.place.flags.swap(u32::MAX, Ordering::Relaxed) != 0 {
-            let ready = &self.place.ready;
-            for mut list in [ready.places(), ready.woken()] {
-                list.retain(|place| !Arc::ptr_eq(place, &self.place));
-            }
-        }
+        // A waker that is called later finds flags, and adds nothing.
+        self.place.flags.store(GONE, Ordering::Relaxed);
     }
 }

@@ -8,10 +8,10 @@ use crate::region::Kept;
 use crate::stack::events::{Ready, netmem_event};
 use crate::stack::handles::netmem_stack;
 use crate::stack::memory::{SendMemory, to_c};
-use crate::stack::{Over, each};
-use crate::status::{Failure, netmem_status, status, value};
+use crate::stack::{Over, each, status, value};
+use crate::status::{Failure, netmem_status};
 use netmem::host::Apart;
-use netmem::tcp::{Sockets, Stack, StackStats, Time};
+use netmem::tcp::{SocketError, Sockets, Stack, StackStats, Time};
 use netmem::virtio::{VirtioRx, VirtioTx};
 use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{Mapped, Readable, SharedPool, TrustedPeer};
@@ -53,11 +53,13 @@ pub(crate) struct Running {
     beginning: Instant,
     /// Connections were notified that the device or the interface is gone.
     stopped: bool,
+    /// Its end has begun: nothing new begins.
+    shut_down: bool,
 }
 
 impl Running {
     pub(crate) fn new(over: Over<OnTap, OnXsk>, memory: SendMemory, beginning: Instant) -> Self {
-        Self { over, memory, ready: Arc::default(), beginning, stopped: false }
+        Self { over, memory, ready: Arc::default(), beginning, stopped: false, shut_down: false }
     }
 
     pub(crate) fn ready(&self) -> &Arc<Ready> {
@@ -68,10 +70,12 @@ impl Running {
         &self.memory
     }
 
-    pub(crate) fn sockets(&self) -> Over<Sockets<TrustedPeer>, Sockets<Kept>> {
+    /// What opens listeners and connections. An error after the shutdown.
+    pub(crate) fn sockets(&self) -> Result<Over<Sockets<TrustedPeer>, Sockets<Kept>>, Failure> {
         match &self.over {
-            Over::Tap(parts) => Over::Tap(parts.stack.sockets()),
-            Over::Xsk(parts) => Over::Xsk(parts.stack.sockets()),
+            _ if self.shut_down => Err(SocketError::StackGone.into()),
+            Over::Tap(parts) => Ok(Over::Tap(parts.stack.sockets())),
+            Over::Xsk(parts) => Ok(Over::Xsk(parts.stack.sockets())),
         }
     }
 
@@ -333,7 +337,8 @@ pub unsafe extern "C" fn netmem_stack_get_stats(
 
 /// Begins the stack's end: listeners and connections are closed, as if the program had closed each.
 /// What was sent still arrives, and then the end of the stream. Continue with the program's loop
-/// until netmem_stack_is_shut_down. Handles of listeners and connections stay with the program:
+/// until netmem_stack_is_shut_down. netmem_tcp_listen and netmem_tcp_connect return
+/// NETMEM_ERR_CLOSED from now on. Handles of listeners and connections stay with the program:
 /// calls for them return NETMEM_ERR_CLOSED as soon as the connection has ended.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
@@ -341,7 +346,9 @@ pub unsafe extern "C" fn netmem_stack_get_stats(
 pub unsafe extern "C" fn netmem_stack_shutdown(stack: *mut netmem_stack) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        each!(&mut unsafe { owned::get_mut(stack) }?.over, parts => parts.stack.close());
+        let running = unsafe { owned::get_mut(stack) }?;
+        running.shut_down = true;
+        each!(&mut running.over, parts => parts.stack.close());
         Ok(())
     })
 }

@@ -967,8 +967,8 @@ enum netmem_status netmem_tcp_listener_close(struct netmem_tcp_listener *listene
 // Opens a stack with addresses of its own on a tap. The kernel is the peer on the other side, with
 // an address that the caller assigns to the tap (ip addr add). The stack belongs to this thread. A
 // thread of the library moves frames between the tap and the stack, until the stack is closed. It
-// has the signal mask of this call: a program that has threads for its signals blocks them before. The
-// tap goes with the stack, unless it was there before.
+// has the signal mask of this call: a program that has threads for its signals blocks them before.
+// The tap goes with the stack, unless it was there before.
 //
 // The stack holds 8192 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
 // user. The strings of the options are not kept.
@@ -983,17 +983,18 @@ enum netmem_status netmem_stack_open_tap(const struct netmem_stack_options *opti
 // Opens a stack with addresses of its own on the two queues of an AF_XDP socket, which become the
 // stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
 // `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
-// this call. The thread is in the interface's network namespace. Connections arrive only by the queues of the interface that are redirected. The stack
-// has the Ethernet address of the interface, and belongs to this thread. Frames that `rx` holds at
-// this call are dropped. `umem` is that of the
+// this call. The thread is in the interface's network namespace. Connections arrive only by the
+// queues of the interface that are redirected. The stack has the Ethernet address of the interface,
+// and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem` is that of the
 // queues, and its handle may be closed afterwards.
 //
 // The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
 // lro off), and the peer of a veth no checksum and segmentation offloads.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM or of two sockets; an MTU above the
-// interface's or below 576, or 1280 for IPv6; a UMEM with too few pages for `pages`), NETMEM_ERR_NO_PAGES, NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM or of two sockets; an MTU
+// above the interface's, or below 576, or 1280 for IPv6; a UMEM with too few pages for `pages`),
+// NETMEM_ERR_NO_PAGES, NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
 // NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
 // descriptors, and the queues were closed.
 enum netmem_status netmem_stack_open_xsk(const struct netmem_stack_options *options,

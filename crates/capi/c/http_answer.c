@@ -314,7 +314,14 @@ int main(int argc, char **argv) {
     netmem_endpoint local;
     memset(&local, 0, sizeof local);
     local.port = PORT;
-    check(netmem_tcp_listen(server.stack, &local, NULL, &server.listener), "a listener");
+    /* A silent or an idle peer does not stay for ever. A peer that sends a byte now and then does: a
+     * server that is open to all needs a deadline for each request, too. */
+    netmem_tcp_options of_clients;
+    memset(&of_clients, 0, sizeof of_clients);
+    of_clients.size = sizeof of_clients;
+    of_clients.keep_alive = 60;
+    of_clients.user_timeout = 60000;
+    check(netmem_tcp_listen(server.stack, &local, &of_clients, &server.listener), "a listener");
     accept_all(&server);
     printf("ready\n");
     fflush(stdout);
@@ -326,19 +333,22 @@ int main(int argc, char **argv) {
     unsigned long long ended = server.ended;
     check(netmem_stack_shutdown(server.stack), "the end of the stack");
     time_t last = time(NULL) + LAST_SECONDS;
+    netmem_stack_stats stats;
+    stats.size = sizeof stats;
     for (;;) {
         size_t work = turn(&server);
-        if ((work == 0 && netmem_stack_is_shut_down(server.stack)) || time(NULL) > last)
+        check(netmem_stack_get_stats(server.stack, &stats), "the counts");
+        /* The page of the bodies is left. The device returns the last frame's without a wake-up. */
+        if ((work == 0 && netmem_stack_is_shut_down(server.stack) && stats.send_pages == 1) || time(NULL) > last)
             break;
-        pause_for(&server, work, -1, 1000);
+        pause_for(&server, work, -1, 20);
     }
     while (server.clients != NULL)
         leave(&server, server.clients);
     check(netmem_tcp_listener_close(server.listener), "the end of the listener");
     netmem_frag_release(&server.page);
-    netmem_stack_stats stats;
-    stats.size = sizeof stats;
     check(netmem_stack_close(server.stack, &stats), "the end of the stack");
-    printf("answered %llu on %llu connections that ended; received pages that wait %llu\n", server.answered, ended, (unsigned long long)stats.pages);
+    printf("answered %llu on %llu connections that ended; pages: received %llu, to send %llu\n", server.answered, ended, (unsigned long long)stats.pages,
+           (unsigned long long)stats.send_pages);
     return 0;
 }

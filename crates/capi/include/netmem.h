@@ -84,8 +84,8 @@
  *   stack's descriptor
  *   a netmem_stack, netmem_tcp_listener or       library built with debug assertions:
  *   netmem_tcp on another thread                 NETMEM_ERR_THREAD; otherwise undefined
- *   a listener or a connection after its stack   NETMEM_ERR_CLOSED; its close is as always
- *   was closed
+ *   a listener or a connection after its stack   accept, is_connected, receive, send and write:
+ *   was closed                                   NETMEM_ERR_CLOSED; other calls are as always
  *   netmem_tcp_send of another stack's fragment  NETMEM_ERR_UNSENDABLE; it stays with the caller
  *   writing to a fragment that a connection has  undefined: the peer gets other bytes
  *   sent, through a copy of the netmem_frag
@@ -179,22 +179,23 @@ typedef enum netmem_status {
   // A system call failed.
   NETMEM_ERR_SYSTEM = 10,
   // The pool ended while the thread waited, or the stack of the listener or connection was
-  // closed.
+  // closed or shut down, or netmem_stack_open_xsk failed after it had closed the queues.
   NETMEM_ERR_CLOSED = 11,
   // The handle is in another state: the count is killed already, or not killed, or has reached
   // zero; the device listens already; the memory was unbound.
   NETMEM_ERR_STATE = 12,
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
-  // The queue has stopped, and neither receives nor sends any more: its interface or device is
-  // gone, or a wrong value was written to a ring. Close it; a virtio queue can be reconnected.
+  // The queue or the stack has stopped, and neither receives nor sends any more: its interface,
+  // device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can be
+  // reconnected.
   NETMEM_ERR_STOPPED = 14,
-  // The queue will never send this frame.
+  // The queue will never send this frame, or the connection this fragment.
   NETMEM_ERR_UNSENDABLE = 15,
   // A privilege is missing. The text names it.
   NETMEM_ERR_PRIVILEGE = 16,
-  // In use: the interface has an XDP program already, or its queue an AF_XDP socket; the device
-  // has another front end, or the path another socket.
+  // In use: the interface has an XDP program already, or its queue an AF_XDP socket; another
+  // process has the tap; the device has another front end, or the path another socket.
   NETMEM_ERR_BUSY = 17,
   // There is no such interface, queue or file, or no process listens on the socket.
   NETMEM_ERR_NOT_FOUND = 18,
@@ -521,7 +522,7 @@ typedef struct netmem_tcp_options {
   uint32_t backlog;
   // The largest receive window, in bytes; 0: 6 MiB.
   uint32_t receive_buffer;
-  // Bytes that were sent and not acknowledged, at most; 0: 1 MiB.
+  // Bytes that were sent and not acknowledged, at most; 0: 1 MiB. At most 1 GiB.
   uint32_t send_buffer;
   // Milliseconds that sent data may stay unacknowledged; 0: as long as it is sent again, which
   // is fifteen times.
@@ -553,8 +554,9 @@ typedef struct netmem_stack_options {
   // "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
   const char *gateways;
   // The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
-  // and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
-  // pages free as the kernel has to receive into, and 2048 for sending.
+  // and the peer sends it again. At most 2048 on a tap. On AF_XDP the UMEM has these, those that
+  // the kernel has to receive into, and a quarter of its pages, 2048 at most, which the stack
+  // takes for headers and copied payload. netmem_stack_alloc allocates as many from the rest.
   uint32_t pages;
   // The most connections, closing ones included; 0: 65536.
   uint32_t connections;
@@ -1490,8 +1492,9 @@ enum netmem_status netmem_shared_pool_close(struct netmem_shared_pool *pool, uin
 // `options` may be null. The connection belongs to the stack's thread.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-// NETMEM_ERR_ARGUMENT (also a local address that is none of the stack's), NETMEM_ERR_UNREACHABLE
-// (no route), NETMEM_ERR_IN_USE, NETMEM_ERR_TOO_MANY.
+// NETMEM_ERR_ARGUMENT (also a local address that is none of the stack's, or a remote one of zeros,
+// or port 0), NETMEM_ERR_UNREACHABLE (no route), NETMEM_ERR_IN_USE, NETMEM_ERR_TOO_MANY,
+// NETMEM_ERR_CLOSED (the stack was shut down).
 enum netmem_status netmem_tcp_connect(struct netmem_stack *stack,
                                       const struct netmem_endpoint *remote,
                                       const struct netmem_tcp_options *options,
@@ -1501,7 +1504,8 @@ enum netmem_status netmem_tcp_connect(struct netmem_stack *stack,
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; and why the connection was not
 // made, or has ended: NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT,
-// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_CLOSED (the stack).
+// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_SHUT_DOWN (netmem_tcp_shutdown, before it
+// was made), NETMEM_ERR_CLOSED (the stack).
 enum netmem_status netmem_tcp_is_connected(struct netmem_tcp *connection, bool *connected);
 
 // Both ends of the connection. Each may be null.
@@ -1598,7 +1602,8 @@ enum netmem_status netmem_endpoint_parse(const char *text, struct netmem_endpoin
 // none.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-// NETMEM_ERR_ARGUMENT (also an address that is none of the stack's), NETMEM_ERR_IN_USE.
+// NETMEM_ERR_ARGUMENT (also an address that is none of the stack's), NETMEM_ERR_IN_USE,
+// NETMEM_ERR_CLOSED (the stack was shut down).
 enum netmem_status netmem_tcp_listen(struct netmem_stack *stack,
                                      const struct netmem_endpoint *local,
                                      const struct netmem_tcp_options *options,
@@ -1632,10 +1637,11 @@ enum netmem_status netmem_tcp_listener_close(struct netmem_tcp_listener *listene
 
 // Opens a stack with addresses of its own on a tap. The kernel is the peer on the other side, with
 // an address that the caller assigns to the tap (ip addr add). The stack belongs to this thread. A
-// thread of the library moves frames between the tap and the stack, until the stack is closed. The
-// tap goes with the stack, unless it was there before.
+// thread of the library moves frames between the tap and the stack, until the stack is closed. It
+// has the signal mask of this call: a program that has threads for its signals blocks them before.
+// The tap goes with the stack, unless it was there before.
 //
-// The stack holds 6144 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
+// The stack holds 8192 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
 // user. The strings of the options are not kept.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (an address, also one that
@@ -1648,16 +1654,18 @@ enum netmem_status netmem_stack_open_tap(const struct netmem_stack_options *opti
 // Opens a stack with addresses of its own on the two queues of an AF_XDP socket, which become the
 // stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
 // `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
-// this call. Connections arrive only by the queues of the interface that are redirected. The stack
-// has the Ethernet address of the interface, and belongs to this thread. `umem` is that of the
+// this call. The thread is in the interface's network namespace. Connections arrive only by the
+// queues of the interface that are redirected. The stack has the Ethernet address of the interface,
+// and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem` is that of the
 // queues, and its handle may be closed afterwards.
 //
 // The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
 // lro off), and the peer of a veth no checksum and segmentation offloads.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
-// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM or of two sockets; an MTU
+// above the interface's, or below 576, or 1280 for IPv6; a UMEM with too few pages for `pages`),
+// NETMEM_ERR_NO_PAGES, NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
 // NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
 // descriptors, and the queues were closed.
 enum netmem_status netmem_stack_open_xsk(const struct netmem_stack_options *options,
@@ -1709,9 +1717,10 @@ enum netmem_status netmem_stack_arm(struct netmem_stack *stack, int64_t *nanosec
 void netmem_stack_disarm(struct netmem_stack *stack);
 
 // Allocates up to `n` whole pages to send from, and returns how many: fewer only if the program
-// holds or sends three quarters of the stack's pages for sending. The variables are not read.
-// Write them before the first netmem_tcp_send. A page that was sent returns when the peer has
-// acknowledged it.
+// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event reports
+// that one has returned: try again after each netmem_stack_poll that did work. The variables are
+// not read. Write them before the first netmem_tcp_send. A page that was sent returns when the peer
+// has acknowledged it.
 //
 // Returns 0 with a text for misuse.
 size_t netmem_stack_alloc(struct netmem_stack *stack, struct netmem_frag *frags, size_t n);
@@ -1724,7 +1733,8 @@ enum netmem_status netmem_stack_get_stats(struct netmem_stack *stack,
 
 // Begins the stack's end: listeners and connections are closed, as if the program had closed each.
 // What was sent still arrives, and then the end of the stream. Continue with the program's loop
-// until netmem_stack_is_shut_down. Handles of listeners and connections stay with the program:
+// until netmem_stack_is_shut_down. netmem_tcp_listen and netmem_tcp_connect return
+// NETMEM_ERR_CLOSED from now on. Handles of listeners and connections stay with the program:
 // calls for them return NETMEM_ERR_CLOSED as soon as the connection has ended.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.

@@ -1,5 +1,6 @@
 //! Statuses, the text of a thread's last failure, and the border that no panic crosses.
 
+use netmem::device::ConnectError;
 use netmem::device::port::{PortError, TapError};
 use netmem::host::OpenError;
 use netmem::tcp::{self, SocketError};
@@ -10,6 +11,7 @@ use netmem_virtio::device::DeviceError;
 use netmem_virtio::driver::{self, NetError};
 use netmem_xsk::helper::{HelperError, Refusal};
 use netmem_xsk::{AttachError, NoLaunchTimes, QueueStopped, XskError};
+use rustix::io::Errno;
 use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
@@ -47,22 +49,23 @@ pub enum netmem_status {
     /// A system call failed.
     NETMEM_ERR_SYSTEM = 10,
     /// The pool ended while the thread waited, or the stack of the listener or connection was
-    /// closed.
+    /// closed or shut down, or netmem_stack_open_xsk failed after it had closed the queues.
     NETMEM_ERR_CLOSED = 11,
     /// The handle is in another state: the count is killed already, or not killed, or has reached
     /// zero; the device listens already; the memory was unbound.
     NETMEM_ERR_STATE = 12,
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
-    /// The queue has stopped, and neither receives nor sends any more: its interface or device is
-    /// gone, or a wrong value was written to a ring. Close it; a virtio queue can be reconnected.
+    /// The queue or the stack has stopped, and neither receives nor sends any more: its interface,
+    /// device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can be
+    /// reconnected.
     NETMEM_ERR_STOPPED = 14,
-    /// The queue will never send this frame.
+    /// The queue will never send this frame, or the connection this fragment.
     NETMEM_ERR_UNSENDABLE = 15,
     /// A privilege is missing. The text names it.
     NETMEM_ERR_PRIVILEGE = 16,
-    /// In use: the interface has an XDP program already, or its queue an AF_XDP socket; the device
-    /// has another front end, or the path another socket.
+    /// In use: the interface has an XDP program already, or its queue an AF_XDP socket; another
+    /// process has the tap; the device has another front end, or the path another socket.
     NETMEM_ERR_BUSY = 17,
     /// There is no such interface, queue or file, or no process listens on the socket.
     NETMEM_ERR_NOT_FOUND = 18,
@@ -348,7 +351,8 @@ fn open(error: &OpenError) -> netmem_status {
             TapError::Taken => NETMEM_ERR_BUSY,
             _ => NETMEM_ERR_SYSTEM,
         },
-        OpenError::Interface { .. } => NETMEM_ERR_NOT_FOUND,
+        OpenError::Connect(ConnectError::Driver(error)) | OpenError::Net(error) => net(error),
+        OpenError::Interface { source, .. } if is_missing(source) => NETMEM_ERR_NOT_FOUND,
         OpenError::Xsk(error) => xsk(error),
         _ => NETMEM_ERR_SYSTEM,
     }
@@ -391,6 +395,12 @@ fn net(error: &NetError) -> netmem_status {
     }
 }
 
+/// Whether the kernel knows no such interface.
+fn is_missing(error: &io::Error) -> bool {
+    let missing = [Errno::NOENT, Errno::NXIO, Errno::NODEV].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|number| missing.contains(&number)) || error.kind() == io::ErrorKind::NotFound
+}
+
 /// Calls of listeners and connections.
 pub(crate) fn socket(error: &SocketError) -> netmem_status {
     use netmem_status::*;
@@ -399,7 +409,9 @@ pub(crate) fn socket(error: &SocketError) -> netmem_status {
         SocketError::Closed(tcp::Error::TimedOut) => NETMEM_ERR_TIMED_OUT,
         SocketError::Closed(tcp::Error::Unreachable(_)) | SocketError::NoRoute => NETMEM_ERR_UNREACHABLE,
         SocketError::Closed(tcp::Error::DeviceGone) => NETMEM_ERR_STOPPED,
-        SocketError::Closed(tcp::Error::Reset | tcp::Error::Aborted) => NETMEM_ERR_RESET,
+        SocketError::Closed(tcp::Error::Reset) => NETMEM_ERR_RESET,
+        // The program's abort ends the handle. This is that of the stack's shutdown.
+        SocketError::Closed(tcp::Error::Aborted) => NETMEM_ERR_CLOSED,
         SocketError::ShutDown => NETMEM_ERR_SHUT_DOWN,
         SocketError::InUse | SocketError::NoPort => NETMEM_ERR_IN_USE,
         SocketError::NotOurs => NETMEM_ERR_ARGUMENT,
@@ -559,14 +571,63 @@ mod tests {
     }
 
     #[test]
+    fn statuses_of_opening_name_the_cause() {
+        use netmem_status::*;
+        let source = io::Error::from_raw_os_error(12);
+        let no_memory = RegionError::System { step: "map", bytes: 4096, kind: "pages", source };
+        let interface = |code| OpenError::Interface { name: "x".into(), source: io::Error::from_raw_os_error(code) };
+        for (error, expected) in [
+            (OpenError::Connect(ConnectError::Driver(NetError::Region(no_memory))), NETMEM_ERR_NO_MEMORY),
+            (OpenError::Net(NetError::Pool(PoolError::NoPages)), NETMEM_ERR_NO_PAGES),
+            (OpenError::Net(NetError::NoTxPages), NETMEM_ERR_SYSTEM),
+            (interface(19), NETMEM_ERR_NOT_FOUND),
+            (interface(13), NETMEM_ERR_SYSTEM),
+        ] {
+            assert_eq!(open(&error), expected, "{error:?}");
+        }
+    }
+
+    #[test]
     fn each_status_has_its_name() {
-        for value in 0..=28 {
+        use netmem_status::*;
+        let all = [
+            NETMEM_OK,
+            NETMEM_ERR_NULL,
+            NETMEM_ERR_STRUCT_SIZE,
+            NETMEM_ERR_ARGUMENT,
+            NETMEM_ERR_HANDLE,
+            NETMEM_ERR_THREAD,
+            NETMEM_ERR_NO_MEMORY,
+            NETMEM_ERR_NO_PAGES,
+            NETMEM_ERR_SHARED,
+            NETMEM_ERR_RANGE,
+            NETMEM_ERR_SYSTEM,
+            NETMEM_ERR_CLOSED,
+            NETMEM_ERR_STATE,
+            NETMEM_ERR_PANIC,
+            NETMEM_ERR_STOPPED,
+            NETMEM_ERR_UNSENDABLE,
+            NETMEM_ERR_PRIVILEGE,
+            NETMEM_ERR_BUSY,
+            NETMEM_ERR_NOT_FOUND,
+            NETMEM_ERR_UNSUPPORTED,
+            NETMEM_ERR_END,
+            NETMEM_ERR_REFUSED,
+            NETMEM_ERR_RESET,
+            NETMEM_ERR_TIMED_OUT,
+            NETMEM_ERR_UNREACHABLE,
+            NETMEM_ERR_SHUT_DOWN,
+            NETMEM_ERR_IN_USE,
+            NETMEM_ERR_TOO_MANY,
+            NETMEM_ERR_UNVERIFIED,
+        ];
+        for value in 0..=255 {
             // SAFETY: the name is static.
             let name = unsafe { CStr::from_ptr(netmem_status_name(value)) }.to_string_lossy();
-            assert!(name.starts_with("NETMEM_"), "{value}: {name}");
+            let status = all.iter().find(|&&status| status as i32 == value);
+            let expected = status.map_or("unknown status".to_owned(), |status| format!("{status:?}"));
+            assert_eq!(name, expected, "{value}");
         }
-        assert_eq!(netmem_status::NETMEM_ERR_PANIC as i32, 13);
-        assert_eq!(netmem_status::NETMEM_ERR_UNSUPPORTED as i32, 19);
-        assert_eq!(netmem_status::NETMEM_ERR_UNVERIFIED as i32, 28);
+        assert_eq!(NETMEM_ERR_PANIC as i32, 13);
     }
 }

@@ -9,8 +9,8 @@ use crate::stack::events::{Of, Ready, Wakers};
 use crate::stack::handles::{netmem_stack, netmem_tcp};
 use crate::stack::memory::{SendMemory, from_c, to_c};
 use crate::stack::tcp_options::{self, netmem_tcp_options};
-use crate::stack::{Over, each};
-use crate::status::{Failure, netmem_status, status};
+use crate::stack::{Over, each, status};
+use crate::status::{Failure, netmem_status};
 use netmem::tcp::{SocketError, TcpStream};
 use netmem_pool::{Readable, TrustedPeer};
 use std::ffi::c_void;
@@ -127,8 +127,9 @@ fn unreachable(stream: &Stream) -> Failure {
 /// `options` may be null. The connection belongs to the stack's thread.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-/// NETMEM_ERR_ARGUMENT (also a local address that is none of the stack's), NETMEM_ERR_UNREACHABLE
-/// (no route), NETMEM_ERR_IN_USE, NETMEM_ERR_TOO_MANY.
+/// NETMEM_ERR_ARGUMENT (also a local address that is none of the stack's, or a remote one of zeros,
+/// or port 0), NETMEM_ERR_UNREACHABLE (no route), NETMEM_ERR_IN_USE, NETMEM_ERR_TOO_MANY,
+/// NETMEM_ERR_CLOSED (the stack was shut down).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_tcp_connect(
     stack: *mut netmem_stack,
@@ -141,7 +142,10 @@ pub unsafe extern "C" fn netmem_tcp_connect(
         // SAFETY: as the header says.
         let (stack, remote, given) =
             unsafe { (owned::get_mut(stack)?, netmem_endpoint::read(remote, "remote")?, tcp_options::read(options)?) };
-        let stream = match (stack.sockets(), given.local) {
+        if remote.ip().is_unspecified() || remote.port() == 0 {
+            return Err(Failure::Argument("a remote endpoint without an address or a port".into()));
+        }
+        let stream = match (stack.sockets()?, given.local) {
             (Over::Tap(sockets), None) => Over::Tap(sockets.connect(remote, given.connection())?),
             (Over::Xsk(sockets), None) => Over::Xsk(sockets.connect(remote, given.connection())?),
             (Over::Tap(sockets), Some(local)) => Over::Tap(sockets.connect_from(local, remote, given.connection())?),
@@ -159,7 +163,8 @@ pub unsafe extern "C" fn netmem_tcp_connect(
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD; and why the connection was not
 /// made, or has ended: NETMEM_ERR_REFUSED, NETMEM_ERR_RESET, NETMEM_ERR_TIMED_OUT,
-/// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_CLOSED (the stack).
+/// NETMEM_ERR_UNREACHABLE, NETMEM_ERR_STOPPED, NETMEM_ERR_SHUT_DOWN (netmem_tcp_shutdown, before it
+/// was made), NETMEM_ERR_CLOSED (the stack).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_tcp_is_connected(connection: *mut netmem_tcp, connected: *mut bool) -> netmem_status {
     status(|| {
@@ -274,15 +279,23 @@ pub unsafe extern "C" fn netmem_tcp_send(
         if n > 0 && frags.is_null() {
             return Err(Failure::null("frags"));
         }
+        let is_accepted = |at: usize| {
+            // SAFETY: the caller has `n` fragments there.
+            at < n && unsafe { frag::get(frags.add(at)) }.is_ok_and(|frag| memory.has(frag))
+        };
+        let mut accepted = is_accepted(0);
         for done in 0..n {
             // SAFETY: the caller has so many fragments there.
             let variable = unsafe { &mut *frags.add(done) };
-            // SAFETY: as the header says.
-            if !memory.has(unsafe { frag::get(variable) }?) {
+            if !accepted {
+                // SAFETY: as the header says.
+                unsafe { frag::get(variable) }?;
                 return Err(unreachable(stream));
             }
+            // A segment that is not full waits only for what this call sends, or the next.
+            accepted = is_accepted(done + 1);
             // SAFETY: as the header says.
-            if !each!(stream, stream => unsafe { send(stream, variable, more || done + 1 < n) })? {
+            if !each!(stream, stream => unsafe { send(stream, variable, more || accepted) })? {
                 await_room(stream, &wakers.write);
                 return Ok(());
             }

@@ -3,6 +3,10 @@
 //! A place is in the list at most once: when its flags become other than 0. The flags are cleared
 //! when it leaves the list. All calls are of the stack's thread. The types are for several threads
 //! because a waker is.
+//!
+//! **Why two lists.** A waker adds to `woken`, and each poll of the stack moves those to `places`,
+//! from which the program reads. Without that, a program whose call can do nothing, and requests an
+//! event that is there at once, would read events for ever, and never poll.
 
 use crate::handle::Kind;
 use crate::options::Versioned;
@@ -47,6 +51,8 @@ unsafe impl Versioned for netmem_event {
 #[derive(Default)]
 pub(crate) struct Ready {
     places: Mutex<VecDeque<Arc<Place>>>,
+    /// What the next poll adds to `places`.
+    woken: Mutex<VecDeque<Arc<Place>>>,
     /// The stack was closed: places keep the list, so the list keeps no place.
     closed: AtomicBool,
 }
@@ -56,19 +62,40 @@ impl Ready {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn woken(&self) -> MutexGuard<'_, VecDeque<Arc<Place>>> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is no event, also after the next poll.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places().is_empty()
+        [self.places(), self.woken()].into_iter().all(|mut list| {
+            while list.front().is_some_and(|place| place.is_gone()) {
+                list.pop_front();
+            }
+            list.is_empty()
+        })
+    }
+
+    /// At the end of a poll: its events, and those that were requested since the last.
+    pub(crate) fn publish(&self) {
+        self.places().append(&mut self.woken());
     }
 
     /// Removes the event that was first.
     pub(crate) fn next(&self) -> Option<netmem_event> {
-        let place = self.places().pop_front()?;
-        Some(place.event())
+        let mut places = self.places();
+        loop {
+            let place = places.pop_front()?;
+            if !place.is_gone() {
+                return Some(place.event());
+            }
+        }
     }
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.places().clear();
+        self.woken().clear();
     }
 }
 
@@ -78,6 +105,10 @@ pub(crate) enum Of {
     Connection,
     Listener,
 }
+
+/// The flags of a place whose handle was closed. It stays in the list until it is the first: its
+/// removal would be linear in the list.
+const GONE: u32 = u32::MAX;
 
 /// A listener or a connection, as the list has it.
 pub(crate) struct Place {
@@ -91,8 +122,13 @@ pub(crate) struct Place {
 impl Place {
     fn wake(self: &Arc<Self>, flag: u32) {
         if !self.ready.closed.load(Ordering::Relaxed) && self.flags.fetch_or(flag, Ordering::Relaxed) == 0 {
-            self.ready.places().push_back(self.clone());
+            self.ready.woken().push_back(self.clone());
         }
+    }
+
+    /// Its handle was closed.
+    fn is_gone(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) == GONE
     }
 
     fn event(&self) -> netmem_event {
@@ -122,7 +158,7 @@ impl Wake for Side {
     }
 }
 
-/// The wakers of a listener or a connection. Dropping this removes it from the list.
+/// The wakers of a listener or a connection. After this is dropped, it has no event.
 pub(crate) struct Wakers {
     place: Arc<Place>,
     pub(crate) read: Waker,
@@ -152,9 +188,7 @@ impl Wakers {
 
 impl Drop for Wakers {
     fn drop(&mut self) {
-        // A waker that is called later finds it in the list, and adds nothing.
-        if self.place.flags.swap(u32::MAX, Ordering::Relaxed) != 0 {
-            self.place.ready.places().retain(|place| !Arc::ptr_eq(place, &self.place));
-        }
+        // A waker that is called later finds flags, and adds nothing.
+        self.place.flags.store(GONE, Ordering::Relaxed);
     }
 }

@@ -9,8 +9,8 @@ use crate::stack::events::{Of, Wakers};
 use crate::stack::handles::{netmem_stack, netmem_tcp, netmem_tcp_listener};
 use crate::stack::memory::SendMemory;
 use crate::stack::tcp_options::{self, netmem_tcp_options};
-use crate::stack::{Over, each};
-use crate::status::{Failure, netmem_status, status};
+use crate::stack::{Over, each, status};
+use crate::status::{Failure, netmem_status};
 use netmem::tcp::{SocketError, TcpListener};
 use netmem_pool::TrustedPeer;
 use std::ffi::c_void;
@@ -53,7 +53,8 @@ impl Listener {
 /// none.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-/// NETMEM_ERR_ARGUMENT (also an address that is none of the stack's), NETMEM_ERR_IN_USE.
+/// NETMEM_ERR_ARGUMENT (also an address that is none of the stack's), NETMEM_ERR_IN_USE,
+/// NETMEM_ERR_CLOSED (the stack was shut down).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_tcp_listen(
     stack: *mut netmem_stack,
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn netmem_tcp_listen(
         // SAFETY: as the header says.
         let (stack, local, given) =
             unsafe { (owned::get_mut(stack)?, netmem_endpoint::read(local, "local")?, tcp_options::read(options)?) };
-        let over = match stack.sockets() {
+        let over = match stack.sockets()? {
             Over::Tap(sockets) => Over::Tap(sockets.listen(local, given.listen)?),
             Over::Xsk(sockets) => Over::Xsk(sockets.listen(local, given.listen)?),
         };

@@ -12,7 +12,7 @@ use crate::status::{Failure, netmem_status, status};
 use crate::xsk::rx::netmem_xsk_rx;
 use crate::xsk::tx::netmem_xsk_tx;
 use crate::xsk::umem::netmem_umem;
-use netmem::host::{OpenError, TapOptions, kernel_has};
+use netmem::host::{OpenError, TapOptions, check_mtu, kernel_has};
 use netmem::tcp::{Address, Host, Interface, Mac, Payload, Stack, StackOptions, Time};
 use netmem_pool::PoolOptions;
 use netmem_xsk::Interface as Link;
@@ -22,8 +22,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most pages of an AF_XDP stack for headers, for payload that is copied, and for
-/// netmem_stack_alloc. A tap has as many.
+/// The most pages of an AF_XDP stack for headers and for payload that is copied, as a tap has. Of
+/// either, the most for netmem_stack_alloc.
 const SEND_PAGES: usize = 2048;
 
 /// How a stack is opened. Set `size` to sizeof(netmem_stack_options), and the rest to zero where
@@ -42,8 +42,9 @@ pub struct netmem_stack_options {
     /// "192.0.2.1". Null: only stations of the networks of `addresses` can be reached.
     pub gateways: *const c_char,
     /// The most received pages that wait for the program; 0: 512. Payload beyond them is dropped,
-    /// and the peer sends it again. At most 2048 on a tap. On AF_XDP leave as many of the UMEM's
-    /// pages free as the kernel has to receive into, and 2048 for sending.
+    /// and the peer sends it again. At most 2048 on a tap. On AF_XDP the UMEM has these, those that
+    /// the kernel has to receive into, and a quarter of its pages, 2048 at most, which the stack
+    /// takes for headers and copied payload. netmem_stack_alloc allocates as many from the rest.
     pub pages: u32,
     /// The most connections, closing ones included; 0: 65536.
     pub connections: u32,
@@ -142,10 +143,11 @@ unsafe fn write(running: Running, out: NonNull<*mut netmem_stack>) -> Result<(),
 
 /// Opens a stack with addresses of its own on a tap. The kernel is the peer on the other side, with
 /// an address that the caller assigns to the tap (ip addr add). The stack belongs to this thread. A
-/// thread of the library moves frames between the tap and the stack, until the stack is closed. The
-/// tap goes with the stack, unless it was there before.
+/// thread of the library moves frames between the tap and the stack, until the stack is closed. It
+/// has the signal mask of this call: a program that has threads for its signals blocks them before.
+/// The tap goes with the stack, unless it was there before.
 ///
-/// The stack holds 6144 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
+/// The stack holds 8192 pages of 4096 bytes. Needs CAP_NET_ADMIN, unless the tap was made for this
 /// user. The strings of the options are not kept.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_ARGUMENT (an address, also one that
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
                 given.stack.pages
             )));
         }
-        let mut options = TapOptions::new();
+        let mut options = TapOptions::new().user_pages(SEND_PAGES);
         if let Some(mtu) = given.mtu {
             options = options.mtu(mtu);
         }
@@ -178,9 +180,10 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
         given.add_gateways(&opened.host)?;
         let queue = opened.queues.pop().ok_or_else(|| Failure::Argument("a tap without a queue".into()))?;
         let (beginning, pool) = (Instant::now(), queue.pool().clone());
+        let user_pool = queue.user_pool().unwrap_or(&pool).clone();
         let memory = SendMemory::Domain(pool.dma_domain());
         let (stack, device) = queue.apart(given.stack, Time::ZERO).map_err(Failure::Queue)?;
-        let parts = Parts { stack, device: Some(device), pool, limit: SEND_PAGES };
+        let parts = Parts { stack, device: Some(device), pool, user_pool };
         // SAFETY: as the header says.
         unsafe { write(Running::new(Over::Tap(parts), memory, beginning), out) }
     })
@@ -189,16 +192,18 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
 /// Opens a stack with addresses of its own on the two queues of an AF_XDP socket, which become the
 /// stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
 /// `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
-/// this call. Connections arrive only by the queues of the interface that are redirected. The stack
-/// has the Ethernet address of the interface, and belongs to this thread. `umem` is that of the
+/// this call. The thread is in the interface's network namespace. Connections arrive only by the
+/// queues of the interface that are redirected. The stack has the Ethernet address of the interface,
+/// and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem` is that of the
 /// queues, and its handle may be closed afterwards.
 ///
 /// The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
 /// lro off), and the peer of a veth no checksum and segmentation offloads.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD,
-/// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM; an MTU above the
-/// interface's), NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
+/// NETMEM_ERR_ARGUMENT (as netmem_stack_open_tap; queues of another UMEM or of two sockets; an MTU
+/// above the interface's, or below 576, or 1280 for IPv6; a UMEM with too few pages for `pages`),
+/// NETMEM_ERR_NO_PAGES, NETMEM_ERR_NOT_FOUND (the interface is gone), NETMEM_ERR_NO_MEMORY,
 /// NETMEM_ERR_SYSTEM. The queues stay with the caller. NETMEM_ERR_CLOSED: the system has too few
 /// descriptors, and the queues were closed.
 #[unsafe(no_mangle)]
@@ -214,10 +219,13 @@ pub unsafe extern "C" fn netmem_stack_open_xsk(
         // SAFETY: as the header says.
         let (given, (umem, provider)) = unsafe { (options::read(options)?.validate()?, handle::get(umem)?) };
         // SAFETY: as the header says.
-        let (receive, transmit) = unsafe { (owned::get_mut(rx)?, owned::get_mut(tx)?) };
+        let (receive, transmit) = unsafe { (owned::peek(rx)?, owned::peek(tx)?) };
         let region = umem.region().clone();
         if !Arc::ptr_eq(&region, receive.queue.umem().region()) || !Arc::ptr_eq(&region, transmit.umem().region()) {
             return Err(Failure::Argument("the queues are of another UMEM".into()));
+        }
+        if !std::ptr::eq(receive.queue.socket(), transmit.socket()) {
+            return Err(Failure::Argument("the queues are of two sockets".into()));
         }
         if let Some(own) = given.addresses.iter().find(|own| kernel_has(own.addr)) {
             return Err(OpenError::Kernel(own.addr).into());
@@ -226,20 +234,30 @@ pub unsafe extern "C" fn netmem_stack_open_xsk(
         let link = Link::by_name(&name).map_err(|source| OpenError::Interface { name, source })?;
         let most = u16::try_from(link.mtu).unwrap_or(u16::MAX);
         let mtu = given.mtu.unwrap_or(most);
-        if mtu > most || mtu < 576 {
-            return Err(OpenError::Mtu { mtu, least: 576, most }.into());
-        }
+        check_mtu(mtu, most, &given.addresses)?;
         let mac = Mac(link.mac.unwrap_or_default());
         let host: Host<Kept> = Host::new(Interface { mac, mtu, addresses: given.addresses.clone() });
         given.add_gateways(&host)?;
-        let limit = SEND_PAGES.min(region.pages() as usize / 2);
-        let options = PoolOptions::new("stack").limit(limit);
-        let pool = Arc::new(options.build_shared(provider.clone(), Some(umem.domain()))?);
+        let pages = region.pages() as usize;
+        let limit = SEND_PAGES.min(pages / 4);
+        let (waiting, filled) = (given.stack.pages as usize, receive.queue.fill_level());
+        if waiting + filled + limit > pages {
+            return Err(Failure::Argument(format!(
+                "the UMEM has {pages} pages, fewer than {waiting} that wait in the stack, {filled} of the kernel, and {limit} for \
+                 headers and copied payload"
+            )));
+        }
+        let pool = |options: PoolOptions| {
+            options.limit(limit).build_shared(provider.clone(), Some(umem.domain())).map(Arc::new)
+        };
+        // Pages for headers are there even if the program holds all others.
+        let (pool, user_pool) =
+            (pool(PoolOptions::new("stack").cache(limit).prefill(limit))?, pool(PoolOptions::new("stack pages"))?);
         let beginning = Instant::now();
         // SAFETY: as the header says.
         let (rx, tx) = unsafe { (owned::close(rx)?.queue, owned::close(tx)?) };
         let stack = Stack::new(&host, rx, tx, pool.clone(), given.stack, Time::ZERO).map_err(Failure::QueuesClosed)?;
-        let parts = Parts { stack, device: None, pool, limit };
+        let parts = Parts { stack, device: None, pool, user_pool };
         // SAFETY: as the header says.
         unsafe { write(Running::new(Over::Xsk(parts), SendMemory::Region(region), beginning), out) }
     })

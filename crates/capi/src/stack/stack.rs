@@ -8,10 +8,10 @@ use crate::region::Kept;
 use crate::stack::events::{Ready, netmem_event};
 use crate::stack::handles::netmem_stack;
 use crate::stack::memory::{SendMemory, to_c};
-use crate::stack::{Over, each};
-use crate::status::{Failure, netmem_status, status, value};
+use crate::stack::{Over, each, status, value};
+use crate::status::{Failure, netmem_status};
 use netmem::host::Apart;
-use netmem::tcp::{Sockets, Stack, StackStats, Time};
+use netmem::tcp::{SocketError, Sockets, Stack, StackStats, Time};
 use netmem::virtio::{VirtioRx, VirtioTx};
 use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{Mapped, Readable, SharedPool, TrustedPeer};
@@ -35,9 +35,11 @@ pub(crate) struct Parts<M: Mapped, R: netmem::tcp::Source<Payload = M>, T: TxQue
     pub(crate) stack: Stack<R, T>,
     /// The thread of a tap's device.
     pub(crate) device: Option<Apart>,
+    /// Headers, and payload that is copied.
     pub(crate) pool: Arc<SharedPool<M>>,
-    /// The most pages of the pool.
-    pub(crate) limit: usize,
+    /// What the program allocates. It counts in no share of the stack's, so it is a pool of its
+    /// own.
+    pub(crate) user_pool: Arc<SharedPool<M>>,
 }
 
 type OnTap = Parts<TrustedPeer, VirtioRx<TrustedPeer>, VirtioTx<TrustedPeer>>;
@@ -51,11 +53,13 @@ pub(crate) struct Running {
     beginning: Instant,
     /// Connections were notified that the device or the interface is gone.
     stopped: bool,
+    /// Its end has begun: nothing new begins.
+    shut_down: bool,
 }
 
 impl Running {
     pub(crate) fn new(over: Over<OnTap, OnXsk>, memory: SendMemory, beginning: Instant) -> Self {
-        Self { over, memory, ready: Arc::default(), beginning, stopped: false }
+        Self { over, memory, ready: Arc::default(), beginning, stopped: false, shut_down: false }
     }
 
     pub(crate) fn ready(&self) -> &Arc<Ready> {
@@ -66,10 +70,12 @@ impl Running {
         &self.memory
     }
 
-    pub(crate) fn sockets(&self) -> Over<Sockets<TrustedPeer>, Sockets<Kept>> {
+    /// What opens listeners and connections. An error after the shutdown.
+    pub(crate) fn sockets(&self) -> Result<Over<Sockets<TrustedPeer>, Sockets<Kept>>, Failure> {
         match &self.over {
-            Over::Tap(parts) => Over::Tap(parts.stack.sockets()),
-            Over::Xsk(parts) => Over::Xsk(parts.stack.sockets()),
+            _ if self.shut_down => Err(SocketError::StackGone.into()),
+            Over::Tap(parts) => Ok(Over::Tap(parts.stack.sockets())),
+            Over::Xsk(parts) => Ok(Over::Xsk(parts.stack.sockets())),
         }
     }
 
@@ -80,6 +86,7 @@ impl Running {
     fn poll(&mut self) -> Result<usize, Failure> {
         let now = self.now();
         let work = each!(&mut self.over, parts => parts.stack.poll(now));
+        self.ready.publish();
         // While there is work, the queues work.
         if work == 0
             && let Err(stopped) = each!(&self.over, parts => parts.stack.check())
@@ -99,6 +106,7 @@ impl Running {
                 parts.stack.handle_device_gone();
                 parts.stack.poll(now);
             });
+            self.ready.publish();
         }
         Failure::Stopped(why)
     }
@@ -122,11 +130,9 @@ impl Running {
     }
 }
 
-/// Pages of the pool, of which a quarter stays for headers and for payload that is copied.
-fn alloc<M: Readable>(pool: &SharedPool<M>, limit: usize, out: &mut [std::mem::MaybeUninit<netmem_frag>]) -> usize {
-    let free = (limit - limit / 4).saturating_sub(usize::try_from(pool.stats().inflight).unwrap_or(usize::MAX));
+fn alloc<M: Readable>(pool: &SharedPool<M>, out: &mut [std::mem::MaybeUninit<netmem_frag>]) -> usize {
     let mut done = 0;
-    for room in out.iter_mut().take(free) {
+    for room in out {
         let Some(page) = pool.alloc() else { break };
         room.write(to_c(page.freeze()));
         done += 1;
@@ -224,9 +230,10 @@ pub unsafe extern "C" fn netmem_stack_disarm(stack: *mut netmem_stack) {
 }
 
 /// Allocates up to `n` whole pages to send from, and returns how many: fewer only if the program
-/// holds or sends three quarters of the stack's pages for sending. The variables are not read.
-/// Write them before the first netmem_tcp_send. A page that was sent returns when the peer has
-/// acknowledged it.
+/// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event reports
+/// that one has returned: try again after each netmem_stack_poll that did work. The variables are
+/// not read. Write them before the first netmem_tcp_send. A page that was sent returns when the peer
+/// has acknowledged it.
 ///
 /// Returns 0 with a text for misuse.
 #[unsafe(no_mangle)]
@@ -234,7 +241,7 @@ pub unsafe extern "C" fn netmem_stack_alloc(stack: *mut netmem_stack, frags: *mu
     value(|| {
         // SAFETY: as the header says.
         let (stack, out) = unsafe { (owned::get_mut(stack)?, frag::room(frags, n)?) };
-        Ok(each!(&stack.over, parts => alloc(&parts.pool, parts.limit, out)))
+        Ok(each!(&stack.over, parts => alloc(&parts.user_pool, out)))
     })
     .unwrap_or(0)
 }
@@ -292,7 +299,7 @@ impl Running {
             parts.stack.connections(),
             parts.stack.connections_in_time_wait(),
             parts.stack.pages(),
-            parts.pool.stats().inflight,
+            parts.pool.stats().inflight + parts.user_pool.stats().inflight,
         ));
         netmem_stack_stats {
             size: size_of::<netmem_stack_stats>(),
@@ -330,7 +337,8 @@ pub unsafe extern "C" fn netmem_stack_get_stats(
 
 /// Begins the stack's end: listeners and connections are closed, as if the program had closed each.
 /// What was sent still arrives, and then the end of the stream. Continue with the program's loop
-/// until netmem_stack_is_shut_down. Handles of listeners and connections stay with the program:
+/// until netmem_stack_is_shut_down. netmem_tcp_listen and netmem_tcp_connect return
+/// NETMEM_ERR_CLOSED from now on. Handles of listeners and connections stay with the program:
 /// calls for them return NETMEM_ERR_CLOSED as soon as the connection has ended.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
@@ -338,7 +346,9 @@ pub unsafe extern "C" fn netmem_stack_get_stats(
 pub unsafe extern "C" fn netmem_stack_shutdown(stack: *mut netmem_stack) -> netmem_status {
     status(|| {
         // SAFETY: as the header says.
-        each!(&mut unsafe { owned::get_mut(stack) }?.over, parts => parts.stack.close());
+        let running = unsafe { owned::get_mut(stack) }?;
+        running.shut_down = true;
+        each!(&mut running.over, parts => parts.stack.close());
         Ok(())
     })
 }
@@ -375,11 +385,11 @@ pub unsafe extern "C" fn netmem_stack_close(stack: *mut netmem_stack, stats: *mu
         }
         running.ready.close();
         match running.over {
-            Over::Tap(Parts { stack, device, pool, .. }) => {
+            Over::Tap(Parts { stack, device, pool, user_pool }) => {
                 drop(stack);
-                drop((device, pool));
+                drop((device, pool, user_pool));
             }
-            Over::Xsk(Parts { stack, pool, .. }) => drop((stack, pool)),
+            Over::Xsk(Parts { stack, pool, user_pool, .. }) => drop((stack, pool, user_pool)),
         }
         Ok(())
     })

@@ -21,7 +21,7 @@ pub struct netmem_tcp_options {
     pub backlog: u32,
     /// The largest receive window, in bytes; 0: 6 MiB.
     pub receive_buffer: u32,
-    /// Bytes that were sent and not acknowledged, at most; 0: 1 MiB.
+    /// Bytes that were sent and not acknowledged, at most; 0: 1 MiB. At most 1 GiB.
     pub send_buffer: u32,
     /// Milliseconds that sent data may stay unacknowledged; 0: as long as it is sent again, which
     /// is fifteen times.
@@ -44,6 +44,9 @@ unsafe impl Versioned for netmem_tcp_options {
     const NAME: &'static str = "netmem_tcp_options";
     const LEAST: usize = 48;
 }
+
+/// The largest send buffer: numbers of the stream are compared modulo 2^32.
+const MOST_SENT: u32 = 1 << 30;
 
 /// The options, as they were validated.
 #[derive(Default)]
@@ -81,6 +84,12 @@ pub(crate) unsafe fn read(from: *const netmem_tcp_options) -> Result<Given, Fail
     if options.backlog > 0 {
         given.listen.backlog = options.backlog as usize;
     }
+    if options.send_buffer > MOST_SENT {
+        return Err(Failure::Argument(format!(
+            "a send buffer of {} bytes; at most {MOST_SENT} can be unacknowledged",
+            options.send_buffer
+        )));
+    }
     let config = &mut given.listen.connection;
     if options.receive_buffer > 0 {
         config.receive_buffer = options.receive_buffer;
@@ -100,4 +109,49 @@ pub(crate) unsafe fn read(from: *const netmem_tcp_options) -> Result<Given, Fail
     }
     config.send.nodelay = options.nodelay != 0;
     Ok(given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> netmem_tcp_options {
+        // SAFETY: zeros are a value, as `Versioned` says.
+        let zero: netmem_tcp_options = unsafe { std::mem::zeroed() };
+        netmem_tcp_options { size: size_of::<netmem_tcp_options>(), ..zero }
+    }
+
+    #[test]
+    fn each_option_is_read() {
+        let local = netmem_endpoint::from(SocketAddr::from(([192, 0, 2, 2], 80)));
+        let all = netmem_tcp_options {
+            local: &raw const local,
+            backlog: 2,
+            receive_buffer: 3,
+            send_buffer: 4,
+            user_timeout: 5,
+            keep_alive: 6,
+            syn_retries: 7,
+            nodelay: 1,
+            ..options()
+        };
+        // SAFETY: options.
+        let given = unsafe { read(&raw const all) }.expect("valid options");
+        let config = given.connection();
+        assert_eq!((given.local, given.listen.backlog), (Some(SocketAddr::from(([192, 0, 2, 2], 80))), 2));
+        assert_eq!((config.receive_buffer, config.send.send_buffer), (3, 4));
+        assert_eq!(config.send.user_timeout, Some(Duration::from_millis(5)));
+        let probes = config.keep_alive.as_ref().map(|probes| (probes.idle, probes.interval));
+        assert_eq!(probes, Some((Duration::from_secs(6), Duration::from_secs(6))));
+        assert_eq!((config.send.syn_retries, config.send.nodelay), (7, true));
+    }
+
+    #[test]
+    fn a_send_buffer_is_at_most_a_gigabyte() {
+        for (send_buffer, is_valid) in [(1 << 30, true), ((1 << 30) + 1, false), (u32::MAX, false)] {
+            let options = netmem_tcp_options { send_buffer, ..options() };
+            // SAFETY: options.
+            assert_eq!(unsafe { read(&raw const options) }.is_ok(), is_valid, "{send_buffer}");
+        }
+    }
 }

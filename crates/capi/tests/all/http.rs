@@ -162,7 +162,10 @@ fn ask_by_curl() -> usize {
 
 /// The server's report after its clients.
 fn judge(report: &str, answered: usize, ended: usize) {
-    assert_eq!(report, format!("answered {answered} on {ended} connections that ended; received pages that wait 0\n"));
+    assert_eq!(
+        report,
+        format!("answered {answered} on {ended} connections that ended; pages: received 0, to send 0\n")
+    );
 }
 
 fn on_a_tap(server: Command) {

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <string>
 #include <thread>
+#include <vector>
 
 using group = netmem::frag_group<8>;
 
@@ -31,10 +32,21 @@ static netmem_event next_event(netmem::stack &stack) {
     return event;
 }
 
-/* Turns the stack until its peers have the end of each connection. */
+/* Turns the stack until its peers have the end of each connection, and all its pages have
+ * returned. */
 static void end_of(netmem::stack &stack) {
     stack.shutdown();
     while (stack.poll() > 0 || !stack.is_shut_down()) {
+    }
+    netmem_stack_stats stats = stack.stats();
+    for (int polls = 0; stats.send_pages + stats.pages > 0 && polls < 100000; polls++) {
+        stack.poll();
+        stats = stack.stats();
+    }
+    if (stats.send_pages + stats.pages > 0) {
+        std::printf("%llu pages to send from and %llu received ones are left\n", static_cast<unsigned long long>(stats.send_pages),
+                    static_cast<unsigned long long>(stats.pages));
+        std::exit(1);
     }
 }
 
@@ -158,9 +170,20 @@ static void serve(const netmem::umem &umem, const char *interface, std::promise<
     end_of(end.stack);
 }
 
+/* The queues of two sockets make no stack. */
+static bool crossed(const netmem::umem &umem, const char *ours, const char *theirs) {
+    netmem::xsk one = netmem::open_xsk(umem, netmem::xsk_options(ours, 0));
+    netmem::xsk two = netmem::open_xsk(umem, netmem::xsk_options(theirs, 0));
+    const netmem_stack_options options = netmem::stack_options("192.0.2.2/24");
+    netmem_stack *none = nullptr;
+    return netmem_stack_open_xsk(&options, umem.get(), one.rx.get(), two.tx.get(), &none) == NETMEM_ERR_ARGUMENT;
+}
+
 static int on_both_ends(const char *ours, const char *theirs) {
-    netmem::region region(8192), other_region(64);
+    netmem::region region(16384), other_region(64);
     netmem::umem umem(region), other(other_region);
+    if (!crossed(umem, ours, theirs))
+        return std::puts("a stack on the queues of two sockets"), 1;
     std::promise<void> ready;
     std::thread peer([&umem, theirs, &ready] { serve(umem, theirs, ready); });
     ready.get_future().wait();
@@ -172,15 +195,28 @@ static int on_both_ends(const char *ours, const char *theirs) {
         const netmem_stack_options options = netmem::stack_options("192.0.2.2/24");
         netmem_stack_options large = options;
         large.mtu = 9000;
+        netmem_stack_options greedy = options, small = netmem::stack_options("2001:db8::2/64");
+        greedy.pages = 16000;
+        small.mtu = 1279;
         netmem_stack *none = nullptr;
         if (netmem_stack_open_xsk(&options, other.get(), queues.rx.get(), queues.tx.get(), &none) != NETMEM_ERR_ARGUMENT
+            || netmem_stack_open_xsk(&greedy, umem.get(), queues.rx.get(), queues.tx.get(), &none) != NETMEM_ERR_ARGUMENT
+            || netmem_stack_open_xsk(&small, umem.get(), queues.rx.get(), queues.tx.get(), &none) != NETMEM_ERR_ARGUMENT
             || netmem_stack_open_xsk(&large, umem.get(), queues.rx.get(), queues.tx.get(), &none) != NETMEM_ERR_ARGUMENT)
             return std::puts("a stack on wrong queues"), 1;
         netmem::stack stack(options, umem, std::move(queues));
         netmem::page_pool pool(region, netmem::pool_options("own"));
-        netmem::tcp connection = stack.connect(netmem::endpoint("192.0.2.1:7"));
-        while (!connection.is_connected())
-            next_event(stack);
+        /* The program holds each page of the region that it can get. Headers have theirs. */
+        netmem::tcp connection;
+        {
+            netmem::page_pool hoard(region, netmem::pool_options("hoard"));
+            std::vector<netmem_frag> all(16384);
+            all.resize(netmem_page_pool_alloc(hoard.get(), all.data(), all.size()));
+            connection = stack.connect(netmem::endpoint("192.0.2.1:7"));
+            while (!connection.is_connected())
+                next_event(stack);
+            netmem_frags_release(all.data(), all.size());
+        }
         for (int i = 0; i < 100; i++)
             echoed += echo(stack, connection, i);
         /* A page of another pool on the region. */

@@ -1,6 +1,6 @@
 /* What the header says of TCP, with a library that has debug assertions. Usage: streams TAP, in a
  * network namespace where the kernel listens on port 7 (which echoes), 9 (which resets), 11 (which
- * expects to be reset) and 13 (which sends 20 MiB). */
+ * expects to be reset), 13 (which sends 20 MiB) and 15 (which never reads). */
 #define _POSIX_C_SOURCE 200809L
 #include <netmem.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE = 4096, TOTAL = 1 << 20, GROUP = 16, SENT = 20 << 20 };
+enum { PAGE = 4096, PAGES = 2048, DEAF = 24, TOTAL = 1 << 20, GROUP = 16, SENT = 20 << 20 };
 
 #define IS(status, call) is(status, call, #call, __LINE__)
 
@@ -50,12 +50,27 @@ static void turn(netmem_stack *stack) {
     netmem_stack_disarm(stack);
 }
 
+/* A connection to an address that no station has. It ends after some seconds, while other tests
+ * run. */
+static netmem_tcp *nowhere;
+static bool nowhere_ended;
+
+/* The next event, but for that of `nowhere`. */
+static bool has_event(netmem_stack *stack, netmem_event *event) {
+    bool has = netmem_stack_next_event(stack, event);
+    if (has && nowhere != NULL && event->connection == nowhere) {
+        nowhere_ended = true;
+        has = netmem_stack_next_event(stack, event);
+    }
+    return has;
+}
+
 /* Turns the stack until there is an event. */
 static netmem_event next_event(netmem_stack *stack) {
     netmem_event event;
     memset(&event, 0, sizeof event);
     event.size = sizeof event;
-    while (!netmem_stack_next_event(stack, &event))
+    while (!has_event(stack, &event))
         turn(stack);
     return event;
 }
@@ -226,6 +241,12 @@ static void failing(netmem_stack *stack, const char *tap) {
     options.size = sizeof options;
     options.local = &local;
     IS(NETMEM_ERR_UNREACHABLE, netmem_tcp_connect(stack, &remote, NULL, &tcp));
+    remote = endpoint("192.0.2.1:0");
+    IS(NETMEM_ERR_ARGUMENT, netmem_tcp_connect(stack, &remote, NULL, &tcp));
+    remote = endpoint("[::]:7");
+    IS(NETMEM_ERR_ARGUMENT, netmem_tcp_connect(stack, &remote, NULL, &tcp));
+    remote.address_length = 0;
+    IS(NETMEM_ERR_ARGUMENT, netmem_tcp_connect(stack, &remote, NULL, &tcp));
     remote = endpoint("192.0.2.1:81");
     IS(NETMEM_ERR_NULL, netmem_tcp_connect(stack, NULL, NULL, &tcp));
     IS(NETMEM_ERR_NULL, netmem_tcp_connect(stack, &remote, NULL, NULL));
@@ -257,11 +278,14 @@ static void failing(netmem_stack *stack, const char *tap) {
     HOLDS(!netmem_stack_next_event(stack, NULL) && !netmem_stack_next_event(NULL, &event));
     /* Through the router. There is none for IPv6. */
     IS(NETMEM_OK, netmem_tcp_close(connected(stack, "198.51.100.1:7")));
-    /* No station has this address. */
-    tcp = begin(stack, "192.0.2.77:7");
+    /* Shut down before it has been made. */
+    tcp = begin(stack, "192.0.2.1:7");
+    IS(NETMEM_OK, netmem_tcp_shutdown(tcp));
     await(stack, tcp, NETMEM_EVENT_WRITE);
-    IS(NETMEM_ERR_UNREACHABLE, netmem_tcp_is_connected(tcp, &is_connected));
+    IS(NETMEM_ERR_SHUT_DOWN, netmem_tcp_is_connected(tcp, &is_connected));
+    IS(NETMEM_ERR_SHUT_DOWN, netmem_tcp_write(tcp, "x", 1, &n));
     IS(NETMEM_OK, netmem_tcp_close(tcp));
+    nowhere = begin(stack, "192.0.2.77:7");
     /* No answer arrives. */
     options.local = NULL;
     options.user_timeout = 300;
@@ -356,7 +380,9 @@ static void fragments(netmem_stack *stack) {
     netmem_pool_options pool_options;
     netmem_region *region;
     netmem_page_pool *pool;
+    netmem_stack_stats stats;
     size_t n;
+    stats.size = sizeof stats;
     memset(&region_options, 0, sizeof region_options);
     region_options.size = sizeof region_options;
     region_options.pages = 8;
@@ -374,6 +400,12 @@ static void fragments(netmem_stack *stack) {
     IS(NETMEM_ERR_NULL, netmem_tcp_send(NULL, many, 2, false, &n));
     IS(NETMEM_ERR_UNSENDABLE, netmem_tcp_send(tcp, many, 2, false, &n));
     HOLDS(n == 1 && netmem_frag_data(&many[0]) == NULL && netmem_frag_length(&many[1]) == PAGE);
+    /* What was accepted does not wait for what was not. */
+    IS(NETMEM_OK, netmem_stack_get_stats(stack, &stats));
+    uint64_t sent = stats.sent;
+    IS(NETMEM_OK, netmem_stack_poll(stack, NULL));
+    IS(NETMEM_OK, netmem_stack_get_stats(stack, &stats));
+    HOLDS(stats.sent == sent + 1);
     IS(NETMEM_ERR_ARGUMENT, netmem_tcp_send(tcp, many, 1, false, &n));
     HOLDS(n == 0);
     IS(NETMEM_OK, netmem_tcp_send(tcp, NULL, 0, false, &n));
@@ -393,17 +425,53 @@ static void fragments(netmem_stack *stack) {
         IS(NETMEM_OK, netmem_tcp_send(tcp, &frag, 1, false, &n));
         HOLDS(n == 1);
     }
-    /* The program cannot hold so many pages that no header has one. */
-    netmem_frag all[2048];
-    size_t held = netmem_stack_alloc(stack, all, 2048);
-    HOLDS(held > 1000 && held < 2048 && netmem_stack_alloc(stack, many, 1) == 0);
-    netmem_tcp *more = connected(stack, "192.0.2.1:7");
-    IS(NETMEM_OK, netmem_tcp_close(more));
-    netmem_frags_release(all, held);
     HOLDS(netmem_stack_alloc(stack, NULL, 1) == 0 && netmem_stack_alloc(NULL, many, 1) == 0);
     IS(NETMEM_OK, netmem_tcp_close(tcp));
     IS(NETMEM_OK, netmem_page_pool_close(pool, NULL));
     IS(NETMEM_OK, netmem_region_close(region));
+}
+
+/* All pages are held, some by peers that do not read. The program's loop over events ends, and a new
+ * connection has pages for its headers. */
+static void short_of_pages(netmem_stack *stack) {
+    static netmem_frag all[PAGES + 1];
+    static char bytes[1 << 18];
+    netmem_tcp *deaf[DEAF];
+    netmem_event event;
+    size_t events = 0, n;
+    event.size = sizeof event;
+    for (int i = 0; i < DEAF; i++)
+        deaf[i] = connected(stack, "192.0.2.1:15");
+    /* What was sent before has been acknowledged, and returns. */
+    size_t held = 0;
+    while (held < PAGES) {
+        held += netmem_stack_alloc(stack, all + held, PAGES + 1 - held);
+        IS(NETMEM_OK, netmem_stack_poll(stack, NULL));
+    }
+    HOLDS(held == PAGES && netmem_stack_alloc(stack, &all[PAGES], 1) == 0);
+    for (int i = 0; i < DEAF; i++)
+        do {
+            IS(NETMEM_OK, netmem_tcp_write(deaf[i], bytes, sizeof bytes, &n));
+            turn(stack);
+        } while (n > 0);
+    for (int i = 0; i < DEAF; i++)
+        IS(NETMEM_OK, netmem_tcp_write(deaf[i], bytes, sizeof bytes, &n));
+    while (has_event(stack, &event)) {
+        HOLDS(events++ < 10 * DEAF);
+        IS(NETMEM_OK, netmem_tcp_write(event.connection, bytes, sizeof bytes, &n));
+    }
+    netmem_tcp *more = begin(stack, "192.0.2.1:7");
+    bool is_connected = false;
+    while (!is_connected) {
+        event = next_event(stack);
+        if (event.connection != more)
+            IS(NETMEM_OK, netmem_tcp_write(event.connection, bytes, sizeof bytes, &n));
+        IS(NETMEM_OK, netmem_tcp_is_connected(more, &is_connected));
+    }
+    IS(NETMEM_OK, netmem_tcp_close(more));
+    for (int i = 0; i < DEAF; i++)
+        IS(NETMEM_OK, netmem_tcp_abort(deaf[i]));
+    netmem_frags_release(all, PAGES);
 }
 
 /* A program that keeps what it receives, until the device has no page to receive into. What was
@@ -495,8 +563,16 @@ static void closing(netmem_stack *stack, const char *tap) {
     netmem_endpoint local = endpoint("[::]:80");
     netmem_stack_stats stats;
     netmem_frag frag, more;
+    netmem_event event;
     bool is_connected;
     size_t n;
+    memset(&event, 0, sizeof event);
+    event.size = sizeof event;
+    while (!nowhere_ended)
+        if (!has_event(stack, &event))
+            turn(stack);
+    IS(NETMEM_ERR_UNREACHABLE, netmem_tcp_is_connected(nowhere, &is_connected));
+    IS(NETMEM_OK, netmem_tcp_close(nowhere));
     handles.stack = stack;
     IS(NETMEM_OK, netmem_tcp_listen(stack, &local, NULL, &handles.listener));
     handles.tcp = connected(stack, "192.0.2.1:7");
@@ -534,14 +610,17 @@ static void closing(netmem_stack *stack, const char *tap) {
         netmem_stack_disarm(stack);
     }
     IS(NETMEM_ERR_STOPPED, status);
-    netmem_event event;
-    event.size = sizeof event;
     HOLDS(netmem_stack_next_event(stack, &event) && event.connection == handles.tcp);
     IS(NETMEM_ERR_STOPPED, netmem_tcp_receive(handles.tcp, &more, 1, &n));
     IS(NETMEM_ERR_STOPPED, netmem_tcp_write(handles.tcp, "x", 1, &n));
 
     netmem_endpoint remote = endpoint("192.0.2.2:80");
     netmem_tcp *second;
+    netmem_tcp_listener *other;
+    IS(NETMEM_OK, netmem_stack_shutdown(stack));
+    IS(NETMEM_ERR_CLOSED, netmem_tcp_connect(stack, &remote, NULL, &second));
+    local = endpoint("192.0.2.2:81");
+    IS(NETMEM_ERR_CLOSED, netmem_tcp_listen(stack, &local, NULL, &other));
     IS(NETMEM_OK, netmem_stack_close(stack, &stats));
     IS(NETMEM_ERR_HANDLE, netmem_stack_close(stack, NULL));
     IS(NETMEM_ERR_HANDLE, netmem_stack_poll(stack, NULL));
@@ -572,6 +651,7 @@ int main(int argc, char **argv) {
     failing(stack, argv[1]);
     echoed(stack);
     fragments(stack);
+    short_of_pages(stack);
     hoarding(stack);
     closing(stack, argv[1]);
     puts("the stack did what the header says");

@@ -98,6 +98,11 @@ impl<M: Mapped> Egress<M> {
         page
     }
 
+    /// Whether the pool has a page now.
+    pub(crate) fn has_page(&self) -> bool {
+        self.pool.alloc().is_some()
+    }
+
     /// Bytes in pages of the pool.
     pub(crate) fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<M>>> {
         let page_size = self.pool.page_size();

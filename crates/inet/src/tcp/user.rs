@@ -90,9 +90,10 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// [`Refused::Over`], [`Refused::Shutdown`].
     pub fn can_send(&self) -> Result<(), Refused> {
-        match self.state {
-            State::Closed => Err(Refused::Over(self.error.unwrap_or(Error::Aborted))),
+        match self.error {
+            Some(error) if self.state == State::Closed => Err(Refused::Over(error)),
             _ if self.send_shutdown => Err(Refused::Shutdown),
+            _ if self.state == State::Closed => Err(Refused::Over(Error::Aborted)),
             _ => Ok(()),
         }
     }

@@ -156,6 +156,8 @@ pub struct Queue<R: RxQueue<Mem: Payload>, T, D> {
     tx: T,
     /// Pages for headers, and for payload that is copied.
     pool: Arc<SharedPool<R::Mem>>,
+    /// Pages that the program allocates.
+    user_pool: Option<Arc<SharedPool<R::Mem>>>,
     behind: D,
     beginning: Instant,
 }
@@ -172,7 +174,7 @@ where
     ///
     /// The system has too few descriptors or too little memory.
     pub fn start(self, options: StackOptions) -> io::Result<Driven<R, T, D>> {
-        let Self { host, rx, tx, pool, behind, beginning } = self;
+        let Self { host, rx, tx, pool, behind, beginning, .. } = self;
         let now = Time::ZERO + beginning.elapsed();
         Ok(Driven { stack: Stack::new(&host, rx, tx, pool, options, now)?, behind, beginning })
     }
@@ -194,6 +196,13 @@ where
     #[must_use]
     pub fn pool(&self) -> &Arc<SharedPool<R::Mem>> {
         &self.pool
+    }
+
+    /// Pages to send from that are the program's alone: `None` unless the options of a tap set some
+    /// aside (`TapOptions::user_pages`).
+    #[must_use]
+    pub fn user_pool(&self) -> Option<&Arc<SharedPool<R::Mem>>> {
+        self.user_pool.as_ref()
     }
 }
 
@@ -308,6 +317,18 @@ fn check(addresses: &[Address]) -> Result<(), OpenError> {
         Some(own) => Err(OpenError::Kernel(own.addr)),
         None => Ok(()),
     }
+}
+
+/// Checks the bytes of an IP packet: 576 to `most`, and 1280 at least if there is an address of IPv6
+/// (RFC 8200, section 5).
+///
+/// # Errors
+///
+/// [`OpenError::Mtu`].
+#[cfg(feature = "device")]
+pub fn check_mtu(mtu: u16, most: u16, addresses: &[Address]) -> Result<(), OpenError> {
+    let least = if addresses.iter().any(|own| own.addr.is_ipv6()) { 1280 } else { 576 };
+    if (least..=most).contains(&mtu) { Ok(()) } else { Err(OpenError::Mtu { mtu, least, most }) }
 }
 
 /// Whether an address is the kernel's, in the network namespace of this thread. What the kernel

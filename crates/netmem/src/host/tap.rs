@@ -1,6 +1,6 @@
 //! A host behind a tap: the device, its driver, and a stack for each queue.
 
-use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check};
+use super::{Apart, Behind, Driven, Drives, OpenError, Opened, Queue, SPIN, check, check_mtu};
 use netmem_inet::wire::Mac;
 use netmem_inet::{Address, Host, Interface};
 use netmem_packet::Wait;
@@ -8,7 +8,7 @@ use netmem_pool::{PoolOptions, TrustedPeer};
 use netmem_virtio::Spin;
 use netmem_virtio::device::port::{PortError, Tap, TapError};
 use netmem_virtio::device::{Connection, Control, DeviceError, InProcess, NetDevice, Options, Worker};
-use netmem_virtio::driver::{NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
+use netmem_virtio::driver::{NetError, NetOptions, QueuePair, RxMode, VirtioRx, VirtioTx};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +52,7 @@ struct Shared {
 #[derive(Clone, Debug)]
 pub struct TapOptions {
     mtu: u16,
+    user_pages: usize,
 }
 
 impl Default for TapOptions {
@@ -64,7 +65,7 @@ impl TapOptions {
     /// The options of [`on_tap`].
     #[must_use]
     pub fn new() -> Self {
-        Self { mtu: MTU }
+        Self { mtu: MTU, user_pages: 0 }
     }
 
     /// Bytes of an IP packet: 576 to 9216, and 1280 at least if the host has an address of IPv6.
@@ -72,6 +73,15 @@ impl TapOptions {
     #[must_use]
     pub fn mtu(mut self, bytes: u16) -> Self {
         self.mtu = bytes;
+        self
+    }
+
+    /// Pages of each queue that the program allocates from [`Queue::user_pool`], and sends by
+    /// reference; 0 by default. Headers and copied payload have others, so a program that holds all
+    /// of these pages delays no acknowledgement.
+    #[must_use]
+    pub fn user_pages(mut self, pages: usize) -> Self {
+        self.user_pages = pages;
         self
     }
 
@@ -88,10 +98,7 @@ impl TapOptions {
     ) -> Result<Opened<TrustedPeer, TapQueue>, OpenError> {
         check(addresses)?;
         let mtu = self.mtu;
-        let least = if addresses.iter().any(|own| own.addr.is_ipv6()) { 1280 } else { 576 };
-        if !(least..=LARGEST).contains(&mtu) {
-            return Err(OpenError::Mtu { mtu, least, most: LARGEST });
-        }
+        check_mtu(mtu, LARGEST, addresses)?;
         let mac = mac(addresses[0].addr);
         let mut taps = Tap::open(name, queues.into(), true)?.into_iter();
         let options = Options { mac: Some(mac), mtu: Some(mtu), max_pairs: queues.into(), ..Options::default() };
@@ -102,17 +109,21 @@ impl TapOptions {
         let each = usize::from(queues);
         let options = NetOptions::new(RxMode::Mergeable).pairs(queues).max_frame(usize::from(mtu) + FRAME);
         let InProcess { pairs, net, connection } =
-            control.connect(options.pages(each * RECEIVED).tx_pages(each * SENT))?;
-        let pools: Result<Vec<_>, _> =
-            (0..queues).map(|_| net.tx_pool(PoolOptions::new(name).limit(SENT)).map(Arc::new)).collect();
-        let pools = pools?;
+            control.connect(options.pages(each * RECEIVED).tx_pages(each * (SENT + self.user_pages)))?;
+        let pool = |limit| net.tx_pool(PoolOptions::new(name).limit(limit)).map(Arc::new);
+        let pools = (0..queues).map(|_| {
+            let user_pool = (self.user_pages > 0).then(|| pool(self.user_pages)).transpose()?;
+            Ok::<_, NetError>((pool(SENT)?, user_pool))
+        });
+        let pools = pools.collect::<Result<Vec<_>, _>>()?;
         let host = Host::new(Interface { mac: Mac(mac), mtu, addresses: addresses.to_vec() });
         let shared = Arc::new(Shared { connection: Mutex::new(Some(connection)), control });
         let beginning = Instant::now();
-        let queues = pairs.into_iter().zip(workers).zip(pools).map(|((QueuePair { rx, tx }, worker), pool)| {
-            let behind = TapDevice { worker, shared: shared.clone() };
-            Queue { host: host.clone(), rx, tx, pool, behind, beginning }
-        });
+        let queues =
+            pairs.into_iter().zip(workers).zip(pools).map(|((QueuePair { rx, tx }, worker), (pool, user_pool))| {
+                let behind = TapDevice { worker, shared: shared.clone() };
+                Queue { host: host.clone(), rx, tx, pool, user_pool, behind, beginning }
+            });
         let queues = queues.collect();
         Ok(Opened { host, queues })
     }

@@ -63,7 +63,7 @@ pub fn on_xsk(name: &str, addresses: &[Address]) -> Result<Opened<KernelShared, 
     let (shared, beginning) = (Arc::new((program, umem)), Instant::now());
     let queues = pairs.into_iter().zip(pools).map(|((rx, tx), pool)| {
         let behind = XskInterface { pause: PollThenSleep::new(SPIN), shared: shared.clone() };
-        Queue { host: host.clone(), rx, tx, pool, behind, beginning }
+        Queue { host: host.clone(), rx, tx, pool, user_pool: None, behind, beginning }
     });
     let queues = queues.collect();
     Ok(Opened { host, queues })

@@ -7,7 +7,7 @@ use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::ConnectionId;
-use crate::tcp::{Connection, Info, IpFields, KeepAlive};
+use crate::tcp::{Connection, Info, IpFields, KeepAlive, State};
 use crate::time::Time;
 use crate::wire::Flow;
 use std::fmt;
@@ -64,11 +64,13 @@ impl<P: Payload> TcpStream<P> {
     /// # Errors
     ///
     /// [`SocketError::Closed`] has the reason why the connection was not made, or has ended.
+    /// [`SocketError::ShutDown`]: it was shut down before it was made.
     pub fn is_connected(&self) -> Result<bool, SocketError> {
         let core = self.core.borrow();
         let entry = core.tcp.connections.get(self.id).ok_or(SocketError::StackGone)?;
         match entry.connection.failure() {
             Some(error) => Err(SocketError::Closed(error)),
+            None if !entry.connected && entry.connection.state() == State::Closed => Err(SocketError::ShutDown),
             None => Ok(entry.connected),
         }
     }

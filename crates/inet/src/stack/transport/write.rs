@@ -62,7 +62,10 @@ pub(crate) fn can_write<P: Payload>(
     id: ConnectionId,
 ) -> bool {
     let Some(entry) = connections.get_mut(id) else { return true };
-    let can = entry.written.has_page(&resources.pages);
+    // Headers, and payload that users allocate from the pool, can have all pages that the shares
+    // admit. The page is not kept: a user that never writes would hold it.
+    let is_found = entry.written.page.is_some() || entry.written.remote.is_some() || resources.egress.has_page();
+    let can = is_found && entry.written.has_page(&resources.pages);
     if !can {
         wait_for_page(connections, resources, id);
     }

@@ -194,6 +194,18 @@ fn close_before_the_handshake_is_complete_follows_it() {
     assert_eq!((pair.a.tcp.state(), pair.b.tcp.state()), (State::CloseWait, State::FinWait2));
 }
 
+/// After both ends, this side was shut down, and was not reset.
+#[test]
+fn a_connection_that_ended_in_order_is_shut_down() {
+    let mut pair = pair();
+    pair.b.tcp.close(pair.now);
+    pair.settle();
+    pair.a.tcp.shutdown();
+    pair.settle();
+    assert_eq!(pair.a.tcp.state(), State::Closed);
+    assert_eq!(pair.a.tcp.send(stream(0, 1), false).unwrap_err().why, Refused::Shutdown);
+}
+
 #[test]
 fn abort_resets_and_drops_what_is_queued() {
     let mut pair = pair();

@@ -21,6 +21,9 @@ use crate::tcp::congestion::{Controller, HyStart, Window};
 use crate::tcp::{Carrier, Chunk, Seq};
 use crate::time::Time;
 
+/// The most bytes of the queue, whatever the options say: numbers are compared modulo 2^32.
+const MOST_QUEUED: usize = 1 << 30;
+
 /// Bytes of the timestamp option, padded.
 const TIMESTAMP_BYTES: u32 = 12;
 
@@ -236,7 +239,7 @@ impl<C: Carrier> Sender<C> {
     /// The number of bytes until the send buffer is full.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.options.send_buffer.saturating_sub(self.queue.len())
+        self.options.send_buffer.min(MOST_QUEUED).saturating_sub(self.queue.len())
     }
 
     /// Whether a third of the send buffer is free, and the number of unsent bytes is below the

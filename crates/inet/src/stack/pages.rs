@@ -44,7 +44,7 @@ impl SendPages {
     }
 
     /// Pages that payload can still occupy.
-    fn free(&self) -> u32 {
+    pub(crate) fn free(&self) -> u32 {
         self.counts.free()
     }
 

@@ -8,6 +8,7 @@ use netmem_pool::Private;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 const NEAR: &str = "10.0.0.1:7";
 const FAR: &str = "10.0.0.2:9";
@@ -160,14 +161,94 @@ fn a_call_without_pages_waits_for_them() {
     let calls = Arc::<Calls>::default();
     let waker = Waker::from(calls.clone());
     assert_eq!(near.poll_writable(&mut Context::from_waker(&waker)), Poll::Pending);
-    drop(pages);
+    // It is not woken for pages that are too few, and the stack sleeps meanwhile.
     link.settle();
+    assert_eq!(calls.count(), 0);
+    drop(pages);
+    link.pass(Duration::from_millis(2));
     assert_eq!(calls.count(), 1);
     near.send_to(&payload, addr(FAR), &GROUP).unwrap();
     link.settle();
     assert!(receive(&far, 9000).unwrap().1 == payload);
     link.near_pool.reclaim();
     assert_eq!(link.near_pool.stats().inflight, 0);
+}
+
+/// Fills the ring of the device, and sends by `socket` until it finds no page. Returns how many
+/// datagrams were sent.
+fn fill(link: &mut Link, socket: &UdpSocket<Private>) -> usize {
+    link.near.queues().1.size = 0;
+    let mut sent = 0;
+    while socket.send_to(b"waits", addr(FAR), &DatagramOptions::default()).is_ok() {
+        sent += 1;
+        link.settle();
+    }
+    sent
+}
+
+/// As many datagrams as a socket has received.
+fn count(socket: &UdpSocket<Private>) -> usize {
+    std::iter::from_fn(|| receive(socket, 5).ok()).count()
+}
+
+/// A call needs more pages than are admitted now. Its task is not woken for fewer.
+#[test]
+fn a_call_that_is_not_admitted_waits_for_all_its_pages() {
+    let mut link = Link::with_pages(16);
+    let [near, far] = sockets(&mut link);
+    let other = link.near.remote().bind(addr("10.0.0.1:8"));
+    link.settle();
+    let sent = fill(&mut link, &other);
+    let payload = bytes(2000);
+    assert_eq!(near.send_to(&payload, addr(FAR), &GROUP), Err(SocketError::WouldBlock));
+    let calls = Arc::<Calls>::default();
+    let waker = Waker::from(calls.clone());
+    assert_eq!(near.poll_writable(&mut Context::from_waker(&waker)), Poll::Pending);
+    for _ in 0..5 {
+        link.pass(Duration::from_millis(2));
+        assert_eq!(calls.count(), 0);
+    }
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert_eq!(calls.count(), 1);
+    near.send_to(&payload, addr(FAR), &GROUP).unwrap();
+    link.settle();
+    assert_eq!(count(&far), sent + 2);
+}
+
+/// Datagrams that are copied already leave as soon as the device accepts them, also if no page is
+/// free.
+#[test]
+fn what_is_copied_leaves_without_pages() {
+    let mut link = Link::with_pages(64);
+    let [near, far] = sockets(&mut link);
+    // The outbox is full of datagrams of the user's own page.
+    let mut own = link.near.sockets().bind(addr("10.0.0.1:8")).unwrap();
+    let _sink = link.far.sockets().bind(addr("10.0.0.2:10")).unwrap();
+    link.near.queues().1.size = 0;
+    let frag = crate::common::pool().alloc().unwrap().freeze_range(0..5);
+    for _ in 0..2 {
+        while own.send_fragment_to(frag.clone(), addr("10.0.0.2:10")).is_ok() {}
+        // The first one waits for the ring, and not in the outbox.
+        link.settle();
+    }
+    let mut sent = fill(&mut link, &near);
+    let others: Vec<_> = (20..)
+        .map_while(|port| {
+            let other = link.near.remote().bind(([10, 0, 0, 1], port).into());
+            link.settle();
+            let more = fill(&mut link, &other);
+            sent += more;
+            (more > 0).then_some(other)
+        })
+        .collect();
+    assert!(!others.is_empty());
+    link.near.close();
+    assert!(!link.near.is_closed());
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert!(link.near.is_closed());
+    assert_eq!(count(&far), sent);
 }
 
 /// A device that cuts frames is replaced by one that cuts none: the stack cuts them.

@@ -2,7 +2,7 @@
 
 use crate::stack::error::SocketError;
 use crate::stack::page_counts::RemotePages;
-use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Prepared, StreamPort};
+use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Prepared, StreamPort, Wanted};
 use crate::stack::remote::port::{Asked, pending};
 use crate::stack::remote::ring::{Receiver, Sender, ring};
 use crate::stack::transport::datagrams::{Manner, ReceivedDatagram};
@@ -41,6 +41,7 @@ pub struct UdpSocket<M: Mapped> {
     send: Mutex<Sending<M>>,
     receive: Mutex<Receiving<M>>,
     pages: Arc<RemotePages<M>>,
+    wanted: Arc<Wanted>,
     writers: Arc<Writers>,
     /// The device cuts frames of UDP.
     cuts: bool,
@@ -48,8 +49,17 @@ pub struct UdpSocket<M: Mapped> {
 
 struct Sending<M: Mapped> {
     ring: Sender<Prepared<M>, DATAGRAMS>,
-    /// A call found no page since the last wait.
-    starved: bool,
+    /// The last call that found too few pages since the last wait.
+    shortage: Option<Shortage>,
+}
+
+/// What a call has found too few pages for.
+#[derive(Clone, Copy)]
+struct Shortage {
+    /// The pages that it needs.
+    pages: u32,
+    /// The counts admit them, but the pool has too few.
+    of_pool: bool,
 }
 
 struct Receiving<M: Mapped> {
@@ -90,11 +100,13 @@ impl<M: Mapped> UdpSocket<M> {
     /// A socket, and the stack's parts of it.
     pub(crate) fn new(port: Arc<StreamPort<M>>, pages: RemotePages<M>, cuts: bool) -> (Self, Box<DatagramParts<M>>) {
         let ((sent, to_send), (to_receive, received)) = (ring(), ring());
-        let pages = Arc::new(pages);
-        let parts = DatagramParts { received: to_receive, sent: to_send, pages: pages.clone() };
-        let send = Mutex::new(Sending { ring: sent, starved: false });
+        let (pages, wanted) = (Arc::new(pages), Arc::<Wanted>::default());
+        let (pages_of_stack, wanted_of_stack) = (pages.clone(), wanted.clone());
+        let parts =
+            DatagramParts { received: to_receive, sent: to_send, pages: pages_of_stack, wanted: wanted_of_stack };
+        let send = Mutex::new(Sending { ring: sent, shortage: None });
         let receive = Mutex::new(Receiving { ring: received, rest: None });
-        (Self { port, send, receive, pages, writers: Arc::default(), cuts }, Box::new(parts))
+        (Self { port, send, receive, pages, wanted, writers: Arc::default(), cuts }, Box::new(parts))
     }
 
     /// Ready when the stack has opened the socket, or has refused. Returns the address and the
@@ -154,9 +166,9 @@ impl<M: Mapped> UdpSocket<M> {
         loop {
             let (part, more) = rest.split_at(rest.len().min(in_frame));
             let Some((packet, pages)) = self.copy(part) else {
-                send.starved = true;
-                let pages = prepared.iter().map(|prepared: &Prepared<M>| prepared.pages).sum();
-                self.pages.release(pages);
+                self.pages.release(prepared.iter().map(|prepared: &Prepared<M>| prepared.pages).sum());
+                let pages = self.pages_of(payload.len(), in_frame);
+                send.shortage = Some(Shortage { pages, of_pool: self.pages.admits(pages) });
                 return Err(SocketError::WouldBlock);
             };
             let segment_size = (part.len() > size).then_some(size as u16);
@@ -175,6 +187,15 @@ impl<M: Mapped> UdpSocket<M> {
             self.port.signal();
         }
         Ok(())
+    }
+
+    /// The pages of `len` bytes in frames of `in_frame` bytes each.
+    fn pages_of(&self, len: usize, in_frame: usize) -> u32 {
+        let page_size = self.pages.page_size();
+        let of_frame = |len: usize| (len + HEADROOM + MAX_HEADERS).div_ceil(page_size);
+        let rest = len % in_frame;
+        let pages = len / in_frame * of_frame(in_frame) + if rest > 0 || len == 0 { of_frame(rest) } else { 0 };
+        u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
     /// Copies the payload of a frame into pages; headers go in front of it. Returns how many pages.
@@ -213,12 +234,13 @@ impl<M: Mapped> UdpSocket<M> {
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         self.check()?;
         let mut send = lock(&self.send);
-        if !send.starved && send.ring.has_room_for(MAX_SEGMENTS) {
+        if send.shortage.is_none() && send.ring.has_room_for(MAX_SEGMENTS) {
             return Poll::Ready(Ok(()));
         }
         self.register_writer(cx);
-        if std::mem::take(&mut send.starved) {
-            self.port.ask(Asked::PAGE);
+        if let Some(Shortage { pages, of_pool }) = send.shortage.take() {
+            self.wanted.add(pages);
+            self.port.ask(if of_pool { Asked::PAGE.and(Asked::POOL) } else { Asked::PAGE });
         } else if !send.ring.wait_for_room_for(MAX_SEGMENTS) {
             return Poll::Ready(Ok(()));
         }

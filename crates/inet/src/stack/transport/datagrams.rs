@@ -36,6 +36,9 @@ const QUEUE: usize = 1024;
 /// For so long after a long datagram was sent, an error that reports that it was too long is
 /// believed.
 const ERROR_AGE: Duration = Duration::from_secs(3);
+/// After so long, a socket that found too few pages tries again: other threads return pages, too, and
+/// notify no stack.
+const RETRY: Duration = Duration::from_millis(1);
 /// Payload of datagrams that are short enough for each path.
 const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
 /// Long datagrams that a socket remembers, for errors about them.
@@ -53,6 +56,13 @@ pub(crate) struct Datagrams<M: Mapped> {
     ready: VecDeque<(Packet<M>, bool)>,
     /// Sockets that found the outbox full.
     writers: Vec<Waker>,
+    /// Sockets that found too few pages. Apart from those, because what was copied already needs
+    /// no page.
+    starved: Vec<Waker>,
+    /// The fewest pages that were free since the first of them waits.
+    free: u32,
+    /// When they try again whatever has happened.
+    retry: Option<Time>,
 }
 
 /// A socket in its table.
@@ -162,6 +172,9 @@ impl<M: Mapped> Datagrams<M> {
             held: 0,
             ready: VecDeque::new(),
             writers: Vec::new(),
+            starved: Vec::new(),
+            free: 0,
+            retry: None,
         }
     }
 
@@ -283,9 +296,9 @@ impl<M: Mapped> Datagrams<M> {
 
     // ---- what is sent
 
-    /// Whether a datagram can be pushed.
-    pub(crate) fn has_room<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
-        self.outbox.len() < OUTBOX && resources.pages.admits(self.held)
+    /// Whether a datagram that is copied would find a page.
+    pub(crate) fn has_page<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
+        resources.pages.admits(self.held)
     }
 
     /// Whether as many datagrams wait for the ring as may.
@@ -293,11 +306,31 @@ impl<M: Mapped> Datagrams<M> {
         self.outbox.len() >= OUTBOX
     }
 
-    /// Registers a waker, which is called when a datagram can be pushed.
+    /// Registers a waker, which is called when the outbox is not full.
     pub(crate) fn wait_for_room(&mut self, waker: &Waker) {
         if !self.writers.iter().any(|other| other.will_wake(waker)) {
             self.writers.push(waker.clone());
         }
+    }
+
+    /// Registers a waker, which is called when there may be more pages than now: the device has
+    /// completed frames, pages were released, or some time has passed.
+    pub(crate) fn wait_for_page<P: Payload<Mem = M>>(&mut self, resources: &Resources<P>, waker: &Waker) {
+        if self.starved.is_empty() {
+            (self.free, self.retry) = (resources.pages.free(), Some(resources.now + RETRY));
+        }
+        if !self.awaits_page(waker) {
+            self.starved.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn awaits_page(&self, waker: &Waker) -> bool {
+        self.starved.iter().any(|other| other.will_wake(waker))
+    }
+
+    /// When sockets that found too few pages try again.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.retry
     }
 
     /// The flow of a datagram of `len` bytes from a socket at `local`. [`push`](Self::push) is the
@@ -348,11 +381,13 @@ impl<M: Mapped> Datagrams<M> {
         resources.wake_driver();
     }
 
-    /// Sends datagrams that wait. Returns how many left the outbox.
+    /// Sends datagrams that wait. `completed`: transmissions that the device has completed in this
+    /// poll. Returns how many left the outbox.
     pub(crate) fn poll_transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,
+        completed: usize,
     ) -> usize {
         let mut sent = 0;
         loop {
@@ -372,10 +407,21 @@ impl<M: Mapped> Datagrams<M> {
             }
             sent += 1;
         }
-        if self.has_room(resources) {
+        self.wake(resources, completed);
+        sent
+    }
+
+    /// Wakes sockets for which there is room, and those for which there may be pages.
+    fn wake<P: Payload<Mem = M>>(&mut self, resources: &mut Resources<P>, completed: usize) {
+        if !self.is_full() {
             resources.wakers.append(&mut self.writers);
         }
-        sent
+        let free = resources.pages.free();
+        if completed > 0 || free > self.free || self.retry.is_some_and(|at| at <= resources.now) {
+            resources.wakers.append(&mut self.starved);
+            self.retry = None;
+        }
+        self.free = self.free.min(free);
     }
 
     /// Removes a datagram from the outbox and writes its headers. If it is too long for the path,

@@ -48,7 +48,7 @@ where
             && !core.datagrams.is_blocked()
             && core.resources.egress.loopback.is_empty()
             // A ring of another thread's socket has datagrams only while its port is signalled, or
-            // the outbox is full.
+            // the outbox has datagrams.
             && !self.has_remote_work()
     }
 

@@ -45,6 +45,12 @@ impl PageCounts {
         let free = self.free();
         more <= free && held.saturating_add(more) <= share(free, held, self.limit)
     }
+
+    /// Whether `held` pages are fewer than the share of their holder. Other than
+    /// [`admits`](Self::admits), this does not need a free page.
+    pub(crate) fn is_within_share(&self, held: u32) -> bool {
+        held < share(self.free(), held, self.limit)
+    }
 }
 
 /// The pages that a stream of another thread writes. The stream allocates and counts them, and the
@@ -75,6 +81,11 @@ impl<M: Mapped> RemotePages<M> {
     /// Whether a byte that is written now would find a page.
     pub(crate) fn has_page(&self) -> bool {
         self.counts.admits(self.held()) || self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// The most pages that it can ever hold: its share if no other page is counted, at least one.
+    pub(crate) fn most(&self) -> u32 {
+        share(self.counts.limit, 0, self.counts.limit)
     }
 
     /// Whether the counts admit `more` pages. The pool can still be empty.

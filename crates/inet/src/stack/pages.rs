@@ -53,6 +53,11 @@ impl SendPages {
         self.counts.admits(u32::try_from(held).unwrap_or(u32::MAX))
     }
 
+    /// Whether a holder of `held` pages has fewer than its share, also if no page is free.
+    pub(crate) fn is_within_share(&self, held: usize) -> bool {
+        self.counts.is_within_share(u32::try_from(held).unwrap_or(u32::MAX))
+    }
+
     /// Counts pages that were allocated.
     pub(crate) fn count(&mut self, pages: usize) {
         self.set_own(|own| own + pages as u32);

@@ -190,7 +190,7 @@ impl<P: Payload> UdpSocket<P> {
         let ours = from.is_none_or(|from| resources.check_local(from).is_ok());
         let flow = datagrams.flow(resources, local, to, packet.len()).ok().filter(|_| ours);
         let Some(flow) = flow else {
-            resources.egress.stats.datagrams_unsent += 1;
+            resources.egress.stats.datagrams_unsent += manner.datagrams_of(packet.len());
             return false;
         };
         resources.egress.stats.copied_sent += packet.len() as u64;
@@ -201,8 +201,8 @@ impl<P: Payload> UdpSocket<P> {
     /// Whether there is room for a datagram that was copied already. If not, the waker is called
     /// when there is.
     pub(crate) fn has_room(&self, cx: &mut Context<'_>) -> bool {
-        let Core { datagrams, .. } = &mut *self.core.borrow_mut();
-        let has_room = !datagrams.is_full();
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let has_room = datagrams.has_room(resources);
         if !has_room {
             datagrams.wait_for_room(cx.waker());
         }
@@ -235,7 +235,7 @@ impl<P: Payload> UdpSocket<P> {
     /// Ready when there is room for a datagram.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
-        if datagrams.is_full() {
+        if !datagrams.has_room(resources) {
             datagrams.wait_for_room(cx.waker());
         } else if !datagrams.has_page(resources) {
             datagrams.wait_for_page(resources, cx.waker());

@@ -54,7 +54,7 @@ pub(crate) struct Datagrams<M: Mapped> {
     /// The outbox: frames with their headers that wait because the ring was full, and whether each
     /// is for this host.
     ready: VecDeque<(Packet<M>, bool)>,
-    /// Sockets that found the outbox full.
+    /// Sockets that found no room in the outbox.
     writers: Vec<Waker>,
     /// Sockets that found too few pages. Apart from those, because what was copied already needs
     /// no page.
@@ -150,6 +150,13 @@ pub(crate) struct Manner {
     pub(crate) segment_size: Option<u16>,
     /// If it is longer than the path's MTU, it is dropped instead of sent in fragments.
     pub(crate) never_in_fragments: bool,
+}
+
+impl Manner {
+    /// How many datagrams `len` bytes of payload are.
+    pub(crate) fn datagrams_of(self, len: usize) -> u64 {
+        self.segment_size.map_or(1, |size| len.div_ceil(usize::from(size).max(1)).max(1) as u64)
+    }
 }
 
 /// A datagram that was received, or several of one frame.
@@ -257,11 +264,12 @@ impl<M: Mapped> Datagrams<M> {
         loop {
             let rest = (packet.len() > together).then(|| packet.clone());
             packet.truncate(together);
+            let datagrams = packet.len().div_ceil(size).max(1) as u64;
             let queued = socket.enqueue(from, size, packet);
             if queued {
                 resources.wakers.extend(socket.read.take());
             }
-            resources.egress.stats.datagrams_dropped += u64::from(!queued);
+            resources.egress.stats.datagrams_dropped += if queued { 0 } else { datagrams };
             let Some(mut next) = rest else { return };
             if next.pull(together).is_err() {
                 return;
@@ -302,11 +310,18 @@ impl<M: Mapped> Datagrams<M> {
     }
 
     /// Whether as many datagrams wait for the ring as may.
-    pub(crate) fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.outbox.len() >= OUTBOX
     }
 
-    /// Registers a waker, which is called when the outbox is not full.
+    /// Whether the outbox has room, also for a datagram that occupies pages already. Those in the
+    /// outbox have the share of one connection, so that a socket which sends faster than the device
+    /// leaves pages for others.
+    pub(crate) fn has_room<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
+        !self.is_full() && resources.pages.is_within_share(self.held)
+    }
+
+    /// Registers a waker, which is called when the outbox has room.
     pub(crate) fn wait_for_room(&mut self, waker: &Waker) {
         if !self.writers.iter().any(|other| other.will_wake(waker)) {
             self.writers.push(waker.clone());
@@ -395,8 +410,7 @@ impl<M: Mapped> Datagrams<M> {
                 if self.outbox.is_empty() {
                     break;
                 }
-                // It may be dropped, or wait for its next hop.
-                let _ = self.write_next(resources, tx);
+                self.write_next(resources, tx);
                 continue;
             };
             let egress = &mut resources.egress;
@@ -413,7 +427,7 @@ impl<M: Mapped> Datagrams<M> {
 
     /// Wakes sockets for which there is room, and those for which there may be pages.
     fn wake<P: Payload<Mem = M>>(&mut self, resources: &mut Resources<P>, completed: usize) {
-        if !self.is_full() {
+        if self.has_room(resources) {
             resources.wakers.append(&mut self.writers);
         }
         let free = resources.pages.free();
@@ -424,16 +438,25 @@ impl<M: Mapped> Datagrams<M> {
         self.free = self.free.min(free);
     }
 
-    /// Removes a datagram from the outbox and writes its headers. If it is too long for the path,
-    /// it is sent in fragments.
-    fn write_next<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
+    /// Removes a datagram from the outbox, which is sent, or dropped and counted.
+    fn write_next<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(&mut self, resources: &mut Resources<P>, tx: &mut T) {
+        let Some(OutgoingDatagram { flow, packet, pages, manner }) = self.outbox.pop_front() else { return };
+        self.held -= pages;
+        resources.pages.release(pages);
+        let datagrams = manner.datagrams_of(packet.len());
+        if self.write(resources, tx, (flow, packet, manner)).is_none() {
+            resources.egress.stats.datagrams_unsent += datagrams;
+        }
+    }
+
+    /// Writes the headers of a datagram. If it is too long for the path, it is sent in fragments.
+    /// `None`: nothing of it will be sent.
+    fn write<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,
+        (flow, packet, manner): (Flow, Packet<M>, Manner),
     ) -> Option<()> {
-        let OutgoingDatagram { flow, packet, pages, manner } = self.outbox.pop_front()?;
-        self.held -= pages;
-        resources.pages.release(pages);
         let mut path = resources.find_path(flow.remote.ip())?;
         let now = resources.now;
         let hop = path.next_hop(&resources.host, now);
@@ -454,7 +477,7 @@ impl<M: Mapped> Datagrams<M> {
                 }
             }
         } else if manner.never_in_fragments {
-            resources.egress.stats.datagrams_unsent += packet.len().div_ceil(len) as u64;
+            return None;
         } else {
             let mtu = path.datagram_mtu(now);
             for packet in resources.egress.fragments(&outer, &flow, &packet, mtu)? {

@@ -69,7 +69,7 @@ impl<P: Payload> Core<P> {
         if self.has_work() {
             return Some(self.resources.now);
         }
-        let own = [self.tcp.schedule.poll_timeout(), self.fragments.poll_timeout()];
+        let own = [self.tcp.schedule.poll_timeout(), self.fragments.poll_timeout(), self.datagrams.poll_timeout()];
         own.into_iter().chain([self.resources.host.neighbors_due()]).flatten().min()
     }
 
@@ -85,7 +85,7 @@ impl<P: Payload> Core<P> {
         self.fragments.handle_timeout(self.resources.now);
         let Self { resources, tcp, datagrams, .. } = self;
         work += Process { tcp, resources, tx }.poll(completed);
-        work += datagrams.poll_transmit(resources, tx);
+        work += datagrams.poll_transmit(resources, tx, completed);
         // The packets that were just sent may need a neighbour's address.
         Control { resources, tx }.poll_neighbors();
         mailbox.awaits_hop.store(tcp.schedule.waits_for_hops(), Ordering::SeqCst);

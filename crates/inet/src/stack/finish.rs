@@ -47,6 +47,9 @@ where
             && !core.datagrams.has_work()
             && !core.datagrams.is_blocked()
             && core.resources.egress.loopback.is_empty()
+            // A ring of another thread's socket has datagrams only while its port is signalled, or
+            // the outbox has datagrams.
+            && !self.has_remote_work()
     }
 
     /// Ends the stack in order: [closes](Self::close) all sockets, and drives the stack until all

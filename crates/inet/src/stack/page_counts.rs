@@ -36,8 +36,20 @@ impl PageCounts {
     /// Whether a holder of `held` pages may hold one more. Several threads can get the last page at
     /// the same time: the limit is then exceeded by one page for each of them.
     pub(crate) fn admits(&self, held: u32) -> bool {
+        self.admits_more(held, 1)
+    }
+
+    /// Whether a holder of `held` pages may hold `more`, at least one. What is free without the
+    /// holder is the same for each of them, and so is the share.
+    fn admits_more(&self, held: u32, more: u32) -> bool {
         let free = self.free();
-        free > 0 && held < share(free, held, self.limit)
+        more <= free && held.saturating_add(more) <= share(free, held, self.limit)
+    }
+
+    /// Whether `held` pages are fewer than the share of their holder. Other than
+    /// [`admits`](Self::admits), this does not need a free page.
+    pub(crate) fn is_within_share(&self, held: u32) -> bool {
+        held < share(self.free(), held, self.limit)
     }
 }
 
@@ -69,6 +81,16 @@ impl<M: Mapped> RemotePages<M> {
     /// Whether a byte that is written now would find a page.
     pub(crate) fn has_page(&self) -> bool {
         self.counts.admits(self.held()) || self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// The most pages that it can ever hold: its share if no other page is counted, at least one.
+    pub(crate) fn most(&self) -> u32 {
+        share(self.counts.limit, 0, self.counts.limit)
+    }
+
+    /// Whether the counts admit `more` pages. The pool can still be empty.
+    pub(crate) fn admits(&self, more: u32) -> bool {
+        self.counts.admits_more(self.held(), more)
     }
 
     /// The fragment of `bytes`, if they are in the pool's memory.

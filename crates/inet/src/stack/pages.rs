@@ -44,13 +44,18 @@ impl SendPages {
     }
 
     /// Pages that payload can still occupy.
-    fn free(&self) -> u32 {
+    pub(crate) fn free(&self) -> u32 {
         self.counts.free()
     }
 
     /// Whether a holder of `held` pages may hold one more.
     pub(crate) fn admits(&self, held: usize) -> bool {
         self.counts.admits(u32::try_from(held).unwrap_or(u32::MAX))
+    }
+
+    /// Whether a holder of `held` pages has fewer than its share, also if no page is free.
+    pub(crate) fn is_within_share(&self, held: usize) -> bool {
+        self.counts.is_within_share(u32::try_from(held).unwrap_or(u32::MAX))
     }
 
     /// Counts pages that were allocated.

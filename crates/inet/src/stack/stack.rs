@@ -273,7 +273,7 @@ where
 }
 
 impl<R: Source, T: TxQueue> Stack<R, T> {
-    fn has_remote_work(&self) -> bool {
+    pub(crate) fn has_remote_work(&self) -> bool {
         self.remote.as_ref().is_some_and(|remote| remote.has_work())
     }
 }

@@ -59,8 +59,9 @@ pub struct StackStats {
     pub ended_unaccepted: u64,
     /// Received datagrams that were dropped because their socket had no room.
     pub datagrams_dropped: u64,
-    /// Datagrams of other threads' sockets that were not sent: there was no route to their
-    /// destination, or they were longer than its path admits.
+    /// Datagrams that were dropped before they reached the transmit queue: there was no route to
+    /// their destination any more, no page for their headers, or they were longer than the path
+    /// admits and are never fragmented. Each datagram of a group counts.
     pub datagrams_unsent: u64,
     /// Lookups of destination entries. Each is a get and later a put. A connection needs one, a
     /// datagram two.

@@ -1,6 +1,6 @@
 //! Sockets for datagrams of other threads: `netmem_inet::stack::remote::UdpSocket`.
 
-use crate::common::{Link, addr};
+use crate::common::{Link, addr, connected};
 use crate::remote::{Calls, block_on, bytes, now};
 use netmem_inet::stack::remote::{DatagramOptions, ReceivedGroup, UdpSocket};
 use netmem_inet::{Fragment, SocketError, StackOptions};
@@ -8,6 +8,7 @@ use netmem_pool::Private;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 const NEAR: &str = "10.0.0.1:7";
 const FAR: &str = "10.0.0.2:9";
@@ -160,14 +161,94 @@ fn a_call_without_pages_waits_for_them() {
     let calls = Arc::<Calls>::default();
     let waker = Waker::from(calls.clone());
     assert_eq!(near.poll_writable(&mut Context::from_waker(&waker)), Poll::Pending);
-    drop(pages);
+    // It is not woken for pages that are too few, and the stack sleeps meanwhile.
     link.settle();
+    assert_eq!(calls.count(), 0);
+    drop(pages);
+    link.pass(Duration::from_millis(2));
     assert_eq!(calls.count(), 1);
     near.send_to(&payload, addr(FAR), &GROUP).unwrap();
     link.settle();
     assert!(receive(&far, 9000).unwrap().1 == payload);
     link.near_pool.reclaim();
     assert_eq!(link.near_pool.stats().inflight, 0);
+}
+
+/// Fills the ring of the device, and sends by `socket` until it finds no page. Returns how many
+/// datagrams were sent.
+fn fill(link: &mut Link, socket: &UdpSocket<Private>) -> usize {
+    link.near.queues().1.size = 0;
+    let mut sent = 0;
+    while socket.send_to(b"waits", addr(FAR), &DatagramOptions::default()).is_ok() {
+        sent += 1;
+        link.settle();
+    }
+    sent
+}
+
+/// As many datagrams as a socket has received.
+fn count(socket: &UdpSocket<Private>) -> usize {
+    std::iter::from_fn(|| receive(socket, 5).ok()).count()
+}
+
+/// A call needs more pages than are admitted now. Its task is not woken for fewer.
+#[test]
+fn a_call_that_is_not_admitted_waits_for_all_its_pages() {
+    let mut link = Link::with_pages(16);
+    let [near, far] = sockets(&mut link);
+    let other = link.near.remote().bind(addr("10.0.0.1:8"));
+    link.settle();
+    let sent = fill(&mut link, &other);
+    let payload = bytes(2000);
+    assert_eq!(near.send_to(&payload, addr(FAR), &GROUP), Err(SocketError::WouldBlock));
+    let calls = Arc::<Calls>::default();
+    let waker = Waker::from(calls.clone());
+    assert_eq!(near.poll_writable(&mut Context::from_waker(&waker)), Poll::Pending);
+    for _ in 0..5 {
+        link.pass(Duration::from_millis(2));
+        assert_eq!(calls.count(), 0);
+    }
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert_eq!(calls.count(), 1);
+    near.send_to(&payload, addr(FAR), &GROUP).unwrap();
+    link.settle();
+    assert_eq!(count(&far), sent + 2);
+}
+
+/// Datagrams that are copied already leave as soon as the device accepts them, also if no page is
+/// free.
+#[test]
+fn what_is_copied_leaves_without_pages() {
+    let mut link = Link::with_pages(64);
+    let [near, far] = sockets(&mut link);
+    // The outbox is full of datagrams of the user's own page.
+    let mut own = link.near.sockets().bind(addr("10.0.0.1:8")).unwrap();
+    let _sink = link.far.sockets().bind(addr("10.0.0.2:10")).unwrap();
+    link.near.queues().1.size = 0;
+    let frag = crate::common::pool().alloc().unwrap().freeze_range(0..5);
+    for _ in 0..2 {
+        while own.send_fragment_to(frag.clone(), addr("10.0.0.2:10")).is_ok() {}
+        // The first one waits for the ring, and not in the outbox.
+        link.settle();
+    }
+    let mut sent = fill(&mut link, &near);
+    let others: Vec<_> = (20..)
+        .map_while(|port| {
+            let other = link.near.remote().bind(([10, 0, 0, 1], port).into());
+            link.settle();
+            let more = fill(&mut link, &other);
+            sent += more;
+            (more > 0).then_some(other)
+        })
+        .collect();
+    assert!(!others.is_empty());
+    link.near.close();
+    assert!(!link.near.is_closed());
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert!(link.near.is_closed());
+    assert_eq!(count(&far), sent);
 }
 
 /// A device that cuts frames is replaced by one that cuts none: the stack cuts them.
@@ -195,8 +276,11 @@ fn what_cannot_be_sent() {
         let options = DatagramOptions { segment_size: Some(size), ..DatagramOptions::default() };
         near.send_to(&bytes(len), addr(FAR), &options)
     };
-    assert!(matches!(group(3201, 100), Err(SocketError::TooLong { .. })));
-    assert!(matches!(group(65_508, 65_508), Err(SocketError::TooLong { .. })));
+    assert_eq!(group(3201, 100), Err(SocketError::TooLong { len: 3201, most: 3200 }));
+    assert_eq!(group(65_508, 65_508), Err(SocketError::TooLong { len: 65_508, most: 65_507 }));
+    // The IPv6 form of an IPv4 address has no longer ones.
+    let mapped = near.send_to(&bytes(65_508), addr("[::ffff:10.0.0.2]:9"), &DatagramOptions::default());
+    assert_eq!(mapped, Err(SocketError::TooLong { len: 65_508, most: 65_507 }));
     let unsent = |link: &mut Link| {
         link.settle();
         link.near.stats().datagrams_unsent
@@ -215,6 +299,56 @@ fn what_cannot_be_sent() {
     assert_eq!(shape(&far, 9000), Err(SocketError::WouldBlock));
     link.near_pool.reclaim();
     assert_eq!(link.near_pool.stats().inflight, 0);
+}
+
+/// A group that is one frame counts as all of its datagrams.
+#[test]
+fn each_datagram_of_a_group_counts() {
+    let mut link = Link::new(true);
+    let [near, _far] = sockets(&mut link);
+    near.send_to(&bytes(2500), addr("192.0.2.1:9"), &GROUP).unwrap();
+    link.settle();
+    assert_eq!(link.near.stats().datagrams_unsent, 3);
+    near.send_to(&bytes(4500), addr(FAR), &DatagramOptions { segment_size: Some(1500), ..GROUP }).unwrap();
+    link.settle();
+    assert_eq!(link.near.stats().datagrams_unsent, 6);
+    // The route goes while the group waits behind a datagram that the ring does not accept.
+    let network = [192, 0, 2, 0].into();
+    link.hosts[0].add_route(network, 24, addr(FAR).ip()).unwrap();
+    link.near.queues().1.size = 0;
+    near.send_to(b"waits", addr(FAR), &GROUP).unwrap();
+    near.send_to(&bytes(2500), addr("192.0.2.1:9"), &GROUP).unwrap();
+    link.settle();
+    assert!(link.hosts[0].remove_route(network, 24));
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert_eq!(link.near.stats().datagrams_unsent, 9);
+}
+
+/// A socket has half of the pages at most, and a call that needs more is an error, because it could
+/// wait for ever.
+#[test]
+fn a_call_has_no_more_datagrams_than_a_socket_has_pages() {
+    let mut link = Link::with_pages(16);
+    let [near, far] = sockets(&mut link);
+    assert_eq!(near.max_segments(), 6);
+    assert_eq!(near.send_to(&bytes(6001), addr(FAR), &GROUP), Err(SocketError::TooLong { len: 6001, most: 6000 }));
+    near.send_to(&bytes(6000), addr(FAR), &GROUP).unwrap();
+    link.settle();
+    assert_eq!(shape(&far, 9000), Ok((6000, 1000, 2)));
+}
+
+/// A socket that sends faster than the device leaves pages for others.
+#[test]
+fn a_device_that_is_blocked_leaves_pages_for_others() {
+    let mut link = Link::with_pages(64);
+    let [near, far] = sockets(&mut link);
+    let (mut client, _server) = connected(&mut link);
+    let sent = fill(&mut link, &near);
+    assert_eq!(client.write(b"has a page"), Ok(10));
+    link.near.queues().1.size = 256;
+    link.settle();
+    assert_eq!(count(&far), sent);
 }
 
 /// A port that is taken, and a stack that ends, are errors of all calls. Who waits is woken.

@@ -1,7 +1,8 @@
 //! The two ends of a transfer, on any socket that quinn has.
 //!
 //! A request is a stream of the client's: a byte that says what it asks for, 8 bytes of length, and
-//! the payload, if the client sends it.
+//! the payload, if the client sends it. The server keeps at most 64 MiB, and serves one connection at
+//! a time: a client that stays keeps the others waiting.
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
@@ -22,6 +23,8 @@ const KEEP: u8 = b'k';
 const FETCH: u8 = b'f';
 const PUT: u8 = b'p';
 const GET: u8 = b'g';
+/// The most bytes that the server keeps. The client chooses how many it sends.
+const MOST_KEPT: u64 = 64 << 20;
 /// Bytes that are written at once.
 const CHUNK: usize = 256 * 1024;
 /// Bytes that may be in flight, at least as many as a socket's buffer can hold.
@@ -110,6 +113,7 @@ async fn answer(incoming: quinn::Incoming, kept: &Mutex<Bytes>, side: Side) -> a
         let stored = || kept.lock().unwrap_or_else(PoisonError::into_inner);
         match what {
             KEEP => {
+                ensure!(len <= MOST_KEPT, "{len} bytes are more than the server keeps");
                 let bytes = receive.read_to_end(usize::try_from(len)?).await?;
                 *stored() = bytes.into();
                 send.write_all(b"ok").await?;

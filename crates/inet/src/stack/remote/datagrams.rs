@@ -12,15 +12,15 @@ pub(crate) struct DatagramEnd<M: Mapped> {
     pub(crate) port: Arc<StreamPort<M>>,
     socket: UdpSocket<M>,
     parts: Box<DatagramParts<M>>,
-    /// The socket waits for a page.
-    awaits_page: bool,
+    /// How many pages the handle waits for, if it does.
+    awaits_pages: Option<u32>,
 }
 
 impl<M: Mapped> DatagramEnd<M> {
     pub(crate) fn new(port: Arc<StreamPort<M>>, socket: UdpSocket<M>, parts: Box<DatagramParts<M>>) -> Self {
         port.set_local(socket.local_addr());
         port.set_connected();
-        Self { port, socket, parts, awaits_page: false }
+        Self { port, socket, parts, awaits_pages: None }
     }
 
     /// Moves datagrams between the rings and the socket. Returns false if the handle is gone, and
@@ -35,7 +35,7 @@ impl<M: Mapped> DatagramEnd<M> {
             return false;
         }
         self.receive(cx);
-        self.offer_page(cx);
+        self.offer_pages(cx);
         true
     }
 
@@ -83,16 +83,22 @@ impl<M: Mapped> DatagramEnd<M> {
         }
     }
 
-    /// Wakes writers that wait for a page, if there is one.
-    fn offer_page(&mut self, cx: &mut Context<'_>) {
-        self.awaits_page |= self.port.take(Asked::PAGE);
-        if !self.awaits_page {
-            return;
+    /// Wakes writers that wait for pages, if there are as many as one of them needs.
+    ///
+    /// If the pool is empty although the counts admit them, they are not woken before the wait of
+    /// the socket has ended once: they would find nothing, and ask again at once.
+    fn offer_pages(&mut self, cx: &mut Context<'_>) {
+        let mut waits = false;
+        if self.port.take(Asked::PAGE) {
+            let wanted = self.parts.wanted.take();
+            self.awaits_pages = Some(self.awaits_pages.map_or(wanted, |before| before.min(wanted)));
+            waits = self.port.take(Asked::POOL);
         }
-        self.awaits_page = !self.parts.pages.has_page();
-        if self.awaits_page {
+        let Some(wanted) = self.awaits_pages else { return };
+        if waits || self.socket.awaits_page(cx) || !self.parts.pages.admits(wanted) {
             self.socket.wait_for_page(cx);
         } else {
+            self.awaits_pages = None;
             self.port.wake_writer();
         }
     }

@@ -83,6 +83,8 @@ impl Asked {
     pub(crate) const UNREAD: Self = Self(16);
     /// The half that writes found no page, and waits for one.
     pub(crate) const PAGE: Self = Self(32);
+    /// With `PAGE`: the counts admit it, but the pool is empty.
+    pub(crate) const POOL: Self = Self(64);
 
     pub(crate) fn has(self, bits: Self) -> bool {
         self.0 & bits.0 == bits.0

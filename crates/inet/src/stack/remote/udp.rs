@@ -1,8 +1,9 @@
 //! Sockets for datagrams for any thread.
 
+use crate::stack::address::canonical;
 use crate::stack::error::SocketError;
 use crate::stack::page_counts::RemotePages;
-use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Prepared, StreamPort};
+use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Prepared, StreamPort, Wanted};
 use crate::stack::remote::port::{Asked, pending};
 use crate::stack::remote::ring::{Receiver, Sender, ring};
 use crate::stack::transport::datagrams::{Manner, ReceivedDatagram};
@@ -41,6 +42,7 @@ pub struct UdpSocket<M: Mapped> {
     send: Mutex<Sending<M>>,
     receive: Mutex<Receiving<M>>,
     pages: Arc<RemotePages<M>>,
+    wanted: Arc<Wanted>,
     writers: Arc<Writers>,
     /// The device cuts frames of UDP.
     cuts: bool,
@@ -48,8 +50,17 @@ pub struct UdpSocket<M: Mapped> {
 
 struct Sending<M: Mapped> {
     ring: Sender<Prepared<M>, DATAGRAMS>,
-    /// A call found no page since the last wait.
-    starved: bool,
+    /// The last call that found too few pages since the last wait.
+    shortage: Option<Shortage>,
+}
+
+/// What a call has found too few pages for.
+#[derive(Clone, Copy)]
+struct Shortage {
+    /// The pages that it needs.
+    pages: u32,
+    /// The counts admit them, but the pool has too few.
+    of_pool: bool,
 }
 
 struct Receiving<M: Mapped> {
@@ -90,11 +101,13 @@ impl<M: Mapped> UdpSocket<M> {
     /// A socket, and the stack's parts of it.
     pub(crate) fn new(port: Arc<StreamPort<M>>, pages: RemotePages<M>, cuts: bool) -> (Self, Box<DatagramParts<M>>) {
         let ((sent, to_send), (to_receive, received)) = (ring(), ring());
-        let pages = Arc::new(pages);
-        let parts = DatagramParts { received: to_receive, sent: to_send, pages: pages.clone() };
-        let send = Mutex::new(Sending { ring: sent, starved: false });
+        let (pages, wanted) = (Arc::new(pages), Arc::<Wanted>::default());
+        let (pages_of_stack, wanted_of_stack) = (pages.clone(), wanted.clone());
+        let parts =
+            DatagramParts { received: to_receive, sent: to_send, pages: pages_of_stack, wanted: wanted_of_stack };
+        let send = Mutex::new(Sending { ring: sent, shortage: None });
         let receive = Mutex::new(Receiving { ring: received, rest: None });
-        (Self { port, send, receive, pages, writers: Arc::default(), cuts }, Box::new(parts))
+        (Self { port, send, receive, pages, wanted, writers: Arc::default(), cuts }, Box::new(parts))
     }
 
     /// Ready when the stack has opened the socket, or has refused. Returns the address and the
@@ -119,10 +132,11 @@ impl<M: Mapped> UdpSocket<M> {
         self.port.local()
     }
 
-    /// The most datagrams that a call sends.
+    /// The most datagrams that a call sends: 32, or fewer if the stack's pool is small, of which a
+    /// socket has half at most.
     #[must_use]
     pub fn max_segments(&self) -> usize {
-        MAX_SEGMENTS
+        MAX_SEGMENTS.min(self.pages.most() as usize)
     }
 
     /// Sends a copy of `payload` as one datagram, or as several: all of them, or none. The next
@@ -131,20 +145,15 @@ impl<M: Mapped> UdpSocket<M> {
     /// # Errors
     ///
     /// [`SocketError::WouldBlock`]: there is no room in the ring, or no page.
-    /// [`SocketError::TooLong`]: there are more datagrams than
-    /// [`max_segments`](Self::max_segments), or one has more bytes than a datagram can have. The
-    /// errors of [`poll_bound`](Self::poll_bound).
+    /// [`SocketError::TooLong`]: one has more bytes than a datagram can have, and `most` is how many
+    /// that is; or there are more datagrams than [`max_segments`](Self::max_segments), or they need
+    /// more pages than the socket can ever have, and `most` is the bytes of a call. The errors of
+    /// [`poll_bound`](Self::poll_bound).
     pub fn send_to(&self, payload: &[u8], to: SocketAddr, options: &DatagramOptions) -> Result<(), SocketError> {
         self.check()?;
-        let size = options.segment_size.unwrap_or(payload.len()).max(1);
-        let fragments = self.pages.page_size() * MAX_FRAGS;
-        let most = fragments.min(if to.is_ipv4() { 65535 - 28 } else { 65535 - 8 });
-        if size > most || payload.len() > size.saturating_mul(MAX_SEGMENTS) {
-            return Err(SocketError::TooLong { len: payload.len(), most: most.min(size) * MAX_SEGMENTS });
-        }
-        // What goes into one frame: a datagram, or as many as the device cuts.
-        let frame = MAX_FRAME.min(fragments);
-        let in_frame = if self.cuts && size < payload.len() { (frame / size).max(1) * size } else { size };
+        let to = canonical(to);
+        let size = options.segment_size.unwrap_or(payload.len()).min(payload.len()).max(1);
+        let in_frame = self.frame_of(payload.len(), size, to)?;
         let mut send = lock(&self.send);
         if !send.ring.has_room_for(payload.len().div_ceil(in_frame).max(1)) {
             return Err(SocketError::WouldBlock);
@@ -154,9 +163,9 @@ impl<M: Mapped> UdpSocket<M> {
         loop {
             let (part, more) = rest.split_at(rest.len().min(in_frame));
             let Some((packet, pages)) = self.copy(part) else {
-                send.starved = true;
-                let pages = prepared.iter().map(|prepared: &Prepared<M>| prepared.pages).sum();
-                self.pages.release(pages);
+                self.pages.release(prepared.iter().map(|prepared: &Prepared<M>| prepared.pages).sum());
+                let pages = self.pages_of(payload.len(), in_frame);
+                send.shortage = Some(Shortage { pages, of_pool: self.pages.admits(pages) });
                 return Err(SocketError::WouldBlock);
             };
             let segment_size = (part.len() > size).then_some(size as u16);
@@ -171,10 +180,46 @@ impl<M: Mapped> UdpSocket<M> {
             let pushed = send.ring.push(prepared);
             debug_assert!(pushed.is_ok());
         }
-        if send.ring.publish() {
+        let wakes = send.ring.publish();
+        // A signal to a stack that has ended calls the wakers of users, which may call this socket.
+        drop(send);
+        if wakes {
             self.port.signal();
         }
         Ok(())
+    }
+
+    /// The bytes of `len` that go into one frame: a datagram of `size` bytes, or as many as the device
+    /// cuts.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::TooLong`]: no call could ever send so much.
+    fn frame_of(&self, len: usize, size: usize, to: SocketAddr) -> Result<usize, SocketError> {
+        // Headers go in front of the payload, into the first page.
+        let pages = (self.pages.most() as usize).min(MAX_FRAGS);
+        let frame = (self.pages.page_size() * pages).saturating_sub(HEADROOM + MAX_HEADERS);
+        let most = frame.min(if to.is_ipv4() { 65535 - 28 } else { 65535 - 8 });
+        if size > most {
+            return Err(SocketError::TooLong { len: size, most });
+        }
+        let frame = MAX_FRAME.min(frame);
+        let in_frame = if self.cuts && size < len { (frame / size).max(1) * size } else { size };
+        let frames = self.pages.most() / self.pages_of(in_frame, in_frame).max(1);
+        let most = (self.max_segments() * size).min(frames as usize * in_frame);
+        if len > most {
+            return Err(SocketError::TooLong { len, most });
+        }
+        Ok(in_frame)
+    }
+
+    /// The pages of `len` bytes in frames of `in_frame` bytes each.
+    fn pages_of(&self, len: usize, in_frame: usize) -> u32 {
+        let page_size = self.pages.page_size();
+        let of_frame = |len: usize| (len + HEADROOM + MAX_HEADERS).div_ceil(page_size);
+        let rest = len % in_frame;
+        let pages = len / in_frame * of_frame(in_frame) + if rest > 0 || len == 0 { of_frame(rest) } else { 0 };
+        u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
     /// Copies the payload of a frame into pages; headers go in front of it. Returns how many pages.
@@ -213,12 +258,17 @@ impl<M: Mapped> UdpSocket<M> {
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         self.check()?;
         let mut send = lock(&self.send);
-        if !send.starved && send.ring.has_room_for(MAX_SEGMENTS) {
+        if send.shortage.is_none() && send.ring.has_room_for(MAX_SEGMENTS) {
             return Poll::Ready(Ok(()));
         }
+        drop(send);
         self.register_writer(cx);
-        if std::mem::take(&mut send.starved) {
-            self.port.ask(Asked::PAGE);
+        let mut send = lock(&self.send);
+        if let Some(Shortage { pages, of_pool }) = send.shortage.take() {
+            // As in `send_to`.
+            drop(send);
+            self.wanted.add(pages);
+            self.port.ask(if of_pool { Asked::PAGE.and(Asked::POOL) } else { Asked::PAGE });
         } else if !send.ring.wait_for_room_for(MAX_SEGMENTS) {
             return Poll::Ready(Ok(()));
         }
@@ -237,7 +287,9 @@ impl<M: Mapped> UdpSocket<M> {
         let end = self.port.read_end();
         let mut receive = lock(&self.receive);
         let received = receive.copy_group(into);
-        if receive.ring.release() {
+        let wakes = receive.ring.release();
+        drop(receive);
+        if wakes {
             self.port.signal();
         }
         received.ok_or_else(|| end.and_then(Result::err).unwrap_or(SocketError::WouldBlock))
@@ -381,3 +433,64 @@ const _: () = {
     const fn goes<T: Send + Sync>() {}
     goes::<UdpSocket<netmem_pool::Private>>();
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::stack::page_counts::PageCounts;
+    use crate::stack::remote::port::{Hub, Port};
+    use crate::stack::shared::notifier::Notifier;
+    use netmem_pool::{Private, SharedPool};
+    use std::sync::OnceLock;
+
+    /// A waker that uses its socket at once.
+    #[derive(Default)]
+    struct Inline {
+        socket: OnceLock<Arc<UdpSocket<Private>>>,
+        outcome: OnceLock<Result<(), SocketError>>,
+    }
+
+    impl Wake for Inline {
+        fn wake(self: Arc<Self>) {
+            let socket = self.socket.get().unwrap();
+            assert!(socket.send.try_lock().is_ok() && socket.receive.try_lock().is_ok(), "a lock is held");
+            let _ = self.outcome.set(socket.send_to(b"x", to(), &DatagramOptions::default()));
+        }
+    }
+
+    fn to() -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, 1], 9))
+    }
+
+    /// A socket whose stack ends between the check of a call and its signal, and what the stack
+    /// has of it. The waker of a task that waits calls the socket.
+    fn ending(pages: u32) -> (Arc<Inline>, Arc<UdpSocket<Private>>, Box<DatagramParts<Private>>) {
+        let hub = Arc::new(Hub::new(Arc::new(Notifier::new().unwrap())));
+        let pool = Arc::new(SharedPool::in_memory(16).unwrap());
+        let pages = RemotePages::new(Arc::new(PageCounts::new(pages)), pool);
+        let (socket, mut parts) = UdpSocket::new(Arc::new(Port::new(hub.clone())), pages, false);
+        assert!(parts.sent.wait_for_items());
+        let (waker, socket) = (Arc::<Inline>::default(), Arc::new(socket));
+        let _ = waker.socket.set(socket.clone());
+        assert!(socket.poll_bound(&mut Context::from_waker(&waker.clone().into())).is_pending());
+        // The port is not in the queue, so that the end does not reach it before the signal.
+        hub.close();
+        (waker, socket, parts)
+    }
+
+    #[test]
+    fn a_waker_that_is_called_by_a_signal_uses_the_socket() {
+        let (waker, socket, _parts) = ending(16);
+        assert_eq!(socket.send_to(b"x", to(), &DatagramOptions::default()), Ok(()));
+        assert_eq!(waker.outcome.get(), Some(&Err(SocketError::StackGone)));
+    }
+
+    #[test]
+    fn a_waker_that_is_called_by_a_request_for_pages_uses_the_socket() {
+        let (waker, socket, _parts) = ending(0);
+        assert_eq!(socket.send_to(b"x", to(), &DatagramOptions::default()), Err(SocketError::WouldBlock));
+        let waits = socket.poll_writable(&mut Context::from_waker(&waker.clone().into()));
+        assert_eq!(waits, Poll::Ready(Err(SocketError::StackGone)));
+        assert_eq!(waker.outcome.get(), Some(&Err(SocketError::StackGone)));
+    }
+}

@@ -190,7 +190,7 @@ impl<P: Payload> UdpSocket<P> {
         let ours = from.is_none_or(|from| resources.check_local(from).is_ok());
         let flow = datagrams.flow(resources, local, to, packet.len()).ok().filter(|_| ours);
         let Some(flow) = flow else {
-            resources.egress.stats.datagrams_unsent += 1;
+            resources.egress.stats.datagrams_unsent += manner.datagrams_of(packet.len());
             return false;
         };
         resources.egress.stats.copied_sent += packet.len() as u64;
@@ -198,19 +198,26 @@ impl<P: Payload> UdpSocket<P> {
         true
     }
 
-    /// Whether a datagram can be sent. If not, the waker is called when it can.
+    /// Whether there is room for a datagram that was copied already. If not, the waker is called
+    /// when there is.
     pub(crate) fn has_room(&self, cx: &mut Context<'_>) -> bool {
-        let datagrams = &mut self.core.borrow_mut().datagrams;
-        if datagrams.is_full() {
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        let has_room = datagrams.has_room(resources);
+        if !has_room {
             datagrams.wait_for_room(cx.waker());
-            return false;
         }
-        true
+        has_room
     }
 
-    /// The waker is called when there is room for a datagram that is copied.
+    /// The waker is called when there may be more pages.
     pub(crate) fn wait_for_page(&self, cx: &mut Context<'_>) {
-        self.core.borrow_mut().datagrams.wait_for_room(cx.waker());
+        let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        datagrams.wait_for_page(resources, cx.waker());
+    }
+
+    /// Whether that waker has not been called yet.
+    pub(crate) fn awaits_page(&self, cx: &mut Context<'_>) -> bool {
+        self.core.borrow().datagrams.awaits_page(cx.waker())
     }
 
     /// The next received datagram, or several that have arrived as one frame.
@@ -228,10 +235,13 @@ impl<P: Payload> UdpSocket<P> {
     /// Ready when there is room for a datagram.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
-        if datagrams.has_room(resources) {
+        if !datagrams.has_room(resources) {
+            datagrams.wait_for_room(cx.waker());
+        } else if !datagrams.has_page(resources) {
+            datagrams.wait_for_page(resources, cx.waker());
+        } else {
             return Poll::Ready(());
         }
-        datagrams.wait_for_room(cx.waker());
         Poll::Pending
     }
 }

@@ -36,6 +36,9 @@ const QUEUE: usize = 1024;
 /// For so long after a long datagram was sent, an error that reports that it was too long is
 /// believed.
 const ERROR_AGE: Duration = Duration::from_secs(3);
+/// After so long, a socket that found too few pages tries again: other threads return pages, too, and
+/// notify no stack.
+const RETRY: Duration = Duration::from_millis(1);
 /// Payload of datagrams that are short enough for each path.
 const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
 /// Long datagrams that a socket remembers, for errors about them.
@@ -51,8 +54,15 @@ pub(crate) struct Datagrams<M: Mapped> {
     /// The outbox: frames with their headers that wait because the ring was full, and whether each
     /// is for this host.
     ready: VecDeque<(Packet<M>, bool)>,
-    /// Sockets that found the outbox full.
+    /// Sockets that found no room in the outbox.
     writers: Vec<Waker>,
+    /// Sockets that found too few pages. Apart from those, because what was copied already needs
+    /// no page.
+    starved: Vec<Waker>,
+    /// The fewest pages that were free since the first of them waits.
+    free: u32,
+    /// When they try again whatever has happened.
+    retry: Option<Time>,
 }
 
 /// A socket in its table.
@@ -142,6 +152,13 @@ pub(crate) struct Manner {
     pub(crate) never_in_fragments: bool,
 }
 
+impl Manner {
+    /// How many datagrams `len` bytes of payload are.
+    pub(crate) fn datagrams_of(self, len: usize) -> u64 {
+        self.segment_size.map_or(1, |size| len.div_ceil(usize::from(size).max(1)).max(1) as u64)
+    }
+}
+
 /// A datagram that was received, or several of one frame.
 pub(crate) struct ReceivedDatagram<M: Mapped> {
     pub(crate) flow: Flow,
@@ -162,6 +179,9 @@ impl<M: Mapped> Datagrams<M> {
             held: 0,
             ready: VecDeque::new(),
             writers: Vec::new(),
+            starved: Vec::new(),
+            free: 0,
+            retry: None,
         }
     }
 
@@ -244,11 +264,12 @@ impl<M: Mapped> Datagrams<M> {
         loop {
             let rest = (packet.len() > together).then(|| packet.clone());
             packet.truncate(together);
+            let datagrams = packet.len().div_ceil(size).max(1) as u64;
             let queued = socket.enqueue(from, size, packet);
             if queued {
                 resources.wakers.extend(socket.read.take());
             }
-            resources.egress.stats.datagrams_dropped += u64::from(!queued);
+            resources.egress.stats.datagrams_dropped += if queued { 0 } else { datagrams };
             let Some(mut next) = rest else { return };
             if next.pull(together).is_err() {
                 return;
@@ -283,21 +304,48 @@ impl<M: Mapped> Datagrams<M> {
 
     // ---- what is sent
 
-    /// Whether a datagram can be pushed.
-    pub(crate) fn has_room<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
-        self.outbox.len() < OUTBOX && resources.pages.admits(self.held)
+    /// Whether a datagram that is copied would find a page.
+    pub(crate) fn has_page<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
+        resources.pages.admits(self.held)
     }
 
     /// Whether as many datagrams wait for the ring as may.
-    pub(crate) fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.outbox.len() >= OUTBOX
     }
 
-    /// Registers a waker, which is called when a datagram can be pushed.
+    /// Whether the outbox has room, also for a datagram that occupies pages already. Those in the
+    /// outbox have the share of one connection, so that a socket which sends faster than the device
+    /// leaves pages for others.
+    pub(crate) fn has_room<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
+        !self.is_full() && resources.pages.is_within_share(self.held)
+    }
+
+    /// Registers a waker, which is called when the outbox has room.
     pub(crate) fn wait_for_room(&mut self, waker: &Waker) {
         if !self.writers.iter().any(|other| other.will_wake(waker)) {
             self.writers.push(waker.clone());
         }
+    }
+
+    /// Registers a waker, which is called when there may be more pages than now: the device has
+    /// completed frames, pages were released, or some time has passed.
+    pub(crate) fn wait_for_page<P: Payload<Mem = M>>(&mut self, resources: &Resources<P>, waker: &Waker) {
+        if self.starved.is_empty() {
+            (self.free, self.retry) = (resources.pages.free(), Some(resources.now + RETRY));
+        }
+        if !self.awaits_page(waker) {
+            self.starved.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn awaits_page(&self, waker: &Waker) -> bool {
+        self.starved.iter().any(|other| other.will_wake(waker))
+    }
+
+    /// When sockets that found too few pages try again.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.retry
     }
 
     /// The flow of a datagram of `len` bytes from a socket at `local`. [`push`](Self::push) is the
@@ -348,11 +396,13 @@ impl<M: Mapped> Datagrams<M> {
         resources.wake_driver();
     }
 
-    /// Sends datagrams that wait. Returns how many left the outbox.
+    /// Sends datagrams that wait. `completed`: transmissions that the device has completed in this
+    /// poll. Returns how many left the outbox.
     pub(crate) fn poll_transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,
+        completed: usize,
     ) -> usize {
         let mut sent = 0;
         loop {
@@ -360,8 +410,7 @@ impl<M: Mapped> Datagrams<M> {
                 if self.outbox.is_empty() {
                     break;
                 }
-                // It may be dropped, or wait for its next hop.
-                let _ = self.write_next(resources, tx);
+                self.write_next(resources, tx);
                 continue;
             };
             let egress = &mut resources.egress;
@@ -372,22 +421,42 @@ impl<M: Mapped> Datagrams<M> {
             }
             sent += 1;
         }
-        if self.has_room(resources) {
-            resources.wakers.append(&mut self.writers);
-        }
+        self.wake(resources, completed);
         sent
     }
 
-    /// Removes a datagram from the outbox and writes its headers. If it is too long for the path,
-    /// it is sent in fragments.
-    fn write_next<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
+    /// Wakes sockets for which there is room, and those for which there may be pages.
+    fn wake<P: Payload<Mem = M>>(&mut self, resources: &mut Resources<P>, completed: usize) {
+        if self.has_room(resources) {
+            resources.wakers.append(&mut self.writers);
+        }
+        let free = resources.pages.free();
+        if completed > 0 || free > self.free || self.retry.is_some_and(|at| at <= resources.now) {
+            resources.wakers.append(&mut self.starved);
+            self.retry = None;
+        }
+        self.free = self.free.min(free);
+    }
+
+    /// Removes a datagram from the outbox, which is sent, or dropped and counted.
+    fn write_next<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(&mut self, resources: &mut Resources<P>, tx: &mut T) {
+        let Some(OutgoingDatagram { flow, packet, pages, manner }) = self.outbox.pop_front() else { return };
+        self.held -= pages;
+        resources.pages.release(pages);
+        let datagrams = manner.datagrams_of(packet.len());
+        if self.write(resources, tx, (flow, packet, manner)).is_none() {
+            resources.egress.stats.datagrams_unsent += datagrams;
+        }
+    }
+
+    /// Writes the headers of a datagram. If it is too long for the path, it is sent in fragments.
+    /// `None`: nothing of it will be sent.
+    fn write<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,
+        (flow, packet, manner): (Flow, Packet<M>, Manner),
     ) -> Option<()> {
-        let OutgoingDatagram { flow, packet, pages, manner } = self.outbox.pop_front()?;
-        self.held -= pages;
-        resources.pages.release(pages);
         let mut path = resources.find_path(flow.remote.ip())?;
         let now = resources.now;
         let hop = path.next_hop(&resources.host, now);
@@ -408,7 +477,7 @@ impl<M: Mapped> Datagrams<M> {
                 }
             }
         } else if manner.never_in_fragments {
-            resources.egress.stats.datagrams_unsent += packet.len().div_ceil(len) as u64;
+            return None;
         } else {
             let mtu = path.datagram_mtu(now);
             for packet in resources.egress.fragments(&outer, &flow, &packet, mtu)? {

@@ -266,7 +266,11 @@ pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
 }
 
 pub fn pool() -> Arc<SharedPool<Private>> {
-    Arc::new(PoolOptions::new("tx").build_shared(provider(2048), None).unwrap())
+    pool_of(2048)
+}
+
+fn pool_of(pages: usize) -> Arc<SharedPool<Private>> {
+    Arc::new(PoolOptions::new("tx").build_shared(provider(pages), None).unwrap())
 }
 
 pub fn stack(host: &Host<Private>, (rx, tx): (MemRx, MemTx), options: StackOptions) -> Stack<MemRx, MemTx> {
@@ -289,8 +293,17 @@ impl Link {
     }
 
     pub fn with(offloads: bool, options: StackOptions) -> Self {
+        Self::sending_from(pool(), offloads, options)
+    }
+
+    /// The near host sends from a pool of so many pages.
+    pub fn with_pages(pages: usize) -> Self {
+        Self::sending_from(pool_of(pages), false, StackOptions::default())
+    }
+
+    fn sending_from(near_pool: Arc<SharedPool<Private>>, offloads: bool, options: StackOptions) -> Self {
         let (there, back) = (Cable::default(), Cable::default());
-        let (near_pool, (rx, tx)) = (pool(), pair(&back, &there, offloads));
+        let (rx, tx) = pair(&back, &there, offloads);
         let hosts = [host(1), host(2)];
         let near = Stack::new(&hosts[0], rx, tx, near_pool.clone(), options, Time::ZERO).unwrap();
         let far = stack(&hosts[1], pair(&there, &back, offloads), options);

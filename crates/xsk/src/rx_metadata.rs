@@ -140,6 +140,10 @@ impl RxMetadataReader {
         Self { number }
     }
 
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
     /// The two words at the end of the record.
     pub(crate) fn mark(&self) -> [u32; 2] {
         [MARK, self.number]

@@ -100,6 +100,20 @@ impl Metadata {
         Self { functions, reader: RxMetadataReader::of_program(number) }
     }
 
+    /// What the program of a helper writes. The functions are not known.
+    pub(super) fn of_helper(reader: RxMetadataReader) -> Self {
+        Self { functions: [None; 3], reader }
+    }
+
+    /// The same for another program on the interface, which has the same readers.
+    pub(super) fn on(&self, ifindex: u32) -> Result<Self, NoRxMetadata> {
+        if self.functions != [None; 3] {
+            return Ok(self.clone());
+        }
+        let found = Self::find(ifindex, Some(AttachMode::Driver))?;
+        Ok(Self { reader: self.reader, ..found })
+    }
+
     /// Writes the record in front of the frame, or jumps to `pass`. Overwrites R0 to R5, R7 and the
     /// last bytes of the stack.
     pub(super) fn write(&self, asm: &mut Asm, pass: Label) {

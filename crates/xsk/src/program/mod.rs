@@ -207,18 +207,24 @@ impl Program {
     }
 
     /// Makes this value from descriptors that another process has sent.
-    pub(crate) fn from_parts(link: OwnedFd, map: OwnedFd, mode: AttachMode, frags: bool) -> Result<Self, AttachError> {
+    pub(crate) fn from_parts(
+        [link, map]: [OwnedFd; 2],
+        mode: AttachMode,
+        frags: bool,
+        metadata: Option<RxMetadataReader>,
+    ) -> Result<Self, AttachError> {
         let mut program = Self::map(map)?;
         (program.link, program.mode, program.frags) = (Some(link), Some(mode), frags);
+        program.metadata = metadata.map(Metadata::of_helper);
         // The map is that of the program, which ends with the link.
         program.foreign = false;
         Ok(program)
     }
 
-    /// The descriptors of link and map, the mode of the program, and whether it accepts frames of
-    /// several buffers. `None` if the user has attached the program.
-    pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool)> {
-        Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags))
+    /// The descriptors of link and map, the mode of the program, whether it accepts frames of
+    /// several buffers, and what reads its metadata. `None` if the user has attached the program.
+    pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool, Option<RxMetadataReader>)> {
+        Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags, self.rx_metadata()))
     }
 
     /// Drops this value without detaching the program. Another process has the descriptors.
@@ -294,7 +300,11 @@ impl Program {
             Some(metadata) => {
                 // Its number may have changed with its namespace.
                 let ifindex = self.attached_to().ok_or_else(|| system(what)(io::ErrorKind::NotFound.into()))?;
-                load_with(filter, self.map.as_fd(), self.frags, Some((metadata, ifindex)))?
+                let metadata = metadata.on(ifindex).map_err(|reason| {
+                    let interface = interface(ifindex).map_or(format!("number {ifindex}"), |found| found.name);
+                    AttachError::NoMetadata { interface, reason }
+                })?;
+                load_with(filter, self.map.as_fd(), self.frags, Some((&metadata, ifindex)))?
             }
         };
         bpf::replace(link.as_fd(), program.as_fd()).map_err(system(what))
@@ -308,7 +318,11 @@ impl Program {
 
     /// What reads the metadata that the program writes in front of each frame. `None` if it writes
     /// none: [`ProgramOptions::metadata`] was off, or the kernel or the driver has no metadata
-    /// functions, or the program is the user's or a [helper](crate::helper)'s.
+    /// functions, or the program is the user's.
+    ///
+    /// It is for frames that this program has redirected. A chunk of the UMEM keeps what was written
+    /// in front of an earlier frame until something else is: when another program redirects frames
+    /// to the same memory, do not read them with the reader of a program that has ended.
     #[must_use]
     pub fn rx_metadata(&self) -> Option<RxMetadataReader> {
         self.metadata.as_ref().map(|metadata| metadata.reader)

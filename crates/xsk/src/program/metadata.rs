@@ -72,6 +72,9 @@ pub enum NoRxMetadata {
         "the driver has no metadata functions (rx-timestamp, rx-hash): `netmem info` lists the features of each interface"
     )]
     Driver,
+    /// The kernel interprets programs, and calls its functions only from compiled ones.
+    #[error("the kernel does not compile programs, or not on this machine (net.core.bpf_jit_enable)")]
+    Jit,
 }
 
 /// The metadata functions, in the order of the bits by which the kernel reports those of a driver.

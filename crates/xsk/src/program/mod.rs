@@ -411,6 +411,10 @@ fn attach_with_metadata(
         Err(AttachError::System { source, .. }) if options.frags && source.raw_os_error() == Some(libc::EINVAL) => {
             (load(false)?, false)
         }
+        // ENOTSUPP of the kernel, which the C library does not have.
+        Err(AttachError::Rejected { source, .. }) if source.raw_os_error() == Some(524) => {
+            return Err(missing(NoRxMetadata::Jit));
+        }
         loaded => (loaded?, options.frags),
     };
     match attach_in(interface, AttachMode::Driver, program.as_fd()) {

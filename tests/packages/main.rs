@@ -63,6 +63,15 @@ fn xsk() -> Done {
     Ok(())
 }
 
+#[cfg(feature = "metadata")]
+fn metadata() -> Done {
+    use netmem::xdp::{KernelMetadata, Program, ProgramOptions};
+    let options = ProgramOptions { metadata: KernelMetadata::Required, ..ProgramOptions::default() };
+    // There may be a privilege or not, and there is no such interface.
+    assert!(Program::attach(u32::MAX >> 1, &options).is_err());
+    Ok(())
+}
+
 #[cfg(feature = "inet")]
 fn inet() -> Done {
     use netmem::tcp::{Address, Host, Interface, Mac};
@@ -145,6 +154,8 @@ fn main() -> Done {
         ("cuda", cuda),
         #[cfg(feature = "xsk")]
         ("xsk", xsk),
+        #[cfg(feature = "metadata")]
+        ("metadata", metadata),
         #[cfg(feature = "inet")]
         ("inet", inet),
         #[cfg(feature = "tokio")]

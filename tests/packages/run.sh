@@ -72,7 +72,7 @@ program only-pool $'[dependencies]\nnetmem-pool = { version = "0.1", default-fea
 program only-xsk $'[dependencies]\nnetmem-xsk = { version = "0.1", default-features = false }' <<< 'fn main() {}'
 program only-tcp $'[dependencies]\nnetmem-inet = { version = "0.1", default-features = false, features = ["tcp"] }' <<< 'fn main() {}'
 program with-driver $'[dependencies]\nnetmem-pool = "0.1"\nnetmem-virtio = { version = "0.1", default-features = false }' <<< 'fn main() {}'
-features=(virtio device pcap cuda xsk inet tokio futures quinn devmem)
+features=(virtio device pcap cuda xsk metadata inet tokio futures quinn devmem)
 {
     echo '[dependencies]'
     echo 'netmem = { version = "0.1", default-features = false }'
@@ -85,6 +85,7 @@ features=(virtio device pcap cuda xsk inet tokio futures quinn devmem)
     echo 'pcap = ["device", "netmem/pcap"]'
     echo 'cuda = ["device", "netmem/cuda"]'
     echo 'xsk = ["netmem/xsk"]'
+    echo 'metadata = ["xsk", "netmem/metadata"]'
     echo 'inet = ["netmem/inet"]'
     echo 'tokio = ["inet", "netmem/tokio", "dep:tokio"]'
     echo 'futures = ["inet", "netmem/futures", "dep:futures-io"]'

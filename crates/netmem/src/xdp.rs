@@ -8,10 +8,11 @@
 #[doc(inline)]
 pub use netmem_xsk::{
     AttachError, AttachMode, Attached, BusyPoll, ClosedQueue, CopyReason, Fault, Filter, FrameHolder, Grant, HeldFrame,
-    Interface, InterfaceInfo, InterfaceState, KernelStats, MAX_RULES, MixedHalves, Mode, NoLaunchTimes, NotReopened,
-    Program, ProgramOptions, Promiscuous, QueueOptions, QueueStopped, Rule, RxDrops, RxPoll, RxStats, TooManyRules,
-    TxRequest, TxStats, TxTimestamp, Umem, UmemMemory, UmemOptions, XdpFeatures, Xsk, XskError, XskOptions, XskRx,
-    XskSocket, XskTx, check, defer_interrupts, helper, privileges, quirks, reclaim, rx_metadata,
+    Interface, InterfaceInfo, InterfaceState, KernelMetadata, KernelStats, MAX_RULES, MixedHalves, Mode, NoLaunchTimes,
+    NoRxMetadata, NotReopened, Program, ProgramOptions, Promiscuous, QueueOptions, QueueStopped, Rule, RxDrops, RxHash,
+    RxMetadata, RxMetadataReader, RxPoll, RxStats, TooManyRules, TxRequest, TxStats, TxTimestamp, Umem, UmemMemory,
+    UmemOptions, VlanTag, XdpFeatures, Xsk, XskError, XskOptions, XskRx, XskSocket, XskTx, check, defer_interrupts,
+    helper, privileges, quirks, reclaim, rx_metadata,
 };
 
 #[cfg(feature = "device")]

@@ -41,19 +41,24 @@ pub fn insn(op: u8, dst: u8, src: u8, offset: i16, constant: i32) -> u64 {
 
 /// Loads an XDP program for frames of several buffers, with a name of at most 15 bytes.
 pub fn load(code: &[u64], name: &str) -> OwnedFd {
+    load_for((6, 1 << 5, XDP), code, name)
+}
+
+/// Loads a program of a type, with flags, for a place of attachment.
+fn load_for((kind, flags, place): (u32, u32, u32), code: &[u64], name: &str) -> OwnedFd {
     let license = c"MIT";
     let mut log = vec![0u8; 1 << 16];
     let ([code_low, code_high], [license_low, license_high]) = (halves(code.as_ptr()), halves(license.as_ptr()));
     let [log_low, log_high] = halves(log.as_mut_ptr());
     let mut words = [0; 18];
-    words[..6].copy_from_slice(&[6, code.len() as u32, code_low, code_high, license_low, license_high]);
+    words[..6].copy_from_slice(&[kind, code.len() as u32, code_low, code_high, license_low, license_high]);
     words[6..10].copy_from_slice(&[1, log.len() as u32, log_low, log_high]);
     for (word, bytes) in words[12..16].iter_mut().zip(name.as_bytes().chunks(4)) {
         let mut padded = [0; 4];
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = u32::from_ne_bytes(padded);
     }
-    (words[11], words[17]) = (1 << 5, 37);
+    (words[11], words[17]) = (flags, place);
     let fd = bpf(5, &words).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&log)));
     // SAFETY: the command has made it.
     unsafe { OwnedFd::from_raw_fd(fd) }
@@ -105,7 +110,26 @@ pub fn first_word(array: &OwnedFd) -> u32 {
     word
 }
 
+/// The places where programs are attached: of XDP, and behind the network stack that sends (tcx).
+const XDP: u32 = 37;
+const TCX_EGRESS: u32 = 47;
+
 /// Attaches a program to an interface in driver mode, by a link.
 pub fn attach(program: &OwnedFd, ifindex: u32) -> OwnedFd {
-    open(28, &[program.as_raw_fd() as u32, ifindex, 37, 1 << 2])
+    open(28, &[program.as_raw_fd() as u32, ifindex, XDP, 1 << 2])
+}
+
+/// Has the kernel add a VLAN tag to each frame that it sends by an interface (tcx: Linux 6.6), until
+/// the descriptor is closed. The kernel keeps the tag beside the frame, and the interface writes it
+/// into the frame if it has no offload for that.
+pub fn push_vlan(ifindex: u32, tci: u16) -> OwnedFd {
+    let code = [
+        insn(0xb7, 2, 0, 0, u16::from_ne_bytes([0x81, 0]).into()), // skb_vlan_push(context, 802.1Q, tci)
+        insn(0xb7, 3, 0, 0, tci.into()),
+        insn(0x85, 0, 0, 0, 18),
+        insn(0xb7, 0, 0, 0, 0), // the next step
+        insn(0x95, 0, 0, 0, 0),
+    ];
+    let program = load_for((3, 0, TCX_EGRESS), &code, "push_vlan");
+    open(28, &[program.as_raw_fd() as u32, ifindex, TCX_EGRESS])
 }

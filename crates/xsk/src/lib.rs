@@ -78,6 +78,7 @@ mod receive;
 mod reopen;
 mod ring;
 mod rx;
+mod rx_metadata;
 mod socket;
 mod stats;
 mod sync;
@@ -104,10 +105,13 @@ pub use metadata::{NoLaunchTimes, TxRequest, TxTimestamp, rx_metadata};
 pub use netlink::{AttachMode, Attached, Interface, XdpFeatures};
 pub use open::defer_interrupts;
 pub use options::{BusyPoll, Mode, QueueOptions, UmemOptions};
-pub use program::{AttachError, Filter, MAX_RULES, Program, ProgramOptions, Rule, TooManyRules};
+pub use program::{
+    AttachError, Filter, KernelMetadata, MAX_RULES, NoRxMetadata, Program, ProgramOptions, Rule, TooManyRules,
+};
 pub use promiscuous::Promiscuous;
 pub use reopen::{ClosedQueue, MixedHalves, NotReopened};
 pub use rx::{RxClosed, RxPoll, XskRx};
+pub use rx_metadata::{RxHash, RxMetadata, RxMetadataReader, VlanTag};
 pub use socket::XskSocket;
 pub use stats::{KernelStats, RxStats, TxStats};
 pub use tx::XskTx;

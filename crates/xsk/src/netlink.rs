@@ -267,6 +267,12 @@ impl XdpFeatures {
         self.bits & 0b1000 != 0
     }
 
+    /// The bits of the metadata functions that the driver has: time, hash, VLAN tag. 0 if the kernel
+    /// does not report them, too.
+    pub(crate) fn rx_metadata(&self) -> u64 {
+        self.rx_metadata
+    }
+
     /// Whether the driver supports launch times: it sends a frame at the time that its
     /// [metadata](crate::TxRequest::launch_time) requests.
     #[must_use]
@@ -278,6 +284,12 @@ impl XdpFeatures {
     #[cfg(test)]
     pub(crate) fn with_zero_copy(fragments: u32) -> Self {
         Self { bits: if fragments > 0 { 0b1011 } else { 0b11 }, zero_copy_fragments: fragments, ..Self::default() }
+    }
+
+    /// A driver with driver mode and the metadata functions of these bits.
+    #[cfg(test)]
+    pub(crate) fn with_rx_metadata(bits: u64) -> Self {
+        Self { bits: 0b11, rx_metadata: bits, ..Self::default() }
     }
 
     #[cfg(test)]

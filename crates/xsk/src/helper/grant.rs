@@ -9,6 +9,7 @@ use crate::netlink::{AttachMode, Interface};
 use crate::options::QueueOptions;
 use crate::privileges::Privileges;
 use crate::program::{AttachError, Program};
+use crate::rx_metadata::RxMetadataReader;
 use crate::sys;
 use crate::watch::Watch;
 use rustix::net::{AddressFamily, sockopt};
@@ -24,7 +25,7 @@ const SEND_BUFFER: libc::c_int = 64 << 20;
 /// The length of a grant's header: a prelude, the interface, the mode of the program, the number of
 /// sockets, the entries of the device's receive ring, the name of its driver, and the name of the
 /// interface.
-pub(super) const HEADER: usize = PRELUDE + 16 + DRIVER + NAME;
+pub(super) const HEADER: usize = PRELUDE + 16 + DRIVER + NAME + 4;
 
 /// AF_XDP sockets of an interface that were opened and not bound, and the program that redirects
 /// frames to them.
@@ -103,16 +104,18 @@ impl Grant {
         let program = self.program.as_ref().and_then(Program::parts);
         let mode = match program {
             None => 0,
-            Some((_, AttachMode::Generic, _)) => 1,
+            Some((_, AttachMode::Generic, ..)) => 1,
             Some(_) => 2,
         };
-        let frags = program.is_some_and(|(_, _, frags)| frags);
+        let frags = program.is_some_and(|(_, _, frags, _)| frags);
+        let metadata = program.and_then(|(.., metadata)| metadata);
         let mut bytes = [protocol::prelude(protocol::GRANT), self.ifindex.to_ne_bytes().to_vec()].concat();
-        bytes.extend([mode, frags.into(), 0, 0]);
+        bytes.extend([mode, frags.into(), metadata.is_some().into(), 0]);
         bytes.extend((asked as u32).to_ne_bytes());
         bytes.extend(self.rx_ring.to_ne_bytes());
         bytes.extend(protocol::padded::<DRIVER>(self.driver.as_deref().unwrap_or_default()));
         bytes.extend(protocol::padded::<NAME>(&self.name));
+        bytes.extend(metadata.map_or(0, |reader| reader.number()).to_ne_bytes());
         self.sockets.iter().for_each(|(queue, _)| bytes.extend(queue.to_ne_bytes()));
         let mut fds: Vec<BorrowedFd<'_>> = program.into_iter().flat_map(|(fds, ..)| fds).collect();
         fds.push(self.watch.as_fd());
@@ -212,10 +215,14 @@ impl Grant {
         let queues = queues.as_chunks::<4>().0.iter().map(|queue| u32::from_ne_bytes(*queue));
         let mut fds = fds.into_iter();
         let program = match (mode, fds.next(), fds.next()) {
-            (Some(mode), Some(link), Some(map)) => Some(Program::from_parts(link, map, mode, header[5] != 0)?),
+            (Some(mode), Some(link), Some(map)) => {
+                let number = word(16 + DRIVER + NAME);
+                let metadata = (header[6] != 0).then(|| RxMetadataReader::of_program(number));
+                Some(Program::from_parts([link, map], mode, header[5] != 0, metadata)?)
+            }
             _ => None,
         };
-        let (driver, name) = header[16..].split_at(DRIVER);
+        let (driver, name) = header[16..16 + DRIVER + NAME].split_at(DRIVER);
         let driver = Some(protocol::text(driver)).filter(|driver| !driver.is_empty());
         Ok(Self {
             ifindex,

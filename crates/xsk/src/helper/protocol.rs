@@ -30,8 +30,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 pub(super) const MAGIC: [u8; 8] = *b"netmem-x";
-/// Version 3 had neither requests nor refusals.
-pub(super) const VERSION: u32 = 4;
+/// Version 3 had neither requests nor refusals, and version 4 no metadata of received frames.
+pub(super) const VERSION: u32 = 5;
 /// Bytes of a prelude.
 pub(super) const PRELUDE: usize = 16;
 /// Bytes of an interface's name, and of a driver's. Shorter names end with zeros.

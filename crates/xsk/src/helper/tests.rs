@@ -6,6 +6,8 @@ use super::protocol::{self, REQUEST_LEN};
 use super::*;
 use crate::netlink::{AttachMode, Interface};
 use crate::program::{AttachError, ProgramOptions};
+#[cfg(feature = "metadata")]
+use crate::program::{KernelMetadata, Program};
 use crate::testing::{in_namespace, ip, with_capabilities};
 use rustix::cmsg_space;
 use rustix::net::AddressFamily;
@@ -90,7 +92,7 @@ fn what_is_no_grant_is_refused() {
                 &(|bytes: &mut Vec<u8>, _: &mut Vec<OwnedFd>| bytes[0] = 0) as &dyn Fn(&mut Vec<u8>, &mut Vec<OwnedFd>),
                 "does not begin as a message",
             ),
-            (&|bytes, _| bytes[8] = 9, "has version 9 of the protocol, and this process 4"),
+            (&|bytes, _| bytes[8] = 9, "has version 9 of the protocol, and this process 5"),
             (&|bytes, _| bytes[12] = 9, "neither a grant nor a refusal"),
             (&|bytes, _| bytes[20] = 3, "unknown"),
             (&|bytes, _| bytes[24] = 0, "0 sockets"),
@@ -138,7 +140,7 @@ fn a_worker_is_told_why_it_is_refused() {
         let mut newer = protocol::request(None);
         newer[8] = 9;
         let newer = refusal(&newer);
-        assert!(newer.contains("has version 9 of the protocol, and this process 4"), "{newer}");
+        assert!(newer.contains("has version 9 of the protocol, and this process 5"), "{newer}");
         let other = refusal(&[b'x'; REQUEST_LEN]);
         assert!(other.contains("does not begin as a message of a helper"), "{other}");
         assert_eq!(programs(), 0);
@@ -199,5 +201,30 @@ fn a_worker_that_does_not_bind_loses_the_program() {
         // Unless the machine was so slow that it was refused at once.
         let refused = received.and_then(|mut grant| grant.bound()).unwrap_err();
         assert!(matches!(&refused, HelperError::Refused { why: Refusal::Late, .. }), "{refused}");
+    });
+}
+
+/// The worker reads the metadata of the helper's program, also behind a filter of its own.
+#[cfg(feature = "metadata")]
+#[test]
+fn a_worker_reads_the_metadata_of_the_helpers_program() {
+    in_namespace(|| {
+        ip("link add v0 type veth peer name v1");
+        for metadata in [KernelMetadata::Off, KernelMetadata::IfSupported] {
+            let program = ProgramOptions { metadata, ..ProgramOptions::default() };
+            let options = HelperOptions { program: Some(program), ..HelperOptions::default() };
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let grant = Grant::open("v0", &options).unwrap();
+            let helpers = grant.program.as_ref().and_then(Program::rx_metadata);
+            assert!(metadata != KernelMetadata::Off || helpers.is_none());
+            let helper = std::thread::spawn(move || grant.send(ours, LONG));
+            let mut grant = Grant::receive(&theirs, LONG).unwrap();
+            grant.bound().unwrap();
+            helper.join().unwrap().unwrap();
+            let program = grant.program.as_ref().unwrap();
+            assert_eq!((program.rx_metadata(), &*grant.name), (helpers, "v0"));
+            program.set_filter(&crate::Filter::default()).unwrap();
+            assert_eq!(program.rx_metadata(), helpers);
+        }
     });
 }

@@ -18,14 +18,17 @@ pub(super) enum Reg {
     R7,
     R8,
     R9,
+    /// The end of the stack.
+    R10,
 }
 
-/// The number of bytes of a load. A load fills the rest of the register with zeros.
+/// The number of bytes of a load or store. A load fills the rest of the register with zeros.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
     Word = 0x00,
     Half = 0x08,
     Byte = 0x10,
+    Double = 0x18,
 }
 
 /// The condition of a jump, with the register on the left and the operand on the right.
@@ -44,10 +47,15 @@ pub(super) enum Helper {
     /// Redirects the frame to the entry of a map. The arguments are the map, the key, and the
     /// result if there is no such entry.
     RedirectMap = 51,
+    /// Moves the beginning of the metadata in front of the frame. The arguments are the context and
+    /// the distance. The result is 0, or an error.
+    AdjustMeta = 54,
 }
 
 const CLASS_LOAD_CONSTANT: u8 = 0x00;
 const CLASS_LOAD: u8 = 0x01;
+const CLASS_STORE_CONSTANT: u8 = 0x02;
+const CLASS_STORE: u8 = 0x03;
 const CLASS_JUMP: u8 = 0x05;
 const CLASS_JUMP_32: u8 = 0x06;
 const CLASS_ALU: u8 = 0x07;
@@ -58,8 +66,11 @@ const FROM_REGISTER: u8 = 0x08;
 const DOUBLE_WORD: u8 = 0x18;
 /// The constant of a double word is the descriptor of a map.
 const PSEUDO_MAP: u8 = 1;
+/// The constant of a call is the number of a function in the kernel's BTF.
+const PSEUDO_KERNEL_FUNCTION: u8 = 2;
 
 const ADD: u8 = 0x00;
+const OR: u8 = 0x40;
 const AND: u8 = 0x50;
 const SHIFT_LEFT: u8 = 0x60;
 const SHIFT_RIGHT: u8 = 0x70;
@@ -97,6 +108,16 @@ impl Asm {
         self.emit(CLASS_LOAD | MODE_MEMORY | width as u8, dst as u8, src as u8, offset, 0)
     }
 
+    /// `*(dst + offset) = src`
+    pub(super) fn store(&mut self, width: Width, dst: Reg, offset: i16, src: Reg) -> &mut Self {
+        self.emit(CLASS_STORE | MODE_MEMORY | width as u8, dst as u8, src as u8, offset, 0)
+    }
+
+    /// `*(dst + offset) = constant`
+    pub(super) fn store_constant(&mut self, width: Width, dst: Reg, offset: i16, constant: i32) -> &mut Self {
+        self.emit(CLASS_STORE_CONSTANT | MODE_MEMORY | width as u8, dst as u8, 0, offset, constant)
+    }
+
     /// `dst =` the map of the descriptor `fd`
     pub(super) fn load_map(&mut self, dst: Reg, fd: i32) -> &mut Self {
         self.emit(CLASS_LOAD_CONSTANT | DOUBLE_WORD, dst as u8, PSEUDO_MAP, 0, fd).emit(0, 0, 0, 0, 0)
@@ -120,6 +141,11 @@ impl Asm {
     /// `dst += src`
     pub(super) fn add_register(&mut self, dst: Reg, src: Reg) -> &mut Self {
         self.emit(CLASS_ALU | ADD | FROM_REGISTER, dst as u8, src as u8, 0, 0)
+    }
+
+    /// `dst |= constant`
+    pub(super) fn or(&mut self, dst: Reg, constant: i32) -> &mut Self {
+        self.alu(OR, dst, constant)
     }
 
     /// `dst &= constant`
@@ -173,6 +199,11 @@ impl Asm {
         self.emit(CLASS_JUMP | CALL, 0, 0, 0, helper as i32)
     }
 
+    /// `R0 = function(R1, R2, ..)`, where `function` is a number in the BTF of the kernel itself.
+    pub(super) fn call_kernel_function(&mut self, function: u32) -> &mut Self {
+        self.emit(CLASS_JUMP | CALL, 0, PSEUDO_KERNEL_FUNCTION, 0, function as i32)
+    }
+
     /// Returns R0.
     pub(super) fn exit(&mut self) -> &mut Self {
         self.emit(CLASS_JUMP | EXIT, 0, 0, 0, 0)
@@ -207,8 +238,12 @@ mod tests {
             .jump_if_register(Reg::R4, Cond::Above, Reg::R3, end)
             .call(Helper::RedirectMap)
             .place(end)
-            .exit();
-        let expected: [u64; 9] = [
+            .exit()
+            .store_constant(Width::Double, Reg::R10, -8, -1)
+            .store(Width::Word, Reg::R10, -12, Reg::R7)
+            .or(Reg::R7, 4)
+            .call_kernel_function(0x1_0282);
+        let expected: [u64; 13] = [
             0x0000_0000_000c_2569,
             0x0000_0007_0000_1118,
             0,
@@ -218,6 +253,10 @@ mod tests {
             0x0000_0000_0001_342d,
             0x0000_0033_0000_0085,
             0x0000_0000_0000_0095,
+            0xffff_ffff_fff8_0a7a,
+            0x0000_0000_fff4_7a63,
+            0x0000_0004_0000_0747,
+            0x0001_0282_0000_2085,
         ];
         assert_eq!(asm.finish().unwrap(), expected);
     }

@@ -29,6 +29,8 @@ const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 /// The program can handle frames of several buffers.
 const HAS_FRAGS: u32 = 1 << 5;
+/// The program runs on the CPU, and calls functions of the driver of one device.
+const DEVICE_BOUND: u32 = 1 << 6;
 
 /// The number of bytes of a verifier's log that are kept.
 const LOG: usize = 64 << 10;
@@ -135,9 +137,14 @@ pub(super) struct NotLoaded {
     pub(super) log: String,
 }
 
-/// Loads an XDP program for a device.
-pub(super) fn load(code: &[u64], frags: bool) -> Result<OwnedFd, NotLoaded> {
-    let license = c"MIT";
+/// Loads an XDP program. With `bound_to`, it can call the metadata functions of the driver of this
+/// interface, and be attached there only.
+pub(super) fn load(code: &[u64], frags: bool, bound_to: Option<u32>) -> Result<OwnedFd, NotLoaded> {
+    // The verifier lets a program call a function of the kernel only if the program's licence is
+    // compatible with the GPL, and compares the string with a list, in which "MIT" alone is not. The
+    // program is these few instructions of ours, under our MIT licence, so it may be offered under
+    // both. Nothing else of the crate is concerned: the string is that of the loaded program.
+    let license = if bound_to.is_some() { c"Dual MIT/GPL" } else { c"MIT" };
     let attempt = |log: &mut [u8]| {
         let mut argument = ProgLoad {
             prog_type: PROG_TYPE_XDP,
@@ -147,8 +154,9 @@ pub(super) fn load(code: &[u64], frags: bool) -> Result<OwnedFd, NotLoaded> {
             log_level: u32::from(!log.is_empty()),
             log_size: log.len() as u32,
             log_buf: if log.is_empty() { 0 } else { address(log.as_ptr()) },
-            prog_flags: if frags { HAS_FRAGS } else { 0 },
+            prog_flags: if frags { HAS_FRAGS } else { 0 } | if bound_to.is_some() { DEVICE_BOUND } else { 0 },
             prog_name: NAME,
+            prog_ifindex: bound_to.unwrap_or(0),
             expected_attach_type: ATTACH_XDP,
             ..ProgLoad::default()
         };
@@ -384,13 +392,23 @@ struct TestRun {
 /// Runs an XDP program over `frame`, and returns its result.
 #[cfg(test)]
 pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<u32> {
+    test_output(program, frame).map(|(result, _)| result)
+}
+
+/// Runs an XDP program over `frame`, and returns its result and the frame behind its metadata.
+#[cfg(test)]
+pub(super) fn test_output(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+    let mut output = vec![0_u8; frame.len() + 256];
     let mut argument = TestRun {
         prog_fd: raw(program),
         data_size_in: frame.len() as u32,
         data_in: address(frame.as_ptr()),
+        data_size_out: output.len() as u32,
+        data_out: address(output.as_mut_ptr()),
         repeat: 1,
         ..TestRun::default()
     };
     call(command::TEST_RUN, &mut argument)?;
-    Ok(argument.retval)
+    output.truncate(argument.data_size_out as usize);
+    Ok((argument.retval, output))
 }

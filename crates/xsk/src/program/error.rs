@@ -1,5 +1,6 @@
 //! Why a program was not attached, or a socket not put into its map.
 
+use super::metadata::NoRxMetadata;
 use crate::netlink::{AttachMode, Attached};
 use crate::privileges::MissingPrivilege;
 use std::io;
@@ -56,6 +57,16 @@ pub enum AttachError {
         /// The driver's error.
         #[source]
         source: io::Error,
+    },
+    /// A program that reads the kernel's metadata functions was required
+    /// ([`KernelMetadata::Required`](crate::KernelMetadata::Required)).
+    #[error("interface {interface}: no metadata of received frames (KernelMetadata::IfSupported opens it without)")]
+    NoMetadata {
+        /// The name of the interface.
+        interface: String,
+        /// What is missing.
+        #[source]
+        reason: NoRxMetadata,
     },
     /// This crate cannot attach programs in this mode.
     #[error("{0} needs a program that was loaded for the device, which this crate does not do")]

@@ -12,6 +12,7 @@
 //! must be in the first one.
 
 use super::asm::{Asm, Cond, Helper, Label, Reg, Width};
+use super::metadata::Metadata;
 use std::net::IpAddr;
 
 /// The largest number of rules of a filter.
@@ -99,9 +100,10 @@ impl Rule {
 }
 
 /// Offsets in the context of an XDP program.
-mod context {
-    pub(super) const DATA: i16 = 0;
+pub(super) mod context {
+    pub(in super::super) const DATA: i16 = 0;
     pub(super) const DATA_END: i16 = 4;
+    pub(in super::super) const DATA_META: i16 = 8;
     pub(super) const RX_QUEUE_INDEX: i16 = 16;
 }
 
@@ -135,7 +137,7 @@ fn word(bytes: [u8; 4]) -> u32 {
 }
 
 // The contents of registers in the whole program.
-const CONTEXT: Reg = Reg::R6;
+pub(super) const CONTEXT: Reg = Reg::R6;
 const END: Reg = Reg::R3;
 /// The network header.
 const NETWORK: Reg = Reg::R8;
@@ -147,22 +149,26 @@ const SCRATCH: Reg = Reg::R4;
 const OTHER: Reg = Reg::R5;
 
 /// The program of a filter: it redirects to the entry of the map `map` that has the number of the
-/// receive queue. Returns `None` if the program cannot be assembled, which no filter causes.
-pub(super) fn program(filter: &Filter, map: i32) -> Option<Vec<u64>> {
+/// receive queue, behind the metadata if there is any to write. Returns `None` if the program cannot
+/// be assembled, which no filter causes.
+pub(super) fn program(filter: &Filter, map: i32, metadata: Option<&Metadata>) -> Option<Vec<u64>> {
     let mut asm = Asm::default();
     let (redirect, pass) = (asm.label(), asm.label());
     asm.copy(CONTEXT, Reg::R1);
     if !filter.matches_all() {
         decide(&mut asm, filter, redirect, pass);
     }
-    asm.place(redirect)
-        .load_map(Reg::R1, map)
+    asm.place(redirect);
+    if let Some(metadata) = metadata {
+        metadata.write(&mut asm, pass);
+    }
+    asm.load_map(Reg::R1, map)
         .load(Width::Word, Reg::R2, CONTEXT, context::RX_QUEUE_INDEX)
         .set(Reg::R3, XDP_PASS)
         .call(Helper::RedirectMap)
         .exit();
     // The verifier refuses instructions that are never reached.
-    if !filter.matches_all() {
+    if !filter.matches_all() || metadata.is_some() {
         asm.place(pass).set(Reg::R0, XDP_PASS).exit();
     }
     asm.finish()

@@ -20,6 +20,8 @@ mod bpf;
 mod entries;
 pub(crate) mod error;
 mod filter;
+mod kernel_functions;
+mod metadata;
 #[cfg(test)]
 mod tests;
 
@@ -27,8 +29,11 @@ pub(crate) use self::entries::leave;
 pub use self::error::AttachError;
 use self::error::system;
 pub use self::filter::{Filter, MAX_RULES, Rule, TooManyRules};
+use self::metadata::Metadata;
+pub use self::metadata::{KernelMetadata, NoRxMetadata};
 use crate::netlink::{AttachMode, Interface};
 use crate::privileges::Privileges;
+use crate::rx_metadata::RxMetadataReader;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -46,11 +51,14 @@ pub struct ProgramOptions {
     pub frags: bool,
     /// The frames that are redirected, by default all.
     pub filter: Filter,
+    /// Whether the program writes what the driver knows about each frame in front of it: time, hash
+    /// and VLAN tag. By default it does not.
+    pub metadata: KernelMetadata,
 }
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { mode: None, frags: true, filter: Filter::default() }
+        Self { mode: None, frags: true, filter: Filter::default(), metadata: KernelMetadata::Off }
     }
 }
 
@@ -79,6 +87,7 @@ pub struct Program {
     entries: u32,
     mode: Option<AttachMode>,
     frags: bool,
+    metadata: Option<Metadata>,
 }
 
 impl Program {
@@ -95,10 +104,24 @@ impl Program {
         let interface = interface(ifindex)?;
         let entries = interface.rx_queues.max(1);
         let map = bpf::create_xskmap(entries).map_err(system("making the map of sockets"))?;
-        let program = load(&options.filter, map.as_fd(), options.frags)?;
-        let (link, mode) = attach_somehow(&interface, options.mode, program.as_fd())?;
+        let with_metadata = match options.metadata {
+            KernelMetadata::Off => None,
+            KernelMetadata::Required => Some(attach_with_metadata(&interface, options, map.as_fd())?),
+            KernelMetadata::IfSupported => match attach_with_metadata(&interface, options, map.as_fd()) {
+                Err(AttachError::NoMetadata { .. }) => None,
+                attached => Some(attached?),
+            },
+        };
+        let (link, mode, frags, metadata) = match with_metadata {
+            Some((link, frags, metadata)) => (link, AttachMode::Driver, frags, Some(metadata)),
+            None => {
+                let program = load(&options.filter, map.as_fd(), options.frags)?;
+                let (link, mode) = attach_somehow(&interface, options.mode, program.as_fd())?;
+                (link, mode, options.frags, None)
+            }
+        };
         let (map, mode) = (Arc::new(map), Some(mode));
-        Ok(Self { link: Some(link), map, foreign: false, entries, mode, frags: options.frags })
+        Ok(Self { link: Some(link), map, foreign: false, entries, mode, frags, metadata })
     }
 
     /// Checks whether this thread can load a program: makes a map, has the kernel verify a program,
@@ -165,7 +188,8 @@ impl Program {
         let map_type = found.as_ref().map(|found| found.map_type);
         match found.and_then(|found| found.xskmap_entries()) {
             Some(entries) => {
-                Ok(Self { link: None, map: Arc::new(map), foreign: true, entries, mode: None, frags: false })
+                let (map, metadata) = (Arc::new(map), None);
+                Ok(Self { link: None, map, foreign: true, entries, mode: None, frags: false, metadata })
             }
             None => Err(AttachError::NoSocketMap { map_type }),
         }
@@ -183,18 +207,24 @@ impl Program {
     }
 
     /// Makes this value from descriptors that another process has sent.
-    pub(crate) fn from_parts(link: OwnedFd, map: OwnedFd, mode: AttachMode, frags: bool) -> Result<Self, AttachError> {
+    pub(crate) fn from_parts(
+        [link, map]: [OwnedFd; 2],
+        mode: AttachMode,
+        frags: bool,
+        metadata: Option<RxMetadataReader>,
+    ) -> Result<Self, AttachError> {
         let mut program = Self::map(map)?;
         (program.link, program.mode, program.frags) = (Some(link), Some(mode), frags);
+        program.metadata = metadata.map(Metadata::of_helper);
         // The map is that of the program, which ends with the link.
         program.foreign = false;
         Ok(program)
     }
 
-    /// The descriptors of link and map, the mode of the program, and whether it accepts frames of
-    /// several buffers. `None` if the user has attached the program.
-    pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool)> {
-        Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags))
+    /// The descriptors of link and map, the mode of the program, whether it accepts frames of
+    /// several buffers, and what reads its metadata. `None` if the user has attached the program.
+    pub(crate) fn parts(&self) -> Option<([BorrowedFd<'_>; 2], AttachMode, bool, Option<RxMetadataReader>)> {
+        Some(([self.link.as_ref()?.as_fd(), self.map.as_fd()], self.mode?, self.frags, self.rx_metadata()))
     }
 
     /// Drops this value without detaching the program. Another process has the descriptors.
@@ -264,7 +294,18 @@ impl Program {
         Privileges::current().check_program(filter)?;
         let what = "exchanging the program";
         let link = self.link.as_ref().ok_or_else(|| system(what)(io::ErrorKind::Unsupported.into()))?;
-        let program = load(filter, self.map.as_fd(), self.frags)?;
+        let program = match &self.metadata {
+            None => load(filter, self.map.as_fd(), self.frags)?,
+            Some(metadata) => {
+                // Its number may have changed with its namespace.
+                let ifindex = self.attached_to().ok_or_else(|| system(what)(io::ErrorKind::NotFound.into()))?;
+                let metadata = metadata.on(ifindex).map_err(|reason| {
+                    let interface = interface(ifindex).map_or(format!("number {ifindex}"), |found| found.name);
+                    AttachError::NoMetadata { interface, reason }
+                })?;
+                load_with(filter, self.map.as_fd(), self.frags, Some((&metadata, ifindex)))?
+            }
+        };
         bpf::replace(link.as_fd(), program.as_fd()).map_err(system(what))
     }
 
@@ -272,6 +313,18 @@ impl Program {
     #[must_use]
     pub fn mode(&self) -> Option<AttachMode> {
         self.mode
+    }
+
+    /// What reads the metadata that the program writes in front of each frame. `None` if it writes
+    /// none: [`ProgramOptions::metadata`] was off, or the kernel or the driver has no metadata
+    /// functions, or the program is the user's.
+    ///
+    /// It is for frames that this program has redirected. A chunk of the UMEM keeps what was written
+    /// in front of an earlier frame until something else is: when another program redirects frames
+    /// to the same memory, do not read them with the reader of a program that has ended.
+    #[must_use]
+    pub fn rx_metadata(&self) -> Option<RxMetadataReader> {
+        self.metadata.as_ref().map(|metadata| metadata.reader)
     }
 
     /// The number of queues for which the map has entries. Their numbers are below this.
@@ -307,12 +360,23 @@ fn interface(ifindex: u32) -> Result<Interface, AttachError> {
 }
 
 fn load(filter: &Filter, map: BorrowedFd<'_>, frags: bool) -> Result<OwnedFd, AttachError> {
+    load_with(filter, map, frags, None)
+}
+
+/// Loads a program that writes metadata, for the interface with this index.
+fn load_with(
+    filter: &Filter,
+    map: BorrowedFd<'_>,
+    frags: bool,
+    metadata: Option<(&Metadata, u32)>,
+) -> Result<OwnedFd, AttachError> {
     // No filter is too long for a jump, because of MAX_RULES.
-    let code = filter::program(filter, map.as_raw_fd()).ok_or_else(|| AttachError::System {
+    let code = filter::program(filter, map.as_raw_fd(), metadata.map(|(metadata, _)| metadata));
+    let code = code.ok_or_else(|| AttachError::System {
         what: "writing the program",
         source: io::ErrorKind::InvalidInput.into(),
     })?;
-    bpf::load(&code, frags).map_err(|bpf::NotLoaded { source, log }| {
+    bpf::load(&code, frags, metadata.map(|(_, ifindex)| ifindex)).map_err(|bpf::NotLoaded { source, log }| {
         if log.is_empty() { system("loading the XDP program")(source) } else { AttachError::Rejected { log, source } }
     })
 }
@@ -327,6 +391,37 @@ fn open_pinned(path: &Path) -> Result<OwnedFd, AttachError> {
         Some(libc::EINVAL) => pinned("that is not a file of a BPF file system (mount -t bpf bpf /sys/fs/bpf)"),
         _ => AttachError::System { what: "opening what is pinned", source },
     })
+}
+
+/// Loads a program that writes metadata, and attaches it in driver mode: the kernel runs programs
+/// that call functions of a driver in no other. Returns the link, whether the program accepts frames
+/// of several buffers, and the metadata.
+fn attach_with_metadata(
+    interface: &Interface,
+    options: &ProgramOptions,
+    map: BorrowedFd<'_>,
+) -> Result<(OwnedFd, bool, Metadata), AttachError> {
+    let missing = |reason| AttachError::NoMetadata { interface: interface.name.clone(), reason };
+    let metadata = Metadata::find(interface.index, options.mode).map_err(missing)?;
+    let load = |frags| load_with(&options.filter, map, frags, Some((&metadata, interface.index)));
+    let (program, frags) = match load(options.frags) {
+        // Before Linux 6.8, a program of a device cannot accept frames of several buffers. The
+        // verifier does not see the program then. A driver whose MTU needs them refuses to attach it.
+        Err(AttachError::System { source, .. }) if options.frags && source.raw_os_error() == Some(libc::EINVAL) => {
+            (load(false)?, false)
+        }
+        // ENOTSUPP of the kernel, which the C library does not have.
+        Err(AttachError::Rejected { source, .. }) if source.raw_os_error() == Some(524) => {
+            return Err(missing(NoRxMetadata::Jit));
+        }
+        loaded => (loaded?, options.frags),
+    };
+    match attach_in(interface, AttachMode::Driver, program.as_fd()) {
+        Err(AttachError::Refused { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Err(missing(NoRxMetadata::DriverMode))
+        }
+        attached => Ok((attached?, frags, metadata)),
+    }
 }
 
 /// Attaches in `mode`. If `mode` is `None`, attaches in driver mode if the driver supports it,

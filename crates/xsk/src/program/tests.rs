@@ -284,11 +284,11 @@ fn the_verifiers_log_is_in_the_error() {
     in_namespace(|| {
         let map = bpf::create_xskmap(1).unwrap();
         let rule = Rule { port: Some(7), ..Rule::default() };
-        let mut code = program(&Filter::new([rule]).unwrap(), map.as_raw_fd()).unwrap();
+        let mut code = program(&Filter::new([rule]).unwrap(), map.as_raw_fd(), None).unwrap();
         // The first check is for 14 bytes of the frame.
         let check = code.iter_mut().find(|word| **word as u8 == 0x07 && **word >> 32 == 14).unwrap();
         *check = *check & 0xffff_ffff | 13 << 32;
-        let bpf::NotLoaded { source, log } = bpf::load(&code, true).unwrap_err();
+        let bpf::NotLoaded { source, log } = bpf::load(&code, true, None).unwrap_err();
         assert_eq!(source.raw_os_error(), Some(libc::EACCES));
         assert!(log.contains("invalid access to packet"), "{log}");
     });

@@ -3,6 +3,7 @@
 //! * `frames`: every byte of a frame, in both directions.
 //! * `gone`: pages of interfaces that were deleted.
 //! * `held_frames`: frames that have not come back for long.
+//! * `kernel_metadata`: what the driver knows about a frame, by the feature `metadata`.
 //! * `lifecycle`: sockets, interfaces and processes that end, in any order.
 //! * `not_opened`: queues that another socket of the UMEM excludes, and errors after the bind.
 //! * `queues`: several queues and devices on one memory; waiting; offloads.
@@ -16,6 +17,8 @@
 mod frames;
 mod gone;
 mod held_frames;
+#[cfg(feature = "metadata")]
+mod kernel_metadata;
 mod lifecycle;
 mod not_opened;
 mod queues;

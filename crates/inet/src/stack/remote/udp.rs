@@ -452,7 +452,7 @@ mod tests {
 
     impl Wake for Inline {
         fn wake(self: Arc<Self>) {
-            let socket = self.socket.get().unwrap();
+            let socket = self.socket.get().expect("a socket");
             assert!(socket.send.try_lock().is_ok() && socket.receive.try_lock().is_ok(), "a lock is held");
             let _ = self.outcome.set(socket.send_to(b"x", to(), &DatagramOptions::default()));
         }
@@ -465,8 +465,8 @@ mod tests {
     /// A socket whose stack ends between the check of a call and its signal, and what the stack
     /// has of it. The waker of a task that waits calls the socket.
     fn ending(pages: u32) -> (Arc<Inline>, Arc<UdpSocket<Private>>, Box<DatagramParts<Private>>) {
-        let hub = Arc::new(Hub::new(Arc::new(Notifier::new().unwrap())));
-        let pool = Arc::new(SharedPool::in_memory(16).unwrap());
+        let hub = Arc::new(Hub::new(Arc::new(Notifier::new().expect("a descriptor"))));
+        let pool = Arc::new(SharedPool::in_memory(16).expect("pages"));
         let pages = RemotePages::new(Arc::new(PageCounts::new(pages)), pool);
         let (socket, mut parts) = UdpSocket::new(Arc::new(Port::new(hub.clone())), pages, false);
         assert!(parts.sent.wait_for_items());

@@ -6,7 +6,7 @@
 #ifndef _GNU_SOURCE /* which g++ defines */
 #define _GNU_SOURCE
 #endif
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,26 +19,7 @@
 
 enum { MIB = 1 << 20, N = 256, LENGTH = 100000 };
 
-static int failed;
 static bool whole;
-
-#define IS(status, call) is(status, call, #call)
-
-static void is(netmem_status expected, netmem_status found, const char *call) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%s: %s, expected %s (%s)\n", call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        failed = 1;
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("line %d, not so: %s (%s)\n", line, what, netmem_error_text());
-        failed = 1;
-    }
-}
 
 static netmem_devmem_stats stats_of(const netmem_devmem *memory) {
     netmem_devmem_stats stats;
@@ -265,8 +246,6 @@ static size_t across(netmem_devmem_stack *a, netmem_devmem_stack *b, const netme
         }
         n += received;
         HOLDS(n < N);
-        if (failed)
-            return n;
     }
     HOLDS(sent == 1 && ranges[0] == 0);
     HOLDS(memcmp(bytes, got, LENGTH) == 0);
@@ -291,7 +270,7 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
     do {
         turn(a, b);
         IS(NETMEM_OK, netmem_devmem_accept(ends.listener, &ends.stream));
-    } while (ends.stream == NULL && !failed);
+    } while (ends.stream == NULL);
     IS(NETMEM_OK, netmem_devmem_stream_receive(ends.stream, extents, N, &n, &ended));
     HOLDS(n == 0 && !ended);
 
@@ -330,7 +309,7 @@ static void streams(netmem_devmem_stack *a, netmem_devmem_stack *b, const netmem
     IS(NETMEM_ERR_SHUT_DOWN, netmem_devmem_stream_send(sender, from, 0, 1, false, &ended));
     char header[11];
     n = 0;
-    for (ended = false; !ended && !failed;) {
+    for (ended = false; !ended;) {
         turn(a, b);
         IS(NETMEM_OK, netmem_devmem_stream_receive(ends.stream, extents + n, N - n, &done, &ended));
         n += done;
@@ -423,14 +402,11 @@ int main(int argc, char **argv) {
     pthread_join(thread, NULL);
     given = options(argv[2], "10.0.0.2/24");
     IS(NETMEM_OK, netmem_devmem_stack_open(from, &given, &b));
-    if (failed)
-        return 1;
     streams(a, b, to, from);
     HOLDS(stats_of(to).queues == 0 && stats_of(to).in_use == 0);
     device_gone(to, argv[1]);
     IS(NETMEM_OK, netmem_devmem_close(to));
     IS(NETMEM_OK, netmem_devmem_close(from));
-    if (!failed)
-        puts("device memory did what the header says");
-    return failed;
+    puts("device memory did what the header says");
+    return 0;
 }

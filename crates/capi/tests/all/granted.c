@@ -1,28 +1,10 @@
 /* A process without privileges, in another network namespace than the interface, gets a socket from a
  * helper, and sends each frame back until one whose byte 14 is '!'. Usage: granted SOCKET. */
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define IS(status, call) is(status, call, #call, __LINE__)
-
-static void is(netmem_status expected, netmem_status found, const char *call, int line) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%d: %s: %s, expected %s (%s)\n", line, call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        exit(1);
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("%d: not so: %s (%s)\n", line, what, netmem_error_text());
-        exit(1);
-    }
-}
 
 static void echo(netmem_xsk_rx *rx, netmem_xsk_tx *tx) {
     for (bool last = false; !last;) {

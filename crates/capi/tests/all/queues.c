@@ -1,7 +1,7 @@
 /* What the header says of AF_XDP queues, with a library that has debug assertions. Usage: queues OURS
  * THEIRS, the two ends of a veth pair, of which THEIRS is deleted in the end. */
 #define _POSIX_C_SOURCE 200809L
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -9,24 +9,6 @@
 #include <string.h>
 
 enum { GROUP = 64, PAGES = 1024, FILL = 256, RING = 128 };
-
-#define IS(status, call) is(status, call, #call, __LINE__)
-
-static void is(netmem_status expected, netmem_status found, const char *call, int line) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%d: %s: %s, expected %s (%s)\n", line, call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        exit(1);
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("%d: not so: %s (%s)\n", line, what, netmem_error_text());
-        exit(1);
-    }
-}
 
 /* Waits until the queue has frames. */
 static void wait_for(netmem_xsk_rx *rx) {

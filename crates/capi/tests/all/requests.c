@@ -1,7 +1,7 @@
 /* Requests to the device for sent frames, queues that only send, and busy polling. Usage: requests
  * OURS THEIRS, the two ends of a veth pair. */
 #define _POSIX_C_SOURCE 200809L
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,24 +9,6 @@
 #include <time.h>
 
 enum { PAGES = 1024, RING = 128, ROOM = 64 };
-
-#define IS(status, call) is(status, call, #call, __LINE__)
-
-static void is(netmem_status expected, netmem_status found, const char *call, int line) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%d: %s: %s, expected %s (%s)\n", line, call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        exit(1);
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("%d: not so: %s (%s)\n", line, what, netmem_error_text());
-        exit(1);
-    }
-}
 
 static netmem_xsk_options queue_of(const char *interface) {
     netmem_xsk_options options;

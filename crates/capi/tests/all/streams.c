@@ -2,7 +2,7 @@
  * network namespace where the kernel listens on port 7 (which echoes), 9 (which resets), 11 (which
  * expects to be reset), 13 (which sends 20 MiB) and 15 (which never reads). */
 #define _POSIX_C_SOURCE 200809L
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,24 +10,6 @@
 #include <string.h>
 
 enum { PAGE = 4096, PAGES = 2048, DEAF = 24, TOTAL = 1 << 20, GROUP = 16, SENT = 20 << 20 };
-
-#define IS(status, call) is(status, call, #call, __LINE__)
-
-static void is(netmem_status expected, netmem_status found, const char *call, int line) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%d: %s: %s, expected %s (%s)\n", line, call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        exit(1);
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("%d: not so: %s (%s)\n", line, what, netmem_error_text());
-        exit(1);
-    }
-}
 
 static void run(const char *command, const char *tap) {
     char line[128];

@@ -1,7 +1,7 @@
 /* What the header says of the virtio driver and device, with a library that has debug assertions. Both
  * are on this thread. Usage: virtio SOCKET OTHER, the paths of two sockets that are not there. */
 #define _POSIX_C_SOURCE 200809L
-#include <netmem.h>
+#include "check.h"
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,24 +12,6 @@
 #include <unistd.h>
 
 enum { GROUP = 64, PAGES = 512, TX_PAGES = 32, RING = 64 };
-
-#define IS(status, call) is(status, call, #call, __LINE__)
-
-static void is(netmem_status expected, netmem_status found, const char *call, int line) {
-    if (found != expected || (found != NETMEM_OK && netmem_error_text()[0] == '\0')) {
-        printf("%d: %s: %s, expected %s (%s)\n", line, call, netmem_status_name(found), netmem_status_name(expected), netmem_error_text());
-        exit(1);
-    }
-}
-
-#define HOLDS(what) holds(what, #what, __LINE__)
-
-static void holds(bool it, const char *what, int line) {
-    if (!it) {
-        printf("%d: not so: %s (%s)\n", line, what, netmem_error_text());
-        exit(1);
-    }
-}
 
 static netmem_region *memory(size_t pages) {
     netmem_region *region;

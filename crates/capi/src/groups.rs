@@ -246,11 +246,8 @@ pub(crate) unsafe fn send_each<Q: Sends>(
     if n == 0 {
         return Ok(());
     }
-    let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
-    // SAFETY: the caller has so many fragments there.
-    let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
-    // SAFETY: null, or as many flags as fragments.
-    let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
+    // SAFETY: as the caller promises.
+    let (frags, flags) = unsafe { arrays(frags, flags, n) }?;
     let mut outcome = Ok(());
     while *sent < n {
         let queued = length(flags, *sent)
@@ -266,6 +263,25 @@ pub(crate) unsafe fn send_each<Q: Sends>(
     }
     queue.flush();
     outcome
+}
+
+/// The `n` fragments and their flags, if there are any.
+///
+/// # Safety
+///
+/// `frags` is null, or `n` fragments of the header, and `flags` is null, or has as many, during `'a`.
+#[inline]
+pub(crate) unsafe fn arrays<'a>(
+    frags: *mut netmem_frag,
+    flags: *const u8,
+    n: usize,
+) -> Result<(&'a mut [netmem_frag], Option<&'a [u8]>), Failure> {
+    let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
+    // SAFETY: as the caller promises.
+    let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
+    // SAFETY: as the caller promises.
+    let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
+    Ok((frags, flags))
 }
 
 /// The number of fragments of the frame that begins at `from`.

@@ -42,6 +42,7 @@ mod handle;
 mod options;
 mod owned;
 pub mod page_pool;
+mod queues;
 pub mod rcu;
 pub mod region;
 pub mod shared_pool;

@@ -4,6 +4,7 @@
 //! any reference to the value is made: the thread that owns the handle may be using it.
 
 use crate::handle::{self, Kind};
+use crate::options::{self, Versioned};
 use crate::status::Failure;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -82,6 +83,30 @@ pub(crate) unsafe fn close<K: Owned>(handle: *mut K) -> Result<K::Value, Failure
         own(handle)?;
         handle::close(handle)
     }
+}
+
+/// Closes such a handle, and writes the final counts that `end` returns, unless `stats` is null. If
+/// that structure has a wrong size, the handle stays.
+///
+/// # Safety
+///
+/// As for [`close`] and [`options::write`].
+pub(crate) unsafe fn close_counted<K: Owned, S: Versioned>(
+    handle: *mut K,
+    stats: *mut S,
+    end: impl FnOnce(K::Value) -> S,
+) -> Result<(), Failure> {
+    if !stats.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { options::room(stats) }?;
+    }
+    // SAFETY: as the caller promises.
+    let counts = end(unsafe { close(handle) }?);
+    if stats.is_null() {
+        return Ok(());
+    }
+    // SAFETY: as the caller promises.
+    unsafe { options::write(stats, &counts) }
 }
 
 #[cfg(all(test, debug_assertions))]

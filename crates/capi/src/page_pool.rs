@@ -255,17 +255,6 @@ pub unsafe extern "C" fn netmem_page_pool_close(
     pool: *mut netmem_page_pool,
     stats: *mut netmem_page_pool_stats,
 ) -> netmem_status {
-    status(|| {
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::room(stats) }?;
-        }
-        // SAFETY: as the header says.
-        let closed = unsafe { owned::close(pool) }?.close();
-        if stats.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as the header says.
-        unsafe { options::write(stats, &netmem_page_pool_stats::of(&closed.stats)) }
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close_counted(pool, stats, |pool| netmem_page_pool_stats::of(&pool.close().stats)) })
 }

@@ -372,17 +372,8 @@ pub unsafe extern "C" fn netmem_stack_is_shut_down(stack: *mut netmem_stack) -> 
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_stack_close(stack: *mut netmem_stack, stats: *mut netmem_stack_stats) -> netmem_status {
-    status(|| {
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::room(stats) }?;
-        }
-        // SAFETY: as the header says.
-        let running = unsafe { owned::close(stack) }?;
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::write(stats, &running.stats()) }?;
-        }
+    let end = |running: Running| {
+        let stats = running.stats();
         running.ready.close();
         match running.over {
             Over::Tap(Parts { stack, device, pool, user_pool }) => {
@@ -391,6 +382,8 @@ pub unsafe extern "C" fn netmem_stack_close(stack: *mut netmem_stack, stats: *mu
             }
             Over::Xsk(Parts { stack, pool, user_pool, .. }) => drop((stack, pool, user_pool)),
         }
-        Ok(())
-    })
+        stats
+    };
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close_counted(stack, stats, end) })
 }

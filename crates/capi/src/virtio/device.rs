@@ -9,6 +9,7 @@ use crate::groups;
 use crate::handle::{self, Kind};
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
+use crate::queues;
 use crate::region::{Kept, netmem_region};
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::Armed;
@@ -69,7 +70,7 @@ const _: () = {
     shared::<Device>();
     shared::<super::net::Net>();
     sent::<Device>();
-    sent::<super::rx::Receive>();
+    sent::<crate::queues::Receive<netmem_virtio::driver::VirtioRx>>();
     sent::<super::tx::Transmit>();
     sent::<super::net::Net>();
 };
@@ -372,31 +373,30 @@ pub unsafe extern "C" fn netmem_virtio_device_send(
     n: usize,
     sent: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(0) };
-        let mut done = 0;
-        let outcome = {
-            // SAFETY: as the header says.
-            let device = unsafe { owned::get_mut(device) }?;
-            if n == 0 {
-                return Ok(());
-            }
-            let frags = NonNull::new(frags).ok_or_else(|| Failure::null("frags"))?;
-            // SAFETY: the caller has so many fragments there.
-            let frags = unsafe { std::slice::from_raw_parts_mut(frags.as_ptr(), n) };
-            // SAFETY: null, or as many flags as fragments.
-            let flags = (!flags.is_null()).then(|| unsafe { std::slice::from_raw_parts(flags, n) });
-            // SAFETY: as the header says.
-            unsafe { device.send(frags, flags, &mut done) }
-        };
-        // SAFETY: the caller has room for a number there, and as many fragments.
-        unsafe {
-            count.write(done);
-            frag::release_all(frags, done);
+    let each = |done: &mut usize| {
+        // SAFETY: as the header says.
+        let device = unsafe { owned::get_mut(device) }?;
+        if n == 0 {
+            return Ok(());
         }
-        outcome
+        // SAFETY: as the header says.
+        let (frags, flags) = unsafe { groups::arrays(frags, flags, n) }?;
+        // SAFETY: as the header says.
+        unsafe { device.send(frags, flags, done) }
+    };
+    status(|| {
+        let mut copied = 0;
+        let counting = |done: &mut usize| {
+            let outcome = each(done);
+            copied = *done;
+            outcome
+        };
+        // SAFETY: as the header says. The device is not borrowed when fragments are released.
+        unsafe {
+            let outcome = queues::counted(sent, counting);
+            frag::release_all(frags, copied);
+            outcome
+        }
     })
 }
 
@@ -473,20 +473,12 @@ pub unsafe extern "C" fn netmem_virtio_device_close(
     device: *mut netmem_virtio_device,
     stats: *mut netmem_virtio_device_stats,
 ) -> netmem_status {
-    status(|| {
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::room(stats) }?;
-        }
-        // SAFETY: as the header says.
-        let mut device = unsafe { owned::close(device) }?;
+    let end = |mut device: Device| {
         device.hang_up();
-        if stats.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as the header says.
-        unsafe { options::write(stats, &device.counts()) }
-    })
+        device.counts()
+    };
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close_counted(device, stats, end) })
 }
 
 /// Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then

@@ -1,11 +1,12 @@
 //! A virtio-net device in use: the driver's connection, and the memory of its queues.
 
 use super::front_ends;
-use super::rx::{Receive, netmem_virtio_rx};
+use super::rx::netmem_virtio_rx;
 use super::tx::{Transmit, netmem_virtio_tx};
 use crate::frag::{self, netmem_frag};
 use crate::handle::{self, Kind};
 use crate::options::{self, Versioned};
+use crate::queues::Receive;
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_pool::{PeerShared, PoolOptions, RegionOptions, RegionProvider, SharedPool};
 use netmem_virtio::VhostUser;
@@ -220,7 +221,7 @@ pub unsafe extern "C" fn netmem_virtio_connect(
         for (i, pair) in pairs.into_iter().enumerate() {
             // SAFETY: the caller has room for as many pointers as there are pairs.
             unsafe {
-                rx_out.add(i).write(handle::create(Receive::new(pair.rx, memory.region().clone())));
+                rx_out.add(i).write(handle::create(Receive::new(memory.region().clone(), pair.rx)));
                 tx_out.add(i).write(handle::create(Transmit::new(pair.tx, memory.region().clone())));
             }
         }

@@ -1,42 +1,26 @@
 //! The driver's receive queue: groups of frames as fragments.
 
-use crate::frag::{self, netmem_frag};
-use crate::groups::{self, Waiting};
+use crate::frag::netmem_frag;
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
-use crate::status::{Failure, netmem_status, status, value};
-use netmem_packet::{Armed, Poll, RxQueue, Wait};
-use netmem_pool::{PeerShared, PoolStats, Region};
+use crate::queues::{self, Receive};
+use crate::status::{netmem_status, status, value};
+use netmem_packet::Wait;
+use netmem_pool::PoolStats;
 use netmem_virtio::driver::{RxStats, VirtioRx};
-use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::NonNull;
-use std::sync::Arc;
 
 /// A receive queue of a virtio-net device, with the page pool of its frames.
 #[derive(Debug)]
 pub struct netmem_virtio_rx(());
 
 impl Kind for netmem_virtio_rx {
-    type Value = Receive;
+    type Value = Receive<VirtioRx>;
     const NAME: &'static str = "netmem_virtio_rx";
     const NUMBER: u64 = 0x6e65_746d_656d_0011;
 }
 
 impl Owned for netmem_virtio_rx {}
-
-/// A receive queue, and the frames that it has received and the caller had no room for.
-pub(crate) struct Receive {
-    pub(crate) queue: VirtioRx,
-    region: Arc<Region<PeerShared>>,
-    waiting: Waiting<PeerShared>,
-}
-
-impl Receive {
-    pub(crate) fn new(queue: VirtioRx, region: Arc<Region<PeerShared>>) -> Self {
-        Self { queue, region, waiting: Waiting::new() }
-    }
-}
 
 /// What a receive queue received and lost. Set `size` to sizeof(netmem_virtio_rx_stats).
 #[repr(C)]
@@ -121,19 +105,8 @@ pub unsafe extern "C" fn netmem_virtio_rx_receive(
     n: usize,
     received: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        // SAFETY: as the header says.
-        let done = unsafe { groups::receive(&mut rx.queue, &mut rx.waiting, frags, flags, n) }?;
-        if done == 0 {
-            rx.queue.check().map_err(Failure::Queue)?;
-        }
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
-        Ok(())
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::receive(rx, (frags, flags, n), received, |queue| queue.check()) })
 }
 
 /// Releases `n` fragments on the thread of the queue, and empties the variables. Pages of this
@@ -143,25 +116,8 @@ pub unsafe extern "C" fn netmem_virtio_rx_receive(
 /// Misuse (null, another thread) releases nothing, and leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_release(rx: *mut netmem_virtio_rx, frags: *mut netmem_frag, n: usize) {
-    status(|| {
-        let others = {
-            // SAFETY: as the header says.
-            let Receive { queue, region, .. } = unsafe { owned::get_mut(rx) }?;
-            if n == 0 {
-                return Ok(());
-            }
-            if frags.is_null() {
-                return Err(Failure::null("frags"));
-            }
-            // SAFETY: as the header says.
-            queue.poll(|poll| poll.with_napi(|_| unsafe { frag::release_of(region, frags, n) }))
-        };
-        if others {
-            // SAFETY: as the header says.
-            unsafe { frag::release_all(frags, n) };
-        }
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::release(rx, frags, n) });
 }
 
 /// The descriptor on which to wait for frames, with poll, select or epoll, for POLLIN: readable
@@ -170,7 +126,7 @@ pub unsafe extern "C" fn netmem_virtio_rx_release(rx: *mut netmem_virtio_rx, fra
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_fd(rx: *const netmem_virtio_rx) -> i32 {
     // SAFETY: as the header says.
-    value(|| Ok(unsafe { owned::peek(rx) }?.queue.as_fd().as_raw_fd())).unwrap_or(-1)
+    value(|| unsafe { queues::fd(rx) }).unwrap_or(-1)
 }
 
 /// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are frames already,
@@ -182,26 +138,16 @@ pub unsafe extern "C" fn netmem_virtio_rx_fd(rx: *const netmem_virtio_rx) -> i32
 /// of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_arm(rx: *mut netmem_virtio_rx, waits: *mut bool) -> netmem_status {
-    status(|| {
-        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        let waits = rx.waiting.is_empty() && rx.queue.arm().map_err(Failure::Queue)? == Armed::Waits;
-        // SAFETY: the caller has room for it there.
-        unsafe { out.write(waits) };
-        Ok(())
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::arm(rx, waits) })
 }
 
 /// Ends the request for a wake-up: without it the device wakes the descriptor for each group of
 /// frames. Misuse leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_disarm(rx: *mut netmem_virtio_rx) {
-    status(|| {
-        // SAFETY: as the header says.
-        unsafe { owned::get_mut(rx) }?.queue.disarm();
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::disarm(rx) });
 }
 
 /// Counts of the queue.
@@ -234,20 +180,11 @@ pub unsafe extern "C" fn netmem_virtio_rx_close(
     rx: *mut netmem_virtio_rx,
     stats: *mut netmem_virtio_rx_stats,
 ) -> netmem_status {
-    status(|| {
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::room(stats) }?;
-        }
-        // SAFETY: as the header says.
-        let Receive { queue, waiting, .. } = unsafe { owned::close(rx) }?;
-        drop(waiting);
-        let (counts, closed) = queue.close_counted();
-        if stats.is_null() {
-            return Ok(());
-        }
+    let end = |rx: Receive<VirtioRx>| {
+        let (counts, closed) = rx.close().close_counted();
         let pool = closed.map(|closed| closed.stats).unwrap_or_default();
-        // SAFETY: as the header says.
-        unsafe { options::write(stats, &netmem_virtio_rx_stats::of(&counts, 0, &pool)) }
-    })
+        netmem_virtio_rx_stats::of(&counts, 0, &pool)
+    };
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close_counted(rx, stats, end) })
 }

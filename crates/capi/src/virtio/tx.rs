@@ -1,19 +1,19 @@
 //! The driver's transmit queue: groups of fragments as frames.
 
 use crate::frag::netmem_frag;
-use crate::groups::{self, Sends};
+use crate::groups::Sends;
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
-use crate::status::{Failure, netmem_status, status, value};
+use crate::queues;
+use crate::status::{netmem_status, status, value};
 use crate::virtio::port::Outgoing;
 use crate::virtio::rx::netmem_virtio_rx;
-use netmem_packet::{Armed, Packet, Poll, Reach, RxQueue, Sendable, TxQueue, Wait};
+use netmem_packet::{Armed, Packet, Reach, Sendable, TxQueue, Wait};
 use netmem_pool::{Frag, PeerShared, Region};
 use netmem_virtio::driver::VirtioTx;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// A transmit queue of a virtio-net device.
@@ -178,19 +178,8 @@ pub unsafe extern "C" fn netmem_virtio_tx_send(
     n: usize,
     sent: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(0) };
-        // SAFETY: as the header says.
-        let tx = unsafe { owned::get_mut(tx) }?;
-        let mut done = 0;
-        // SAFETY: as the header says.
-        let outcome = unsafe { groups::send(tx, frags, flags, n, &mut done) };
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
-        outcome
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::send(tx, (frags, flags, n), sent) })
 }
 
 /// Returns the pages of frames that the device is done with, and how many frames these are. With
@@ -199,17 +188,8 @@ pub unsafe extern "C" fn netmem_virtio_tx_send(
 /// with a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_complete(tx: *mut netmem_virtio_tx, rx: *mut netmem_virtio_rx) -> usize {
-    value(|| {
-        // SAFETY: as the header says.
-        let tx = unsafe { owned::get_mut(tx) }?;
-        if rx.is_null() {
-            return Ok(tx.queue.complete());
-        }
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        Ok(rx.queue.poll(|poll| poll.with_napi(|_| tx.queue.complete())))
-    })
-    .unwrap_or(0)
+    // SAFETY: as the header says.
+    value(|| unsafe { queues::complete(tx, rx) }).unwrap_or(0)
 }
 
 /// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
@@ -219,7 +199,7 @@ pub unsafe extern "C" fn netmem_virtio_tx_complete(tx: *mut netmem_virtio_tx, rx
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_fd(tx: *const netmem_virtio_tx) -> i32 {
     // SAFETY: as the header says.
-    value(|| Ok(unsafe { owned::peek(tx) }?.queue.as_fd().as_raw_fd())).unwrap_or(-1)
+    value(|| unsafe { queues::fd(tx) }).unwrap_or(-1)
 }
 
 /// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
@@ -231,24 +211,15 @@ pub unsafe extern "C" fn netmem_virtio_tx_fd(tx: *const netmem_virtio_tx) -> i32
 /// of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_arm(tx: *mut netmem_virtio_tx, waits: *mut bool) -> netmem_status {
-    status(|| {
-        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
-        // SAFETY: as the header says.
-        let armed = unsafe { owned::get_mut(tx) }?.queue.arm().map_err(Failure::Queue)?;
-        // SAFETY: the caller has room for it there.
-        unsafe { out.write(armed == Armed::Waits) };
-        Ok(())
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::arm(tx, waits) })
 }
 
 /// Ends the request for a wake-up. Misuse leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_disarm(tx: *mut netmem_virtio_tx) {
-    status(|| {
-        // SAFETY: as the header says.
-        unsafe { owned::get_mut(tx) }?.queue.disarm();
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::disarm(tx) });
 }
 
 /// Counts of the queue.

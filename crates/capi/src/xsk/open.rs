@@ -2,11 +2,12 @@
 
 use super::grant::{self, netmem_xsk_grant};
 use super::program::ifindex;
-use super::rx::{Receive, netmem_xsk_rx};
+use super::rx::netmem_xsk_rx;
 use super::tx::netmem_xsk_tx;
 use super::umem::{Memory, netmem_umem};
 use crate::handle;
 use crate::options::{self, Versioned};
+use crate::queues::Receive;
 use crate::status::{Failure, netmem_status, status};
 use netmem_xsk::{BusyPoll, Mode, QueueOptions};
 use std::ffi::c_char;
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn netmem_xsk_open(
         let (rx, tx) = umem.open(ifindex, queue, provider.clone(), options)?;
         // SAFETY: the caller has room for two pointers there.
         unsafe {
-            rx_out.write(handle::create(Receive::new(rx)));
+            rx_out.write(handle::create(Receive::new(rx.umem().region().clone(), rx)));
             tx_out.write(handle::create(tx));
         }
         Ok(())

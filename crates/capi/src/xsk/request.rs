@@ -4,6 +4,7 @@ use super::tx::netmem_xsk_tx;
 use crate::frag::netmem_frag;
 use crate::groups;
 use crate::owned;
+use crate::queues;
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status, value};
 use netmem_packet::{Checksum, Packet};
@@ -118,10 +119,7 @@ pub unsafe extern "C" fn netmem_xsk_tx_send_with(
     n: usize,
     sent: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(0) };
+    let each = |done: &mut usize| {
         // SAFETY: as the header says.
         let tx = unsafe { owned::get_mut(tx) }?;
         let requests = match NonNull::new(requests.cast_mut()) {
@@ -130,17 +128,15 @@ pub unsafe extern "C" fn netmem_xsk_tx_send_with(
             None if n == 0 => &[],
             None => return Err(Failure::null("requests")),
         };
-        let mut done = 0;
         let frame = |tx: &mut XskTx<Kept>, frags: &mut [netmem_frag], at: usize| {
             // SAFETY: as the header says.
             unsafe { requests[at].send(tx, frags) }
         };
         // SAFETY: as the header says.
-        let outcome = unsafe { groups::send_each(tx, (frags, flags, n), &mut done, frame) };
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
-        outcome
-    })
+        unsafe { groups::send_each(tx, (frags, flags, n), done, frame) }
+    };
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::counted(sent, each) })
 }
 
 /// Writes up to `n` times at which frames with NETMEM_XSK_TIMESTAMP were sent, in the order of

@@ -1,44 +1,29 @@
 //! The receive queue: groups of frames as fragments.
 
 use crate::frag::{self, netmem_frag};
-use crate::groups::{self, Waiting};
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
+use crate::queues::{self, Receive};
 use crate::region::Kept;
 use crate::status::{Failure, netmem_status, status, value};
-use netmem_packet::{Armed, Poll, RxQueue, Wait};
-use netmem_pool::{PoolStats, Region, foreign};
+use netmem_packet::Wait;
+use netmem_pool::{PoolStats, foreign};
 use netmem_xsk::{Mode, RxDrops, RxStats, XskRx};
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 /// The receive queue of an AF_XDP socket, with the page pool of its frames.
 #[derive(Debug)]
 pub struct netmem_xsk_rx(());
 
 impl Kind for netmem_xsk_rx {
-    type Value = Receive;
+    type Value = Receive<XskRx<Kept>>;
     const NAME: &'static str = "netmem_xsk_rx";
     const NUMBER: u64 = 0x6e65_746d_656d_0007;
 }
 
 impl Owned for netmem_xsk_rx {}
-
-/// A receive queue, and the frames that it has received and the caller had no room for.
-pub(crate) struct Receive {
-    pub(crate) queue: XskRx<Kept>,
-    region: Arc<Region<Kept>>,
-    waiting: Waiting<Kept>,
-}
-
-impl Receive {
-    pub(crate) fn new(queue: XskRx<Kept>) -> Self {
-        Self { region: queue.umem().region().clone(), queue, waiting: Waiting::new() }
-    }
-}
 
 /// What a receive queue received and lost. Set `size` to sizeof(netmem_xsk_rx_stats).
 ///
@@ -129,18 +114,11 @@ pub unsafe extern "C" fn netmem_xsk_rx_receive(
     n: usize,
     received: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(received).ok_or_else(|| Failure::null("received"))?;
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        // SAFETY: as the header says.
-        let done = unsafe { groups::receive(&mut rx.queue, &mut rx.waiting, frags, flags, n) }?;
-        if done == 0 && rx.queue.stats().stopped.is_some() {
-            rx.queue.check().map_err(Failure::Queue)?;
-        }
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
-        Ok(())
+    // SAFETY: as the header says.
+    status(|| unsafe {
+        queues::receive(rx, (frags, flags, n), received, |queue| {
+            queue.stats().stopped.map_or(Ok(()), |_| queue.check())
+        })
     })
 }
 
@@ -151,25 +129,8 @@ pub unsafe extern "C" fn netmem_xsk_rx_receive(
 /// Misuse (null, another thread) releases nothing, and leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_release(rx: *mut netmem_xsk_rx, frags: *mut netmem_frag, n: usize) {
-    status(|| {
-        let others = {
-            // SAFETY: as the header says.
-            let Receive { queue, region, .. } = unsafe { owned::get_mut(rx) }?;
-            if n == 0 {
-                return Ok(());
-            }
-            if frags.is_null() {
-                return Err(Failure::null("frags"));
-            }
-            // SAFETY: as the header says.
-            queue.poll(|poll| poll.with_napi(|_| unsafe { frag::release_of(region, frags, n) }))
-        };
-        if others {
-            // SAFETY: as the header says.
-            unsafe { frag::release_all(frags, n) };
-        }
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::release(rx, frags, n) });
 }
 
 /// Copies the `n` bytes in front of a received frame: the metadata that the caller's own XDP
@@ -216,7 +177,7 @@ pub unsafe extern "C" fn netmem_xsk_rx_metadata(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_fd(rx: *const netmem_xsk_rx) -> i32 {
     // SAFETY: as the header says.
-    value(|| Ok(unsafe { owned::peek(rx) }?.queue.as_fd().as_raw_fd())).unwrap_or(-1)
+    value(|| unsafe { queues::fd(rx) }).unwrap_or(-1)
 }
 
 /// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are frames already,
@@ -228,26 +189,16 @@ pub unsafe extern "C" fn netmem_xsk_rx_fd(rx: *const netmem_xsk_rx) -> i32 {
 /// NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_arm(rx: *mut netmem_xsk_rx, waits: *mut bool) -> netmem_status {
-    status(|| {
-        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        let waits = rx.waiting.is_empty() && rx.queue.arm().map_err(Failure::Queue)? == Armed::Waits;
-        // SAFETY: the caller has room for it there.
-        unsafe { out.write(waits) };
-        Ok(())
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::arm(rx, waits) })
 }
 
 /// Ends the request for a wake-up: without it the kernel wakes the descriptor for each group of
 /// frames. One system call if it was armed. Misuse leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_disarm(rx: *mut netmem_xsk_rx) {
-    status(|| {
-        // SAFETY: as the header says.
-        unsafe { owned::get_mut(rx) }?.queue.disarm();
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::disarm(rx) });
 }
 
 /// Whether the device writes frames into the pages itself (zero-copy mode). False for misuse.
@@ -285,20 +236,11 @@ pub unsafe extern "C" fn netmem_xsk_rx_get_stats(
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_rx_close(rx: *mut netmem_xsk_rx, stats: *mut netmem_xsk_rx_stats) -> netmem_status {
-    status(|| {
-        if !stats.is_null() {
-            // SAFETY: as the header says.
-            unsafe { options::room(stats) }?;
-        }
-        // SAFETY: as the header says.
-        let Receive { queue, waiting, .. } = unsafe { owned::close(rx) }?;
-        drop(waiting);
-        let closed = queue.close_counted();
-        if stats.is_null() {
-            return Ok(());
-        }
+    let end = |rx: Receive<XskRx<Kept>>| {
+        let closed = rx.close().close_counted();
         let pool = closed.pool.map(|closed| closed.stats).unwrap_or_default();
-        // SAFETY: as the header says.
-        unsafe { options::write(stats, &netmem_xsk_rx_stats::of(&closed.stats, &closed.drops, 0, &pool)) }
-    })
+        netmem_xsk_rx_stats::of(&closed.stats, &closed.drops, 0, &pool)
+    };
+    // SAFETY: as the header says.
+    status(|| unsafe { owned::close_counted(rx, stats, end) })
 }

@@ -1,17 +1,15 @@
 //! The transmit queue: groups of fragments as frames.
 
 use crate::frag::netmem_frag;
-use crate::groups::{self, Sends};
+use crate::groups::Sends;
 use crate::handle::Kind;
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
+use crate::queues;
 use crate::region::Kept;
-use crate::status::{Failure, netmem_status, status, value};
+use crate::status::{netmem_status, status, value};
 use crate::xsk::rx::netmem_xsk_rx;
-use netmem_packet::{Armed, Poll, RxQueue, TxQueue, Wait};
 use netmem_xsk::XskTx;
-use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::NonNull;
 
 /// The transmit queue of an AF_XDP socket.
 #[derive(Debug)]
@@ -127,19 +125,8 @@ pub unsafe extern "C" fn netmem_xsk_tx_send(
     n: usize,
     sent: *mut usize,
 ) -> netmem_status {
-    status(|| {
-        let count = NonNull::new(sent).ok_or_else(|| Failure::null("sent"))?;
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(0) };
-        // SAFETY: as the header says.
-        let tx = unsafe { owned::get_mut(tx) }?;
-        let mut done = 0;
-        // SAFETY: as the header says.
-        let outcome = unsafe { groups::send(tx, frags, flags, n, &mut done) };
-        // SAFETY: the caller has room for a number there.
-        unsafe { count.write(done) };
-        outcome
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::send(tx, (frags, flags, n), sent) })
 }
 
 /// Returns the pages of frames that the kernel has sent, and how many descriptors these are. With
@@ -148,17 +135,8 @@ pub unsafe extern "C" fn netmem_xsk_tx_send(
 /// text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_tx_complete(tx: *mut netmem_xsk_tx, rx: *mut netmem_xsk_rx) -> usize {
-    value(|| {
-        // SAFETY: as the header says.
-        let tx = unsafe { owned::get_mut(tx) }?;
-        if rx.is_null() {
-            return Ok(tx.complete());
-        }
-        // SAFETY: as the header says.
-        let rx = unsafe { owned::get_mut(rx) }?;
-        Ok(rx.queue.poll(|poll| poll.with_napi(|_| tx.complete())))
-    })
-    .unwrap_or(0)
+    // SAFETY: as the header says.
+    value(|| unsafe { queues::complete(tx, rx) }).unwrap_or(0)
 }
 
 /// The descriptor on which to wait for completions, with poll, select or epoll, for POLLIN:
@@ -168,7 +146,7 @@ pub unsafe extern "C" fn netmem_xsk_tx_complete(tx: *mut netmem_xsk_tx, rx: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_tx_fd(tx: *const netmem_xsk_tx) -> i32 {
     // SAFETY: as the header says.
-    value(|| Ok(unsafe { owned::peek(tx) }?.as_fd().as_raw_fd())).unwrap_or(-1)
+    value(|| unsafe { queues::fd(tx) }).unwrap_or(-1)
 }
 
 /// Asks for a wake-up, and writes to `waits` whether to sleep: false if there are completions
@@ -179,24 +157,15 @@ pub unsafe extern "C" fn netmem_xsk_tx_fd(tx: *const netmem_xsk_tx) -> i32 {
 /// NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_tx_arm(tx: *mut netmem_xsk_tx, waits: *mut bool) -> netmem_status {
-    status(|| {
-        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
-        // SAFETY: as the header says.
-        let armed = unsafe { owned::get_mut(tx) }?.arm().map_err(Failure::Queue)?;
-        // SAFETY: the caller has room for it there.
-        unsafe { out.write(armed == Armed::Waits) };
-        Ok(())
-    })
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::arm(tx, waits) })
 }
 
 /// Ends the request for a wake-up. One system call if it was armed. Misuse leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_xsk_tx_disarm(tx: *mut netmem_xsk_tx) {
-    status(|| {
-        // SAFETY: as the header says.
-        unsafe { owned::get_mut(tx) }?.disarm();
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    status(|| unsafe { queues::disarm(tx) });
 }
 
 /// Counts of the queue.
